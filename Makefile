@@ -1,0 +1,54 @@
+# Every target makes the virtual environment first, if it is not there or not up to date.
+
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+RECIPE ?= tiny
+WORK ?= work
+SOURCE ?=
+SET ?=
+ARGS ?=
+SOURCES := albert_core pipelines flows infra tests benchmarks
+
+.PHONY: help demo serve test check format bench clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@echo
+	@echo "  Variables: RECIPE=$(RECIPE) WORK=$(WORK) SOURCE=<file, folder, glob or URI>"
+	@echo "             SET='section.field=value ...' ARGS=<for pytest> PYTHON=$(PYTHON)"
+
+demo: $(READY) ## raw text to a registered model; SOURCE=... for your own text
+	@$(PY) -m flows.pretrain_albert --recipe '$(RECIPE)' --work '$(WORK)' \
+	  $(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
+
+serve: $(READY) ## Prefect, MLflow and a worker on this machine, until Ctrl-C
+	@exec $(PY) -m infra.serve --work '$(WORK)' $(ARGS)
+
+test: $(READY) ## all tests; ARGS=tests/flows for some
+	$(PY) -m pytest $(ARGS)
+
+check: $(READY) ## format, lint, types, who may import whom
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: $(READY) ## put the code into its format
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+bench: $(READY) ## all benchmarks
+	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(PY) $$file $(ARGS) || exit 1; done
+
+clean: ## remove caches and the virtual environment; results in WORK stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	@test -x $(PY) || $(PYTHON) -c 'import sys; sys.exit("Python 3.11 to 3.13 is needed, this is " + sys.version.split()[0] + "; give PYTHON=...") if not (3, 11) <= sys.version_info < (3, 14) else None'
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	@touch $@

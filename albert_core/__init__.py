@@ -1,0 +1,1 @@
+"""Shards to scores: the ALBERT model, its training, evaluation and registry (PyTorch)."""

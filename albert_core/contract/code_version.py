@@ -1,0 +1,82 @@
+"""Which code a result depends on: a digest of a module and of all it imports of this project."""
+
+import ast
+import hashlib
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+FIRST_PARTY = ("albert_core", "pipelines", "flows")
+
+
+@cache
+def code_digest(module: str) -> str:
+    """Return a digest of the syntax of ``module`` and of every project module it reaches.
+
+    Comments, docstrings and layout do not count, so that explaining a line does not rebuild a
+    corpus.
+    """
+    digest = hashlib.sha256()
+    for name, source in sorted(_reachable(module).items()):
+        digest.update(f"{name}\n{_meaning(source)}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def library_versions(*names: str) -> dict[str, str]:
+    """Return the installed version of each library in ``names``."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "absent"
+    return found
+
+
+def _reachable(module: str) -> dict[str, str]:
+    sources: dict[str, str] = {}
+    queue = [module]
+    while queue:
+        name = queue.pop()
+        spec = find_spec(name)
+        if name in sources or spec is None or spec.origin is None:
+            continue
+        sources[name] = Path(spec.origin).read_text(encoding="utf-8")
+        queue.extend(_imports(sources[name]))
+    return sources
+
+
+def _imports(source: str) -> list[str]:
+    names: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.append(node.module)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name for name in names if name.split(".")[0] in FIRST_PARTY and _is_module(name)]
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _meaning(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [item for item in body if not _is_bare_string(item)]  # type: ignore[attr-defined]
+    return ast.dump(tree)
+
+
+def _is_bare_string(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )

@@ -1,0 +1,64 @@
+"""The rows that stages hand on: a document, an example; and the special pieces.
+
+Dimensions: S pieces of a sequence, P predictions.
+"""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+"""Ids of the special pieces. Source: REFERENCE.md B.3."""
+
+SPECIAL_PIECES = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+NUM_SPECIAL = len(SPECIAL_PIECES)
+NUM_SPECIAL_IN_PAIR = 3
+"""[CLS] a [SEP] b [SEP]."""
+
+IN_ORDER, SWAPPED = 0, 1
+"""Values of `sentence_order_label`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One document of a corpus."""
+
+    id: str
+    """Unique in its corpus and stable: file, relative to the source, and record in that file."""
+    text: str
+    source: str
+    """URI of the file it came from."""
+
+
+DOCUMENT_SCHEMA = pa.schema(
+    [("id", pa.string()), ("text", pa.large_string()), ("source", pa.string())]
+)
+
+EXAMPLE_SCHEMA = pa.schema(
+    [
+        ("input_ids", pa.list_(pa.uint16())),
+        ("segment_b_start", pa.uint16()),
+        ("masked_lm_positions", pa.list_(pa.uint16())),
+        ("masked_lm_labels", pa.list_(pa.uint16())),
+        ("sentence_order_label", pa.uint8()),
+        ("document_id", pa.string()),
+        ("first_sentence", pa.uint32()),
+        ("last_sentence", pa.uint32()),
+        ("copy", pa.uint16()),
+    ]
+)
+"""One pretraining example, not padded.
+
+input_ids             (S,) [CLS] a [SEP] b [SEP], after masking
+segment_b_start       first position of segment b; token_type_ids are 0 before it and 1 from it on
+masked_lm_positions   (P,) ascending, never at a special piece
+masked_lm_labels      (P,) the pieces that stood there
+sentence_order_label  0 in document order, 1 swapped
+document_id           the document both segments come from
+first_sentence        number of the first sentence that the pair has a part of
+last_sentence         number of the last one, inclusive
+copy                  which of the dupe_factor copies of the document this is
+"""
+
+MAX_VOCAB_SIZE = 1 << 16
+"""Piece ids are stored as uint16."""

@@ -1,0 +1,87 @@
+"""Run a stage by hand: a command line made from the stage's own signature.
+
+A stage is a function ``run(source: SourceSettings, ..., corpus: str, work: str) -> str``. Its
+parameters that are settings are read from the section of the same name in a recipe file (JSON,
+as saved beside every run); the others are options. The last line printed is the URI of the
+manifest.
+"""
+
+import argparse
+import inspect
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from albert_core.contract import storage
+from albert_core.contract.errors import AlbertError, ConfigError
+from albert_core.contract.settings import Settings
+
+Stage = Callable[..., str]
+RESULT = "manifest: "
+"""What stands before the manifest's URI on the last line of a stage's output."""
+FAILURE = "error: "
+"""What stands before the message of a stage that failed."""
+FAILURE_STATUS = 2
+
+
+def stage_main(run: Stage, argv: Sequence[str] | None = None) -> None:
+    """Run the stage ``run`` with the process's arguments; exit with 2 after an AlbertError."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout, force=True)
+    logging.getLogger("apache_beam").setLevel(logging.ERROR)
+    try:
+        manifest = run(**_arguments(run, argv))
+    except AlbertError as error:
+        print(f"{FAILURE}{error}", file=sys.stderr, flush=True)
+        sys.exit(FAILURE_STATUS)
+    print(f"{RESULT}{manifest}", flush=True)
+
+
+def stage_argv(module: str, recipe: str, **inputs: str) -> list[str]:
+    """Return the command line that runs the stage in ``module``."""
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in inputs.items()]
+    return [sys.executable, "-m", module, f"--recipe={recipe}", *options]
+
+
+def _arguments(run: Stage, argv: Sequence[str] | None) -> dict[str, Any]:
+    parameters = inspect.signature(run, eval_str=True).parameters
+    sections = {
+        name: parameter.annotation
+        for name, parameter in parameters.items()
+        if inspect.isclass(parameter.annotation) and issubclass(parameter.annotation, Settings)
+    }
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {run.__module__}", description=inspect.getdoc(run)
+    )
+    parser.add_argument("--recipe", required=True, help="resolved recipe, JSON")
+    for name, parameter in parameters.items():
+        if name not in sections:
+            parser.add_argument(
+                f"--{name.replace('_', '-')}",
+                required=parameter.default is inspect.Parameter.empty,
+                default=parameter.default,
+            )
+    options = vars(parser.parse_args(argv))
+    recipe_uri = options.pop("recipe")
+    if not storage.exists(recipe_uri):
+        raise ConfigError(f"{recipe_uri} is missing: give --recipe a resolved recipe (JSON).")
+    recipe = json.loads(storage.read_bytes(recipe_uri))
+    settings = {
+        name: section.read(recipe.get(name, {}), f"{recipe_uri}, section {name}")
+        for name, section in sections.items()
+    }
+    return settings | options
+
+
+def worker_count() -> int:
+    """Return how many worker processes a stage may use: ALBERT_WORKERS, else the cores there are.
+
+    Raises:
+        ConfigError: ALBERT_WORKERS is not a whole number above 0.
+    """
+    text = os.environ.get("ALBERT_WORKERS", str(len(os.sched_getaffinity(0))))
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(f"ALBERT_WORKERS={text!r} must be a whole number of at least 1")
+    return int(text)

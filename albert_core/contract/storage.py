@@ -1,0 +1,131 @@
+"""Files by URI, through fsspec: local, memory, s3, gs, http. Writes appear whole or not at all."""
+
+import hashlib
+import os
+import posixpath
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+import fsspec
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from albert_core.contract.errors import SourceError
+
+_CHUNK_BYTES = 1 << 20
+
+
+def filesystem(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """Return the file system of ``uri`` and the path in it."""
+    try:
+        return cast(tuple[fsspec.AbstractFileSystem, str], url_to_fs(uri))
+    except (ImportError, ValueError) as error:
+        raise SourceError(f"{uri}: {error}. Check the part before '://'.") from error
+
+
+def join(uri: str, *parts: str) -> str:
+    """Return ``uri`` with ``parts`` appended, with single slashes."""
+    return posixpath.join(uri.rstrip("/") or "/", *parts)
+
+
+def local_path(uri: str) -> Path | None:
+    """Return ``uri`` as a local path, or None when it is elsewhere."""
+    fs, path = filesystem(uri)
+    return Path(path) if isinstance(fs, LocalFileSystem) else None
+
+
+def absolute(uri: str) -> str:
+    """Return ``uri`` so that it means the same from any working directory."""
+    path = local_path(uri)
+    return uri if path is None else os.path.abspath(path)
+
+
+def exists(uri: str) -> bool:
+    """Return whether there is a file or folder at ``uri``."""
+    fs, path = filesystem(uri)
+    return bool(fs.exists(path))
+
+
+def read_bytes(uri: str) -> bytes:
+    """Return the whole content of the file at ``uri``."""
+    fs, path = filesystem(uri)
+    return cast(bytes, fs.cat_file(path))
+
+
+@contextmanager
+def open_atomic(uri: str) -> Iterator[IO[bytes]]:
+    """Open ``uri`` for writing; the file appears under its name only when all is written.
+
+    Locally a temporary file in the same folder is renamed; object stores show an object only
+    when it is closed. When the block raises, nothing appears.
+    """
+    fs, path = filesystem(uri)
+    if not isinstance(fs, LocalFileSystem):
+        with fs.transaction, fs.open(path, "wb") as file:
+            yield file
+        return
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{process_name()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(uri: str, content: bytes) -> None:
+    """Write ``content`` to ``uri``, whole or not at all."""
+    with open_atomic(uri) as file:
+        file.write(content)
+
+
+def sha256_of(uri: str) -> str:
+    """Return the SHA-256 of the file at ``uri``, as 64 hexadecimal digits."""
+    fs, path = filesystem(uri)
+    digest = hashlib.sha256()
+    with fs.open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def remove(uri: str) -> None:
+    """Remove the file or folder at ``uri``, if it is there."""
+    fs, path = filesystem(uri)
+    if fs.exists(path):
+        fs.rm(path, recursive=True)
+
+
+def list_folder(uri: str) -> list[dict[str, Any]]:
+    """Return fsspec's entries of the folder at ``uri``, sorted by name; empty if it is absent."""
+    fs, path = filesystem(uri)
+    if not fs.exists(path):
+        return []
+    return sorted(fs.ls(path, detail=True, refresh=True), key=lambda entry: str(entry["name"]))
+
+
+def process_name() -> str:
+    """Return a name that no other process and no other call has: host, pid and a random part."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def is_abandoned(name: str) -> bool:
+    """Return whether ``name`` ends in the `process_name` of a process of this host that is gone."""
+    host, _, rest = name.rpartition("-")[0].rpartition("-")
+    if not host.endswith(socket.gethostname()) or not rest.isdigit():
+        return False
+    try:
+        os.kill(int(rest), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

@@ -1,0 +1,60 @@
+"""The two losses of pretraining, each a part of one mean over the whole update."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from albert_core.contract.errors import ShapeError
+
+
+def masked_lm_loss(
+    logits: Tensor, labels: Tensor, weights: Tensor, num_predictions: Tensor
+) -> Tensor:
+    """Return the cross-entropy at the masked positions, in nats per prediction.
+
+    Args:
+        logits: float (B, P, V), unnormalised scores at the masked positions; any precision.
+        labels: int64 (B, P), the pieces that stood there before masking.
+        weights: float32 (B, P), 1 at a real prediction, 0 at padding.
+        num_predictions: float32 scalar, real predictions in the whole update: every
+            micro-batch, every rank; at least 1. Summed over those parts, the result is
+            one mean over all predictions, however the batch was cut.
+
+    Returns:
+        float32 scalar, >= 0.
+
+    Raises:
+        ShapeError: logits are not (B, P, V), or labels or weights are not (B, P).
+
+    Source: Devlin et al. 2019, section 3.1.
+    """
+    if logits.ndim != 3 or not labels.shape == weights.shape == logits.shape[:2]:
+        raise ShapeError(
+            f"labels {tuple(labels.shape)} and weights {tuple(weights.shape)} must both be "
+            f"(B, P), the first two dimensions of the logits (B, P, V) {tuple(logits.shape)}"
+        )
+    nats = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none")
+    return (nats * weights.flatten()).sum() / num_predictions
+
+
+def sentence_order_loss(logits: Tensor, labels: Tensor, num_sequences: Tensor | int) -> Tensor:
+    """Return the cross-entropy of the segments' order, in nats per sequence.
+
+    Args:
+        logits: float (B, 2), unnormalised scores of in order and swapped; any precision.
+        labels: int64 (B,), 0 in document order, 1 swapped.
+        num_sequences: sequences in the whole update, counted as ``num_predictions`` is in
+            `masked_lm_loss`; at least 1.
+
+    Returns:
+        float32 scalar, >= 0.
+
+    Raises:
+        ShapeError: logits are not (B, 2), or labels are not (B,).
+
+    Source: Lan et al. 2020, section 3.1.
+    """
+    if logits.shape != (*labels.shape, 2) or labels.ndim != 1:
+        raise ShapeError(
+            f"labels {tuple(labels.shape)} must be (B,) and logits {tuple(logits.shape)} (B, 2)"
+        )
+    return F.cross_entropy(logits.float(), labels, reduction="sum") / num_sequences

@@ -1,0 +1,213 @@
+"""ALBERT on one page: factorized embeddings, layers that share their weights, two heads.
+
+BERT is the same model with ``embedding_size == hidden_size`` and ``sharing = "none"``.
+
+Dimensions: B sequences, S pieces, P predictions, V vocabulary, E embedding, H hidden, N heads,
+D head size, F feed-forward, L layers.
+
+Under autocast, pass ``cache_enabled=False``: each use of a shared weight then has its own cast,
+so that its gradients are summed in float32.
+
+Source: Lan et al. 2020, section 3; google-research/albert `modeling.py` (REFERENCE.md A).
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from albert_core.config import ModelSettings
+
+LAYER_NORM_EPSILON = 1e-12
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "tanh": torch.tanh,
+}
+
+
+def block_route(settings: ModelSettings) -> list[tuple[int, int]]:
+    """Return which (attention, feed-forward) blocks a piece passes through, in order.
+
+    The list has L * inner_group_num entries. What the layers share has the index of the layer's
+    group, what they do not share that of the layer itself.
+    """
+
+    def block(layer: int, inner: int, shared: bool) -> int:
+        owner = layer * settings.num_hidden_groups // settings.num_hidden_layers
+        return (owner if shared else layer) * settings.inner_group_num + inner
+
+    return [
+        (
+            block(layer, inner, settings.sharing in ("all", "attention")),
+            block(layer, inner, settings.sharing in ("all", "ffn")),
+        )
+        for layer in range(settings.num_hidden_layers)
+        for inner in range(settings.inner_group_num)
+    ]
+
+
+class Embeddings(nn.Module):
+    """The sum of word, token type and position embeddings, at width E."""
+
+    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
+        super().__init__()
+        width = settings.embedding_size
+        self.word = nn.Embedding(vocab_size, width)
+        self.token_type = nn.Embedding(settings.type_vocab_size, width)
+        self.position = nn.Embedding(settings.max_position_embeddings, width)
+        self.norm = nn.LayerNorm(width, LAYER_NORM_EPSILON)
+        self.dropout = nn.Dropout(settings.hidden_dropout_prob)
+
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+        """Return (B, S, E) of two (B, S)."""
+        position = self.position.weight[: input_ids.shape[1]]
+        total = self.word(input_ids) + self.token_type(token_type_ids) + position
+        return self.dropout(self.norm(total))  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """Self-attention with N heads, then residual and layer norm."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        hidden = settings.hidden_size
+        self.num_heads = settings.num_attention_heads
+        self.weights_dropout_prob = settings.attention_probs_dropout_prob
+        self.query = nn.Linear(hidden, hidden)  # three matrices: LAMB scales each by itself
+        self.key = nn.Linear(hidden, hidden)
+        self.value = nn.Linear(hidden, hidden)
+        self.output = nn.Linear(hidden, hidden)
+        self.dropout = nn.Dropout(settings.hidden_dropout_prob)
+        self.norm = nn.LayerNorm(hidden, LAYER_NORM_EPSILON)
+
+    def forward(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Return (B, S, H) of (B, S, H) and a mask of the keys, bool (B, 1, 1, S)."""
+        query, key, value = (
+            projection(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, N, S, D)
+            for projection in (self.query, self.key, self.value)
+        )
+        dropout_prob = self.weights_dropout_prob if self.training else 0.0
+        seen = F.scaled_dot_product_attention(query, key, value, key_mask, dropout_prob)
+        seen = seen.transpose(1, 2).flatten(2)
+        return self.norm(x + self.dropout(self.output(seen)))  # type: ignore[no-any-return]
+
+
+class FeedForward(nn.Module):
+    """Two dense layers, H to F to H, then residual and layer norm."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.inner = nn.Linear(settings.hidden_size, settings.intermediate_size)
+        self.activation = ACTIVATIONS[settings.hidden_act]
+        self.output = nn.Linear(settings.intermediate_size, settings.hidden_size)
+        self.dropout = nn.Dropout(settings.hidden_dropout_prob)
+        self.norm = nn.LayerNorm(settings.hidden_size, LAYER_NORM_EPSILON)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (B, S, H) of (B, S, H)."""
+        change = self.output(self.activation(self.inner(x)))
+        return self.norm(x + self.dropout(change))  # type: ignore[no-any-return]
+
+
+class AlbertModel(nn.Module):
+    """The encoder: piece ids to one vector a piece and one a sequence."""
+
+    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.route = block_route(settings)
+        num_attentions, num_feed_forwards = (
+            1 + max(used) for used in zip(*self.route, strict=True)
+        )
+        hidden = settings.hidden_size
+        self.embeddings = Embeddings(settings, vocab_size)
+        self.projection = (
+            nn.Identity()
+            if settings.embedding_size == hidden
+            else nn.Linear(settings.embedding_size, hidden)
+        )
+        self.attentions = nn.ModuleList(Attention(settings) for _ in range(num_attentions))
+        self.feed_forwards = nn.ModuleList(FeedForward(settings) for _ in range(num_feed_forwards))
+        self.pooler = nn.Linear(hidden, hidden)
+        self.apply(partial(_initialise, std=settings.initializer_range))
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Encode a batch.
+
+        Args:
+            input_ids: int64 (B, S), [CLS] first.
+            attention_mask: bool or int64 (B, S), true or 1 at a real piece; None when no
+                sequence is padded, which is faster.
+            token_type_ids: int64 (B, S), 0 in segment a, 1 in segment b.
+
+        Returns:
+            the last layer (B, S, H) and the pooled [CLS] (B, H), in -1..1.
+        """
+        key_mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
+        x = self.projection(self.embeddings(input_ids, token_type_ids))
+        for attention, feed_forward in self.route:
+            x = self.attentions[attention](x, key_mask)
+            x = self.feed_forwards[feed_forward](x)
+        return x, torch.tanh(self.pooler(x[:, 0]))
+
+
+class MaskedLMHead(nn.Module):
+    """Scores of every piece of the vocabulary, by the word embeddings themselves."""
+
+    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(settings.hidden_size, settings.embedding_size)
+        self.activation = ACTIVATIONS[settings.hidden_act]
+        self.norm = nn.LayerNorm(settings.embedding_size, LAYER_NORM_EPSILON)
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+
+    def forward(self, x: Tensor, word_embeddings: Tensor) -> Tensor:
+        """Return logits (..., V) of (..., H) and the embedding table (V, E)."""
+        return F.linear(self.norm(self.activation(self.dense(x))), word_embeddings, self.bias)
+
+
+class AlbertForPretraining(nn.Module):
+    """The encoder with the masked LM head and the sentence order head."""
+
+    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
+        super().__init__()
+        self.encoder = AlbertModel(settings, vocab_size)
+        self.masked_lm = MaskedLMHead(settings, vocab_size)
+        self.sentence_order = nn.Linear(settings.hidden_size, 2)
+        for head in (self.masked_lm, self.sentence_order):
+            head.apply(partial(_initialise, std=settings.initializer_range))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        token_type_ids: Tensor,
+        masked_lm_positions: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Score the masked positions and the order of the segments.
+
+        Args:
+            input_ids, attention_mask, token_type_ids: as in `AlbertModel.forward`.
+            masked_lm_positions: int64 (B, P), positions in the sequence; pad with any.
+
+        Returns:
+            masked LM logits (B, P, V) and sentence order logits (B, 2): in order, swapped.
+        """
+        x, pooled = self.encoder(input_ids, attention_mask, token_type_ids)
+        masked = x.take_along_dim(masked_lm_positions[:, :, None], dim=1)  # (B, P, H)
+        lm_logits = self.masked_lm(masked, self.encoder.embeddings.word.weight)
+        return lm_logits, self.sentence_order(pooled)
+
+
+def _initialise(module: nn.Module, std: float) -> None:
+    """Draw matrices from a normal truncated at two deviations; zero biases."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+    if isinstance(module, nn.Linear):
+        nn.init.zeros_(module.bias)

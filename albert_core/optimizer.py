@@ -1,0 +1,107 @@
+"""LAMB and AdamW as ALBERT was trained with them, and the learning rate of each step."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+
+class AdamW(torch.optim.Optimizer):
+    """Adam with decoupled weight decay and without bias correction.
+
+    Vectors (biases, layer norms) are not decayed.
+
+    Args:
+        parameters: float32 parameters; one without gradient is left as it is.
+        lr: learning rate; set it for each step in ``param_groups``.
+        weight_decay: share of a matrix added to its update.
+        betas: decay of the mean of the gradient and of its square.
+        eps: added to the root of the mean square.
+
+    Source: google-research/albert `optimization.py` (REFERENCE.md C.1).
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr: float,
+        weight_decay: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+    ) -> None:
+        parameters = list(parameters)
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        super().__init__([g for g in groups if g["params"]], {"lr": lr, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient. There is no closure."""
+        for group in self.param_groups:
+            weights: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+            if weights:
+                updates = self._updates(weights, group)
+                torch._foreach_add_(weights, updates, alpha=-group["lr"])
+
+    def _updates(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight] = {
+                    "mean": torch.zeros_like(weight),
+                    "mean_square": torch.zeros_like(weight),
+                }
+        means = [self.state[weight]["mean"] for weight in weights]
+        mean_squares = [self.state[weight]["mean_square"] for weight in weights]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        mean_beta, square_beta = group["betas"]
+        torch._foreach_lerp_(means, gradients, 1 - mean_beta)
+        torch._foreach_mul_(mean_squares, square_beta)
+        torch._foreach_addcmul_(mean_squares, gradients, gradients, value=1 - square_beta)
+        roots = torch._foreach_sqrt(mean_squares)
+        torch._foreach_add_(roots, group["eps"])
+        updates = list(torch._foreach_div(means, roots))
+        torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
+        return updates
+
+
+class Lamb(AdamW):
+    """AdamW whose update of each matrix is as long as the matrix itself, times the rate.
+
+    The ratio of the lengths has no bounds; it is 1 where either is 0, and for vectors.
+
+    Source: You et al. 2020; google-research/albert `lamb_optimizer.py` (REFERENCE.md C.1).
+    """
+
+    def _updates(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        updates = super()._updates(weights, group)
+        if weights[0].ndim > 1:  # a group holds either matrices or vectors
+            weight_norms = torch.stack(torch._foreach_norm(weights))
+            update_norms = torch.stack(torch._foreach_norm(updates))
+            both = (weight_norms > 0) & (update_norms > 0)
+            ratios = torch.where(both, weight_norms / update_norms, 1.0)
+            torch._foreach_mul_(updates, list(ratios.unbind()))
+        return updates
+
+
+def build_optimizer(
+    model: nn.Module, kind: Literal["lamb", "adamw"], learning_rate: float, weight_decay: float
+) -> AdamW:
+    """Return the optimizer ``kind`` of all parameters of ``model``."""
+    optimizer = {"lamb": Lamb, "adamw": AdamW}[kind]
+    return optimizer(model.parameters(), learning_rate, weight_decay)
+
+
+def learning_rate_at(step: int, peak: float, warmup_steps: int, num_steps: int) -> float:
+    """Return the learning rate of update ``step``, counted from 0.
+
+    It grows from 0 over ``warmup_steps``, then falls to 0 at ``num_steps`` on a line that starts
+    with ``peak`` at step 0. So the first update changes nothing, and ``peak`` is never reached.
+
+    Source: google-research/albert `optimization.py` (REFERENCE.md C.3).
+    """
+    if step < warmup_steps:
+        return peak * step / warmup_steps
+    return peak * (1 - min(step, num_steps) / num_steps)

@@ -1,0 +1,1 @@
+"""Downstream tasks: read their files, say their labels and their metric."""

@@ -1,0 +1,111 @@
+"""Run a flow by hand: ``python -m flows.pretrain_albert``, with a Prefect server of its own."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from prefect import Flow
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_SERVER_DATABASE_CONNECTION_URL,
+    PREFECT_SERVER_EPHEMERAL_ENABLED,
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
+    temporary_settings,
+)
+
+from albert_core.contract import storage
+from albert_core.contract.errors import AlbertError
+from flows.recipe import shipped_recipes
+from flows.stage_task import work_folder
+
+DATABASE = "prefect.db"
+"""Prefect's database in the work folder: `make serve` shows the runs made by hand as well."""
+_STARTUP_SECONDS = 120
+_INTERRUPTED_STATUS = 130
+_FAILED_STATE = "Finished in state Failed"
+
+
+def recipe_parser(flow: Flow[..., Any], with_source: bool = True) -> argparse.ArgumentParser:
+    """Return a parser of the options that every flow has."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {flow.fn.__module__.replace('__main__', f'flows.{flow.fn.__name__}')}",
+        description=(flow.description or "").partition("\n")[0],
+    )
+    shipped = ", ".join(shipped_recipes())
+    parser.add_argument("--recipe", default="tiny", help=f"{shipped}, or path of a TOML file")
+    if with_source:
+        parser.add_argument("--source", help="your own text: file, folder, glob or URI")
+    parser.add_argument("--work", help="folder for all results (ALBERT_WORK, else 'work')")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="SECTION.FIELD=VALUE",
+        action="append",
+        help="a setting that differs from the recipe's; may be repeated",
+    )
+    return parser
+
+
+def run_by_hand(flow: Callable[..., object], **options: Any) -> int:
+    """Run ``flow`` with ``options``, print what it returns, and return the exit status.
+
+    What a user can mend ends in its one message, without a traceback.
+    """
+    try:
+        with _own_server(work_folder(options.get("work"))), _one_message():
+            result = flow(**options)
+    except AlbertError as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from here", file=sys.stderr)
+        return _INTERRUPTED_STATUS
+    print(f"\n{result}")
+    return 0
+
+
+@contextmanager
+def _own_server(work: str) -> Iterator[None]:
+    """Have Prefect start a server for this process, unless PREFECT_API_URL names one."""
+    if os.environ.get("PREFECT_API_URL"):
+        yield
+        return
+    settings: dict[Any, Any] = {
+        PREFECT_SERVER_EPHEMERAL_ENABLED: True,
+        PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: _STARTUP_SECONDS,
+    }
+    if (folder := storage.local_path(work)) is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        settings[PREFECT_SERVER_DATABASE_CONNECTION_URL] = (
+            f"sqlite+aiosqlite:///{folder / DATABASE}"
+        )
+    with temporary_settings(updates=settings, restore_defaults={PREFECT_API_URL}):
+        yield
+
+
+@contextmanager
+def _one_message() -> Iterator[None]:
+    """Keep Prefect's reports of an AlbertError off the terminal; the server still has them."""
+    handlers = {
+        handler
+        for name in ("prefect", "prefect.flow_runs", "prefect.task_runs")
+        for handler in logging.getLogger(name).handlers
+        if isinstance(handler, logging.StreamHandler)
+    }
+    for handler in handlers:
+        handler.addFilter(_is_news)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    if record.exc_info and isinstance(record.exc_info[1], AlbertError):
+        return False
+    return not record.getMessage().startswith(_FAILED_STATE)

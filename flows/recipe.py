@@ -1,0 +1,177 @@
+"""Recipe: the settings of every stage of one run, read strictly from one TOML file."""
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeGuard
+
+from pydantic import BaseModel, Field, model_validator
+
+from albert_core.config import (
+    FinetuningSettings,
+    ModelSettings,
+    RegistrySettings,
+    TrainingSettings,
+)
+from albert_core.contract import storage
+from albert_core.contract.errors import ConfigError
+from albert_core.contract.manifest import digest_of
+from albert_core.contract.settings import Settings
+from pipelines.config import (
+    INSTALLED_PYTHON,
+    CleaningSettings,
+    ExampleSettings,
+    SourceSettings,
+    TaskSettings,
+    VocabularySettings,
+)
+
+SHIPPED = Path(__file__).parent / "recipes"
+_DIGEST_DIGITS = 12
+_MAX_OFFERED = 12
+
+
+class Recipe(Settings):
+    """The settings of every stage, a section each; what a file does not name is the default."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="of files and messages")
+    source: SourceSettings = SourceSettings()
+    cleaning: CleaningSettings = CleaningSettings()
+    vocabulary: VocabularySettings = VocabularySettings()
+    examples: ExampleSettings = ExampleSettings()
+    task: TaskSettings = TaskSettings()
+    model: ModelSettings = ModelSettings()
+    training: TrainingSettings = TrainingSettings()
+    finetuning: FinetuningSettings = FinetuningSettings()
+    registry: RegistrySettings = RegistrySettings()
+
+    @model_validator(mode="after")
+    def _sequences_have_positions(self) -> Self:
+        for section, length in (
+            ("examples", self.examples.max_seq_length),
+            ("finetuning", self.finetuning.max_seq_length),
+        ):
+            if length > self.model.max_position_embeddings:
+                raise ConfigError(
+                    f"{section}.max_seq_length is {length}, but model.max_position_embeddings is "
+                    f"only {self.model.max_position_embeddings}: shorten the one or raise the other"
+                )
+        return self
+
+
+def shipped_recipes() -> list[str]:
+    """Return the names of the recipes that come with the project."""
+    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+
+
+def load_recipe(recipe: str, overrides: Sequence[str] = (), source: str | None = None) -> Recipe:
+    """Return the recipe with its overrides applied.
+
+    Args:
+        recipe: the name of a shipped recipe, or the path or URI of a TOML file.
+        overrides: ``section.field=value`` each, with a TOML value; text may go unquoted.
+        source: the reader's own text in place of the recipe's, a path, glob or URI.
+
+    Raises:
+        ConfigError: the recipe is not there, or a setting is unknown or impossible.
+    """
+    uri = _recipe_uri(recipe)
+    values = _read_toml(uri)
+    values.setdefault("name", Path(uri).stem)
+    for override in overrides:
+        _apply(values, override)
+    if source is not None:
+        _section(values, "source")["uri"] = source
+    _refuse_unknown(values, Recipe, uri)
+    return _anchored(Recipe.read(values, uri))
+
+
+def save_recipe(recipe: Recipe, work: str) -> str:
+    """Write the resolved recipe below ``work``, named by its content; return its URI."""
+    digest = digest_of(recipe.model_dump(mode="json"))[:_DIGEST_DIGITS]
+    uri = storage.join(work, "recipes", f"{recipe.name}-{digest}.json")
+    content = (recipe.model_dump_json(indent=1) + "\n").encode()
+    if not storage.exists(uri) or storage.read_bytes(uri) != content:
+        storage.write_bytes(uri, content)
+    return uri
+
+
+def _recipe_uri(recipe: str) -> str:
+    if recipe in shipped_recipes():
+        return str(SHIPPED / f"{recipe}.toml")
+    if storage.local_path(recipe) is None or Path(recipe).is_file():
+        return recipe
+    raise ConfigError(
+        f"there is no recipe {recipe!r}{_near(recipe, shipped_recipes())}. "
+        "Give one of these names, or the path of a TOML file."
+    )
+
+
+def _read_toml(uri: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(storage.read_bytes(uri).decode())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{uri} cannot be read as a recipe: {error}") from error
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    *sections, field = path.strip().split(".")
+    if not equals or not field or len(sections) > 1:
+        raise ConfigError(f"{override!r} is not of the form section.field=value")
+    target = _section(values, sections[0]) if sections else values
+    target[field] = _toml_value(text.strip())
+
+
+def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
+    section = values.setdefault(name, {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"{name!r} is a setting, not a section with settings")
+    return section
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def _refuse_unknown(values: Mapping[str, Any], model: type[BaseModel], where: str) -> None:
+    lines = list(_unknown(values, model, ""))
+    if lines:
+        raise ConfigError(f"{where}: " + "\n  ".join(lines))
+
+
+def _unknown(values: Mapping[str, Any], model: type[BaseModel], prefix: str) -> list[str]:
+    lines = []
+    for key, value in values.items():
+        field = model.model_fields.get(key)
+        if field is None:
+            lines.append(
+                f"unknown setting {prefix + key!r}{_near(key, model.model_fields, prefix)}"
+            )
+        elif isinstance(value, Mapping) and _is_model(field.annotation):
+            lines += _unknown(value, field.annotation, f"{prefix}{key}.")
+    return lines
+
+
+def _is_model(annotation: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _near(name: str, known: Sequence[str] | Mapping[str, Any], prefix: str = "") -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    if close:
+        return f"; did you mean {prefix + close[0]!r}?"
+    return f"; there is {', '.join(prefix + each for each in list(known)[:_MAX_OFFERED])}"
+
+
+def _anchored(recipe: Recipe) -> Recipe:
+    """Return the recipe with a source that means the same from any working directory."""
+    if recipe.source.uri == INSTALLED_PYTHON:
+        return recipe
+    source = recipe.source.model_copy(update={"uri": storage.absolute(recipe.source.uri)})
+    return recipe.model_copy(update={"source": source})

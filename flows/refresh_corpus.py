@@ -1,0 +1,55 @@
+"""Flow: sources -> clean corpus -> vocabulary -> examples. This is what the schedule runs."""
+
+import sys
+
+from prefect import flow
+
+from flows.command_line import recipe_parser, run_by_hand
+from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
+
+
+@stage_task("clean-corpus")
+def clean_corpus(run: RecipeRun) -> str:
+    """Stage 1: sources -> documents worth training on."""
+    return run_stage("pipelines.clean_corpus", run)
+
+
+@stage_task("train-vocab")
+def train_vocab(run: RecipeRun, corpus: str) -> str:
+    """Stage 2: documents -> SentencePiece vocabulary."""
+    return run_stage("pipelines.train_vocab", run, corpus=corpus)
+
+
+@stage_task("make-examples")
+def make_examples(run: RecipeRun, corpus: str, vocab: str) -> str:
+    """Stage 3: documents + vocabulary -> pretraining examples."""
+    return run_stage("pipelines.make_examples", run, corpus=corpus, vocab=vocab)
+
+
+@flow(name="refresh-corpus")
+def refresh_corpus(
+    recipe: str = "tiny",
+    source: str | None = None,
+    work: str | None = None,
+    overrides: list[str] | None = None,
+) -> str:
+    """Bring the corpus, its vocabulary and its examples up to date.
+
+    Args:
+        recipe: name of a shipped recipe, or path or URI of a TOML file.
+        source: your own text: a file, folder, glob or URI. Without it, the recipe's.
+        work: folder for all results. Without it, ALBERT_WORK, else `work`.
+        overrides: settings that differ from the recipe's, `section.field=value` each.
+
+    Returns:
+        The URI of the examples' manifest.
+    """
+    run = start_run(recipe, source, work, overrides)
+    corpus = clean_corpus(run)
+    vocab = train_vocab(run, corpus)
+    return make_examples(run, corpus, vocab)
+
+
+if __name__ == "__main__":
+    options = recipe_parser(refresh_corpus).parse_args()
+    sys.exit(run_by_hand(refresh_corpus, **vars(options)))

@@ -1,0 +1,154 @@
+"""What a run of pretrain-albert did, from its manifests: on the terminal and as an artifact."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from albert_core.contract import storage
+from albert_core.contract.manifest import Account, Manifest
+
+ORDER_NOTE = (
+    "Sentence order stays near 0.5 (a coin's) on natural text at a small budget: that is expected."
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Rows of name and value in named groups; then a note, and what to type next."""
+
+    title: str
+    groups: dict[str, list[tuple[str, str]]]
+    note: str
+    commands: str
+
+    def text(self) -> str:
+        """Return it for a terminal."""
+        width = max(len(name) for rows in self.groups.values() for name, _ in rows)
+        lines = [self.title, "=" * len(self.title)]
+        for group, rows in self.groups.items():
+            lines += ["", group, *(f"  {name:<{width}}  {value}" for name, value in rows)]
+        return "\n".join([*lines, "", self.note, "", "Next", "", _indented(self.commands)])
+
+    def markdown(self) -> str:
+        """Return it for Prefect's pages."""
+        lines = [f"# {self.title}"]
+        for group, rows in self.groups.items():
+            lines += ["", f"## {group}", "", "| | |", "| --- | --- |"]
+            lines += [f"| {name} | {value} |" for name, value in rows]
+        return "\n".join([*lines, "", self.note, "", "## Next", "", _indented(self.commands)])
+
+
+def build_report(recipe_name: str, made: Mapping[str, Manifest], tracking: str) -> Report:
+    """Return the report; every number comes from a manifest.
+
+    Args:
+        recipe_name: what the run is called.
+        made: the manifests of corpus, examples, pretraining, finetuning and registration.
+        tracking: MLflow's tracking URI.
+    """
+    registration = made["registration"]
+    name, version = registration.facts["name"], registration.facts["version"]
+    return Report(
+        title=f"{recipe_name}: {name}, version {version}",
+        groups={
+            "Text": _text_rows(made["corpus"], made["examples"]),
+            "Pretraining, on held-out documents (95 % interval)": _pretraining_rows(
+                made["pretraining"]
+            ),
+            "Downstream (95 % interval)": _downstream_rows(made["finetuning"]),
+            "Registry": _registry_rows(registration),
+        },
+        note=ORDER_NOTE,
+        commands=next_commands(registration.facts, tracking),
+    )
+
+
+def tracking_uri(work: str) -> str:
+    """Return where MLflow keeps runs and models: MLFLOW_TRACKING_URI, else the work folder."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{storage.join(work, 'mlflow.db')}"
+
+
+def next_commands(facts: Mapping[str, Any], tracking: str) -> str:
+    """Return what to type to use the registered model and to look around."""
+    version = f"@{facts['alias']}" if facts["alias"] else f"/{facts['version']}"
+    look = "" if tracking.startswith("http") else f"mlflow ui --backend-store-uri {tracking}\n"
+    return (
+        f"export MLFLOW_TRACKING_URI={tracking}\n"
+        "python - <<'END'\n"
+        "import mlflow.pyfunc\n"
+        f'model = mlflow.pyfunc.load_model("models:/{facts["name"]}{version}")\n'
+        'print(model.predict(["the value is [MASK] by the function."]))\n'
+        "END\n"
+        f"{look}"
+        "make serve"
+    )
+
+
+def _text_rows(corpus: Manifest, examples: Manifest) -> list[tuple[str, str]]:
+    documents, pieces, facts = (
+        corpus.account("documents"),
+        examples.account("pieces"),
+        examples.facts,
+    )
+    total = facts["num_train"] + facts["num_held_out"]
+    return [
+        ("documents read", f"{documents.total:,}"),
+        ("documents kept", f"{documents.kept:,}"),
+        *_dropped_rows(documents),
+        ("documents in examples", str(examples.account("documents")).partition(": ")[2]),
+        ("pieces", str(pieces).partition(": ")[2]),
+        (
+            "examples",
+            f"{total:,} = {facts['num_train']:,} to train + {facts['num_held_out']:,} held out",
+        ),
+        ("padding share", f"{facts['padding_share']:.1%}"),
+    ]
+
+
+def _dropped_rows(account: Account) -> list[tuple[str, str]]:
+    rows = [(f"  dropped, {why.replace('_', ' ')}", n) for why, n in account.dropped.items() if n]
+    return [(why, f"{n:,}") for why, n in sorted(rows)] or [("  dropped", "0")]
+
+
+def _pretraining_rows(pretraining: Manifest) -> list[tuple[str, str]]:
+    facts = pretraining.facts
+    unigram, after = facts["unigram_nats"], facts["after"]["masked_lm_loss"]["value"]
+    rows = [("steps", f"{facts['step']:,}"), ("parameters", f"{facts['num_parameters']:,}")]
+    rows += [
+        (label, f"{_estimate(facts['before'][key])}  ->  {_estimate(facts['after'][key])}")
+        for label, key in (
+            ("masked LM loss, nats", "masked_lm_loss"),
+            ("masked LM accuracy", "masked_lm_accuracy"),
+            ("sentence order accuracy", "sentence_order_accuracy"),
+        )
+    ]
+    side = "below" if after < unigram else "above"
+    gain = f"{unigram:.3f}; the model ends {abs(unigram - after):.3f} {side} it"
+    return [*rows[:3], ("unigram loss, nats", gain), *rows[3:]]
+
+
+def _downstream_rows(finetuning: Manifest) -> list[tuple[str, str]]:
+    facts = finetuning.facts
+    low, high = facts["interval"]
+    main = (facts["metric"], _estimate({"value": facts["score"], "low": low, "high": high}))
+    others = [(n, f"{v:.3f}") for n, v in facts["scores"].items() if n != facts["metric"]]
+    return [("task", f"{facts['task']}, {facts['num_examples']:,} examples"), main, *others]
+
+
+def _registry_rows(registration: Manifest) -> list[tuple[str, str]]:
+    facts = registration.facts
+    return [
+        ("model", f"{facts['name']}, version {facts['version']}"),
+        ("alias", facts["alias"] or "none"),
+        ("because", facts["reason"]),
+        ("address", facts["model_uri"]),
+    ]
+
+
+def _estimate(estimate: Mapping[str, float]) -> str:
+    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())

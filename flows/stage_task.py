@@ -1,0 +1,102 @@
+"""A Prefect task for each stage: a name, retries, and the stage's lines in the run's log."""
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+from prefect import Task, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.tasks import exponential_backoff
+
+from albert_core.contract import storage
+from albert_core.contract.errors import ConfigError
+from albert_core.contract.manifest import Manifest, read_manifest
+from albert_core.contract.stage_command import stage_argv
+from flows.recipe import Recipe, load_recipe, save_recipe
+from flows.stage_process import WorkerLostError, run_stage_process
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+TRAINING = "albert_core.training"
+_RETRIES = 2
+_FIRST_DELAY_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class RecipeRun:
+    """One run of a recipe: its settings, where they were saved, where results go."""
+
+    recipe: Recipe
+    recipe_uri: str
+    work: str
+
+
+def start_run(
+    recipe: str, source: str | None, work: str | None, overrides: Sequence[str] | None
+) -> RecipeRun:
+    """Read the recipe, save it resolved, and return what every stage needs.
+
+    Args:
+        recipe: see `load_recipe`.
+        source: the reader's own text; None for the recipe's.
+        work: the folder for all results; None for ALBERT_WORK, else ``work``.
+        overrides: see `load_recipe`.
+    """
+    resolved = load_recipe(recipe, overrides or (), source)
+    folder = work_folder(work)
+    return RecipeRun(resolved, save_recipe(resolved, folder), folder)
+
+
+def work_folder(work: str | None) -> str:
+    """Return the folder for all results, absolute."""
+    return storage.absolute(work or os.environ.get("ALBERT_WORK") or "work")
+
+
+def stage_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """Make a function a task called ``name``, tried again only when a worker process was lost.
+
+    What was computed already is decided by the stage, by its manifest, not by Prefect's cache.
+    """
+    return task(
+        name=name,
+        cache_policy=NO_CACHE,
+        retries=_RETRIES,
+        retry_delay_seconds=exponential_backoff(_FIRST_DELAY_SECONDS),
+        retry_jitter_factor=0.5,
+        retry_condition_fn=_lost_a_worker,
+    )
+
+
+def run_stage(module: str, run: RecipeRun, **inputs: str) -> str:
+    """Run the stage in ``module`` as a process of its own; return its manifest's URI."""
+    argv = stage_argv(module, run.recipe_uri, **inputs, work=run.work)
+    if module == TRAINING:
+        argv = _distributed(argv)
+    log = get_run_logger()
+    log.info("by hand: %s", shlex.join(argv))
+    return run_stage_process(argv, lambda line: log.info("%s", line))
+
+
+def read_stage(manifest: str) -> tuple[Manifest, str]:
+    """Return a manifest and its folder."""
+    return read_manifest(manifest), manifest.rpartition("/")[0]
+
+
+def _distributed(argv: list[str]) -> list[str]:
+    """Return the training's command line for ALBERT_TRAINING_PROCESSES processes, 1 if unset."""
+    text = os.environ.get("ALBERT_TRAINING_PROCESSES", "1")
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(f"ALBERT_TRAINING_PROCESSES={text!r} must be a whole number, at least 1")
+    if int(text) == 1:
+        return argv
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={text}"]
+    return [sys.executable, *launcher, *argv[1:]]
+
+
+def _lost_a_worker(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
+    return isinstance(state.result(raise_on_failure=False), WorkerLostError)

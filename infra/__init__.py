@@ -1,0 +1,1 @@
+"""Where it runs: names entry points, and is imported by nobody."""

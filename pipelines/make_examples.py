@@ -1,0 +1,439 @@
+"""Stage 3: clean documents to example shards, globally shuffled, in Arrow and TFRecord.
+
+Each corpus shard is encoded once and its examples go to a passing file, one record batch for
+each shard to come; then each shard gathers its batches and puts its rows in the order of their
+hashed keys. Only file names and batch numbers travel through Beam.
+"""
+
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+from apache_beam.pvalue import PCollection
+from numpy.typing import NDArray
+
+from albert_core.contract import storage
+from albert_core.contract.code_version import code_digest, library_versions
+from albert_core.contract.errors import SourceError
+from albert_core.contract.manifest import (
+    Account,
+    Manifest,
+    Shard,
+    StagePlan,
+    check_shard,
+    read_manifest,
+    scratch_folder,
+    shard_of,
+)
+from albert_core.contract.records import EXAMPLE_SCHEMA, NUM_SPECIAL_IN_PAIR
+from albert_core.contract.seeds import derive_seed, random_bits, share_of
+from albert_core.contract.stage_command import stage_main
+from albert_core.contract.tokenizer import Tokenizer
+from pipelines.config import ExampleSettings
+from pipelines.engine import Progress, run_pipeline
+from pipelines.masking import mask_examples
+from pipelines.ragged import Ints
+from pipelines.segment_pairs import assemble, cut_into_pairs
+from pipelines.tf_examples import tf_examples
+from pipelines.writers import read_arrow, write_arrow, write_tfrecord
+
+STAGE = "examples"
+TRAIN, HELD_OUT = "train", "held_out"
+_DOCUMENTS_PER_BATCH = 256
+_ARROW_BYTES_PER_TEXT_BYTE = 0.6
+"""About one piece of 2 bytes for 4 bytes of text, and its share of masks and ids."""
+_SPILL_SCHEMA = EXAMPLE_SCHEMA.append(pa.field("order", pa.uint64()))
+
+log = logging.getLogger(STAGE)
+
+ShardName = tuple[str, int]
+"""Kind (train or held_out) and number."""
+Spilled = tuple[ShardName, tuple[str, int]]
+"""Shard that the examples go to; the passing file and the record batch where they are."""
+
+
+@dataclass(frozen=True)
+class ExamplePlan:
+    """What every worker needs to know to make examples."""
+
+    settings: ExampleSettings
+    corpus_folder: str
+    folder: str
+    scratch: str
+    tokenizer: Tokenizer
+    num_shards: dict[str, int]
+    """Kind -> number of shards."""
+
+
+def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
+    """Make pretraining examples of the corpus; return their manifest.
+
+    Raises:
+        SourceError: the corpus is too small to give training and held-out examples.
+    """
+    corpus_manifest, vocab_manifest = read_manifest(corpus), read_manifest(vocab)
+    plan = StagePlan(
+        stage=STAGE,
+        settings=examples.model_dump(),
+        inputs={"corpus": corpus_manifest.content, "vocab": vocab_manifest.content},
+        code=code_digest(__name__),
+        libraries=library_versions("sentencepiece"),
+        input_manifests={"corpus": corpus, "vocab": vocab},
+    )
+    if done := plan.find(work):
+        return done
+    shards = corpus_manifest.shards_of("documents")
+    with scratch_folder(plan.folder(work)) as scratch:
+        example_plan = ExamplePlan(
+            settings=examples,
+            corpus_folder=corpus.rpartition("/")[0],
+            folder=plan.folder(work),
+            scratch=scratch,
+            tokenizer=_load_tokenizer(vocab, vocab_manifest),
+            num_shards=_num_shards(corpus_manifest, examples),
+        )
+        progress = Progress(f"{STAGE}: corpus shards done", _tallies(scratch), len(shards))
+        transform = MakeExamples(example_plan)
+        reports = run_pipeline(transform.expand, list(enumerate(shards)), scratch, progress)
+        tallies = [
+            json.loads(storage.read_bytes(entry["name"]))
+            for entry in storage.list_folder(_tallies(scratch))
+        ]
+    return _finish(plan, work, reports, tallies, vocab_manifest)
+
+
+class MakeExamples(beam.PTransform):
+    """PCollection[(number, corpus Shard)] -> PCollection[(example shard, report)]."""
+
+    def __init__(self, plan: ExamplePlan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def expand(
+        self, shards: PCollection[tuple[int, Shard]]
+    ) -> PCollection[tuple[ShardName, dict[str, Any]]]:
+        """Make the examples of each corpus shard, then gather those of each example shard."""
+        return (
+            shards
+            | "Make" >> beam.FlatMap(_make_examples, self.plan)
+            | "ByShard" >> beam.GroupByKey()
+            | "WriteShard" >> beam.Map(_write_shard, self.plan)
+        )
+
+
+def is_held_out(document_id: str, settings: ExampleSettings) -> bool:
+    """Return whether a document is kept from training; the same in every run and copy."""
+    return share_of(settings.seed, "held-out", document_id) < settings.held_out_share
+
+
+def _load_tokenizer(vocab: str, manifest: Manifest) -> Tokenizer:
+    folder = vocab.rpartition("/")[0]
+    for shard in manifest.shards:
+        check_shard(shard, folder)
+    return Tokenizer.load(folder, manifest.facts["lower_case"])
+
+
+def _num_shards(corpus: Manifest, settings: ExampleSettings) -> dict[str, int]:
+    per_copy = corpus.facts["text_bytes"] * _ARROW_BYTES_PER_TEXT_BYTE / (settings.shard_mb * 1e6)
+    held_out = per_copy * settings.held_out_share
+    return {
+        TRAIN: math.ceil((per_copy - held_out) * settings.dupe_factor),
+        HELD_OUT: math.ceil(held_out),
+    }
+
+
+def _tallies(scratch: str) -> str:
+    return storage.join(scratch, "tallies")
+
+
+def _make_examples(numbered: tuple[int, Shard], plan: ExamplePlan) -> Iterator[Spilled]:
+    """Make every copy's examples of one corpus shard; leave a tally of what became of it."""
+    number, shard = numbered
+    check_shard(shard, plan.corpus_folder)
+    documents = read_arrow(storage.join(plan.corpus_folder, shard.path))
+    tally: Counter[str] = Counter()
+    unigrams = np.zeros(plan.tokenizer.vocab_size, np.int64)
+    spill = storage.join(plan.scratch, "spill", f"{number:05d}.arrow")
+    batches: list[ShardName] = []
+    with storage.open_atomic(spill) as file, pa.ipc.new_file(file, _SPILL_SCHEMA) as writer:
+        for begin in range(0, documents.num_rows, _DOCUMENTS_PER_BATCH):
+            batch = documents.slice(begin, _DOCUMENTS_PER_BATCH)
+            encoded = [
+                _encode(document_id, text, plan.tokenizer)
+                for document_id, text in zip(
+                    batch["id"].to_pylist(), batch["text"].to_pylist(), strict=True
+                )
+            ]
+            for copy in range(plan.settings.dupe_factor):
+                rows = _examples_of(encoded, copy, plan, tally, unigrams)
+                for name, part in _by_shard(rows, plan):
+                    writer.write_batch(part)
+                    batches.append(name)
+    content = {"counts": tally, "unigrams": unigrams.tolist()}
+    storage.write_bytes(
+        storage.join(_tallies(plan.scratch), f"{number:05d}.json"), json.dumps(content).encode()
+    )
+    for index, name in enumerate(batches):
+        yield name, (spill, index)
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """One document in pieces: (N,) ids, and (n,) lengths of its sentences."""
+
+    id: str
+    pieces: Ints
+    sentence_lengths: Ints
+
+
+def _encode(document_id: str, text: str, tokenizer: Tokenizer) -> _Encoded:
+    sentences = [ids for ids in tokenizer.encode(text.split("\n")) if ids]
+    lengths = np.array([len(ids) for ids in sentences], np.int64)
+    pieces = np.array([piece for ids in sentences for piece in ids], np.int64)
+    return _Encoded(document_id, pieces, lengths)
+
+
+def _examples_of(
+    documents: list[_Encoded],
+    copy: int,
+    plan: ExamplePlan,
+    tally: Counter[str],
+    unigrams: Ints,
+) -> pa.Table:
+    """Return the examples of one copy of ``documents``, in the passing files' schema."""
+    settings, opens_word = plan.settings, plan.tokenizer.starts_word
+    columns: dict[str, list[Any]] = {"ids": [], "kept": [], "seeds": []}
+    chunks: list[tuple[Ints, ...]] = []
+    pieces, offset = [], 0
+    for document in documents:
+        held_out = is_held_out(document.id, settings)
+        if held_out and copy > 0:
+            continue  # held-out examples are evaluated once
+        seed = derive_seed(settings.seed, "pairs", document.id, copy)
+        pairs = cut_into_pairs(
+            document.sentence_lengths,
+            opens_word[document.pieces],
+            seed,
+            settings.max_num_pieces,
+            settings.short_seq_prob,
+        )
+        count = len(pairs.start)
+        _tally_document(tally, document, count, pairs.num_dropped, held_out, copy)
+        if copy == 0 and not held_out:
+            unigrams += np.bincount(document.pieces, minlength=len(unigrams))
+        chunks.append(
+            (
+                pairs.start + offset,
+                pairs.middle + offset,
+                pairs.end + offset,
+                pairs.swapped.astype(np.int64),
+                pairs.first_sentence,
+                pairs.last_sentence,
+            )
+        )
+        columns["ids"] += [document.id] * count
+        columns["kept"] += [held_out] * count
+        mask_seed = derive_seed(settings.seed, "mask", document.id, copy)
+        columns["seeds"].append(random_bits(mask_seed, np.arange(count)))
+        pieces.append(document.pieces)
+        offset += len(document.pieces)
+    if not columns["ids"]:
+        return _SPILL_SCHEMA.empty_table()
+    start, middle, end, swapped, first_sentence, last_sentence = map(
+        np.concatenate, zip(*chunks, strict=True)
+    )
+    seeds = np.concatenate(columns["seeds"])
+    input_ids, lengths, b_starts = assemble(
+        np.concatenate(pieces), start, middle, end, swapped.astype(bool)
+    )
+    masked = mask_examples(
+        input_ids,
+        lengths,
+        b_starts,
+        opens_word,
+        seeds,
+        settings.masked_lm_prob,
+        settings.max_ngram,
+    )
+    table = pa.table(
+        [
+            _lists(masked.input_ids, lengths),
+            pa.array(b_starts.astype(np.uint16)),
+            _lists(masked.positions, masked.num_predictions),
+            _lists(masked.labels, masked.num_predictions),
+            pa.array(swapped.astype(np.uint8)),
+            pa.array(columns["ids"], pa.string()),
+            pa.array(first_sentence.astype(np.uint32)),
+            pa.array(last_sentence.astype(np.uint32)),
+            pa.array(np.full(len(lengths), copy, np.uint16)),
+            pa.array(random_bits(seeds, 0xFFFFFFFF)),
+        ],
+        schema=_SPILL_SCHEMA,
+    )
+    return table.append_column("held_out", pa.array(columns["kept"], pa.bool_()))
+
+
+def _tally_document(
+    tally: Counter[str],
+    document: _Encoded,
+    num_pairs: int,
+    num_dropped: int,
+    held_out: bool,
+    copy: int,
+) -> None:
+    tally["pieces"] += len(document.pieces)
+    tally["pieces_dropped"] += num_dropped
+    if copy == 0:
+        tally["documents"] += 1
+        tally["documents_without_pair"] += num_pairs == 0
+        tally["documents_held_out"] += held_out and num_pairs > 0
+
+
+def _lists(values: Ints, lengths: Ints) -> pa.ListArray:
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, values.astype(np.uint16))
+
+
+def _by_shard(rows: pa.Table, plan: ExamplePlan) -> Iterator[tuple[ShardName, pa.RecordBatch]]:
+    """Yield the rows that go to each shard: those whose key falls on its number."""
+    if rows.num_rows == 0:
+        return
+    order = rows["order"].to_numpy()
+    held_out = rows["held_out"].to_numpy()
+    rows = rows.drop_columns("held_out").combine_chunks()
+    for kind, of_kind in ((TRAIN, ~held_out), (HELD_OUT, held_out)):
+        numbers = order % np.uint64(plan.num_shards[kind])
+        for number in np.unique(numbers[of_kind]).tolist():
+            part = rows.filter(pa.array(of_kind & (numbers == number)))
+            yield (kind, number), part.combine_chunks().to_batches()[0]
+
+
+def _write_shard(
+    grouped: tuple[ShardName, Iterable[tuple[str, int]]], plan: ExamplePlan
+) -> tuple[ShardName, dict[str, Any]]:
+    (kind, number), parts = grouped
+    files: dict[str, list[int]] = {}
+    for spill, index in parts:
+        files.setdefault(spill, []).append(index)
+    batches = [
+        batch for spill in sorted(files) for batch in _read_batches(spill, sorted(files[spill]))
+    ]
+    rows = pa.Table.from_batches(batches).combine_chunks()
+    keys = [("order", "ascending"), ("document_id", "ascending"), ("first_sentence", "ascending")]
+    rows = rows.sort_by(keys).select(EXAMPLE_SCHEMA.names)
+    name = f"{kind}-{number:05d}-of-{plan.num_shards[kind]:05d}"
+    uri = storage.join(plan.folder, f"{name}.arrow")
+    write_arrow(rows, uri)
+    shards = [shard_of(uri, plan.folder, kind, rows.num_rows)]
+    if plan.settings.tfrecord:
+        uri = storage.join(plan.folder, f"{name}.tfrecord")
+        settings = plan.settings
+        write_tfrecord(
+            tf_examples(
+                rows, settings.max_seq_length, settings.max_predictions, plan.tokenizer.starts_word
+            ),
+            uri,
+        )
+        shards.append(shard_of(uri, plan.folder, f"{kind}_tfrecord", rows.num_rows))
+    report = {
+        "shards": [shard.model_dump() for shard in shards],
+        "num_pieces": len(rows["input_ids"].combine_chunks().values),
+        "num_predictions": len(rows["masked_lm_labels"].combine_chunks().values),
+        "num_swapped": int(rows["sentence_order_label"].to_numpy().sum()),
+    }
+    if kind == HELD_OUT:
+        labels = rows["masked_lm_labels"].combine_chunks().values.to_numpy()
+        report["labels"] = np.bincount(labels, minlength=plan.tokenizer.vocab_size).tolist()
+    return (kind, number), report
+
+
+def _read_batches(spill: str, indexes: list[int]) -> list[pa.RecordBatch]:
+    path = storage.local_path(spill)
+    source = pa.memory_map(str(path)) if path else pa.BufferReader(storage.read_bytes(spill))
+    reader = pa.ipc.open_file(source)
+    return [reader.get_batch(index) for index in indexes]
+
+
+def _finish(
+    plan: StagePlan,
+    work: str,
+    reports: list[dict[str, Any]],
+    tallies: list[dict[str, Any]],
+    vocab: Manifest,
+) -> str:
+    shards = [Shard(**shard) for report in reports for shard in report["shards"]]
+    rows = {kind: sum(s.num_rows for s in shards if s.kind == kind) for kind in (TRAIN, HELD_OUT)}
+    counts: Counter[str] = Counter()
+    for tally in tallies:
+        counts.update(tally["counts"])
+    if not all(rows.values()):
+        raise SourceError(
+            f"the corpus gives {rows[TRAIN]} training and {rows[HELD_OUT]} held-out examples from "
+            f"{counts['documents']} documents; both must be at least 1. Give more text, or raise "
+            "examples.held_out_share."
+        )
+    num_pieces = sum(report["num_pieces"] for report in reports)
+    in_examples = num_pieces - NUM_SPECIAL_IN_PAIR * sum(rows.values())
+    accounts = [_documents_account(counts), _pieces_account(counts, in_examples)]
+    unigrams = np.sum([tally["unigrams"] for tally in tallies], axis=0)
+    labels = np.sum([r["labels"] for r in reports if "labels" in r], axis=0)
+    facts = {
+        "max_seq_length": plan.settings["max_seq_length"],
+        "max_predictions": ExampleSettings(**plan.settings).max_predictions,
+        "num_train": rows[TRAIN],
+        "num_held_out": rows[HELD_OUT],
+        "num_predictions": sum(report["num_predictions"] for report in reports),
+        "swapped_share": sum(r["num_swapped"] for r in reports) / sum(rows.values()),
+        "padding_share": 1 - num_pieces / (sum(rows.values()) * plan.settings["max_seq_length"]),
+        "unigram_nats": unigram_nats(unigrams, labels),
+        "vocab_size": vocab.facts["vocab_size"],
+        "vocab_manifest": plan.input_manifests["vocab"],
+    }
+    return plan.write(work, shards, accounts, facts)
+
+
+def _documents_account(counts: Counter[str]) -> Account:
+    without_pair = counts["documents_without_pair"]
+    return Account(
+        what="documents",
+        total=counts["documents"],
+        kept=counts["documents"] - without_pair,
+        dropped={"no_two_sentences": without_pair} if without_pair else {},
+    )
+
+
+def _pieces_account(counts: Counter[str], in_examples: int) -> Account:
+    dropped = counts["pieces_dropped"]
+    return Account(
+        what="pieces, all copies",
+        total=counts["pieces"],
+        kept=in_examples,
+        dropped={"last_sentence_alone": dropped} if dropped else {},
+    )
+
+
+def unigram_nats(
+    train_counts: NDArray[np.integer[Any]], label_counts: NDArray[np.integer[Any]]
+) -> float:
+    """Return the loss, in nats per prediction, of guessing by piece frequency alone.
+
+    Args:
+        train_counts: (V,) how often each piece stands in the training documents.
+        label_counts: (V,) how often each piece is to be predicted in the held-out examples.
+
+    Returns:
+        Cross-entropy of the labels under the training frequencies, each raised by 1.
+    """
+    probabilities = (train_counts + 1) / (train_counts.sum() + len(train_counts))
+    return float(-(label_counts * np.log(probabilities)).sum() / label_counts.sum())
+
+
+if __name__ == "__main__":
+    stage_main(run)

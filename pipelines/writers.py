@@ -1,0 +1,126 @@
+"""Files of rows: Arrow IPC, memory-mapped when read; and TFRecord as the reference reads it."""
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from numpy.typing import NDArray
+
+from albert_core.contract import storage
+
+_CRC_MASK_DELTA = 0xA282EAD8
+
+
+def write_arrow(table: pa.Table, uri: str) -> None:
+    """Write ``table`` to ``uri`` as one Arrow IPC file with a single record batch."""
+    with (
+        storage.open_atomic(uri) as file,
+        pa.ipc.new_file(file, table.schema) as writer,
+    ):
+        writer.write_table(table.combine_chunks())
+
+
+def read_arrow(uri: str) -> pa.Table:
+    """Return the table at ``uri``; a local file is mapped, not read."""
+    path = storage.local_path(uri)
+    if path is None:
+        return pa.ipc.open_file(pa.BufferReader(storage.read_bytes(uri))).read_all()
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def write_tfrecord(records: Iterable[bytes], uri: str) -> None:
+    """Write ``records`` to ``uri`` in TFRecord framing: length, its CRC, record, its CRC.
+
+    Source: tensorflow/core/lib/io/record_writer.h.
+    """
+    with storage.open_atomic(uri) as file:
+        for record in records:
+            length = struct.pack("<Q", len(record))
+            file.write(length + _masked_crc(length) + record + _masked_crc(record))
+
+
+def read_tfrecord(uri: str) -> Iterator[bytes]:
+    """Yield the records of the TFRecord file at ``uri``.
+
+    Raises:
+        ValueError: a checksum does not fit.
+    """
+    content = storage.read_bytes(uri)
+    offset = 0
+    while offset < len(content):
+        length = content[offset : offset + 8]
+        end = offset + 12 + struct.unpack("<Q", length)[0]
+        record = content[offset + 12 : end]
+        if content[offset + 8 : offset + 12] != _masked_crc(length) or content[
+            end : end + 4
+        ] != _masked_crc(record):
+            raise ValueError(f"{uri}: the record at byte {offset} does not fit its checksum")
+        yield record
+        offset = end + 4
+
+
+def _masked_crc(content: bytes) -> bytes:
+    crc = google_crc32c.value(content)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + _CRC_MASK_DELTA) & 0xFFFFFFFF)
+
+
+def _example_message() -> Any:
+    """Return the message class of `tf.train.Example`, declared without TensorFlow.
+
+    Source: tensorflow/core/example/{example,feature}.proto.
+    """
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="albert/tf_example.proto", package="albert", syntax="proto3"
+    )
+    repeated, single = field.LABEL_REPEATED, field.LABEL_OPTIONAL
+
+    def message(name: str, *fields: dict[str, Any]) -> Any:
+        declared = file.message_type.add(name=name)
+        for values in fields:
+            declared.field.add(**values)
+        return declared
+
+    values = {"name": "value", "number": 1, "label": repeated}
+    message("FloatList", values | {"type": field.TYPE_FLOAT})
+    message("Int64List", values | {"type": field.TYPE_INT64})
+
+    def nested(name: str, number: int, kind: str, label: int = single) -> dict[str, Any]:
+        return {
+            "name": name,
+            "number": number,
+            "label": label,
+            "type": field.TYPE_MESSAGE,
+            "type_name": f".albert.{kind}",
+        }
+
+    message("Feature", nested("float_list", 2, "FloatList"), nested("int64_list", 3, "Int64List"))
+    features = message("Features", nested("feature", 1, "Features.FeatureEntry", repeated))
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, label=single, type=field.TYPE_STRING)
+    entry.field.add(**nested("value", 2, "Feature"))
+    message("Example", nested("features", 1, "Features"))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("albert.Example"))
+
+
+TFExample = _example_message()
+"""Message class with the wire format of `tf.train.Example`."""
+
+
+def serialise_tf_example(
+    integers: dict[str, NDArray[Any]], floats: dict[str, NDArray[np.float32]]
+) -> bytes:
+    """Return a `tf.train.Example` with these features; equal features give equal bytes."""
+    example = TFExample()
+    for name, values in integers.items():
+        example.features.feature[name].int64_list.value.extend(values.tolist())
+    for name, numbers in floats.items():
+        example.features.feature[name].float_list.value.extend(numbers.tolist())
+    return bytes(example.SerializeToString(deterministic=True))

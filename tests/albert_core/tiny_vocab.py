@@ -1,0 +1,46 @@
+"""A vocabulary of a few hundred pieces, trained in a second, for tests that need a real one."""
+
+import io
+import random
+from functools import cache
+
+import sentencepiece
+
+from albert_core.contract.tokenizer import Tokenizer
+
+SYLLABLES = "ba be bi do du ka ke lo lu ma mi na no pa ra ri sa se ta ti tu vo wa za".split()
+
+
+def tiny_sentences(num_sentences: int, seed: int = 0) -> list[str]:
+    """Return sentences of made-up words, with some punctuation and digits."""
+    draw = random.Random(seed)
+    words = ["".join(draw.choices(SYLLABLES, k=draw.randint(1, 4))) for _ in range(2000)]
+    numbers = [str(draw.randint(0, 2000)) for _ in range(30)]
+    return [
+        " ".join(draw.choices(words, k=9) + draw.choices(numbers, k=1)) + draw.choice([".", " (x)."])
+        for _ in range(num_sentences)
+    ]
+
+
+@cache
+def tiny_vocab(vocab_size: int = 200, lower_case: bool = True) -> Tokenizer:
+    """Return a tokenizer with ALBERT's special pieces. Source of the options: REFERENCE.md B.3."""
+    sentences = tiny_sentences(2000)
+    if not lower_case:
+        sentences += [sentence.title() for sentence in sentences]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences),
+        model_writer=model,
+        vocab_size=vocab_size,
+        model_type="unigram",
+        pad_id=0,
+        unk_id=1,
+        bos_id=-1,
+        eos_id=-1,
+        control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+        user_defined_symbols=["(", ")", '"', "-", ".", "–", "£", "€"],
+        num_threads=1,
+        minloglevel=2,
+    )
+    return Tokenizer(model.getvalue(), lower_case)
