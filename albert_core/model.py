@@ -193,7 +193,9 @@ class AlbertForPretraining(nn.Module):
         """Score the masked positions and the order of the segments.
 
         Args:
-            input_ids, attention_mask, token_type_ids: as in `AlbertModel.forward`.
+            input_ids: int64 (B, S); these three as in `AlbertModel.forward`.
+            attention_mask: bool or int64 (B, S), or None.
+            token_type_ids: int64 (B, S).
             masked_lm_positions: int64 (B, P), positions in the sequence; pad with any.
 
         Returns:

@@ -1,4 +1,5 @@
 """LAMB and AdamW as ALBERT was trained with them, and the learning rate of each step."""
+# ruff: noqa: SLF001 - torch's functions over lists of tensors have no public names
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal

@@ -34,7 +34,7 @@ from albert_core.contract.manifest import (
 from albert_core.contract.seeds import derive_seed
 from albert_core.contract.stage_command import stage_main
 from albert_core.contract.tokenizer import Tokenizer
-from albert_core.conversion import MODEL_FILES, save_model_folder
+from albert_core.conversion import save_model_folder
 from albert_core.curves import draw_curves
 from albert_core.data import Batch, ExampleShards, example_order
 from albert_core.distributed import Ranks, joined_ranks
@@ -260,11 +260,11 @@ class Pretraining:
         return self.state.step == self.settings.num_steps
 
     def _shards(self) -> list[Shard]:
-        paths = [storage.join(MODEL_FOLDER, name) for name in MODEL_FILES] + [METRICS]
-        return [
-            shard_of(storage.join(self.folder, path), self.folder, path.split("/")[0], 1)
-            for path in paths
-        ]
+        model_folder = storage.join(self.folder, MODEL_FOLDER)
+        names = [entry["name"].rsplit("/", 1)[-1] for entry in storage.list_folder(model_folder)]
+        files = {storage.join(model_folder, name): MODEL_FOLDER for name in names}
+        files[storage.join(self.folder, METRICS)] = "metrics"
+        return [shard_of(uri, self.folder, kind, 1) for uri, kind in files.items()]
 
     def _examples_account(self) -> Account:
         seen = self.settings.num_steps * self.settings.batch_size

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from prefect import Flow
@@ -19,7 +20,7 @@ from prefect.settings import (
 
 from albert_core.contract import storage
 from albert_core.contract.errors import AlbertError
-from flows.recipe import shipped_recipes
+from flows.recipe import load_recipe, shipped_recipes
 from flows.stage_task import work_folder
 
 DATABASE = "prefect.db"
@@ -53,9 +54,11 @@ def recipe_parser(flow: Flow[..., Any], with_source: bool = True) -> argparse.Ar
 def run_by_hand(flow: Callable[..., object], **options: Any) -> int:
     """Run ``flow`` with ``options``, print what it returns, and return the exit status.
 
-    What a user can mend ends in its one message, without a traceback.
+    A mistake in the recipe is found before anything is started. What a user can mend ends in its
+    one message, without a traceback.
     """
     try:
+        load_recipe(options["recipe"], options["overrides"] or (), options.get("source"))
         with _own_server(work_folder(options.get("work"))), _one_message():
             result = flow(**options)
     except AlbertError as error:
@@ -74,6 +77,7 @@ def _own_server(work: str) -> Iterator[None]:
     if os.environ.get("PREFECT_API_URL"):
         yield
         return
+    logging.getLogger("prefect").addFilter(_is_not_the_end)  # so that the report is the last word
     settings: dict[Any, Any] = {
         PREFECT_SERVER_EPHEMERAL_ENABLED: True,
         PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: _STARTUP_SECONDS,
@@ -87,25 +91,32 @@ def _own_server(work: str) -> Iterator[None]:
         yield
 
 
+def _is_not_the_end(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Stopping temporary server")
+
+
 @contextmanager
 def _one_message() -> Iterator[None]:
-    """Keep Prefect's reports of an AlbertError off the terminal; the server still has them."""
-    handlers = {
-        handler
-        for name in ("prefect", "prefect.flow_runs", "prefect.task_runs")
-        for handler in logging.getLogger(name).handlers
-        if isinstance(handler, logging.StreamHandler)
-    }
-    for handler in handlers:
-        handler.addFilter(_is_news)
+    """Keep Prefect's reports of an AlbertError off the terminal; its server still gets them."""
+    loggers = [logging.getLogger(name) for name in ("prefect.flow_runs", "prefect.task_runs")]
+    filters = [partial(_is_for_terminal, logger) for logger in loggers]
+    for logger, is_for_terminal in zip(loggers, filters, strict=True):
+        logger.addFilter(is_for_terminal)
     try:
         yield
     finally:
-        for handler in handlers:
-            handler.removeFilter(_is_news)
+        for logger, is_for_terminal in zip(loggers, filters, strict=True):
+            logger.removeFilter(is_for_terminal)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    if record.exc_info and isinstance(record.exc_info[1], AlbertError):
-        return False
-    return not record.getMessage().startswith(_FAILED_STATE)
+def _is_for_terminal(logger: logging.Logger, record: logging.LogRecord) -> bool:
+    """Return whether the record goes the usual way; if not, hand it to the server alone.
+
+    ``logger`` itself has the handler that sends to the server; its parent has the terminal's.
+    """
+    is_ours = record.exc_info is not None and isinstance(record.exc_info[1], AlbertError)
+    if not is_ours and not record.getMessage().startswith(_FAILED_STATE):
+        return True
+    for handler in logger.handlers:
+        handler.handle(record)
+    return False

@@ -46,8 +46,8 @@ def complete_name(arguments: Sequence[str]) -> list[str]:
 def is_prefect(original: Sequence[str]) -> bool:
     """Return whether the interpreter's command line runs Prefect's: `prefect` or `-m prefect`."""
     for before, word in pairwise(original):
-        if before == "-m":
-            return word == "prefect"
+        if before in {"-m", "-c"}:
+            return before == "-m" and word == "prefect"
         if not word.startswith("-"):
             return Path(word).stem == "prefect"
     return False

@@ -86,18 +86,16 @@ def next_commands(facts: Mapping[str, Any], tracking: str) -> str:
 
 
 def _text_rows(corpus: Manifest, examples: Manifest) -> list[tuple[str, str]]:
-    documents, pieces, facts = (
-        corpus.account("documents"),
-        examples.account("pieces"),
-        examples.facts,
-    )
+    documents, facts = corpus.account("documents"), examples.facts
     total = facts["num_train"] + facts["num_held_out"]
     return [
         ("documents read", f"{documents.total:,}"),
         ("documents kept", f"{documents.kept:,}"),
         *_dropped_rows(documents),
-        ("documents in examples", str(examples.account("documents")).partition(": ")[2]),
-        ("pieces", str(pieces).partition(": ")[2]),
+        *(
+            (f"to examples: {account.what}", str(account).removeprefix(f"{account.what}: "))
+            for account in examples.accounts
+        ),
         (
             "examples",
             f"{total:,} = {facts['num_train']:,} to train + {facts['num_held_out']:,} held out",

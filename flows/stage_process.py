@@ -4,11 +4,13 @@ The process is the leader of its own session, so that it and all that it starts 
 together; and it is told to stop when this process dies, however that happens.
 """
 
+import contextvars
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import IO
@@ -21,6 +23,7 @@ WORKER_LOST_STATUS = os.EX_TEMPFAIL
 GRACE_SECONDS = 30.0
 """How long a stage that is stopped may take, to save its checkpoint for example."""
 _LAST_LINES = 20
+_LOOK_SECONDS = 0.05
 
 _TIED = """
 import ctypes, os, signal, sys
@@ -64,7 +67,9 @@ def run_stage_process(
     )
     assert process.stdout is not None
     output = _Output(log)
-    reader = threading.Thread(target=output.read, args=(process.stdout,), daemon=True)
+    # In this thread's context: a logger may find there to whom it speaks.
+    in_context = contextvars.copy_context().run
+    reader = threading.Thread(target=in_context, args=(output.read, process.stdout), daemon=True)
     reader.start()
     try:
         _wait(process)
@@ -141,10 +146,13 @@ def _wait(process: subprocess.Popen[str]) -> None:
 
 
 def _stop(process: subprocess.Popen[str], grace_seconds: float) -> None:
+    """Ask the whole group to end, and give its leader the time to."""
     os.killpg(process.pid, signal.SIGTERM)
-    stopped = threading.Thread(target=_wait, args=(process,), daemon=True)
-    stopped.start()
-    stopped.join(timeout=grace_seconds)
+    deadline = time.monotonic() + grace_seconds
+    while time.monotonic() < deadline:
+        if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+            return
+        time.sleep(_LOOK_SECONDS)
 
 
 def _kill_group(process: subprocess.Popen[str]) -> None:

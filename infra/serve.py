@@ -81,9 +81,7 @@ class Services:
         while not _answers(url):
             self.check()
             if time.monotonic() > deadline:
-                raise ServeError(
-                    f"{name} does not answer at {url}{self._tail(name)}"
-                )
+                raise ServeError(f"{name} does not answer at {url}{self._tail(name)}")
             time.sleep(_LOOK_SECONDS)
 
     def stop(self) -> None:
@@ -215,7 +213,8 @@ def _greeting(prefect_url: str, mlflow_url: str, services: Services) -> str:
         f"In another terminal, in {PROJECT}, with the environment active:\n\n"
         f"{export}"
         "  prefect deployment run pretrain-albert\n"
-        "  prefect deployment ls\n\n"
+        "  prefect deployment ls\n"
+        "  prefect deployment schedule ls refresh-corpus/refresh-corpus\n\n"
         "Ctrl-C stops everything."
     )
 
@@ -246,18 +245,31 @@ def _answers(url: str) -> bool:
 
 def _descendants(root: int) -> list[int]:
     """Return ``root`` and all processes below it, whatever their sessions."""
-    table = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
-    )
     children: dict[int, list[int]] = {}
-    for line in table.stdout.splitlines():
-        pid, parent = map(int, line.split())
+    for pid, parent in _processes():
         children.setdefault(parent, []).append(pid)
     family, queue = [], [root]
     while queue:
         family.append(queue.pop())
         queue += children.get(family[-1], [])
     return family
+
+
+def _processes() -> list[tuple[int, int]]:
+    """Return each process of this machine and its parent."""
+    if sys.platform == "linux":
+        return [found for stat in Path("/proc").glob("[0-9]*/stat") if (found := _parent(stat))]
+    ps = ["ps", "-A", "-o", "pid=,ppid="]
+    lines = subprocess.run(ps, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [(int(pid), int(parent)) for pid, parent in map(str.split, lines)]
+
+
+def _parent(stat: Path) -> tuple[int, int] | None:
+    try:
+        fields = stat.read_text().rpartition(") ")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None  # it has just ended
+    return int(stat.parent.name), int(fields[1])
 
 
 def _await_end(process: subprocess.Popen[bytes], family: Sequence[int]) -> None:

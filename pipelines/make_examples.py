@@ -33,11 +33,12 @@ from albert_core.contract.manifest import (
     shard_of,
 )
 from albert_core.contract.records import EXAMPLE_SCHEMA, NUM_SPECIAL_IN_PAIR
-from albert_core.contract.seeds import derive_seed, random_bits, share_of
+from albert_core.contract.seeds import derive_seed, random_bits
 from albert_core.contract.stage_command import stage_main
 from albert_core.contract.tokenizer import Tokenizer
 from pipelines.config import ExampleSettings
 from pipelines.engine import Progress, run_pipeline
+from pipelines.held_out import is_held_out
 from pipelines.masking import mask_examples
 from pipelines.ragged import Ints
 from pipelines.segment_pairs import assemble, cut_into_pairs
@@ -126,11 +127,6 @@ class MakeExamples(beam.PTransform):
             | "ByShard" >> beam.GroupByKey()
             | "WriteShard" >> beam.Map(_write_shard, self.plan)
         )
-
-
-def is_held_out(document_id: str, settings: ExampleSettings) -> bool:
-    """Return whether a document is kept from training; the same in every run and copy."""
-    return share_of(settings.seed, "held-out", document_id) < settings.held_out_share
 
 
 def _load_tokenizer(vocab: str, manifest: Manifest) -> Tokenizer:

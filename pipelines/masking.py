@@ -159,16 +159,28 @@ def _span_keys(
 
 def _choose_words(
     words: _Words, key: UInt64s, budgets: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return the words taken: span after span by key, word after word, while the budget lasts."""
-    candidates = np.flatnonzero(words.length <= budgets[words.row])
-    order = candidates[np.lexsort((candidates, key[candidates], words.row[candidates]))]
-    row = words.row[order]
-    covered = np.cumsum(words.length[order])
-    opens_row = np.flatnonzero(np.append(True, row[1:] != row[:-1])) if len(row) else row
-    before_row = (covered - words.length[order])[opens_row]
-    sizes = np.diff(np.append(opens_row, len(row)))
-    return order[covered - np.repeat(before_row, sizes) <= budgets[row]]
+) -> NDArray[np.bool_]:
+    """Return which words are taken: span after span by key, word after word, while they fit.
+
+    A word that is longer than what is left of the budget is passed over, so that short words
+    fill the rest.
+    """
+    chosen = np.zeros(len(words.row), bool)
+    order = np.lexsort((np.arange(len(key)), key, words.row))
+    left = budgets.copy()
+    while True:
+        order = order[~chosen[order] & (words.length[order] <= left[words.row[order]])]
+        if not len(order):
+            return chosen
+        row, length = words.row[order], words.length[order]
+        covered = np.cumsum(length)
+        opens_row = np.flatnonzero(np.append(True, row[1:] != row[:-1]))
+        before_row = np.repeat(
+            (covered - length)[opens_row], np.diff(np.append(opens_row, len(row)))
+        )
+        taken = order[covered - before_row <= left[row]]
+        chosen[taken] = True
+        left -= np.bincount(words.row[taken], words.length[taken], len(left)).astype(np.int64)
 
 
 def _replace(

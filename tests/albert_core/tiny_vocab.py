@@ -8,7 +8,7 @@ import sentencepiece
 
 from albert_core.contract.tokenizer import Tokenizer
 
-SYLLABLES = "ba be bi do du ka ke lo lu ma mi na no pa ra ri sa se ta ti tu vo wa za".split()
+SYLLABLES = [consonant + vowel for consonant in "bdklmnprstvz" for vowel in "aeiou"]
 
 
 def tiny_sentences(num_sentences: int, seed: int = 0) -> list[str]:
@@ -16,14 +16,17 @@ def tiny_sentences(num_sentences: int, seed: int = 0) -> list[str]:
     draw = random.Random(seed)
     words = ["".join(draw.choices(SYLLABLES, k=draw.randint(1, 4))) for _ in range(2000)]
     numbers = [str(draw.randint(0, 2000)) for _ in range(30)]
+    endings = [".", " (x).", " - so.", ' "no".']
     return [
-        " ".join(draw.choices(words, k=9) + draw.choices(numbers, k=1)) + draw.choice([".", " (x)."])
+        " ".join([*draw.choices(words, k=9), draw.choice(numbers)]) + draw.choice(endings)
         for _ in range(num_sentences)
     ]
 
 
 @cache
-def tiny_vocab(vocab_size: int = 200, lower_case: bool = True) -> Tokenizer:
+def tiny_vocab(
+    vocab_size: int = 200, lower_case: bool = True, model_type: str = "unigram"
+) -> Tokenizer:
     """Return a tokenizer with ALBERT's special pieces. Source of the options: REFERENCE.md B.3."""
     sentences = tiny_sentences(2000)
     if not lower_case:
@@ -33,13 +36,13 @@ def tiny_vocab(vocab_size: int = 200, lower_case: bool = True) -> Tokenizer:
         sentence_iterator=iter(sentences),
         model_writer=model,
         vocab_size=vocab_size,
-        model_type="unigram",
+        model_type=model_type,
         pad_id=0,
         unk_id=1,
         bos_id=-1,
         eos_id=-1,
         control_symbols=["[CLS]", "[SEP]", "[MASK]"],
-        user_defined_symbols=["(", ")", '"', "-", ".", "–", "£", "€"],
+        user_defined_symbols=["(", ")", '"', "-", ".", "\N{EN DASH}", "£", "€"],
         num_threads=1,
         minloglevel=2,
     )

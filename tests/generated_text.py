@@ -1,0 +1,33 @@
+"""Text that the tests generate: English-like, ordered, and different in every document."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from random import Random
+
+_SUBJECTS = ["the river", "a teacher", "our engine", "the old clock", "her brother", "the market"]
+_VERBS = ["follows", "repairs", "describes", "forgets", "carries", "answers", "measures", "paints"]
+_OBJECTS = ["the bridge", "a letter", "the numbers", "every window", "some music", "the garden"]
+_ENDINGS = ["in the morning", "without a word", "before winter", "near the harbour", "again"]
+
+
+def sentence(random: Random) -> str:
+    """Return one sentence."""
+    number = random.randrange(10_000)
+    words = (random.choice(part) for part in (_SUBJECTS, _VERBS, _OBJECTS, _ENDINGS))
+    return f"{' '.join(words).capitalize()}, item {number}."
+
+
+def document(number: int, num_sentences: int = 30) -> str:
+    """Return the text of document ``number``: paragraphs of five sentences."""
+    random = Random(number)
+    sentences = [sentence(random) for _ in range(num_sentences)]
+    paragraphs = (" ".join(sentences[i : i + 5]) for i in range(0, num_sentences, 5))
+    return "\n\n".join(paragraphs)
+
+
+def write_jsonl(path: Path, numbers: Iterable[int]) -> Path:
+    """Write documents to ``path``, one JSON object a line."""
+    lines = (json.dumps({"id": f"d{n}", "text": document(n)}) for n in numbers)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path

@@ -1,0 +1,293 @@
+"""The three text stages together, on real Beam workers."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from albert_core.contract.errors import IntegrityError, SourceError, VocabularyError
+from albert_core.contract.manifest import Manifest, read_manifest
+from albert_core.contract.records import EXAMPLE_SCHEMA
+from albert_core.contract.tokenizer import Tokenizer
+from pipelines import clean_corpus, make_examples, train_vocab
+from pipelines.config import CleaningSettings, SourceSettings, VocabularySettings
+from pipelines.held_out import is_held_out
+from pipelines.writers import TFExample, read_arrow, read_tfrecord
+from tests.generated_text import document, write_jsonl
+from tests.pipelines.conftest import EXAMPLES, VOCABULARY, Made, make
+
+
+def rows_of(manifest_uri: str, kind: str) -> list[dict[str, Any]]:
+    manifest, folder = read_manifest(manifest_uri), Path(manifest_uri).parent
+    return [
+        row
+        for shard in manifest.shards_of(kind)
+        for row in read_arrow(str(folder / shard.path)).to_pylist()
+    ]
+
+
+def documents_of(made: Made) -> dict[str, list[str]]:
+    rows = rows_of(made.corpus, "documents")
+    return {row["id"]: row["text"].split("\n") for row in rows}
+
+
+def digests(manifest_uri: str) -> list[tuple[str, str]]:
+    return [(shard.path, shard.sha256) for shard in read_manifest(manifest_uri).shards]
+
+
+def unmasked(row: dict[str, Any]) -> list[int]:
+    pieces = list(row["input_ids"])
+    for position, label in zip(row["masked_lm_positions"], row["masked_lm_labels"], strict=True):
+        pieces[position] = label
+    return pieces
+
+
+def test_two_workers_write_the_same_bytes_as_one(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALBERT_WORKERS", "2")
+    again = make(made.source, tmp_path)
+    for one, two in zip(
+        (made.corpus, made.vocab, made.examples),
+        (again.corpus, again.vocab, again.examples),
+        strict=True,
+    ):
+        assert digests(one) == digests(two)
+
+
+def test_every_document_is_kept_or_counted(made: Made) -> None:
+    account = read_manifest(made.corpus).account("documents")
+    assert (account.total, account.kept, account.dropped) == (60, 60, {})
+    assert len(documents_of(made)) == 60
+
+
+def test_a_row_is_made_of_the_sentences_it_names(made: Made) -> None:
+    documents = documents_of(made)
+    tokenizer = Tokenizer.load(str(Path(made.vocab).parent))
+    for row in rows_of(made.examples, "train")[:200]:
+        sentences = documents[row["document_id"]][row["first_sentence"] : row["last_sentence"] + 1]
+        text = [piece for ids in tokenizer.encode(sentences) for piece in ids]
+        pieces, b = unmasked(row), row["segment_b_start"]
+        segments = [pieces[1 : b - 1], pieces[b:-1]]
+        if row["sentence_order_label"] == 1:
+            segments.reverse()
+        pair = segments[0] + segments[1]
+        assert any(text[i : i + len(pair)] == pair for i in range(len(text) - len(pair) + 1))
+
+
+def test_held_out_documents_are_in_no_training_shard(made: Made) -> None:
+    train = {row["document_id"] for row in rows_of(made.examples, "train")}
+    held_out = {row["document_id"] for row in rows_of(made.examples, "held_out")}
+    assert not train & held_out
+    assert held_out == {name for name in documents_of(made) if is_held_out(name, EXAMPLES)}
+
+
+def test_training_documents_have_all_their_copies_and_held_out_ones_a_single_one(
+    made: Made,
+) -> None:
+    assert {row["copy"] for row in rows_of(made.examples, "train")} == {0, 1}
+    assert {row["copy"] for row in rows_of(made.examples, "held_out")} == {0}
+
+
+def test_shards_are_globally_shuffled(made: Made) -> None:
+    shards = read_manifest(made.examples).shards_of("train")
+    assert len(shards) > 1
+    folder = Path(made.examples).parent
+    for shard in shards:
+        ids = read_arrow(str(folder / shard.path))["document_id"].to_pylist()
+        assert ids != sorted(ids)
+        assert len(set(ids)) > 10
+
+
+def test_pieces_add_up(made: Made) -> None:
+    account = read_manifest(made.examples).account("pieces, all copies")
+    rows = rows_of(made.examples, "train") + rows_of(made.examples, "held_out")
+    assert account.kept == sum(len(row["input_ids"]) - 3 for row in rows)
+
+
+def test_tfrecords_hold_the_same_examples_as_the_arrow_shards(made: Made) -> None:
+    folder = Path(made.examples).parent
+    manifest = read_manifest(made.examples)
+    for arrow, tfrecord in zip(
+        manifest.shards_of("held_out"), manifest.shards_of("held_out_tfrecord"), strict=True
+    ):
+        rows = read_arrow(str(folder / arrow.path)).to_pylist()
+        records = list(read_tfrecord(str(folder / tfrecord.path)))
+        assert len(rows) == len(records)
+        for row, record in zip(rows, records, strict=True):
+            features = TFExample.FromString(record).features.feature
+            length, predictions = len(row["input_ids"]), len(row["masked_lm_labels"])
+            ids = list(features["input_ids"].int64_list.value)
+            assert ids == row["input_ids"] + [0] * (EXAMPLES.max_seq_length - length)
+            assert sum(features["input_mask"].int64_list.value) == length
+            assert sum(features["segment_ids"].int64_list.value) == length - row["segment_b_start"]
+            weights = list(features["masked_lm_weights"].float_list.value)
+            assert weights == [1.0] * predictions + [0.0] * (len(weights) - predictions)
+            assert list(features["next_sentence_labels"].int64_list.value) == [
+                row["sentence_order_label"]
+            ]
+
+
+def test_a_stage_that_is_done_returns_at_once(
+    made: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    assert make(made.source, Path(made.work)) == made
+    assert caplog.text.count("done already") == 3
+
+
+def test_after_a_change_only_that_files_unit_is_cleaned_again(
+    made: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALBERT_WORKERS", "1")
+    monkeypatch.setattr("pipelines.source_files.MAX_UNIT_BYTES", 1)
+    source, work = tmp_path / "source", str(tmp_path / "work")
+    shutil.copytree(made.source, source)
+    settings = SourceSettings(uri=str(source))
+    before = clean_corpus.run(settings, CleaningSettings(), work)
+    write_jsonl(source / "1.jsonl", [*range(20, 40), 100])
+    caplog.set_level("INFO")
+    after = clean_corpus.run(settings, CleaningSettings(), work)
+    assert "1 changed (1.jsonl)" in caplog.text
+    assert "1 of 3 units of files to clean" in caplog.text
+    assert read_manifest(after).facts["num_documents"] == 61
+    same = set(digests(before)) & set(digests(after))
+    assert {path for path, _ in same} == {"documents-00000.arrow", "documents-00002.arrow"}
+
+
+def test_a_file_that_was_only_touched_redoes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALBERT_WORKERS", "1")
+    source = write_jsonl(tmp_path / "source.jsonl", range(5))
+    settings, work = SourceSettings(uri=str(source)), str(tmp_path / "work")
+    before = clean_corpus.run(settings, CleaningSettings(), work)
+    source.touch()
+    caplog.set_level("INFO")
+    assert clean_corpus.run(settings, CleaningSettings(), work) == before
+    assert "1 touched, with the same content (source.jsonl)" in caplog.text
+
+
+def test_repeated_unreadable_and_short_documents_are_counted_by_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALBERT_WORKERS", "1")
+    lines = [
+        json.dumps({"id": "a", "text": document(1)}),
+        json.dumps({"id": "b", "text": document(1).upper()}),
+        json.dumps({"id": "c", "text": "Too short."}),
+        json.dumps({"id": "d", "text": "12 34 56 78 " * 20}),
+        json.dumps({"id": "e", "title": "no text"}),
+        "{broken",
+    ]
+    source = tmp_path / "source.jsonl"
+    source.write_text("\n".join(lines))
+    manifest = clean_corpus.run(
+        SourceSettings(uri=str(source)), CleaningSettings(), str(tmp_path / "work")
+    )
+    account = read_manifest(manifest).account("documents")
+    assert account.total == 6
+    assert account.kept == 1
+    assert account.dropped == {
+        "duplicate": 1,
+        "no_text_field": 1,
+        "not_json": 1,
+        "too_few_letters": 1,
+        "too_short": 1,
+    }
+    unreadable = Path(manifest).with_name("unreadable.jsonl").read_text().splitlines()
+    assert [json.loads(line)["record"] for line in unreadable] == [
+        "source.jsonl#4",
+        "source.jsonl#5",
+    ]
+
+
+def test_a_missing_source_says_so(tmp_path: Path) -> None:
+    settings = SourceSettings(uri=str(tmp_path / "nothing" / "**"))
+    with pytest.raises(SourceError, match=r"has no file.*Give an existing file"):
+        clean_corpus.run(settings, CleaningSettings(), str(tmp_path / "work"))
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_source_without_a_document_worth_keeping_leaves_no_manifest(
+    tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALBERT_WORKERS", workers)
+    (tmp_path / "a.txt").write_text("Nothing here.")
+    with pytest.raises(SourceError, match="no document of the source is left.*too_short 1"):
+        clean_corpus.run(
+            SourceSettings(uri=str(tmp_path / "a.txt")), CleaningSettings(), str(tmp_path / "work")
+        )
+    assert not list((tmp_path / "work").rglob("manifest.json"))
+
+
+def test_an_error_in_a_worker_process_arrives_as_it_was_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALBERT_WORKERS", "2")
+    (tmp_path / "broken.jsonl.gz").write_bytes(b"this is not gzip at all")
+    with pytest.raises(SourceError, match=r"broken.jsonl.gz can't be read.*Mend or remove"):
+        clean_corpus.run(
+            SourceSettings(uri=str(tmp_path)), CleaningSettings(), str(tmp_path / "work")
+        )
+
+
+def test_a_vocabulary_larger_than_the_text_allows_names_the_largest(
+    made: Made, tmp_path: Path
+) -> None:
+    with pytest.raises(VocabularyError, match=r"vocab_size is 30000.*at most \d+ pieces"):
+        train_vocab.run(VocabularySettings(), made.corpus, str(tmp_path))
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
+def test_a_vocabulary_smaller_than_the_alphabet_names_the_smallest(
+    made: Made, tmp_path: Path
+) -> None:
+    with pytest.raises(VocabularyError, match=r"characters alone need \d+"):
+        train_vocab.run(VocabularySettings(vocab_size=20), made.corpus, str(tmp_path))
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_corrupt_corpus_shard_is_refused(
+    made: Made, tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALBERT_WORKERS", workers)
+    folder = shutil.copytree(Path(made.corpus).parent, tmp_path / "corpus")
+    manifest = read_manifest(made.corpus)
+    shard = folder / manifest.shards[0].path
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(IntegrityError, match="it changed after it was written"):
+        make_examples.run(
+            EXAMPLES, str(folder / "manifest.json"), made.vocab, str(tmp_path / "work")
+        )
+    assert not list((tmp_path / "work").rglob("manifest.json"))
+
+
+def test_the_special_pieces_have_the_reference_ids(made: Made) -> None:
+    pieces = Path(made.vocab).with_name("spiece.vocab").read_text().splitlines()
+    names = [line.split("\t")[0] for line in pieces[:13]]
+    assert names == [
+        *["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"],
+        *["(", ")", '"', "-", ".", "\N{EN DASH}", "£", "€"],
+    ]
+    assert len(pieces) == VOCABULARY.vocab_size
+
+
+def test_the_examples_schema_is_the_contracts(made: Made) -> None:
+    manifest: Manifest = read_manifest(made.examples)
+    shard = Path(made.examples).parent / manifest.shards_of("train")[0].path
+    schema: pa.Schema = read_arrow(str(shard)).schema
+    assert schema.equals(EXAMPLE_SCHEMA)
+
+
+def test_unigram_loss_is_that_of_piece_frequencies() -> None:
+    train, labels = np.array([0, 3, 0]), np.array([0, 1, 1])
+    expected = -(np.log(4 / 6) + np.log(1 / 6)) / 2
+    assert make_examples.unigram_nats(train, labels) == pytest.approx(expected)
