@@ -50,5 +50,6 @@ clean: ## remove caches and the virtual environment; results in WORK stay
 $(READY): pyproject.toml constraints.txt
 	@test -x $(PY) || $(PYTHON) -c 'import sys; sys.exit("Python 3.11 to 3.13 is needed, this is " + sys.version.split()[0] + "; give PYTHON=...") if not (3, 11) <= sys.version_info < (3, 14) else None'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	@echo "installing the pinned versions into $(VENV); the first time takes some minutes"
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@

@@ -135,7 +135,9 @@ class AlbertPyfunc(PythonModel):
 
 def _texts(rows: pd.DataFrame, column: str) -> list[str]:
     if column not in rows:
-        raise ValueError(f"the column {column!r} is missing; there is {', '.join(map(str, rows.columns))}")
+        raise ValueError(
+            f"the column {column!r} is missing; there is {', '.join(map(str, rows.columns))}"
+        )
     texts = rows[column].tolist()
     for number, text in enumerate(texts):
         if not isinstance(text, str) or not text.strip():

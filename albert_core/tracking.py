@@ -119,7 +119,7 @@ class TrackedRun:
         self.num_failures = 0
         """Calls that did not get through."""
         self._work, self._folder, self._name = work, folder, name
-        self._tags = {"stage_folder": folder, **(tags or {})}
+        self._tags = {"stage_folder": storage.absolute(folder), **(tags or {})}
         self._client: MlflowClient | None = None
         self._run_id: str | None = None
         self._last_steps: dict[str, int] = {}

@@ -1,6 +1,7 @@
 """Start here: the whole way, from raw text to a registered ALBERT, in one flow."""
 
 import sys
+from pathlib import Path
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
@@ -89,9 +90,15 @@ def register(run: RecipeRun, pretraining: str, finetuning: str, champion_finetun
 def report(run: RecipeRun, **manifests: str) -> str:
     """Save what was done as an artifact of the flow run, and return it as text."""
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
-    done = build_report(run.recipe.name, made, tracking_uri(run.work))
+    done = build_report(run.recipe.name, made, tracking_uri(run.work), interpreter())
     create_markdown_artifact(done.markdown(), key="pretrain-albert", description=done.title)
     return done.text()
+
+
+def interpreter() -> str:
+    """Return this interpreter as the user may type it here."""
+    path, here = Path(sys.executable), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def model_folder_of_run(pretraining: str) -> str:

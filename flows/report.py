@@ -39,13 +39,16 @@ class Report:
         return "\n".join([*lines, "", self.note, "", "## Next", "", _indented(self.commands)])
 
 
-def build_report(recipe_name: str, made: Mapping[str, Manifest], tracking: str) -> Report:
+def build_report(
+    recipe_name: str, made: Mapping[str, Manifest], tracking: str, python: str = "python"
+) -> Report:
     """Return the report; every number comes from a manifest.
 
     Args:
         recipe_name: what the run is called.
         made: the manifests of corpus, examples, pretraining, finetuning and registration.
         tracking: MLflow's tracking URI.
+        python: the interpreter to use the model with.
     """
     registration = made["registration"]
     name, version = registration.facts["name"], registration.facts["version"]
@@ -60,7 +63,7 @@ def build_report(recipe_name: str, made: Mapping[str, Manifest], tracking: str) 
             "Registry": _registry_rows(registration),
         },
         note=ORDER_NOTE,
-        commands=next_commands(registration.facts, tracking),
+        commands=next_commands(registration.facts, tracking, python),
     )
 
 
@@ -69,13 +72,17 @@ def tracking_uri(work: str) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{storage.join(work, 'mlflow.db')}"
 
 
-def next_commands(facts: Mapping[str, Any], tracking: str) -> str:
+def next_commands(facts: Mapping[str, Any], tracking: str, python: str) -> str:
     """Return what to type to use the registered model and to look around."""
     version = f"@{facts['alias']}" if facts["alias"] else f"/{facts['version']}"
-    look = "" if tracking.startswith("http") else f"mlflow ui --backend-store-uri {tracking}\n"
+    look = (
+        ""
+        if tracking.startswith("http")
+        else f"{python} -m mlflow ui --backend-store-uri {tracking}\n"
+    )
     return (
         f"export MLFLOW_TRACKING_URI={tracking}\n"
-        "python - <<'END'\n"
+        f"{python} - <<'END'\n"
         "import mlflow.pyfunc\n"
         f'model = mlflow.pyfunc.load_model("models:/{facts["name"]}{version}")\n'
         'print(model.predict(["the value is [MASK] by the function."]))\n'

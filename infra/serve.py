@@ -87,7 +87,7 @@ class Services:
     def stop(self) -> None:
         """Stop all, the last started first, and everything that they started."""
         for name, process in reversed(self.running.items()):
-            family = _descendants(process.pid)
+            family = _family(process.pid)
             _signal([process.pid], signal.SIGINT)
             _signal([pid for pid in family if pid != process.pid], signal.SIGTERM)
             _await_end(process, family)
@@ -243,33 +243,34 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _descendants(root: int) -> list[int]:
-    """Return ``root`` and all processes below it, whatever their sessions."""
-    children: dict[int, list[int]] = {}
-    for pid, parent in _processes():
-        children.setdefault(parent, []).append(pid)
-    family, queue = [], [root]
+def _family(root: int) -> list[int]:
+    """Return ``root``, the processes of its group and all below them, whatever their sessions."""
+    processes = _processes()
+    family: list[int] = []
+    queue = [root, *(pid for pid, _, group in processes if group == root)]
     while queue:
-        family.append(queue.pop())
-        queue += children.get(family[-1], [])
+        pid = queue.pop()
+        if pid not in family:
+            family.append(pid)
+            queue += [child for child, parent, _ in processes if parent == pid]
     return family
 
 
-def _processes() -> list[tuple[int, int]]:
-    """Return each process of this machine and its parent."""
+def _processes() -> list[tuple[int, int, int]]:
+    """Return the number of each process of this machine, of its parent and of its group."""
     if sys.platform == "linux":
-        return [found for stat in Path("/proc").glob("[0-9]*/stat") if (found := _parent(stat))]
-    ps = ["ps", "-A", "-o", "pid=,ppid="]
+        return [found for stat in Path("/proc").glob("[0-9]*/stat") if (found := _numbers(stat))]
+    ps = ["ps", "-A", "-o", "pid=,ppid=,pgid="]
     lines = subprocess.run(ps, capture_output=True, text=True, check=True).stdout.splitlines()
-    return [(int(pid), int(parent)) for pid, parent in map(str.split, lines)]
+    return [(int(pid), int(parent), int(group)) for pid, parent, group in map(str.split, lines)]
 
 
-def _parent(stat: Path) -> tuple[int, int] | None:
+def _numbers(stat: Path) -> tuple[int, int, int] | None:
     try:
-        fields = stat.read_text().rpartition(") ")[2].split()
+        _, parent, group, *_ = stat.read_text().rpartition(") ")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None  # it has just ended
-    return int(stat.parent.name), int(fields[1])
+    return int(stat.parent.name), int(parent), int(group)
 
 
 def _await_end(process: subprocess.Popen[bytes], family: Sequence[int]) -> None:

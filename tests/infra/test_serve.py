@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from infra.serve import ServeError, Services
+
 PROJECT = Path(__file__).parents[2]
 PREFECT = Path(sys.executable).with_name("prefect")
 pytestmark = pytest.mark.slow
@@ -172,6 +174,40 @@ def test_ctrl_c_stops_everything(served: Served) -> None:
     served.process.send_signal(signal.SIGINT)
     assert served.process.wait(timeout=60) == 0
     assert [pid for pid in family if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_a_service_that_ends_by_itself_is_named_with_its_last_words(tmp_path: Path) -> None:
+    services = Services(tmp_path, {})
+    services.start("MLflow", sys.executable, "-c", "import sys; sys.exit('no such database')")
+    services.running["MLflow"].wait()
+    with pytest.raises(
+        ServeError, match=r"(?s)MLflow ended by itself, with status 1.*no such database"
+    ):
+        services.check()
+
+
+def test_what_ignores_the_signals_is_killed_with_what_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.serve._STOP_SECONDS", 0.5)
+    stubborn = (
+        "import signal, subprocess, time; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+        "subprocess.Popen(['sleep', '600'], start_new_session=True); print('up', flush=True);"
+        "time.sleep(600)"
+    )
+    services = Services(tmp_path, {})
+    services.start("worker", sys.executable, "-c", stubborn)
+    while "up" not in services.log_of("worker").read_text():
+        time.sleep(0.05)
+    family = [services.running["worker"].pid, *descendants(services.running["worker"].pid)]
+    assert len(family) == 2
+    services.stop()
+    assert [pid for pid in family if is_running(pid)] == []
+
+
+def is_running(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and not stat.read_text().rpartition(") ")[2].startswith("Z")
 
 
 def descendants(pid: int) -> list[int]:

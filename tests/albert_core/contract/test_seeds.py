@@ -29,9 +29,7 @@ def test_a_number_and_its_digits_are_different_names() -> None:
 
 
 def test_a_seed_does_not_depend_on_the_process() -> None:
-    code = (
-        "from albert_core.contract.seeds import derive_seed as d; print(d(7, 'mask', 'wiki/12'))"
-    )
+    code = "from albert_core.contract.seeds import derive_seed as d; print(d(7, 'mask', 'wiki/12'))"
     for hash_seed in ("0", "1"):
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -44,7 +42,11 @@ def test_a_seed_does_not_depend_on_the_process() -> None:
 
 
 def test_golden_seeds() -> None:
-    assert [derive_seed(0), derive_seed(12345, "mask", "wiki/12", 0), derive_seed(7, "epoch", 3)] == [
+    assert [
+        derive_seed(0),
+        derive_seed(12345, "mask", "wiki/12", 0),
+        derive_seed(7, "epoch", 3),
+    ] == [
         2631537505891389924,
         388368058758176427,
         978687755993954585,

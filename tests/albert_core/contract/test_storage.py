@@ -29,9 +29,13 @@ def names_in(folder: str) -> list[str]:
 
 
 def interrupt_writing(uri: str) -> None:
-    with pytest.raises(KeyboardInterrupt), storage.open_atomic(uri) as file:
-        file.write(b"half of it")
-        raise KeyboardInterrupt
+    def write() -> None:
+        with storage.open_atomic(uri) as file:
+            file.write(b"half of it")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
 
 
 def test_what_is_written_is_read_back(folder: str) -> None:

@@ -1,0 +1,183 @@
+import json
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import torch
+
+from albert_core.checkpoint import (
+    RECORD,
+    STATE,
+    list_checkpoints,
+    load_checkpoint,
+    load_newest,
+    save_checkpoint,
+)
+from albert_core.contract import storage
+from albert_core.contract.errors import IntegrityError, TrainingError
+
+EXAMPLES = "e" * 64
+
+
+def state_of(step: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(step)
+    return {
+        "model": {"weight": torch.randn(3, 2, generator=generator)},
+        "optimizer": {"step": step, "lr": 0.1, "moments": [torch.zeros(2, dtype=torch.bfloat16)]},
+    }
+
+
+def save(folder: str | Path, *steps: int, keep: int = 10, examples: str = EXAMPLES) -> list[str]:
+    return [
+        save_checkpoint(str(folder), step, state_of(step), {"examples": examples}, keep)
+        for step in steps
+    ]
+
+
+def steps_in(folder: str | Path) -> list[int]:
+    return [int(uri.rpartition("-")[2]) for uri in list_checkpoints(str(folder))]
+
+
+def newest_step(folder: str | Path) -> int | None:
+    found = load_newest(str(folder), EXAMPLES)
+    return None if found is None else int(found[1]["step"])
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("where", ["local", "memory"])
+def test_a_checkpoint_is_read_back_as_it_was_written(where: str, tmp_path: Path) -> None:
+    folder = str(tmp_path / "checkpoints") if where == "local" else f"memory://{uuid4().hex}"
+    [uri] = save(folder, 7)
+    assert uri == f"{folder}/step-00000007"
+    state, record = load_checkpoint(uri)
+    torch.testing.assert_close(state, state_of(7), rtol=0, atol=0)
+    assert record["step"] == 7
+    assert record["examples"] == EXAMPLES
+
+
+def test_a_folder_without_a_checkpoint_has_none(tmp_path: Path) -> None:
+    assert list_checkpoints(str(tmp_path / "none")) == []
+    assert newest_step(tmp_path / "none") is None
+
+
+def test_the_newest_checkpoint_is_that_of_the_last_step(tmp_path: Path) -> None:
+    save(tmp_path, 900, 10_000, 1000)
+    assert steps_in(tmp_path) == [900, 1000, 10_000]
+    assert newest_step(tmp_path) == 10_000
+
+
+def test_only_the_last_ones_are_kept(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3, 4, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
+
+
+def test_a_checkpoint_can_be_written_again(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 2, keep=2)
+    assert steps_in(tmp_path) == [1, 2]
+    assert newest_step(tmp_path) == 2
+
+
+def test_a_half_written_checkpoint_is_none(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    (tmp_path / "step-00000002" / RECORD).unlink()
+    (tmp_path / "step-00000003").mkdir()
+    (tmp_path / "step-00000003" / f".{STATE}.host-1-01234567.tmp").write_bytes(b"half")
+    (tmp_path / "notes.txt").touch()
+    assert steps_in(tmp_path) == [1]
+    assert newest_step(tmp_path) == 1
+
+
+@pytest.mark.parametrize("written", [STATE, RECORD])
+def test_an_interrupted_save_leaves_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    save(tmp_path, 1)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    what = "torch.save" if written == STATE else "albert_core.contract.storage.write_bytes"
+    monkeypatch.setattr(what, full)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path, 2, keep=1)
+    assert newest_step(tmp_path) == 1
+
+
+def test_a_half_written_checkpoint_is_replaced_when_its_step_comes_again(tmp_path: Path) -> None:
+    [_, uri] = save(tmp_path, 1, 2)
+    Path(uri, RECORD).unlink()
+    Path(uri, STATE).write_bytes(b"half")
+    save(tmp_path, 2)
+    assert newest_step(tmp_path) == 2
+
+
+@pytest.mark.parametrize("path", [STATE, RECORD])
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    [_, uri] = save(tmp_path, 1, 2)
+    if path == STATE:
+        damage(Path(uri, STATE))
+    else:
+        content = Path(uri, RECORD).read_bytes()
+        Path(uri, RECORD).write_bytes(content[: len(content) // 2])
+    assert newest_step(tmp_path) == 1
+    [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert f"passing over {uri}: " in warning.getMessage()
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"\xff"])
+def test_a_record_that_is_none_is_passed_over(tmp_path: Path, content: bytes) -> None:
+    [_, uri] = save(tmp_path, 1, 2)
+    Path(uri, RECORD).write_bytes(content)
+    assert newest_step(tmp_path) == 1
+
+
+def test_a_missing_state_is_passed_over(tmp_path: Path) -> None:
+    [_, uri] = save(tmp_path, 1, 2)
+    Path(uri, STATE).unlink()
+    assert newest_step(tmp_path) == 1
+
+
+def test_when_every_checkpoint_is_damaged_there_is_none(tmp_path: Path) -> None:
+    for uri in save(tmp_path, 1, 2):
+        damage(Path(uri, STATE))
+    assert newest_step(tmp_path) is None
+
+
+def test_a_damaged_checkpoint_that_is_asked_for_is_refused(tmp_path: Path) -> None:
+    [uri] = save(tmp_path, 1)
+    damage(Path(uri, STATE))
+    with pytest.raises(IntegrityError, match=rf"{STATE} is not the file that {RECORD} describes"):
+        load_checkpoint(uri)
+
+
+def test_a_checkpoint_of_other_examples_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, 1, examples="f" * 64)
+    with pytest.raises(
+        TrainingError,
+        match=r"step-00000001 was trained on examples ffffffffffff, but these are eeeeeeeeeeee",
+    ):
+        load_newest(str(tmp_path), EXAMPLES)
+
+
+def test_loading_runs_no_code(tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "ran",)
+
+    uri = storage.join(str(tmp_path), "step-00000001")
+    with storage.open_atomic(storage.join(uri, STATE)) as file:
+        torch.save({"model": Payload()}, file)
+    digest = storage.sha256_of(storage.join(uri, STATE))
+    record = {"step": 1, "sha256": digest, "examples": EXAMPLES}
+    storage.write_bytes(storage.join(uri, RECORD), json.dumps(record).encode())
+    with pytest.raises(Exception, match=r"[Ww]eights"):
+        load_checkpoint(uri)
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,213 @@
+"""Pretraining on real shards, in real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from albert_core import training
+from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.contract.errors import ConfigError, IntegrityError
+from albert_core.contract.manifest import read_manifest
+from albert_core.contract.stage_command import stage_argv
+from albert_core.data import Batch, ExampleShards, example_order
+from albert_core.distributed import Ranks
+from albert_core.model import AlbertForPretraining
+from albert_core.optimizer import build_optimizer
+from albert_core.training import TrainState, train_step
+from pipelines import clean_corpus, make_examples, train_vocab
+from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings, VocabularySettings
+from tests.generated_order import write_days
+
+MODEL = ModelSettings(
+    embedding_size=32,
+    hidden_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=128,
+    max_position_embeddings=96,
+    initializer_range=0.1,
+)
+TRAINING = TrainingSettings(
+    num_steps=12,
+    batch_size=8,
+    micro_batch_size=4,
+    learning_rate=0.01,
+    warmup_steps=2,
+    log_steps=4,
+    checkpoint_steps=4,
+    max_evaluation_examples=50,
+)
+SUMMED_ACROSS_CUTS = {"rtol": 1e-4, "atol": 1e-6}
+
+
+def make_days(work: Path, seed: int, num_documents: int) -> str:
+    """Return the manifest of examples of a corpus whose order can be learned."""
+    work.mkdir(parents=True, exist_ok=True)
+    source = SourceSettings(uri=str(write_days(work / "days.jsonl", seed, num_documents)))
+    corpus = clean_corpus.run(source, CleaningSettings(), str(work))
+    vocab = train_vocab.run(VocabularySettings(vocab_size=95), corpus, str(work))
+    examples = ExampleSettings(
+        max_seq_length=96, dupe_factor=2, held_out_share=0.1, short_seq_prob=0.0, seed=seed
+    )
+    return make_examples.run(examples, corpus, vocab, str(work))
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ALBERT_WORKERS", "1")
+        return make_days(tmp_path_factory.mktemp("days"), seed=0, num_documents=300)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(examples: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return training.run(MODEL, TRAINING, examples, str(tmp_path_factory.mktemp("whole")))
+
+
+def recipe_file(folder: Path, settings: TrainingSettings) -> str:
+    path = folder / "recipe.json"
+    sections = {"model": MODEL.model_dump(), "training": settings.model_dump()}
+    path.write_text(json.dumps(sections))
+    return str(path)
+
+
+def weights_of(manifest: str) -> dict[str, torch.Tensor]:
+    return load_file(Path(manifest).parent / "model" / "model.safetensors")
+
+
+def after_one_step(examples: str, cuts: list[int]) -> tuple[dict[str, torch.Tensor], list[float]]:
+    torch.manual_seed(1)
+    shards = ExampleShards(examples, "train")
+    model = AlbertForPretraining(MODEL, shards.manifest.facts["vocab_size"])
+    state = TrainState(model=model, optimizer=build_optimizer(model, "lamb", 0.01, 0.01))
+    order = example_order(0, 8, len(shards), 1)
+    parts: list[Batch] = [
+        shards.batch(order[a:b]) for a, b in zip([0, *cuts], [*cuts, 8], strict=True)
+    ]
+    metrics = train_step(state, parts, TRAINING, Ranks(0, 1, torch.device("cpu")))
+    return dict(model.named_parameters()), [float(value) for value in metrics.values()]
+
+
+def test_cutting_the_batch_unevenly_changes_nothing(examples: str) -> None:
+    whole, whole_metrics = after_one_step(examples, cuts=[])
+    cut, cut_metrics = after_one_step(examples, cuts=[1, 6])
+    torch.testing.assert_close(cut, whole, **SUMMED_ACROSS_CUTS)
+    assert cut_metrics == pytest.approx(whole_metrics, rel=1e-4)
+
+
+def test_a_run_leaves_a_model_its_scores_and_its_account(uninterrupted: str) -> None:
+    manifest = read_manifest(uninterrupted)
+    folder = Path(uninterrupted).parent
+    assert manifest.facts["step"] == 12
+    for when in ("before", "after"):
+        for score in manifest.facts[when].values():
+            assert score["low"] <= score["value"] <= score["high"]
+    assert {shard.kind for shard in manifest.shards} == {"model", "metrics"}
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()]
+    assert steps == [4, 8, 12]
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_that_was_killed_resumes_to_the_same_bits(
+    examples: str, uninterrupted: str, tmp_path: Path
+) -> None:
+    longer = TRAINING.model_copy(update={"num_steps": 12})
+    argv = stage_argv(
+        "albert_core.training",
+        recipe_file(tmp_path, longer),
+        examples=examples,
+        work=str(tmp_path / "work"),
+    )
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "step 4/12" in line:
+            break
+    deadline = time.monotonic() + 30
+    while not list((tmp_path / "work").rglob("checkpoint.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not list((tmp_path / "work").rglob("manifest.json"))
+    resumed = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert "resuming from" in resumed.stdout
+    manifest = resumed.stdout.strip().splitlines()[-1].removeprefix("manifest: ")
+    torch.testing.assert_close(weights_of(manifest), weights_of(uninterrupted), rtol=0, atol=0)
+    assert read_manifest(manifest).content == read_manifest(uninterrupted).content
+
+
+def test_two_ranks_train_the_model_that_one_trains(
+    examples: str, uninterrupted: str, tmp_path: Path
+) -> None:
+    stage = stage_argv(
+        "albert_core.training",
+        recipe_file(tmp_path, TRAINING),
+        examples=examples,
+        work=str(tmp_path / "work"),
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    done = subprocess.run([*launcher, *stage[1:]], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (manifest,) = (tmp_path / "work").rglob("manifest.json")
+    torch.testing.assert_close(
+        weights_of(str(manifest)), weights_of(uninterrupted), rtol=1e-3, atol=1e-4
+    )
+
+
+def test_bfloat16_learns_what_float32_learns(examples: str, tmp_path: Path) -> None:
+    settings = TRAINING.model_copy(update={"precision": "bfloat16"})
+    manifest = read_manifest(training.run(MODEL, settings, examples, str(tmp_path)))
+    before, after = manifest.facts["before"], manifest.facts["after"]
+    assert after["masked_lm_loss"]["value"] < before["masked_lm_loss"]["value"]
+
+
+def test_a_corrupt_shard_stops_the_run_before_its_first_step(
+    examples: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "examples"
+    folder.mkdir()
+    for path in Path(examples).parent.iterdir():
+        if path.is_file():
+            (folder / path.name).write_bytes(path.read_bytes())
+    shard = next(folder.glob("train-*.arrow"))
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(IntegrityError, match="it changed after it was written"):
+        training.run(MODEL, TRAINING, str(folder / "manifest.json"), str(tmp_path / "work"))
+    assert not list((tmp_path / "work").rglob("manifest.json"))
+
+
+def test_examples_longer_than_the_models_positions_are_refused(
+    examples: str, tmp_path: Path
+) -> None:
+    short = MODEL.model_copy(update={"max_position_embeddings": 64})
+    with pytest.raises(ConfigError, match="max_position_embeddings is 64"):
+        training.run(short, TRAINING, examples, str(tmp_path))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sentence_order_is_learned_where_it_can_be(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALBERT_WORKERS", "1")
+    settings = TrainingSettings(
+        num_steps=250,
+        batch_size=32,
+        micro_batch_size=32,
+        learning_rate=0.01,
+        warmup_steps=25,
+        log_steps=50,
+        checkpoint_steps=250,
+        seed=seed,
+    )
+    examples = make_days(tmp_path, seed, num_documents=2000)
+    manifest = read_manifest(training.run(MODEL, settings, examples, str(tmp_path)))
+    assert manifest.facts["after"]["sentence_order_accuracy"]["value"] > 0.9

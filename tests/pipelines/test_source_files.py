@@ -1,0 +1,248 @@
+import dataclasses
+import importlib.metadata
+import json
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albert_core.contract import storage
+from albert_core.contract.errors import SourceError
+from pipelines.config import SourceSettings
+from pipelines.source_files import (
+    MAX_UNIT_BYTES,
+    SourceFile,
+    describe_changes,
+    digest_of_files,
+    list_source,
+    read_files,
+    units_of,
+    write_files,
+)
+
+FILES = {"a.txt": b"abc", "AA/wiki_00": b"one", "AA/wiki_01": b"two", "BB/wiki_00": b"three"}
+MB = 1 << 20
+
+
+@pytest.fixture(params=["local", "memory"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A folder with the files above."""
+    folder = str(tmp_path / "source") if request.param == "local" else f"memory://{uuid4().hex}"
+    for name, content in FILES.items():
+        storage.write_bytes(storage.join(folder, name), content)
+    return folder
+
+
+def names(uri: str, file_share: float = 1.0) -> list[str]:
+    return [file.name for file in list_source(SourceSettings(uri=uri, file_share=file_share))]
+
+
+def test_a_folder_is_all_its_files_by_name(source: str) -> None:
+    assert names(source) == names(f"{source}/") == sorted(FILES)
+
+
+def test_a_file_is_described_with_its_digest_and_can_be_opened(source: str) -> None:
+    for file in list_source(SourceSettings(uri=source)):
+        assert file.num_bytes == len(FILES[file.name])
+        assert file.sha256 == storage.sha256_of(storage.join(source, file.name))
+        assert storage.read_bytes(file.uri) == FILES[file.name]
+        assert file.modified
+
+
+def test_a_source_can_be_one_file(source: str) -> None:
+    assert names(f"{source}/AA/wiki_01") == ["wiki_01"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("**", sorted(FILES)),
+        ("*.txt", ["a.txt"]),
+        ("AA/*", ["wiki_00", "wiki_01"]),
+        ("AA/wiki_*", ["wiki_00", "wiki_01"]),
+        ("*/wiki_00", ["AA/wiki_00", "BB/wiki_00"]),
+        ("**/wiki_0*", ["AA/wiki_00", "AA/wiki_01", "BB/wiki_00"]),
+        ("AA/wiki_0?", ["wiki_00", "wiki_01"]),
+        ("AA/wiki_0[01]", ["wiki_00", "wiki_01"]),
+        ("?A/wiki_00", ["AA/wiki_00"]),
+        ("[AB]*/wiki_00", ["AA/wiki_00", "BB/wiki_00"]),
+    ],
+)
+def test_a_glob_is_the_files_it_matches_by_their_names_from_its_fixed_part(
+    source: str, pattern: str, expected: list[str]
+) -> None:
+    assert names(f"{source}/{pattern}") == expected
+
+
+def test_a_folder_whose_name_looks_like_a_glob_is_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "wiki [2018]"
+    folder.mkdir()
+    (folder / "a.txt").write_text("abc")
+    assert names(str(folder)) == ["a.txt"]
+    assert names(str(folder / "a.txt")) == ["a.txt"]
+
+
+def test_names_and_digests_do_not_change_when_the_source_moves(tmp_path: Path) -> None:
+    digests = set()
+    for folder in (tmp_path / "here", tmp_path / ".hidden" / "there"):
+        for name, content in FILES.items():
+            storage.write_bytes(str(folder / name), content)
+        digests.add(digest_of_files(list_source(SourceSettings(uri=str(folder)))))
+        digests.add(digest_of_files(list_source(SourceSettings(uri=f"{folder}/**"))))
+    assert len(digests) == 1
+
+
+def test_a_relative_source_is_named_from_where_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a.txt").write_text("abc")
+    monkeypatch.chdir(tmp_path)
+    [file] = list_source(SourceSettings(uri="source"))
+    monkeypatch.chdir("/")
+    assert file.name == "a.txt"
+    assert storage.read_bytes(file.uri) == b"abc"
+
+
+def test_hidden_files_and_folders_are_left_out(source: str) -> None:
+    for name in (".DS_Store", ".git/config", "AA/.wiki_02.tmp"):
+        storage.write_bytes(storage.join(source, name), b"x")
+    assert names(source) == sorted(FILES)
+
+
+@pytest.mark.parametrize("missing", ["none", "none/**", "*.jsonl", "a.txt/b"])
+def test_a_source_without_a_file_says_what_to_give(source: str, missing: str) -> None:
+    uri = f"{source}/{missing}"
+    with pytest.raises(SourceError) as caught:
+        names(uri)
+    assert str(caught.value) == (
+        f"source {uri!r} has no file. Give an existing file, folder or quoted glob, "
+        "e.g. SOURCE='/data/wiki/**'."
+    )
+
+
+def test_a_sample_without_a_file_says_so(source: str) -> None:
+    with pytest.raises(SourceError, match="has no file in its sample of 0%"):
+        names(source, file_share=1e-9)
+
+
+def test_an_unknown_protocol_says_where_to_look() -> None:
+    with pytest.raises(SourceError, match=r"nowhere://x: .*Check the part before '://'"):
+        names("nowhere://x")
+
+
+def test_a_larger_sample_holds_the_smaller_one(tmp_path: Path) -> None:
+    for number in range(100):
+        (tmp_path / f"{number}.txt").touch()
+    tenth, half, again = (names(str(tmp_path), share) for share in (0.1, 0.5, 0.5))
+    assert 0 < len(tenth) < 25
+    assert 35 < len(half) < 65
+    assert half == again
+    assert set(tenth) < set(half)
+
+
+def test_the_installed_distributions_are_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    only = [importlib.metadata.distribution("pytest")]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: only)
+    files = list_source(SourceSettings())
+    found = {file.name for file in files}
+    assert "_pytest/fixtures.py" in found
+    assert sum(name.endswith(".dist-info/METADATA") for name in found) == 1
+    assert all(name.endswith((".py", "/METADATA")) for name in found)
+    assert sorted(found) == [file.name for file in files]
+
+
+# Units of work
+
+
+def made(sizes: list[int]) -> list[SourceFile]:
+    return [
+        SourceFile(f"file:///s/{n:05d}", f"{n:05d}", size, "1", f"{n:064x}")
+        for n, size in enumerate(sizes)
+    ]
+
+
+@given(st.lists(st.integers(0, 2 * MAX_UNIT_BYTES) | st.integers(0, 1000), max_size=200))
+def test_every_file_is_in_one_unit_and_in_order(sizes: list[int]) -> None:
+    files = made(sizes)
+    assert [file for unit in units_of(files) for file in unit] == files
+
+
+@given(st.lists(st.integers(0, 2 * MAX_UNIT_BYTES), max_size=100))
+def test_a_unit_of_several_files_is_not_too_large(sizes: list[int]) -> None:
+    for unit in units_of(made(sizes)):
+        assert len(unit) == 1 or sum(file.num_bytes for file in unit) <= MAX_UNIT_BYTES
+
+
+def test_small_files_go_together() -> None:
+    units = list(units_of(made([2000] * 5000)))
+    assert 5000 / 512 < len(units) < 5000 / 128
+
+
+@pytest.mark.parametrize("num_bytes", [2_000, 100_000, MB, 3 * MB, 6 * MB, 20 * MB])
+@pytest.mark.parametrize("where", [0, 333, 999])
+def test_a_file_more_or_less_leaves_most_units_as_they_were(num_bytes: int, where: int) -> None:
+    files = made([num_bytes] * 1000)
+    added = dataclasses.replace(files[where], name=f"{files[where].name}a", sha256="f" * 64)
+    before, after = (
+        {tuple(file.sha256 for file in unit) for unit in units_of(some)}
+        for some in (files, [*files[: where + 1], added, *files[where + 1 :]])
+    )
+    changed = len(after - before)
+    assert changed <= 1 + 0.2 * len(after)
+
+
+@given(st.lists(st.integers(0, 3 * MB), max_size=30))
+def test_a_list_of_files_is_read_back_as_it_was_written(sizes: list[int]) -> None:
+    files = made(sizes)
+    write_files(files, "memory://source_files/list.jsonl")
+    assert read_files("memory://source_files/list.jsonl") == files
+
+
+def test_a_list_of_files_is_one_object_a_line(tmp_path: Path) -> None:
+    files = [dataclasses.replace(made([5])[0], name='line\u2028end/Größe \\ "x".txt')]
+    write_files(files, str(tmp_path / "list.jsonl"))
+    [line] = (tmp_path / "list.jsonl").read_text().split("\n")[:-1]
+    assert json.loads(line)["name"] == files[0].name
+    assert read_files(str(tmp_path / "list.jsonl")) == files
+
+
+def test_touching_or_moving_a_file_does_not_change_the_digest() -> None:
+    files = made([1, 2])
+    moved = [dataclasses.replace(file, modified="2", uri="s3://x") for file in files]
+    assert digest_of_files(moved) == digest_of_files(files)
+
+
+@pytest.mark.parametrize("change", [{"name": "other"}, {"sha256": "0" * 63 + "f"}])
+def test_another_name_or_content_changes_the_digest(change: dict[str, str]) -> None:
+    files = made([1, 2])
+    changed = [files[0], dataclasses.replace(files[1], **change)]  # type: ignore[arg-type]
+    assert digest_of_files(changed) != digest_of_files(files)
+
+
+# What changed
+
+
+def test_nothing_is_said_when_nothing_changed() -> None:
+    assert describe_changes(made([1, 2]), made([1, 2])) == ""
+
+
+def test_new_removed_changed_and_touched_files_are_named() -> None:
+    before = made([1] * 4)
+    gone, changed, touched, same = before
+    now = [
+        dataclasses.replace(changed, sha256="f" * 64, modified="2"),
+        dataclasses.replace(touched, modified="2"),
+        same,
+        dataclasses.replace(gone, name="00009"),
+    ]
+    assert describe_changes(before, now) == (
+        "1 new (00009); 1 removed (00000); 1 changed (00001); "
+        "1 touched, with the same content (00002)"
+    )
+
+
+def test_of_many_files_three_are_named() -> None:
+    assert describe_changes([], made([1] * 5)) == "5 new (00000, 00001, 00002, ...)"
