@@ -56,6 +56,8 @@ def load_checkpoint(uri: str) -> tuple[dict[str, Any], dict[str, Any]]:
         IntegrityError: the state is not the one that was written.
     """
     record = json.loads(storage.read_bytes(storage.join(uri, RECORD)))
+    if not isinstance(record, dict) or not {"step", "sha256"} <= record.keys():
+        raise IntegrityError(f"{storage.join(uri, RECORD)} describes no checkpoint.")
     path = storage.join(uri, STATE)
     if not storage.exists(path) or storage.sha256_of(path) != record["sha256"]:
         raise IntegrityError(

@@ -15,9 +15,7 @@ Evaluation = dict[str, Estimate]
 
 
 @torch.no_grad()
-def evaluate(
-    model: AlbertForPretraining, examples: ExampleShards, max_examples: int
-) -> Evaluation:
+def evaluate(model: AlbertForPretraining, examples: ExampleShards, max_examples: int) -> Evaluation:
     """Return the model's scores on the first ``max_examples`` examples, without dropout.
 
     Returns:
@@ -75,7 +73,5 @@ def _score(
     return {name: values.double().cpu().numpy() for name, values in sums.items()}
 
 
-def _by_document(
-    values: NDArray[np.float64], documents: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    return np.bincount(documents, weights=values)
+def _by_document(values: NDArray[np.float64], documents: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.bincount(documents, weights=values).astype(np.float64)

@@ -193,9 +193,7 @@ class Pretraining:
                 "settings": self.plan.settings,
             }
             folder = storage.join(self.folder, CHECKPOINTS)
-            save_checkpoint(
-                folder, self.state.step, state, record, self.settings.keep_checkpoints
-            )
+            save_checkpoint(folder, self.state.step, state, record, self.settings.keep_checkpoints)
         self.ranks.wait()
 
     def _track(self) -> TrackedRun:
@@ -306,14 +304,16 @@ def train_step(
     for batch in micro_batches:
         with _autocast(settings, ranks.device):
             lm_logits, order_logits = state.model(
-                batch.input_ids, batch.attention_mask, batch.token_type_ids,
+                batch.input_ids,
+                batch.attention_mask,
+                batch.token_type_ids,
                 batch.masked_lm_positions,
             )  # (B, P, V), (B, 2)
         lm = masked_lm_loss(
             lm_logits, batch.masked_lm_labels, batch.masked_lm_weights, num_predictions
         )
         order = sentence_order_loss(order_logits, batch.sentence_order_labels, num_sequences)
-        (lm + order).backward()  # type: ignore[no-untyped-call]
+        (lm + order).backward()
         right = (order_logits.argmax(-1) == batch.sentence_order_labels).sum() / num_sequences
         seen += torch.stack([lm, order, right]).detach()
     ranks.sum_gradients(state.model)

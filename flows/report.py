@@ -85,7 +85,7 @@ def next_commands(facts: Mapping[str, Any], tracking: str, python: str) -> str:
         f"{python} - <<'END'\n"
         "import mlflow.pyfunc\n"
         f'model = mlflow.pyfunc.load_model("models:/{facts["name"]}{version}")\n'
-        'print(model.predict(["the value is [MASK] by the function."]))\n'
+        'print(model.predict([{"text": "Return the [MASK] of the array."}]))\n'
         "END\n"
         f"{look}"
         "make serve"

@@ -29,7 +29,7 @@ from albert_core.contract.manifest import (
     scratch_folder,
     shard_of,
 )
-from albert_core.contract.records import DOCUMENT_SCHEMA, Document
+from albert_core.contract.records import DOCUMENT_SCHEMA
 from albert_core.contract.stage_command import stage_main
 from pipelines.cleaning import content_hash, normalise_text, reject_reason
 from pipelines.config import CleaningSettings, SourceSettings
@@ -75,7 +75,6 @@ def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
         inputs={"source_files": digest_of_files(files)},
         code=code_digest(__name__),
         libraries=library_versions("ftfy", "sentencex"),
-        input_manifests={"source_files": source.uri},
     )
     _log_changes(files, work)
     if done := plan.find(work):
@@ -88,7 +87,7 @@ def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
         progress = Progress(f"{STAGE}: units cleaned", _units_folder(work), missing)
         transform = CleanUnits(source, cleaning, folder)
         reports = run_pipeline(transform.expand, units, scratch, progress)
-    return _finish(plan, work, files, reports)
+    return _finish(plan, work, source, files, reports)
 
 
 class CleanUnits(beam.PTransform):
@@ -116,9 +115,7 @@ Hashes = tuple[int, tuple[int, str, NDArray[np.uint32], NDArray[np.void]]]
 Repeated = tuple[tuple[int, str], NDArray[np.uint32]]
 
 
-def _clean_unit(
-    unit: Unit, source: SourceSettings, cleaning: CleaningSettings
-) -> Iterator[Hashes]:
+def _clean_unit(unit: Unit, source: SourceSettings, cleaning: CleaningSettings) -> Iterator[Hashes]:
     number, uri, files = unit
     if not storage.exists(uri):
         write_arrow(_clean_files(files, source, cleaning), uri)
@@ -200,7 +197,11 @@ def _plan_units(files: list[SourceFile], plan: StagePlan, work: str) -> list[Uni
 
 
 def _finish(
-    plan: StagePlan, work: str, files: list[SourceFile], reports: list[dict[str, Any]]
+    plan: StagePlan,
+    work: str,
+    source: SourceSettings,
+    files: list[SourceFile],
+    reports: list[dict[str, Any]],
 ) -> str:
     counts: Counter[str] = Counter()
     for report in reports:
@@ -224,6 +225,7 @@ def _finish(
         log.warning("%s: %d records could not be read; see %s", STAGE, len(unreadable), uri)
     shards = [Shard(**report["shard"]) for report in reports]
     facts = {
+        "source": source.uri,
         "num_documents": kept,
         "num_source_files": len(files),
         "text_bytes": sum(report["text_bytes"] for report in reports),

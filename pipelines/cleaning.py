@@ -13,7 +13,9 @@ _LINE_ENDS = re.compile(r"\r\n?|[\u2028\u2029\x0b\x0c\x85]")
 _BLANK_LINES = re.compile(r"\n\s*\n+")
 _WRAPPED = re.compile(r"(?<=[^\n]{40})(?<![.!?:;])\n(?![\n\s*+\-|>#=.:]|\d+[.)])")
 """A line end after a long line that ends no sentence and before one that begins no list item."""
-_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\ufeff\ufffd]")
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0e-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\ufeff\ufffd\ud800-\udfff]"
+)
 
 
 def normalise_text(text: str) -> str:
@@ -22,8 +24,8 @@ def normalise_text(text: str) -> str:
     Lines that were only wrapped are joined; paragraphs stay apart, by one line end.
     """
     if not text.isascii():
-        text = unicodedata.normalize("NFC", ftfy.fix_text(text, uncurl_quotes=False))
-    text = _CONTROL.sub("", _LINE_ENDS.sub("\n", text))
+        text = ftfy.fix_text(text, uncurl_quotes=False)
+    text = unicodedata.normalize("NFC", _CONTROL.sub("", _LINE_ENDS.sub("\n", text)))
     text = _WRAPPED.sub(" ", _BLANK_LINES.sub("\n\n", text))
     lines = (_BLANKS.sub(" ", line).strip() for line in text.split("\n"))
     return "\n".join(line for line in lines if line)

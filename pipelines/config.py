@@ -22,7 +22,7 @@ class SourceSettings(Settings):
         "'installed-python', the documentation of the installed Python distributions",
     )
     format: SourceFormat = Field(
-        default="auto", description="how the files are read; auto looks at the first one"
+        default="auto", description="how the files are read; auto looks at each file"
     )
     text_field: str = Field(default="text", description="jsonl: the field with the text")
     id_field: str = Field(default="id", description="jsonl: the field with the document's id")

@@ -76,7 +76,9 @@ def run(task: TaskSettings, examples: str, corpus: str, work: str) -> str:
     return _write(plan, work, rows, reasons)
 
 
-def acceptability_rows(suitable: Mapping[str, str], task: TaskSettings) -> Iterator[AcceptabilityRow]:
+def acceptability_rows(
+    suitable: Mapping[str, str], task: TaskSettings
+) -> Iterator[AcceptabilityRow]:
     """Yield at most ``task.max_sentences`` rows, in random order, train and dev mixed.
 
     Args:

@@ -157,9 +157,7 @@ def _span_keys(
     return keys[np.cumsum(opens_span) - 1]
 
 
-def _choose_words(
-    words: _Words, key: UInt64s, budgets: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def _choose_words(words: _Words, key: UInt64s, budgets: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which words are taken: span after span by key, word after word, while they fit.
 
     A word that is longer than what is left of the budget is passed over, so that short words

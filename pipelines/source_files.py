@@ -3,6 +3,7 @@
 import glob
 import importlib.metadata
 import json
+import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -13,7 +14,7 @@ from fsspec.utils import stringify_path
 from albert_core.contract import storage
 from albert_core.contract.errors import SourceError
 from albert_core.contract.manifest import digest_of
-from albert_core.contract.seeds import derive_seed, share_of
+from albert_core.contract.seeds import share_of
 from pipelines.config import INSTALLED_PYTHON, SourceSettings
 
 MAX_UNIT_BYTES = 8 << 20
@@ -73,7 +74,9 @@ def units_of(files: Iterable[SourceFile]) -> Iterator[list[SourceFile]]:
             unit, num_bytes = [], 0
         unit.append(file)
         num_bytes += file.num_bytes
-        if derive_seed(0, "unit-end", file.name) % _FILES_PER_UNIT == 0:
+        # A large file ends a unit more often, so that most units end before they are full.
+        end_share = max(1 / _FILES_PER_UNIT, 2 * file.num_bytes / MAX_UNIT_BYTES)
+        if share_of(0, "unit-end", file.name) < end_share:
             yield unit
             unit, num_bytes = [], 0
     if unit:
@@ -121,13 +124,12 @@ def _some(names: list[str], limit: int = 3) -> str:
 
 def _matching(uri: str) -> Iterator[tuple[str, str]]:
     fs, path = storage.filesystem(storage.absolute(uri))
-    if glob.has_magic(path):
-        paths = fs.glob(path)
-        base = path[: len(path) - len(path.partition("*")[2]) - 1].rpartition("/")[0]
-    elif fs.isdir(path):
+    if fs.isdir(path):
         paths, base = fs.find(path), path
     elif fs.exists(path):
         paths, base = [path], path.rpartition("/")[0]
+    elif glob.has_magic(path):
+        paths, base = fs.glob(path), re.split(r"[*?[]", path)[0].rpartition("/")[0]
     else:
         return
     for found in map(stringify_path, paths):

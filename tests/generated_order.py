@@ -10,14 +10,10 @@ _TIMES = [
     ("In the evening", "rests"),
     ("At midnight", "sleeps"),
 ]
-_WHO = (
-    "fox miller captain sailor robin painter doctor widow hunter farmer student beggar prince "
-    "cousin lawyer tailor"
-).split()
-_WHERE = (
-    "hill mill harbour meadow bridge forest castle market garden river chapel tavern valley "
-    "island tower orchard"
-).split()
+_WHO = ["fox", "miller", "captain", "sailor", "robin", "painter", "doctor", "widow", "hunter"]
+_WHO += ["farmer", "student", "beggar", "prince", "cousin", "lawyer", "tailor"]
+_WHERE = ["hill", "mill", "harbour", "meadow", "bridge", "forest", "castle", "market"]
+_WHERE += ["garden", "river", "chapel", "tavern", "valley", "island", "tower", "orchard"]
 
 
 def day(seed: int, number: int) -> str:

@@ -38,10 +38,10 @@ def _reachable(module: str) -> dict[str, str]:
     sources: dict[str, str] = {}
     queue = [module]
     while queue:
-        name = queue.pop()
-        spec = find_spec(name)
-        if name in sources or spec is None or spec.origin is None:
+        spec = find_spec(queue.pop())
+        if spec is None or spec.origin is None or spec.name in sources:
             continue
+        name = spec.name  # of "__main__" too, so that a stage run by hand is the same one
         sources[name] = Path(spec.origin).read_text(encoding="utf-8")
         queue.extend(_imports(sources[name]))
     return sources

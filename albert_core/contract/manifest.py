@@ -18,7 +18,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from albert_core.contract import storage
-from albert_core.contract.errors import AccountingError, IntegrityError
+from albert_core.contract.errors import AccountingError, AlbertError, IntegrityError
 from albert_core.contract.settings import Settings
 
 MANIFEST = "manifest.json"
@@ -186,14 +186,19 @@ def read_manifest(uri: str) -> Manifest:
 
 
 def newest_manifest(stage_folder: str) -> Manifest | None:
-    """Return the manifest written last below ``stage_folder``, or None."""
+    """Return the good manifest written last below ``stage_folder``, or None."""
     found: list[tuple[float, str]] = []
     for entry in storage.list_folder(stage_folder):
         fs, _ = storage.filesystem(stage_folder)
         path = f"{entry['name']}/{MANIFEST}"
         if entry["type"] == "directory" and fs.exists(path):
             found.append((_modified(fs.info(path)), str(fs.unstrip_protocol(path))))
-    return read_manifest(max(found)[1]) if found else None
+    for _, uri in sorted(found, reverse=True):
+        try:
+            return read_manifest(uri)
+        except AlbertError as error:
+            log.warning("passing over %s", error)
+    return None
 
 
 def check_shard(shard: Shard, folder: str) -> None:

@@ -45,7 +45,8 @@ def random_bits(seed: int | UInt64s, counter: int | NDArray[Any]) -> UInt64s:
         z = np.atleast_1d(seeds + (counters + np.uint64(1)) * _GOLDEN_GAMMA)
         z = (z ^ (z >> np.uint64(30))) * _MIX_1
         z = (z ^ (z >> np.uint64(27))) * _MIX_2
-        return z ^ (z >> np.uint64(31))
+        bits: UInt64s = z ^ (z >> np.uint64(31))
+        return bits
 
 
 def random_uniform(seed: int | UInt64s, counter: int | NDArray[Any]) -> NDArray[np.float64]:

@@ -67,12 +67,22 @@ def _arguments(run: Stage, argv: Sequence[str] | None) -> dict[str, Any]:
     recipe_uri = options.pop("recipe")
     if not storage.exists(recipe_uri):
         raise ConfigError(f"{recipe_uri} is missing: give --recipe a resolved recipe (JSON).")
-    recipe = json.loads(storage.read_bytes(recipe_uri))
+    recipe = _read_recipe(recipe_uri)
     settings = {
         name: section.read(recipe.get(name, {}), f"{recipe_uri}, section {name}")
         for name, section in sections.items()
     }
     return settings | options
+
+
+def _read_recipe(uri: str) -> dict[str, Any]:
+    try:
+        recipe = json.loads(storage.read_bytes(uri))
+    except ValueError as error:
+        raise ConfigError(f"{uri} is not JSON: {error}. Give a resolved recipe.") from error
+    if not isinstance(recipe, dict):
+        raise ConfigError(f"{uri} holds no object of sections. Give a resolved recipe.")
+    return recipe
 
 
 def worker_count() -> int:
@@ -82,6 +92,6 @@ def worker_count() -> int:
         ConfigError: ALBERT_WORKERS is not a whole number above 0.
     """
     text = os.environ.get("ALBERT_WORKERS", str(len(os.sched_getaffinity(0))))
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"ALBERT_WORKERS={text!r} must be a whole number of at least 1")
     return int(text)

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import posixpath
+import re
 import socket
 import uuid
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ def filesystem(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 def join(uri: str, *parts: str) -> str:
     """Return ``uri`` with ``parts`` appended, with single slashes."""
-    return posixpath.join(uri.rstrip("/") or "/", *parts)
+    return posixpath.join(uri.rstrip("/") or uri[:1], *parts)
 
 
 def local_path(uri: str) -> Path | None:
@@ -118,12 +119,12 @@ def process_name() -> str:
 
 
 def is_abandoned(name: str) -> bool:
-    """Return whether ``name`` ends in the `process_name` of a process of this host that is gone."""
-    host, _, rest = name.rpartition("-")[0].rpartition("-")
-    if not host.endswith(socket.gethostname()) or not rest.isdigit():
+    """Return whether ``name`` is a scratch folder of a process of this host that is gone."""
+    made_by = re.fullmatch(rf"\.scratch-{re.escape(socket.gethostname())}-([0-9]+)-\w+", name)
+    if made_by is None:
         return False
     try:
-        os.kill(int(rest), 0)
+        os.kill(int(made_by.group(1)), 0)
     except ProcessLookupError:
         return True
     except PermissionError:

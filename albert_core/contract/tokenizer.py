@@ -15,7 +15,7 @@ from albert_core.contract.records import SPECIAL_PIECES
 
 SPIECE_MODEL = "spiece.model"
 WORD_MARK = "▁"
-_WORD_OF_ITS_OWN = frozenset("!\"#$%&()*+,-./:;?@[\\]^_`{|}~")
+_WORD_OF_ITS_OWN = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')
 _ASCII_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _SPACES = re.compile(r"\s+")
 
@@ -57,8 +57,14 @@ class Tokenizer:
     def __init__(self, model: bytes, lower_case: bool = True) -> None:
         self.model = model
         self.lower_case = lower_case
-        self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        found = tuple(self.processor.id_to_piece(i) for i in range(len(SPECIAL_PIECES)))
+        try:
+            self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise IntegrityError(
+                f"the vocabulary is no SentencePiece model ({error}). Train it again."
+            ) from error
+        size = min(len(SPECIAL_PIECES), self.vocab_size)
+        found = tuple(self.processor.id_to_piece(i) for i in range(size))
         if found != SPECIAL_PIECES:
             raise IntegrityError(
                 f"the vocabulary begins with {found}, expected {SPECIAL_PIECES}. "

@@ -5,6 +5,9 @@ A reader is a function ``read(content: BinaryIO, settings: SourceSettings)`` tha
 not read. `read_documents` makes documents of them, with ids that are stable and unique.
 """
 
+import codecs
+import lzma
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -53,20 +56,28 @@ def read_documents(
     """
     seen: Counter[str] = Counter()
     try:
+        read = READERS[_format(uri, settings)]  # in memory, two openings share one position
         with fsspec.open(uri, "rb", compression="infer") as file:
-            read = READERS[_format(uri, settings)]
             for ordinal, record in enumerate(read(file, settings)):
-                key = record.key or str(ordinal)
-                seen[key] += 1
-                record_id = f"{name}#{key}" if seen[key] == 1 else f"{name}#{key}~{seen[key]}"
+                record_id = _unused(f"{name}#{record.key or ordinal}", seen)
                 if record.unreadable:
                     yield Unreadable(record_id, record.unreadable)
                 else:
                     yield Document(record_id, record.text, uri)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise SourceError(
             f"{uri} can't be read: {error}. Mend or remove the file, then run the stage again."
         ) from error
+
+
+def _unused(record_id: str, seen: Counter[str]) -> str:
+    """Return ``record_id``, numbered if it is in ``seen`` already, and add it there."""
+    unused = record_id
+    while unused in seen:
+        seen[record_id] += 1
+        unused = f"{record_id}~{seen[record_id]}"
+    seen[unused] += 1
+    return unused
 
 
 def _format(uri: str, settings: SourceSettings) -> str:
@@ -81,5 +92,7 @@ def _format(uri: str, settings: SourceSettings) -> str:
     if name.endswith(".py"):
         return "installed-python"
     with fsspec.open(uri, "rb", compression="infer") as file:
-        head = file.read(_HEAD_BYTES).lstrip()
+        head = file.read(_HEAD_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()
+    if head.startswith(installed_python.METADATA_FIRST_LINE):
+        return "installed-python"
     return "wiki-extracted" if head.startswith(b"<doc ") else "text"

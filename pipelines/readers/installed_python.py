@@ -14,14 +14,14 @@ from typing import BinaryIO
 from pipelines.config import SourceSettings
 from pipelines.readers.record import Record
 
-_METADATA_FIRST_LINE = b"Metadata-Version:"
+METADATA_FIRST_LINE = b"Metadata-Version:"
 
 
 def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield one document: a module's docstrings in source order, or a package description."""
     del settings
     content = file.read()
-    if content.startswith(_METADATA_FIRST_LINE):
+    if content.startswith(METADATA_FIRST_LINE):
         yield Record(_description(content))
     else:
         yield _docstrings(content)

@@ -20,8 +20,10 @@ def _record(line: bytes, settings: SourceSettings) -> Record:
         values = json.loads(line)
     except UnicodeDecodeError:
         return Record(unreadable="not_utf8")
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # ValueError: also a number of too many digits
         return Record(unreadable="not_json")
     if not isinstance(values, dict) or not isinstance(values.get(settings.text_field), str):
         return Record(unreadable="no_text_field")
-    return Record(values[settings.text_field], str(values.get(settings.id_field) or ""))
+    key = values.get(settings.id_field)
+    text = "" if key is None else str(key).encode(errors="replace").decode()
+    return Record(values[settings.text_field], text)

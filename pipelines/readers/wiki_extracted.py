@@ -1,5 +1,7 @@
 """WikiExtractor output: ``<doc id="12" url="..." title="...">``, the article, ``</doc>``."""
 
+import codecs
+import itertools
 import re
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -16,7 +18,8 @@ def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     del settings
     key: str | None = None
     lines: list[bytes] = []
-    for line in file:
+    first = file.readline().removeprefix(codecs.BOM_UTF8)
+    for line in itertools.chain([first], file):
         if opening := _OPENING.match(line):
             if key is not None:
                 yield Record(key=key, unreadable="doc_not_closed")

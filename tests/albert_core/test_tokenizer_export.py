@@ -26,7 +26,7 @@ TEXTS = [
     "\N{COMBINING ACUTE ACCENT}abe \x01\x02 \x1cdo\x85be\xa0",
     "\x01be",
     "▁be▁",
-    "＜unk＞ ＜pad＞ [cls] ［ＭＡＳＫ］",  # noqa: RUF001
+    "＜unk＞ ＜pad＞ [cls] ［ＭＡＳＫ］",
 ]
 
 

@@ -29,7 +29,7 @@ def test_about_half_of_the_rows_are_swapped_and_documents_stay_on_one_side() -> 
     suitable = {f"the word number {n} is not like the others.": f"d{n // 7}" for n in range(2000)}
     rows = list(acceptability_rows(suitable, TASK))
     assert 0.45 < sum(row.label for row in rows) / len(rows) < 0.55
-    side = {}
+    side: dict[int, str] = {}
     for row in rows:
         number = int(next(word for word in row.sentence.split() if word.isdigit()))
         assert side.setdefault(number // 7, row.split) == row.split

@@ -24,9 +24,7 @@ def rows(seed: int, num_rows: int, length: int) -> tuple[np.ndarray, np.ndarray,
     return np.concatenate(ids), lengths, b_starts
 
 
-def mask(
-    ids: np.ndarray, lengths: np.ndarray, b_starts: np.ndarray, max_ngram: int = 3
-) -> Masked:
+def mask(ids: np.ndarray, lengths: np.ndarray, b_starts: np.ndarray, max_ngram: int = 3) -> Masked:
     seeds = random_bits(7, np.arange(len(lengths)))
     return mask_examples(ids, lengths, b_starts, OPENS_WORD, seeds, 0.15, max_ngram)
 

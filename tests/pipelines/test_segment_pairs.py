@@ -58,9 +58,7 @@ def test_half_of_the_pairs_are_swapped() -> None:
 
 
 def test_the_cut_falls_on_every_sentence_alike() -> None:
-    middles = np.concatenate(
-        [cut([10] * 6, seed, 60, short=0.0).middle for seed in range(1000)]
-    )
+    middles = np.concatenate([cut([10] * 6, seed, 60, short=0.0).middle for seed in range(1000)])
     counts = np.bincount(middles // 10, minlength=6)[1:]
     assert (abs(counts / 1000 - 0.2) < 0.05).all()
 

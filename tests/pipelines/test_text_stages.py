@@ -132,9 +132,7 @@ def test_tfrecords_hold_the_same_examples_as_the_arrow_shards(made: Made) -> Non
             ]
 
 
-def test_a_stage_that_is_done_returns_at_once(
-    made: Made, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stage_that_is_done_returns_at_once(made: Made, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     assert make(made.source, Path(made.work)) == made
     assert caplog.text.count("done already") == 3
@@ -219,7 +217,7 @@ def test_a_source_without_a_document_worth_keeping_leaves_no_manifest(
 ) -> None:
     monkeypatch.setenv("ALBERT_WORKERS", workers)
     (tmp_path / "a.txt").write_text("Nothing here.")
-    with pytest.raises(SourceError, match="no document of the source is left.*too_short 1"):
+    with pytest.raises(SourceError, match=r"no document of the source is left.*too_short 1"):
         clean_corpus.run(
             SourceSettings(uri=str(tmp_path / "a.txt")), CleaningSettings(), str(tmp_path / "work")
         )
