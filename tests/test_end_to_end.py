@@ -1,0 +1,122 @@
+"""The tiny recipe through the flow, from raw text to a registered model, as a user types it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.generated_text import write_jsonl
+
+PROJECT = Path(__file__).parents[1]
+STAGES = ["corpus", "vocab", "examples", "task", "pretraining", "finetuning", "registration"]
+SMALLER = {
+    "source.file_share": 1.0,
+    "vocabulary.vocab_size": 150,
+    "examples.held_out_share": 0.2,
+    "training.num_steps": 20,
+    "training.warmup_steps": 2,
+    "training.batch_size": 16,
+    "training.log_steps": 10,
+    "training.checkpoint_steps": 10,
+    "finetuning.num_steps": 10,
+    "finetuning.warmup_steps": 2,
+    "finetuning.evaluation_steps": 5,
+}
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A run of the flow: what it was given, and what came of it."""
+
+    source: Path
+    work: Path
+    status: int
+    output: str
+
+
+def run_flow(source: Path, work: Path, **overrides: object) -> Typed:
+    """Run the flow as ``make demo`` does, with settings that take seconds."""
+    settings = SMALLER | {name.replace("__", "."): value for name, value in overrides.items()}
+    options = [f"--set={name}={value}" for name, value in settings.items()]
+    command = [sys.executable, "-m", "flows.pretrain_albert", "--recipe=tiny", *options]
+    done = subprocess.run(
+        [*command, f"--source={source}", f"--work={work}"],
+        cwd=PROJECT,
+        env={**os.environ, "PREFECT_API_URL": "", "PREFECT_HOME": str(work / "prefect-home")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return Typed(source, work, done.returncode, done.stdout + done.stderr)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Typed:
+    folder = tmp_path_factory.mktemp("whole-way")
+    source = folder / "source"
+    source.mkdir()
+    for number in range(3):
+        write_jsonl(source / f"{number}.jsonl", range(number * 40, number * 40 + 40))
+    return run_flow(source, folder / "work")
+
+
+def test_the_first_run_ends_with_a_registered_champion(first: Typed) -> None:
+    assert first.status == 0, first.output
+    assert re.search(r"documents read +120", first.output)
+    assert re.search(r"masked LM loss, nats +\d\.\d+ \[", first.output)
+    assert re.search(r"sentence order accuracy +0\.\d+ \[", first.output)
+    assert re.search(r"model +albert-tiny, version 1", first.output)
+    assert re.search(r"alias +champion", first.output)
+
+
+def test_the_registered_model_fills_masks_in_a_fresh_process(first: Typed) -> None:
+    code = (
+        "import mlflow.pyfunc\n"
+        "model = mlflow.pyfunc.load_model('models:/albert-tiny@champion')\n"
+        "print(model.predict([{'text': 'The river [MASK] the bridge.'}]).to_json())\n"
+    )
+    tracking = {"MLFLOW_TRACKING_URI": f"sqlite:///{first.work}/mlflow.db"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=first.work,
+        env={**os.environ, **tracking},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "probability" in json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def test_the_second_run_finds_every_stage_done(first: Typed) -> None:
+    again = run_flow(first.source, first.work)
+    assert again.status == 0, again.output
+    for stage in STAGES:
+        assert f"{stage}: done already" in again.output
+        assert f"{stage}: to do" not in again.output
+
+
+def test_a_changed_file_is_named_and_what_depends_on_it_is_redone(first: Typed) -> None:
+    write_jsonl(first.source / "1.jsonl", [*range(40, 80), 500])
+    again = run_flow(first.source, first.work)
+    assert again.status == 0, again.output
+    assert "source files: 1 changed (1.jsonl)" in again.output
+    assert "examples: to do, because input corpus was" in again.output
+    assert re.search(r"model +albert-tiny, version 2", again.output)
+
+
+def test_a_mistake_of_a_later_stage_ends_in_one_message_and_leaves_no_half_result(
+    first: Typed, tmp_path: Path
+) -> None:
+    failed = run_flow(first.source, tmp_path / "work", vocabulary__vocab_size=9000)
+    assert failed.status == 1
+    assert failed.output.count("error: ") == 1
+    message = failed.output.rpartition("error: ")[2]
+    assert re.search(r"vocab_size is 9000, but the text carries at most \d+ pieces", message)
+    assert "Traceback" not in failed.output
+    finished = [path.parts[-3] for path in (tmp_path / "work").rglob("manifest.json")]
+    assert finished == ["corpus"]
