@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from albert_core.contract import storage
+from albert_core.contract.arrow_files import read_arrow
 from albert_core.contract.errors import TrainingError
 from albert_core.contract.manifest import Manifest, Shard, check_shard, read_manifest
 from albert_core.contract.seeds import derive_seed, random_bits
@@ -159,10 +160,7 @@ class _Columns:
 
 
 def _map_columns(shard: Shard, folder: str) -> _Columns:
-    uri = storage.join(folder, shard.path)
-    path = storage.local_path(uri)
-    source = pa.memory_map(str(path)) if path else pa.BufferReader(storage.read_bytes(uri))
-    table = pa.ipc.open_file(source).read_all()
+    table = read_arrow(storage.join(folder, shard.path))
 
     def column(name: str) -> pa.Array:
         return table[name].combine_chunks()

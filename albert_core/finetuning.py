@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from albert_core.config import FinetuningSettings
 from albert_core.contract import storage
+from albert_core.contract.arrow_files import write_arrow
 from albert_core.contract.code_version import code_digest, library_versions
 from albert_core.contract.errors import ConfigError, IntegrityError, TrainingError
 from albert_core.contract.manifest import MANIFEST, Account, StagePlan, digest_of, shard_of
@@ -362,12 +363,7 @@ class Finetuning:
             pa.array(values, field.type)
             for values, field in zip(columns, _PREDICTIONS_SCHEMA, strict=True)
         ]
-        table = pa.Table.from_arrays(arrays, schema=_PREDICTIONS_SCHEMA)
-        with (
-            storage.open_atomic(uri) as file,
-            pa.ipc.new_file(file, _PREDICTIONS_SCHEMA) as writer,
-        ):
-            writer.write_table(table)
+        write_arrow(pa.Table.from_arrays(arrays, schema=_PREDICTIONS_SCHEMA), uri)
 
     def _facts(self, best: DevScores) -> dict[str, Any]:
         intervals = {

@@ -18,6 +18,7 @@ from apache_beam.pvalue import PCollection
 from numpy.typing import NDArray
 
 from albert_core.contract import storage
+from albert_core.contract.arrow_files import read_arrow, write_arrow
 from albert_core.contract.code_version import code_digest, library_versions
 from albert_core.contract.errors import SourceError
 from albert_core.contract.manifest import (
@@ -46,7 +47,6 @@ from pipelines.source_files import (
     units_of,
     write_files,
 )
-from pipelines.writers import read_arrow, write_arrow
 
 STAGE = "corpus"
 SOURCE_FILES = "source_files.jsonl"

@@ -20,6 +20,7 @@ from apache_beam.pvalue import PCollection
 from numpy.typing import NDArray
 
 from albert_core.contract import storage
+from albert_core.contract.arrow_files import open_arrow, read_arrow, write_arrow
 from albert_core.contract.code_version import code_digest, library_versions
 from albert_core.contract.errors import SourceError
 from albert_core.contract.manifest import (
@@ -43,7 +44,7 @@ from pipelines.masking import mask_examples
 from pipelines.ragged import Ints
 from pipelines.segment_pairs import assemble, cut_into_pairs
 from pipelines.tf_examples import tf_examples
-from pipelines.writers import read_arrow, write_arrow, write_tfrecord
+from pipelines.tfrecord import write_tfrecord
 
 STAGE = "examples"
 TRAIN, HELD_OUT = "train", "held_out"
@@ -351,9 +352,7 @@ def _write_shard(
 
 
 def _read_batches(spill: str, indexes: list[int]) -> list[pa.RecordBatch]:
-    path = storage.local_path(spill)
-    source = pa.memory_map(str(path)) if path else pa.BufferReader(storage.read_bytes(spill))
-    reader = pa.ipc.open_file(source)
+    reader = open_arrow(spill)
     return [reader.get_batch(index) for index in indexes]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from albert_core.contract import storage
+from albert_core.contract.arrow_files import read_arrow
 from albert_core.contract.code_version import code_digest
 from albert_core.contract.errors import SourceError
 from albert_core.contract.manifest import Account, StagePlan, check_shard, read_manifest, shard_of
@@ -17,7 +18,6 @@ from albert_core.contract.seeds import derive_seed, random_uniform, share_of
 from albert_core.contract.stage_command import stage_main
 from pipelines.config import ExampleSettings, TaskSettings
 from pipelines.held_out import is_held_out
-from pipelines.writers import read_arrow
 
 STAGE = "task"
 TASK_FOLDER = "CoLA"

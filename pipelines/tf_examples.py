@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from albert_core.contract.records import NUM_SPECIAL
-from pipelines.writers import serialise_tf_example
+from pipelines.tfrecord import serialise_tf_example
 
 
 def tf_examples(

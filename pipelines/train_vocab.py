@@ -15,6 +15,7 @@ import sentencepiece
 from apache_beam.pvalue import PCollection
 
 from albert_core.contract import storage
+from albert_core.contract.arrow_files import read_arrow
 from albert_core.contract.code_version import code_digest, library_versions
 from albert_core.contract.errors import VocabularyError
 from albert_core.contract.manifest import (
@@ -32,7 +33,6 @@ from albert_core.contract.stage_command import stage_main
 from albert_core.contract.tokenizer import SPIECE_MODEL, Tokenizer, normalise_for_pieces
 from pipelines.config import VocabularySettings
 from pipelines.engine import Progress, run_pipeline
-from pipelines.writers import read_arrow
 
 STAGE = "vocab"
 SPIECE_VOCAB = "spiece.vocab"

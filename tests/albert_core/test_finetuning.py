@@ -14,6 +14,7 @@ from mlflow import MlflowClient
 from albert_core import finetuning as stage
 from albert_core.config import FinetuningSettings
 from albert_core.contract import storage
+from albert_core.contract.arrow_files import read_arrow
 from albert_core.contract.errors import ConfigError, IntegrityError, TaskError, TrainingError
 from albert_core.contract.manifest import Manifest, check_shard, read_manifest
 from albert_core.contract.records import CLS, SEP
@@ -79,9 +80,7 @@ def read_predictions(manifest: Manifest, work: str) -> pa.Table:
     folder = f"{work}/finetuning/{manifest.key}"
     (shard,) = manifest.shards_of("predictions")
     check_shard(shard, folder)
-    return pa.ipc.open_file(
-        pa.BufferReader(storage.read_bytes(f"{folder}/{shard.path}"))
-    ).read_all()
+    return read_arrow(f"{folder}/{shard.path}")
 
 
 def test_a_task_that_can_be_learned_is_learned(finished: tuple[Manifest, str]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from albert_core.contract.arrow_files import read_arrow
 from albert_core.contract.errors import IntegrityError, SourceError, VocabularyError
 from albert_core.contract.manifest import Manifest, read_manifest
 from albert_core.contract.records import EXAMPLE_SCHEMA
@@ -16,7 +17,7 @@ from albert_core.contract.tokenizer import Tokenizer
 from pipelines import clean_corpus, make_examples, train_vocab
 from pipelines.config import CleaningSettings, SourceSettings, VocabularySettings
 from pipelines.held_out import is_held_out
-from pipelines.writers import TFExample, read_arrow, read_tfrecord
+from pipelines.tfrecord import TFExample, read_tfrecord
 from tests.generated_text import document, write_jsonl
 from tests.pipelines.conftest import EXAMPLES, VOCABULARY, Made, make
 

@@ -1,4 +1,4 @@
-"""Files of rows: Arrow IPC, memory-mapped when read; and TFRecord as the reference reads it."""
+"""TFRecord files of `tf.train.Example` records, without TensorFlow."""
 
 import struct
 from collections.abc import Iterable, Iterator
@@ -6,30 +6,12 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
-import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from numpy.typing import NDArray
 
 from albert_core.contract import storage
 
 _CRC_MASK_DELTA = 0xA282EAD8
-
-
-def write_arrow(table: pa.Table, uri: str) -> None:
-    """Write ``table`` to ``uri`` as one Arrow IPC file with a single record batch."""
-    with (
-        storage.open_atomic(uri) as file,
-        pa.ipc.new_file(file, table.schema) as writer,
-    ):
-        writer.write_table(table.combine_chunks())
-
-
-def read_arrow(uri: str) -> pa.Table:
-    """Return the table at ``uri``; a local file is mapped, not read."""
-    path = storage.local_path(uri)
-    if path is None:
-        return pa.ipc.open_file(pa.BufferReader(storage.read_bytes(uri))).read_all()
-    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
 def write_tfrecord(records: Iterable[bytes], uri: str) -> None:
