@@ -53,7 +53,10 @@ class Ranks:
 
 @contextmanager
 def joined_ranks() -> Iterator[Ranks]:
-    """Give this process's place, from the environment that ``torchrun`` sets."""
+    """Give this process's place, from the environment that ``torchrun`` sets.
+
+    At the end the ranks wait for each other, and all but the first end as processes.
+    """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     has_gpu = torch.cuda.is_available()
@@ -62,8 +65,14 @@ def joined_ranks() -> Iterator[Ranks]:
         torch.cuda.set_device(device)
     if world_size > 1:
         dist.init_process_group("nccl" if has_gpu else "gloo")
+    ranks = Ranks(rank, world_size, device)
     try:
-        yield Ranks(rank, world_size, device)
+        yield ranks
+        ranks.wait()
     finally:
         if world_size > 1:
             dist.destroy_process_group()
+    if not ranks.is_first:
+        # Threads of the libraries can abort an interpreter that is being taken down, and the
+        # launcher would then end the first rank too.
+        os._exit(0)

@@ -83,7 +83,6 @@ def run(model: ModelSettings, training: TrainingSettings, examples: str, work: s
         pretraining.train()
         if ranks.is_first:
             pretraining.finish()
-        ranks.wait()
     return storage.join(plan.folder(work), MANIFEST)
 
 

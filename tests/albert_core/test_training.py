@@ -156,7 +156,7 @@ def test_two_ranks_train_the_model_that_one_trains(
     )
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     done = subprocess.run([*launcher, *stage[1:]], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stdout + done.stderr
     (manifest,) = (tmp_path / "work" / "pretraining").glob("*/manifest.json")
     torch.testing.assert_close(
         weights_of(str(manifest)), weights_of(uninterrupted), rtol=1e-3, atol=1e-4
