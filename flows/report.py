@@ -136,7 +136,10 @@ def _pretraining_rows(pretraining: Manifest) -> list[tuple[str, str]]:
 def _downstream_rows(finetuning: Manifest) -> list[tuple[str, str]]:
     facts = finetuning.facts
     low, high = facts["interval"]
-    main = (facts["metric"], _estimate({"value": facts["score"], "low": low, "high": high}))
+    score = _estimate({"value": facts["score"], "low": low, "high": high})
+    if facts["metric"] == "matthews" and low <= 0 <= high:
+        score += "; the interval holds 0, so no better than chance"
+    main = (facts["metric"], score)
     others = [(n, f"{v:.3f}") for n, v in facts["scores"].items() if n != facts["metric"]]
     return [("task", f"{facts['task']}, {facts['num_examples']:,} examples"), main, *others]
 

@@ -55,6 +55,11 @@ def test_a_model_above_the_unigram_loss_is_told_so() -> None:
     assert row(text, "unigram loss, nats") == "6.500; the model ends 0.500 above it"
 
 
+def test_a_score_that_may_be_chance_is_told_so() -> None:
+    text = report(finetuning={"interval": [-0.1, 0.2]}).text()
+    assert row(text, "matthews").endswith("the interval holds 0, so no better than chance")
+
+
 def test_the_next_commands_load_the_model_by_its_alias() -> None:
     text = report().text()
     assert "export MLFLOW_TRACKING_URI=sqlite:////work/mlflow.db" in text
