@@ -42,7 +42,7 @@ from pipelines.engine import Progress, run_pipeline
 from pipelines.held_out import is_held_out
 from pipelines.masking import mask_examples
 from pipelines.ragged import Ints
-from pipelines.segment_pairs import assemble, cut_into_pairs
+from pipelines.segment_pairs import SegmentPairs, assemble, cut_into_pairs
 from pipelines.tf_examples import tf_examples
 from pipelines.tfrecord import write_tfrecord
 
@@ -51,6 +51,8 @@ TRAIN, HELD_OUT = "train", "held_out"
 _DOCUMENTS_PER_BATCH = 256
 _ARROW_BYTES_PER_TEXT_BYTE = 0.6
 """About one piece of 2 bytes for 4 bytes of text, and its share of masks and ids."""
+_ORDER_COUNTER = 0xFFFFFFFF
+"""Counter of the draw for an example's place in the shuffle; no position is as high."""
 _SPILL_SCHEMA = EXAMPLE_SCHEMA.append(pa.field("order", pa.uint64()))
 
 log = logging.getLogger(STAGE)
@@ -204,51 +206,42 @@ def _examples_of(
     tally: Counter[str],
     unigrams: Ints,
 ) -> pa.Table:
-    """Return the examples of one copy of ``documents``, in the passing files' schema."""
-    settings, opens_word = plan.settings, plan.tokenizer.starts_word
-    columns: dict[str, list[Any]] = {"ids": [], "kept": [], "seeds": []}
-    chunks: list[tuple[Ints, ...]] = []
-    pieces, offset = [], 0
-    for document in documents:
-        held_out = is_held_out(document.id, settings)
-        if held_out and copy > 0:
-            continue  # held-out examples are evaluated once
-        seed = derive_seed(settings.seed, "pairs", document.id, copy)
-        pairs = cut_into_pairs(
-            document.sentence_lengths,
-            opens_word[document.pieces],
-            seed,
-            settings.max_num_pieces,
-            settings.short_seq_prob,
-        )
-        count = len(pairs.start)
-        _tally_document(tally, document, count, pairs.num_dropped, held_out, copy)
-        if copy == 0 and not held_out:
+    """Return the examples of one copy of ``documents``, and whether each is held out.
+
+    Held-out documents have their first copy only, because they are evaluated once.
+    """
+    settings = plan.settings
+    opens_word = plan.tokenizer.starts_word
+    held_out = [is_held_out(document.id, settings) for document in documents]
+    if copy > 0:
+        documents = [d for d, out in zip(documents, held_out, strict=True) if not out]
+        held_out = [False] * len(documents)
+    pairs = [_cut(document, copy, settings, opens_word) for document in documents]
+    for document, of_document, out in zip(documents, pairs, held_out, strict=True):
+        _tally_document(tally, document, of_document, out, copy)
+        if copy == 0 and not out:
             unigrams += np.bincount(document.pieces, minlength=len(unigrams))
-        chunks.append(
-            (
-                pairs.start + offset,
-                pairs.middle + offset,
-                pairs.end + offset,
-                pairs.swapped.astype(np.int64),
-                pairs.first_sentence,
-                pairs.last_sentence,
-            )
-        )
-        columns["ids"] += [document.id] * count
-        columns["kept"] += [held_out] * count
-        mask_seed = derive_seed(settings.seed, "mask", document.id, copy)
-        columns["seeds"].append(random_bits(mask_seed, np.arange(count)))
-        pieces.append(document.pieces)
-        offset += len(document.pieces)
-    if not columns["ids"]:
+    counts = np.array([len(of_document.start) for of_document in pairs], np.int64)
+    if not counts.sum():
         return _SPILL_SCHEMA.empty_table()
-    start, middle, end, swapped, first_sentence, last_sentence = map(
-        np.concatenate, zip(*chunks, strict=True)
-    )
-    seeds = np.concatenate(columns["seeds"])
+
+    def joined(name: str) -> NDArray[Any]:
+        return np.concatenate([getattr(of_document, name) for of_document in pairs])
+
+    sizes = np.array([len(document.pieces) for document in documents])
+    offset = np.repeat(np.cumsum(sizes) - sizes, counts)
     input_ids, lengths, b_starts = assemble(
-        np.concatenate(pieces), start, middle, end, swapped.astype(bool)
+        np.concatenate([document.pieces for document in documents]),
+        joined("start") + offset,
+        joined("middle") + offset,
+        joined("end") + offset,
+        joined("swapped"),
+    )
+    seeds = np.concatenate(
+        [
+            random_bits(derive_seed(settings.seed, "mask", document.id, copy), np.arange(count))
+            for document, count in zip(documents, counts, strict=True)
+        ]
     )
     masked = mask_examples(
         input_ids,
@@ -259,34 +252,41 @@ def _examples_of(
         settings.masked_lm_prob,
         settings.max_ngram,
     )
-    table = pa.table(
-        [
-            _lists(masked.input_ids, lengths),
-            pa.array(b_starts.astype(np.uint16)),
-            _lists(masked.positions, masked.num_predictions),
-            _lists(masked.labels, masked.num_predictions),
-            pa.array(swapped.astype(np.uint8)),
-            pa.array(columns["ids"], pa.string()),
-            pa.array(first_sentence.astype(np.uint32)),
-            pa.array(last_sentence.astype(np.uint32)),
-            pa.array(np.full(len(lengths), copy, np.uint16)),
-            pa.array(random_bits(seeds, 0xFFFFFFFF)),
-        ],
-        schema=_SPILL_SCHEMA,
+    ids = np.repeat(np.array([document.id for document in documents], object), counts)
+    columns = [
+        _lists(masked.input_ids, lengths),
+        pa.array(b_starts.astype(np.uint16)),
+        _lists(masked.positions, masked.num_predictions),
+        _lists(masked.labels, masked.num_predictions),
+        pa.array(joined("swapped").astype(np.uint8)),
+        pa.array(ids, pa.string()),
+        pa.array(joined("first_sentence").astype(np.uint32)),
+        pa.array(joined("last_sentence").astype(np.uint32)),
+        pa.array(np.full(len(lengths), copy, np.uint16)),
+        pa.array(random_bits(seeds, _ORDER_COUNTER)),
+    ]
+    rows = pa.table(columns, schema=_SPILL_SCHEMA)
+    return rows.append_column("held_out", pa.array(np.repeat(held_out, counts), pa.bool_()))
+
+
+def _cut(
+    document: _Encoded, copy: int, settings: ExampleSettings, opens_word: NDArray[np.bool_]
+) -> SegmentPairs:
+    return cut_into_pairs(
+        document.sentence_lengths,
+        opens_word[document.pieces],
+        derive_seed(settings.seed, "pairs", document.id, copy),
+        settings.max_num_pieces,
+        settings.short_seq_prob,
     )
-    return table.append_column("held_out", pa.array(columns["kept"], pa.bool_()))
 
 
 def _tally_document(
-    tally: Counter[str],
-    document: _Encoded,
-    num_pairs: int,
-    num_dropped: int,
-    held_out: bool,
-    copy: int,
+    tally: Counter[str], document: _Encoded, pairs: SegmentPairs, held_out: bool, copy: int
 ) -> None:
+    num_pairs = len(pairs.start)
     tally["pieces"] += len(document.pieces)
-    tally["pieces_dropped"] += num_dropped
+    tally["pieces_dropped"] += pairs.num_dropped
     if copy == 0:
         tally["documents"] += 1
         tally["documents_without_pair"] += num_pairs == 0
@@ -382,6 +382,7 @@ def _finish(
     facts = {
         "max_seq_length": plan.settings["max_seq_length"],
         "max_predictions": ExampleSettings(**plan.settings).max_predictions,
+        "num_documents_held_out": counts["documents_held_out"],
         "num_train": rows[TRAIN],
         "num_held_out": rows[HELD_OUT],
         "num_predictions": sum(report["num_predictions"] for report in reports),
