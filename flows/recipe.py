@@ -71,7 +71,8 @@ def load_recipe(recipe: str, overrides: Sequence[str] = (), source: str | None =
     Args:
         recipe: the name of a shipped recipe, or the path or URI of a TOML file.
         overrides: ``section.field=value`` each, with a TOML value; text may go unquoted.
-        source: the reader's own text in place of the recipe's, a path, glob or URI.
+        source: the reader's own text, a path, glob or URI: all of it is read, whatever share or
+            format the recipe has for its own source.
 
     Raises:
         ConfigError: the recipe is not there, or a setting is unknown or impossible.
@@ -79,10 +80,10 @@ def load_recipe(recipe: str, overrides: Sequence[str] = (), source: str | None =
     uri = _recipe_uri(recipe)
     values = _read_toml(uri)
     values.setdefault("name", Path(uri).stem)
+    if source is not None:
+        values["source"] = {"uri": source}
     for override in overrides:
         _apply(values, override)
-    if source is not None:
-        _section(values, "source")["uri"] = source
     _refuse_unknown(values, Recipe, uri)
     return _anchored(Recipe.read(values, uri))
 

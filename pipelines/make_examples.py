@@ -216,12 +216,12 @@ def _examples_of(
     if copy > 0:
         documents = [d for d, out in zip(documents, held_out, strict=True) if not out]
         held_out = [False] * len(documents)
-    pairs = [_cut(document, copy, settings, opens_word) for document in documents]
+    pairs = [_cut(document, copy, settings) for document in documents]
     for document, of_document, out in zip(documents, pairs, held_out, strict=True):
         _tally_document(tally, document, of_document, out, copy)
         if copy == 0 and not out:
             unigrams += np.bincount(document.pieces, minlength=len(unigrams))
-    counts = np.array([len(of_document.start) for of_document in pairs], np.int64)
+    counts = np.array([len(of_document.swapped) for of_document in pairs], np.int64)
     if not counts.sum():
         return _SPILL_SCHEMA.empty_table()
 
@@ -232,9 +232,8 @@ def _examples_of(
     offset = np.repeat(np.cumsum(sizes) - sizes, counts)
     input_ids, lengths, b_starts = assemble(
         np.concatenate([document.pieces for document in documents]),
-        joined("start") + offset,
-        joined("middle") + offset,
-        joined("end") + offset,
+        (joined("first_start") + offset, joined("first_end") + offset),
+        (joined("second_start") + offset, joined("second_end") + offset),
         joined("swapped"),
     )
     seeds = np.concatenate(
@@ -269,12 +268,9 @@ def _examples_of(
     return rows.append_column("held_out", pa.array(np.repeat(held_out, counts), pa.bool_()))
 
 
-def _cut(
-    document: _Encoded, copy: int, settings: ExampleSettings, opens_word: NDArray[np.bool_]
-) -> SegmentPairs:
+def _cut(document: _Encoded, copy: int, settings: ExampleSettings) -> SegmentPairs:
     return cut_into_pairs(
         document.sentence_lengths,
-        opens_word[document.pieces],
         derive_seed(settings.seed, "pairs", document.id, copy),
         settings.max_num_pieces,
         settings.short_seq_prob,
@@ -284,9 +280,10 @@ def _cut(
 def _tally_document(
     tally: Counter[str], document: _Encoded, pairs: SegmentPairs, held_out: bool, copy: int
 ) -> None:
-    num_pairs = len(pairs.start)
+    num_pairs = len(pairs.swapped)
     tally["pieces"] += len(document.pieces)
-    tally["pieces_dropped"] += pairs.num_dropped
+    tally["last_sentence_alone"] += pairs.num_alone
+    tally["truncated"] += pairs.num_truncated
     if copy == 0:
         tally["documents"] += 1
         tally["documents_without_pair"] += num_pairs == 0
@@ -406,12 +403,12 @@ def _documents_account(counts: Counter[str]) -> Account:
 
 
 def _pieces_account(counts: Counter[str], in_examples: int) -> Account:
-    dropped = counts["pieces_dropped"]
+    dropped = {reason: counts[reason] for reason in ("last_sentence_alone", "truncated")}
     return Account(
         what="pieces, all copies",
         total=counts["pieces"],
         kept=in_examples,
-        dropped={"last_sentence_alone": dropped} if dropped else {},
+        dropped={reason: count for reason, count in dropped.items() if count},
     )
 
 

@@ -100,6 +100,12 @@ def test_a_recipe_of_ones_own_is_named_by_its_file(tmp_path: Path) -> None:
     assert (recipe.name, recipe.training.num_steps) == ("mine", 5000)
 
 
+def test_of_the_readers_text_all_is_read() -> None:
+    assert load_recipe("tiny").source.file_share < 1
+    assert load_recipe("tiny", source="/data/mine").source.file_share == 1
+    assert load_recipe("tiny", ["source.file_share=0.5"], "/data/mine").source.file_share == 0.5
+
+
 def test_the_readers_text_means_the_same_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

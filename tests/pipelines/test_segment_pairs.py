@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,17 +10,14 @@ LENGTHS = st.lists(st.integers(1, 200), min_size=0, max_size=60)
 
 
 def cut(lengths: list[int], seed: int, max_num_pieces: int, short: float = 0.1) -> SegmentPairs:
-    opens_word = np.random.default_rng(seed).random(sum(lengths)) < 0.7
-    return cut_into_pairs(np.array(lengths, np.int64), opens_word, seed, max_num_pieces, short)
+    return cut_into_pairs(np.array(lengths, np.int64), seed, max_num_pieces, short)
 
 
 @given(LENGTHS, st.integers(0, 2**32), st.integers(13, 509))
-def test_chunks_follow_each_other_and_every_piece_is_kept_or_counted(
-    lengths: list[int], seed: int, max_num_pieces: int
-) -> None:
+def test_every_piece_is_kept_or_counted(lengths: list[int], seed: int, max_num_pieces: int) -> None:
     pairs = cut(lengths, seed, max_num_pieces)
-    assert (np.concatenate([[0], pairs.end])[: len(pairs.start)] == pairs.start).all()
-    assert (pairs.end - pairs.start).sum() + pairs.num_dropped == sum(lengths)
+    kept = (pairs.first_end - pairs.first_start + pairs.second_end - pairs.second_start).sum()
+    assert kept + pairs.num_alone + pairs.num_truncated == sum(lengths)
 
 
 @given(LENGTHS, st.integers(0, 2**32), st.integers(13, 509))
@@ -27,29 +25,59 @@ def test_both_segments_have_pieces_and_fit(
     lengths: list[int], seed: int, max_num_pieces: int
 ) -> None:
     pairs = cut(lengths, seed, max_num_pieces)
-    assert (pairs.start < pairs.middle).all()
-    assert (pairs.middle < pairs.end).all()
-    assert (pairs.end - pairs.start <= max_num_pieces).all()
+    assert (pairs.first_start < pairs.first_end).all()
+    assert (pairs.first_end <= pairs.second_start).all()
+    assert (pairs.second_start < pairs.second_end).all()
+    sizes = pairs.first_end - pairs.first_start + pairs.second_end - pairs.second_start
+    assert (sizes <= max_num_pieces).all()
 
 
 @given(LENGTHS, st.integers(0, 2**32))
-def test_the_sentences_named_are_those_of_the_pieces(lengths: list[int], seed: int) -> None:
+def test_chunks_are_whole_sentences_that_follow_each_other(lengths: list[int], seed: int) -> None:
     pairs = cut(lengths, seed, 61)
-    sentence_of = np.repeat(np.arange(len(lengths)), lengths)
-    assert (sentence_of[pairs.start] == pairs.first_sentence).all()
-    assert (sentence_of[pairs.end - 1] == pairs.last_sentence).all()
+    assert (np.concatenate([[-1], pairs.last_sentence])[:-1] + 1 == pairs.first_sentence).all()
+    bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(int)
+    for i in range(len(pairs.swapped)):
+        first, last = int(pairs.first_sentence[i]), int(pairs.last_sentence[i])
+        if bounds[last + 1] - bounds[first] <= 61:
+            assert pairs.first_start[i] == bounds[first]
+            assert pairs.first_end[i] == pairs.second_start[i]
+            assert pairs.first_end[i] in bounds
+            assert pairs.second_end[i] == bounds[last + 1]
+        else:
+            assert last == first + 1
+
+
+def test_sentences_that_are_too_long_are_cut_at_every_end_alike() -> None:
+    ends = {"first_start": 0, "first_end": 0, "second_start": 0, "second_end": 0}
+    for seed in range(2000):
+        pairs = cut([50, 50], seed, 61)
+        whole = {"first_start": 0, "first_end": 50, "second_start": 50, "second_end": 100}
+        for name, place in whole.items():
+            ends[name] += abs(int(getattr(pairs, name)[0]) - place)
+    mean = sum(ends.values()) / 4
+    assert mean == 2000 * 39 / 4
+    assert all(cut_off == pytest.approx(mean, rel=0.05) for cut_off in ends.values())
 
 
 def test_a_document_of_one_sentence_gives_no_pair() -> None:
     pairs = cut([20], seed=1, max_num_pieces=61)
-    assert len(pairs.start) == 0
-    assert pairs.num_dropped == 20
+    assert len(pairs.swapped) == 0
+    assert pairs.num_alone == 20
 
 
-def test_without_short_targets_examples_are_full_but_for_the_last() -> None:
-    pairs = cut([9, 14, 21, 8] * 50, seed=3, max_num_pieces=125, short=0.0)
-    sizes = pairs.end - pairs.start
-    assert (sizes[:-1] > 110).all()
+def test_the_last_sentence_is_not_left_alone_where_another_can_be_spared() -> None:
+    pairs = cut([20, 20, 20, 20], seed=1, max_num_pieces=61, short=0.0)
+    assert pairs.last_sentence.tolist() == [1, 3]
+    assert pairs.num_alone == 0
+
+
+def test_without_short_targets_another_sentence_would_not_fit() -> None:
+    lengths = [9, 14, 21, 8] * 50
+    pairs = cut(lengths, seed=3, max_num_pieces=125, short=0.0)
+    sizes = pairs.second_end - pairs.first_start
+    following = np.array(lengths)[pairs.last_sentence[:-2] + 1]
+    assert (sizes[:-2] + following > 125).all()
 
 
 def test_half_of_the_pairs_are_swapped() -> None:
@@ -58,16 +86,18 @@ def test_half_of_the_pairs_are_swapped() -> None:
 
 
 def test_the_cut_falls_on_every_sentence_alike() -> None:
-    middles = np.concatenate([cut([10] * 6, seed, 60, short=0.0).middle for seed in range(1000)])
+    middles = np.concatenate(
+        [cut([10] * 6, seed, 60, short=0.0).second_start for seed in range(1000)]
+    )
     counts = np.bincount(middles // 10, minlength=6)[1:]
     assert (abs(counts / 1000 - 0.2) < 0.05).all()
 
 
 def test_a_swapped_pair_begins_with_the_later_part() -> None:
     pieces = np.arange(10, 20)
-    input_ids, lengths, b_starts = assemble(
-        pieces, np.array([0, 5]), np.array([2, 6]), np.array([5, 10]), np.array([True, False])
-    )
+    first = np.array([0, 5]), np.array([2, 6])
+    second = np.array([2, 6]), np.array([5, 10])
+    input_ids, lengths, b_starts = assemble(pieces, first, second, np.array([True, False]))
     assert input_ids.tolist() == [
         *[CLS, 12, 13, 14, SEP, 10, 11, SEP],
         *[CLS, 15, SEP, 16, 17, 18, 19, SEP],
