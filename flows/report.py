@@ -8,10 +8,6 @@ from typing import Any
 from albert_core.contract import storage
 from albert_core.contract.manifest import Account, Manifest
 
-ORDER_NOTE = (
-    "Sentence order stays near 0.5 (a coin's) on natural text at a small budget: that is expected."
-)
-
 
 @dataclass(frozen=True)
 class Report:
@@ -62,7 +58,7 @@ def build_report(
             "Downstream (95 % interval)": _downstream_rows(made["finetuning"]),
             "Registry": _registry_rows(registration),
         },
-        note=ORDER_NOTE,
+        note=_order_note(made["pretraining"]),
         commands=next_commands(registration.facts, tracking, python),
     )
 
@@ -152,6 +148,14 @@ def _registry_rows(registration: Manifest) -> list[tuple[str, str]]:
         ("because", facts["reason"]),
         ("address", facts["model_uri"]),
     ]
+
+
+def _order_note(pretraining: Manifest) -> str:
+    score = _estimate(pretraining.facts["after"]["sentence_order_accuracy"])
+    return (
+        f"Sentence order ended at {score}. On natural text it stays near 0.5, a coin's, at so "
+        "small a budget: it is learned long after words are."
+    )
 
 
 def _estimate(estimate: Mapping[str, float]) -> str:
