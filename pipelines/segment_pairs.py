@@ -19,8 +19,8 @@ from albert_core.contract.records import CLS, NUM_SPECIAL_IN_PAIR, SEP
 from albert_core.contract.seeds import random_uniform
 from pipelines.ragged import Ints, ranges
 
-_DRAWS_PER_CHUNK = 6
-_SHORT, _TARGET, _MIDDLE, _SWAP, _FRONT_OF_FIRST, _FRONT_OF_SECOND = range(_DRAWS_PER_CHUNK)
+_DRAWS_PER_CHUNK = 7
+_SHORT, _TARGET, _MIDDLE, _SWAP, _FRONT_OF_FIRST, _FRONT_OF_SECOND, _ODD = range(_DRAWS_PER_CHUNK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ def cut_into_pairs(
             (int(bounds[middle]), int(bounds[stop])),
             max_num_pieces,
             (float(draws[_FRONT_OF_FIRST]), float(draws[_FRONT_OF_SECOND])),
+            bool(draws[_ODD] < 0.5),
         )
         rows.append((*parts, int(draws[_SWAP] < 0.5), begin, stop - 1))
         begin = stop
@@ -115,6 +116,7 @@ def _truncate(
     second: tuple[int, int],
     max_num_pieces: int,
     fronts: tuple[float, float],
+    odd_from_second: bool,
 ) -> tuple[int, int, int, int]:
     """Cut what is too much from the longer part, at its front and back alike.
 
@@ -123,12 +125,15 @@ def _truncate(
         second: of the second part.
         max_num_pieces: what both may have together.
         fronts: in [0, 1), how much of each part's cut falls on its front.
+        odd_from_second: which part loses the odd piece; were it always the same one, the
+            lengths would give the order away.
     """
     lengths = first[1] - first[0], second[1] - second[0]
     excess = max(0, sum(lengths) - max_num_pieces)
     levelled = min(excess, abs(lengths[0] - lengths[1]))
-    half = (excess - levelled) // 2
-    cuts = [half, excess - levelled - half]
+    half, odd = divmod(excess - levelled, 2)
+    cuts = [half, half]
+    cuts[odd_from_second] += odd
     cuts[lengths[1] > lengths[0]] += levelled
     front_first, front_second = (
         int(front * (cut + 1)) for front, cut in zip(fronts, cuts, strict=True)

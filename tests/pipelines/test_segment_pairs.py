@@ -60,6 +60,16 @@ def test_sentences_that_are_too_long_are_cut_at_every_end_alike() -> None:
     assert all(cut_off == pytest.approx(mean, rel=0.05) for cut_off in ends.values())
 
 
+def test_neither_length_nor_place_of_a_cut_tells_the_order() -> None:
+    first_is_longer = 0
+    for seed in range(2000):
+        pairs = cut([50, 50], seed, 61)
+        sizes = pairs.first_end - pairs.first_start, pairs.second_end - pairs.second_start
+        assert abs(int(sizes[0][0] - sizes[1][0])) == 1
+        first_is_longer += int(sizes[0][0] > sizes[1][0])
+    assert 900 < first_is_longer < 1100
+
+
 def test_a_document_of_one_sentence_gives_no_pair() -> None:
     pairs = cut([20], seed=1, max_num_pieces=61)
     assert len(pairs.swapped) == 0
