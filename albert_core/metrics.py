@@ -57,24 +57,6 @@ def ratio_interval(totals: Array, counts: Array) -> Estimate:
     return Estimate(value=float(ratio), low=float(ratio - reach), high=float(ratio + reach))
 
 
-def share_interval(successes: int, total: int) -> Estimate:
-    """Return ``successes / total`` with its Wilson interval; the trials are independent.
-
-    Raises:
-        ShapeError: ``total`` is below 1, or ``successes`` is not in 0..total.
-
-    Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
-    """
-    from scipy.stats import binomtest
-
-    if not 0 <= successes <= total or total < 1:
-        raise ShapeError(f"{successes} of {total}: expected 0 <= successes <= total, total >= 1")
-    interval = binomtest(int(successes), int(total)).proportion_ci(CONFIDENCE, method="wilson")
-    return Estimate(
-        value=float(successes / total), low=float(interval.low), high=float(interval.high)
-    )
-
-
 def bootstrap_interval(metric: Metric, labels: Array, predictions: Array, seed: int) -> Estimate:
     """Return ``metric(labels, predictions)`` with its percentile bootstrap interval.
 

@@ -15,9 +15,6 @@ NUM_SPECIAL = len(SPECIAL_PIECES)
 NUM_SPECIAL_IN_PAIR = 3
 """[CLS] a [SEP] b [SEP]."""
 
-IN_ORDER, SWAPPED = 0, 1
-"""Values of `sentence_order_label`."""
-
 
 @dataclass(frozen=True, slots=True)
 class Document:

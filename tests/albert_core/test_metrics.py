@@ -16,7 +16,6 @@ from albert_core.metrics import (
     bootstrap_interval,
     matthews,
     ratio_interval,
-    share_interval,
 )
 
 LABELS = np.array([0, 0, 0, 1, 1, 1, 1, 0] * 20)
@@ -54,24 +53,6 @@ def test_a_ratio_to_nothing_is_refused(counts: NDArray[np.float64]) -> None:
         ratio_interval(np.ones(2), counts)
 
 
-def test_the_interval_of_a_share_is_wilsons() -> None:
-    estimate = share_interval(1, 10)
-    assert estimate.value == 0.1
-    assert (estimate.low, estimate.high) == pytest.approx((0.01787, 0.40415), abs=1e-4)
-
-
-def test_the_interval_of_a_share_stays_within_0_and_1() -> None:
-    none, all_ = share_interval(0, 5), share_interval(5, 5)
-    assert none.low == 0.0 < none.high < 1.0
-    assert 0.0 < all_.low < all_.high == 1.0
-
-
-@pytest.mark.parametrize(("successes", "total"), [(-1, 3), (4, 3), (0, 0)])
-def test_a_share_of_nothing_is_refused(successes: int, total: int) -> None:
-    with pytest.raises(ShapeError):
-        share_interval(successes, total)
-
-
 def test_the_bootstrap_interval_is_the_same_for_the_same_seed_only() -> None:
     first, again, other = (
         bootstrap_interval(matthews, LABELS, PREDICTIONS, seed) for seed in (7, 7, 8)
@@ -83,8 +64,9 @@ def test_the_bootstrap_interval_is_the_same_for_the_same_seed_only() -> None:
 
 def test_the_bootstrap_interval_of_a_share_is_near_wilsons() -> None:
     bootstrap = bootstrap_interval(accuracy, LABELS, PREDICTIONS, seed=1)
-    wilson = share_interval(int((LABELS == PREDICTIONS).sum()), len(LABELS))
-    assert bootstrap.value == wilson.value
+    right = stats.binomtest(int((LABELS == PREDICTIONS).sum()), len(LABELS))
+    wilson = right.proportion_ci(method="wilson")
+    assert bootstrap.value == right.statistic
     assert bootstrap.low == pytest.approx(wilson.low, abs=0.02)
     assert bootstrap.high == pytest.approx(wilson.high, abs=0.02)
 
