@@ -12,17 +12,23 @@ SET ?=
 ARGS ?=
 SOURCES := albert_core pipelines flows infra tests benchmarks
 
-.PHONY: help demo serve test check format bench clean
+DATA_BENCHMARKS := data_pipeline masking cleaning_rules near_duplicates wiki_markup tfrecord engines memory
+
+.PHONY: help demo refresh bench-data serve test check format bench clean
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 	@echo
 	@echo "  Variables: RECIPE=$(RECIPE) WORK=$(WORK) SOURCE=<file, folder, glob or URI>"
 	@echo "             SET='section.field=value ...' ARGS=<for pytest> PYTHON=$(PYTHON)"
 
 demo: $(READY) ## raw text to a registered model; SOURCE=... for your own text
 	@$(PY) -m flows.pretrain_albert --recipe '$(RECIPE)' --work '$(WORK)' \
+	  $(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
+
+refresh: $(READY) ## raw text to clean corpus, vocabulary and examples only
+	@$(PY) -m flows.refresh_corpus --recipe '$(RECIPE)' --work '$(WORK)' \
 	  $(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
 
 serve: $(READY) ## Prefect, MLflow and a worker on this machine, until Ctrl-C
@@ -43,6 +49,10 @@ format: $(READY) ## put the code into its format
 
 bench: $(READY) ## all benchmarks
 	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(PY) $$file $(ARGS) || exit 1; done
+
+bench-data: $(READY) ## the benchmarks of text to shards alone
+	@for file in $(DATA_BENCHMARKS); do \
+	  echo "== $$file"; $(PY) benchmarks/$$file.py $(ARGS) || exit 1; done
 
 clean: ## remove caches and the virtual environment; results in WORK stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

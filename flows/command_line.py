@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from prefect import Flow
@@ -69,6 +70,12 @@ def run_by_hand(flow: Callable[..., object], **options: Any) -> int:
         return _INTERRUPTED_STATUS
     print(f"\n{result}")
     return 0
+
+
+def interpreter() -> str:
+    """Return this interpreter as the user may type it here."""
+    path, here = Path(sys.executable), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 @contextmanager

@@ -1,14 +1,13 @@
 """Start here: the whole way, from raw text to a registered ALBERT, in one flow."""
 
 import sys
-from pathlib import Path
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
 from albert_core.contract import storage
 from albert_core.contract.manifest import read_manifest
-from flows.command_line import recipe_parser, run_by_hand
+from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.evaluate_albert import finetune, task_folder_of
 from flows.refresh_corpus import clean_corpus, make_examples, train_vocab
 from flows.report import build_report, tracking_uri
@@ -93,12 +92,6 @@ def report(run: RecipeRun, **manifests: str) -> str:
     done = build_report(run.recipe.name, made, tracking_uri(run.work), interpreter())
     create_markdown_artifact(done.markdown(), key="pretrain-albert", description=done.title)
     return done.text()
-
-
-def interpreter() -> str:
-    """Return this interpreter as the user may type it here."""
-    path, here = Path(sys.executable), Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def model_folder_of_run(pretraining: str) -> str:

@@ -170,9 +170,25 @@ def _near(name: str, known: Sequence[str] | Mapping[str, Any], prefix: str = "")
     return f"; there is {', '.join(prefix + each for each in list(known)[:_MAX_OFFERED])}"
 
 
+_ADDRESSES = {
+    "source": ("uri",),
+    "cleaning": ("known_corpora", "test_texts", "excluded_ids"),
+    "vocabulary": ("model",),
+}
+"""Settings that are paths or URIs, by section."""
+
+
 def _anchored(recipe: Recipe) -> Recipe:
-    """Return the recipe with a source that means the same from any working directory."""
-    if recipe.source.uri == INSTALLED_PYTHON:
-        return recipe
-    source = recipe.source.model_copy(update={"uri": storage.absolute(recipe.source.uri)})
-    return recipe.model_copy(update={"source": source})
+    """Return the recipe with paths that mean the same from any working directory."""
+    sections = {}
+    for name, fields in _ADDRESSES.items():
+        section = getattr(recipe, name)
+        update = {field: _absolute(getattr(section, field)) for field in fields}
+        sections[name] = section.model_copy(update=update)
+    return recipe.model_copy(update=sections)
+
+
+def _absolute(address: str | list[str]) -> str | list[str]:
+    if isinstance(address, list):
+        return list(map(storage.absolute, address))
+    return address if address in ("", INSTALLED_PYTHON) else storage.absolute(address)

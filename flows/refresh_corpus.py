@@ -3,8 +3,11 @@
 import sys
 
 from prefect import flow
+from prefect.artifacts import create_markdown_artifact
 
-from flows.command_line import recipe_parser, run_by_hand
+from albert_core.contract.manifest import read_manifest
+from flows.command_line import interpreter, recipe_parser, run_by_hand
+from flows.report import build_text_report
 from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
 
 
@@ -26,6 +29,12 @@ def make_examples(run: RecipeRun, corpus: str, vocab: str) -> str:
     return run_stage("pipelines.make_examples", run, corpus=corpus, vocab=vocab)
 
 
+@stage_task("removal-receipt")
+def removal_receipt(run: RecipeRun, examples: str) -> str:
+    """Certify that documents which are gone from the corpus are in no shard."""
+    return run_stage("pipelines.removal", run, examples=examples)
+
+
 @flow(name="refresh-corpus")
 def refresh_corpus(
     recipe: str = "tiny",
@@ -42,12 +51,23 @@ def refresh_corpus(
         overrides: settings that differ from the recipe's, `section.field=value` each.
 
     Returns:
-        The URI of the examples' manifest.
+        The report.
     """
     run = start_run(recipe, source, work, overrides)
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus)
-    return make_examples(run, corpus, vocab)
+    examples = make_examples(run, corpus, vocab)
+    receipt = removal_receipt(run, examples)
+    return report(run, receipt, corpus=corpus, vocab=vocab, examples=examples)
+
+
+def report(run: RecipeRun, receipt: str, **manifests: str) -> str:
+    """Save what was done as an artifact of the flow run, and return it as text."""
+    made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
+    uris = {**manifests, "receipt": receipt}
+    done = build_text_report(run.recipe.name, made, uris, interpreter())
+    create_markdown_artifact(done.markdown(), key="refresh-corpus", description=done.title)
+    return done.text()
 
 
 if __name__ == "__main__":

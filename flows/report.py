@@ -8,6 +8,9 @@ from typing import Any
 from albert_core.contract import storage
 from albert_core.contract.manifest import Account, Manifest
 
+NOTHING_REMOVED = "none"
+"""What the removal receipt's command returns when there is nothing to certify."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -60,6 +63,37 @@ def build_report(
         },
         note=_order_note(made["pretraining"]),
         commands=next_commands(registration.facts, tracking, python),
+    )
+
+
+def build_text_report(
+    recipe_name: str, made: Mapping[str, Manifest], uris: Mapping[str, str], python: str = "python"
+) -> Report:
+    """Return what a refresh of the corpus did.
+
+    Args:
+        recipe_name: what the run is called.
+        made: the manifests of corpus, vocab and examples.
+        uris: their URIs, and under "receipt" that of the removal receipt or "none".
+        python: the interpreter to look at the shards with.
+    """
+    removed = "No document of an earlier corpus is gone."
+    if uris["receipt"] != NOTHING_REMOVED:
+        removed = f"Documents of earlier corpora are gone; the receipt is {uris['receipt']}."
+    facts = made["vocab"].facts
+    return Report(
+        title=f"{recipe_name}: corpus, vocabulary and examples are up to date",
+        groups={
+            "Text": [
+                ("source files", f"{made['corpus'].facts['num_source_files']:,}"),
+                ("clean text", f"{made['corpus'].facts['text_bytes'] / 1e6:,.1f} MB"),
+                *_text_rows(made["corpus"], made["examples"]),
+                ("vocabulary", f"{facts['vocab_size']:,} pieces"),
+            ],
+            "Manifests": [(stage, uris[stage]) for stage in made],
+        },
+        note=removed,
+        commands=f"{python} -m pipelines.audit {uris['examples']} --corpus {uris['corpus']}",
     )
 
 

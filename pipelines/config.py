@@ -8,24 +8,60 @@ from albert_core.contract.records import MAX_VOCAB_SIZE, NUM_SPECIAL, NUM_SPECIA
 from albert_core.contract.settings import Settings
 
 INSTALLED_PYTHON = "installed-python"
+GOOGLE_MAX_PREDICTIONS = 20
+"""Of the reference implementation at every length. Source: REFERENCE.md B.7."""
 
-SourceFormat = Literal["auto", "installed-python", "wiki-extracted", "jsonl", "text"]
+SourceFormat = Literal[
+    "auto",
+    "installed-python",
+    "mediawiki-dump",
+    "wiki-extracted",
+    "jsonl",
+    "parquet",
+    "text",
+    "paragraphs",
+    "sentences",
+    "gutenberg",
+    "warc",
+]
+QualityRules = Literal["gopher", "gopher-repetition", "c4"]
 
 
 class SourceSettings(Settings):
     """Where the text comes from."""
 
-    uri: str = Field(
+    uri: str | list[str] = Field(
         default=INSTALLED_PYTHON,
         min_length=1,
-        description="a file, folder or glob on any file system fsspec knows; or "
+        description="a file, folder or glob on any file system fsspec knows, or several; or "
         "'installed-python', the documentation of the installed Python distributions",
     )
     format: SourceFormat = Field(
         default="auto", description="how the files are read; auto looks at each file"
     )
-    text_field: str = Field(default="text", description="jsonl: the field with the text")
-    id_field: str = Field(default="id", description="jsonl: the field with the document's id")
+    encoding: str = Field(
+        default="auto", description="of text files; auto: UTF-8, or what the bytes look like"
+    )
+    text_field: str = Field(default="text", description="jsonl, parquet: the field with the text")
+    id_field: str = Field(
+        default="id", description="jsonl, parquet: the field with the document's id"
+    )
+    wiki_namespaces: list[int] = Field(
+        default=[0], description="mediawiki-dump: the namespaces to read; 0 is articles"
+    )
+    wiki_parser: Literal["fast", "full"] = Field(
+        default="fast",
+        description="mediawiki-dump: full is mwparserfromhell, some ten times slower",
+    )
+    max_document_mb: float = Field(
+        default=64.0, gt=0, description="MB; a larger record is counted as unreadable"
+    )
+    max_unreadable_share: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="share of the records, 0..1; when more can't be read the source is refused",
+    )
     file_share: float = Field(
         default=1.0,
         gt=0,
@@ -44,11 +80,45 @@ class CleaningSettings(Settings):
     max_word_characters: float = Field(
         default=20.0, gt=0, description="mean word length of the longest-worded document kept"
     )
+    quality_rules: list[QualityRules] = Field(
+        default=["gopher"], description="which groups of quality rules drop documents"
+    )
     language: str = Field(
-        default="en", min_length=2, description="ISO 639 code, for the sentence splitter"
+        default="en",
+        min_length=2,
+        description="ISO 639 code, for the sentence splitter; auto: each document's own",
+    )
+    keep_languages: list[str] = Field(
+        default=[], description="ISO 639-1 codes; other documents are dropped. Empty: keep all"
     )
     drop_duplicates: bool = Field(
         default=True, description="keep only the first of documents with the same words"
+    )
+    near_duplicate_similarity: float = Field(
+        default=1.0,
+        ge=0.5,
+        le=1,
+        description="Jaccard similarity of word 5-grams from which a document repeats an earlier "
+        "one; 1: only documents with the same words do",
+    )
+    known_corpora: list[str] = Field(
+        default=[],
+        description="URIs of manifests of earlier corpora; what repeats a document of theirs is "
+        "dropped",
+    )
+    test_texts: list[str] = Field(
+        default=[],
+        description="files or globs of downstream test sets (tsv, json, jsonl, text); documents "
+        "that share 13 words in a row with them are dropped",
+    )
+    min_test_overlaps: int = Field(
+        default=1, ge=1, description="such runs of words that a document must share to be dropped"
+    )
+    excluded_ids: str = Field(
+        default="", description="URI of a file with ids of documents to leave out, one a line"
+    )
+    keep_rejected: bool = Field(
+        default=False, description="write the documents dropped, with the reason, beside the corpus"
     )
 
 
@@ -61,7 +131,15 @@ class VocabularySettings(Settings):
     character_coverage: float = Field(default=0.99995, gt=0.9, le=1)
     lower_case: bool = Field(default=True)
     sample_mb: float = Field(
-        default=100.0, gt=0, description="MB of text to train on; more is sampled by document"
+        default=100.0,
+        gt=0,
+        description="MB of text to train on, with some 20 bytes of memory for each byte; of more "
+        "text a sample is taken",
+    )
+    model: str = Field(
+        default="",
+        description="URI of a SentencePiece model to use as it is, such as the published "
+        "30k-clean.model; empty: train one",
     )
     num_threads: int = Field(
         default=4, ge=1, description="another number gives a slightly other vocabulary"
@@ -72,12 +150,26 @@ class VocabularySettings(Settings):
 class ExampleSettings(Settings):
     """How documents become pretraining examples. Source: DESIGN.md section 6."""
 
+    objective: Literal["sop", "nsp", "none"] = Field(
+        default="sop",
+        description="segment b: the following text, in half of the pairs swapped with a (sop), "
+        "in half of them from another document (nsp), or always the following text (none)",
+    )
+    fidelity: Literal["paper", "google"] = Field(
+        default="paper", description="google: what the reference implementation does, accidents too"
+    )
     max_seq_length: int = Field(default=512, ge=16, description="pieces, special ones included")
     short_seq_prob: float = Field(
         default=0.1, ge=0, le=1, description="probability that an example aims at a shorter length"
     )
     masked_lm_prob: float = Field(
         default=0.15, gt=0, lt=1, description="share of the pieces to predict, 0..1"
+    )
+    max_predictions_per_seq: int | None = Field(
+        default=None,
+        ge=1,
+        description="most predictions in an example; without it, masked_lm_prob of max_seq_length "
+        "(google: 20)",
     )
     max_ngram: int = Field(default=3, ge=1, le=10, description="words in the longest masked span")
     dupe_factor: int = Field(
@@ -88,6 +180,14 @@ class ExampleSettings(Settings):
     )
     tfrecord: bool = Field(default=True, description="also write TFRecord shards")
     shard_mb: float = Field(default=64.0, gt=0, description="approximate MB of an Arrow shard")
+    compression: Literal["none", "zstd"] = Field(
+        default="none", description="of Arrow shards; only uncompressed ones are mapped into memory"
+    )
+    keep_parts: bool = Field(
+        default=True,
+        description="keep each corpus shard's examples below the work folder, so that a refresh "
+        "makes only those that changed; takes the shards' size in disk again",
+    )
     seed: int = Field(default=12345, ge=0)
 
     @model_validator(mode="after")
@@ -107,6 +207,10 @@ class ExampleSettings(Settings):
     @property
     def max_predictions(self) -> int:
         """P, predictions in the longest example: 77 at 512 pieces and 15 %."""
+        if self.max_predictions_per_seq is not None:
+            return self.max_predictions_per_seq
+        if self.fidelity == "google":
+            return GOOGLE_MAX_PREDICTIONS
         return round(self.masked_lm_prob * self.max_seq_length)
 
 

@@ -10,10 +10,11 @@ def split_sentences(text: str, language: str) -> list[str]:
         text: paragraphs, one a line.
         language: ISO 639 code; an unknown one is split by general rules.
     """
-    sentences = (
-        sentence.strip()
-        for paragraph in text.split("\n")
-        if paragraph
-        for sentence in sentencex.segment(language, paragraph)
-    )
-    return [sentence for sentence in sentences if sentence]
+    # To sentencex an empty line parts paragraphs, and it takes a text faster than its paragraphs.
+    sentences = map(str.strip, sentencex.segment(language, text.replace("\n", "\n\n")))
+    return list(filter(None, sentences))
+
+
+def sentence_lines(text: str, language: str) -> str:
+    """Return the sentences of ``text``, one a line."""
+    return "\n".join(split_sentences(text, language))

@@ -4,18 +4,18 @@ import glob
 import importlib.metadata
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from fsspec.utils import stringify_path
+from typing import Any
 
 from albert_core.contract import storage
 from albert_core.contract.errors import SourceError
 from albert_core.contract.manifest import digest_of
 from albert_core.contract.seeds import share_of
 from pipelines.config import INSTALLED_PYTHON, SourceSettings
+from pipelines.readers import can_split, format_of
 
 MAX_UNIT_BYTES = 8 << 20
 _FILES_PER_UNIT = 256
@@ -34,21 +34,42 @@ class SourceFile:
     modified: str
     """When the store says that it changed; not part of any digest."""
     sha256: str
+    format: str
+    """How it is read, a key of `READERS`."""
+    splittable: bool
+    """Whether ranges of its bytes can be read."""
 
 
-def list_source(settings: SourceSettings) -> list[SourceFile]:
+@dataclass(frozen=True, slots=True)
+class SourceRange:
+    """The records of a file that begin in a range of its bytes."""
+
+    file: SourceFile
+    begin: int = 0
+    end: int | None = None
+    """One past its last byte; None: to the end of the file."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the range, packed if the file is."""
+        return (self.file.num_bytes if self.end is None else self.end) - self.begin
+
+
+def list_source(settings: SourceSettings, known: Iterable[SourceFile] = ()) -> list[SourceFile]:
     """Return the files of the source, by name, with their digests.
+
+    Args:
+        settings: where they are.
+        known: files listed before; one of the same size and time of change is not read again.
 
     Raises:
         SourceError: there is no file.
     """
-    found = sorted(
-        _installed_python() if settings.uri == INSTALLED_PYTHON else _matching(settings.uri)
-    )
+    found = sorted(_found(settings.uri), key=lambda entry: (entry.name, entry.uri))
     sampled = [
-        (name, uri)
-        for name, uri in found
-        if settings.file_share == 1 or share_of(0, "source-file", name) < settings.file_share
+        entry
+        for entry in found
+        if settings.file_share == 1 or share_of(0, "source-file", entry.name) < settings.file_share
     ]
     if not sampled:
         raise SourceError(
@@ -56,23 +77,28 @@ def list_source(settings: SourceSettings) -> list[SourceFile]:
             + (f" in its sample of {settings.file_share:.0%}" if found else "")
             + ". Give an existing file, folder or quoted glob, e.g. SOURCE='/data/wiki/**'."
         )
+    before = {file.uri: file for file in known}
     with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
-        return list(pool.map(_describe, sampled))
+        return list(pool.map(lambda entry: _describe(entry, settings, before), sampled))
 
 
-def units_of(files: Iterable[SourceFile]) -> Iterator[list[SourceFile]]:
-    """Yield groups of files to be cleaned together, of at most about `MAX_UNIT_BYTES`.
+def units_of(files: Iterable[SourceFile]) -> Iterator[list[SourceRange]]:
+    """Yield groups of files, and ranges of large ones, to be cleaned together.
 
-    A group ends at a file whose name says so, so that a file more or less changes its own group
-    and leaves the others as they were.
+    A group has at most about `MAX_UNIT_BYTES`, unless a single file that can't be split is
+    larger. It ends at a file whose name says so, so that a file more or less changes its own
+    group and leaves the others as they were.
     """
-    unit: list[SourceFile] = []
+    unit: list[SourceRange] = []
     num_bytes = 0
     for file in files:
         if unit and num_bytes + file.num_bytes > MAX_UNIT_BYTES:
             yield unit
             unit, num_bytes = [], 0
-        unit.append(file)
+        if file.splittable and file.num_bytes > MAX_UNIT_BYTES:
+            yield from ([part] for part in _ranges(file))
+            continue
+        unit.append(SourceRange(file))
         num_bytes += file.num_bytes
         # A large file ends a unit more often, so that most units end before they are full.
         end_share = max(1 / _FILES_PER_UNIT, 2 * file.num_bytes / MAX_UNIT_BYTES)
@@ -81,6 +107,12 @@ def units_of(files: Iterable[SourceFile]) -> Iterator[list[SourceFile]]:
             unit, num_bytes = [], 0
     if unit:
         yield unit
+
+
+def _ranges(file: SourceFile) -> Iterator[SourceRange]:
+    for begin in range(0, file.num_bytes, MAX_UNIT_BYTES):
+        end = begin + MAX_UNIT_BYTES
+        yield SourceRange(file, begin, end if end < file.num_bytes else None)
 
 
 def digest_of_files(files: Iterable[SourceFile]) -> str:
@@ -122,40 +154,86 @@ def _some(names: list[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
 
 
-def _matching(uri: str) -> Iterator[tuple[str, str]]:
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A file as its store lists it."""
+
+    name: str
+    uri: str
+    info: Mapping[str, Any]
+
+
+def _found(uris: str | list[str]) -> list[_Entry]:
+    if uris == INSTALLED_PYTHON:
+        return list(_installed_python())
+    if isinstance(uris, str):
+        return list(_matching(uris))
+    entries: dict[str, _Entry] = {}
+    for uri in uris:
+        base = re.split(r"[*?[]", uri)[0].rstrip("/").rpartition("/")[2]
+        for entry in _matching(uri):
+            name = entry.name if entry.name == base else f"{base}/{entry.name}"
+            if name in entries:
+                raise SourceError(
+                    f"{entries[name].uri} and {entry.uri} would both be named {name!r}. Give "
+                    "their common folder as one source, or rename one of their folders."
+                )
+            entries[name] = _Entry(name, entry.uri, entry.info)
+    return list(entries.values())
+
+
+def matching_uris(uri: str) -> list[str]:
+    """Return the files at a file, folder or glob, by name."""
+    return [entry.uri for entry in sorted(_matching(uri), key=lambda entry: entry.name)]
+
+
+def _matching(uri: str) -> Iterator[_Entry]:
     fs, path = storage.filesystem(storage.absolute(uri))
     if fs.isdir(path):
-        paths, base = fs.find(path), path
+        found, base = fs.find(path, detail=True), path
     elif fs.exists(path):
-        paths, base = [path], path.rpartition("/")[0]
+        found, base = {path: fs.info(path)}, path.rpartition("/")[0]
     elif glob.has_magic(path):
-        paths, base = fs.glob(path), re.split(r"[*?[]", path)[0].rpartition("/")[0]
+        found, base = fs.glob(path, detail=True), re.split(r"[*?[]", path)[0].rpartition("/")[0]
     else:
         return
-    for found in map(stringify_path, paths):
-        name = found.removeprefix(base).lstrip("/")
-        if not any(part.startswith(".") for part in name.split("/")) and fs.isfile(found):
-            yield name, str(fs.unstrip_protocol(found))
+    for each, info in found.items():
+        name = str(each).removeprefix(base).lstrip("/")
+        hidden = any(part.startswith(".") for part in name.split("/"))
+        if not hidden and info["type"] == "file":
+            yield _Entry(name, str(fs.unstrip_protocol(each)), info)
 
 
-def _installed_python() -> Iterator[tuple[str, str]]:
+def _installed_python() -> Iterator[_Entry]:
     """Yield the modules and descriptions of the distributions installed beside this one."""
     seen = set()
+    fs, _ = storage.filesystem("/")
     for distribution in importlib.metadata.distributions():
         for file in distribution.files or ():
             if file.suffix == ".py" or (file.name == "METADATA" and "dist-info" in str(file)):
                 path = Path(str(distribution.locate_file(file)))
                 if str(file) not in seen and path.is_file():
                     seen.add(str(file))
-                    yield str(file), str(path)
+                    yield _Entry(str(file), str(path), fs.info(str(path)))
 
 
-def _describe(named: tuple[str, str]) -> SourceFile:
-    name, uri = named
-    fs, path = storage.filesystem(uri)
-    info = fs.info(path)
-    modified = info.get("mtime") or info.get("LastModified") or info.get("created") or ""
+def _describe(
+    entry: _Entry, settings: SourceSettings, before: Mapping[str, SourceFile]
+) -> SourceFile:
+    info = entry.info
+    stamps = (info.get(name) for name in ("mtime", "ETag", "LastModified", "created"))
+    modified = str(next((stamp for stamp in stamps if stamp), ""))
+    num_bytes = int(info["size"] or 0)
+    known = before.get(entry.uri)
     try:
-        return SourceFile(uri, name, int(info["size"] or 0), str(modified), storage.sha256_of(uri))
+        if known and modified and (known.num_bytes, known.modified) == (num_bytes, modified):
+            sha256 = known.sha256
+        else:
+            sha256 = storage.sha256_of(entry.uri)
+        kind = format_of(entry.uri, settings)
+        splittable = num_bytes > MAX_UNIT_BYTES and can_split(entry.uri, kind)
     except OSError as error:
-        raise SourceError(f"{uri} can't be read: {error}. Mend or remove the file.") from error
+        raise SourceError(
+            f"{entry.uri} can't be read: {error}. Mend or remove the file."
+        ) from error
+    return SourceFile(entry.uri, entry.name, num_bytes, modified, sha256, kind, splittable)

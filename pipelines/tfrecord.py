@@ -2,12 +2,11 @@
 
 import struct
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import google_crc32c
-import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from numpy.typing import NDArray
 
 from albert_core.contract import storage
 
@@ -21,25 +20,30 @@ def write_tfrecord(records: Iterable[bytes], uri: str) -> None:
     """
     with storage.open_atomic(uri) as file:
         for record in records:
-            length = struct.pack("<Q", len(record))
-            file.write(length + _masked_crc(length) + record + _masked_crc(record))
+            file.write(_length_header(len(record)) + record + _masked_crc(record))
+
+
+@lru_cache(maxsize=1 << 14)
+def _length_header(num_bytes: int) -> bytes:
+    """Return the length and its CRC; lengths repeat, since records are padded."""
+    length = struct.pack("<Q", num_bytes)
+    return length + _masked_crc(length)
 
 
 def read_tfrecord(uri: str) -> Iterator[bytes]:
     """Yield the records of the TFRecord file at ``uri``.
 
     Raises:
-        ValueError: a checksum does not fit.
+        ValueError: a checksum does not fit, or the file was cut off.
     """
     content = storage.read_bytes(uri)
     offset = 0
     while offset < len(content):
         length = content[offset : offset + 8]
-        end = offset + 12 + struct.unpack("<Q", length)[0]
-        record = content[offset + 12 : end]
-        if content[offset + 8 : offset + 12] != _masked_crc(length) or content[
-            end : end + 4
-        ] != _masked_crc(record):
+        end = offset + 12 + int.from_bytes(length, "little")
+        fits = content[offset + 8 : offset + 12] == _masked_crc(length)
+        record = content[offset + 12 : end] if fits else b""
+        if not fits or content[end : end + 4] != _masked_crc(record):
             raise ValueError(f"{uri}: the record at byte {offset} does not fit its checksum")
         yield record
         offset = end + 4
@@ -94,15 +98,3 @@ def _example_message() -> Any:
 
 TFExample = _example_message()
 """Message class with the wire format of `tf.train.Example`."""
-
-
-def serialise_tf_example(
-    integers: dict[str, NDArray[Any]], floats: dict[str, NDArray[np.float32]]
-) -> bytes:
-    """Return a `tf.train.Example` with these features; equal features give equal bytes."""
-    example = TFExample()
-    for name, values in integers.items():
-        example.features.feature[name].int64_list.value.extend(values.tolist())
-    for name, numbers in floats.items():
-        example.features.feature[name].float_list.value.extend(numbers.tolist())
-    return bytes(example.SerializeToString(deterministic=True))

@@ -15,7 +15,7 @@ def sentence(random: Random) -> str:
     """Return one sentence."""
     number = random.randrange(10_000)
     words = (random.choice(part) for part in (_SUBJECTS, _VERBS, _OBJECTS, _ENDINGS))
-    return f"{' '.join(words).capitalize()}, item {number}."
+    return f"{' '.join(words).capitalize()} and item {number}."
 
 
 def document(number: int, num_sentences: int = 30) -> str:

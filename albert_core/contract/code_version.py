@@ -8,6 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 FIRST_PARTY = ("albert_core", "pipelines", "flows")
+HOW_NOT_WHAT = frozenset({"pipelines.dask_cluster", "pipelines.engine", "pipelines.progress"})
+"""Where and how visibly stages run. The same bytes on every engine are tested, so that a change
+here rebuilds nothing."""
 
 
 @cache
@@ -15,7 +18,7 @@ def code_digest(module: str) -> str:
     """Return a digest of the syntax of ``module`` and of every project module it reaches.
 
     Comments, docstrings and layout do not count, so that explaining a line does not rebuild a
-    corpus.
+    corpus; nor do the modules of `HOW_NOT_WHAT`.
     """
     digest = hashlib.sha256()
     for name, source in sorted(_reachable(module).items()):
@@ -55,6 +58,7 @@ def _imports(source: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             names.append(node.module)
             names += [f"{node.module}.{alias.name}" for alias in node.names]
+    names = [name for name in names if name not in HOW_NOT_WHAT]
     return [name for name in names if name.split(".")[0] in FIRST_PARTY and _is_module(name)]
 
 

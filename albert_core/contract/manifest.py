@@ -234,10 +234,7 @@ def scratch_folder(folder: str) -> Iterator[str]:
 
     What killed processes of this host left behind is removed first.
     """
-    for entry in storage.list_folder(folder):
-        name = str(entry["name"]).rsplit("/", 1)[-1]
-        if re.match(r"\.scratch-", name) and storage.is_abandoned(name):
-            storage.remove(storage.join(folder, name))
+    storage.remove_abandoned(folder)
     scratch = storage.join(folder, f".scratch-{storage.process_name()}")
     try:
         yield scratch

@@ -25,6 +25,8 @@ class Document:
     text: str
     source: str
     """URI of the file it came from."""
+    lines_are_sentences: bool = False
+    """Whether the source has one sentence a line already."""
 
 
 DOCUMENT_SCHEMA = pa.schema(
@@ -50,12 +52,20 @@ input_ids             (S,) [CLS] a [SEP] b [SEP], after masking
 segment_b_start       first position of segment b; token_type_ids are 0 before it and 1 from it on
 masked_lm_positions   (P,) ascending, never at a special piece
 masked_lm_labels      (P,) the pieces that stood there
-sentence_order_label  0 in document order, 1 swapped
-document_id           the document both segments come from
+sentence_order_label  0 in document order; 1 swapped, or segment b from another document
+document_id           the document of segment a, and of b unless `OTHER_DOCUMENT_FIELDS` say else
 first_sentence        number of the first sentence that the pair has a part of
 last_sentence         number of the last one, inclusive
 copy                  which of the dupe_factor copies of the document this is
 """
+
+OTHER_DOCUMENT_FIELDS = [
+    ("other_document_id", pa.string()),
+    ("other_first_sentence", pa.uint32()),
+    ("other_last_sentence", pa.uint32()),
+]
+"""Further columns where segment b may come from another document (nsp, or google's pairs); null
+in a row whose segments both come from `document_id`."""
 
 MAX_VOCAB_SIZE = 1 << 16
 """Piece ids are stored as uint16."""

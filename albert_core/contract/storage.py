@@ -71,7 +71,7 @@ def open_atomic(uri: str) -> Iterator[IO[bytes]]:
         return
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{process_name()}.tmp")
+    temporary = target.with_name(f".{target.name}~{process_name()}.tmp")
     try:
         with temporary.open("wb") as file:
             yield file
@@ -118,9 +118,21 @@ def process_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
+def remove_abandoned(folder: str) -> None:
+    """Remove from ``folder`` what killed processes of this host were still writing."""
+    for entry in list_folder(folder):
+        name = str(entry["name"]).rsplit("/", 1)[-1]
+        if is_abandoned(name):
+            remove(join(folder, name))
+
+
 def is_abandoned(name: str) -> bool:
-    """Return whether ``name`` is a scratch folder of a process of this host that is gone."""
-    made_by = re.fullmatch(rf"\.scratch-{re.escape(socket.gethostname())}-([0-9]+)-\w+", name)
+    """Return whether ``name`` is a passing file or folder of a process of this host that is gone.
+
+    Those are ``.scratch-PROCESS`` and ``.NAME~PROCESS.tmp``; see `process_name`.
+    """
+    host = re.escape(socket.gethostname())
+    made_by = re.fullmatch(rf"\.(?:scratch-|.+~){host}-([0-9]+)-\w+(?:\.tmp)?", name)
     if made_by is None:
         return False
     try:

@@ -3,7 +3,9 @@
 import re
 import unicodedata
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -17,7 +19,9 @@ SPIECE_MODEL = "spiece.model"
 WORD_MARK = "▁"
 _WORD_OF_ITS_OWN = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')
 _ASCII_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-_SPACES = re.compile(r"\s+")
+_BEYOND_ASCII = re.compile("[^\x00-\x7f]+")
+_ASCII_BLANKS = b"\t\v\f\r\x1c\x1d\x1e\x1f"
+"""What ASCII text can have as blanks beside the space and the line end."""
 
 
 def normalise_for_pieces(text: str, lower_case: bool) -> str:
@@ -25,12 +29,44 @@ def normalise_for_pieces(text: str, lower_case: bool) -> str:
 
     Source: REFERENCE.md B.1 (`preprocess_text` of the reference).
     """
-    text = _SPACES.sub(" ", text).strip()
-    if not text.isascii():
-        text = "".join(
-            c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c)
-        )
+    text = _BEYOND_ASCII.sub(_decomposed, " ".join(text.split()))
     return text.lower() if lower_case else text
+
+
+def normalise_lines(text: bytes, lower_case: bool) -> list[bytes | str]:
+    """Return the lines of UTF-8 ``text``, each as `normalise_for_pieces` gives it.
+
+    But for runs of blanks, and those at either end: SentencePiece makes them one, or none. This
+    is for documents of many lines, most of them ASCII, which are never decoded; a line at a time
+    would cost a good part of what splitting into pieces does.
+    """
+    for blank in _ASCII_BLANKS:
+        if blank in text:
+            text = text.replace(bytes([blank]), b" ")
+    lines: list[bytes | str] = []
+    for line in (text.lower() if lower_case else text).split(b"\n"):
+        if line.isascii():
+            lines.append(line)
+        else:
+            decomposed = _BEYOND_ASCII.sub(_decomposed, line.decode())
+            lines.append(decomposed.lower() if lower_case else decomposed)
+    return lines
+
+
+def _decomposed(run: re.Match[str]) -> str:
+    return _decompose(run[0])
+
+
+@lru_cache(maxsize=1 << 16)
+def _decompose(run: str) -> str:
+    """Return NFKD of ``run`` without combining characters, any blank a space.
+
+    A run at a time gives what a text at a time does: characters are decomposed one by one, and
+    put in order only as far as they are combining. There are few runs, often met again.
+    """
+    blanks_made_spaces = "".join(" " if c.isspace() else c for c in run)
+    decomposed = unicodedata.normalize("NFKD", blanks_made_spaces)
+    return "".join(c for c in decomposed if not unicodedata.combining(c))
 
 
 def starts_word(piece: str) -> bool:
@@ -49,14 +85,19 @@ class Tokenizer:
     Args:
         model: serialised SentencePiece model.
         lower_case: whether the text is lower-cased before it is split.
+        split_digit_commas: whether the comma of a piece like "1948," becomes a piece of its own,
+            as the reference has it; SentencePiece alone, and Hugging Face, do not split it.
 
     Raises:
         IntegrityError: the model does not have ALBERT's special pieces at ids 0 to 4.
     """
 
-    def __init__(self, model: bytes, lower_case: bool = True) -> None:
+    def __init__(
+        self, model: bytes, lower_case: bool = True, split_digit_commas: bool = False
+    ) -> None:
         self.model = model
         self.lower_case = lower_case
+        self.split_digit_commas = split_digit_commas
         try:
             self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
@@ -72,13 +113,16 @@ class Tokenizer:
             )
 
     @classmethod
-    def load(cls, folder: str, lower_case: bool = True) -> "Tokenizer":
+    def load(
+        cls, folder: str, lower_case: bool = True, split_digit_commas: bool = False
+    ) -> "Tokenizer":
         """Return the tokenizer of the vocabulary or model folder at ``folder`` (a URI)."""
-        return cls(storage.read_bytes(storage.join(folder, SPIECE_MODEL)), lower_case)
+        model = storage.read_bytes(storage.join(folder, SPIECE_MODEL))
+        return cls(model, lower_case, split_digit_commas)
 
-    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[bytes, bool]]:
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[bytes, bool, bool]]:
         """Travel to worker processes as the model's bytes."""
-        return Tokenizer, (self.model, self.lower_case)
+        return Tokenizer, (self.model, self.lower_case, self.split_digit_commas)
 
     @property
     def vocab_size(self) -> int:
@@ -100,10 +144,53 @@ class Tokenizer:
 
         Special pieces written out in a text, like "[MASK]", are split as ordinary text.
         """
-        return self.processor.encode(  # type: ignore[no-any-return]
-            [normalise_for_pieces(text, self.lower_case) for text in texts], num_threads=1
-        )
+        return self._encode([normalise_for_pieces(text, self.lower_case) for text in texts])
+
+    def encode_lines(
+        self, texts: Sequence[bytes]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the piece ids of every line of every UTF-8 text, laid end to end.
+
+        Returns:
+            Ids int32 (N,); the number of them in each line, int64 (L,), which sum to N; and the
+            number of lines of each text, int64 (len(texts),), which sum to L. Together they say
+            what `encode` does for each line.
+        """
+        of_texts = [normalise_lines(text, self.lower_case) for text in texts]
+        encoded = self._encode(list(chain.from_iterable(of_texts)))
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        pieces = np.fromiter(chain.from_iterable(encoded), np.int32, int(lengths.sum()))
+        return pieces, lengths, np.fromiter(map(len, of_texts), np.int64, len(of_texts))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids``."""
         return str(self.processor.decode(list(map(int, ids))))
+
+    def _encode(self, lines: list[Any]) -> list[list[int]]:
+        encoded: list[list[int]] = self.processor.encode(lines, num_threads=1)
+        if not self.split_digit_commas:
+            return encoded
+        split = self._digit_commas
+        return [
+            ids
+            if split.keys().isdisjoint(ids)
+            else [part for piece in ids for part in split.get(piece, (piece,))]
+            for ids in encoded
+        ]
+
+    @cached_property
+    def _digit_commas(self) -> dict[int, list[int]]:
+        """Each piece that ends in a digit and a comma -> what the reference makes of it.
+
+        What stands before the comma is split again as a text of its own, so that a piece from
+        inside a word gets the mark of a word's start: "1," becomes "▁1" and ",". The reference
+        means to remove that mark, but compares bytes with text.
+
+        Source: REFERENCE.md B.2 (`encode_pieces` of the reference).
+        """
+        comma = self.processor.piece_to_id(",")
+        return {
+            number: [*self.processor.encode(piece[:-1].replace(WORD_MARK, "")), comma]
+            for number, piece in enumerate(self.pieces)
+            if piece[-1:] == "," and piece[-2:-1].isdigit()
+        }

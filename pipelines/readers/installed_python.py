@@ -12,16 +12,19 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from pipelines.config import SourceSettings
-from pipelines.readers.record import Record
+from pipelines.readers.lines import bounded_content
+from pipelines.readers.record import TOO_LARGE, Record, max_document_bytes, unreadable
 
 METADATA_FIRST_LINE = b"Metadata-Version:"
 
 
 def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield one document: a module's docstrings in source order, or a package description."""
-    del settings
-    content = file.read()
-    if content.startswith(METADATA_FIRST_LINE):
+    max_bytes = max_document_bytes(settings)
+    content = bounded_content(file, max_bytes)
+    if len(content) > max_bytes:
+        yield unreadable(TOO_LARGE, 0, content)
+    elif content.startswith(METADATA_FIRST_LINE):
         yield Record(_description(content))
     else:
         yield _docstrings(content)
@@ -35,8 +38,8 @@ def _docstrings(source: bytes) -> Record:
             warnings.simplefilter("ignore")
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return Record(unreadable="not_python")
-    return Record("\n\n".join(_in_source_order(tree)))
+        return unreadable("not_python", 0, source)
+    return Record("\n\n".join(_in_source_order(tree)).encode(errors="replace").decode())
 
 
 def _in_source_order(node: ast.AST) -> Iterator[str]:

@@ -2,6 +2,13 @@
 
 from dataclasses import dataclass
 
+from pipelines.config import SourceSettings
+
+MAX_CONTENT_BYTES = 1 << 16
+"""Raw bytes kept of a record that can't be read."""
+
+TOO_LARGE = "too_large"
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -9,14 +16,22 @@ class Record:
 
     text: str = ""
     key: str = ""
-    """The record's own id in its file; empty: its number is used."""
+    """The record's own id in its file; empty: its offset is used."""
     unreadable: str = ""
     """Why the record could not be read; empty: it could."""
+    offset: int = 0
+    """Its first byte in the file given to the reader; parquet: the number of its row."""
+    content: bytes = b""
+    """Raw bytes of an unreadable record, at most `MAX_CONTENT_BYTES`."""
+    lines_are_sentences: bool = False
+    """Whether each line of the text is one sentence."""
 
 
-def decoded(content: bytes, key: str = "") -> Record:
-    """Return ``content`` as a record of UTF-8 text."""
-    try:
-        return Record(content.decode("utf-8-sig"), key)
-    except UnicodeDecodeError:
-        return Record(key=key, unreadable="not_utf8")
+def unreadable(reason: str, offset: int, content: bytes = b"", key: str = "") -> Record:
+    """Return a record that could not be read, with the beginning of its ``content``."""
+    return Record("", key, reason, offset, content[:MAX_CONTENT_BYTES])
+
+
+def max_document_bytes(settings: SourceSettings) -> int:
+    """Return the size of the largest record read, in bytes."""
+    return int(settings.max_document_mb * 1_000_000)

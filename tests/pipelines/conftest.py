@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import clean_corpus, make_examples, train_vocab
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings, VocabularySettings
 from tests.generated_text import write_jsonl
 
@@ -24,11 +23,13 @@ class Made:
     examples: str
 
 
-def make(source: Path, work: Path) -> Made:
-    """Run the three text stages on ``source``."""
+def make(source: Path, work: Path, vocabulary_of: "Made | None" = None) -> Made:
+    """Run the three text stages on ``source``, or two, with a vocabulary made before."""
+    from pipelines import clean_corpus, make_examples, train_vocab
+
     source_settings = SourceSettings(uri=str(source))
     corpus = clean_corpus.run(source_settings, CleaningSettings(), str(work))
-    vocab = train_vocab.run(VOCABULARY, corpus, str(work))
+    vocab = vocabulary_of.vocab if vocabulary_of else train_vocab.run(VOCABULARY, corpus, str(work))
     examples = make_examples.run(EXAMPLES, corpus, vocab, str(work))
     return Made(source, str(work), corpus, vocab, examples)
 

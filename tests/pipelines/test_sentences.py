@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.cleaning import normalise_text
-from pipelines.sentences import split_sentences
+from pipelines.sentences import sentence_lines, split_sentences
 
 LANGUAGES = st.sampled_from(["en", "de", "fr", "ru", "zh", "hi", "xx"])
 PROSE = st.text(
@@ -56,3 +56,17 @@ def test_a_paragraph_is_split_alike_in_every_text(paragraphs: list[str]) -> None
     clean = [normalise_text(p).replace("\n", " ") for p in paragraphs]
     together = split_sentences("\n".join(clean), "en")
     assert together == [sentence for p in clean for sentence in split_sentences(p, "en")]
+
+
+@given(st.lists(PROSE, max_size=4), LANGUAGES)
+@settings(max_examples=200)
+def test_a_text_is_split_as_its_paragraphs_are(paragraphs: list[str], language: str) -> None:
+    text = normalise_text("\n".join(paragraphs), lines_are_sentences=True)
+    alone = [s for p in text.split("\n") for s in split_sentences(p, language)]
+    assert split_sentences(text, language) == alone
+    assert sentence_lines(text, language).split("\n") == (alone or [""])
+
+
+@pytest.mark.parametrize("text", ["One. Two.\nThree.", "", "A heading\nThe text. More of it."])
+def test_lines_are_the_sentences(text: str) -> None:
+    assert sentence_lines(text, "en") == "\n".join(split_sentences(text, "en"))

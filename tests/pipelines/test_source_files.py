@@ -143,6 +143,40 @@ def test_a_larger_sample_holds_the_smaller_one(tmp_path: Path) -> None:
     assert set(tenth) < set(half)
 
 
+def test_several_sources_are_named_by_their_folders(source: str) -> None:
+    files = list_source(SourceSettings(uri=[f"{source}/AA", f"{source}/BB/*", f"{source}/a.txt"]))
+    assert [file.name for file in files] == ["AA/wiki_00", "AA/wiki_01", "BB/wiki_00", "a.txt"]
+
+
+def test_two_sources_that_would_share_a_name_are_refused(tmp_path: Path) -> None:
+    for folder in ("x/AA", "y/AA"):
+        storage.write_bytes(str(tmp_path / folder / "wiki_00"), b"one")
+    uris = [str(tmp_path / "x/AA"), str(tmp_path / "y/AA")]
+    with pytest.raises(SourceError, match=r"would both be named 'AA/wiki_00'"):
+        list_source(SourceSettings(uri=uris))
+
+
+def test_a_file_of_the_same_size_and_time_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, content in FILES.items():
+        storage.write_bytes(str(tmp_path / name), content)
+    settings = SourceSettings(uri=str(tmp_path))
+    before = list_source(settings)
+    storage.write_bytes(str(tmp_path / "a.txt"), b"xyz")
+    read: list[str] = []
+    digest = storage.sha256_of
+
+    def noted(uri: str) -> str:
+        read.append(uri)
+        return digest(uri)
+
+    monkeypatch.setattr(storage, "sha256_of", noted)
+    after = list_source(settings, before)
+    assert [Path(uri).name for uri in read] == ["a.txt"]
+    assert after == list_source(settings)
+
+
 def test_the_installed_distributions_are_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
     only = [importlib.metadata.distribution("pytest")]
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: only)
@@ -157,9 +191,9 @@ def test_the_installed_distributions_are_a_source(monkeypatch: pytest.MonkeyPatc
 # Units of work
 
 
-def made(sizes: list[int]) -> list[SourceFile]:
+def made(sizes: list[int], splittable: bool = False) -> list[SourceFile]:
     return [
-        SourceFile(f"file:///s/{n:05d}", f"{n:05d}", size, "1", f"{n:064x}")
+        SourceFile(f"file:///s/{n:05d}", f"{n:05d}", size, "1", f"{n:064x}", "text", splittable)
         for n, size in enumerate(sizes)
     ]
 
@@ -167,13 +201,26 @@ def made(sizes: list[int]) -> list[SourceFile]:
 @given(st.lists(st.integers(0, 2 * MAX_UNIT_BYTES) | st.integers(0, 1000), max_size=200))
 def test_every_file_is_in_one_unit_and_in_order(sizes: list[int]) -> None:
     files = made(sizes)
-    assert [file for unit in units_of(files) for file in unit] == files
+    assert [part.file for unit in units_of(files) for part in unit] == files
+
+
+@given(st.lists(st.integers(0, 5 * MAX_UNIT_BYTES), max_size=50))
+def test_the_ranges_of_a_file_follow_each_other_without_a_gap(sizes: list[int]) -> None:
+    files = made(sizes, splittable=True)
+    parts = [part for unit in units_of(files) for part in unit]
+    for file in files:
+        ranges = [(part.begin, part.end) for part in parts if part.file == file]
+        assert ranges[0][0] == 0
+        assert ranges[-1][1] is None
+        assert [begin for begin, _ in ranges[1:]] == [end for _, end in ranges[:-1]]
+    assert sum(part.num_bytes for part in parts) == sum(sizes)
+    assert all(sum(part.num_bytes for part in unit) <= MAX_UNIT_BYTES for unit in units_of(files))
 
 
 @given(st.lists(st.integers(0, 2 * MAX_UNIT_BYTES), max_size=100))
 def test_a_unit_of_several_files_is_not_too_large(sizes: list[int]) -> None:
     for unit in units_of(made(sizes)):
-        assert len(unit) == 1 or sum(file.num_bytes for file in unit) <= MAX_UNIT_BYTES
+        assert len(unit) == 1 or sum(part.num_bytes for part in unit) <= MAX_UNIT_BYTES
 
 
 def test_small_files_go_together() -> None:
@@ -187,7 +234,7 @@ def test_a_file_more_or_less_leaves_most_units_as_they_were(num_bytes: int, wher
     files = made([num_bytes] * 1000)
     added = dataclasses.replace(files[where], name=f"{files[where].name}a", sha256="f" * 64)
     before, after = (
-        {tuple(file.sha256 for file in unit) for unit in units_of(some)}
+        {tuple(part.file.sha256 for part in unit) for unit in units_of(some)}
         for some in (files, [*files[: where + 1], added, *files[where + 1 :]])
     )
     changed = len(after - before)

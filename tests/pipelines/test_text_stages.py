@@ -148,7 +148,7 @@ def test_after_a_change_only_that_files_unit_is_cleaned_again(
     made: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALBERT_WORKERS", "1")
-    monkeypatch.setattr("pipelines.source_files.MAX_UNIT_BYTES", 1)
+    monkeypatch.setattr("pipelines.source_files._FILES_PER_UNIT", 1)
     source, work = tmp_path / "source", str(tmp_path / "work")
     shutil.copytree(made.source, source)
     settings = SourceSettings(uri=str(source))
@@ -160,7 +160,7 @@ def test_after_a_change_only_that_files_unit_is_cleaned_again(
     assert "1 of 3 units of files to clean" in caplog.text
     assert read_manifest(after).facts["num_documents"] == 61
     same = set(digests(before)) & set(digests(after))
-    assert {path for path, _ in same} == {"documents-00000.arrow", "documents-00002.arrow"}
+    assert {path for path, _ in same} == {"documents-00000-000.arrow", "documents-00002-000.arrow"}
 
 
 def test_a_file_that_was_only_touched_redoes_nothing(
@@ -204,10 +204,8 @@ def test_repeated_unreadable_and_short_documents_are_counted_by_reason(
         "too_short": 1,
     }
     unreadable = Path(manifest).with_name("unreadable.jsonl").read_text().splitlines()
-    assert [json.loads(line)["record"] for line in unreadable] == [
-        "source.jsonl#4",
-        "source.jsonl#5",
-    ]
+    reasons = [json.loads(line)["reason"] for line in unreadable]
+    assert reasons == ["no_text_field", "not_json"]
 
 
 def test_a_missing_source_says_so(tmp_path: Path) -> None:
@@ -230,12 +228,12 @@ def test_a_source_without_a_document_worth_keeping_leaves_no_manifest(
     assert not list((tmp_path / "work").rglob("manifest.json"))
 
 
-def test_an_error_in_a_worker_process_arrives_as_it_was_raised(
+def test_a_source_that_no_worker_can_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALBERT_WORKERS", "2")
     (tmp_path / "broken.jsonl.gz").write_bytes(b"this is not gzip at all")
-    with pytest.raises(SourceError, match=r"broken.jsonl.gz can't be read.*Mend or remove"):
+    with pytest.raises(SourceError, match=r"1 of 1 records.*corrupt_archive 1.*Mend the files"):
         clean_corpus.run(
             SourceSettings(uri=str(tmp_path)), CleaningSettings(), str(tmp_path / "work")
         )

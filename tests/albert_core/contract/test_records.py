@@ -36,7 +36,7 @@ def test_the_docstring_of_the_example_schema_is_about_its_columns() -> None:
 
 
 def test_a_document_is_a_row_of_the_document_schema() -> None:
-    assert list(Document.__slots__) == DOCUMENT_SCHEMA.names
+    assert [*DOCUMENT_SCHEMA.names, "lines_are_sentences"] == list(Document.__slots__)
 
 
 def test_a_document_travels_to_worker_processes() -> None:

@@ -181,7 +181,17 @@ def test_what_a_living_process_made_is_not_abandoned() -> None:
 
 
 def test_what_an_ended_process_of_this_host_made_is_abandoned() -> None:
-    assert storage.is_abandoned(f".scratch-{socket.gethostname()}-{ended_process()}-0123abcd")
+    made_by = f"{socket.gethostname()}-{ended_process()}-0123abcd"
+    assert storage.is_abandoned(f".scratch-{made_by}")
+    assert storage.is_abandoned(f".shard.arrow~{made_by}.tmp")
+
+
+def test_a_file_that_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
+    made_by = f"{socket.gethostname()}-{ended_process()}-0123abcd"
+    for name in (f".a.arrow~{made_by}.tmp", f".b.arrow~{storage.process_name()}.tmp", "c.arrow"):
+        (tmp_path / name).touch()
+    storage.remove_abandoned(str(tmp_path))
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".arrow", ".tmp"]
 
 
 def test_what_another_host_made_is_not_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +199,7 @@ def test_what_another_host_made_is_not_abandoned(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(socket, "gethostname", lambda: "node-1")
     for host in ("node-2", "big-node-1", "1", "xnode-1"):
         assert not storage.is_abandoned(f".scratch-{host}-{pid}-0123abcd"), host
+        assert not storage.is_abandoned(f".shard~{host}-{pid}-0123abcd.tmp"), host
 
 
 @pytest.mark.parametrize("name", ["", "x", ".scratch-", "a-b-c", f"{os.getpid()}"])

@@ -220,3 +220,49 @@ def test_a_vocabulary_with_the_special_pieces_in_another_order_is_refused() -> N
 def test_a_file_that_is_no_vocabulary_is_refused(content: bytes) -> None:
     with pytest.raises(IntegrityError):
         Tokenizer(content)
+
+
+@needs_the_published_model
+def test_pieces_with_digit_commas_split_agree_with_the_reference() -> None:
+    splitting = Tokenizer(PUBLISHED.read_bytes(), split_digit_commas=True)
+    rows = golden()
+    assert splitting.encode([row["text"] for row in rows]) == [row["google_ids"] for row in rows]
+    assert sum(row["google_ids"] != row["sp_ids"] for row in rows) >= 4
+
+
+@pytest.mark.parametrize(
+    ("piece", "parts"), [("▁1,", ["▁1", ","]), ("1,", ["▁1", ","]), ("a,", None), (",", None)]
+)
+def test_a_digit_comma_inside_a_word_gets_the_spurious_word_start_of_the_reference(
+    piece: str, parts: list[str] | None
+) -> None:
+    model = train(
+        pad_id=0,
+        unk_id=1,
+        bos_id=-1,
+        eos_id=-1,
+        control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+        user_defined_symbols=["▁1,", "1,", "a,", ",", "▁1"],
+    )
+    splitting = Tokenizer(model, split_digit_commas=True)
+    split = splitting._digit_commas.get(splitting.processor.piece_to_id(piece))
+    assert (split and [splitting.pieces[part] for part in split]) == parts
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=40), max_size=5))
+def test_documents_are_encoded_line_by_line(texts: list[str]) -> None:
+    pieces, lengths, lines = tiny_vocab().encode_lines([text.encode() for text in texts])
+    expected = [ids for text in texts for ids in tiny_vocab().encode(text.split("\n"))]
+    assert pieces.tolist() == [piece for ids in expected for piece in ids]
+    assert lengths.tolist() == list(map(len, expected))
+    assert lines.tolist() == [text.count("\n") + 1 for text in texts]
+
+
+@needs_the_published_model
+def test_documents_in_many_scripts_are_encoded_line_by_line() -> None:
+    texts = [row["text"] for row in golden()]
+    pieces, lengths, _ = published().encode_lines(["\n".join(texts).encode()])
+    lines = "\n".join(texts).split("\n")
+    expected = published().encode(lines)
+    assert pieces.tolist() == [piece for ids in expected for piece in ids]
+    assert lengths.tolist() == list(map(len, expected))

@@ -1,0 +1,1 @@
+"""How to run the text stages on each Beam engine: see README.md."""

@@ -1,0 +1,302 @@
+"""One unit of source files to clean documents on disk, in parts of bounded size.
+
+A part is an Arrow file of documents with their fingerprints, and beside it, if there are any,
+the records that could not be read and the ledger of overlaps with test sets.
+"""
+
+import base64
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from albert_core.contract import storage
+from albert_core.contract.arrow_files import read_arrow, write_arrow
+from albert_core.contract.records import DOCUMENT_SCHEMA, Document
+from pipelines.cleaning import content_hash, normalise_text, reject_reasons
+from pipelines.config import CleaningSettings, SourceSettings
+from pipelines.decontamination import TestNgrams, find_overlaps
+from pipelines.deduplication import HASH_BYTES
+from pipelines.language import detect_languages
+from pipelines.near_duplicates import NUM_BINS, signatures
+from pipelines.progress import report_done
+from pipelines.readers import LEFT_OUT, Unreadable, read_documents
+from pipelines.sentences import sentence_lines
+from pipelines.source_files import SourceRange
+
+PART_BYTES = 16 << 20
+"""Text that is held in memory at a time."""
+_BATCH_BYTES = 1 << 20
+"""Text that the vectorised rules see at a time: arrays that fit in the processor's cache."""
+PART_BITS = 20
+"""A part's number is its unit's, shifted, and its own: numbers are in the corpus's order."""
+_DONE = "unit.json"
+KEPT, EXCLUDED = "", "excluded"
+AUTO = "auto"
+
+PART_SCHEMA = pa.schema(
+    [
+        *DOCUMENT_SCHEMA,
+        ("reason", pa.string()),
+        ("content_hash", pa.binary(HASH_BYTES)),
+    ]
+)
+SIGNATURE = pa.field("signature", pa.list_(pa.uint32(), NUM_BINS))
+_COUNTS = b"counts"
+
+Record = TypeVar("Record", bound=Document | Unreadable)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is cleaned together, and where the result is kept."""
+
+    number: int
+    """Its place in the corpus; below 0: a shard of an earlier corpus, of which only the
+    fingerprints are taken."""
+    folder: str
+    ranges: list[SourceRange] = field(default_factory=list)
+    excluded_ids: list[str] = field(default_factory=list)
+    """Of documents in these files that are to be left out."""
+    known_shard: str = ""
+    """URI of the shard of an earlier corpus."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its files."""
+        return sum(part.num_bytes for part in self.ranges)
+
+
+@dataclass(frozen=True)
+class CleaningJob:
+    """What every worker needs to know to clean."""
+
+    source: SourceSettings
+    cleaning: CleaningSettings
+    test_ngrams: str
+    """URI of the hashes of the test texts' word n-grams; empty: no test text was given."""
+    progress: str
+    """Folder for the notes of what is done."""
+
+    @property
+    def with_signatures(self) -> bool:
+        """Whether near-duplicates are looked for."""
+        return self.cleaning.near_duplicate_similarity < 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a unit on disk."""
+
+    number: int
+    uri: str
+
+    @property
+    def unreadable(self) -> str:
+        """URI of the records that could not be read; the file may be absent."""
+        return self.uri.removesuffix(".arrow") + ".unreadable.jsonl"
+
+    @property
+    def overlaps(self) -> str:
+        """URI of the ledger of overlaps with test sets; the file may be absent."""
+        return self.uri.removesuffix(".arrow") + ".overlaps.jsonl"
+
+
+def is_done(unit: Unit) -> bool:
+    """Return whether all parts of the unit were written before."""
+    return storage.exists(storage.join(unit.folder, _DONE))
+
+
+def clean_unit(unit: Unit, job: CleaningJob) -> list[Part]:
+    """Write the parts of the unit, unless they are there, and return them."""
+    if is_done(unit):
+        num_parts = json.loads(storage.read_bytes(storage.join(unit.folder, _DONE)))["num_parts"]
+        return [_part(unit, index) for index in range(num_parts)]
+    storage.remove_abandoned(unit.folder)
+    tables = _known_documents(unit, job) if unit.known_shard else _clean_documents(unit, job)
+    parts = []
+    for index, table in enumerate(tables):
+        parts.append(_part(unit, index))
+        write_arrow(table, parts[-1].uri)
+        note = f"{unit.number}-{index}"
+        num_documents = sum(counts_of(table.schema).values())
+        report_done(job.progress, note, num_bytes=0, num_documents=num_documents)
+    done = {"num_parts": len(parts)}
+    storage.write_bytes(storage.join(unit.folder, _DONE), json.dumps(done).encode())
+    num_files = sum(part.end is None for part in unit.ranges)
+    report_done(job.progress, str(unit.number), num_bytes=unit.num_bytes, num_files=num_files)
+    return parts
+
+
+def counts_of(schema: pa.Schema) -> Counter[str]:
+    """Return how many records of a part were dropped for each reason, and kept (under KEPT)."""
+    return Counter(json.loads(schema.metadata[_COUNTS]))
+
+
+def _part(unit: Unit, index: int) -> Part:
+    number = (unit.number << PART_BITS) + index
+    return Part(number, storage.join(unit.folder, f"{index:05d}.arrow"))
+
+
+def _clean_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
+    """Yield a table for each part: the documents kept, or all; counts in its metadata."""
+    excluded = frozenset(unit.excluded_ids)
+    for index, records in enumerate(_cut(_records(unit, job.source), PART_BYTES)):
+        part = _part(unit, index)
+        counts: Counter[str] = Counter()
+        unreadable = [record for record in records if isinstance(record, Unreadable)]
+        counts.update(record.reason for record in unreadable)
+        _write_lines(part.unreadable, [_dead_letter(r) for r in unreadable if not _is_left_out(r)])
+        ledger: list[dict[str, object]] = []
+        documents = [record for record in records if isinstance(record, Document)]
+        tables = [PART_SCHEMA.empty_table()]
+        for batch in _cut(documents, _BATCH_BYTES):
+            table = _clean_batch(batch, job, excluded, ledger)
+            counts.update(table["reason"].to_pylist())
+            tables.append(_worth_writing(table, job.cleaning.keep_rejected))
+        _write_lines(part.overlaps, ledger)
+        whole = pa.concat_tables(tables)
+        if job.with_signatures:
+            whole = _with_signatures(whole)
+        yield whole.replace_schema_metadata({_COUNTS: json.dumps(counts)})
+
+
+def _clean_batch(
+    documents: list[Document],
+    job: CleaningJob,
+    excluded: frozenset[str],
+    ledger: list[dict[str, object]],
+) -> pa.Table:
+    texts = [normalise_text(d.text, lines_are_sentences=d.lines_are_sentences) for d in documents]
+    reasons = [reason or KEPT for reason in reject_reasons(texts, job.cleaning)]
+    languages = _splitter_languages(texts, job.cleaning.language)
+    for row, document in enumerate(documents):
+        if reasons[row] == KEPT and not document.lines_are_sentences:
+            texts[row] = sentence_lines(texts[row], languages[row])
+    hashes = [content_hash(text) for text in texts]
+    if excluded:
+        for row, document in enumerate(documents):
+            if excluded.intersection(ids_of(document.id, hashes[row])):
+                reasons[row] = EXCLUDED
+    if job.test_ngrams:
+        _mark_overlaps(documents, texts, reasons, job, ledger)
+    columns = [
+        [document.id for document in documents],
+        texts,
+        [document.source for document in documents],
+        reasons,
+        hashes,
+    ]
+    return pa.table(columns, schema=PART_SCHEMA)
+
+
+def _splitter_languages(texts: Sequence[str], declared: str) -> list[str]:
+    if declared != AUTO:
+        return [declared] * len(texts)
+    return [language for language, _ in detect_languages(texts)]
+
+
+def ids_of(document_id: str, hashed: bytes) -> tuple[str, str]:
+    """Return the id of a document, and the one it gets when another one has its id."""
+    return document_id, f"{document_id}~{hashed[:4].hex()}"
+
+
+def _mark_overlaps(
+    documents: list[Document],
+    texts: list[str],
+    reasons: list[str],
+    job: CleaningJob,
+    ledger: list[dict[str, object]],
+) -> None:
+    rows = [row for row, reason in enumerate(reasons) if reason == KEPT]
+    found = find_overlaps([texts[row] for row in rows], _test_ngrams(job.test_ngrams))
+    for row, overlap in zip(rows, found, strict=True):
+        if overlap is None:
+            continue
+        is_dropped = overlap.num_ngrams >= job.cleaning.min_test_overlaps
+        if is_dropped:
+            reasons[row] = "test_overlap"
+        document = {"document": documents[row].id, "source": documents[row].source}
+        shared = {"num_ngrams": overlap.num_ngrams, "first": overlap.first}
+        ledger.append(document | shared | {"dropped": is_dropped})
+
+
+def _known_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
+    """Yield the fingerprints of a shard of an earlier corpus, without its texts."""
+    documents = read_arrow(unit.known_shard)
+    texts = documents["text"].to_pylist()
+    nothing = pa.nulls(len(texts), pa.string())
+    columns = [
+        documents["id"],
+        texts,
+        nothing,
+        [KEPT] * len(texts),
+        [content_hash(text) for text in texts],
+    ]
+    table = pa.table(columns, schema=PART_SCHEMA)
+    if job.with_signatures:
+        table = _with_signatures(table)
+    without_text = table.set_column(1, PART_SCHEMA.field("text"), nothing.cast(pa.large_string()))
+    yield without_text.replace_schema_metadata({_COUNTS: "{}"})
+
+
+def _with_signatures(table: pa.Table) -> pa.Table:
+    values = signatures(table["text"].to_pylist())
+    column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), NUM_BINS)
+    return table.append_column(SIGNATURE, column)
+
+
+def _worth_writing(table: pa.Table, keep_rejected: bool) -> pa.Table:
+    """Return the documents kept, or all but those whose removal was asked for."""
+    reasons = np.array(table["reason"].to_pylist(), object)
+    stays = reasons != EXCLUDED if keep_rejected else reasons == KEPT
+    return table if stays.all() else table.filter(pa.array(stays.astype(bool)))
+
+
+def _records(unit: Unit, source: SourceSettings) -> Iterator[Document | Unreadable]:
+    for part in unit.ranges:
+        file = part.file
+        yield from read_documents(file.uri, file.name, source, file.format, part.begin, part.end)
+
+
+def _cut(records: Iterable[Record], num_bytes: int) -> Iterator[list[Record]]:
+    """Yield the records in lists of about ``num_bytes``; at least one list, perhaps empty."""
+    batch: list[Record] = []
+    size, is_first = 0, True
+    for record in records:
+        batch.append(record)
+        size += len(record.text if isinstance(record, Document) else record.content)
+        if size >= num_bytes:
+            yield batch
+            batch, size, is_first = [], 0, False
+    if batch or is_first:
+        yield batch
+
+
+def _is_left_out(record: Unreadable) -> bool:
+    return record.reason in LEFT_OUT
+
+
+def _dead_letter(record: Unreadable) -> dict[str, object]:
+    content = base64.b64encode(record.content).decode()
+    return {
+        "file": record.uri,
+        "offset": record.offset,
+        "reason": record.reason,
+        "content_base64": content,
+    }
+
+
+def _write_lines(uri: str, entries: Sequence[dict[str, object]]) -> None:
+    if entries:
+        storage.write_bytes(uri, "".join(json.dumps(e) + "\n" for e in entries).encode())
+
+
+@lru_cache(maxsize=1)
+def _test_ngrams(uri: str) -> TestNgrams:
+    return TestNgrams.of(read_arrow(uri)["ngram"].to_numpy())

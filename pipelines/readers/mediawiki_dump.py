@@ -1,0 +1,132 @@
+"""MediaWiki XML dumps, pages-articles: a document for each article, without its markup.
+
+A file is a whole dump, or a range of its bytes that begins at a ``<page>`` and ends before another
+one, perhaps with the dump's header before it. Text in a dump is escaped, so that ``<page>`` and
+``</page>`` are never part of an article: the bytes are cut there, and a broken page does not harm
+the next one.
+"""
+
+import html
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import BinaryIO
+from xml.etree import ElementTree as ET
+
+from pipelines import wikitext
+from pipelines.config import SourceSettings
+from pipelines.readers.record import TOO_LARGE, Record, max_document_bytes, unreadable
+
+BROKEN_XML = "broken_xml"
+
+_BEGIN = b"<page>"
+_END = b"</page>"
+_BLOCK_BYTES = 1 << 20
+_BETWEEN = re.compile(
+    rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?"
+    rb"(?:<mediawiki\b[^>]*>\s*(?:<siteinfo>.*?</siteinfo>\s*)?)?(?:</mediawiki>\s*)?",
+    re.DOTALL,
+)
+"""What a file may hold beside pages: its header, its end, or neither."""
+_NAMESPACE_NAME = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]+)</namespace>')
+_NAMESPACE = re.compile(rb"<ns>\s*(-?\d+)\s*</ns>")
+_ID = re.compile(rb"<id>\s*(\d+)\s*</id>")
+_UNSEEN_NAMESPACES = (b"6", b"14")
+"""Files and categories: what links to them shows no text."""
+
+Clean = Callable[[str], str]
+
+
+def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+    """Yield a document for each article, and a reason for each page that is left out.
+
+    What the settings or the page itself leave out is ``other_namespace``, ``redirect`` or
+    ``not_wikitext``; what can't be read is ``broken_xml`` or ``too_large``. A page without
+    ``<ns>``, as in dumps before 2012, counts as an article. Of a page's revisions the last counts.
+
+    Raises:
+        OSError, EOFError, zlib.error, lzma.LZMAError: of ``file``, after the pages before.
+    """
+    clean = _cleaner(settings, wikitext.LEFT_OUT)
+    for offset, piece in _pieces(file, max_document_bytes(settings)):
+        before, *pages = piece.split(_BEGIN)
+        if names := _unseen_names(before):
+            clean = _cleaner(settings, wikitext.LEFT_OUT | names)
+        position = offset + len(before)
+        for page in pages:
+            yield _record(_BEGIN + page, position, settings, clean)
+            position += len(_BEGIN + page)
+        if not pages and not _BETWEEN.fullmatch(before):
+            yield unreadable(BROKEN_XML, offset, before)
+
+
+def _pieces(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the bytes of ``file`` with their offsets, cut after each ``</page>``.
+
+    Without one they are cut all the same where they are a block longer than ``max_bytes``, the
+    block being room for a header: so no more than that is held.
+    """
+    # Of a broken archive, read would lose what could be unpacked before the break.
+    read_some = getattr(file, "read1", file.read)
+    offset, size, parts, tail = 0, 0, [b""], b""
+    while block := read_some(_BLOCK_BYTES):
+        parts.append(block)
+        size += len(block)
+        if size > max_bytes + _BLOCK_BYTES or _END in tail + block:
+            *whole, rest = b"".join(parts).split(_END)
+            for piece in whole:
+                yield offset, piece + _END
+                offset += len(piece) + len(_END)
+            if len(rest) > max_bytes + _BLOCK_BYTES:
+                yield offset, rest[: -len(_END)]
+                offset, rest = offset + len(rest) - len(_END), rest[-len(_END) :]
+            parts, size = [rest], len(rest)
+        tail = (tail + block)[1 - len(_END) :]
+    yield offset, b"".join(parts)
+
+
+def _unseen_names(header: bytes) -> frozenset[str]:
+    """Return the names, in lower case, that a dump's header gives to files and categories."""
+    return frozenset(
+        html.unescape(name.decode(errors="replace")).lower()
+        for number, name in _NAMESPACE_NAME.findall(header)
+        if number in _UNSEEN_NAMESPACES
+    )
+
+
+def _cleaner(settings: SourceSettings, left_out: frozenset[str]) -> Clean:
+    full = settings.wiki_parser == "full"
+    strip = wikitext.plain_text_by_parser if full else wikitext.plain_text
+    return partial(strip, left_out=left_out)
+
+
+def _record(page: bytes, offset: int, settings: SourceSettings, clean: Clean) -> Record:
+    """Return the article in ``page``, from ``<page>`` to ``</page>``, or why there is none."""
+    head = page[: max(page.find(b"<revision>"), 0)] or page
+    found_id, found_namespace = _ID.search(head), _NAMESPACE.search(head)
+    key = found_id.group(1).decode() if found_id else ""
+    if found_namespace and int(found_namespace.group(1)) not in settings.wiki_namespaces:
+        return unreadable("other_namespace", offset, key=key)
+    if b"<redirect" in head:
+        return unreadable("redirect", offset, key=key)
+    if len(page) > max_document_bytes(settings):
+        return unreadable(TOO_LARGE, offset, page, key)
+    try:
+        title, text, is_wikitext = _fields(ET.fromstring(page.rstrip()))  # noqa: S314
+    except ET.ParseError:
+        return unreadable(BROKEN_XML, offset, page, key)
+    if not is_wikitext:
+        return unreadable("not_wikitext", offset, key=key)
+    body = clean(text)
+    return Record(text=f"{title}\n\n{body}" if body else "", key=key, offset=offset)
+
+
+def _fields(page: ET.Element) -> tuple[str, str, bool]:
+    """Return title, last text, and whether that is wiki markup."""
+    revisions = page.findall("revision")
+    last = revisions[-1] if revisions else page
+    is_wikitext = (
+        last.findtext("model", "wikitext") == "wikitext"
+        and last.findtext("format", "text/x-wiki") == "text/x-wiki"
+    )
+    return page.findtext("title", "").strip(), last.findtext("text", ""), is_wikitext

@@ -1,0 +1,180 @@
+"""Web archives: WARC and the older ARC, with pages in HTML, or WET with their text."""
+
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+from warcio.exceptions import ArchiveLoadFailed  # type: ignore[import-untyped]
+from warcio.recordloader import ArcWarcRecordLoader  # type: ignore[import-untyped]
+from warcio.statusandheaders import (  # type: ignore[import-untyped]
+    StatusAndHeadersParserException,
+)
+
+from pipelines.config import SourceSettings
+from pipelines.readers.encodings import AUTO, UndecodableError, decode_file
+from pipelines.readers.record import TOO_LARGE, Record, max_document_bytes, unreadable
+
+BROKEN_RECORD, TRUNCATED_RECORD = "broken_record", "truncated_record"
+NOT_HTML, HTTP_ERROR = "not_html", "http_error"
+
+_MAX_LINE_BYTES = 1 << 14
+_SKIP_BYTES = 1 << 20
+_META_BYTES = 4096
+_FLAGS = re.IGNORECASE | re.DOTALL
+_ARC_LINE = re.compile(rb"[a-z]+:\S+ \S+ [0-9]{8,14} .*[0-9]+\s*$")
+_HTML_TYPES = ("text/html", "application/xhtml+xml")
+_HTML_BEGINS = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<(?:!doctype html|html|head)\b", _FLAGS)
+_CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", _FLAGS)
+_META_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?([\w.:-]+)", _FLAGS)
+_BROKEN = (
+    ArchiveLoadFailed,
+    StatusAndHeadersParserException,
+    EOFError,
+    ValueError,
+    AttributeError,  # of a response without an address
+)
+
+for _name in ("warcio", "trafilatura"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One record of an archive."""
+
+    offset: int
+    uri: str
+    content_type: str
+    content: bytes
+
+
+def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+    """Yield a document for each page in HTML, and for each text of a WET file.
+
+    Other records (requests, metadata, name look-ups, the archive's own description) are no
+    documents and not counted. Answers of another type are "not_html", those without success
+    "http_error". After a broken record reading goes on where the next one begins.
+    """
+    after_broken = False
+    while line := file.readline(_MAX_LINE_BYTES):
+        offset = file.tell() - len(line)
+        if line.isspace():
+            continue
+        found = _parse(file, line)
+        if found is not None:
+            yield from _records(found, offset, settings)
+        elif not after_broken:
+            yield unreadable(BROKEN_RECORD, offset, line)
+        after_broken = found is None
+
+
+def _parse(file: BinaryIO, line: bytes) -> Any | None:
+    """Return the record that begins with ``line``, or None if none does."""
+    kind = "warc" if line.startswith(b"WARC/") else "arc" if _ARC_LINE.match(line) else ""
+    if not kind:
+        return None
+    loader = ArcWarcRecordLoader(verify_http=False, arc2warc=False)
+    try:
+        found = loader.parse_record_stream(file, line, kind)
+    except _BROKEN:
+        return None
+    # Without its length a record would be the whole rest of the file.
+    return None if found.raw_stream is file else found
+
+
+def _records(found: Any, offset: int, settings: SourceSettings) -> Iterator[Record]:
+    """Yield the document of a record, if it is one, and read to the record's end."""
+    uri = found.rec_headers.get_header("uri" if found.format == "arc" else "WARC-Target-URI") or ""
+    max_bytes = max_document_bytes(settings)
+    is_wanted = _is_answer(found, uri) or found.rec_type in ("resource", "conversion")
+    content = _content(found, max_bytes) if is_wanted else b""
+    while found.raw_stream.read(_SKIP_BYTES):
+        pass
+    if not is_wanted:
+        return
+    entry = _Entry(offset, uri, _content_type(found, content), content)
+    if found.raw_stream.limit > 0:
+        yield unreadable(TRUNCATED_RECORD, offset, content, uri)
+    elif reason := _left_out(found, entry):
+        yield unreadable(reason, offset, content, uri)
+    elif len(content) > max_bytes:
+        yield unreadable(TOO_LARGE, offset, content, uri)
+    else:
+        yield _document(entry, settings, is_text=found.rec_type == "conversion")
+
+
+def _content(found: Any, max_bytes: int) -> bytes:
+    """Return the record's content, unpacked; of one too large the beginning."""
+    if found.length > max_bytes:  # as it is: a chunk of it would be held whole
+        return cast(bytes, found.raw_stream.read(max_bytes + 1))
+    return cast(bytes, found.content_stream().read(max_bytes + 1))
+
+
+def _is_answer(found: Any, uri: str) -> bool:
+    return bool(found.rec_type == "response" and uri.lower().startswith(("http:", "https:")))
+
+
+def _content_type(found: Any, content: bytes) -> str:
+    """Return the type as the server or the archive gave it, in lower case."""
+    if found.http_headers is not None:
+        declared = found.http_headers.get_header("Content-Type")
+    else:
+        declared = found.content_type
+    return (declared or ("text/html" if _HTML_BEGINS.match(content) else "")).strip().lower()
+
+
+def _left_out(found: Any, entry: _Entry) -> str:
+    """Return why the record is no page, or an empty string if it is one."""
+    if found.rec_type == "conversion":
+        return ""
+    if found.rec_type == "response":
+        status = found.http_headers.get_statuscode() if found.http_headers else ""
+        if not status.startswith("2"):
+            return HTTP_ERROR
+    return "" if entry.content_type.startswith(_HTML_TYPES) else NOT_HTML
+
+
+def _document(entry: _Entry, settings: SourceSettings, is_text: bool) -> Record:
+    try:
+        text = _decoded(entry, settings.encoding)
+    except UndecodableError as error:
+        return unreadable(str(error), entry.offset, entry.content, entry.uri)
+    if is_text:
+        return Record(text, entry.uri, offset=entry.offset)
+    page = main_text(text)
+    if page is None:
+        return unreadable("not_extractable", entry.offset, entry.content, entry.uri)
+    return Record(page, entry.uri, offset=entry.offset)
+
+
+def _decoded(entry: _Entry, encoding: str) -> str:
+    hint = _charset(entry)
+    if encoding == AUTO and hint.lower() in ("utf-8", "utf8"):
+        return entry.content.decode(errors="replace")  # as browsers do
+    return decode_file(entry.content, encoding, hint)
+
+
+def _charset(entry: _Entry) -> str:
+    """Return the encoding that the server or else the page names, or an empty string."""
+    if found := _CHARSET.search(entry.content_type):
+        return found.group(1)
+    meta = _META_CHARSET.search(entry.content, 0, _META_BYTES)
+    return meta.group(1).decode("ascii", "replace") if meta else ""
+
+
+def main_text(html: str) -> str | None:
+    """Return the text of a page without menus, comments and tables; empty if there is none.
+
+    None: the page is more than the parsers bear.
+    """
+    from trafilatura import extract  # a second, which other formats need not wait for
+
+    if not html.strip():
+        return ""
+    try:
+        found = extract(html, fast=True, include_comments=False, include_tables=False)
+    except Exception:  # noqa: BLE001 - the next page may be sound, whatever this one did
+        return None
+    return (found or "").encode(errors="replace").decode()

@@ -1,0 +1,226 @@
+"""Which documents of a corpus repeat an earlier one, found by exchanging their hashes.
+
+Each part sends its documents' hashes to partitions, each partition finds what is there twice and
+tells the parts, and each part is then written as a shard without what repeats.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from albert_core.contract import storage
+from albert_core.contract.arrow_files import read_arrow, write_arrow
+from albert_core.contract.manifest import shard_of
+from albert_core.contract.records import DOCUMENT_SCHEMA
+from pipelines.clean_unit import KEPT, PART_BITS, Part, counts_of, ids_of
+from pipelines.config import CleaningSettings
+from pipelines.deduplication import (
+    HASH_BYTES,
+    candidate_pairs,
+    partition_hashes,
+    repeated_rows,
+)
+from pipelines.near_duplicates import band_hashes, bands_for, least_estimate, similarity_of
+
+CONTENT, ID, BAND = range(3)
+"""What a hash is of: a document's words, its id, or a band of its signature."""
+_REJECTED_SCHEMA = DOCUMENT_SCHEMA.append(pa.field("reason", pa.string()))
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Hashes of one part in one partition."""
+
+    part: Part
+    rows: NDArray[np.uint32]
+    """(R,)"""
+    hashes: NDArray[Any]
+    """(R,) V16, or uint64 of bands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """What one partition tells one part."""
+
+    part: Part
+    kind: int
+    rows: NDArray[np.uint32]
+    """(R,) that repeat an earlier document."""
+    is_known: NDArray[np.bool_]
+    """(R,) whether the earlier one is of an earlier corpus."""
+    earlier_uris: list[str] = field(default_factory=list)
+    """BAND: (R,) parts that the earlier documents are in."""
+    earlier_rows: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    """BAND: (R,) their rows there."""
+
+
+def send_hashes(
+    part: Part, cleaning: CleaningSettings, num_partitions: int
+) -> Iterator[tuple[int, Sent]]:
+    """Yield the hashes of the documents kept, each with the number of its partition."""
+    table = read_arrow(part.uri)
+    is_kept = np.array(table["reason"].to_pylist(), object) == KEPT
+    rows: NDArray[np.uint32] = np.flatnonzero(is_kept).astype(np.uint32)
+    kept = table if is_kept.all() else table.filter(pa.array(is_kept.astype(bool)))
+    content = np.array(kept["content_hash"].to_pylist(), dtype=f"V{HASH_BYTES}")
+    ids = np.array([_digest(i) for i in kept["id"].to_pylist()], dtype=f"V{HASH_BYTES}")
+    for kind, hashes in ((CONTENT, content), (ID, ids)):
+        for partition, (numbers, some) in enumerate(partition_hashes(hashes, num_partitions)):
+            yield kind * num_partitions + partition, Sent(part, rows[numbers], some)
+    if cleaning.near_duplicate_similarity < 1:
+        yield from _send_bands(part, kept, rows, cleaning, num_partitions)
+
+
+def _send_bands(
+    part: Part,
+    kept: pa.Table,
+    rows: NDArray[np.uint32],
+    cleaning: CleaningSettings,
+    num_partitions: int,
+) -> Iterator[tuple[int, Sent]]:
+    signatures = _signatures(kept)
+    bands = band_hashes(signatures, *bands_for(cleaning.near_duplicate_similarity))
+    row_of_band = np.repeat(rows, bands.shape[1])
+    flat = bands.ravel()
+    partitions = flat % np.uint64(num_partitions)
+    for partition in np.unique(partitions).tolist():
+        there = partitions == partition
+        yield BAND * num_partitions + partition, Sent(part, row_of_band[there], flat[there])
+
+
+def find_repeated(
+    grouped: tuple[int, Iterable[Sent]], num_partitions: int
+) -> Iterator[tuple[int, Marked]]:
+    """Yield for each part of the corpus which of its rows repeat an earlier one.
+
+    Parts of earlier corpora, with numbers below 0, come before all others and are told nothing.
+    """
+    key, values = grouped
+    sent = sorted(values, key=lambda each: each.part.number)
+    kind = key // num_partitions
+    parts = {each.part.number: each.part for each in sent}
+    if kind == BAND:
+        found = candidate_pairs((each.part.number, each.rows, each.hashes) for each in sent)
+        for number, (rows, earlier, earlier_rows) in found.items():
+            if number >= 0:
+                uris = [parts[each].uri for each in earlier.tolist()]
+                yield number, Marked(parts[number], kind, rows, earlier < 0, uris, earlier_rows)
+        return
+    triples = [(each.part.number, each.rows, each.hashes) for each in sent]
+    among_all = repeated_rows(triples)
+    own = [triple for triple in triples if triple[0] >= 0]
+    among_own = among_all if len(own) == len(triples) else repeated_rows(own)
+    for number, rows in among_all.items():
+        if number >= 0:
+            is_known = ~np.isin(rows, among_own[number])
+            yield number, Marked(parts[number], kind, rows, is_known)
+
+
+def write_shard(
+    grouped: tuple[int, Iterable[Marked]], folder: str, cleaning: CleaningSettings
+) -> tuple[int, dict[str, Any]]:
+    """Write a part's documents without those that repeat an earlier one; report what was done."""
+    number, values = grouped
+    marks = list(values)
+    part = marks[0].part
+    table = read_arrow(part.uri)
+    reasons = np.array(table["reason"].to_pylist(), object)
+    counts = counts_of(table.schema)
+    for mark in sorted(marks, key=lambda mark: mark.kind):
+        if mark.kind == CONTENT and cleaning.drop_duplicates:
+            _drop(reasons, mark.rows, mark.is_known, "duplicate", counts)
+        elif mark.kind == ID and len(mark.rows):
+            table = _renamed(table, mark.rows)
+    near = [mark for mark in marks if mark.kind == BAND and len(mark.rows)]
+    if near:
+        rows, is_known = _near_duplicates(table, near, cleaning.near_duplicate_similarity)
+        _drop(reasons, rows, is_known, "near_duplicate", counts)
+    return number, _write(part, table, reasons, counts, folder, cleaning.keep_rejected)
+
+
+def _drop(
+    reasons: NDArray[np.object_],
+    rows: NDArray[np.uint32],
+    is_known: NDArray[np.bool_],
+    reason: str,
+    counts: Counter[str],
+) -> None:
+    for row, known in zip(rows.tolist(), is_known.tolist(), strict=True):
+        if reasons[row] == KEPT:
+            reasons[row] = f"{reason}_of_known_corpus" if known else reason
+            counts[KEPT] -= 1
+            counts[reasons[row]] += 1
+
+
+def _renamed(table: pa.Table, rows: NDArray[np.uint32]) -> pa.Table:
+    """Return the table; the ids in ``rows`` end in the beginning of their content's hash."""
+    ids: list[str] = table["id"].to_pylist()
+    for row in rows.tolist():
+        ids[row] = ids_of(ids[row], table["content_hash"][row].as_py())[1]
+    return table.set_column(table.schema.get_field_index("id"), "id", [ids])
+
+
+def _near_duplicates(
+    table: pa.Table, marks: list[Marked], similarity: float
+) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    """Return the rows that are like an earlier document by both signatures, and if it is known."""
+    own = _signatures(table)
+    rows = np.concatenate([mark.rows for mark in marks])
+    is_known = np.concatenate([mark.is_known for mark in marks])
+    earlier_rows = np.concatenate([mark.earlier_rows for mark in marks])
+    uris = np.array([uri for mark in marks for uri in mark.earlier_uris], object)
+    like = np.zeros(len(rows), bool)
+    for uri in np.unique(uris).tolist():
+        there = uris == uri
+        earlier = _signatures(read_arrow(uri).take(pa.array(earlier_rows[there])))
+        found = similarity_of(own[rows[there]], earlier)
+        like[there] = found >= least_estimate(similarity)
+    order = np.lexsort((~is_known, rows))
+    return rows[order][like[order]], is_known[order][like[order]]
+
+
+def _write(
+    part: Part,
+    table: pa.Table,
+    reasons: NDArray[np.object_],
+    counts: Counter[str],
+    folder: str,
+    keep_rejected: bool,
+) -> dict[str, Any]:
+    name = f"{part.number >> PART_BITS:05d}-{part.number % (1 << PART_BITS):03d}"
+    shards = []
+    is_kept = reasons == KEPT
+    documents = table.select(DOCUMENT_SCHEMA.names).replace_schema_metadata(None)
+    kept = documents if is_kept.all() else documents.filter(pa.array(is_kept.astype(bool)))
+    if kept.num_rows:
+        uri = storage.join(folder, f"documents-{name}.arrow")
+        write_arrow(kept, uri)
+        shards.append(shard_of(uri, folder, "documents", kept.num_rows))
+    if not is_kept.all() and keep_rejected:
+        uri = storage.join(folder, f"rejected-{name}.arrow")
+        rejected = documents.append_column(_REJECTED_SCHEMA.field("reason"), pa.array(reasons))
+        rejected = rejected.filter(pa.array(~is_kept.astype(bool)))
+        write_arrow(rejected, uri)
+        shards.append(shard_of(uri, folder, "rejected", rejected.num_rows))
+    return {
+        "shards": [shard.model_dump() for shard in shards],
+        "counts": dict(counts),
+        "text_bytes": kept["text"].nbytes,
+        "unreadable": part.unreadable,
+        "overlaps": part.overlaps,
+    }
+
+
+def _signatures(table: pa.Table) -> NDArray[np.uint32]:
+    column = table["signature"].combine_chunks()
+    return column.flatten().to_numpy().reshape(len(column), -1)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=HASH_BYTES).digest()

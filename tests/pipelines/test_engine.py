@@ -1,0 +1,311 @@
+"""Which engine, with which options; and a stage on real workers, some of which die."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apache_beam.options import pipeline_options
+from apache_beam.runners.portability.portable_runner import PortableRunner
+from apache_beam.runners.runner import create_runner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albert_core.contract.errors import AlbertError, ConfigError, SourceError
+from albert_core.contract.manifest import read_manifest
+from albert_core.contract.stage_command import stage_argv
+from flows.stage_process import WORKER_LOST_STATUS, WorkerLostError, run_stage_process
+from pipelines import engine
+from tests.job_service import job_service, worker_pool
+from tests.pipelines.conftest import EXAMPLES, Made
+from tests.toy_stage import ToySettings
+from tests.toy_stage import run as run_toy
+
+PROJECT = Path(__file__).parents[2]
+BOOT = PROJECT / "infra" / "engines" / "boot"
+
+
+def environment(patch: pytest.MonkeyPatch, **variables: str) -> None:
+    for name in ("ENGINE", "ENGINE_ADDRESS", "BEAM_OPTIONS", "WORKERS"):
+        patch.delenv(f"ALBERT_{name}", raising=False)
+    for name, value in variables.items():
+        patch.setenv(f"ALBERT_{name}", value)
+
+
+def options_of(chosen: engine.Engine, kind: type[Any]) -> Any:
+    return pipeline_options.PipelineOptions(list(chosen.options)).view_as(kind)
+
+
+def toy_argv(folder: Path, **toy: object) -> list[str]:
+    recipe = folder / "recipe.json"
+    recipe.write_text(json.dumps({"toy": toy}))
+    return stage_argv("tests.toy_stage", str(recipe), work=str(folder / "work"))
+
+
+def files_of(work: Path) -> dict[str, bytes]:
+    """Return what a toy stage has made, without its notes and hidden files."""
+    folders = (work / "numbers", work / "groups")
+    return {
+        str(f.relative_to(work)): f.read_bytes() for folder in folders for f in folder.iterdir()
+    }
+
+
+def processes_of(work: Path) -> set[str]:
+    """Return the processes that wrote the toy stage's numbers."""
+    return {file.name.partition("-")[2] for file in (work / "workers").iterdir()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    work = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        environment(patch, WORKERS="1")
+        run_toy(ToySettings(), str(work))
+    return files_of(work)
+
+
+def test_an_unknown_engine_is_refused_with_the_known_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, ENGINE="ray")
+    with pytest.raises(ConfigError, match="'ray' must be one of local, dask, flink, spark"):
+        engine.choose_engine(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["dask", "flink", "spark", "portable"])
+def test_a_cluster_without_an_address_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, ENGINE=name)
+    with pytest.raises(ConfigError, match=rf"={name} needs ALBERT_ENGINE_ADDRESS, .* such as"):
+        engine.choose_engine(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "advice"),
+    [("dask", "distributed", r"albert-pretraining\[dask\]"), ("dataflow", "apitools", "gcp")],
+)
+def test_a_missing_package_is_named_with_how_to_install_it(
+    name: str, package: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS="tcp://localhost:8786")
+    monkeypatch.setattr(engine, "find_spec", lambda name: name != package and find_spec(name))
+    with pytest.raises(ConfigError, match=rf"needs .*pip install '.*{advice}"):
+        engine.choose_engine(str(tmp_path))
+
+
+def test_dataflow_refuses_a_local_work_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, ENGINE="dataflow")
+    monkeypatch.setattr(engine, "find_spec", lambda name: name)
+    with pytest.raises(ConfigError, match="that begin with gs://"):
+        engine.choose_engine(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["flink", "spark"])
+def test_a_job_server_needs_java(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS="host:1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="needs Java"):
+        engine.choose_engine(str(tmp_path))
+
+
+def test_an_address_where_nothing_answers_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, ENGINE="portable", ENGINE_ADDRESS="localhost:1")
+    begin = time.monotonic()
+    with pytest.raises(ConfigError, match="nothing answers at ALBERT_ENGINE_ADDRESS=localhost:1"):
+        run_toy(ToySettings(), str(tmp_path))
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "runner"),
+    [
+        ("flink", "master:8081", "FlinkRunner"),
+        ("flink", "[local]", "FlinkRunner"),
+        ("spark", "spark://master:7077", "SparkRunner"),
+        ("spark", "local[2]", "SparkRunner"),
+    ],
+)
+def test_flink_and_spark_have_the_master_and_workers_without_containers(
+    name: str, address: str, runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS=address)
+    monkeypatch.setattr(engine, "_require_java", lambda engine: None)
+    chosen = engine.choose_engine(str(tmp_path))
+    assert isinstance(chosen.runner, str)
+    made = create_runner(chosen.runner)
+    assert isinstance(made, PortableRunner)
+    assert type(made).__name__ == runner
+    master = {
+        "flink": options_of(chosen, pipeline_options.FlinkRunnerOptions).flink_master,
+        "spark": options_of(chosen, pipeline_options.SparkRunnerOptions).spark_master_url,
+    }[name]
+    assert master == address
+    portable = options_of(chosen, pipeline_options.PortableOptions)
+    local = "local" in address  # Beam starts it in this process's own host
+    assert portable.environment_type == (None if local else "EXTERNAL")
+    assert portable.environment_config == (None if local else engine.ON_EACH_HOST)
+
+
+def test_own_options_come_last_and_replace_the_worker_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(
+        monkeypatch,
+        ENGINE="spark",
+        ENGINE_ADDRESS="spark://master:7077",
+        BEAM_OPTIONS="--environment_type=PROCESS --environment_option=process_command=/boot",
+    )
+    monkeypatch.setattr(engine, "_require_java", lambda engine: None)
+    assert engine.choose_engine(str(tmp_path)).options == ["--spark_master_url=spark://master:7077"]
+
+
+@given(st.lists(st.integers()), st.none() | st.integers(1, 50))
+def test_elements_are_dealt_out_once_each(elements: list[int], num_batches: int | None) -> None:
+    batches = engine._dealt(elements, num_batches)
+    assert sorted(e for batch in batches for e in batch) == sorted(elements)
+    assert len(batches) == (len(elements) if num_batches is None else num_batches)
+    sizes = [len(batch) for batch in batches]
+    assert not sizes or max(sizes) - min(sizes) <= 1
+
+
+MESSAGE = "a.gz can't be read: 'x'.\n  Mend it."
+RAISED = f"albert_core.contract.errors.SourceError: {MESSAGE}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"x\n{RAISED} [while running 'Clean-ptransform-3']",
+        f"{RAISED}\n\nDuring handling of the above exception\n{RAISED} [while running 'C']",
+        f"Job aborted: Traceback\n{RAISED}\n\n\tat org",
+    ],
+)
+def test_an_error_is_found_in_what_beam_made_of_it(text: str) -> None:
+    found = engine._as_raised_in_worker(RuntimeError(text))
+    assert type(found) is SourceError
+    assert str(found) == MESSAGE
+
+
+def test_another_error_stays_what_it_is() -> None:
+    error = RuntimeError("no space left")
+    assert engine._as_raised_in_worker(error) is error
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_error_arrives_as_it_was_raised(
+    workers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, WORKERS=workers)
+    with pytest.raises(AlbertError) as raised:
+        run_toy(ToySettings(failing=5), str(tmp_path))
+    assert type(raised.value) is SourceError
+    assert str(raised.value) == "number 5 is bad:\n  look at 'it'.\n  Mend it."
+
+
+def test_both_local_workers_have_half_of_the_work_and_make_the_same_bytes(
+    undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, WORKERS="2")
+    run_toy(ToySettings(), str(tmp_path))
+    workers = [file.name.partition("-")[2] for file in (tmp_path / "workers").iterdir()]
+    assert sorted(map(workers.count, set(workers))) == [6, 6]
+    assert files_of(tmp_path) == undisturbed
+
+
+def test_a_killed_worker_ends_the_stage_and_another_run_makes_the_same_bytes(
+    undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, WORKERS="2")
+    argv = toy_argv(tmp_path, seconds=0.1, deadly=5)
+    with pytest.raises(WorkerLostError, match="a Beam worker process died"):
+        run_stage_process(argv, print)
+    assert (tmp_path / "work" / "died").exists()
+    assert not (tmp_path / "work" / "groups").exists()
+    run_stage_process(argv, print)
+    assert files_of(tmp_path / "work") == undisturbed
+
+
+@pytest.mark.slow
+def test_examples_after_a_killed_worker_are_those_of_an_undisturbed_run(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, WORKERS="2")
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(json.dumps({"examples": EXAMPLES.model_dump()}))
+    argv = stage_argv(
+        "pipelines.make_examples",
+        str(recipe),
+        corpus=made.corpus,
+        vocab=made.vocab,
+        work=str(tmp_path),
+    )
+    stage = subprocess.Popen(argv, cwd=PROJECT, stdout=subprocess.DEVNULL)
+    os.kill(wait_for_workers(stage.pid, 2)[0], signal.SIGKILL)
+    assert stage.wait(timeout=60) == WORKER_LOST_STATUS
+    assert not list(tmp_path.rglob("manifest.json"))
+    manifest = run_stage_process(argv, print)
+    assert read_manifest(manifest).content == read_manifest(made.examples).content
+
+
+def wait_for_workers(stage: int, number: int) -> list[int]:
+    """Return the Beam workers of the process ``stage``, once there are so many."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        workers = [pid for pid in descendants(stage) if b"sdk_worker_main" in command(pid)]
+        if len(workers) >= number:
+            return workers
+        time.sleep(0.01)
+    raise AssertionError("the stage started no workers")
+
+
+def descendants(pid: int) -> Iterator[int]:
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            yield int(child)
+            yield from descendants(int(child))
+
+
+def command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["EXTERNAL", "PROCESS", "LOOPBACK"])
+def test_a_job_service_with_workers_without_containers_makes_the_same_bytes(
+    kind: str,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ExitStack() as running:
+        options = f"--environment_type={kind}"
+        if kind == "EXTERNAL":
+            pool = running.enter_context(worker_pool(BOOT, tmp_path))
+            options += f" --environment_config={pool}"
+        if kind == "PROCESS":
+            options += (
+                f" --environment_option=process_command={BOOT}"
+                f" --environment_option=process_variables=ALBERT_PYTHON={sys.executable}"
+            )
+        service = running.enter_context(job_service(tmp_path))
+        environment(monkeypatch, ENGINE="portable", ENGINE_ADDRESS=service, BEAM_OPTIONS=options)
+        run_stage_process(toy_argv(tmp_path), print)
+        assert files_of(tmp_path / "work") == undisturbed
+        if kind == "EXTERNAL":
+            with pytest.raises(Exception, match=r"number 5 is bad:\n  look at 'it'.\n  Mend it."):
+                run_stage_process(toy_argv(tmp_path, failing=5), print)

@@ -1,0 +1,290 @@
+"""The stage's parts and shards, and the pure functions that make them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from albert_core.contract.arrow_files import read_arrow, write_arrow
+from albert_core.contract.manifest import Manifest, read_manifest, shard_of
+from albert_core.contract.records import DOCUMENT_SCHEMA, EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS
+from pipelines import make_examples
+from pipelines.config import ExampleSettings
+from pipelines.example_part import (
+    HELD_OUT,
+    KINDS,
+    ORDER,
+    TRAIN,
+    encode_documents,
+    make_rows,
+    merged,
+    read_tally,
+    rows_between,
+    write_part,
+)
+from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
+
+SETTINGS = ExampleSettings(
+    max_seq_length=64, dupe_factor=2, held_out_share=0.2, shard_mb=0.02, tfrecord=False
+)
+ALL_PLACES = 0, 2**64 - 1
+
+
+def documents(numbers: range, num_sentences: int = 30) -> pa.Table:
+    rows = [
+        {"id": f"d{n}", "text": "\n".join(tiny_sentences(num_sentences, seed=n)), "source": "x"}
+        for n in numbers
+    ]
+    return pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA)
+
+
+@pytest.fixture(autouse=True)
+def _one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALBERT_WORKERS", "1")
+
+
+def manifest_of(folder: Path, stage: str, paths: list[Path], facts: dict[str, Any]) -> str:
+    manifest = Manifest(
+        stage=stage,
+        key="k",
+        settings={},
+        inputs={},
+        input_manifests={},
+        code="",
+        libraries={},
+        shards=[shard_of(str(path), str(folder), "documents", 1) for path in paths],
+        accounts=[],
+        facts=facts,
+    )
+    (folder / "manifest.json").write_text(manifest.model_dump_json())
+    return str(folder / "manifest.json")
+
+
+def corpus_of(folder: Path, *shards: pa.Table) -> str:
+    paths = [folder / f"documents-{i:05d}.arrow" for i in range(len(shards))]
+    for path, shard in zip(paths, shards, strict=True):
+        write_arrow(shard, str(path))
+    num_bytes = sum(len(text) for shard in shards for text in shard["text"].to_pylist())
+    return manifest_of(folder, "corpus", paths, {"text_bytes": num_bytes})
+
+
+@pytest.fixture
+def vocab(tmp_path: Path) -> str:
+    folder = tmp_path / "vocab"
+    folder.mkdir()
+    (folder / "spiece.model").write_bytes(tiny_vocab().model)
+    facts = {"lower_case": True, "vocab_size": tiny_vocab().vocab_size}
+    return manifest_of(folder, "vocab", [folder / "spiece.model"], facts)
+
+
+def shards_of(manifest_uri: str, kind: str) -> list[pa.Table]:
+    folder = Path(manifest_uri).parent
+    return [
+        read_arrow(str(folder / shard.path))
+        for shard in read_manifest(manifest_uri).shards_of(kind)
+    ]
+
+
+def part_of(folder: Path, table: pa.Table, settings: ExampleSettings = SETTINGS) -> str:
+    uri = str(folder / "part.arrow")
+    write_part(table, uri, settings, tiny_vocab())
+    return uri
+
+
+def rows_of(uri: str, kind: str) -> pa.Table:
+    return pa.Table.from_batches(list(rows_between(uri, kind, *ALL_PLACES)))
+
+
+def test_a_part_is_in_the_order_of_the_shuffle(tmp_path: Path) -> None:
+    uri = part_of(tmp_path, documents(range(40)))
+    for kind in KINDS:
+        order = rows_of(uri, kind)[ORDER].to_numpy()
+        assert len(order) > 5
+        assert (order[1:] > order[:-1]).all()
+
+
+def test_slices_of_a_part_are_the_whole_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.example_part._PIECES_PER_BLOCK", 64 * 7)  # many batches
+    uri = part_of(tmp_path, documents(range(40)))
+    whole = rows_of(uri, TRAIN)
+    for number in (1, 2, 7, 1000):
+        bounds = [2**64 * k // number for k in range(number + 1)]
+        slices = [
+            batch
+            for k in range(number)
+            for batch in rows_between(uri, TRAIN, bounds[k], bounds[k + 1] - 1)
+        ]
+        assert pa.Table.from_batches(slices).equals(whole)
+
+
+def test_parts_merged_are_in_the_order_of_the_shuffle(tmp_path: Path) -> None:
+    uris = []
+    for number in range(3):
+        folder = tmp_path / str(number)
+        uris.append(part_of(folder, documents(range(number * 10, number * 10 + 10))))
+    batches = [batch for uri in uris for batch in rows_between(uri, TRAIN, *ALL_PLACES)]
+    schema = batches[0].schema
+    expected = pa.Table.from_batches(batches).sort_by(ORDER)
+    assert merged(batches, schema).to_pylist() == expected.to_pylist()
+
+
+def test_no_rows_merged_are_an_empty_table() -> None:
+    assert merged([], EXAMPLE_SCHEMA).num_rows == 0
+
+
+def test_an_example_is_the_same_whatever_documents_stand_beside_it(tmp_path: Path) -> None:
+    together = rows_of(part_of(tmp_path, documents(range(10))), TRAIN).to_pylist()
+    alone: list[dict[str, Any]] = []
+    for number in range(10):
+        uri = part_of(tmp_path, documents(range(number, number + 1)))
+        alone += pa.Table.from_batches(
+            list(rows_between(uri, TRAIN, *ALL_PLACES)), read_arrow(uri).schema
+        ).to_pylist()
+    assert sorted(alone, key=lambda row: row[ORDER]) == together
+
+
+def test_lines_without_a_piece_keep_their_numbers() -> None:
+    table = pa.Table.from_pylist(
+        [{"id": "a", "text": "bado.\n\nkelu.\n \nsa.", "source": ""}], schema=DOCUMENT_SCHEMA
+    )
+    text = encode_documents(table, tiny_vocab())
+    assert text.line.tolist() == [0, 2, 4]
+    assert text.sentences.first.tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("empty", ["", " \n "])
+def test_documents_without_a_piece_are_counted(empty: str) -> None:
+    rows = [{"id": "a", "text": empty, "source": ""}]
+    text = encode_documents(pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA), tiny_vocab())
+    made, counts = make_rows(text, np.array([False]), SETTINGS)
+    assert len(made[TRAIN].pairs) == 0
+    assert counts["documents_without_pair"] == counts["documents"] == 1
+
+
+@pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
+@pytest.mark.parametrize("fidelity", ["paper", "google"])
+def test_pieces_add_up_in_every_mode(
+    tmp_path: Path, vocab: str, objective: str, fidelity: str
+) -> None:
+    settings = SETTINGS.model_copy(update={"objective": objective, "fidelity": fidelity})
+    corpus = corpus_of(tmp_path, documents(range(20)), documents(range(20, 40)))
+    uri = make_examples.run(settings, corpus, vocab, str(tmp_path / "work"))
+    manifest = read_manifest(uri)
+    assert (manifest.facts["objective"], manifest.facts["fidelity"]) == (objective, fidelity)
+    tables = shards_of(uri, TRAIN) + shards_of(uri, HELD_OUT)
+    rows = [row for table in tables for row in table.to_pylist()]
+    kept = sum(len(row["input_ids"]) - 3 for row in rows)
+    assert manifest.account("pieces, all copies").kept == kept
+    lost = sum(manifest.account("pieces, all copies").dropped.values())
+    assert lost < kept
+    assert max(len(row["masked_lm_labels"]) for row in rows) <= settings.max_predictions
+    other = {field[0] for field in OTHER_DOCUMENT_FIELDS}
+    assert (other <= rows[0].keys()) == (objective == "nsp" or fidelity == "google")
+
+
+def test_held_out_text_is_never_borrowed_by_training_examples(tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"objective": "nsp"})
+    uri = part_of(tmp_path, documents(range(60)), settings)
+    train, held_out = (rows_of(uri, kind).to_pylist() for kind in KINDS)
+    aside = {row["document_id"] for row in held_out}
+    borrowed = {row["other_document_id"] for row in train} - {None}
+    assert len(borrowed) > 10
+    assert not borrowed & aside
+    for row in train + held_out:
+        from_other = row["other_document_id"] is not None
+        assert row["sentence_order_label"] == from_other
+        assert (row["other_first_sentence"] is not None) == from_other
+        assert row["other_document_id"] != row["document_id"]
+
+
+def test_a_smaller_number_of_predictions_is_kept_to(tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"max_predictions_per_seq": 3})
+    rows = rows_of(part_of(tmp_path, documents(range(10)), settings), TRAIN).to_pylist()
+    assert max(len(row["masked_lm_labels"]) for row in rows) == 3
+
+
+def test_one_shard_or_many_have_the_same_global_order(tmp_path: Path, vocab: str) -> None:
+    corpus = corpus_of(tmp_path, documents(range(20)), documents(range(20, 40)))
+    many = make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "work"))
+    whole = SETTINGS.model_copy(update={"shard_mb": 64.0})
+    one = make_examples.run(whole, corpus, vocab, str(tmp_path / "work"))
+    assert len(shards_of(many, TRAIN)) > 2
+    assert len(shards_of(one, TRAIN)) == 1
+    for kind in KINDS:
+        assert pa.concat_tables(shards_of(many, kind)).equals(
+            pa.concat_tables(shards_of(one, kind))
+        )
+    sizes = [table.num_rows for table in shards_of(many, TRAIN)]
+    assert max(sizes) < 1.5 * np.mean(sizes)
+
+
+def test_compressed_shards_hold_the_same_and_are_smaller(tmp_path: Path, vocab: str) -> None:
+    corpus = corpus_of(tmp_path, documents(range(20)))
+    whole = SETTINGS.model_copy(update={"shard_mb": 64.0})
+    zstd = whole.model_copy(update={"compression": "zstd"})
+    plain, packed = (
+        make_examples.run(settings, corpus, vocab, str(tmp_path / "work"))
+        for settings in (whole, zstd)
+    )
+    [a], [b] = shards_of(plain, TRAIN), shards_of(packed, TRAIN)
+    assert a.equals(b)
+    sizes = [read_manifest(uri).shards_of(TRAIN)[0].num_bytes for uri in (plain, packed)]
+    assert sizes[1] < 0.8 * sizes[0]
+
+
+def test_after_a_change_only_that_shards_part_is_made(
+    tmp_path: Path, vocab: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    work = str(tmp_path / "work")
+    tables = [documents(range(i * 10, i * 10 + 10)) for i in range(3)]
+    make_examples.run(SETTINGS, corpus_of(tmp_path, *tables), vocab, work)
+    assert "examples: 3 of 3 parts to make" in caplog.text
+    tables[1] = documents(range(100, 110))
+    corpus = corpus_of(tmp_path, *tables)
+    after = make_examples.run(SETTINGS, corpus, vocab, work)
+    assert "examples: 1 of 3 parts to make" in caplog.text
+    afresh = make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "other"))
+    assert read_manifest(after).content == read_manifest(afresh).content
+    assert read_manifest(after).facts == read_manifest(afresh).facts
+
+
+def test_parts_are_removed_when_they_are_not_to_be_kept(tmp_path: Path, vocab: str) -> None:
+    corpus = corpus_of(tmp_path, documents(range(20)))
+    settings = SETTINGS.model_copy(update={"keep_parts": False})
+    manifest = make_examples.run(settings, corpus, vocab, str(tmp_path / "work"))
+    assert not list((tmp_path / "work" / "parts").iterdir())
+    kept = make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "work"))
+    assert kept == manifest
+
+
+def test_the_shuffle_and_number_of_shards_make_no_new_parts(
+    tmp_path: Path, vocab: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    corpus = corpus_of(tmp_path, documents(range(20)))
+    for shard_mb in (0.02, 0.05):
+        settings = SETTINGS.model_copy(update={"shard_mb": shard_mb})
+        make_examples.run(settings, corpus, vocab, str(tmp_path / "work"))
+    assert "examples: 0 of 1 parts to make" in caplog.text
+
+
+def test_a_tally_counts_the_pieces_of_training_documents_once(tmp_path: Path) -> None:
+    table = documents(range(20))
+    tally = read_tally(part_of(tmp_path, table))
+    held_out = {
+        row["document_id"] for row in rows_of(str(tmp_path / "part.arrow"), HELD_OUT).to_pylist()
+    }
+    encoded = [
+        tiny_vocab().encode(text.split("\n"))
+        for name, text in zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True)
+        if name not in held_out
+    ]
+    pieces = [piece for lines in encoded for ids in lines for piece in ids]
+    assert (
+        tally.unigrams.tolist() == np.bincount(pieces, minlength=tiny_vocab().vocab_size).tolist()
+    )

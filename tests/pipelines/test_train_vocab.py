@@ -1,0 +1,405 @@
+"""The vocabulary: its options and ids, its sample, a given model, its report."""
+
+import json
+import shutil
+import struct
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from albert_core.contract.arrow_files import write_arrow
+from albert_core.contract.errors import VocabularyError
+from albert_core.contract.manifest import (
+    Account,
+    Manifest,
+    StagePlan,
+    check_shard,
+    read_manifest,
+    shard_of,
+)
+from albert_core.contract.records import DOCUMENT_SCHEMA
+from albert_core.contract.tokenizer import Tokenizer
+from pipelines import train_vocab
+from pipelines.config import VocabularySettings
+from pipelines.train_vocab import SampleShares, sample_share, shares_for
+from tests.albert_core.tiny_vocab import tiny_sentences
+
+PUBLISHED = Path("/work/shared/data/models/30k-clean.model")
+REFERENCE_PIECES = [
+    *["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"],
+    *["(", ")", '"', "-", ".", "\N{EN DASH}", "£", "€"],
+]
+"""Ids 0 to 12. Source: REFERENCE.md B.3."""
+SMALL = VocabularySettings(vocab_size=120, num_threads=1)
+
+OF_THE_RUN = {1, 2, 4, 11, 16}
+"""Fields of the trainer's settings that differ: input, model_prefix, vocab_size,
+input_sentence_size (of SentencePiece's own sampling) and num_threads."""
+DEFAULTS: dict[int, list[Any]] = {
+    6: [0],  # self_test_sample_size
+    7: [b""],  # input_format
+    14: [1_000_000],  # seed_sentencepiece_size
+    15: [struct.pack("<f", 0.75)],  # shrinking_factor
+    17: [2],  # num_sub_iterations
+    19: [1],  # shuffle_input_sentence
+    20: [16],  # max_sentencepiece_length
+    21: [1],  # split_by_unicode_script
+    22: [1],  # split_by_whitespace
+    23: [1],  # split_by_number
+    24: [0],  # treat_whitespace_as_suffix
+    34: [0],  # use_all_vocab
+    44: [b" \xe2\x81\x87 "],  # unk_surface
+    45: [b"<unk>"],
+    46: [b"<s>"],
+    47: [b"</s>"],
+    48: [b"<pad>"],
+}
+"""The trainer's settings that SentencePiece 0.2.3 does not write, as it logs them."""
+
+needs_published = pytest.mark.skipif(
+    not PUBLISHED.exists(), reason="the published vocabulary is not here"
+)
+
+Texts = dict[str, str]
+"""id -> text, one sentence a line."""
+
+
+@pytest.fixture(autouse=True)
+def _one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALBERT_WORKERS", "1")
+
+
+def made_up(num_documents: int) -> Texts:
+    sentences = tiny_sentences(num_documents * 10)
+    return {f"d{i}": "\n".join(sentences[i * 10 : i * 10 + 10]) for i in range(num_documents)}
+
+
+def corpus_of(texts: Texts, work: Path, num_shards: int = 2) -> str:
+    """Write a clean corpus as stage 1 does; return its manifest."""
+    plan = StagePlan(
+        "corpus", {"num_shards": num_shards}, {"texts": repr(sorted(texts.items()))}, "", {}
+    )
+    folder = plan.folder(str(work))
+    items, shards = list(texts.items()), []
+    for number in range(num_shards):
+        rows = [{"id": i, "text": text, "source": "s"} for i, text in items[number::num_shards]]
+        uri = f"{folder}/documents-{number:05d}.arrow"
+        write_arrow(pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA), uri)
+        shards.append(shard_of(uri, folder, "documents", len(rows)))
+    text_bytes = sum(len(text.encode()) for text in texts.values())
+    account = Account(what="documents", total=len(texts), kept=len(texts))
+    return plan.write(str(work), shards, [account], {"text_bytes": text_bytes})
+
+
+def made_of(
+    texts: Texts, work: Path, settings: VocabularySettings = SMALL, num_shards: int = 2
+) -> tuple[Manifest, Path]:
+    """Return the manifest of the vocabulary and its folder."""
+    uri = train_vocab.run(settings, corpus_of(texts, work, num_shards), str(work))
+    return read_manifest(uri), Path(uri).parent
+
+
+def model_of(texts: Texts, work: Path, settings: VocabularySettings, num_shards: int = 2) -> bytes:
+    _, folder = made_of(texts, work, settings, num_shards)
+    return (folder / "spiece.model").read_bytes()
+
+
+def fields_of(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the field numbers and raw values of a protobuf message.
+
+    SentencePiece's own classes for its models can't be imported beside Beam's protobuf.
+    """
+    place = 0
+
+    def varint() -> int:
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = message[place]
+            place += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while place < len(message):
+        key = varint()
+        if key & 7 == 0:
+            yield key >> 3, varint()
+            continue
+        size = varint() if key & 7 == 2 else {1: 8, 5: 4}[key & 7]
+        place += size
+        yield key >> 3, message[place - size : place]
+
+
+def spec(model: bytes, field: int) -> dict[int, list[Any]]:
+    """Return the settings that a model was trained (2) or normalises (3) with, by field number."""
+    message = next(value for number, value in fields_of(model) if number == field)
+    values: dict[int, list[Any]] = {}
+    for number, value in fields_of(message):
+        values.setdefault(number, []).append(value)
+    return values
+
+
+def types_of(model: bytes) -> list[int]:
+    """Return the type of each piece: 1 normal, 2 unknown, 3 control, 4 user-defined."""
+    pieces = [dict(fields_of(value)) for number, value in fields_of(model) if number == 1]
+    return [int(piece.get(3, 1)) for piece in pieces]
+
+
+def test_the_first_ids_and_their_types_are_the_references(tmp_path: Path) -> None:
+    model = model_of(made_up(40), tmp_path, SMALL)
+    assert Tokenizer(model).pieces[:13] == REFERENCE_PIECES
+    assert types_of(model)[:14] == [3, 2, 3, 3, 3, *[4] * 8, 1]
+
+
+def test_each_user_symbol_is_a_piece_of_its_own(tmp_path: Path) -> None:
+    texts = {i: text + '\nba(ba)ba "ba" ba-ba.\nba–ba £ba €ba' for i, text in made_up(40).items()}
+    tokenizer = Tokenizer(model_of(texts, tmp_path, SMALL))
+    for number, symbol in enumerate(REFERENCE_PIECES[5:], start=5):
+        assert [piece for piece in tokenizer.pieces if symbol in piece] == [symbol]
+        assert number in tokenizer.encode([f"ba{symbol}ba"])[0]
+
+
+@needs_published
+def test_the_trainer_has_the_options_of_the_published_vocabulary(tmp_path: Path) -> None:
+    published = PUBLISHED.read_bytes()
+    ours = model_of(made_up(40), tmp_path, SMALL)
+    theirs = {n: v for n, v in spec(published, 2).items() if n not in OF_THE_RUN}
+    set_by_us = {n: v for n, v in spec(ours, 2).items() if n not in OF_THE_RUN}
+    assert DEFAULTS | set_by_us == theirs
+    assert spec(ours, 3)[1] == spec(published, 3)[1] == [b"nmt_nfkc"]
+    assert types_of(ours)[:14] == types_of(published)[:14]
+
+
+@needs_published
+def test_the_list_of_pieces_is_written_as_the_trainer_writes_it() -> None:
+    written = train_vocab.vocab_file(Tokenizer(PUBLISHED.read_bytes()))
+    assert len(written) == 548_994  # REFERENCE.md B.3
+    assert written.startswith(b"<pad>\t0\n<unk>\t0\n[CLS]\t0\n")
+
+
+def test_text_is_lower_cased_and_stripped_of_accents_before_training(tmp_path: Path) -> None:
+    texts = {i: text.upper().replace("A", "Á") for i, text in made_up(40).items()}
+    lower = Tokenizer(model_of(texts, tmp_path, SMALL))
+    assert "▁" in lower.pieces
+    assert all(piece == piece.lower() and "á" not in piece for piece in lower.pieces[5:])
+    cased = Tokenizer(model_of(texts, tmp_path, SMALL.model_copy(update={"lower_case": False})))
+    assert any(piece != piece.lower() for piece in cased.pieces[5:])
+
+
+@pytest.mark.parametrize(
+    ("sample_mb", "share"), [(100, 1), (99.9, 0.5), (50, 0.5), (49, 0.25), (0.1, 2**-10)]
+)
+def test_the_share_sampled_is_the_largest_power_of_two_that_fits(
+    sample_mb: float, share: float
+) -> None:
+    assert sample_share(sample_mb, 100_000_000) == share
+
+
+def test_a_corpus_that_grows_a_little_keeps_its_share() -> None:
+    assert sample_share(100, 16_000_000_000) == sample_share(100, 17_000_000_000) == 2**-8
+
+
+@pytest.mark.parametrize(
+    ("train_mb", "train", "measured"),
+    [(100, 1, 1 / 16), (50, 1 / 2, 1 / 16), (0, 0, 1 / 16)],
+)
+def test_what_is_measured_on_is_aside_unless_all_is_trained_on(
+    train_mb: float, train: float, measured: float
+) -> None:
+    assert shares_for(train_mb, 64_000_000) == SampleShares(train, measured)
+    assert shares_for(2, 4_000_000) == SampleShares(1 / 2, 1 / 2)
+
+
+def test_a_smaller_sample_is_a_part_of_a_larger_one() -> None:
+    draw = Random(0)
+    for position in (draw.randrange(1 << 63) for _ in range(1000)):
+        uses = [set(SampleShares(2**-n, 2**-n).uses_of(position)) for n in range(4)]
+        assert all(smaller <= larger for larger, smaller in pairwise(uses))
+        assert uses[0] == {"train", "measure"}
+        assert len(uses[2]) < 2  # what is measured on was not trained on
+
+
+def test_shards_and_workers_do_not_change_the_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = made_up(60)
+    settings = SMALL.model_copy(update={"sample_mb": 0.02})
+    one = model_of(texts, tmp_path / "one", settings, num_shards=1)
+    assert model_of(texts, tmp_path / "five", settings, num_shards=5) == one
+    monkeypatch.setenv("ALBERT_WORKERS", "2")
+    assert model_of(texts, tmp_path / "two", settings, num_shards=4) == one
+
+
+def test_a_document_outside_the_sample_does_not_change_the_vocabulary(tmp_path: Path) -> None:
+    settings = SMALL.model_copy(update={"sample_mb": 0.02})
+    before, _ = made_of(made_up(60), tmp_path, settings)
+    models = set()
+    for name in ("new-1", "new-2", "new-3", "new-4"):
+        after, folder = made_of({**made_up(60), name: "ba bo bu be bi"}, tmp_path, settings)
+        assert after.facts["sample_share"] == before.facts["sample_share"] == 0.5
+        if after.account("documents").kept == before.account("documents").kept:
+            models.add((folder / "spiece.model").read_bytes())
+    assert models == {(tmp_path / "vocab" / before.key / "spiece.model").read_bytes()}
+
+
+def test_every_document_and_sentence_is_accounted_for(tmp_path: Path) -> None:
+    texts = {
+        **made_up(40),
+        "long": "ba " * 1500,
+        "reserved": "ba \N{LOWER FIVE EIGHTHS BLOCK} be\nba be",
+        "blank": "\n \u0301",
+    }
+    manifest, _ = made_of(texts, tmp_path)
+    assert manifest.account("documents").kept == 43
+    sentences = manifest.account("sampled sentences")
+    assert sentences.total == 40 * 10 + 1 + 2 + 2
+    assert sentences.dropped == {"too_long": 1, "reserved_character": 1, "blank": 2}
+    sampled, _ = made_of(texts, tmp_path, SMALL.model_copy(update={"sample_mb": 0.02}))
+    documents = sampled.account("documents")
+    assert 0 < documents.kept < 43
+    assert documents.dropped == {"not_sampled": 43 - documents.kept}
+
+
+def test_sentencepiece_passes_over_what_is_counted_as_left_out() -> None:
+    """A sentence of the longest length is trained on; one byte more and it is not."""
+    settings = SMALL.model_copy(update={"character_coverage": 1.0})
+
+    def knows(sentence: str) -> bool:
+        model = train_vocab.train(iter([*tiny_sentences(400), sentence]), settings)
+        return "q" in Tokenizer(model).pieces
+
+    longest = "q" + " ba" * ((train_vocab.MAX_SENTENCE_BYTES - 1) // 3)
+    longest += "b" * (train_vocab.MAX_SENTENCE_BYTES - len(longest))
+    assert knows(longest)
+    assert not knows(longest + "b")
+    assert not knows("q \N{LOWER FIVE EIGHTHS BLOCK}")
+
+
+def test_the_same_corpus_and_settings_give_the_same_bytes(tmp_path: Path) -> None:
+    first, _ = made_of(made_up(40), tmp_path / "a")
+    second, _ = made_of(made_up(40), tmp_path / "b")
+    assert first.content == second.content
+
+
+def test_more_pieces_than_the_text_carries_names_the_most(tmp_path: Path) -> None:
+    with pytest.raises(VocabularyError, match=r"vocab_size is 30000.*at most (\d+) pieces") as info:
+        made_of(made_up(40), tmp_path, VocabularySettings())
+    most = int(str(info.value).split("at most ")[1].split()[0])
+    settings = VocabularySettings(vocab_size=most)
+    assert made_of(made_up(40), tmp_path, settings)[0].facts["vocab_size"] == most
+
+
+def test_fewer_pieces_than_characters_names_the_fewest(tmp_path: Path) -> None:
+    with pytest.raises(VocabularyError, match=r"vocab_size is 20.*alone need \d+") as info:
+        made_of(made_up(40), tmp_path, VocabularySettings(vocab_size=20))
+    fewest = int(str(info.value).split("alone need ")[1].split(".")[0])
+    settings = VocabularySettings(vocab_size=fewest + 5)
+    assert made_of(made_up(40), tmp_path, settings)[0].facts["vocab_size"] == fewest + 5
+
+
+@pytest.mark.parametrize("sentences", [[], ["", " "]])
+def test_no_text_at_all_says_so(sentences: list[str]) -> None:
+    with pytest.raises(VocabularyError, match="there is no text to train on"):
+        train_vocab.train(iter(sentences), SMALL)
+
+
+def test_an_empty_sample_says_how_to_fill_it(tmp_path: Path) -> None:
+    settings = SMALL.model_copy(update={"sample_mb": 1e-6})
+    message = r"no sentence to train on: 0 of 3 documents.*Raise vocabulary.sample_mb"
+    with pytest.raises(VocabularyError, match=message):
+        made_of(made_up(3), tmp_path, settings)
+    assert not list((tmp_path / "vocab").rglob("manifest.json"))
+
+
+def test_a_sample_of_blank_sentences_says_what_was_left_out(tmp_path: Path) -> None:
+    with pytest.raises(VocabularyError, match=r"left out are \{'blank': 2\}"):
+        made_of({"a": "\n "}, tmp_path)
+
+
+def test_a_stage_that_is_done_returns_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    first, _ = made_of(made_up(40), tmp_path)
+    assert made_of(made_up(40), tmp_path)[0] == first
+    assert caplog.text.count("done already") == 1
+
+
+@needs_published
+def test_a_given_model_is_copied_and_measured(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    settings = VocabularySettings(model=str(PUBLISHED))
+    manifest, folder = made_of(made_up(40), tmp_path, settings)
+    assert (folder / "spiece.model").read_bytes() == PUBLISHED.read_bytes()
+    assert manifest.facts["vocab_size"] == 30_000
+    assert (manifest.facts["trained"], manifest.facts["sample_share"]) == (False, 0)
+    assert set(manifest.inputs) == {"corpus", "model"}
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["num_documents"], report["seen_in_training"]) == (40, False)
+    assert "training 30000 pieces" not in caplog.text
+
+
+@needs_published
+def test_another_content_of_the_given_model_is_another_result(tmp_path: Path) -> None:
+    given = tmp_path / "given.model"
+    shutil.copyfile(PUBLISHED, given)
+    settings = VocabularySettings(model=str(given))
+    first, _ = made_of(made_up(40), tmp_path, settings)
+    given.write_bytes(model_of(made_up(40), tmp_path, SMALL))
+    with pytest.raises(VocabularyError, match=r"has 120 pieces\. Set vocabulary.vocab_size=120"):
+        made_of(made_up(40), tmp_path, settings)
+    second, _ = made_of(made_up(40), tmp_path, settings.model_copy(update={"vocab_size": 120}))
+    assert first.inputs["model"] != second.inputs["model"]
+    assert first.key != second.key
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "can't be used"), (b"no model", r"no SentencePiece model"), (b"", "can't be used")],
+)
+def test_a_given_model_that_is_none_is_refused(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    given = tmp_path / "given.model"
+    if content is not None:
+        given.write_bytes(content)
+    with pytest.raises(VocabularyError, match=rf"vocabulary.model is '.*given.model'.*{message}"):
+        made_of(made_up(3), tmp_path, VocabularySettings(model=str(given)))
+
+
+def test_the_report_is_covered_by_the_manifest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    manifest, folder = made_of(made_up(40), tmp_path)
+    names = ["spiece.model", "spiece.vocab", "report.json", "report.md"]
+    assert [shard.path for shard in manifest.shards] == names
+    assert len(manifest.shards_of("vocab_report")) == 2
+    for shard in manifest.shards:
+        check_shard(shard, str(folder))
+    report = json.loads((folder / "report.json").read_text())
+    assert report["vocab_size"] == 120
+    assert report["known_character_share"] == 1
+    assert report["seen_in_training"]
+    assert (folder / "report.md").read_text().startswith("# Vocabulary\n")
+    assert caplog.text.count("pieces a word") == 1
+
+
+def test_documents_aside_are_measured_when_the_sample_leaves_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_vocab, "REPORT_MB", 0.01)
+    settings = SMALL.model_copy(update={"sample_mb": 0.02})
+    manifest, folder = made_of(made_up(60), tmp_path, settings)
+    report = json.loads((folder / "report.json").read_text())
+    assert not report["seen_in_training"]
+    assert 0 < report["num_documents"] < 60 - manifest.account("documents").kept

@@ -1,0 +1,90 @@
+"""What a vocabulary's report says."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albert_core.contract.records import NUM_SPECIAL
+from albert_core.contract.tokenizer import Tokenizer, normalise_for_pieces
+from pipelines.vocabulary_report import NUM_LISTED, VocabularyReport, measure
+from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
+
+PUBLISHED = Path("/work/shared/data/models/30k-clean.model")
+
+
+def report_on(*sentences: str, tokenizer: Tokenizer | None = None) -> VocabularyReport:
+    return measure(tokenizer or tiny_vocab(), [sentences], seen_in_training=False)
+
+
+def test_on_its_own_text_all_is_known() -> None:
+    report = report_on(*tiny_sentences(2000))
+    assert report.known_character_share == 1
+    assert report.unknown_piece_share == report.unknown_word_share == 0
+    assert report.unknown_characters == []
+    assert report.used_share > 0.9
+
+
+def test_unknown_characters_are_counted_and_named() -> None:
+    report = report_on("ba ☃☃ be☃ bi", "bo Ω")
+    assert report.num_words == 6
+    assert report.unknown_word_share == pytest.approx(3 / 6)
+    assert report.known_character_share == pytest.approx(8 / 12)
+    assert report.unknown_characters == [("☃", 3), ("Ω", 1)]
+    assert "| U+2603 | SNOWMAN | 3 |" in report.markdown()
+
+
+def test_pieces_and_bytes_are_those_of_the_encoding() -> None:
+    tokenizer, sentences = tiny_vocab(), tiny_sentences(50)
+    report = report_on(*sentences)
+    assert report.num_pieces == sum(len(ids) for ids in tokenizer.encode(sentences))
+    assert report.num_bytes == sum(len(sentence.encode()) for sentence in sentences)
+    assert report.num_words == sum(len(sentence.split()) for sentence in sentences)
+    assert report.pieces_per_word == report.num_pieces / report.num_words
+
+
+def test_the_rarest_scripts_come_first_with_the_share_that_is_known() -> None:
+    report = report_on("ba be bi", "Ωμ", "слово")
+    scripts = [(s.name, s.num_characters, s.known_share) for s in report.rarest_scripts]
+    assert scripts == [("Greek", 2, 0.0), ("Cyrillic", 5, 0.0), ("Latin", 6, 1.0)]
+
+
+def test_the_longest_pieces_are_pieces_of_the_vocabulary() -> None:
+    report, tokenizer = report_on("ba"), tiny_vocab()
+    lengths = [len(piece) for piece in report.longest_pieces]
+    assert lengths == sorted(map(len, tokenizer.pieces[NUM_SPECIAL:]), reverse=True)[:NUM_LISTED]
+
+
+def test_batches_and_documents_change_nothing_but_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sentences = tiny_sentences(100)
+    whole = measure(tiny_vocab(), [sentences], seen_in_training=False)
+    monkeypatch.setattr("pipelines.vocabulary_report._LINES_PER_BATCH", 7)
+    parts = measure(tiny_vocab(), [sentences[:30], [], sentences[30:]], seen_in_training=False)
+    assert parts.num_documents == 3
+    assert {**parts.values(), "num_documents": 1} == whole.values()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.text()))
+def test_any_text_has_a_report_with_shares_that_are_shares(texts: list[str]) -> None:
+    report = report_on(*(normalise_for_pieces(text, True) for text in texts))
+    values = report.values()
+    assert all(0 <= values[name] <= 1 for name in values if name.endswith("_share"))
+    assert json.loads(json.dumps(values))["num_pieces"] == report.num_pieces
+    assert report.markdown().startswith("# Vocabulary\n")
+    assert len(report.lines()) == 2
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published vocabulary is not here")
+def test_the_published_vocabulary_needs_little_more_than_a_piece_a_word() -> None:
+    report = report_on(
+        "the river follows the old bridge in the morning, and nobody knows why.",
+        tokenizer=Tokenizer(PUBLISHED.read_bytes()),
+    )
+    assert report.vocab_size == 30_000
+    assert report.pieces_per_word == pytest.approx(15 / 13)
+    assert report.unknown_piece_share == 0

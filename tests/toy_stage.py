@@ -1,0 +1,91 @@
+"""The smallest stage, for tests of engines: a file for each number, then one for each remainder.
+
+Its workers say what befell them by their names in the folder: it can be slow, fail, or end the
+process that runs it.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.pvalue import PCollection
+
+from albert_core.contract import storage
+from albert_core.contract.errors import SourceError
+from albert_core.contract.settings import Settings
+from albert_core.contract.stage_command import stage_main
+from pipelines.engine import run_pipeline
+from pipelines.progress import Progress, report_done
+
+NUM_GROUPS = 3
+
+
+class ToySettings(Settings):
+    """What the stage meets."""
+
+    num_elements: int = 12
+    seconds: float = 0.0
+    """How long each element takes."""
+    failing: int = -1
+    """This element raises an AlbertError of two lines."""
+    deadly: int = -1
+    """This element kills the process that works on it, once."""
+    always_deadly: bool = False
+
+
+class ToySteps(beam.PTransform[Any, Any]):
+    """PCollection[number] -> PCollection[(remainder, report)]."""
+
+    def __init__(self, toy: ToySettings, work: str) -> None:
+        super().__init__()
+        self.toy = toy
+        self.work = work
+
+    def expand(self, numbers: PCollection[int]) -> PCollection[tuple[int, dict[str, Any]]]:
+        """Write, group by remainder, write again."""
+        written = numbers | "WriteNumber" >> beam.Map(_write_number, self.toy, self.work)
+        grouped = written | "ByRemainder" >> beam.GroupByKey()
+        reports: PCollection[tuple[int, dict[str, Any]]]
+        reports = grouped | "WriteGroup" >> beam.Map(_write_group, self.work)
+        return reports
+
+
+def run(toy: ToySettings, work: str) -> str:
+    """Run the stage; return its manifest: a list of files and of the processes that wrote."""
+    progress = Progress("toy: numbers", storage.join(work, "notes"), toy.num_elements)
+    scratch = storage.join(work, "scratch")
+    numbers = range(toy.num_elements)
+    reports = run_pipeline(ToySteps(toy, work).expand, numbers, scratch, progress)
+    manifest = storage.join(work, "manifest.json")
+    storage.write_bytes(manifest, "\n".join(report["uri"] for report in reports).encode())
+    return manifest
+
+
+def _write_number(number: int, toy: ToySettings, work: str) -> tuple[int, str]:
+    time.sleep(toy.seconds)
+    if number == toy.failing:
+        raise SourceError(f"number {number} is bad:\n  look at 'it'.\n  Mend it.")
+    if number == toy.deadly and (toy.always_deadly or not Path(work, "died").exists()):
+        storage.write_bytes(storage.join(work, "died"), b"")
+        os.kill(os.getpid(), signal.SIGKILL)
+    worker = f"{os.uname().nodename}-{os.getpid()}"
+    storage.write_bytes(storage.join(work, "workers", f"{number}-{worker}"), b"")
+    uri = storage.join(work, "numbers", str(number))
+    storage.write_bytes(uri, f"{number}\n".encode())
+    report_done(storage.join(work, "notes"), str(number), num_bytes=1, num_documents=1, num_files=1)
+    return number % NUM_GROUPS, uri
+
+
+def _write_group(group: tuple[int, Iterable[str]], work: str) -> tuple[int, dict[str, Any]]:
+    remainder, uris = group
+    uri = storage.join(work, "groups", str(remainder))
+    storage.write_bytes(uri, b"".join(storage.read_bytes(uri) for uri in sorted(uris)))
+    return remainder, {"uri": uri}
+
+
+if __name__ == "__main__":
+    stage_main(run)
