@@ -15,7 +15,7 @@ from pipelines.quality import failed_rule, profile_of, too_few_letters
 
 _PRINTABLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\n"
 _ASCII: Final = bytes(range(0x80))
-_LOWER: Final = bytes(range(0x100)).lower()
+_LOWER_ON_ONE_LINE: Final = bytes(range(0x100)).lower().replace(b"\n", b" ")
 _WRAPPED: Final = re.compile(
     r"\n(?![\n\s*+\-|>#=.:]|\d+[.)])(?<![.!?:;]\n)(?<=[^\n]{40}\n)"  # \n first: it is searched for
 )
@@ -68,10 +68,11 @@ def _without(text: str, odd: Iterable[str]) -> str:
 
 
 def content_hash(text: str) -> bytes:
-    """Return 16 bytes that are equal for texts with the same letters, whatever case and layout.
+    """Return 16 bytes that are equal for texts with the same words, whatever case and layout.
 
-    White space (ASCII's, all that a normalised text has) does not count at all. Not for text by
-    somebody who wants two documents to collide: xxh3 is no cryptographic hash.
+    The text is normalised: its white space is single blanks and line ends, which are the same
+    here. Not for text by somebody who wants two documents to collide: xxh3 is no cryptographic
+    hash.
     """
     content = text.encode("utf-8", "surrogatepass")
     if not text.isascii():
@@ -83,7 +84,7 @@ def content_hash(text: str) -> bytes:
                     content = content.replace(
                         character.encode("utf-8", "surrogatepass"), folded.encode()
                     )
-    return xxhash.xxh3_128_digest(content.translate(_LOWER, b" \t\n\r\x0b\x0c"))
+    return xxhash.xxh3_128_digest(content.translate(_LOWER_ON_ONE_LINE))
 
 
 def reject_reasons(texts: Sequence[str], rules: CleaningSettings) -> list[str | None]:

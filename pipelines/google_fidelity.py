@@ -219,7 +219,7 @@ def google_masks(
         random = Random(seed)  # noqa: S311
         ids = input_ids[begin : begin + length]
         budget = min(max_predictions, max(1, round(length * masked_lm_prob)))
-        covered = _cover(_words(ids, opens_word), budget, cumulative, random, counts)
+        covered = _cover(words_of(ids, opens_word), budget, cumulative, random, counts)
         for position in covered:
             result[begin + position] = _replacement(int(ids[position]), len(opens_word), random)
         positions += sorted(covered)
@@ -235,7 +235,7 @@ def google_masks(
     )
 
 
-def _words(ids: NDArray[np.integer], opens_word: NDArray[np.bool_]) -> list[list[int]]:
+def words_of(ids: NDArray[np.integer], opens_word: NDArray[np.bool_]) -> list[list[int]]:
     """Return the positions of each word's pieces; special pieces are passed over, not counted."""
     positions = np.flatnonzero((ids != CLS) & (ids != SEP))
     opens = opens_word[ids[positions]]

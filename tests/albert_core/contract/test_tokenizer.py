@@ -246,7 +246,7 @@ def test_a_digit_comma_inside_a_word_gets_the_spurious_word_start_of_the_referen
     )
     splitting = Tokenizer(model, split_digit_commas=True)
     split = splitting._digit_commas.get(splitting.processor.piece_to_id(piece))
-    assert (split and [splitting.pieces[part] for part in split]) == parts
+    assert (None if split is None else [splitting.pieces[part] for part in split]) == parts
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=40), max_size=5))
@@ -256,6 +256,14 @@ def test_documents_are_encoded_line_by_line(texts: list[str]) -> None:
     assert pieces.tolist() == [piece for ids in expected for piece in ids]
     assert lengths.tolist() == list(map(len, expected))
     assert lines.tolist() == [text.count("\n") + 1 for text in texts]
+
+
+@needs_the_published_model
+@given(st.lists(st.text(st.characters(max_codepoint=0x7F), max_size=60), max_size=5))
+def test_ascii_needs_no_table_of_characters(texts: list[str]) -> None:
+    pieces, _, _ = published().encode_lines([text.encode() for text in texts])
+    expected = [ids for text in texts for ids in published().encode(text.split("\n"))]
+    assert pieces.tolist() == [piece for ids in expected for piece in ids]
 
 
 @needs_the_published_model
