@@ -97,14 +97,15 @@ def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
     if done := plan.find(work):
         return done
     units = _plan_units(files, cleaning, plan, work)
-    missing = [unit for unit in units if not is_done(unit)]
-    log.info("%s: %d of %d units of files to clean", STAGE, len(missing), len(units))
+    bytes_to_clean = {unit.number: unit.num_bytes for unit in units if not is_done(unit)}
+    log.info("%s: %d of %d units of files to clean", STAGE, len(bytes_to_clean), len(units))
     with scratch_folder(plan.folder(work)) as scratch:
         job = CleaningJob(source, cleaning, _save(test_texts, scratch), f"{scratch}/progress")
-        num_bytes = sum(unit.num_bytes for unit in missing)
+        num_bytes = sum(bytes_to_clean.values())
         progress = Progress(f"{STAGE}: cleaning", job.progress, num_bytes)
         transform = CleanCorpus(job, plan.folder(work), _num_partitions(files))
-        reports = run_pipeline(transform.expand, units, scratch, progress)
+        ordered = sorted(units, key=lambda unit: -bytes_to_clean.get(unit.number, 0))
+        reports = run_pipeline(transform.expand, ordered, scratch, progress)
     return _finish(plan, work, source, files, reports)
 
 

@@ -79,7 +79,8 @@ def run_pipeline(
     Args:
         transform: to a collection of (key, value that JSON can hold), of portable steps only:
             Map, FlatMap and GroupByKey, one after the other.
-        elements: small descriptions of work, such as file names.
+        elements: small descriptions of work, such as file names, those with the most work first:
+            the engines deal them out to their workers beforehand.
         scratch: a folder that the workers can write to.
         progress: what to count while it runs.
 

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -69,6 +70,12 @@ class Rows:
     """(R,)"""
     order: UInt64s
     """(R,) ascending."""
+
+
+@lru_cache(maxsize=1)
+def load_tokenizer(folder: str, lower_case: bool, split_digit_commas: bool) -> Tokenizer:
+    """Return the tokenizer of a vocabulary; the one asked for last stays in the process."""
+    return Tokenizer.load(folder, lower_case, split_digit_commas)
 
 
 def example_schema(settings: ExampleSettings) -> pa.Schema:

@@ -35,7 +35,7 @@ from albert_core.contract.manifest import (
 )
 from albert_core.contract.records import NUM_SPECIAL_IN_PAIR
 from albert_core.contract.stage_command import stage_main
-from albert_core.contract.tokenizer import Tokenizer
+from albert_core.contract.tokenizer import SPIECE_MODEL, Tokenizer
 from pipelines import example_part
 from pipelines.config import ExampleSettings
 from pipelines.engine import run_pipeline
@@ -67,9 +67,17 @@ class ExamplePlan:
     folder: str
     notes: str
     """Folder of the workers' notes of what is done."""
-    tokenizer: Tokenizer
+    vocab_folder: str
+    lower_case: bool
     num_shards: dict[str, int]
     """Kind -> number of shards."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; each process reads it once."""
+        return example_part.load_tokenizer(
+            self.vocab_folder, self.lower_case, self.settings.fidelity == "google"
+        )
 
     @property
     def shards(self) -> dict[str, tuple[str, int]]:
@@ -91,13 +99,15 @@ def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
     plan = StagePlan(
         stage=STAGE,
         settings=examples.model_dump(exclude={"keep_parts"}),
-        inputs={"corpus": corpus_manifest.content, "vocab": vocab_manifest.content},
+        inputs={"corpus": corpus_manifest.content, "vocab": _pieces_digest(vocab_manifest)},
         code=code_digest(__name__),
         libraries=library_versions("sentencepiece"),
         input_manifests={"corpus": corpus, "vocab": vocab},
     )
     if done := plan.find(work):
         return done
+    for shard in vocab_manifest.shards:
+        check_shard(shard, vocab.rpartition("/")[0])
     parts = _parts(corpus_manifest, vocab_manifest, examples, work)
     with scratch_folder(plan.folder(work)) as scratch:
         example_plan = ExamplePlan(
@@ -105,7 +115,8 @@ def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
             corpus_folder=corpus.rpartition("/")[0],
             folder=plan.folder(work),
             notes=storage.join(scratch, "notes"),
-            tokenizer=_load_tokenizer(vocab, vocab_manifest, examples),
+            vocab_folder=vocab.rpartition("/")[0],
+            lower_case=vocab_manifest.facts["lower_case"],
             num_shards=_num_shards(corpus_manifest, examples),
         )
         progress = Progress(STAGE, example_plan.notes, _bytes_to_make(parts))
@@ -141,17 +152,16 @@ class MakeExamples(beam.PTransform):
 def _parts(
     corpus: Manifest, vocab: Manifest, settings: ExampleSettings, work: str
 ) -> list[tuple[str, Shard]]:
-    """Return where the part of each corpus shard is or will be, and that shard."""
+    """Return where the part of each corpus shard is or will be, and that shard; largest first."""
     common = [
         settings.model_dump(exclude=_NOT_IN_PARTS),
-        vocab.content,
-        vocab.facts["lower_case"],
+        _pieces_digest(vocab),
         code_digest(example_part.__name__),
         library_versions("sentencepiece"),
     ]
     return [
         (storage.join(work, PARTS, f"{digest_of([shard.sha256, *common])[:32]}.arrow"), shard)
-        for shard in corpus.shards_of("documents")
+        for shard in sorted(corpus.shards_of("documents"), key=lambda shard: -shard.num_bytes)
     ]
 
 
@@ -161,13 +171,10 @@ def _bytes_to_make(parts: list[tuple[str, Shard]]) -> int:
     return sum(shard.num_bytes for shard in to_make)
 
 
-def _load_tokenizer(vocab: str, manifest: Manifest, settings: ExampleSettings) -> Tokenizer:
-    folder = vocab.rpartition("/")[0]
-    for shard in manifest.shards:
-        check_shard(shard, folder)
-    return Tokenizer.load(
-        folder, manifest.facts["lower_case"], split_digit_commas=settings.fidelity == "google"
-    )
+def _pieces_digest(vocab: Manifest) -> str:
+    """Return a digest of what splits text into pieces, without the report on it."""
+    [model] = vocab.shards_of(SPIECE_MODEL)
+    return digest_of([model.sha256, vocab.facts["lower_case"]])
 
 
 def _num_shards(corpus: Manifest, settings: ExampleSettings) -> dict[str, int]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +111,10 @@ def units_of(files: Iterable[SourceFile]) -> Iterator[list[SourceRange]]:
 
 
 def _ranges(file: SourceFile) -> Iterator[SourceRange]:
-    for begin in range(0, file.num_bytes, MAX_UNIT_BYTES):
-        end = begin + MAX_UNIT_BYTES
-        yield SourceRange(file, begin, end if end < file.num_bytes else None)
+    """Cut a large file into ranges of the same size."""
+    number = -(-file.num_bytes // MAX_UNIT_BYTES)
+    bounds = [file.num_bytes * k // number for k in range(number)]
+    yield from map(SourceRange, repeat(file), bounds, [*bounds[1:], None])
 
 
 def digest_of_files(files: Iterable[SourceFile]) -> str:

@@ -191,7 +191,8 @@ class Sample:
         total_bytes = sum(shard.num_bytes for shard in shards)
         progress = Progress(f"{STAGE}: sampling", self.notes, total_bytes)
         transform = SampleDocuments(self)
-        reports = run_pipeline(transform.expand, list(enumerate(shards)), self.scratch, progress)
+        numbered = sorted(enumerate(shards), key=lambda each: -each[1].num_bytes)
+        reports = run_pipeline(transform.expand, numbered, self.scratch, progress)
         self._files = [report["files"] for report in reports]
         for report in reports:
             self.counts.update(report["counts"])

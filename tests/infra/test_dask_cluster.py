@@ -148,7 +148,7 @@ def writer_of_a_file(folder: Path, stage: "subprocess.Popen[str]") -> int:
     while stage.poll() is None:
         for _, _, names in os.walk(folder):
             for name in names:
-                temporary = re.fullmatch(r"\.(.+)\..+-([0-9]+)-[0-9a-f]{8}\.tmp", name)
+                temporary = re.fullmatch(r"\.(.+)~.+-([0-9]+)-[0-9a-f]{8}\.tmp", name)
                 if temporary and temporary.group(1) != "driver-was-here":
                     return int(temporary.group(2))
         time.sleep(0.001)
