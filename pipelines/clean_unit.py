@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from albert_core.contract import storage
 from albert_core.contract.arrow_files import read_arrow, write_arrow
+from albert_core.contract.errors import SourceError
 from albert_core.contract.records import DOCUMENT_SCHEMA, Document
 from pipelines.cleaning import content_hash, normalise_text, reject_reasons
 from pipelines.config import CleaningSettings, SourceSettings
@@ -26,13 +27,16 @@ from pipelines.language import detect_languages
 from pipelines.near_duplicates import NUM_BINS, signatures
 from pipelines.progress import report_done
 from pipelines.readers import LEFT_OUT, Unreadable, read_documents
+from pipelines.readers.broken_file import NOT_READABLE
 from pipelines.sentences import sentence_lines
-from pipelines.source_files import SourceRange
+from pipelines.source_files import SourceRange, check_unchanged
 
 PART_BYTES = 16 << 20
 """Text that is held in memory at a time."""
 _BATCH_BYTES = 1 << 20
 """Text that the vectorised rules see at a time: arrays that fit in the processor's cache."""
+_BYTES_PER_RECORD = 256
+"""About what a record takes in memory beside its text."""
 PART_BITS = 20
 """A part's number is its unit's, shifted, and its own: numbers are in the corpus's order."""
 _DONE = "unit.json"
@@ -112,21 +116,35 @@ def is_done(unit: Unit) -> bool:
     return storage.exists(storage.join(unit.folder, _DONE))
 
 
+def size_of(unit: Unit) -> tuple[int, int]:
+    """Return the number of parts of a unit that is done, and of records in its files."""
+    done = json.loads(storage.read_bytes(storage.join(unit.folder, _DONE)))
+    return done["num_parts"], done["num_records"]
+
+
 def clean_unit(unit: Unit, job: CleaningJob) -> list[Part]:
-    """Write the parts of the unit, unless they are there, and return them."""
+    """Write the parts of the unit, unless they are there, and return them.
+
+    Raises:
+        SourceError: a file can't be read now, or changed since it was listed.
+    """
     if is_done(unit):
-        num_parts = json.loads(storage.read_bytes(storage.join(unit.folder, _DONE)))["num_parts"]
+        num_parts, _ = size_of(unit)
         return [_part(unit, index) for index in range(num_parts)]
     storage.remove_abandoned(unit.folder)
     tables = _known_documents(unit, job) if unit.known_shard else _clean_documents(unit, job)
     parts = []
+    num_records = 0
     for index, table in enumerate(tables):
         parts.append(_part(unit, index))
         write_arrow(table, parts[-1].uri)
         note = f"{unit.number}-{index}"
         num_documents = sum(counts_of(table.schema).values())
+        num_records += num_documents
         report_done(job.progress, note, num_bytes=0, num_documents=num_documents)
-    done = {"num_parts": len(parts)}
+    for part in unit.ranges:
+        check_unchanged(part.file)
+    done = {"num_parts": len(parts), "num_records": num_records}
     storage.write_bytes(storage.join(unit.folder, _DONE), json.dumps(done).encode())
     num_files = sum(part.end is None for part in unit.ranges)
     report_done(job.progress, str(unit.number), num_bytes=unit.num_bytes, num_files=num_files)
@@ -261,7 +279,16 @@ def _worth_writing(table: pa.Table, keep_rejected: bool) -> pa.Table:
 def _records(unit: Unit, source: SourceSettings) -> Iterator[Document | Unreadable]:
     for part in unit.ranges:
         file = part.file
-        yield from read_documents(file.uri, file.name, source, file.format, part.begin, part.end)
+        for record in read_documents(
+            file.uri, file.name, source, file.format, part.begin, part.end
+        ):
+            if isinstance(record, Unreadable) and record.reason == NOT_READABLE:
+                # It was read when it was listed: the store or the network fails, not the file.
+                raise SourceError(
+                    f"{record.uri} can't be read from byte {record.offset:,} on, though it could "
+                    "when it was listed. Run the stage again, or remove the file."
+                )
+            yield record
 
 
 def _cut(records: Iterable[Record], num_bytes: int) -> Iterator[list[Record]]:
@@ -270,7 +297,8 @@ def _cut(records: Iterable[Record], num_bytes: int) -> Iterator[list[Record]]:
     size, is_first = 0, True
     for record in records:
         batch.append(record)
-        size += len(record.text if isinstance(record, Document) else record.content)
+        content = record.text if isinstance(record, Document) else record.content
+        size += len(content) + _BYTES_PER_RECORD
         if size >= num_bytes:
             yield batch
             batch, size, is_first = [], 0, False

@@ -115,7 +115,9 @@ class CleaningSettings(Settings):
         default=1, ge=1, description="such runs of words that a document must share to be dropped"
     )
     excluded_ids: str = Field(
-        default="", description="URI of a file with ids of documents to leave out, one a line"
+        default="",
+        description="URI of a file with ids of documents to leave out, one a line; documents with "
+        "the same words under other ids stay",
     )
     keep_rejected: bool = Field(
         default=False, description="write the documents dropped, with the reason, beside the corpus"

@@ -267,7 +267,7 @@ def _to_one_key(keyed: tuple[Any, Any]) -> tuple[int, tuple[Any, Any]]:
 
 
 def _write_report(together: tuple[int, Iterable[tuple[Any, Any]]], uri: str) -> str:
-    results = sorted(together[1], key=lambda keyed: str(keyed[0]).zfill(12))
+    results = sorted(together[1], key=lambda keyed: str(keyed[0]).zfill(20))
     storage.write_bytes(uri, json.dumps(results).encode())
     return uri
 

@@ -133,8 +133,10 @@ def write_shard(
     reasons = np.array(table["reason"].to_pylist(), object)
     counts = counts_of(table.schema)
     for mark in sorted(marks, key=lambda mark: mark.kind):
-        if mark.kind == CONTENT and cleaning.drop_duplicates:
-            _drop(reasons, mark.rows, mark.is_known, "duplicate", counts)
+        if mark.kind == CONTENT:
+            dropped = mark.is_known | cleaning.drop_duplicates
+            rows, is_known = mark.rows[dropped], mark.is_known[dropped]
+            _drop(reasons, rows, is_known, "duplicate", counts)
         elif mark.kind == ID and len(mark.rows):
             table = _renamed(table, mark.rows)
     near = [mark for mark in marks if mark.kind == BAND and len(mark.rows)]

@@ -4,6 +4,7 @@ import glob
 import importlib.metadata
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -67,6 +68,11 @@ def list_source(settings: SourceSettings, known: Iterable[SourceFile] = ()) -> l
         SourceError: there is no file.
     """
     found = sorted(_found(settings.uri), key=lambda entry: (entry.name, entry.uri))
+    uris = Counter(entry.uri for entry in found)
+    if twice := [uri for uri, number in uris.items() if number > 1]:
+        raise SourceError(
+            f"{twice[0]} is in the source twice. Give sources that don't hold each other."
+        )
     sampled = [
         entry
         for entry in found
@@ -81,6 +87,16 @@ def list_source(settings: SourceSettings, known: Iterable[SourceFile] = ()) -> l
     before = {file.uri: file for file in known}
     with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
         return list(pool.map(lambda entry: _describe(entry, settings, before), sampled))
+
+
+def check_unchanged(file: SourceFile) -> None:
+    """Raise SourceError unless the file is still the one that was listed, by size and time."""
+    fs, path = storage.filesystem(file.uri)
+    info = fs.info(path)
+    if (int(info["size"] or 0), _modified(info)) != (file.num_bytes, file.modified):
+        raise SourceError(
+            f"{file.uri} changed while it was read. Run the stage again when it is finished."
+        )
 
 
 def units_of(files: Iterable[SourceFile]) -> Iterator[list[SourceRange]]:
@@ -219,12 +235,16 @@ def _installed_python() -> Iterator[_Entry]:
                     yield _Entry(str(file), str(path), fs.info(str(path)))
 
 
+def _modified(info: Mapping[str, Any]) -> str:
+    stamps = (info.get(name) for name in ("mtime", "ETag", "LastModified", "created"))
+    return str(next((stamp for stamp in stamps if stamp), ""))
+
+
 def _describe(
     entry: _Entry, settings: SourceSettings, before: Mapping[str, SourceFile]
 ) -> SourceFile:
     info = entry.info
-    stamps = (info.get(name) for name in ("mtime", "ETag", "LastModified", "created"))
-    modified = str(next((stamp for stamp in stamps if stamp), ""))
+    modified = _modified(info)
     num_bytes = int(info["size"] or 0)
     known = before.get(entry.uri)
     try:

@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -27,8 +28,11 @@ def code_digest(module: str) -> str:
 
 
 def library_versions(*names: str) -> dict[str, str]:
-    """Return the installed version of each library in ``names``."""
-    found = {}
+    """Return the installed version of each library in ``names``, and Python's.
+
+    Python's counts because its Unicode tables decide what is a letter.
+    """
+    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
     for name in names:
         try:
             found[name] = version(name)

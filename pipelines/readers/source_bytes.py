@@ -36,14 +36,20 @@ def packed_ending(uri: str) -> str:
 
 
 def has_random_access(uri: str) -> bool:
-    """Return whether the store gives a part of the file without what comes before it."""
+    """Return whether the store gives a part of the file without what comes before it.
+
+    Raises:
+        OSError: the file can't be read.
+    """
     fs, path = storage.filesystem(uri)
     try:
         with fs.open(path, "rb", block_size=_PROBE_BYTES) as file:
             file.seek(1)
             return len(file.read(1)) == 1
-    except Exception:  # noqa: BLE001 - each file system's library has errors of its own
+    except ValueError:  # how fsspec says that a web server knows no ranges
         return False
+    except Exception as error:  # each file system's library has errors of its own
+        raise OSError(str(error)) from error
 
 
 def read_head(uri: str, num_bytes: int) -> bytes:

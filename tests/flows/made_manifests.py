@@ -7,7 +7,7 @@ from albert_core.contract.manifest import Account, Manifest
 LOSS = "masked_lm_loss"
 
 FACTS: dict[str, dict[str, Any]] = {
-    "corpus": {},
+    "corpus": {"num_source_files": 12, "text_bytes": 3_500_000},
     "vocab": {"vocab_size": 4000, "lower_case": True},
     "examples": {
         "max_seq_length": 64,

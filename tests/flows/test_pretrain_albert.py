@@ -26,8 +26,12 @@ class FakeStages:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, str]]] = []
+        self.receipt = "none"
 
     def run_stage(self, module: str, run: RecipeRun, **inputs: str) -> str:
+        if module == "pipelines.removal":
+            self.calls.append(("removal", {}))
+            return self.receipt
         stage = STAGE_OF[module]
         self.calls.append((stage, {n: v.removeprefix(f"{run.work}/") for n, v in inputs.items()}))
         manifest = made_manifest(stage)
@@ -98,7 +102,14 @@ def test_the_champion_is_scored_on_the_same_task(
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_refresh_ends_with_the_examples(stages: FakeStages, tmp_path: Path) -> None:
-    manifest = refresh_corpus.refresh_corpus("tiny", work=str(tmp_path))
-    assert manifest == str(tmp_path / at("examples"))
-    assert [stage for stage, _ in stages.calls] == ["corpus", "vocab", "examples"]
+def test_a_refresh_ends_with_the_examples_and_what_was_removed(
+    stages: FakeStages, tmp_path: Path
+) -> None:
+    text = refresh_corpus.refresh_corpus("tiny", work=str(tmp_path))
+    assert [stage for stage, _ in stages.calls] == ["corpus", "vocab", "examples", "removal"]
+    assert str(tmp_path / at("examples")) in text
+    assert "documents read    " in text
+    assert "No document of an earlier corpus is gone." in text
+    stages.receipt = "/receipts/removal-1.json"
+    text = refresh_corpus.refresh_corpus("tiny", work=str(tmp_path))
+    assert "the receipt is /receipts/removal-1.json" in text

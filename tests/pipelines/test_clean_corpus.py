@@ -1,18 +1,22 @@
 """Stage 1 on small sources: what is kept, what is dropped and why, and that nothing else is."""
 
 import base64
+import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from albert_core.contract.arrow_files import read_arrow
-from albert_core.contract.errors import SourceError
+from albert_core.contract.errors import AccountingError, SourceError
 from albert_core.contract.manifest import read_manifest
+from albert_core.contract.records import Document
 from pipelines import clean_corpus
 from pipelines.config import CleaningSettings, SourceSettings
+from pipelines.engine import run_pipeline
+from pipelines.readers import Unreadable, read_documents
 from tests.generated_text import document, write_jsonl
 
 Clean = Callable[..., str]
@@ -23,12 +27,14 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clean:
     """Clean a source in this process; settings of both sections by name."""
     monkeypatch.setenv("ALBERT_WORKERS", "1")
 
-    def run(source: Path | str, **settings: Any) -> str:
+    def run(source: Path | str | list[str], **settings: Any) -> str:
         reading = {k: v for k, v in settings.items() if k in SourceSettings.model_fields}
         cleaning = {k: v for k, v in settings.items() if k in CleaningSettings.model_fields}
         work = str(settings.get("work", tmp_path / "work"))
         return clean_corpus.run(
-            SourceSettings(uri=str(source), **reading), CleaningSettings(**cleaning), work
+            SourceSettings(uri=source if isinstance(source, list) else str(source), **reading),
+            CleaningSettings(**cleaning),
+            work,
         )
 
     return run
@@ -161,3 +167,102 @@ def test_a_unit_written_in_many_parts_gives_the_same_documents(
     manifest = clean(source, work=tmp_path / "cut")
     assert len(read_manifest(manifest).shards_of("documents")) > 3
     assert rows(manifest) == whole
+
+
+def test_a_file_that_cannot_be_read_now_ends_the_run_and_leaves_nothing_done(
+    clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_jsonl(tmp_path / "s.jsonl", range(5))
+    monkeypatch.setattr(
+        "pipelines.clean_unit.read_documents",
+        lambda uri, *_: iter([Unreadable(uri, 7, "not_readable", b"")]),
+    )
+    with pytest.raises(SourceError, match=r"s.jsonl can't be read from byte 7 on"):
+        clean(source)
+    monkeypatch.undo()
+    monkeypatch.setenv("ALBERT_WORKERS", "1")
+    assert len(ids(clean(source))) == 5
+
+
+def test_a_file_that_changes_while_it_is_read_ends_the_run(
+    clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_jsonl(tmp_path / "s.jsonl", range(5))
+
+    def appended_to(*arguments: Any) -> Iterator[Document | Unreadable]:
+        yield from read_documents(*arguments)
+        write_jsonl(source, range(6))
+
+    monkeypatch.setattr("pipelines.clean_unit.read_documents", appended_to)
+    with pytest.raises(SourceError, match=r"s.jsonl changed while it was read"):
+        clean(source)
+
+
+def test_a_report_that_an_engine_lost_is_noticed(
+    clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.source_files._FILES_PER_UNIT", 1)
+    for number in range(3):
+        write_jsonl(tmp_path / f"{number}.jsonl", range(number * 5, number * 5 + 5))
+
+    def losing(*arguments: Any) -> list[Any]:
+        return run_pipeline(*arguments)[:-1]
+
+    monkeypatch.setattr(clean_corpus, "run_pipeline", losing)
+    with pytest.raises(AccountingError, match=r"3 parts, but 2 were reported"):
+        clean(tmp_path, work=tmp_path.parent / "work")
+
+
+def test_a_moved_source_is_cleaned_anew(clean: Clean, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "s.jsonl", range(5))
+    before = clean(tmp_path / "s.jsonl")
+    (tmp_path / "moved").mkdir()
+    moved = (tmp_path / "s.jsonl").rename(tmp_path / "moved" / "s.jsonl")
+    after = clean(moved)
+    assert {row["source"] for row in rows(after)} == {moved.as_uri()}
+    assert ids(after) == ids(before)
+
+
+def test_a_stricter_share_of_unreadable_records_is_checked_again(
+    clean: Clean, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "s.jsonl", range(5))
+    source.write_text(source.read_text() + "{broken\n")
+    clean(source)
+    with pytest.raises(SourceError, match=r"1 of 6 records"):
+        clean(source, max_unreadable_share=0.0)
+
+
+def test_a_packed_test_set_is_unpacked_and_one_without_words_refused(
+    clean: Clean, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "s.jsonl", range(4))
+    packed = tmp_path / "test.txt.gz"
+    packed.write_bytes(gzip.compress(document(2).encode()))
+    assert dropped(clean(source, test_texts=[str(packed)])) == {"test_overlap": 1}
+    (tmp_path / "few.txt").write_text("Only four words here.")
+    with pytest.raises(SourceError, match=r"few.txt, of cleaning.test_texts, has no 13 words"):
+        clean(source, test_texts=[str(tmp_path / "few.txt")])
+
+
+def test_an_excluded_id_that_is_not_there_is_said(
+    clean: Clean, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "C#notes.txt").write_text(document(1))
+    source = write_jsonl(tmp_path / "s.jsonl", range(4))
+    (tmp_path / "out").write_text("C#notes.txt\ns.jsonl#none\nno-file#1\n")
+    manifest = clean(
+        [str(source), str(tmp_path / "C#notes.txt")], excluded_ids=str(tmp_path / "out")
+    )
+    assert dropped(manifest) == {"excluded": 1}
+    assert "excluded id 'no-file#1' is of no file of the source" in caplog.text
+    assert "of 2 ids to leave out 1 were found" in caplog.text
+
+
+def test_what_an_earlier_corpus_has_is_dropped_also_where_repetition_is_kept(
+    clean: Clean, tmp_path: Path
+) -> None:
+    earlier = clean(write_jsonl(tmp_path / "earlier.jsonl", range(2)), work=tmp_path / "earlier")
+    source = write(tmp_path / "s.jsonl", *({"text": document(n)} for n in (1, 2, 2)))
+    manifest = clean(source, known_corpora=[earlier], drop_duplicates=False)
+    assert dropped(manifest) == {"duplicate_of_known_corpus": 1}

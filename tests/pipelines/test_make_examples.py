@@ -45,7 +45,9 @@ def _one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALBERT_WORKERS", "1")
 
 
-def manifest_of(folder: Path, stage: str, paths: list[Path], facts: dict[str, Any]) -> str:
+def manifest_of(
+    folder: Path, stage: str, paths: list[Path], facts: dict[str, Any], kind: str = "documents"
+) -> str:
     manifest = Manifest(
         stage=stage,
         key="k",
@@ -54,7 +56,7 @@ def manifest_of(folder: Path, stage: str, paths: list[Path], facts: dict[str, An
         input_manifests={},
         code="",
         libraries={},
-        shards=[shard_of(str(path), str(folder), "documents", 1) for path in paths],
+        shards=[shard_of(str(path), str(folder), kind, 1) for path in paths],
         accounts=[],
         facts=facts,
     )
@@ -76,7 +78,7 @@ def vocab(tmp_path: Path) -> str:
     folder.mkdir()
     (folder / "spiece.model").write_bytes(tiny_vocab().model)
     facts = {"lower_case": True, "vocab_size": tiny_vocab().vocab_size}
-    return manifest_of(folder, "vocab", [folder / "spiece.model"], facts)
+    return manifest_of(folder, "vocab", [folder / "spiece.model"], facts, kind="spiece.model")
 
 
 def shards_of(manifest_uri: str, kind: str) -> list[pa.Table]:
