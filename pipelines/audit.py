@@ -292,7 +292,7 @@ def _texts(corpus: str, claims: Sequence[Claim]) -> dict[str, str]:
     for table in _corpus_tables(corpus, ["id", "text"]):
         ids = table["id"].to_pylist()
         rows = [row for row, name in enumerate(ids) if name in wanted]
-        found = table["text"].take(rows).to_pylist()
+        found = table["text"].take(pa.array(rows, pa.int64())).to_pylist()
         texts.update((ids[row], text) for row, text in zip(rows, found, strict=True))
     return texts
 

@@ -28,13 +28,16 @@ SETTINGS = ExampleSettings(
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
-    """The manifests of a corpus of 120 documents and its vocabulary, and where they are."""
+    """The manifests of a corpus of 120 documents in two shards and its vocabulary, and where."""
     folder = tmp_path_factory.mktemp("audit")
-    write_jsonl(folder / "source.jsonl", range(120))
+    (folder / "source").mkdir()
+    write_jsonl(folder / "source" / "0.jsonl", range(119))
+    write_jsonl(folder / "source" / "1.jsonl", [119])
     work = str(folder / "work")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ALBERT_WORKERS", "1")
-        source = SourceSettings(uri=str(folder / "source.jsonl"))
+        patch.setattr("pipelines.source_files._FILES_PER_UNIT", 1)
+        source = SourceSettings(uri=str(folder / "source"))
         corpus = clean_corpus.run(source, CleaningSettings(), work)
         vocab = train_vocab.run(VocabularySettings(vocab_size=300), corpus, work)
     return corpus, vocab, work
@@ -126,6 +129,12 @@ def test_the_exit_status_says_how_it_went(good: Shards, tmp_path: Path) -> None:
     assert audit.main([str(tmp_path)]) == 2
     (tmp_path / "x.tfrecord").write_bytes(b"no records")
     assert audit.main([str(tmp_path / "x.tfrecord")]) == 2
+
+
+def test_a_sample_of_rows_need_not_touch_every_shard_of_the_corpus(good: Shards) -> None:
+    options = audit._parser().parse_args([good.manifest, "--sample", "1"])
+    findings = audit.audit(audit.find_sources(options.paths, options))
+    assert all(finding.ok for finding in findings if finding.check == "sentence order")
 
 
 def test_the_command_prints_json(good: Shards) -> None:
