@@ -4,7 +4,9 @@
 
 An extrapolation, not a measurement: CPU seconds are taken to grow with the text, which holds for
 all steps that see a document or an example; what grows otherwise is listed below the table with
-its numbers. Start-up and the vocabulary, which is trained on a sample, are left out.
+its numbers. Only the reads of the shuffle grow with the square of the text: every example shard
+opens every part. What is sent and grouped, a name for each part and each shard, grows with the
+text. Start-up and the vocabulary, which is trained on a sample, are left out.
 """
 
 import argparse
@@ -20,6 +22,8 @@ MIN_SLICE_BYTES = 16_000
 """Below this the shuffle's slices cost more to find and open than to read."""
 REPORT_BYTES = 1_000
 """Of a shard, in a manifest and in what the workers report to one place."""
+TALLY_BYTES = 240_000
+"""Of a part: how often each of 30,000 pieces is in it, at 8 bytes."""
 HASH_BYTES = 100
 """Of a document's hashes and place, while they are grouped: some 25 bytes, four times in Beam's
 local runner. Source: DESIGN.md section 6."""
@@ -78,10 +82,12 @@ def growth_table(rates: Rates, dupe_factor: int, part_mb: float, shard_mb: float
         [f"their hashes while they are grouped, GB (at {HASH_BYTES} bytes)"],
         [f"parts of the corpus, {part_mb:g} MB each"],
         [f"example shards, {shard_mb:g} MB each"],
-        ["slices of the shuffle, million: parts x shards, so with the square of the text"],
-        ["mean slice, bytes"],
+        ["names sent through the shuffle, thousand: parts + shards"],
+        ["reads of the shuffle, million: parts x shards, so with the square of the text"],
+        ["mean slice that is read, bytes"],
         [f"shard_mb from which slices have {MIN_SLICE_BYTES:,} bytes"],
         ["reports and manifest, read in one place, MB"],
+        ["tallies of the parts, read in one place one by one, GB"],
     ]
     for text_bytes in TEXTS.values():
         examples = text_bytes * rates.example_bytes * dupe_factor
@@ -93,10 +99,12 @@ def growth_table(rates: Rates, dupe_factor: int, part_mb: float, shard_mb: float
             text_bytes * rates.documents * HASH_BYTES / 1e9,
             parts,
             shards,
+            (parts + shards) / 1e3,
             parts * shards / 1e6,
             examples / (parts * shards),
             MIN_SLICE_BYTES * parts / 1e6,
             (parts + shards) * REPORT_BYTES / 1e6,
+            parts * TALLY_BYTES / 1e9,
         ]
         for row, value in zip(rows[2:], column, strict=True):
             row.append(_number(value))

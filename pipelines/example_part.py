@@ -8,7 +8,7 @@ corpus: what did not change need not be made again.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from albert_core.contract import storage
-from albert_core.contract.arrow_files import open_arrow
+from albert_core.contract.arrow_files import open_arrow, read_arrow, write_arrow
 from albert_core.contract.records import CLS, EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS, SEP
 from albert_core.contract.seeds import UInt64s, derive_seed, random_bits
 from albert_core.contract.tokenizer import Tokenizer
@@ -46,8 +46,10 @@ _PIECES_PER_BLOCK = 1 << 18
 """About as many are masked at once and make a record batch, few enough for the cache."""
 _MASKS, _SHUFFLE = 1 << 32, 2 << 32
 """What a draw under a pair's key is for, beside those of `segment_pairs`."""
-_COUNTS, _UNIGRAMS, _ORDERS = b"counts", b"unigrams", b"orders-"
-"""Metadata of a part's schema."""
+_ORDERS = b"orders-"
+"""Metadata of a part's schema: with the kind, where each of its batches begins in the shuffle."""
+_COUNTS, _NUM_ROWS, _UNIGRAMS = b"counts", b"num_rows", "unigrams"
+"""Metadata of a tally's schema, and its column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,18 +205,19 @@ def write_part(
 ) -> None:
     """Write the examples of one corpus shard to ``uri``, each kind in the order of the shuffle.
 
-    What became of the text, how often each piece is in training documents, and where each record
-    batch begins in the shuffle is in the metadata of the schema.
+    Where each record batch begins in the shuffle is in the metadata of the schema. The tally is
+    beside the part, because a part is opened for each shard, and its tally once. It is written
+    first: a part that is there has one.
     """
     text = encode_documents(documents, tokenizer)
     held_out = np.array([is_held_out(name, settings) for name in text.ids], bool)
     rows, counts = make_rows(text, held_out, settings)
     step = rows_per_batch(settings)
-    metadata = {_COUNTS: json.dumps(counts).encode()}
-    metadata[_UNIGRAMS] = _unigrams(text, held_out, tokenizer.vocab_size).tobytes()
-    for kind in KINDS:
-        metadata[_ORDERS + kind.encode()] = rows[kind].order[::step].tobytes()
-    schema = part_schema(settings).with_metadata(metadata)
+    num_rows = Counter({kind: len(rows[kind].pairs) for kind in KINDS})
+    unigrams = _unigrams(text, held_out, tokenizer.vocab_size)
+    _write_tally(PartTally(counts, num_rows, unigrams), uri)
+    orders = {_ORDERS + k.encode(): rows[k].order[::step].tobytes() for k in KINDS}
+    schema = part_schema(settings).with_metadata(orders)
     with storage.open_atomic(uri) as file, pa.ipc.new_file(file, schema) as writer:
         for kind in KINDS:
             for batch in record_batches(text, rows[kind], settings, tokenizer.starts_word):
@@ -227,16 +230,35 @@ class PartTally:
 
     counts: Counter[str]
     """Documents and pieces of all copies: in all, and by what became of them."""
+    num_rows: Counter[str]
+    """Kind -> examples."""
     unigrams: Ints
     """(V,) how often each piece is in the training documents, counting one copy."""
 
 
 def read_tally(uri: str) -> PartTally:
     """Return the tally of the part at ``uri``."""
-    metadata = open_arrow(uri).schema.metadata
-    return PartTally(
-        Counter(json.loads(metadata[_COUNTS])), np.frombuffer(metadata[_UNIGRAMS], np.int64)
-    )
+    table = read_arrow(_tally_uri(uri))
+    counts, num_rows = (Counter(json.loads(table.schema.metadata[k])) for k in (_COUNTS, _NUM_ROWS))
+    return PartTally(counts, num_rows, table[_UNIGRAMS].to_numpy())
+
+
+def remove_part(uri: str) -> None:
+    """Remove the part at ``uri``, then its tally."""
+    storage.remove(uri)
+    storage.remove(_tally_uri(uri))
+
+
+def write_part_list(parts: Iterable[str], uri: str) -> None:
+    """Write the URIs of all parts to ``uri``, sorted."""
+    storage.write_bytes(uri, json.dumps(sorted(parts)).encode())
+
+
+@lru_cache(maxsize=1)
+def read_part_list(uri: str) -> list[str]:
+    """Return the URIs of all parts; the list asked for last stays in the process."""
+    parts: list[str] = json.loads(storage.read_bytes(uri))
+    return parts
 
 
 def rows_between(uri: str, kind: str, low: int, high: int) -> Iterator[pa.RecordBatch]:
@@ -293,6 +315,17 @@ def _merged_lists(parts: Sequence[pa.ListArray], places: Ints) -> pa.ListArray:
 def part_schema(settings: ExampleSettings) -> pa.Schema:
     """Return the schema of a part: that of the shards, and the place in the shuffle."""
     return example_schema(settings).append(pa.field(ORDER, pa.uint64()))
+
+
+def _write_tally(tally: PartTally, uri: str) -> None:
+    counts = {_COUNTS: tally.counts, _NUM_ROWS: tally.num_rows}
+    metadata = {name: json.dumps(values) for name, values in counts.items()}
+    table = pa.table({_UNIGRAMS: tally.unigrams}).replace_schema_metadata(metadata)
+    write_arrow(table, _tally_uri(uri))
+
+
+def _tally_uri(uri: str) -> str:
+    return f"{uri.removesuffix('.arrow')}.tally.arrow"
 
 
 def _calls(texts: list[bytes]) -> Iterator[list[bytes]]:

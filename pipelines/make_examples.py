@@ -1,9 +1,9 @@
 """Stage 3: clean documents to example shards, globally shuffled, in Arrow and TFRecord.
 
 Each corpus shard becomes a part, its examples in the order of their places in the shuffle; each
-example shard is what all parts have between two places. Only names travel through Beam. Parts
-stay, so that after a refresh, or after a run that was killed, only those of changed corpus shards
-are made.
+example shard is what all parts have between two places. Only names travel through Beam: one for
+each part, then, when all are there, one for each example shard. Parts stay, so that after a
+refresh, or after a run that was killed, only those of changed corpus shards are made.
 """
 
 import logging
@@ -21,7 +21,7 @@ from apache_beam.pvalue import PCollection
 from albert_core.contract import storage
 from albert_core.contract.arrow_files import read_arrow, write_arrow
 from albert_core.contract.code_version import code_digest, library_versions
-from albert_core.contract.errors import SourceError
+from albert_core.contract.errors import AccountingError, SourceError
 from albert_core.contract.manifest import (
     Account,
     Manifest,
@@ -39,7 +39,15 @@ from albert_core.contract.tokenizer import SPIECE_MODEL, Tokenizer
 from pipelines import example_part
 from pipelines.config import ExampleSettings
 from pipelines.engine import run_pipeline
-from pipelines.example_part import HELD_OUT, KINDS, TRAIN, PartTally, merged, read_tally
+from pipelines.example_part import (
+    HELD_OUT,
+    KINDS,
+    TRAIN,
+    PartTally,
+    merged,
+    read_tally,
+    remove_part,
+)
 from pipelines.progress import Progress, report_done
 from pipelines.ragged import Ints
 from pipelines.segment_pairs import ALONE, BORROWED, NO_OTHER, TRUNCATED
@@ -54,6 +62,10 @@ _NUM_PLACES = 1 << 64
 """Places in the shuffle."""
 _NOT_IN_PARTS = {"tfrecord", "shard_mb", "compression", "keep_parts"}
 """Settings that no part depends on."""
+_DEFECT = (
+    "This is a defect of the stage: its result must not be used. Remove the folder 'parts' of the "
+    "work folder before it is run again."
+)
 
 log = logging.getLogger(STAGE)
 
@@ -67,6 +79,8 @@ class ExamplePlan:
     folder: str
     notes: str
     """Folder of the workers' notes of what is done."""
+    part_list: str
+    """Where the URIs of all parts will be."""
     vocab_folder: str
     lower_case: bool
     num_shards: dict[str, int]
@@ -88,12 +102,19 @@ class ExamplePlan:
             for number in range(total)
         }
 
+    @property
+    def files(self) -> list[str]:
+        """Names of the files to come."""
+        endings = ("arrow", "tfrecord") if self.settings.tfrecord else ("arrow",)
+        return [f"{name}.{ending}" for name in self.shards for ending in endings]
+
 
 def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
     """Make pretraining examples of the corpus; return their manifest.
 
     Raises:
         SourceError: the corpus is too small to give training and held-out examples.
+        AccountingError: documents or examples are missing, or there are too many.
     """
     corpus_manifest, vocab_manifest = read_manifest(corpus), read_manifest(vocab)
     plan = StagePlan(
@@ -101,7 +122,7 @@ def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
         settings=examples.model_dump(exclude={"keep_parts"}),
         inputs={"corpus": corpus_manifest.content, "vocab": _pieces_digest(vocab_manifest)},
         code=code_digest(__name__),
-        libraries=library_versions("sentencepiece"),
+        libraries=library_versions("numpy", "pyarrow", "sentencepiece"),
         input_manifests={"corpus": corpus, "vocab": vocab},
     )
     if done := plan.find(work):
@@ -109,24 +130,29 @@ def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
     for shard in vocab_manifest.shards:
         check_shard(shard, vocab.rpartition("/")[0])
     parts = _parts(corpus_manifest, vocab_manifest, examples, work)
+    to_make = [(uri, shard) for uri, shard in parts if not storage.exists(uri)]
+    log.info("%s: %d of %d parts to make", STAGE, len(to_make), len(parts))
     with scratch_folder(plan.folder(work)) as scratch:
         example_plan = ExamplePlan(
             settings=examples,
             corpus_folder=corpus.rpartition("/")[0],
             folder=plan.folder(work),
             notes=storage.join(scratch, "notes"),
+            part_list=storage.join(scratch, "parts.json"),
             vocab_folder=vocab.rpartition("/")[0],
             lower_case=vocab_manifest.facts["lower_case"],
             num_shards=_num_shards(corpus_manifest, examples),
         )
-        progress = Progress(STAGE, example_plan.notes, _bytes_to_make(parts))
+        num_bytes = sum(shard.num_bytes for _, shard in to_make)
+        progress = Progress(STAGE, example_plan.notes, num_bytes)
         transform = MakeExamples(example_plan)
         reports = run_pipeline(transform.expand, parts, scratch, progress)
     tally = reduce(_add, (read_tally(uri) for uri, _ in parts))
+    _check_nothing_is_lost(example_plan, corpus_manifest, reports, tally)
     manifest = _finish(plan, work, reports, tally, vocab_manifest)
     if not examples.keep_parts:
-        for uri, _ in parts:
-            storage.remove(uri)
+        for uri, _ in to_make:
+            remove_part(uri)
     return manifest
 
 
@@ -140,10 +166,16 @@ class MakeExamples(beam.PTransform):
     def expand(
         self, parts: PCollection[tuple[str, Shard]]
     ) -> PCollection[tuple[str, dict[str, Any]]]:
-        """Make the part of each corpus shard, then cut each example shard out of all parts."""
+        """Make the part of each corpus shard, then cut each example shard out of all parts.
+
+        The parts come together under one key, so that no shard is begun before the last of them
+        is made; then the shards have a key each, so that they go to all workers.
+        """
         return (
             parts
-            | "MakePart" >> beam.FlatMap(_make_part, self.plan)
+            | "MakePart" >> beam.Map(_make_part, self.plan)
+            | "AllParts" >> beam.GroupByKey()
+            | "EachShard" >> beam.FlatMap(_each_shard, self.plan)
             | "ByShard" >> beam.GroupByKey()
             | "WriteShard" >> beam.Map(_write_shard, self.plan)
         )
@@ -157,18 +189,12 @@ def _parts(
         settings.model_dump(exclude=_NOT_IN_PARTS),
         _pieces_digest(vocab),
         code_digest(example_part.__name__),
-        library_versions("sentencepiece"),
+        library_versions("numpy", "pyarrow", "sentencepiece"),
     ]
     return [
         (storage.join(work, PARTS, f"{digest_of([shard.sha256, *common])[:32]}.arrow"), shard)
         for shard in sorted(corpus.shards_of("documents"), key=lambda shard: -shard.num_bytes)
     ]
-
-
-def _bytes_to_make(parts: list[tuple[str, Shard]]) -> int:
-    to_make = [shard for uri, shard in parts if not storage.exists(uri)]
-    log.info("%s: %d of %d parts to make", STAGE, len(to_make), len(parts))
-    return sum(shard.num_bytes for shard in to_make)
 
 
 def _pieces_digest(vocab: Manifest) -> str:
@@ -186,8 +212,8 @@ def _num_shards(corpus: Manifest, settings: ExampleSettings) -> dict[str, int]:
     }
 
 
-def _make_part(part: tuple[str, Shard], plan: ExamplePlan) -> Iterator[tuple[str, str]]:
-    """Make one part, unless it is there; yield it for each example shard."""
+def _make_part(part: tuple[str, Shard], plan: ExamplePlan) -> tuple[int, str]:
+    """Make one part, unless it is there; return its URI under the one key of all parts."""
     uri, shard = part
     if not storage.exists(uri):
         check_shard(shard, plan.corpus_folder)
@@ -200,21 +226,29 @@ def _make_part(part: tuple[str, Shard], plan: ExamplePlan) -> Iterator[tuple[str
             num_documents=documents.num_rows,
             num_files=1,
         )
+    return 0, uri
+
+
+def _each_shard(
+    together: tuple[int, Iterable[str]], plan: ExamplePlan
+) -> Iterator[tuple[str, str]]:
+    """Write the list of all parts once; yield where it is for each example shard."""
+    example_part.write_part_list(together[1], plan.part_list)
     for name in plan.shards:
-        yield name, uri
+        yield name, plan.part_list
 
 
 def _write_shard(
     grouped: tuple[str, Iterable[str]], plan: ExamplePlan
 ) -> tuple[str, dict[str, Any]]:
-    name, parts = grouped
+    name, [part_list] = grouped
     settings = plan.settings
     kind, number = plan.shards[name]
     total = plan.num_shards[kind]
     low, high = (-(-_NUM_PLACES * k // total) for k in (number, number + 1))
     batches = [
         batch
-        for part in sorted(parts)
+        for part in example_part.read_part_list(part_list)
         for batch in example_part.rows_between(part, kind, low, high - 1)
     ]
     rows = merged(batches, example_part.example_schema(settings))
@@ -241,7 +275,32 @@ def _write_shard(
 
 
 def _add(one: PartTally, other: PartTally) -> PartTally:
-    return PartTally(one.counts + other.counts, one.unigrams + other.unigrams)
+    return PartTally(
+        one.counts + other.counts, one.num_rows + other.num_rows, one.unigrams + other.unigrams
+    )
+
+
+def _check_nothing_is_lost(
+    plan: ExamplePlan, corpus: Manifest, reports: list[dict[str, Any]], tally: PartTally
+) -> None:
+    """Raise AccountingError unless what was written is what the parts and the corpus have."""
+    shards = [Shard(**shard) for report in reports for shard in report["shards"]]
+    found, expected = Counter(shard.path for shard in shards), Counter(plan.files)
+    if found != expected:
+        raise AccountingError(
+            f"expected {expected.total()} files of examples, found {found.total()}: missing "
+            f"{sorted((expected - found).elements())[:5]}, too many "
+            f"{sorted((found - expected).elements())[:5]}. {_DEFECT}"
+        )
+    equations = [("documents", corpus.facts["num_documents"], tally.counts["documents"])]
+    for kind in KINDS:
+        num_rows = sum(shard.num_rows for shard in shards if shard.kind == kind)
+        equations.append((f"{kind} examples", tally.num_rows[kind], num_rows))
+    for what, num_expected, num_found in equations:
+        if num_found != num_expected:
+            raise AccountingError(
+                f"expected {num_expected:,} {what}, found {num_found:,}. {_DEFECT}"
+            )
 
 
 def _finish(

@@ -3,15 +3,19 @@
 from pathlib import Path
 from typing import Any
 
+import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pytest
+from apache_beam.pvalue import PCollection
 
 from albert_core.contract.arrow_files import read_arrow, write_arrow
+from albert_core.contract.errors import AccountingError
 from albert_core.contract.manifest import Manifest, read_manifest, shard_of
 from albert_core.contract.records import DOCUMENT_SCHEMA, EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS
 from pipelines import make_examples
 from pipelines.config import ExampleSettings
+from pipelines.engine import run_pipeline
 from pipelines.example_part import (
     HELD_OUT,
     KINDS,
@@ -26,6 +30,9 @@ from pipelines.example_part import (
 )
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 
+GROUP_BY_KEY = beam.GroupByKey
+GROUPED: list[object] = []
+"""Keys of the elements that `NotedGroupByKey` saw."""
 SETTINGS = ExampleSettings(
     max_seq_length=64, dupe_factor=2, held_out_share=0.2, shard_mb=0.02, tfrecord=False
 )
@@ -69,7 +76,9 @@ def corpus_of(folder: Path, *shards: pa.Table) -> str:
     for path, shard in zip(paths, shards, strict=True):
         write_arrow(shard, str(path))
     num_bytes = sum(len(text) for shard in shards for text in shard["text"].to_pylist())
-    return manifest_of(folder, "corpus", paths, {"text_bytes": num_bytes})
+    num_documents = sum(shard.num_rows for shard in shards)
+    facts = {"text_bytes": num_bytes, "num_documents": num_documents}
+    return manifest_of(folder, "corpus", paths, facts)
 
 
 @pytest.fixture
@@ -262,6 +271,128 @@ def test_parts_are_removed_when_they_are_not_to_be_kept(tmp_path: Path, vocab: s
     assert not list((tmp_path / "work" / "parts").iterdir())
     kept = make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "work"))
     assert kept == manifest
+
+
+def test_parts_that_were_there_before_are_never_removed(tmp_path: Path, vocab: str) -> None:
+    tables, work = [documents(range(i * 10, i * 10 + 10)) for i in range(3)], tmp_path / "work"
+    make_examples.run(SETTINGS, corpus_of(tmp_path, *tables[:2]), vocab, str(work))
+    before = sorted((work / "parts").iterdir())
+    settings = SETTINGS.model_copy(update={"keep_parts": False})
+    make_examples.run(settings, corpus_of(tmp_path, *tables), vocab, str(work))
+    assert sorted((work / "parts").iterdir()) == before
+    assert len(before) == 4  # each part and its tally
+
+
+def test_a_part_that_is_there_has_its_tally(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipelines.example_part.record_batches", killed)
+    with pytest.raises(KeyboardInterrupt):
+        part_of(tmp_path, documents(range(10)))
+    assert [path.name for path in tmp_path.iterdir()] == ["part.tally.arrow"]
+
+
+def test_a_part_is_opened_without_its_tally(tmp_path: Path) -> None:
+    schema = read_arrow(part_of(tmp_path, documents(range(10)))).schema
+    assert {name.decode() for name in schema.metadata} == {f"orders-{kind}" for kind in KINDS}
+    assert sum(map(len, schema.metadata.values())) < 1000
+
+
+def test_a_tally_counts_the_examples_of_its_part(tmp_path: Path) -> None:
+    uri = part_of(tmp_path, documents(range(40)))
+    num_rows = {kind: rows_of(uri, kind).num_rows for kind in KINDS}
+    assert read_tally(uri).num_rows == num_rows
+
+
+class NotedGroupByKey(beam.PTransform[Any, Any]):
+    """GroupByKey that notes the key of each element that it groups."""
+
+    def expand(self, keyed: PCollection[Any]) -> PCollection[Any]:
+        grouped: PCollection[Any]
+        grouped = keyed | "Note" >> beam.Map(noted) | "Group" >> GROUP_BY_KEY()
+        return grouped
+
+
+def noted(keyed: tuple[Any, Any]) -> tuple[Any, Any]:
+    GROUPED.append(keyed[0])
+    return keyed
+
+
+def test_one_name_is_grouped_for_each_part_and_each_shard(
+    tmp_path: Path, vocab: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beam, "GroupByKey", NotedGroupByKey)
+    GROUPED.clear()
+    corpus = corpus_of(tmp_path, *(documents(range(i * 10, i * 10 + 10)) for i in range(5)))
+    uri = make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "work"))
+    names = [shard.path.removesuffix(".arrow") for shard in read_manifest(uri).shards]
+    assert len(names) > 5
+    # Once for all parts, once by shard, and once for the reports of all shards.
+    assert sorted(map(str, GROUPED)) == sorted([*["0"] * 5, *names, *["0"] * len(names)])
+
+
+def without_a_report(reports: list[dict[str, Any]]) -> None:
+    reports.pop(1)
+
+
+def with_a_report_twice(reports: list[dict[str, Any]]) -> None:
+    reports.append(reports[1])
+
+
+def with_a_row_less(reports: list[dict[str, Any]]) -> None:
+    reports[-1]["shards"][0]["num_rows"] -= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_a_report, r"expected 3 files of examples, found 2: missing \['\w+-0000"),
+        (
+            with_a_report_twice,
+            r"expected 3 files of examples, found 4: missing \[\], too many \['\w+-0000",
+        ),
+        (with_a_row_less, r"expected [\d,]+ train examples, found [\d,]+"),
+    ],
+)
+def test_reports_that_do_not_add_up_are_refused(
+    tmp_path: Path, vocab: str, monkeypatch: pytest.MonkeyPatch, change: Any, message: str
+) -> None:
+    def run_and_change(*arguments: Any) -> list[dict[str, Any]]:
+        reports = run_pipeline(*arguments)
+        change(reports)
+        return reports
+
+    monkeypatch.setattr(make_examples, "run_pipeline", run_and_change)
+    corpus = corpus_of(tmp_path, documents(range(20)))
+    with pytest.raises(AccountingError, match=f"{message}.*must not be used"):
+        make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "work"))
+    assert not list((tmp_path / "work").rglob("manifest.json"))
+
+
+def test_a_part_left_out_is_refused(
+    tmp_path: Path, vocab: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_without_a_part(
+        transform: Any, parts: list[Any], *arguments: Any
+    ) -> list[dict[str, Any]]:
+        return run_pipeline(transform, parts[:1], *arguments)
+
+    corpus = corpus_of(tmp_path, documents(range(20)), documents(range(20, 40)))
+    make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "work"))
+    monkeypatch.setattr(make_examples, "run_pipeline", run_without_a_part)
+    settings = SETTINGS.model_copy(update={"shard_mb": 64.0})
+    with pytest.raises(AccountingError, match=r"expected [\d,]+ train examples, found [\d,]+"):
+        make_examples.run(settings, corpus, vocab, str(tmp_path / "work"))
+
+
+def test_documents_that_the_corpus_does_not_count_are_refused(tmp_path: Path, vocab: str) -> None:
+    corpus = Path(corpus_of(tmp_path, documents(range(20))))
+    corpus.write_text(corpus.read_text().replace('"num_documents":20', '"num_documents":21'))
+    with pytest.raises(AccountingError, match=r"expected 21 documents, found 20.*must not be used"):
+        make_examples.run(SETTINGS, str(corpus), vocab, str(tmp_path / "work"))
 
 
 def test_the_shuffle_and_number_of_shards_make_no_new_parts(
