@@ -44,6 +44,7 @@ from pipelines.readers.broken_file import BrokenFileError
 from pipelines.readers.source_bytes import open_content, packed_ending
 from pipelines.repeated_documents import Sent, find_repeated, send_hashes, write_shard
 from pipelines.source_files import (
+    SOURCE_FILES,
     SourceFile,
     describe_changes,
     digest_of_files,
@@ -55,7 +56,6 @@ from pipelines.source_files import (
 )
 
 STAGE = "corpus"
-SOURCE_FILES = "source_files.jsonl"
 UNREADABLE = "unreadable.jsonl"
 OVERLAPS = "test_overlaps.jsonl"
 _BYTES_PER_PARTITION = 1 << 32

@@ -19,6 +19,8 @@ from albert_core.contract.seeds import share_of
 from pipelines.config import INSTALLED_PYTHON, SourceSettings
 from pipelines.readers import can_split, format_of
 
+SOURCE_FILES = "source_files.jsonl"
+"""Beside a corpus's manifest: the files that it was made of."""
 MAX_UNIT_BYTES = 8 << 20
 _FILES_PER_UNIT = 256
 """Mean number of small files in a unit."""
