@@ -12,7 +12,7 @@ SET ?=
 ARGS ?=
 SOURCES := albert_core pipelines flows infra tests benchmarks
 
-DATA_BENCHMARKS := data_pipeline masking cleaning_rules near_duplicates wiki_markup tfrecord engines memory
+DATA_BENCHMARKS := data_pipeline masking cleaning_rules near_duplicates wiki_markup tfrecord engines memory scale
 
 .PHONY: help demo refresh bench-data serve test check format bench clean
 .DEFAULT_GOAL := help

@@ -1,6 +1,6 @@
 """A MediaWiki dump to text: how fast, and against the text that mwparserfromhell gives.
 
-    python benchmarks/wiki_markup.py DUMP.xml.bz2 [pages]
+    python benchmarks/wiki_markup.py [DUMP.xml.bz2 [pages]]
 
 Prints MB of unpacked XML per CPU second of both parsers, reading and cleaning together, and on the
 first 50 articles (or so many) how their words agree and what markup is left in the text of each.
@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 import fsspec
+from _english_text import CORPORA
 
 from pipelines.config import SourceSettings
 from pipelines.readers import mediawiki_dump
@@ -47,7 +48,11 @@ def residue(texts: Iterable[str]) -> dict[str, int]:
 
 def main() -> None:
     """Read the dump with both parsers and print a line of JSON."""
-    with fsspec.open(sys.argv[1], "rb", compression="infer") as file:
+    dumps = sys.argv[1:2] or sorted(map(str, CORPORA.glob("mediawiki_dumps/full/*pages*.bz2")))
+    if not dumps:
+        print(json.dumps({"skipped": "give a dump of MediaWiki"}))
+        return
+    with fsspec.open(dumps[0], "rb", compression="infer") as file:
         content = file.read()
     pages = int(sys.argv[2]) if len(sys.argv) > 2 else 50
     fast, fast_seconds = min(
