@@ -38,9 +38,9 @@ class SourceFile:
     modified: str
     """When the store says that it changed; not part of any digest."""
     sha256: str
-    format: str
-    """How it is read, a key of `READERS`."""
-    splittable: bool
+    format: str = ""
+    """How it is read, a key of `READERS`; empty in the lists of version 0.1."""
+    splittable: bool = False
     """Whether ranges of its bytes can be read."""
 
 

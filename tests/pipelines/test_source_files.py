@@ -248,6 +248,12 @@ def test_a_list_of_files_is_read_back_as_it_was_written(sizes: list[int]) -> Non
     assert read_files("memory://source_files/list.jsonl") == files
 
 
+def test_a_list_written_before_formats_were_noted_is_read(tmp_path: Path) -> None:
+    file = {"uri": "/a", "name": "a", "num_bytes": 1, "modified": "1", "sha256": "0"}
+    (tmp_path / "list.jsonl").write_text(json.dumps(file) + "\n")
+    assert read_files(str(tmp_path / "list.jsonl")) == [SourceFile("/a", "a", 1, "1", "0")]
+
+
 def test_a_list_of_files_is_one_object_a_line(tmp_path: Path) -> None:
     files = [dataclasses.replace(made([5])[0], name='line\u2028end/Größe \\ "x".txt')]
     write_files(files, str(tmp_path / "list.jsonl"))
