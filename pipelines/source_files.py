@@ -39,7 +39,7 @@ class SourceFile:
     """When the store says that it changed; not part of any digest."""
     sha256: str
     format: str = ""
-    """How it is read, a key of `READERS`; empty in the lists of version 0.1."""
+    """How it is read, a key of `READERS`; empty in lists written before it was noted."""
     splittable: bool = False
     """Whether ranges of its bytes can be read."""
 

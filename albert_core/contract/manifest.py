@@ -218,13 +218,13 @@ def check_shard(shard: Shard, folder: str) -> None:
 
 def shard_of(uri: str, folder: str, kind: str, num_rows: int) -> Shard:
     """Return the description of the file at ``uri``, read back from where it was written."""
-    content = storage.read_bytes(uri)
+    fs, path = storage.filesystem(uri)
     return Shard(
         path=uri.removeprefix(folder).lstrip("/"),
         kind=kind,
         num_rows=num_rows,
-        num_bytes=len(content),
-        sha256=hashlib.sha256(content).hexdigest(),
+        num_bytes=int(fs.info(path)["size"]),
+        sha256=storage.sha256_of(uri),
     )
 
 
