@@ -12,24 +12,24 @@ SET ?=
 ARGS ?=
 SOURCES := albert_core pipelines flows infra tests benchmarks
 
+FLOW_OPTIONS = --recipe '$(RECIPE)' --work '$(WORK)' \
+	$(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
 DATA_BENCHMARKS := data_pipeline masking cleaning_rules near_duplicates wiki_markup tfrecord engines memory scale
 
 .PHONY: help demo refresh bench-data serve test check format bench clean
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
 	@echo
 	@echo "  Variables: RECIPE=$(RECIPE) WORK=$(WORK) SOURCE=<file, folder, glob or URI>"
 	@echo "             SET='section.field=value ...' ARGS=<for pytest> PYTHON=$(PYTHON)"
 
 demo: $(READY) ## raw text to a registered model; SOURCE=... for your own text
-	@$(PY) -m flows.pretrain_albert --recipe '$(RECIPE)' --work '$(WORK)' \
-	  $(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
+	@$(PY) -m flows.pretrain_albert $(FLOW_OPTIONS)
 
 refresh: $(READY) ## raw text to clean corpus, vocabulary and examples only
-	@$(PY) -m flows.refresh_corpus --recipe '$(RECIPE)' --work '$(WORK)' \
-	  $(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
+	@$(PY) -m flows.refresh_corpus $(FLOW_OPTIONS)
 
 serve: $(READY) ## Prefect, MLflow and a worker on this machine, until Ctrl-C
 	@exec $(PY) -m infra.serve --work '$(WORK)' $(ARGS)

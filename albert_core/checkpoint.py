@@ -44,7 +44,7 @@ def save_checkpoint(
 
 def list_checkpoints(folder: str) -> list[str]:
     """Return the URIs of the finished checkpoints below ``folder``, oldest first."""
-    names = (str(entry["name"]).rsplit("/", 1)[-1] for entry in storage.list_folder(folder))
+    names = storage.list_names(folder)
     uris = (storage.join(folder, name) for name in names if name.startswith("step-"))
     return [uri for uri in uris if storage.exists(storage.join(uri, RECORD))]
 

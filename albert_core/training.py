@@ -258,7 +258,7 @@ class Pretraining:
 
     def _shards(self) -> list[Shard]:
         model_folder = storage.join(self.folder, MODEL_FOLDER)
-        names = [entry["name"].rsplit("/", 1)[-1] for entry in storage.list_folder(model_folder)]
+        names = storage.list_names(model_folder)
         files = {storage.join(model_folder, name): MODEL_FOLDER for name in names}
         files[storage.join(self.folder, METRICS)] = "metrics"
         return [shard_of(uri, self.folder, kind, 1) for uri, kind in files.items()]

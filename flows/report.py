@@ -7,9 +7,7 @@ from typing import Any
 
 from albert_core.contract import storage
 from albert_core.contract.manifest import Account, Manifest
-
-NOTHING_REMOVED = "none"
-"""What the removal receipt's command returns when there is nothing to certify."""
+from albert_core.contract.stage_command import NO_RESULT
 
 
 @dataclass(frozen=True)
@@ -74,11 +72,11 @@ def build_text_report(
     Args:
         recipe_name: what the run is called.
         made: the manifests of corpus, vocab and examples.
-        uris: their URIs, and under "receipt" that of the removal receipt or "none".
+        uris: their URIs, and under "receipt" that of the removal receipt or `NO_RESULT`.
         python: the interpreter to look at the shards with.
     """
     removed = "No document of an earlier corpus is gone."
-    if uris["receipt"] != NOTHING_REMOVED:
+    if uris["receipt"] != NO_RESULT:
         removed = f"Documents of earlier corpora are gone; the receipt is {uris['receipt']}."
     facts = made["vocab"].facts
     return Report(

@@ -50,6 +50,7 @@ from pipelines.source_files import (
     digest_of_files,
     list_source,
     matching_uris,
+    read_excluded_ids,
     read_files,
     units_of,
     write_files,
@@ -88,16 +89,17 @@ def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
     """
     before = _files_before(work)
     files = list_source(source, before)
-    test_texts = ngram_hashes(_test_texts(cleaning.test_texts))
+    excluded_ids = read_excluded_ids(cleaning.excluded_ids)
+    test_ngrams = _test_ngrams(cleaning.test_texts)
     plan = StagePlan(
         stage=STAGE,
         settings={"source": _reading(source), "cleaning": cleaning.model_dump()},
         inputs={
             "source_files": digest_of_files(files),
             "source_locations": digest_of([file.uri for file in files]),
-            "excluded_ids": digest_of(_excluded_ids(cleaning)),
+            "excluded_ids": digest_of(excluded_ids),
             "known_corpora": digest_of([read_manifest(u).content for u in cleaning.known_corpora]),
-            "test_texts": hashlib.sha256(test_texts.tobytes()).hexdigest(),
+            "test_texts": hashlib.sha256(test_ngrams.tobytes()).hexdigest(),
         },
         code=code_digest(__name__),
         libraries=library_versions(*_LIBRARIES),
@@ -106,11 +108,11 @@ def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
         log.info("%s: source files: %s", STAGE, changes)
     if done := plan.find(work):
         return done
-    units = _plan_units(files, cleaning, plan, work)
+    units = _plan_units(files, excluded_ids, cleaning, plan, work)
     bytes_to_clean = {unit.number: unit.num_bytes for unit in units if not is_done(unit)}
     log.info("%s: %d of %d units of files to clean", STAGE, len(bytes_to_clean), len(units))
     with scratch_folder(plan.folder(work)) as scratch:
-        job = CleaningJob(source, cleaning, _save(test_texts, scratch), f"{scratch}/progress")
+        job = CleaningJob(source, cleaning, _save(test_ngrams, scratch), f"{scratch}/progress")
         num_bytes = sum(bytes_to_clean.values())
         progress = Progress(f"{STAGE}: cleaning", job.progress, num_bytes)
         transform = CleanCorpus(job, plan.folder(work), _num_partitions(files))
@@ -166,18 +168,6 @@ def _files_before(work: str) -> list[SourceFile]:
     return read_files(storage.join(work, STAGE, before.key, SOURCE_FILES))
 
 
-def _excluded_ids(cleaning: CleaningSettings) -> list[str]:
-    if not cleaning.excluded_ids:
-        return []
-    if not storage.exists(cleaning.excluded_ids):
-        raise SourceError(
-            f"cleaning.excluded_ids {cleaning.excluded_ids!r} is missing. Give a file with one "
-            "document id a line, or leave the setting out."
-        )
-    lines = storage.read_bytes(cleaning.excluded_ids).decode().splitlines()
-    return sorted({line.strip() for line in lines} - {""})
-
-
 def _by_file(document_ids: list[str], names: set[str]) -> dict[str, list[str]]:
     """Return the ids by the names of their files; those of no file of the source are left out."""
     by_file: dict[str, list[str]] = {}
@@ -191,8 +181,13 @@ def _by_file(document_ids: list[str], names: set[str]) -> dict[str, list[str]]:
     return by_file
 
 
-def _test_texts(uris: list[str]) -> list[str]:
-    texts: list[str] = []
+def _test_ngrams(uris: list[str]) -> NDArray[np.uint64]:
+    """Return the hashes of the test texts' word n-grams, ascending, each once.
+
+    Raises:
+        SourceError: there is no such file, or one has none.
+    """
+    ngrams = [np.empty(0, np.uint64)]
     for uri in uris:
         found = matching_uris(uri)
         if not found:
@@ -200,14 +195,13 @@ def _test_texts(uris: list[str]) -> list[str]:
                 f"cleaning.test_texts {uri!r} has no file. Give an existing file, folder or glob."
             )
         for each in found:
-            found_texts = _strings_of(each)
-            if not len(ngram_hashes(found_texts)):
+            ngrams.append(ngram_hashes(_strings_of(each)))
+            if not len(ngrams[-1]):
                 raise SourceError(
                     f"{each}, of cleaning.test_texts, has no 13 words in a row. Give tsv, json, "
                     "jsonl or text."
                 )
-            texts += found_texts
-    return texts
+    return np.unique(np.concatenate(ngrams))
 
 
 def _strings_of(uri: str) -> list[str]:
@@ -229,7 +223,11 @@ def _save(test_ngrams: NDArray[np.uint64], scratch: str) -> str:
 
 
 def _plan_units(
-    files: list[SourceFile], cleaning: CleaningSettings, plan: StagePlan, work: str
+    files: list[SourceFile],
+    excluded_ids: list[str],
+    cleaning: CleaningSettings,
+    plan: StagePlan,
+    work: str,
 ) -> list[Unit]:
     """Return the units, each with the folder under which its cleaned documents are kept."""
     elsewhere = {"drop_duplicates", "known_corpora", "excluded_ids", "test_texts"}
@@ -242,7 +240,7 @@ def _plan_units(
     def folder(content: Any) -> str:
         return storage.join(work, "units", digest_of([recipe, content])[:32])
 
-    excluded = _by_file(_excluded_ids(cleaning), {file.name for file in files})
+    excluded = _by_file(excluded_ids, {file.name for file in files})
     units = []
     for number, ranges in enumerate(units_of(files)):
         # The URI of a file stands in its documents, so that a moved source is cleaned anew.
@@ -273,8 +271,8 @@ def _finish(
         counts.update(report["counts"])
     shards = [Shard(**shard) for report in reports for shard in report["shards"]]
     folder = plan.folder(work)
-    num_unreadable = _gather([report["unreadable"] for report in reports], folder, UNREADABLE)
-    _gather([report["overlaps"] for report in reports], folder, OVERLAPS)
+    num_unreadable = _gather([r["unreadable"] for r in reports], folder, UNREADABLE)
+    _gather([r["overlaps"] for r in reports], folder, OVERLAPS)
     asked = sum(len(unit.excluded_ids) for unit in units)
     if counts[EXCLUDED] < asked:
         log.warning("%s: of %d ids to leave out %d were found", STAGE, asked, counts[EXCLUDED])
@@ -322,8 +320,8 @@ def _num_records(units: list[Unit], num_parts: int) -> int:
 
 
 def _gather(uris: list[str], folder: str, name: str) -> int:
-    """Put the lines of the parts' files that are there into one; return how many there are."""
-    found = [uri for uri in uris if storage.exists(uri)]
+    """Put the lines of the parts' files into one; return how many there are."""
+    found = [uri for uri in uris if uri]
     if not found:
         return 0
     uri = storage.join(folder, name)

@@ -7,10 +7,10 @@ the records that could not be read and the ledger of overlaps with test sets.
 import base64
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeVar
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from albert_core.contract import storage
 from albert_core.contract.arrow_files import read_arrow, write_arrow
 from albert_core.contract.errors import SourceError
 from albert_core.contract.records import DOCUMENT_SCHEMA, Document
+from pipelines.batching import cut_by_size
 from pipelines.cleaning import content_hash, normalise_text, reject_reasons
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.decontamination import TestNgrams, find_overlaps
@@ -39,7 +40,8 @@ _BYTES_PER_RECORD = 256
 """About what a record takes in memory beside its text."""
 PART_BITS = 20
 """A part's number is its unit's, shifted, and its own: numbers are in the corpus's order."""
-_DONE = "unit.json"
+UNIT_DONE = "unit.json"
+"""Written last: what makes a unit whole."""
 KEPT, EXCLUDED = "", "excluded"
 AUTO = "auto"
 
@@ -52,8 +54,6 @@ PART_SCHEMA = pa.schema(
 )
 SIGNATURE = pa.field("signature", pa.list_(pa.uint32(), NUM_BINS))
 _COUNTS = b"counts"
-
-Record = TypeVar("Record", bound=Document | Unreadable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +113,12 @@ class Part:
 
 def is_done(unit: Unit) -> bool:
     """Return whether all parts of the unit were written before."""
-    return storage.exists(storage.join(unit.folder, _DONE))
+    return storage.exists(storage.join(unit.folder, UNIT_DONE))
 
 
 def size_of(unit: Unit) -> tuple[int, int]:
     """Return the number of parts of a unit that is done, and of records in its files."""
-    done = json.loads(storage.read_bytes(storage.join(unit.folder, _DONE)))
+    done = json.loads(storage.read_bytes(storage.join(unit.folder, UNIT_DONE)))
     return done["num_parts"], done["num_records"]
 
 
@@ -145,7 +145,7 @@ def clean_unit(unit: Unit, job: CleaningJob) -> list[Part]:
     for part in unit.ranges:
         check_unchanged(part.file)
     done = {"num_parts": len(parts), "num_records": num_records}
-    storage.write_bytes(storage.join(unit.folder, _DONE), json.dumps(done).encode())
+    storage.write_bytes(storage.join(unit.folder, UNIT_DONE), json.dumps(done).encode())
     num_files = sum(part.end is None for part in unit.ranges)
     report_done(job.progress, str(unit.number), num_bytes=unit.num_bytes, num_files=num_files)
     return parts
@@ -164,7 +164,9 @@ def _part(unit: Unit, index: int) -> Part:
 def _clean_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
     """Yield a table for each part: the documents kept, or all; counts in its metadata."""
     excluded = frozenset(unit.excluded_ids)
-    for index, records in enumerate(_cut(_records(unit, job.source), PART_BYTES)):
+    parts = cut_by_size(_records(unit, job.source), _memory_of, PART_BYTES)
+    first = next(parts, [])  # also a unit without a record has a part, which says so
+    for index, records in enumerate(chain([first], parts)):
         part = _part(unit, index)
         counts: Counter[str] = Counter()
         unreadable = [record for record in records if isinstance(record, Unreadable)]
@@ -173,7 +175,7 @@ def _clean_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
         ledger: list[dict[str, object]] = []
         documents = [record for record in records if isinstance(record, Document)]
         tables = [PART_SCHEMA.empty_table()]
-        for batch in _cut(documents, _BATCH_BYTES):
+        for batch in cut_by_size(documents, _memory_of, _BATCH_BYTES):
             table = _clean_batch(batch, job, excluded, ledger)
             counts.update(table["reason"].to_pylist())
             tables.append(_worth_writing(table, job.cleaning.keep_rejected))
@@ -192,10 +194,14 @@ def _clean_batch(
 ) -> pa.Table:
     texts = [normalise_text(d.text, lines_are_sentences=d.lines_are_sentences) for d in documents]
     reasons = [reason or KEPT for reason in reject_reasons(texts, job.cleaning)]
-    languages = _splitter_languages(texts, job.cleaning.language)
-    for row, document in enumerate(documents):
-        if reasons[row] == KEPT and not document.lines_are_sentences:
-            texts[row] = sentence_lines(texts[row], languages[row])
+    to_split = [
+        row
+        for row, document in enumerate(documents)
+        if reasons[row] == KEPT and not document.lines_are_sentences
+    ]
+    languages = _splitter_languages([texts[row] for row in to_split], job.cleaning.language)
+    for row, language in zip(to_split, languages, strict=True):
+        texts[row] = sentence_lines(texts[row], language)
     hashes = [content_hash(text) for text in texts]
     if excluded:
         for row, document in enumerate(documents):
@@ -291,19 +297,10 @@ def _records(unit: Unit, source: SourceSettings) -> Iterator[Document | Unreadab
             yield record
 
 
-def _cut(records: Iterable[Record], num_bytes: int) -> Iterator[list[Record]]:
-    """Yield the records in lists of about ``num_bytes``; at least one list, perhaps empty."""
-    batch: list[Record] = []
-    size, is_first = 0, True
-    for record in records:
-        batch.append(record)
-        content = record.text if isinstance(record, Document) else record.content
-        size += len(content) + _BYTES_PER_RECORD
-        if size >= num_bytes:
-            yield batch
-            batch, size, is_first = [], 0, False
-    if batch or is_first:
-        yield batch
+def _memory_of(record: Document | Unreadable) -> int:
+    """Return about the bytes that a record takes."""
+    content = record.text if isinstance(record, Document) else record.content
+    return len(content) + _BYTES_PER_RECORD
 
 
 def _is_left_out(record: Unreadable) -> bool:

@@ -11,14 +11,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.near_duplicates import (
-    band_hashes,
-    bands_for,
-    least_estimate,
-    signatures,
-    similarity_of,
-)
-
 UInt32s = NDArray[np.uint32]
 UInt64s = NDArray[np.uint64]
 Ints = NDArray[np.int64]
@@ -113,26 +105,6 @@ def candidate_pairs(
         )
         for number, there in split.items()
     }
-
-
-def near_repeated(texts: Sequence[str], similarity: float) -> dict[int, int]:
-    """Return the texts that are like an earlier one, each with the first such that was compared.
-
-    The whole rule in memory; a corpus does the same in parts, with files between the steps.
-
-    Args:
-        texts: in order.
-        similarity: Jaccard similarity of word 5-grams, 0..1, from which texts are alike.
-    """
-    values = signatures(texts)
-    bands = band_hashes(values, *bands_for(similarity))
-    rows = np.repeat(np.arange(len(texts), dtype=np.uint32), bands.shape[1])
-    later, _, earlier = candidate_pairs([(0, rows, bands.ravel())])[0]
-    alike = similarity_of(values[later], values[earlier]) >= least_estimate(similarity)
-    found: dict[int, int] = {}
-    for text, like in zip(later[alike].tolist(), earlier[alike].tolist(), strict=True):
-        found.setdefault(text, like)
-    return found
 
 
 def _halves(hashes: NDArray[np.void]) -> UInt64s:

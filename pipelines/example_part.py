@@ -23,6 +23,7 @@ from albert_core.contract.arrow_files import open_arrow, read_arrow, write_arrow
 from albert_core.contract.records import CLS, EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS, SEP
 from albert_core.contract.seeds import UInt64s, derive_seed, random_bits
 from albert_core.contract.tokenizer import Tokenizer
+from pipelines.batching import cut_by_size
 from pipelines.config import ExampleSettings
 from pipelines.google_fidelity import google_masks, google_pairs
 from pipelines.held_out import is_held_out
@@ -91,7 +92,7 @@ def encode_documents(documents: pa.Table, tokenizer: Tokenizer) -> Text:
     """Return the documents of a corpus shard in pieces."""
     ids = documents["id"].to_pylist()
     texts = documents["text"].cast(pa.large_binary()).to_pylist()
-    encoded = [tokenizer.encode_lines(call) for call in _calls(texts)]
+    encoded = [tokenizer.encode_lines(call) for call in cut_by_size(texts, len, _BYTES_PER_CALL)]
     pieces, lengths, lines = (
         np.concatenate([part[i] for part in encoded]) if encoded else np.zeros(0, np.int64)
         for i in range(3)
@@ -326,20 +327,6 @@ def _write_tally(tally: PartTally, uri: str) -> None:
 
 def _tally_uri(uri: str) -> str:
     return f"{uri.removesuffix('.arrow')}.tally.arrow"
-
-
-def _calls(texts: list[bytes]) -> Iterator[list[bytes]]:
-    """Cut ``texts`` into runs that are encoded in one call each."""
-    call: list[bytes] = []
-    size = 0
-    for text in texts:
-        call.append(text)
-        size += len(text)
-        if size >= _BYTES_PER_CALL:
-            yield call
-            call, size = [], 0
-    if call:
-        yield call
 
 
 def _unigrams(text: Text, held_out: NDArray[np.bool_], vocab_size: int) -> Ints:

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import apache_beam as beam
@@ -60,6 +60,7 @@ _ARROW_BYTES_PER_TEXT_BYTE = 0.6
 """About one piece of 2 bytes for 4 bytes of text, and its share of masks and ids."""
 _NUM_PLACES = 1 << 64
 """Places in the shuffle."""
+_LIBRARIES = ("numpy", "pyarrow", "sentencepiece")
 _NOT_IN_PARTS = {"tfrecord", "shard_mb", "compression", "keep_parts"}
 """Settings that no part depends on."""
 _DEFECT = (
@@ -93,7 +94,7 @@ class ExamplePlan:
             self.vocab_folder, self.lower_case, self.settings.fidelity == "google"
         )
 
-    @property
+    @cached_property
     def shards(self) -> dict[str, tuple[str, int]]:
         """Name of each shard to come -> its kind and number."""
         return {
@@ -122,7 +123,7 @@ def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
         settings=examples.model_dump(exclude={"keep_parts"}),
         inputs={"corpus": corpus_manifest.content, "vocab": _pieces_digest(vocab_manifest)},
         code=code_digest(__name__),
-        libraries=library_versions("numpy", "pyarrow", "sentencepiece"),
+        libraries=library_versions(*_LIBRARIES),
         input_manifests={"corpus": corpus, "vocab": vocab},
     )
     if done := plan.find(work):
@@ -189,7 +190,7 @@ def _parts(
         settings.model_dump(exclude=_NOT_IN_PARTS),
         _pieces_digest(vocab),
         code_digest(example_part.__name__),
-        library_versions("numpy", "pyarrow", "sentencepiece"),
+        library_versions(*_LIBRARIES),
     ]
     return [
         (storage.join(work, PARTS, f"{digest_of([shard.sha256, *common])[:32]}.arrow"), shard)

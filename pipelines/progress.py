@@ -94,8 +94,7 @@ class Progress:
 
     def _sum(self) -> Counter[str]:
         """Add up the notes; each is read once, because the same work leaves the same one."""
-        for entry in storage.list_folder(self.folder):
-            name = str(entry["name"]).rpartition("/")[2]
+        for name in storage.list_names(self.folder):
             if name not in self._read and name.endswith(".json"):
                 note = storage.read_bytes(storage.join(self.folder, name))
                 self._read[name] = Counter(json.loads(note))

@@ -34,14 +34,14 @@ from albert_core.contract.manifest import (
     newest_manifest,
     read_manifest,
 )
-from albert_core.contract.stage_command import stage_main
-from pipelines.clean_unit import ids_of
-from pipelines.source_files import SOURCE_FILES, SourceFile, read_files
+from albert_core.contract.stage_command import NO_RESULT, stage_main
+from pipelines.clean_unit import UNIT_DONE, ids_of
+from pipelines.source_files import SOURCE_FILES, SourceFile, read_excluded_ids, read_files
 
-NOTHING_REMOVED = "none"
+NOTHING_REMOVED = NO_RESULT
 _STAGES = ("task", "examples", "parts", "units", "corpus")
 """Folders with text, in the order of deletion: what tells that a document is removed goes last."""
-_DONE = (MANIFEST, "unit.json")
+_DONE = (MANIFEST, UNIT_DONE)
 """What makes a folder whole."""
 _ID_COLUMNS = ("id", "document_id", "other_document_id")
 _OF_REPEATED_ID = "~[0-9a-f]{8}$"
@@ -216,12 +216,7 @@ def _is_version_of(file: SourceFile, now: SourceFile) -> bool:
 
 def _excluded_ids(corpus: Manifest) -> list[str]:
     uri = corpus.settings["cleaning"]["excluded_ids"]
-    if not uri:
-        return []
-    if not storage.exists(uri):
-        raise SourceError(f"cleaning.excluded_ids {uri!r} is missing. Give the file again.")
-    lines = storage.read_bytes(uri).decode().splitlines()
-    ids = sorted({line.strip() for line in lines} - {""})
+    ids = read_excluded_ids(uri)
     if digest_of(ids) != corpus.inputs["excluded_ids"]:
         raise SourceError(
             f"cleaning.excluded_ids {uri!r} changed after the corpus was made. Refresh it first."

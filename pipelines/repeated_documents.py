@@ -214,9 +214,13 @@ def _write(
         "shards": [shard.model_dump() for shard in shards],
         "counts": dict(counts),
         "text_bytes": kept["text"].nbytes,
-        "unreadable": part.unreadable,
-        "overlaps": part.overlaps,
+        "unreadable": _if_there(part.unreadable),
+        "overlaps": _if_there(part.overlaps),
     }
+
+
+def _if_there(uri: str) -> str:
+    return uri if storage.exists(uri) else ""
 
 
 def _signatures(table: pa.Table) -> NDArray[np.uint32]:

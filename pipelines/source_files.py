@@ -151,6 +151,23 @@ def read_files(uri: str) -> list[SourceFile]:
     return [SourceFile(**json.loads(line)) for line in storage.read_bytes(uri).splitlines()]
 
 
+def read_excluded_ids(uri: str) -> list[str]:
+    """Return the ids of documents to leave out, one a line at ``uri``; none when it is empty.
+
+    Raises:
+        SourceError: there is no such file.
+    """
+    if not uri:
+        return []
+    if not storage.exists(uri):
+        raise SourceError(
+            f"cleaning.excluded_ids {uri!r} is missing. Give a file with one document id a line, "
+            "or leave the setting out."
+        )
+    lines = storage.read_bytes(uri).decode().splitlines()
+    return sorted({line.strip() for line in lines} - {""})
+
+
 def describe_changes(before: Iterable[SourceFile], now: Iterable[SourceFile]) -> str:
     """Say which files are new, gone, changed or only touched; empty when none is."""
     old, new = ({file.name: file for file in files} for files in (before, now))

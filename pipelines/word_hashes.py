@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from albert_core.contract.seeds import mix_bits
+from pipelines.batching import cut_by_size
+
 UInt64s = NDArray[np.uint64]
 Ints = NDArray[np.int64]
 
@@ -21,8 +24,6 @@ BATCH_CHARACTERS = 1 << 19
 """Text whose arrays fit in a processor's cache; larger batches are slower."""
 
 _PADDING = 16
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
 _LENGTH_STEP = np.uint64(0x9E3779B97F4A7C15)
 _NGRAM_BASE = 0xD6E8FEB86659FD93
 """Odd, so that multiplying by it loses nothing."""
@@ -92,21 +93,12 @@ def hash_ngrams(words: UInt64s, n: int) -> UInt64s:
     """
     if len(words) < n:
         return np.empty(0, np.uint64)
-    return _mix(_polynomials(words, n))
+    return mix_bits(_polynomials(words, n))
 
 
 def batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the texts in lists of about BATCH_CHARACTERS; a long text is alone or comes last."""
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+    """Return the texts in lists of about BATCH_CHARACTERS; a long text is alone or comes last."""
+    return cut_by_size(texts, len, BATCH_CHARACTERS)
 
 
 def find_words(texts: Sequence[str]) -> Words:
@@ -189,13 +181,13 @@ def _hash_spans(buffer: NDArray[np.uint8], begins: Ints, lengths: Ints) -> UInt6
     eights = np.ndarray((len(buffer) - 7,), "<u8", buffer, strides=(1,))
     hashes = eights[begins] & _MASKS[np.minimum(lengths, 8)]
     hashes ^= lengths.astype(np.uint64) * _LENGTH_STEP
-    _mix(hashes)
+    mix_bits(hashes)
     for done in range(8, MAX_HASHED_BYTES, 8):
         longer = np.flatnonzero(lengths > done)
         if not len(longer):
             break
         more = eights[begins[longer] + done] & _MASKS[np.minimum(lengths[longer] - done, 8)]
-        hashes[longer] = _mix(hashes[longer] * _LENGTH_STEP ^ more)
+        hashes[longer] = mix_bits(hashes[longer] * _LENGTH_STEP ^ more)
     return hashes
 
 
@@ -216,17 +208,6 @@ def _polynomials(words: UInt64s, n: int) -> UInt64s:
         sums *= np.uint64(_NGRAM_BASE)
         sums += words[n - 1 :]
     return sums
-
-
-def _mix(values: UInt64s) -> UInt64s:
-    """Mix the bits in place. Source: splitmix64's finisher, Steele, Lea and Flood 2014."""
-    shifted = values >> np.uint64(30)
-    values ^= shifted
-    values *= _MIX_1
-    values ^= np.right_shift(values, np.uint64(27), out=shifted)
-    values *= _MIX_2
-    values ^= np.right_shift(values, np.uint64(31), out=shifted)
-    return values
 
 
 def _ascii_table() -> bytes:

@@ -42,11 +42,21 @@ def random_bits(seed: int | UInt64s, counter: int | NDArray[Any]) -> UInt64s:
     with np.errstate(over="ignore"):
         seeds = np.asarray(seed).astype(np.uint64)
         counters = np.asarray(counter).astype(np.uint64)
-        z = np.atleast_1d(seeds + (counters + np.uint64(1)) * _GOLDEN_GAMMA)
-        z = (z ^ (z >> np.uint64(30))) * _MIX_1
-        z = (z ^ (z >> np.uint64(27))) * _MIX_2
-        bits: UInt64s = z ^ (z >> np.uint64(31))
-        return bits
+        return mix_bits(np.atleast_1d(seeds + (counters + np.uint64(1)) * _GOLDEN_GAMMA))
+
+
+def mix_bits(values: UInt64s) -> UInt64s:
+    """Mix the bits of each of ``values`` in place, so that every one hangs on all; return them.
+
+    Source: splitmix64's finisher, Steele, Lea and Flood 2014.
+    """
+    shifted = values >> np.uint64(30)
+    values ^= shifted
+    values *= _MIX_1
+    values ^= np.right_shift(values, np.uint64(27), out=shifted)
+    values *= _MIX_2
+    values ^= np.right_shift(values, np.uint64(31), out=shifted)
+    return values
 
 
 def random_uniform(seed: int | UInt64s, counter: int | NDArray[Any]) -> NDArray[np.float64]:

@@ -113,6 +113,11 @@ def list_folder(uri: str) -> list[dict[str, Any]]:
     return sorted(fs.ls(path, detail=True, refresh=True), key=lambda entry: str(entry["name"]))
 
 
+def list_names(uri: str) -> list[str]:
+    """Return the names, without the folder's, of all that is in the folder at ``uri``, sorted."""
+    return [str(entry["name"]).rstrip("/").rpartition("/")[2] for entry in list_folder(uri)]
+
+
 def process_name() -> str:
     """Return a name that no other process and no other call has: host, pid and a random part."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -120,8 +125,7 @@ def process_name() -> str:
 
 def remove_abandoned(folder: str) -> None:
     """Remove from ``folder`` what killed processes of this host were still writing."""
-    for entry in list_folder(folder):
-        name = str(entry["name"]).rsplit("/", 1)[-1]
+    for name in list_names(folder):
         if is_abandoned(name):
             remove(join(folder, name))
 

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from pipelines.config import SourceSettings
-from pipelines.readers.encodings import UndecodableError, decode_file
-from pipelines.readers.lines import bounded_content
-from pipelines.readers.record import TOO_LARGE, Record, max_document_bytes, unreadable
+from pipelines.readers.record import Record
+from pipelines.readers.whole_text import whole_file
 
 _HEADER_BYTES = 1 << 15
 _FLAGS = re.IGNORECASE | re.MULTILINE
@@ -44,17 +43,8 @@ _MAX_CREDIT_CHARACTERS = 1000
 
 def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield the one book of the file; without the markers, all of the file."""
-    max_bytes = max_document_bytes(settings)
-    content = bounded_content(file, max_bytes)
-    if len(content) > max_bytes:
-        yield unreadable(TOO_LARGE, 0, content)
-        return
-    try:
-        text = decode_file(content, settings.encoding, _declared_encoding(content))
-    except UndecodableError as error:
-        yield unreadable(str(error), 0, content)
-        return
-    yield Record(book(text))
+    record = whole_file(file, settings, _declared_encoding)
+    yield record if record.unreadable else Record(book(record.text))
 
 
 def book(text: str) -> str:

@@ -45,3 +45,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ALBERT_WORKERS", "1")
         return make(source, folder / "work")
+
+
+@pytest.fixture
+def one_worker_and_a_unit_for_each_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the stages in this process, and clean each file by itself."""
+    monkeypatch.setenv("ALBERT_WORKERS", "1")
+    monkeypatch.setattr("pipelines.source_files._FILES_PER_UNIT", 1)

@@ -147,26 +147,27 @@ def test_documents_asked_to_be_left_out_are_nowhere(clean: Clean, tmp_path: Path
     assert rows(manifest, "rejected") == []
 
 
-def test_a_large_file_read_in_ranges_gives_the_documents_of_the_whole(
-    clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "limit",
+    ["pipelines.source_files.MAX_UNIT_BYTES", "pipelines.clean_unit.PART_BYTES"],
+    ids=["ranges", "parts"],
+)
+def test_a_large_file_cut_into_ranges_or_parts_gives_the_documents_of_the_whole(
+    clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     source = write_jsonl(tmp_path / "s.jsonl", range(40))
     whole = rows(clean(source, work=tmp_path / "whole"))
-    monkeypatch.setattr("pipelines.source_files.MAX_UNIT_BYTES", 2000)
+    monkeypatch.setattr(limit, 2000)
     manifest = clean(source, work=tmp_path / "cut")
     assert len(read_manifest(manifest).shards_of("documents")) > 3
     assert rows(manifest) == whole
 
 
-def test_a_unit_written_in_many_parts_gives_the_same_documents(
-    clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = write_jsonl(tmp_path / "s.jsonl", range(40))
-    whole = rows(clean(source, work=tmp_path / "whole"))
-    monkeypatch.setattr("pipelines.clean_unit.PART_BYTES", 2000)
-    manifest = clean(source, work=tmp_path / "cut")
-    assert len(read_manifest(manifest).shards_of("documents")) > 3
-    assert rows(manifest) == whole
+def test_a_file_without_a_record_is_a_unit_like_others(clean: Clean, tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "0.jsonl").touch()
+    with pytest.raises(SourceError, match="no document of the source is left: documents: 0 in"):
+        clean(tmp_path / "s")
 
 
 def test_a_file_that_cannot_be_read_now_ends_the_run_and_leaves_nothing_done(

@@ -1,4 +1,5 @@
 import time
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
@@ -11,11 +12,16 @@ from pipelines.cleaning import content_hash
 from pipelines.deduplication import (
     HASH_BYTES,
     candidate_pairs,
-    near_repeated,
     partition_hashes,
     repeated_rows,
 )
-from pipelines.near_duplicates import band_hashes, bands_for, signatures
+from pipelines.near_duplicates import (
+    band_hashes,
+    bands_for,
+    least_estimate,
+    signatures,
+    similarity_of,
+)
 
 UNITS = st.lists(st.lists(st.integers(0, 12), max_size=12), min_size=1, max_size=6)
 """Units of documents; equal numbers stand for equal documents."""
@@ -27,6 +33,26 @@ Part = tuple[int, NDArray[np.uint32], NDArray[np.void]]
 BandPart = tuple[int, NDArray[np.uint32], NDArray[np.uint64]]
 Candidates = dict[int, tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.uint32]]]
 Pair = tuple[int, int, int, int]
+
+
+def near_repeated(texts: Sequence[str], similarity: float) -> dict[int, int]:
+    """Return the texts that are like an earlier one, each with the first such that was compared.
+
+    The whole rule in memory; a corpus does the same in parts, with files between the steps.
+
+    Args:
+        texts: in order.
+        similarity: Jaccard similarity of word 5-grams, 0..1, from which texts are alike.
+    """
+    values = signatures(texts)
+    bands = band_hashes(values, *bands_for(similarity))
+    rows = np.repeat(np.arange(len(texts), dtype=np.uint32), bands.shape[1])
+    later, _, earlier = candidate_pairs([(0, rows, bands.ravel())])[0]
+    alike = similarity_of(values[later], values[earlier]) >= least_estimate(similarity)
+    found: dict[int, int] = {}
+    for text, like in zip(later[alike].tolist(), earlier[alike].tolist(), strict=True):
+        found.setdefault(text, like)
+    return found
 
 
 def hashes_of(documents: list[int]) -> NDArray[np.void]:

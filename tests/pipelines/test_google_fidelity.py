@@ -1,4 +1,5 @@
 from collections import Counter
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -11,29 +12,20 @@ from albert_core.contract.records import CLS, MASK, NUM_SPECIAL, SEP
 from albert_core.contract.seeds import random_bits
 from pipelines.google_fidelity import NgramCounts, google_masks, google_pairs
 from pipelines.masking import Masked
-from pipelines.segment_pairs import ALONE, BORROWED, TRUNCATED, Objective, SegmentPairs
-from tests.pipelines.test_segment_pairs import DOCUMENTS, OBJECTIVES, SEEDS, SIZES, sentences_of
+from pipelines.segment_pairs import ALONE, BORROWED, TRUNCATED, Objective
+from tests.pipelines.test_segment_pairs import (
+    DOCUMENTS,
+    OBJECTIVES,
+    SEEDS,
+    SIZES,
+    cut_all,
+)
 
 OPENS_WORD = np.arange(1000) % 2 == 0
 """Pieces with even ids open a word."""
 
 
-def cut(
-    documents: list[list[int]],
-    seed: int,
-    max_num_pieces: int,
-    short: float = 0.1,
-    objective: Objective = "sop",
-) -> tuple[SegmentPairs, Counter[str]]:
-    numbers = np.arange(len(documents))
-    return google_pairs(
-        sentences_of(*documents),
-        numbers,
-        random_bits(seed, numbers),
-        max_num_pieces,
-        short,
-        objective,
-    )
+cut = partial(cut_all, by=google_pairs)
 
 
 def mask(ids: NDArray[np.int64], max_predictions: int = 77, seed: int = 1) -> Masked:

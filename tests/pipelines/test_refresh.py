@@ -27,10 +27,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_worker_and_a_unit_for_each_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALBERT_WORKERS", "1")
-    monkeypatch.setattr("pipelines.source_files._FILES_PER_UNIT", 1)
+pytestmark = pytest.mark.usefixtures("one_worker_and_a_unit_for_each_file")
 
 
 @pytest.fixture

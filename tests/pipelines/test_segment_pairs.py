@@ -1,4 +1,5 @@
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -41,11 +42,12 @@ def cut_all(
     max_num_pieces: int,
     short: float = 0.1,
     objective: Objective = "sop",
+    by: Callable[..., tuple[SegmentPairs, Counter[str]]] = cut_into_pairs,
 ) -> tuple[SegmentPairs, Counter[str]]:
+    """Return the pairs of all ``documents``, cut by these rules or by google's."""
     numbers = np.arange(len(documents))
     keys = random_bits(seed, numbers)
-    sentences = sentences_of(*documents)
-    return cut_into_pairs(sentences, numbers, keys, max_num_pieces, short, objective)
+    return by(sentences_of(*documents), numbers, keys, max_num_pieces, short, objective)
 
 
 def cut(lengths: list[int], seed: int, max_num_pieces: int, short: float = 0.1) -> SegmentPairs:
