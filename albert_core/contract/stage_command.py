@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from albert_core.contract import storage
 from albert_core.contract.errors import AlbertError, ConfigError
@@ -22,21 +22,43 @@ from albert_core.contract.settings import Settings
 Stage = Callable[..., str]
 RESULT = "manifest: "
 """What stands before the manifest's URI on the last line of a stage's output."""
+NO_RESULT = "none"
+"""What stands there of a command that found nothing to do."""
 FAILURE = "error: "
 """What stands before the message of a stage that failed."""
 FAILURE_STATUS = 2
+DEFECT_STATUS = 1
 
 
-def stage_main(run: Stage, argv: Sequence[str] | None = None) -> None:
-    """Run the stage ``run`` with the process's arguments; exit with 2 after an AlbertError."""
+def stage_main(run: Stage) -> NoReturn:
+    """Run the stage ``run`` with the process's arguments, and end the process with its status.
+
+    The status is that of `run_command_line`, or 1 after a defect, whose traceback is printed.
+    """
+    try:
+        status = run_command_line(run, sys.argv[1:])
+    except Exception:  # noqa: BLE001
+        sys.excepthook(*sys.exc_info())
+        status = DEFECT_STATUS
+    # The interpreter's own end can wait for ever: for a thread that a library left running, or
+    # for a lock that such a thread (gRPC's) held when it was stopped.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def run_command_line(run: Stage, argv: Sequence[str]) -> int:
+    """Run the stage ``run`` with ``argv``, print its result or its message; return the status."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout, force=True)
     logging.getLogger("apache_beam").setLevel(logging.ERROR)
     try:
         manifest = run(**_arguments(run, argv))
     except AlbertError as error:
         print(f"{FAILURE}{error}", file=sys.stderr, flush=True)
-        sys.exit(FAILURE_STATUS)
+        return FAILURE_STATUS
     print(f"{RESULT}{manifest}", flush=True)
+    return 0
 
 
 def stage_argv(module: str, recipe: str, **inputs: str) -> list[str]:
@@ -45,7 +67,7 @@ def stage_argv(module: str, recipe: str, **inputs: str) -> list[str]:
     return [sys.executable, "-m", module, f"--recipe={recipe}", *options]
 
 
-def _arguments(run: Stage, argv: Sequence[str] | None) -> dict[str, Any]:
+def _arguments(run: Stage, argv: Sequence[str]) -> dict[str, Any]:
     parameters = inspect.signature(run, eval_str=True).parameters
     sections = {
         name: parameter.annotation

@@ -15,10 +15,12 @@ from albert_core.contract.stage_command import (
     FAILURE,
     FAILURE_STATUS,
     RESULT,
+    run_command_line,
     stage_argv,
-    stage_main,
     worker_count,
 )
+
+PROJECT = Path(__file__).parents[3]
 
 
 class SourceSettings(Settings):
@@ -59,16 +61,16 @@ def recipe(folder: Path, content: object) -> str:
     return str(path)
 
 
-def main(recipe_uri: str, *more: str) -> None:
+def main(recipe_uri: str, *more: str) -> int:
     with own_logging():
-        stage_main(run, [f"--recipe={recipe_uri}", "--old-corpus=c", "--work=w", *more])
+        return run_command_line(
+            run, [f"--recipe={recipe_uri}", "--old-corpus=c", "--work=w", *more]
+        )
 
 
 def failure(recipe_uri: str, capsys: pytest.CaptureFixture[str]) -> str:
     """Run the stage, which fails with a message and nothing else; return the message."""
-    with pytest.raises(SystemExit) as caught:
-        main(recipe_uri)
-    assert caught.value.code == FAILURE_STATUS == 2
+    assert main(recipe_uri) == FAILURE_STATUS == 2
     output, errors = capsys.readouterr()
     assert RESULT not in output
     assert errors.startswith(FAILURE)
@@ -77,7 +79,7 @@ def failure(recipe_uri: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_the_last_line_is_the_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(recipe(tmp_path, {"source": {"uri": "/data", "num_files": 5}}))
+    assert main(recipe(tmp_path, {"source": {"uri": "/data", "num_files": 5}})) == 0
     assert capsys.readouterr().out.splitlines() == [
         "reading /data",
         "manifest: w/c/all/5/manifest.json",
@@ -143,7 +145,7 @@ def test_a_wrong_command_line_says_how_the_stage_is_called(
     capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
 ) -> None:
     with own_logging(), pytest.raises(SystemExit) as caught:
-        stage_main(run, arguments)
+        run_command_line(run, arguments)
     assert caught.value.code == 2
     errors = capsys.readouterr().err
     assert f"usage: python -m {__name__}" in errors
@@ -152,7 +154,7 @@ def test_a_wrong_command_line_says_how_the_stage_is_called(
 
 def test_help_shows_what_the_stage_does(capsys: pytest.CaptureFixture[str]) -> None:
     with own_logging(), pytest.raises(SystemExit) as caught:
-        stage_main(run, ["--help"])
+        run_command_line(run, ["--help"])
     assert caught.value.code == 0
     assert "Count the files: 100 % of them." in capsys.readouterr().out
 
@@ -175,6 +177,35 @@ def test_a_stage_in_its_own_process_ends_with_its_status(tmp_path: Path) -> None
     assert done.returncode == FAILURE_STATUS
     assert done.stderr.startswith(f"error: source '{tmp_path}/none' has no file")
     assert not (tmp_path / "work").exists()
+
+
+LEFT_RUNNING = """
+import sys, threading, time
+from albert_core.contract.stage_command import stage_main
+
+def run(mode: str) -> str:
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    return str(1 / (mode == "well"))
+
+stage_main(run)
+"""
+
+
+@pytest.mark.parametrize(("mode", "status", "said"), [("well", 0, ""), ("ill", 1, "ZeroDivision")])
+def test_a_thread_left_running_does_not_keep_a_stage_from_its_end(
+    tmp_path: Path, mode: str, status: int, said: str
+) -> None:
+    argv = [
+        sys.executable,
+        "-c",
+        LEFT_RUNNING,
+        f"--recipe={recipe(tmp_path, {})}",
+        f"--mode={mode}",
+    ]
+    done = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status
+    assert said in done.stderr
+    assert (RESULT in done.stdout) == (status == 0)
 
 
 @pytest.mark.parametrize("text", ["1", "16"])
