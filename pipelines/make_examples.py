@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 from typing import Any
 
 import apache_beam as beam
@@ -94,7 +94,7 @@ class ExamplePlan:
             self.vocab_folder, self.lower_case, self.settings.fidelity == "google"
         )
 
-    @cached_property
+    @property
     def shards(self) -> dict[str, tuple[str, int]]:
         """Name of each shard to come -> its kind and number."""
         return {
