@@ -41,7 +41,7 @@ TRAIN, HELD_OUT = "train", "held_out"
 KINDS = (TRAIN, HELD_OUT)
 ORDER = "order"
 """The column by which a part is sorted: the place in the shuffle, of 2**64."""
-_BYTES_PER_CALL = 1 << 18
+_BYTES_PER_CALL = 1 << 21
 """Of text that is encoded at once: enough for SentencePiece, little enough for the cache."""
 _PIECES_PER_BLOCK = 1 << 18
 """About as many are masked at once and make a record batch, few enough for the cache."""

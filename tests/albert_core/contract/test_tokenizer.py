@@ -259,11 +259,34 @@ def test_documents_are_encoded_line_by_line(texts: list[str]) -> None:
 
 
 @needs_the_published_model
-@given(st.lists(st.text(st.characters(max_codepoint=0x7F), max_size=60), max_size=5))
-def test_ascii_needs_no_table_of_characters(texts: list[str]) -> None:
-    pieces, _, _ = published().encode_lines([text.encode() for text in texts])
-    expected = [ids for text in texts for ids in published().encode(text.split("\n"))]
-    assert pieces.tolist() == [piece for ids in expected for piece in ids]
+@given(st.text(st.sampled_from(" \n\tabcdek1,.'-éß字\u200b▁"), max_size=60))
+def test_words_one_by_one_are_split_as_sentencepiece_splits_the_line(text: str) -> None:
+    processor = published().processor
+    ours = published().encode([text])[0]
+    whole = processor.encode(normalise_for_pieces(text, lower_case=True))
+    assert processor.decode(ours) == processor.decode(whole)
+    if ours != whole:  # one of several splits that are equally probable
+        ours_score, score = (sum(map(processor.get_score, ids)) for ids in (ours, whole))
+        assert ours_score == pytest.approx(score, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"split_by_whitespace": False, "vocab_size": 400},
+        {"remove_extra_whitespaces": False},
+        {"add_dummy_prefix": False},
+    ],
+)
+def test_a_model_whose_pieces_reach_over_blanks_splits_whole_lines(
+    options: dict[str, Any],
+) -> None:
+    special = {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1}
+    model = train(control_symbols=["[CLS]", "[SEP]", "[MASK]"], **special, **options)
+    tokenizer = Tokenizer(model)
+    lines = tiny_sentences(50, seed=5)
+    assert not tokenizer.words_are_apart
+    assert tokenizer.encode(lines) == tokenizer.processor.encode(lines)
 
 
 @needs_the_published_model

@@ -1,0 +1,64 @@
+"""Words and their pieces: each word is split into pieces when it is first met, and never again."""
+
+from array import array
+from collections.abc import Callable
+from itertools import chain, count, repeat
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+MAX_PIECES = 1 << 23
+"""What a table may hold: some 3 million words in half a gigabyte. Then it begins anew."""
+
+
+class WordTable:
+    """Maps words to the ids of their pieces, many at a time.
+
+    Args:
+        encode: gives the ids of each of a list of words; they depend on nothing but the word.
+    """
+
+    def __init__(self, encode: Callable[[list[str]], list[list[int]]]) -> None:
+        self._encode = encode
+        self._clear()
+
+    def _clear(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._pieces = array("i")
+        self._bounds = array("q", [0])
+
+    def pieces_of(self, words: pa.Array) -> tuple[NDArray[np.int32], Ints]:
+        """Return the pieces of W words, an array of strings.
+
+        Returns:
+            Ids int32 (N,), laid end to end; and the number of them in each word, int64 (W,),
+            which sum to N.
+        """
+        distinct = words.dictionary_encode()
+        numbers = self._number(distinct.dictionary.to_pylist())[distinct.indices.to_numpy()]
+        pieces, bounds = (np.array(memoryview(x), copy=False) for x in (self._pieces, self._bounds))
+        lengths = np.diff(bounds)[numbers]
+        # Place i of the result is place i - shift of the table, where the shift is the word's.
+        shifts = np.cumsum(lengths) - lengths - bounds[numbers]
+        return pieces[np.arange(lengths.sum()) - np.repeat(shifts, lengths)], lengths
+
+    def _number(self, words: list[str]) -> Ints:
+        """Return the place of each of ``words`` in the table, which has all of them afterwards."""
+        if len(self._pieces) > MAX_PIECES:
+            self._clear()
+        numbers = np.fromiter(map(self._numbers.get, words, repeat(-1)), np.int64, len(words))
+        unknown = np.flatnonzero(numbers < 0)
+        if len(unknown):
+            numbers[unknown] = np.arange(len(unknown)) + len(self._numbers)
+            self._add([words[place] for place in unknown.tolist()])
+        return numbers
+
+    def _add(self, words: list[str]) -> None:
+        encoded = self._encode(words)
+        self._numbers.update(zip(words, count(len(self._numbers)), strict=False))
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        self._bounds.frombytes((self._bounds[-1] + np.cumsum(lengths)).tobytes())
+        self._pieces.extend(chain.from_iterable(encoded))
