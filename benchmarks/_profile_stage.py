@@ -7,8 +7,8 @@ looked to the step that it finds; so a long call into C counts as long as it too
 all of a stage is in one process.
 """
 
-import atexit
 import json
+import os
 import re
 import runpy
 import sys
@@ -26,8 +26,8 @@ _IMPORTS = "start-up and imports"
 # The innermost frame that a pattern fits decides; of two patterns, the first.
 _STEPS = [
     (_IMPORTS, r"^runpy:|code_version:"),
-    ("encode", r"^sentencepiece|tokenizer:(_?encode|_digit)"),
-    ("normalise", r"tokenizer:.*normal|cleaning:.*(normal|repair)|mojibake|^ftfy"),
+    ("normalise", r"tokenizer:(.*normal|_beyond)|cleaning:.*(normal|repair)|mojibake|^ftfy"),
+    ("encode", r"^sentencepiece|word_table|tokenizer:(_?encode|_digit|_pieces_of)"),
     ("digests", r"storage:sha256|manifest:(check_shard|shard_of|digest_of)|^hashlib:file_digest"),
     (
         "read",
@@ -124,15 +124,18 @@ def main() -> None:
     result, module, *options = sys.argv[1:]
     sampler = Sampler()
 
-    def finish() -> None:
+    end_process = os._exit
+
+    def finish(status: int) -> None:
         sampler.stop()
         content = {
             "steps": dict(sampler.steps),
             "others": dict(sorted(sampler.others.items(), key=lambda item: -item[1])[:_NUM_OTHERS]),
         }
         Path(result).write_text(json.dumps(content))
+        end_process(status)
 
-    atexit.register(finish)
+    os._exit = finish  # with which every stage ends
     sys.argv = [module, *options]
     sys.path[0] = str(Path.cwd())  # as `python -m` does
     sampler.start()

@@ -1,6 +1,5 @@
 """Words and their pieces: each word is split into pieces when it is first met, and never again."""
 
-from array import array
 from collections.abc import Callable
 from itertools import chain, count, repeat
 
@@ -27,8 +26,8 @@ class WordTable:
 
     def _clear(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._pieces = array("i")
-        self._bounds = array("q", [0])
+        self._pieces = np.zeros(0, np.int32)
+        self._bounds = np.zeros(1, np.int64)
 
     def pieces_of(self, words: pa.Array) -> tuple[NDArray[np.int32], Ints]:
         """Return the pieces of W words, an array of strings.
@@ -39,11 +38,10 @@ class WordTable:
         """
         distinct = words.dictionary_encode()
         numbers = self._number(distinct.dictionary.to_pylist())[distinct.indices.to_numpy()]
-        pieces, bounds = (np.array(memoryview(x), copy=False) for x in (self._pieces, self._bounds))
-        lengths = np.diff(bounds)[numbers]
+        lengths = np.diff(self._bounds)[numbers]
         # Place i of the result is place i - shift of the table, where the shift is the word's.
-        shifts = np.cumsum(lengths) - lengths - bounds[numbers]
-        return pieces[np.arange(lengths.sum()) - np.repeat(shifts, lengths)], lengths
+        shifts = np.cumsum(lengths) - lengths - self._bounds[numbers]
+        return self._pieces[np.arange(lengths.sum()) - np.repeat(shifts, lengths)], lengths
 
     def _number(self, words: list[str]) -> Ints:
         """Return the place of each of ``words`` in the table, which has all of them afterwards."""
@@ -60,5 +58,6 @@ class WordTable:
         encoded = self._encode(words)
         self._numbers.update(zip(words, count(len(self._numbers)), strict=False))
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        self._bounds.frombytes((self._bounds[-1] + np.cumsum(lengths)).tobytes())
-        self._pieces.extend(chain.from_iterable(encoded))
+        pieces = np.fromiter(chain.from_iterable(encoded), np.int32, int(lengths.sum()))
+        self._bounds = np.append(self._bounds, self._bounds[-1] + np.cumsum(lengths))
+        self._pieces = np.append(self._pieces, pieces)
