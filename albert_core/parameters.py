@@ -1,0 +1,174 @@
+"""How many parameters a model has, by part: arithmetic, without building it.
+
+Beside it the numbers that the paper prints. It counts the pooler in some rows and not in others:
+`PublishedSize.matching` says which of the counts round to the number printed.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from albert_core.config import ModelSettings, Sharing
+
+PAPER_VOCAB_SIZE = 30_000
+BERT_VOCAB_SIZE = 30_522
+"""Of the released English BERT models."""
+
+Convention = Literal["without pooler", "with pooler", "with heads"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterCounts:
+    """The parameters of each part; what layers share is counted once."""
+
+    embeddings: int
+    """Word, token type and position embeddings with their layer norm."""
+    projection: int
+    """E to H; 0 where they are equal."""
+    attention: int
+    """All attention blocks with their layer norms."""
+    feed_forward: int
+    """All feed-forward blocks with their layer norms."""
+    pooler: int
+    masked_lm: int
+    """The masked LM head without the word embeddings, which are counted above."""
+    sentence_order: int
+
+    @property
+    def without_pooler(self) -> int:
+        """The encoder alone."""
+        return self.embeddings + self.projection + self.attention + self.feed_forward
+
+    @property
+    def with_pooler(self) -> int:
+        """The encoder and the pooler."""
+        return self.without_pooler + self.pooler
+
+    @property
+    def with_heads(self) -> int:
+        """All that is trained."""
+        return self.with_pooler + self.masked_lm + self.sentence_order
+
+    def by_convention(self) -> dict[Convention, int]:
+        """Return the three ways to count, the smallest first."""
+        return {
+            "without pooler": self.without_pooler,
+            "with pooler": self.with_pooler,
+            "with heads": self.with_heads,
+        }
+
+
+def count_parameters(settings: ModelSettings, vocab_size: int) -> ParameterCounts:
+    """Return the number of parameters of the model with these settings.
+
+    Args:
+        settings: of the model.
+        vocab_size: V, pieces, special ones included.
+
+    Source: REFERENCE.md A.3.
+    """
+    embedding, hidden = settings.embedding_size, settings.hidden_size
+    inner = settings.intermediate_size
+    num_rows = vocab_size + settings.type_vocab_size + settings.max_position_embeddings
+    return ParameterCounts(
+        embeddings=num_rows * embedding + _layer_norm(embedding),
+        projection=0 if embedding == hidden else _dense(embedding, hidden),
+        attention=_num_blocks(settings, "attention")
+        * (4 * _dense(hidden, hidden) + _layer_norm(hidden)),
+        feed_forward=_num_blocks(settings, "ffn")
+        * (_dense(hidden, inner) + _dense(inner, hidden) + _layer_norm(hidden)),
+        pooler=_dense(hidden, hidden),
+        masked_lm=_dense(hidden, embedding) + _layer_norm(embedding) + vocab_size,
+        sentence_order=_dense(hidden, 2),
+    )
+
+
+def _num_blocks(settings: ModelSettings, part: Literal["attention", "ffn"]) -> int:
+    shared = settings.sharing in ("all", part)
+    num_owners = settings.num_hidden_groups if shared else settings.num_hidden_layers
+    return num_owners * settings.inner_group_num
+
+
+def _dense(inputs: int, outputs: int) -> int:
+    return inputs * outputs + outputs
+
+
+def _layer_norm(width: int) -> int:
+    return 2 * width
+
+
+@dataclass(frozen=True)
+class PublishedSize:
+    """A row of a table with a number of parameters in it."""
+
+    table: str
+    """Number in the paper; empty: not the paper's."""
+    row: str
+    settings: ModelSettings
+    millions: int | None
+    """As printed."""
+    vocab_size: int = PAPER_VOCAB_SIZE
+
+    @property
+    def counts(self) -> ParameterCounts:
+        """Ours."""
+        return count_parameters(self.settings, self.vocab_size)
+
+    @property
+    def matching(self) -> list[Convention]:
+        """Which of our counts round to the number printed."""
+        counts = self.counts.by_convention()
+        return [name for name, count in counts.items() if round(count / 1e6) == self.millions]
+
+
+def _sized(hidden_size: int, num_hidden_layers: int, **others: Any) -> ModelSettings:
+    """Return a model with the paper's F of 4 H and N of H / 64."""
+    return ModelSettings(
+        hidden_size=hidden_size,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=hidden_size // 64,
+        intermediate_size=4 * hidden_size,
+        **others,
+    )
+
+
+def _base(sharing: Sharing, embedding_size: int) -> ModelSettings:
+    return _sized(768, 12, sharing=sharing, embedding_size=embedding_size)
+
+
+_BERT_BASE = _base("none", 768)
+_BERT_LARGE = _sized(1024, 24, sharing="none", embedding_size=1024)
+
+PUBLISHED_SIZES = (
+    PublishedSize("2", "BERT base", _BERT_BASE, 108),
+    PublishedSize("2", "BERT large", _BERT_LARGE, 334),
+    PublishedSize("2", "ALBERT base", _sized(768, 12), 12),
+    PublishedSize("2", "ALBERT large", _sized(1024, 24), 18),
+    PublishedSize("2", "ALBERT xlarge", _sized(2048, 24), 60),
+    PublishedSize("2", "ALBERT xxlarge", _sized(4096, 12), 235),
+    PublishedSize("3", "sharing none, E 64", _base("none", 64), 87),
+    PublishedSize("3", "sharing none, E 128", _base("none", 128), 89),
+    PublishedSize("3", "sharing none, E 256", _base("none", 256), 93),
+    PublishedSize("3", "sharing none, E 768", _base("none", 768), 108),
+    PublishedSize("3", "sharing all, E 64", _base("all", 64), 10),
+    PublishedSize("3", "sharing all, E 128", _base("all", 128), 12),
+    PublishedSize("3", "sharing all, E 256", _base("all", 256), 16),
+    PublishedSize("3", "sharing all, E 768", _base("all", 768), 31),
+    PublishedSize("4", "sharing all, E 768", _base("all", 768), 31),
+    PublishedSize("4", "sharing attention, E 768", _base("attention", 768), 83),
+    PublishedSize("4", "sharing ffn, E 768", _base("ffn", 768), 57),
+    PublishedSize("4", "sharing none, E 768", _base("none", 768), 108),
+    PublishedSize("4", "sharing all, E 128", _base("all", 128), 12),
+    PublishedSize("4", "sharing attention, E 128", _base("attention", 128), 64),
+    PublishedSize("4", "sharing ffn, E 128", _base("ffn", 128), 38),
+    PublishedSize("4", "sharing none, E 128", _base("none", 128), 89),
+    PublishedSize("12", "3 layers, H 1024", _sized(1024, 3), 18),
+    PublishedSize("12", "3 layers, H 2048", _sized(2048, 3), 60),
+    PublishedSize("12", "3 layers, H 4096", _sized(4096, 3), 225),
+    PublishedSize("12", "3 layers, H 6144", _sized(6144, 3), 499),
+    PublishedSize("", "BERT base, released", _BERT_BASE, None, BERT_VOCAB_SIZE),
+    PublishedSize("", "BERT large, released", _BERT_LARGE, None, BERT_VOCAB_SIZE),
+)
+"""Every number of parameters in the paper's tables 2, 3, 4 and 12, and the released BERT models.
+
+The released BERT has V 30,522. Source: Lan et al. 2020; REFERENCE.md A.3.
+"""
