@@ -16,6 +16,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from albert_core.contract.masking import MASK_SHARE, RANDOM_SHARE, mask_examples
+from albert_core.contract.ragged import Ints
 from albert_core.contract.records import (
     CLS,
     MASK,
@@ -27,8 +29,6 @@ from albert_core.contract.records import (
 )
 from albert_core.contract.seeds import UInt64s, random_bits
 from pipelines.audit_rows import Rows
-from pipelines.masking import MASK_SHARE, RANDOM_SHARE, mask_examples
-from pipelines.ragged import Ints
 
 NUM_BUCKETS = 5
 """Lengths below a quarter, half, three quarters of the longest, below it, and the longest."""

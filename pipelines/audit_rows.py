@@ -12,9 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from albert_core.contract.errors import SourceError
+from albert_core.contract.ragged import Ints
 from albert_core.contract.records import EXAMPLE_SCHEMA
 from albert_core.contract.seeds import UInt64s, random_bits
-from pipelines.ragged import Ints
 from pipelines.tfrecord import TFExample
 
 Bools = NDArray[np.bool_]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.ragged import Ints
+from albert_core.contract.ragged import Ints
 
 Encode = Callable[[Sequence[str]], list[list[int]]]
 

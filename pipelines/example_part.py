@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from albert_core.contract import storage
 from albert_core.contract.arrow_files import open_arrow, read_arrow, write_arrow
+from albert_core.contract.masking import Masked, mask_examples
+from albert_core.contract.ragged import Ints, ranges
 from albert_core.contract.records import CLS, EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS, SEP
 from albert_core.contract.seeds import UInt64s, derive_seed, random_bits
 from albert_core.contract.tokenizer import Tokenizer
@@ -27,8 +29,6 @@ from pipelines.batching import cut_by_size
 from pipelines.config import ExampleSettings
 from pipelines.google_fidelity import google_masks, google_pairs
 from pipelines.held_out import is_held_out
-from pipelines.masking import Masked, mask_examples
-from pipelines.ragged import Ints, ranges
 from pipelines.segment_pairs import (
     SegmentPairs,
     Sentences,

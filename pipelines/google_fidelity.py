@@ -24,10 +24,10 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
+from albert_core.contract.masking import MASK_SHARE, Masked, span_length_weights
+from albert_core.contract.ragged import Ints
 from albert_core.contract.records import CLS, MASK, SEP
 from albert_core.contract.seeds import UInt64s, random_bits
-from pipelines.masking import MASK_SHARE, Masked, span_length_weights
-from pipelines.ragged import Ints
 from pipelines.segment_pairs import (
     ALONE,
     BORROWED,

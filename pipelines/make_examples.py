@@ -33,6 +33,7 @@ from albert_core.contract.manifest import (
     scratch_folder,
     shard_of,
 )
+from albert_core.contract.ragged import Ints
 from albert_core.contract.records import NUM_SPECIAL_IN_PAIR
 from albert_core.contract.stage_command import stage_main
 from albert_core.contract.tokenizer import SPIECE_MODEL, Tokenizer
@@ -49,7 +50,6 @@ from pipelines.example_part import (
     remove_part,
 )
 from pipelines.progress import Progress, report_done
-from pipelines.ragged import Ints
 from pipelines.segment_pairs import ALONE, BORROWED, NO_OTHER, TRUNCATED
 from pipelines.tf_examples import tf_examples
 from pipelines.tfrecord import write_tfrecord

@@ -20,8 +20,8 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
+from albert_core.contract.ragged import ranges
 from albert_core.contract.seeds import random_bits
-from pipelines.ragged import ranges
 from pipelines.word_hashes import batches, hash_ngrams, hash_words
 
 UInt32s = NDArray[np.uint32]

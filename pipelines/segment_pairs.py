@@ -25,9 +25,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from albert_core.contract.ragged import Ints, SmallInts, ranges
 from albert_core.contract.records import NUM_SPECIAL_IN_PAIR
 from albert_core.contract.seeds import UInt64s, random_bits, random_uniform
-from pipelines.ragged import Ints, SmallInts, ranges
 
 Objective = Literal["sop", "nsp", "none"]
 

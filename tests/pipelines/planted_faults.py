@@ -11,13 +11,12 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from albert_core.contract import storage
+from albert_core.contract import masking, storage
 from albert_core.contract.arrow_files import read_arrow, write_arrow
 from albert_core.contract.manifest import MANIFEST, Shard, read_manifest, shard_of
+from albert_core.contract.masking import mask_examples
 from albert_core.contract.records import CLS, EXAMPLE_SCHEMA, MASK, PAD, SEP, UNK
 from albert_core.contract.seeds import random_bits
-from pipelines import masking
-from pipelines.masking import mask_examples
 from pipelines.tf_examples import tf_examples
 from pipelines.tfrecord import TFExample, read_tfrecord, write_tfrecord
 

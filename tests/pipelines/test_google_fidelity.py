@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from albert_core.contract.masking import Masked
 from albert_core.contract.records import CLS, MASK, NUM_SPECIAL, SEP
 from albert_core.contract.seeds import random_bits
 from pipelines.google_fidelity import NgramCounts, google_masks, google_pairs
-from pipelines.masking import Masked
 from pipelines.segment_pairs import ALONE, BORROWED, TRUNCATED, Objective
 from tests.pipelines.test_segment_pairs import (
     DOCUMENTS,

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from albert_core.contract.ragged import Ints, ranges
 from albert_core.contract.records import MASK, NUM_SPECIAL
 from albert_core.contract.seeds import UInt64s, random_bits
-from pipelines.ragged import Ints, ranges
 
 Pieces = NDArray[np.integer[Any]]
 Bools = NDArray[np.bool_]
@@ -53,8 +53,9 @@ class Masked:
 
 def span_length_weights(max_ngram: int) -> NDArray[np.float64]:
     """Return (max_ngram,) probabilities of a span of 1, 2, ... words: proportional to 1/n."""
-    weights = 1.0 / np.arange(1, max_ngram + 1)
-    return weights / weights.sum()
+    weights: NDArray[np.float64] = 1.0 / np.arange(1, max_ngram + 1)
+    weights /= weights.sum()
+    return weights
 
 
 def mask_examples(
@@ -269,7 +270,8 @@ def _last_fitting_end(words: _Words, first: Ints, end: Ints, room: Ints) -> Ints
     for step in range(1, int((end - first).max())):
         word = np.minimum(first + step, end - 1)
         last = np.where(words.end[word] - begin <= room, word, last)
-    return words.end[last]
+    ends: Ints = words.end[last]
+    return ends
 
 
 def _take_words(words: _Words, rows: Ints, left: Ints, masked: Bools) -> None:

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from albert_core.contract.masking import Masked, mask_examples, span_length_weights
 from albert_core.contract.records import CLS, MASK, NUM_SPECIAL, SEP
 from albert_core.contract.seeds import random_bits
-from pipelines.masking import Masked, mask_examples, span_length_weights
 
 VOCAB_SIZE = 100
 OPENS_WORD = np.arange(VOCAB_SIZE) % 3 != 0
