@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-MAX_PIECES = 1 << 23
-"""What a table may hold: some 3 million words in half a gigabyte. Then it begins anew."""
+MAX_PIECES = 1 << 21
+"""What a table may hold: half a million words in 100 MB. Then it begins anew."""
 
 
 class WordTable:
