@@ -1,45 +1,187 @@
-"""Checkpoints: written whole or not at all, checked when read, the newest good one wins."""
+"""Checkpoints: written whole or not at all, checked when read, the newest good one wins.
+
+The last ones are kept, and the best: the one whose record has the lowest held-out masked LM loss.
+"""
 
 import io
 import json
 import logging
+import threading
+import time
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from albert_core.contract import storage
-from albert_core.contract.errors import IntegrityError, TrainingError
+from albert_core.contract.errors import ConfigError, IntegrityError, TrainingError
+from albert_core.contract.manifest import MANIFEST
 
 STATE, RECORD = "state.pt", "checkpoint.json"
 """Tensors; and what they are, written last: a folder without it is no checkpoint."""
+CHECKPOINTS = "checkpoints"
+"""A run's folder of checkpoints."""
+HELD_OUT_LOSS = "held_out_loss"
+"""In a record: masked LM loss on held-out examples, in nats; None where it was not measured."""
 
 log = logging.getLogger(__name__)
 
 
-def save_checkpoint(
-    folder: str, step: int, state: dict[str, Any], record: dict[str, Any], keep: int
-) -> str:
-    """Write the checkpoint of ``step`` below ``folder`` and remove all but the last ``keep``.
+class CheckpointWriter:
+    """Writes checkpoints beside the training, one at a time.
+
+    What is saved is copied at once, to the CPU; a thread writes the copy. A write that failed is
+    an error at the next call, and leaves the older checkpoints as they are.
 
     Args:
         folder: URI of the run's checkpoints.
-        step: updates done.
+        keep: how many of the last to keep; the best is kept besides.
+    """
+
+    def __init__(self, folder: str, keep: int) -> None:
+        self.folder, self.keep = folder, keep
+        self.seconds = 0.0
+        """How long the training had to wait for copies and for writes that had not ended."""
+        self._thread: threading.Thread | None = None
+        self._failure: tuple[int, Exception] | None = None
+
+    def save(self, state: dict[str, Any], record: dict[str, Any]) -> None:
+        """Write the checkpoint of ``record["step"]``, after the one before is written.
+
+        Args:
+            state: tensors and plain values, as `torch.load(weights_only=True)` accepts them.
+            record: plain values that describe the state, for JSON.
+
+        Raises:
+            TrainingError: the checkpoint before could not be written.
+        """
+        self.wait()
+        began = time.perf_counter()
+        copy = pytree.tree_map_only(Tensor, _copied, state)
+        self._thread = threading.Thread(
+            target=self._write, args=(copy, record), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+        self.seconds += time.perf_counter() - began
+
+    def wait(self) -> None:
+        """Wait until everything is written.
+
+        Raises:
+            TrainingError: a checkpoint could not be written.
+        """
+        began = time.perf_counter()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.seconds += time.perf_counter() - began
+        self.check()
+
+    def check(self) -> None:
+        """Raise TrainingError if a checkpoint could not be written; do not wait."""
+        if self._failure is None:
+            return
+        step, error = self._failure
+        older = list_checkpoints(self.folder)
+        rest = (
+            f"The {len(older)} older ones are as they were; the newest is {older[-1]}"
+            if older
+            else "There is no older one"
+        )
+        raise TrainingError(
+            f"the checkpoint of step {step:,} could not be written to {self.folder}: "
+            f"{type(error).__name__}: {error}. {rest}. Make room or mend the storage, then run "
+            "the same command: it goes on from there."
+        ) from error
+
+    def _write(self, state: dict[str, Any], record: dict[str, Any]) -> None:
+        try:
+            save_checkpoint(self.folder, state, record, self.keep)
+        except Exception as error:  # noqa: BLE001  whatever the storage raises, `check` tells it
+            self._failure = record["step"], error
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def save_checkpoint(folder: str, state: dict[str, Any], record: dict[str, Any], keep: int) -> str:
+    """Write a checkpoint below ``folder``; keep only the last ``keep`` and the best.
+
+    Args:
+        folder: URI of the run's checkpoints.
         state: tensors and plain values, as `torch.load(weights_only=True)` accepts them.
-        record: plain values that describe the state, for JSON.
+        record: plain values that describe the state, for JSON: "step", the updates done; and
+            perhaps `HELD_OUT_LOSS`.
         keep: checkpoints to keep, this one included.
 
     Returns:
         The URI of the checkpoint.
     """
-    uri = storage.join(folder, f"step-{step:08d}")
-    with storage.open_atomic(storage.join(uri, STATE)) as file:
-        torch.save(state, file)
-    digest = storage.sha256_of(storage.join(uri, STATE))
-    content = json.dumps({"step": step, "sha256": digest, **record})
-    storage.write_bytes(storage.join(uri, RECORD), content.encode())
-    for old in list_checkpoints(folder)[:-keep]:
+    uri = storage.join(folder, f"step-{record['step']:08d}")
+    try:
+        with storage.open_atomic(storage.join(uri, STATE)) as file:
+            torch.save(state, file)
+        digest = storage.sha256_of(storage.join(uri, STATE))
+        content = json.dumps(record | {"sha256": digest})
+        storage.write_bytes(storage.join(uri, RECORD), content.encode())
+    except Exception:
+        if not storage.exists(storage.join(uri, RECORD)):
+            storage.remove(uri)
+        raise
+    for old in _superfluous(folder, keep):
         storage.remove(old)
     return uri
+
+
+def best_checkpoint(folder: str) -> tuple[str, dict[str, Any]] | None:
+    """Return URI and record of the checkpoint with the lowest held-out loss below ``folder``.
+
+    None where no checkpoint has one.
+    """
+    best: tuple[str, dict[str, Any]] | None = None
+    for uri in list_checkpoints(folder):
+        try:
+            record = _read_record(uri)
+        except (IntegrityError, ValueError):
+            continue
+        loss = record.get(HELD_OUT_LOSS)
+        if loss is not None and (best is None or loss < best[1][HELD_OUT_LOSS]):
+            best = uri, record
+    return best
+
+
+def _superfluous(folder: str, keep: int) -> list[str]:
+    best = best_checkpoint(folder)
+    return [uri for uri in list_checkpoints(folder)[:-keep] if best is None or uri != best[0]]
+
+
+def find_checkpoint(uri: str) -> str:
+    """Return the URI of the checkpoint that ``uri`` means.
+
+    Args:
+        uri: a checkpoint's folder; or a run's folder, its folder of checkpoints or its manifest,
+            which mean its newest good checkpoint.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    folder = uri.rpartition("/")[0] if uri.endswith(f"/{MANIFEST}") else uri.rstrip("/")
+    if storage.exists(storage.join(folder, RECORD)):
+        return folder
+    for place in (storage.join(folder, CHECKPOINTS), folder):
+        for found in reversed(list_checkpoints(place)):
+            try:
+                load_checkpoint(found)
+            except (IntegrityError, ValueError) as error:
+                log.warning("passing over %s: %s", found, error)
+            else:
+                return found
+    raise ConfigError(
+        f"there is no good checkpoint at {uri}. Give the folder of a run, its {MANIFEST}, or a "
+        f"checkpoint: a folder with {RECORD}."
+    )
 
 
 def list_checkpoints(folder: str) -> list[str]:
@@ -55,9 +197,7 @@ def load_checkpoint(uri: str) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         IntegrityError: the state is not the one that was written.
     """
-    record = json.loads(storage.read_bytes(storage.join(uri, RECORD)))
-    if not isinstance(record, dict) or not {"step", "sha256"} <= record.keys():
-        raise IntegrityError(f"{storage.join(uri, RECORD)} describes no checkpoint.")
+    record = _read_record(uri)
     path = storage.join(uri, STATE)
     if not storage.exists(path) or storage.sha256_of(path) != record["sha256"]:
         raise IntegrityError(
@@ -65,6 +205,18 @@ def load_checkpoint(uri: str) -> tuple[dict[str, Any], dict[str, Any]]:
         )
     content = io.BytesIO(storage.read_bytes(path))
     return torch.load(content, map_location="cpu", weights_only=True), record
+
+
+def checkpoint_digest(uri: str) -> str:
+    """Return the digest of the state at ``uri``, as its record has it."""
+    return str(_read_record(uri)["sha256"])
+
+
+def _read_record(uri: str) -> dict[str, Any]:
+    record = json.loads(storage.read_bytes(storage.join(uri, RECORD)))
+    if not isinstance(record, dict) or not {"step", "sha256"} <= record.keys():
+        raise IntegrityError(f"{storage.join(uri, RECORD)} describes no checkpoint.")
+    return record
 
 
 def load_newest(folder: str, examples: str) -> tuple[dict[str, Any], dict[str, Any]] | None:

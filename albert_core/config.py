@@ -1,6 +1,6 @@
 """Settings of the model, pretraining, fine-tuning and the registry."""
 
-from typing import Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -8,6 +8,7 @@ from albert_core.contract.settings import Settings
 
 Sharing = Literal["all", "attention", "ffn", "none"]
 Activation = Literal["gelu_new", "gelu", "relu", "tanh"]
+Schedule = Literal["linear", "google"]
 
 
 class ModelSettings(Settings):
@@ -44,30 +45,98 @@ class ModelSettings(Settings):
 
 
 class TrainingSettings(Settings):
-    """Pretraining. Defaults: the paper's. Source: REFERENCE.md C.4."""
+    """Pretraining. Defaults: the paper's. Source: REFERENCE.md C.4.
 
-    num_steps: int = Field(default=125_000, ge=1, description="optimizer updates")
+    Those in `HOW_NOT_WHAT` change how the work is done, cut or reported, but not the trained
+    weights beyond rounding. They are no part of a run's key, so that a run can be stopped, moved
+    to machines of another size and resumed there.
+    """
+
+    HOW_NOT_WHAT: ClassVar[frozenset[str]] = frozenset(
+        {
+            "micro_batch_size",
+            "activation_checkpointing",
+            "compile",
+            "log_steps",
+            "evaluation_steps",
+            "checkpoint_steps",
+            "keep_checkpoints",
+            "max_skipped_steps",
+            "accept_other_examples",
+        }
+    )
+
+    num_steps: int = Field(
+        default=125_000, ge=1, description="optimizer updates, those before continue_from included"
+    )
     batch_size: int = Field(default=4096, ge=1, description="examples in one update, all ranks")
     micro_batch_size: int = Field(default=16, ge=1, description="examples in one forward pass")
     optimizer: Literal["lamb", "adamw"] = "lamb"
     learning_rate: float = Field(default=0.00176, gt=0, description="peak")
+    schedule: Schedule = Field(
+        default="linear",
+        description="linear: up to the peak, then down to 0 from there; google: the reference's, "
+        "whose first update is lost and which never reaches the peak",
+    )
     warmup_steps: int = Field(default=3125, ge=0)
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0, description="global norm")
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32", description="of the matrix products; weights stay float32"
     )
+    activation_checkpointing: bool = Field(
+        default=False, description="compute activations again in the backward pass: less memory"
+    )
+    compile: bool = Field(default=False, description="the layers by torch.compile")
+    spike_factor: float | None = Field(
+        default=None,
+        gt=1,
+        description="an update is skipped whose gradient norm exceeds the running median this "
+        "many times; absent: none is",
+    )
+    max_skipped_steps: int = Field(
+        default=10, ge=0, description="skipped updates in a row that a run survives"
+    )
     log_steps: int = Field(default=100, ge=1, description="updates between two progress lines")
+    evaluation_steps: int = Field(
+        default=5000, ge=1, description="updates between evaluations on held-out examples"
+    )
     checkpoint_steps: int = Field(default=5000, ge=1, description="updates between checkpoints")
-    keep_checkpoints: int = Field(default=5, ge=1)
+    keep_checkpoints: int = Field(
+        default=5, ge=1, description="the last ones; the best is kept besides"
+    )
     max_evaluation_examples: int = Field(default=10_000, ge=2, description="held-out examples")
+    initial_model: str = Field(
+        default="", description="URI of a model whose weights the run starts from; empty: random"
+    )
+    continue_from: str = Field(
+        default="",
+        description="URI of a run's folder, manifest or checkpoint: its weights, optimizer and "
+        "step are gone on from; empty: none",
+    )
+    accept_other_examples: bool = Field(
+        default=False, description="continue_from may be of a run on other examples"
+    )
     seed: int = Field(default=12345, ge=0)
 
+    @property
+    def of_result(self) -> dict[str, Any]:
+        """The settings that the trained weights depend on, but for rounding.
+
+        Without the two addresses: what counts of them is the content, which is an input.
+        """
+        return self.model_dump(exclude={*self.HOW_NOT_WHAT, "initial_model", "continue_from"})
+
     @model_validator(mode="after")
-    def _batch_is_whole(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.warmup_steps >= self.num_steps:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} must be below num_steps {self.num_steps}"
+            )
+        if self.initial_model and self.continue_from:
+            raise ValueError(
+                "initial_model and continue_from exclude each other: the one starts at step 0 "
+                "from weights alone, the other goes on with a run"
             )
         return self
 

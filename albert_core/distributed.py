@@ -4,6 +4,7 @@ Start several with ``torchrun``. The gradient of a shared layer is final only wh
 pass ends, so there is nothing to overlap and one flat sum a step is enough.
 """
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
+
+from albert_core.preemption import RunAgain
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -29,33 +34,71 @@ class Ranks:
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of ``tensor`` over all ranks."""
+        """Return the sum of ``tensor`` over all ranks; the same bits on each.
+
+        Raises:
+            RunAgain: another rank is gone.
+        """
         if self.world_size > 1:
-            dist.all_reduce(tensor)
+            with self._ending_when_alone():
+                dist.all_reduce(tensor)
         return tensor
 
-    def sum_gradients(self, model: nn.Module) -> None:
-        """Replace each gradient by its sum over all ranks."""
+    def sum_gradients(self, model: nn.Module, extra: Tensor) -> Tensor:
+        """Replace each gradient by its sum over all ranks; return the sum of ``extra``.
+
+        Args:
+            model: on every rank the same parameters have a gradient.
+            extra: float (N,), numbers that travel with the gradients.
+        """
         if self.world_size == 1:
-            return
+            return extra
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        total = self.sum(parameters_to_vector(gradients))
-        for gradient, part in zip(
-            gradients, total.split([g.numel() for g in gradients]), strict=True
-        ):
+        total = self.sum(torch.cat([parameters_to_vector(gradients), extra]))
+        sizes = [gradient.numel() for gradient in gradients]
+        *parts, extra = total.split([*sizes, len(extra)])
+        for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
+        return extra
+
+    def has_first(self, what: bool) -> bool:
+        """Return on every rank what is so for the first."""
+        mine = torch.tensor(float(what and self.is_first), device=self.device)
+        return bool(self.sum(mine).item())
 
     def wait(self) -> None:
         """Wait until every rank is here."""
         if self.world_size > 1:
-            dist.barrier()
+            with self._ending_when_alone():
+                dist.barrier()
+
+    @contextmanager
+    def _ending_when_alone(self) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0][:200]
+            log.warning(
+                "rank %d: another rank is gone (%s). Its own message says why, if it had time for "
+                "one; the same command goes on from the newest checkpoint.",
+                self.rank,
+                reason,
+            )
+            raise RunAgain from error
+
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+"""One process without others; where its tensors are does not matter to a sum of one."""
 
 
 @contextmanager
 def joined_ranks() -> Iterator[Ranks]:
     """Give this process's place, from the environment that ``torchrun`` sets.
 
-    At the end the ranks wait for each other, and all but the first end as processes.
+    At the end the ranks wait for each other, and all but the first end as processes. When one
+    fails, it leaves at once, and the others find out.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
@@ -66,12 +109,10 @@ def joined_ranks() -> Iterator[Ranks]:
     if world_size > 1:
         dist.init_process_group("nccl" if has_gpu else "gloo")
     ranks = Ranks(rank, world_size, device)
-    try:
-        yield ranks
-        ranks.wait()
-    finally:
-        if world_size > 1:
-            dist.destroy_process_group()
+    yield ranks
+    ranks.wait()
+    if world_size > 1:
+        dist.destroy_process_group()
     if not ranks.is_first:
         # Threads of the libraries can abort an interpreter that is being taken down, and the
         # launcher would then end the first rank too.

@@ -1,76 +1,92 @@
-"""A model on held-out examples: masked-LM loss and accuracy, sentence-order accuracy."""
+"""A model on held-out examples: losses and accuracies, each with its interval."""
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 
-from albert_core.data import ExampleShards
+from albert_core.data import Batch, ExampleShards
+from albert_core.distributed import ALONE, Ranks
 from albert_core.metrics import Estimate, ratio_interval
 from albert_core.model import AlbertForPretraining
 
 _BATCH_SIZE = 64
+_SUMS = ("masked_lm_loss", "masked_lm_accuracy", "pair_loss", "pair_accuracy", "num_predictions")
+"""What is summed over each example's predictions."""
 
 Evaluation = dict[str, Estimate]
 
 
 @torch.no_grad()
-def evaluate(model: AlbertForPretraining, examples: ExampleShards, max_examples: int) -> Evaluation:
+def evaluate(
+    model: AlbertForPretraining,
+    examples: ExampleShards,
+    max_examples: int,
+    pair_task: str | None = "sentence_order",
+    ranks: Ranks = ALONE,
+) -> Evaluation:
     """Return the model's scores on the first ``max_examples`` examples, without dropout.
 
+    The ranks share the work; each returns the same scores, whatever their number.
+
+    Args:
+        model: on the device that its batches go to.
+        examples: held-out ones.
+        max_examples: how many to score, if there are as many.
+        pair_task: what the model learnt from pairs, a value of `train_step.PAIR_TASKS`; None for
+            nothing.
+        ranks: those that all call this, with the same model.
+
     Returns:
-        masked_lm_loss (nats per prediction), masked_lm_accuracy (share of the predictions),
-        sentence_order_loss (nats per pair), sentence_order_accuracy (share of the pairs), each
+        masked_lm_loss (nats per prediction), masked_lm_accuracy (share of the predictions), and
+        by the pair task's name its loss (nats per pair) and accuracy (share of the pairs), each
         with its 95 % interval over documents, because the examples of one document are alike.
     """
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     count = min(len(examples), max_examples)
-    per_example = [
-        _score(model, examples, np.arange(begin, min(begin + _BATCH_SIZE, count)), device)
-        for begin in range(0, count, _BATCH_SIZE)
-    ]
+    # float32 sums of a few numbers each; a rank fills its batches, the others leave them 0.
+    sums = torch.zeros(len(_SUMS), count, device=device)
+    for begin in range(ranks.rank * _BATCH_SIZE, count, ranks.world_size * _BATCH_SIZE):
+        end = min(begin + _BATCH_SIZE, count)
+        batch = examples.batch(np.arange(begin, end)).to(device)
+        sums[:, begin:end] = _score(model, batch)
     model.train(was_training)
-    scores = {name: np.concatenate([part[name] for part in per_example]) for name in per_example[0]}
+    scores = dict(zip(_SUMS, ranks.sum(sums).double().cpu().numpy(), strict=True))
     _, documents = np.unique(examples.document_ids()[:count], return_inverse=True)
-    predictions, pairs = scores.pop("num_predictions"), np.ones(count)
-    return {
-        name: ratio_interval(
-            _by_document(values, documents),
-            _by_document(predictions if name.startswith("masked") else pairs, documents),
-        )
-        for name, values in scores.items()
-    }
+    counts = {"masked_lm": scores.pop("num_predictions"), "pair": np.ones(count)}
+    evaluation = {}
+    for name, values in scores.items():
+        task, _, measure = name.rpartition("_")
+        shown = task if task == "masked_lm" else pair_task
+        if shown is not None:
+            evaluation[f"{shown}_{measure}"] = ratio_interval(
+                _by_document(values, documents), _by_document(counts[task], documents)
+            )
+    return evaluation
 
 
-def _score(
-    model: AlbertForPretraining,
-    examples: ExampleShards,
-    indices: NDArray[np.int64],
-    device: torch.device,
-) -> dict[str, NDArray[np.float64]]:
-    """Return sums over each example's predictions, (B,) each."""
-    batch = examples.batch(indices).to(device)
-    lm_logits, order_logits = model(
+def _score(model: AlbertForPretraining, batch: Batch) -> Tensor:
+    """Return sums over each example's predictions, float32 (len(_SUMS), B)."""
+    lm_logits, pair_logits = model(
         batch.input_ids, batch.attention_mask, batch.token_type_ids, batch.masked_lm_positions
     )
     nats = F.cross_entropy(
         lm_logits.float().flatten(0, 1), batch.masked_lm_labels.flatten(), reduction="none"
     ).view_as(batch.masked_lm_weights)
     right = (lm_logits.argmax(-1) == batch.masked_lm_labels) * batch.masked_lm_weights
-    order_nats = F.cross_entropy(
-        order_logits.float(), batch.sentence_order_labels, reduction="none"
+    labels = batch.sentence_order_labels
+    return torch.stack(
+        [
+            (nats * batch.masked_lm_weights).sum(1),
+            right.sum(1),
+            F.cross_entropy(pair_logits.float(), labels, reduction="none"),
+            (pair_logits.argmax(-1) == labels).float(),
+            batch.masked_lm_weights.sum(1),
+        ]
     )
-    order_right = order_logits.argmax(-1) == batch.sentence_order_labels
-    sums = {
-        "masked_lm_loss": (nats * batch.masked_lm_weights).sum(1),
-        "masked_lm_accuracy": right.sum(1),
-        "sentence_order_loss": order_nats,
-        "sentence_order_accuracy": order_right,
-        "num_predictions": batch.masked_lm_weights.sum(1),
-    }
-    return {name: values.double().cpu().numpy() for name, values in sums.items()}
 
 
 def _by_document(values: NDArray[np.float64], documents: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -1,5 +1,6 @@
 """The two losses of pretraining, each a part of one mean over the whole update."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -7,7 +8,7 @@ from albert_core.contract.errors import ShapeError
 
 
 def masked_lm_loss(
-    logits: Tensor, labels: Tensor, weights: Tensor, num_predictions: Tensor
+    logits: Tensor, labels: Tensor, weights: Tensor, num_predictions: Tensor | float
 ) -> Tensor:
     """Return the cross-entropy at the masked positions, in nats per prediction.
 
@@ -15,12 +16,12 @@ def masked_lm_loss(
         logits: float (B, P, V), unnormalised scores at the masked positions; any precision.
         labels: int64 (B, P), the pieces that stood there before masking.
         weights: float32 (B, P), 1 at a real prediction, 0 at padding.
-        num_predictions: float32 scalar, real predictions in the whole update: every
+        num_predictions: a number or float32 scalar, real predictions in the whole update: every
             micro-batch, every rank; at least 1. Summed over those parts, the result is
             one mean over all predictions, however the batch was cut.
 
     Returns:
-        float32 scalar, >= 0.
+        float32 scalar, >= 0; float64 for float64 logits.
 
     Raises:
         ShapeError: logits are not (B, P, V), or labels or weights are not (B, P).
@@ -32,12 +33,16 @@ def masked_lm_loss(
             f"labels {tuple(labels.shape)} and weights {tuple(weights.shape)} must both be "
             f"(B, P), the first two dimensions of the logits (B, P, V) {tuple(logits.shape)}"
         )
-    nats = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none")
+    nats = F.cross_entropy(
+        _at_least_float32(logits.flatten(0, 1)), labels.flatten(), reduction="none"
+    )
     return (nats * weights.flatten()).sum() / num_predictions
 
 
-def sentence_order_loss(logits: Tensor, labels: Tensor, num_sequences: Tensor | int) -> Tensor:
+def sentence_order_loss(logits: Tensor, labels: Tensor, num_sequences: Tensor | float) -> Tensor:
     """Return the cross-entropy of the segments' order, in nats per sequence.
+
+    It is that of next-sentence prediction too, where a segment b from elsewhere has label 1.
 
     Args:
         logits: float (B, 2), unnormalised scores of in order and swapped; any precision.
@@ -46,7 +51,7 @@ def sentence_order_loss(logits: Tensor, labels: Tensor, num_sequences: Tensor | 
             `masked_lm_loss`; at least 1.
 
     Returns:
-        float32 scalar, >= 0.
+        float32 scalar, >= 0; float64 for float64 logits.
 
     Raises:
         ShapeError: logits are not (B, 2), or labels are not (B,).
@@ -57,4 +62,8 @@ def sentence_order_loss(logits: Tensor, labels: Tensor, num_sequences: Tensor | 
         raise ShapeError(
             f"labels {tuple(labels.shape)} must be (B,) and logits {tuple(logits.shape)} (B, 2)"
         )
-    return F.cross_entropy(logits.float(), labels, reduction="sum") / num_sequences
+    return F.cross_entropy(_at_least_float32(logits), labels, reduction="sum") / num_sequences
+
+
+def _at_least_float32(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -7,6 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from albert_core.config import Schedule
+
 
 class AdamW(torch.optim.Optimizer):
     """Adam with decoupled weight decay and without bias correction.
@@ -76,6 +78,9 @@ class Lamb(AdamW):
     Source: You et al. 2020; google-research/albert `lamb_optimizer.py` (REFERENCE.md C.1).
     """
 
+    trust_ratios: Tensor | None = None
+    """float32 (matrices,), the ratios of the last update; None before the first."""
+
     def _updates(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         updates = super()._updates(weights, group)
         if weights[0].ndim > 1:  # a group holds either matrices or vectors
@@ -83,6 +88,7 @@ class Lamb(AdamW):
             update_norms = torch.stack(torch._foreach_norm(updates))
             both = (weight_norms > 0) & (update_norms > 0)
             ratios = torch.where(both, weight_norms / update_norms, 1.0)
+            self.trust_ratios = ratios
             torch._foreach_mul_(updates, list(ratios.unbind()))
         return updates
 
@@ -95,14 +101,29 @@ def build_optimizer(
     return optimizer(model.parameters(), learning_rate, weight_decay)
 
 
-def learning_rate_at(step: int, peak: float, warmup_steps: int, num_steps: int) -> float:
-    """Return the learning rate of update ``step``, counted from 0.
+def learning_rate_at(
+    step: int, peak: float, warmup_steps: int, num_steps: int, schedule: Schedule = "google"
+) -> float:
+    """Return the learning rate of update ``step``, counted from 0; 0 from ``num_steps`` on.
 
-    It grows from 0 over ``warmup_steps``, then falls to 0 at ``num_steps`` on a line that starts
-    with ``peak`` at step 0. So the first update changes nothing, and ``peak`` is never reached.
+    Args:
+        step: updates done.
+        peak: the highest rate.
+        warmup_steps: updates in which it grows; 0 for none.
+        num_steps: updates of the run.
+        schedule: "linear" grows by equal parts, is ``peak`` in the last update of the warm-up,
+            and falls from there on a line to 0 at ``num_steps``. "google" is the reference's: it
+            grows from 0, so that the first update changes nothing, then falls on a line that
+            starts with ``peak`` at step 0, so that ``peak`` is never reached and the rate drops
+            by a share of warmup_steps / num_steps where the two lines meet.
 
     Source: google-research/albert `optimization.py` (REFERENCE.md C.3).
     """
-    if step < warmup_steps:
-        return peak * step / warmup_steps
-    return peak * (1 - min(step, num_steps) / num_steps)
+    if schedule == "google":
+        if step < warmup_steps:
+            return peak * step / warmup_steps
+        return peak * (1 - min(step, num_steps) / num_steps)
+    peak_step = max(warmup_steps, 1) - 1
+    if step <= peak_step:
+        return peak * (step + 1) / (peak_step + 1)
+    return peak * (num_steps - min(step, num_steps)) / (num_steps - peak_step)

@@ -1,23 +1,28 @@
-"""Pretraining: masked LM and sentence order, resumable to the bit.
+"""Pretraining: masked LM and what is learnt from pairs of segments, resumable to the bit.
 
-What a step changes is in `TrainState`, and a checkpoint saves all of it. Which examples a step
-sees, and its dropout, are pure functions of the seed and the step, so there is nothing else to
-restore. Start several ranks with ``torchrun --nproc-per-node N -m albert_core.training ...``.
+What an update changes is in `TrainState`, and a checkpoint saves all of it. Which examples an
+update sees, and its dropout, are pure functions of the seed and the counters there, so there is
+nothing else to restore. Start several ranks with ``python -m albert_core.launcher
+--nproc-per-node N -m albert_core.training ...``, which is torchrun that passes statuses on.
+
+A process that gets SIGTERM does its update, saves a checkpoint and ends with status 75.
 """
 
 import json
 import logging
-import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
-from albert_core.checkpoint import load_newest, save_checkpoint
+from albert_core.checkpoint import (
+    CHECKPOINTS,
+    HELD_OUT_LOSS,
+    CheckpointWriter,
+    best_checkpoint,
+    load_newest,
+)
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.contract import storage
 from albert_core.contract.code_version import code_digest, library_versions
@@ -36,17 +41,29 @@ from albert_core.contract.stage_command import stage_main
 from albert_core.contract.tokenizer import Tokenizer
 from albert_core.conversion import save_model_folder
 from albert_core.curves import draw_curves
-from albert_core.data import Batch, ExampleShards, example_order
+from albert_core.data import ExampleShards, example_order
 from albert_core.distributed import Ranks, joined_ranks
 from albert_core.evaluation import Evaluation, evaluate
-from albert_core.losses import masked_lm_loss, sentence_order_loss
+from albert_core.flops import training_flops_of
+from albert_core.layer_execution import set_layer_execution
 from albert_core.metrics import Estimate
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer, learning_rate_at
+from albert_core.preemption import RunAgain, StopRequest, ending_when_told_to, stop_request
+from albert_core.progress_window import (
+    OF_THE_MACHINE,
+    ProgressWindow,
+    RunTotals,
+    peak_memory_bytes,
+    progress_line,
+    trust_ratios,
+)
+from albert_core.starting_point import StartingPoint, continue_run, find_starting_point
 from albert_core.tracking import TrackedRun, tracked_run
+from albert_core.train_step import PAIR_TASKS, TrainState, Update, UpdateBatch, train_step
 
 STAGE = "pretraining"
-CHECKPOINTS, MODEL_FOLDER, METRICS, CURVES = "checkpoints", "model", "metrics.jsonl", "curves.png"
+MODEL_FOLDER, METRICS, CURVES = "model", "metrics.jsonl", "curves.png"
 
 log = logging.getLogger(STAGE)
 
@@ -54,18 +71,27 @@ log = logging.getLogger(STAGE)
 def run(model: ModelSettings, training: TrainingSettings, examples: str, work: str) -> str:
     """Pretrain a model on the examples; return the manifest with its folder and scores.
 
-    A run that was killed goes on from its newest checkpoint.
+    A run that was killed goes on from its newest checkpoint, also with other settings of
+    `TrainingSettings.HOW_NOT_WHAT` and another number of ranks: no example is lost or repeated.
 
     Raises:
-        ConfigError: the examples are longer than the model's positions.
+        ConfigError: the examples are longer than the model's positions, the batch is smaller than
+            the number of ranks, or there is nothing at ``continue_from`` or ``initial_model``.
         IntegrityError: a shard is not the one that was written.
-        TrainingError: the loss is not finite.
+        TrainingError: too many updates in a row were skipped, a checkpoint could not be written,
+            or ``continue_from`` is of other examples.
+        RunAgain: SIGTERM came, or another rank is gone. No error: the process's exit.
     """
     manifest = read_manifest(examples)
+    start = find_starting_point(training, model, manifest)
     plan = StagePlan(
         stage=STAGE,
-        settings={"model": model.model_dump(), "training": training.model_dump()},
-        inputs={"examples": manifest.content, "vocab": manifest.inputs["vocab"]},
+        settings={"model": model.model_dump(), "training": training.of_result},
+        inputs={
+            "examples": manifest.content,
+            "vocab": manifest.inputs["vocab"],
+            **start.inputs,
+        },
         code=code_digest(__name__),
         libraries=library_versions("torch"),
         input_manifests={"examples": examples, "vocab": manifest.facts["vocab_manifest"]},
@@ -78,28 +104,16 @@ def run(model: ModelSettings, training: TrainingSettings, examples: str, work: s
             f"model.max_position_embeddings is {model.max_position_embeddings}. Raise it, or "
             "lower examples.max_seq_length."
         )
-    with joined_ranks() as ranks:
-        pretraining = Pretraining(plan, work, model, training, examples, ranks)
-        pretraining.train()
-        if ranks.is_first:
+    with stop_request() as stop, joined_ranks() as ranks:
+        pretraining = Pretraining(plan, work, model, training, examples, start, ranks, stop)
+        with pretraining.tracked if pretraining.tracked is not None else nullcontext():
+            pretraining.train()
             pretraining.finish()
     return storage.join(plan.folder(work), MANIFEST)
 
 
-@dataclass(kw_only=True)
-class TrainState:
-    """Everything that a step changes, so everything that a checkpoint saves."""
-
-    model: AlbertForPretraining
-    optimizer: torch.optim.Optimizer
-    step: int = 0
-    """Updates done."""
-    history: list[dict[str, float]] = field(default_factory=list)
-    """One point for each progress line."""
-
-
 class Pretraining:
-    """One run of pretraining in its folder."""
+    """One run of pretraining in its folder; every rank has one."""
 
     def __init__(
         self,
@@ -108,126 +122,220 @@ class Pretraining:
         model: ModelSettings,
         settings: TrainingSettings,
         examples: str,
+        start: StartingPoint,
         ranks: Ranks,
+        stop: StopRequest,
     ) -> None:
-        self.plan, self.work, self.settings, self.ranks = plan, work, settings, ranks
+        self.plan, self.work, self.model_settings, self.settings = plan, work, model, settings
+        self.ranks, self.stop = ranks, stop
         self.folder = plan.folder(work)
         self.train_examples = ExampleShards(examples, "train")
         self.held_out_examples = ExampleShards(examples, "held_out")
         self.facts: dict[str, Any] = self.train_examples.manifest.facts
-        torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
-        network = AlbertForPretraining(model, self.facts["vocab_size"]).to(ranks.device)
-        optimizer = build_optimizer(
-            network, settings.optimizer, settings.learning_rate, settings.weight_decay
+        self.pair_task = PAIR_TASKS[self.facts["objective"]]
+        if settings.batch_size < ranks.world_size:
+            raise ConfigError(
+                f"training.batch_size is {settings.batch_size}, but there are {ranks.world_size} "
+                "ranks: each needs an example of every batch. Raise it, or start fewer."
+            )
+        self.state = self._initial_state(start.model)
+        self.window = ProgressWindow(self._flops_of)
+        self.totals = RunTotals()
+        self.writer = CheckpointWriter(
+            storage.join(self.folder, CHECKPOINTS), settings.keep_checkpoints
         )
-        self.state = TrainState(model=network, optimizer=optimizer)
-        self._resume()
+        self._resume(start)
         self.tracked: TrackedRun | None = self._track() if ranks.is_first else None
-        self.before = self._evaluate_untrained() if ranks.is_first else {}
+        self.before = self._scores_before()
+        best = best_checkpoint(self.writer.folder)
+        self.best_loss: float | None = None if best is None else best[1][HELD_OUT_LOSS]
+        self.after: Evaluation | None = None
+        """The scores of the present weights; None where they are not known."""
 
     def train(self) -> None:
-        """Do the updates that are left, with a progress line and a checkpoint now and then."""
-        window = _Window(self.state.step, self.settings.num_steps)
+        """Do the updates that are left; report, evaluate and save now and then.
+
+        Raises:
+            RunAgain: a rank was told to stop; a checkpoint is written.
+            TrainingError: too many updates in a row were skipped, or a checkpoint not written.
+        """
         self.state.model.train()
-        while self.state.step < self.settings.num_steps:
-            micro_batches = window.time_data(lambda: self._micro_batches(self.state.step))
-            torch.manual_seed(
-                derive_seed(self.settings.seed, "dropout", self.state.step, self.ranks.rank)
-            )
+        while not self._is_last():
             learning_rate = self._set_learning_rate()
-            metrics = train_step(self.state, micro_batches, self.settings, self.ranks)
-            window.add(metrics, sum(batch.num_pieces for batch in micro_batches))
-            if self.state.step % self.settings.log_steps == 0 or self._is_last():
-                self._report(window, learning_rate)
-                window = _Window(self.state.step, self.settings.num_steps)
-            if self.state.step % self.settings.checkpoint_steps == 0 or self._is_last():
+            seed = derive_seed(self.settings.seed, "dropout", self.state.step, self.ranks.rank)
+            torch.manual_seed(seed)
+            self.after = None
+            update = train_step(
+                self.state,
+                self._update_batch(),
+                self.settings,
+                self.ranks,
+                self.pair_task,
+                self.stop,
+            )
+            self.window.add(update)
+            if update.skipped is not None:
+                self._note_skipped(update)
+            if self._is_due(self.settings.log_steps):
+                self._report(learning_rate)
+            is_best = self._is_due(self.settings.evaluation_steps) and self._evaluate()
+            if is_best or update.must_stop or self._is_due(self.settings.checkpoint_steps):
                 self._save()
+            self.writer.check()
+            if update.must_stop and not self._is_last():
+                self._leave()
 
     def finish(self) -> None:
-        """Evaluate and write the trained model, and the run's manifest."""
-        after = evaluate(
-            self.state.model, self.held_out_examples, self.settings.max_evaluation_examples
-        )
-        log.info("%s: held-out, after: %s", STAGE, _say(after))
+        """Evaluate the trained model on every rank; write it, and the run's manifest, on one."""
+        after = self.after or self._scores()
+        self.writer.wait()
+        if self.tracked is None:
+            return
+        self._summarise(after)
         vocab = self.plan.input_manifests["vocab"]
         lower_case = read_manifest(vocab).facts["lower_case"]
         tokenizer = Tokenizer.load(vocab.rpartition("/")[0], lower_case)
         model_folder = storage.join(self.folder, MODEL_FOLDER)
         save_model_folder(self.state.model, tokenizer, model_folder)
-        lines = "".join(json.dumps(_without_speed(point)) + "\n" for point in self.state.history)
+        points = [
+            {name: value for name, value in point.items() if name not in OF_THE_MACHINE}
+            for point in self.state.history
+        ]
+        lines = "".join(json.dumps(point) + "\n" for point in points)
         storage.write_bytes(storage.join(self.folder, METRICS), lines.encode())
-        curves = draw_curves(self.state.history, self.facts["unigram_nats"])
-        storage.write_bytes(storage.join(self.folder, CURVES), curves)
-        assert self.tracked is not None
-        self.tracked.log_metrics(
-            self.state.step, {f"held_out/{name}": score.value for name, score in after.items()}
+        curves = draw_curves(
+            self.state.history, self.state.evaluations, self.facts["unigram_nats"], self.pair_task
         )
+        storage.write_bytes(storage.join(self.folder, CURVES), curves)
         uri = self.plan.write(
             self.work, self._shards(), [self._examples_account()], self._manifest_facts(after)
         )
         self.tracked.log_artifact(uri)
         self.tracked.log_artifact(storage.join(self.folder, CURVES))
-        self.tracked.finish("FINISHED")
 
-    def _resume(self) -> None:
-        folder = storage.join(self.folder, CHECKPOINTS)
-        found = load_newest(folder, self.train_examples.manifest.content)
-        if found is None:
-            return
-        state, record = found
-        self.state.model.load_state_dict(state["model"])
-        self.state.optimizer.load_state_dict(state["optimizer"])
-        self.state.step, self.state.history = record["step"], record["history"]
+    def _initial_state(self, weights: AlbertForPretraining | None) -> TrainState:
+        settings = self.settings
+        torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
+        model = weights or AlbertForPretraining(self.model_settings, self.facts["vocab_size"])
+        model = model.to(self.ranks.device)
+        set_layer_execution(model, settings.compile, settings.activation_checkpointing)
+        optimizer = build_optimizer(
+            model, settings.optimizer, settings.learning_rate, settings.weight_decay
+        )
+        return TrainState(model=model, optimizer=optimizer)
+
+    def _resume(self, start: StartingPoint) -> None:
+        found = load_newest(self.writer.folder, self.train_examples.manifest.content)
+        if found is not None:
+            tensors, record = found
+            self.state.restore(tensors, record, self.writer.folder)
+            self.window = ProgressWindow(self._flops_of, record["window"])
+        elif start.checkpoint is not None:
+            continue_run(self.state, start.checkpoint, self.settings, self.plan.inputs)
+        steps = torch.tensor(self.state.step, dtype=torch.float64, device=self.ranks.device)
+        if self.ranks.sum(steps).item() != self.state.step * self.ranks.world_size:
+            raise TrainingError(
+                f"rank {self.ranks.rank} finds step {self.state.step:,} in {self.folder}, and "
+                "other ranks another. Give a work folder that all of them share."
+            )
 
     def _save(self) -> None:
+        """Begin to write a checkpoint."""
+        if not self.ranks.is_first:
+            return
+        loss = None if self.after is None else self.after["masked_lm_loss"].value
+        record = {
+            **self.state.numbers(),
+            "window": list(self.window.metrics),
+            "examples": self.plan.inputs["examples"],
+            "vocab": self.plan.inputs["vocab"],
+            "settings": self._resolved_settings(),
+            HELD_OUT_LOSS: loss,
+        }
+        self.writer.save(self.state.tensors(), record)
+
+    def _leave(self) -> None:
+        self.writer.wait()
         if self.ranks.is_first:
-            state = {
-                "model": self.state.model.state_dict(),
-                "optimizer": self.state.optimizer.state_dict(),
-            }
-            record = {
-                "examples": self.train_examples.manifest.content,
-                "examples_seen": self.state.step * self.settings.batch_size,
-                "history": self.state.history,
-                "settings": self.plan.settings,
-            }
-            folder = storage.join(self.folder, CHECKPOINTS)
-            save_checkpoint(folder, self.state.step, state, record, self.settings.keep_checkpoints)
-        self.ranks.wait()
+            log.warning(
+                "%s: told to stop: step %s is done and saved in %s; the same command goes on",
+                STAGE,
+                f"{self.state.step:,}",
+                self.writer.folder,
+            )
+        raise RunAgain
 
     def _track(self) -> TrackedRun:
         run = tracked_run(self.work, self.folder, f"pretraining-{self.plan.key}")
-        run.log_params(self.plan.settings)
+        run.log_params(self._resolved_settings())
         manifest: Manifest = self.train_examples.manifest
         run.log_dataset("examples", manifest.content, self.plan.input_manifests["examples"])
         return run
 
-    def _evaluate_untrained(self) -> Evaluation:
+    def _scores(self) -> Evaluation:
+        return evaluate(
+            self.state.model,
+            self.held_out_examples,
+            self.settings.max_evaluation_examples,
+            self.pair_task,
+            self.ranks,
+        )
+
+    def _scores_before(self) -> Evaluation:
         """Return the scores before the first update; a resumed run reads what the first wrote."""
         uri = storage.join(self.folder, "before.json")
-        if not storage.exists(uri):
-            scores = evaluate(
-                self.state.model, self.held_out_examples, self.settings.max_evaluation_examples
-            )
+        if not self.ranks.has_first(storage.exists(uri)):
+            scores = self._scores()
             content = {name: score.model_dump() for name, score in scores.items()}
-            storage.write_bytes(uri, json.dumps(content).encode())
+            if self.ranks.is_first:
+                storage.write_bytes(uri, json.dumps(content).encode())
+        if not self.ranks.is_first:
+            return {}
         content = json.loads(storage.read_bytes(uri))
         before = {name: Estimate(**score) for name, score in content.items()}
         log.info("%s: held-out, before: %s", STAGE, _say(before))
         return before
 
-    def _micro_batches(self, step: int) -> list[Batch]:
-        """Return this rank's part of the batch of update ``step``."""
+    def _evaluate(self) -> bool:
+        """Score the present weights; return whether they are the best so far."""
+        with self.window.left_out():
+            self.after = self._scores()
+        values = {name: score.value for name, score in self.after.items()}
+        self.state.evaluations.append({"step": self.state.step, **values})
+        if self.tracked is not None:
+            log.info("%s: step %s, held-out: %s", STAGE, f"{self.state.step:,}", _say(self.after))
+            self.tracked.log_metrics(
+                self.state.step, {f"held_out/{name}": value for name, value in values.items()}
+            )
+        loss = values["masked_lm_loss"]
+        is_best = self.best_loss is None or loss < self.best_loss
+        if is_best:
+            self.best_loss = loss
+        return is_best
+
+    def _update_batch(self) -> UpdateBatch:
+        """Return this rank's part of the next batch."""
         size = self.settings.batch_size
         order = example_order(
-            step * size, size, len(self.train_examples), derive_seed(self.settings.seed, "order")
+            self.state.examples_taken,
+            size,
+            len(self.train_examples),
+            derive_seed(self.settings.seed, "order"),
         )
         mine = np.array_split(order, self.ranks.world_size)[self.ranks.rank]
         cuts = range(self.settings.micro_batch_size, len(mine), self.settings.micro_batch_size)
-        return [
-            self.train_examples.batch(part).to(self.ranks.device)
-            for part in np.split(mine, list(cuts))
-        ]
+        parts = np.split(mine, list(cuts))
+        batches = list(
+            self.window.taken(
+                self.train_examples.batch(part).to(self.ranks.device) for part in parts
+            )
+        )
+        num_predictions = torch.stack([batch.masked_lm_weights.sum() for batch in batches]).sum()
+        return UpdateBatch(
+            micro_batches=batches,
+            num_predictions=self.ranks.sum(num_predictions).clamp(min=1),
+            num_sequences=size,
+        )
 
     def _set_learning_rate(self) -> float:
         rate = learning_rate_at(
@@ -235,26 +343,89 @@ class Pretraining:
             self.settings.learning_rate,
             self.settings.warmup_steps,
             self.settings.num_steps,
+            self.settings.schedule,
         )
         for group in self.state.optimizer.param_groups:
             group["lr"] = rate
         return rate
 
-    def _report(self, window: "_Window", learning_rate: float) -> None:
-        metrics = window.means(self.ranks) | {"learning_rate": learning_rate}
-        if not np.isfinite(list(metrics.values())).all():
-            raise TrainingError(
-                f"the loss is not finite by step {self.state.step}: {metrics}. Lower "
-                "training.learning_rate or raise training.warmup_steps; the last checkpoint "
-                f"below {self.folder} is good."
+    def _note_skipped(self, update: Update) -> None:
+        """Say that the update was skipped; end the run if too many in a row were."""
+        guard = self.state.guard
+        norm, loss = update.metrics["grad_norm"], update.metrics["masked_lm_loss"]
+        if self.ranks.is_first:
+            log.warning(
+                "%s: step %s was skipped (%s): gradient norm %.3g, masked LM loss %.3g; "
+                "%d in a row, %d in all",
+                STAGE,
+                f"{self.state.step:,}",
+                str(update.skipped).replace("_", " "),
+                norm,
+                loss,
+                guard.num_in_a_row,
+                guard.total_skipped,
             )
+        if guard.num_in_a_row > self.settings.max_skipped_steps:
+            self.writer.wait()
+            raise TrainingError(
+                f"{guard.num_in_a_row} updates in a row were skipped by step {self.state.step:,}, "
+                f"but training.max_skipped_steps is {self.settings.max_skipped_steps}: the last "
+                f"has gradient norm {norm:.3g} and masked LM loss {loss:.3g}. Lower "
+                "training.learning_rate or raise training.warmup_steps; the checkpoints below "
+                f"{self.folder} are from before."
+            )
+
+    def _report(self, learning_rate: float) -> None:
+        """Log the window that ends here, and begin another."""
+        point = {
+            **self.window.means(),
+            "learning_rate": learning_rate,
+            "skipped_steps": float(self.state.guard.total_skipped),
+            **trust_ratios(self.state.optimizer),
+            **self.window.speed(self.ranks.device),
+        }
         if self.tracked is not None:
-            self.state.history.append({"step": self.state.step, **metrics})
-            self.tracked.log_metrics(self.state.step, metrics)
-            log.info("%s: %s", STAGE, window.line(self.state.step, metrics))
+            seconds_left = (
+                self.window.seconds
+                / self.window.num_updates
+                * (self.settings.num_steps - self.state.step)
+            )
+            self.state.history.append({"step": self.state.step, **point})
+            self.tracked.log_metrics(self.state.step, point)
+            line = progress_line(self.state.step, self.settings.num_steps, point, seconds_left)
+            log.info("%s: %s", STAGE, line)
+        self.totals.add(self.window)
+        self.window = ProgressWindow(self._flops_of)
+
+    def _flops_of(self, update: Update) -> float:
+        return training_flops_of(
+            self.model_settings,
+            self.facts["vocab_size"],
+            update.num_sequences,
+            update.num_pieces,
+            update.sum_of_squares,
+            update.num_predictions,
+        )
+
+    def _summarise(self, after: Evaluation) -> None:
+        memory = peak_memory_bytes(self.ranks.device)
+        log.info("%s: %s", STAGE, self.totals.summary(self.writer.seconds, memory))
+        if total := self.state.guard.total_skipped:
+            reasons = ", ".join(f"{r} {n}" for r, n in self.state.guard.num_skipped.items() if n)
+            log.info("%s: %d updates were skipped (%s)", STAGE, total, reasons.replace("_", " "))
+        log.info("%s: held-out, after: %s", STAGE, _say(after))
 
     def _is_last(self) -> bool:
         return self.state.step == self.settings.num_steps
+
+    def _is_due(self, every: int) -> bool:
+        return self.state.step % every == 0 or self._is_last()
+
+    def _resolved_settings(self) -> dict[str, Any]:
+        return {
+            "model": self.model_settings.model_dump(),
+            "training": self.settings.model_dump(),
+        }
 
     def _shards(self) -> list[Shard]:
         model_folder = storage.join(self.folder, MODEL_FOLDER)
@@ -264,8 +435,13 @@ class Pretraining:
         return [shard_of(uri, self.folder, kind, 1) for uri, kind in files.items()]
 
     def _examples_account(self) -> Account:
-        seen = self.settings.num_steps * self.settings.batch_size
-        return Account(what="examples trained on", total=seen, kept=seen)
+        taken, skipped = self.state.examples_taken, self.state.examples_skipped
+        return Account(
+            what="examples trained on",
+            total=taken,
+            kept=taken - skipped,
+            dropped={"skipped_update": skipped},
+        )
 
     def _manifest_facts(self, after: Evaluation) -> dict[str, Any]:
         assert self.tracked is not None
@@ -273,125 +449,21 @@ class Pretraining:
             "step": self.state.step,
             "model_folder": MODEL_FOLDER,
             "num_parameters": sum(p.numel() for p in self.state.model.parameters()),
+            "objective": self.facts["objective"],
             "before": {name: score.model_dump() for name, score in self.before.items()},
             "after": {name: score.model_dump() for name, score in after.items()},
+            "evaluations": self.state.evaluations,
+            "skipped_steps": self.state.guard.num_skipped,
             "unigram_nats": self.facts["unigram_nats"],
+            "settings": self._resolved_settings(),
             "mlflow_run_id": self.tracked.run_id,
         }
 
 
-def train_step(
-    state: TrainState, micro_batches: Sequence[Batch], settings: TrainingSettings, ranks: Ranks
-) -> dict[str, Tensor]:
-    """Do one update over ``micro_batches`` of every rank; return the means of what it saw.
-
-    How the batch was cut into micro-batches and ranks does not change the update, up to rounding.
-
-    Returns:
-        masked_lm_loss, sentence_order_loss, sentence_order_accuracy and grad_norm (before
-        clipping), float32 scalars on the device, over this rank's part of the batch; they sum
-        over ranks, but for grad_norm.
-    """
-    counts = torch.stack(
-        [
-            torch.stack([b.masked_lm_weights.sum() for b in micro_batches]).sum(),
-            torch.tensor(float(sum(len(b.input_ids) for b in micro_batches)), device=ranks.device),
-        ]
-    )
-    num_predictions, num_sequences = ranks.sum(counts).clamp(min=1)
-    seen = torch.zeros(3, device=ranks.device)
-    for batch in micro_batches:
-        with _autocast(settings, ranks.device):
-            lm_logits, order_logits = state.model(
-                batch.input_ids,
-                batch.attention_mask,
-                batch.token_type_ids,
-                batch.masked_lm_positions,
-            )  # (B, P, V), (B, 2)
-        lm = masked_lm_loss(
-            lm_logits, batch.masked_lm_labels, batch.masked_lm_weights, num_predictions
-        )
-        order = sentence_order_loss(order_logits, batch.sentence_order_labels, num_sequences)
-        (lm + order).backward()
-        right = (order_logits.argmax(-1) == batch.sentence_order_labels).sum() / num_sequences
-        seen += torch.stack([lm, order, right]).detach()
-    ranks.sum_gradients(state.model)
-    grad_norm = nn.utils.clip_grad_norm_(state.model.parameters(), settings.max_grad_norm)
-    state.optimizer.step()
-    state.optimizer.zero_grad(set_to_none=True)
-    state.step += 1
-    return {
-        "masked_lm_loss": seen[0],
-        "sentence_order_loss": seen[1],
-        "sentence_order_accuracy": seen[2],
-        "grad_norm": grad_norm,
-    }
-
-
-def _autocast(settings: TrainingSettings, device: torch.device) -> AbstractContextManager[Any]:
-    if settings.precision == "float32":
-        return nullcontext()
-    # Without the cache each use of a shared weight has its own cast, so that autograd sums the
-    # uses' gradients in float32.
-    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
-
-
-class _Window:
-    """What happened between two progress lines; waits for the device only at the line."""
-
-    def __init__(self, step: int, num_steps: int) -> None:
-        self.first_step, self.num_steps = step, num_steps
-        self.began = time.perf_counter()
-        self.waited = 0.0
-        self.num_pieces = 0
-        self.metrics: list[dict[str, Tensor]] = []
-
-    def time_data(self, load: Any) -> list[Batch]:
-        """Return what ``load`` gives, counting the time it takes as waiting for data."""
-        began = time.perf_counter()
-        batches: list[Batch] = load()
-        self.waited += time.perf_counter() - began
-        return batches
-
-    def add(self, metrics: dict[str, Tensor], num_pieces: int) -> None:
-        """Add one step."""
-        self.metrics.append(metrics)
-        self.num_pieces += num_pieces
-
-    def means(self, ranks: Ranks) -> dict[str, float]:
-        """Return the means over the window's steps and all ranks, and the speed."""
-        means = {}
-        for name in self.metrics[0]:
-            values = torch.stack([metrics[name] for metrics in self.metrics])
-            means[name] = float((values if name == "grad_norm" else ranks.sum(values)).mean())
-        seconds = time.perf_counter() - self.began
-        means["pieces_per_second"] = self.num_pieces * ranks.world_size / seconds
-        means["data_wait_share"] = self.waited / seconds
-        return means
-
-    def line(self, step: int, metrics: dict[str, float]) -> str:
-        """Return the progress line at ``step``."""
-        seconds = (time.perf_counter() - self.began) / (step - self.first_step)
-        left = int(seconds * (self.num_steps - step))
-        return (
-            f"step {step:,}/{self.num_steps:,}  masked LM {metrics['masked_lm_loss']:.3f}  "
-            f"order {metrics['sentence_order_loss']:.3f} "
-            f"({metrics['sentence_order_accuracy']:.0%} right)  "
-            f"lr {metrics['learning_rate']:.2e}  {metrics['pieces_per_second']:,.0f} pieces/s  "
-            f"data wait {metrics['data_wait_share']:.0%}  {left // 60:d}:{left % 60:02d} left"
-        )
-
-
-def _without_speed(point: dict[str, float]) -> dict[str, float]:
-    return {k: v for k, v in point.items() if k not in ("pieces_per_second", "data_wait_share")}
-
-
 def _say(scores: Evaluation) -> str:
-    return ", ".join(
-        f"{name} {score.value:.3f} [{score.low:.3f}, {score.high:.3f}]"
-        for name, score in scores.items()
-    )
+    return ", ".join(f"{name} {score}" for name, score in scores.items())
 
 
 if __name__ == "__main__":
-    stage_main(run)
+    with ending_when_told_to():
+        stage_main(run)

@@ -30,7 +30,7 @@ def state_of(step: int) -> dict[str, Any]:
 
 def save(folder: str | Path, *steps: int, keep: int = 10, examples: str = EXAMPLES) -> list[str]:
     return [
-        save_checkpoint(str(folder), step, state_of(step), {"examples": examples}, keep)
+        save_checkpoint(str(folder), state_of(step), {"step": step, "examples": examples}, keep)
         for step in steps
     ]
 

@@ -17,11 +17,11 @@ from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.contract.errors import ConfigError, IntegrityError
 from albert_core.contract.manifest import read_manifest
 from albert_core.contract.stage_command import stage_argv
-from albert_core.data import Batch, ExampleShards, example_order
-from albert_core.distributed import Ranks
+from albert_core.data import ExampleShards, example_order
+from albert_core.distributed import ALONE
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer
-from albert_core.training import TrainState, train_step
+from albert_core.train_step import TrainState, UpdateBatch, train_step
 from pipelines import clean_corpus, make_examples, train_vocab
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings, VocabularySettings
 from tests.generated_order import write_days
@@ -82,24 +82,46 @@ def weights_of(manifest: str) -> dict[str, torch.Tensor]:
     return load_file(Path(manifest).parent / "model" / "model.safetensors")
 
 
-def after_one_step(examples: str, cuts: list[int]) -> tuple[dict[str, torch.Tensor], list[float]]:
+def after_one_step(
+    examples: str, cuts: list[int], pair_task: str | None = "sentence_order"
+) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """Return weights and metrics in float64 after a step over 8 examples, cut at ``cuts``."""
     torch.manual_seed(1)
     shards = ExampleShards(examples, "train")
-    model = AlbertForPretraining(MODEL, shards.manifest.facts["vocab_size"])
+    model = AlbertForPretraining(MODEL, shards.manifest.facts["vocab_size"]).double()
     state = TrainState(model=model, optimizer=build_optimizer(model, "lamb", 0.01, 0.01))
     order = example_order(0, 8, len(shards), 1)
-    parts: list[Batch] = [
-        shards.batch(order[a:b]) for a, b in zip([0, *cuts], [*cuts, 8], strict=True)
-    ]
-    metrics = train_step(state, parts, TRAINING, Ranks(0, 1, torch.device("cpu")))
-    return dict(model.named_parameters()), [float(value) for value in metrics.values()]
+    parts = [shards.batch(order[a:b]) for a, b in zip([0, *cuts], [*cuts, 8], strict=True)]
+    num_predictions = sum(float(part.masked_lm_weights.sum()) for part in parts)
+    batch = UpdateBatch(micro_batches=iter(parts), num_predictions=num_predictions, num_sequences=8)
+    update = train_step(state, batch, TRAINING, ALONE, pair_task)
+    assert update.skipped is None
+    assert update.num_predictions == num_predictions
+    assert update.num_pieces == sum(part.num_pieces for part in parts)
+    return dict(model.named_parameters()), list(update.metrics.values())
 
 
-def test_cutting_the_batch_unevenly_changes_nothing(examples: str) -> None:
+@pytest.mark.parametrize("cuts", [[1, 6], [4], [1, 2, 3, 4, 5, 6, 7]])
+def test_cutting_the_batch_unevenly_changes_nothing(examples: str, cuts: list[int]) -> None:
     whole, whole_metrics = after_one_step(examples, cuts=[])
-    cut, cut_metrics = after_one_step(examples, cuts=[1, 6])
-    torch.testing.assert_close(cut, whole, rtol=1e-4, atol=1e-6)
-    assert cut_metrics == pytest.approx(whole_metrics, rel=1e-4)
+    cut, cut_metrics = after_one_step(examples, cuts=cuts)
+    torch.testing.assert_close(cut, whole, rtol=1e-11, atol=1e-11)
+    assert cut_metrics == pytest.approx(whole_metrics, rel=1e-5)  # sums of float32
+
+
+def test_without_pairs_to_learn_from_their_head_stays_as_it_is(examples: str) -> None:
+    torch.manual_seed(1)
+    vocab_size = read_manifest(examples).facts["vocab_size"]
+    before = dict(AlbertForPretraining(MODEL, vocab_size).double().named_parameters())
+    after, metrics = after_one_step(examples, cuts=[], pair_task=None)
+    still = {name for name, weight in after.items() if torch.equal(weight, before[name])}
+    assert still == {
+        "sentence_order.weight",
+        "sentence_order.bias",
+        "encoder.pooler.weight",
+        "encoder.pooler.bias",
+    }
+    assert len(metrics) == 3  # masked LM loss and accuracy, gradient norm
 
 
 def test_a_run_leaves_a_model_its_scores_and_its_account(uninterrupted: str) -> None:

@@ -1,0 +1,26 @@
+"""How the layers are computed, not what: compiled, or again in the backward pass."""
+
+from functools import partial
+
+from torch.utils.checkpoint import checkpoint
+
+from albert_core.model import AlbertForPretraining
+
+
+def set_layer_execution(
+    model: AlbertForPretraining, compiled: bool, activation_checkpointing: bool
+) -> None:
+    """Change how each block of ``model`` is computed, in place; names of weights stay.
+
+    A block that layers share is compiled once. Activation checkpointing keeps each block's input
+    only, and computes the rest again in the backward pass, with the same dropout.
+
+    Source: Chen et al. 2016, "Training deep nets with sublinear memory cost".
+    """
+    for block in [*model.encoder.attentions, *model.encoder.feed_forwards]:
+        if compiled:
+            block.compile()
+        if activation_checkpointing:
+            # The instance's own attribute, which is called instead of the class's method.
+            forward = partial(checkpoint, block.forward, use_reentrant=False)
+            block.forward = forward

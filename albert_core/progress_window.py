@@ -1,0 +1,174 @@
+"""What happens between two progress lines: means of the updates made, and how fast it went."""
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from albert_core.optimizer import Lamb
+from albert_core.train_step import Update
+
+T = TypeVar("T")
+
+OF_THE_MACHINE = frozenset(
+    {"pieces_per_second", "model_tflops_per_second", "data_wait_share", "peak_memory_gb"}
+)
+"""Metrics that say how a run went, not what it computed: no two runs have the same."""
+
+_BYTES_OF_MAXRSS = 1 if sys.platform == "darwin" else 1024
+
+
+class ProgressWindow:
+    """The updates since the last progress line.
+
+    Args:
+        flops_of: the floating-point operations of an update, by the model's own products.
+        metrics: of the updates that a resumed run made before it was stopped.
+    """
+
+    def __init__(
+        self, flops_of: Callable[[Update], float], metrics: Iterable[dict[str, float]] = ()
+    ) -> None:
+        self.metrics = list(metrics)
+        """Of each update made, but for those skipped."""
+        self.num_updates = 0
+        """Updates done by this process, those skipped included."""
+        self.num_pieces = 0
+        """Real pieces in them, all ranks."""
+        self.num_flops = 0.0
+        """Their floating-point operations, all ranks."""
+        self.waited = 0.0
+        """Seconds of waiting for data."""
+        self._flops_of = flops_of
+        self._began = time.perf_counter()
+        self._left_out = 0.0
+
+    def taken(self, items: Iterable[T]) -> Iterator[T]:
+        """Give ``items``, counting the time that each takes to come as waiting for data."""
+        remaining = iter(items)
+        while True:
+            began = time.perf_counter()
+            try:
+                item = next(remaining)
+            except StopIteration:
+                return
+            finally:
+                self.waited += time.perf_counter() - began
+            yield item
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Do not count the block's time: it is no training."""
+        began = time.perf_counter()
+        yield
+        self._left_out += time.perf_counter() - began
+
+    def add(self, update: Update) -> None:
+        """Add an update."""
+        self.num_updates += 1
+        self.num_pieces += update.num_pieces
+        self.num_flops += self._flops_of(update)
+        if update.skipped is None:
+            self.metrics.append(update.metrics)
+
+    @property
+    def seconds(self) -> float:
+        """Time since the window began, but for what was left out."""
+        return time.perf_counter() - self._began - self._left_out
+
+    def means(self) -> dict[str, float]:
+        """Return the means over the updates made; empty if all were skipped."""
+        return {
+            name: sum(point[name] for point in self.metrics) / len(self.metrics)
+            for name in (self.metrics[0] if self.metrics else ())
+        }
+
+    def speed(self, device: torch.device) -> dict[str, float]:
+        """Return what `OF_THE_MACHINE` names: of all ranks, but memory of this one."""
+        seconds = self.seconds
+        return {
+            "pieces_per_second": self.num_pieces / seconds,
+            "model_tflops_per_second": self.num_flops / seconds / 1e12,
+            "data_wait_share": self.waited / seconds,
+            "peak_memory_gb": peak_memory_bytes(device) / 1e9,
+        }
+
+
+@dataclass(kw_only=True)
+class RunTotals:
+    """What this process did in all its windows."""
+
+    num_updates: int = 0
+    num_pieces: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+
+    def add(self, window: ProgressWindow) -> None:
+        """Add a window that has ended."""
+        self.num_updates += window.num_updates
+        self.num_pieces += window.num_pieces
+        self.seconds += window.seconds
+        self.waited += window.waited
+
+    def summary(self, checkpoint_seconds: float, peak_memory: int) -> str:
+        """Return what the training took, for a person."""
+        if not self.num_updates:
+            return "no update was left to do"
+        return (
+            f"{self.num_updates:,} updates in {_clock(self.seconds)}, "
+            f"{self.num_pieces / self.seconds:,.0f} pieces/s; of the time, data wait "
+            f"{self.waited / self.seconds:.1%}, checkpoints {checkpoint_seconds / self.seconds:.1%}"
+            f"; peak memory {peak_memory / 1e9:.1f} GB"
+        )
+
+
+def trust_ratios(optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """Return least, mean and greatest trust ratio of the last update; empty if it has none."""
+    if not isinstance(optimizer, Lamb) or optimizer.trust_ratios is None:
+        return {}
+    ratios = optimizer.trust_ratios
+    low, mean, high = torch.stack([ratios.min(), ratios.mean(), ratios.max()]).tolist()
+    return {"trust_ratio_min": low, "trust_ratio_mean": mean, "trust_ratio_max": high}
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory used so far: of the GPU, else of this process."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_OF_MAXRSS
+
+
+def progress_line(step: int, num_steps: int, point: dict[str, float], seconds_left: float) -> str:
+    """Return the progress line of ``point``, whose losses are absent if no update was made."""
+    parts = [f"step {step:,}/{num_steps:,}"]
+    if "masked_lm_loss" in point:
+        parts.append(f"masked LM {point['masked_lm_loss']:.3f} ({point['masked_lm_accuracy']:.0%})")
+    else:
+        parts.append("every update skipped")
+    for task, name in (("sentence_order", "order"), ("next_sentence", "next sentence")):
+        if f"{task}_loss" in point:
+            parts.append(f"{name} {point[f'{task}_loss']:.3f} ({point[f'{task}_accuracy']:.0%})")
+    if "grad_norm" in point:
+        parts.append(f"grad {point['grad_norm']:.2f}")
+    if "trust_ratio_mean" in point:
+        parts.append(f"trust {point['trust_ratio_min']:.2g}..{point['trust_ratio_max']:.2g}")
+    parts += [
+        f"lr {point['learning_rate']:.2e}",
+        f"{point['pieces_per_second']:,.0f} pieces/s",
+        f"data wait {point['data_wait_share']:.0%}",
+        f"{point['peak_memory_gb']:.1f} GB",
+    ]
+    if point["skipped_steps"]:
+        parts.append(f"{point['skipped_steps']:.0f} skipped")
+    return "  ".join([*parts, f"{_clock(seconds_left)} left"])
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
