@@ -1,147 +1,79 @@
-"""Weights to and from Hugging Face's `AlbertForPreTraining` and the TF release; model folders.
+"""Model folders: weights, configuration and tokenizer, for this project and `transformers`.
 
 A model folder has Hugging Face's layout, so `transformers` and this project read the same one:
 config.json, model.safetensors, spiece.model, tokenizer.json, tokenizer_config.json and
-special_tokens_map.json.
+special_tokens_map.json. Weights and configuration are in the form of the classes that hold the
+model without copies: `BertForPreTraining` for a model of BERT's shape, else `AlbertForPreTraining`
+(see `architecture_of`). `AutoModel`, `AutoModelForPreTraining` and `AutoTokenizer` take either.
 
-Where the layers do not share all they have, and where the reference needs no projection (E = H),
-Hugging Face's layout holds copies and an identity. They are undone on the way back.
-
-Source: REFERENCE.md A.4 and E.
+The tokenizer's class is `PreTrainedTokenizerFast` in both: `BertTokenizer` is WordPiece, and
+`AlbertTokenizer` has rules of its own.
 """
 
 import json
-import re
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import safetensors.torch
-import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from safetensors import SafetensorError
+from torch import Tensor
 
 from albert_core.config import ModelSettings
 from albert_core.contract import storage
-from albert_core.contract.errors import ConfigError, IntegrityError
-from albert_core.contract.records import CLS, PAD, SEP
+from albert_core.contract.errors import IntegrityError
 from albert_core.contract.tokenizer import SPIECE_MODEL, Tokenizer
-from albert_core.model import LAYER_NORM_EPSILON, AlbertForPretraining
+from albert_core.huggingface import (
+    SETTINGS_KEY,
+    Architecture,
+    architecture_of,
+    from_hf_state,
+    hf_config,
+    hf_names,
+    read_hf_config,
+    ties,
+    to_hf_state,
+)
+from albert_core.model import AlbertForPretraining
+from albert_core.tf_release import from_tf_variables, load_tf_release, tf_to_hf
 from albert_core.tokenizer_export import tokenizer_files
 
+__all__ = [
+    "CONFIG",
+    "SETTINGS_KEY",
+    "TOKENIZER_CONFIG",
+    "WEIGHTS",
+    "from_hf_state",
+    "from_tf_variables",
+    "hf_config",
+    "hf_names",
+    "load_model",
+    "load_model_folder",
+    "load_tf_release",
+    "read_model_folder",
+    "read_tokenizer",
+    "save_model_folder",
+    "tf_to_hf",
+    "to_hf_state",
+]
+
 CONFIG, WEIGHTS, TOKENIZER_CONFIG = "config.json", "model.safetensors", "tokenizer_config.json"
-SETTINGS_KEY = "albert_core"
-"""Where config.json has our `ModelSettings`; Hugging Face has no word for every sharing."""
-
-_WORD_EMBEDDINGS = "albert.embeddings.word_embeddings.weight"
-_PROJECTION = "albert.encoder.embedding_hidden_mapping_in"
-_TIES = {
-    "predictions.decoder.weight": "encoder.embeddings.word.weight",
-    "predictions.decoder.bias": "masked_lm.bias",
-}
-_MODULES = {
-    "albert.embeddings.word_embeddings": "encoder.embeddings.word",
-    "albert.embeddings.token_type_embeddings": "encoder.embeddings.token_type",
-    "albert.embeddings.position_embeddings": "encoder.embeddings.position",
-    "albert.embeddings.LayerNorm": "encoder.embeddings.norm",
-    _PROJECTION: "encoder.projection",
-    "albert.pooler": "encoder.pooler",
-    "predictions.dense": "masked_lm.dense",
-    "predictions.LayerNorm": "masked_lm.norm",
-    "predictions": "masked_lm",
-    "sop_classifier.classifier": "sentence_order",
-}
-_ATTENTION = {
-    "attention.query": "query",
-    "attention.key": "key",
-    "attention.value": "value",
-    "attention.dense": "output",
-    "attention.LayerNorm": "norm",
-}
-_FEED_FORWARD = {"ffn": "inner", "ffn_output": "output", "full_layer_layer_norm": "norm"}
-_HF_DEFAULTS = {"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384}
-"""Those of `AlbertConfig` that are not ours: a config.json may leave out any default."""
 
 
-def hf_names(model: AlbertForPretraining) -> dict[str, str]:
-    """Return, for each tensor of Hugging Face's model, the name of the parameter it is in ours."""
-    own = model.state_dict()
-    modules = [*_MODULES.items(), *_block_modules(model)]
-    named = {
-        f"{hf}.{leaf}": f"{ours}.{leaf}" for hf, ours in modules for leaf in ("weight", "bias")
-    }
-    return {hf: ours for hf, ours in named.items() if ours in own} | _TIES
-
-
-def to_hf_state(model: AlbertForPretraining) -> dict[str, Tensor]:
-    """Return the state of a Hugging Face `AlbertForPreTraining` that computes what ``model`` does.
-
-    The tensors are those of ``model``, not copies.
-    """
-    state = model.state_dict()
-    return _identity(model) | {hf: state[ours] for hf, ours in hf_names(model).items()}
-
-
-def from_hf_state(
-    state: Mapping[str, Tensor], settings: ModelSettings, where: str = "the state"
-) -> AlbertForPretraining:
-    """Return a model, in float32, with the weights of a Hugging Face `AlbertForPreTraining`.
-
-    Args:
-        state: tensors by name; the tied decoder may be missing.
-        settings: the shape of the model.
-        where: the file the state came from, for the message.
-
-    Raises:
-        IntegrityError: a tensor is missing, unknown or of another shape, or tensors that
-            ``settings`` say are one differ.
-    """
-    with torch.device("meta"):
-        model = AlbertForPretraining(settings, len(state.get(_WORD_EMBEDDINGS, [0])))
-    names, identity, shapes = hf_names(model), _identity(model), model.state_dict()
-    _check_keys(set(state), names, identity, where)
-    _check_same(state, identity, f"{where}: E = H, so the projection must be the identity")
-    own: dict[str, Tensor] = {}
-    for hf, ours in names.items():
-        if hf not in state:
-            continue
-        if state[hf].shape != shapes[ours].shape:
-            raise IntegrityError(
-                f"{where}: {hf} is {tuple(state[hf].shape)}, expected {tuple(shapes[ours].shape)}. "
-                "The weights and config.json are of different models."
-            )
-        tensor = state[hf].to("cpu", torch.float32, copy=True)
-        _check_same(
-            {hf: tensor}, {hf: own.setdefault(ours, tensor)}, f"{where}: the layers share it"
-        )
-    model.load_state_dict(own, assign=True)
-    return model
-
-
-def hf_config(settings: ModelSettings, vocab_size: int) -> dict[str, Any]:
-    """Return the config.json of the model: Hugging Face's fields, and ours under `SETTINGS_KEY`."""
-    ours = settings.model_dump()
-    return {
-        **{name: value for name, value in ours.items() if name != "sharing"},
-        "num_hidden_groups": 1 + max(_hf_groups(settings)),
-        "architectures": ["AlbertForPreTraining"],
-        "model_type": "albert",
-        "vocab_size": vocab_size,
-        "layer_norm_eps": LAYER_NORM_EPSILON,
-        "classifier_dropout_prob": 0.1,
-        "tie_word_embeddings": True,
-        "pad_token_id": PAD,
-        "bos_token_id": CLS,
-        "eos_token_id": SEP,
-        "dtype": "float32",
-        SETTINGS_KEY: ours,
-    }
-
-
-def save_model_folder(model: AlbertForPretraining, tokenizer: Tokenizer, folder: str) -> None:
+def save_model_folder(
+    model: AlbertForPretraining,
+    tokenizer: Tokenizer,
+    folder: str,
+    architecture: Architecture | None = None,
+) -> None:
     """Write ``model`` and ``tokenizer`` to ``folder`` (a URI), for us and for `transformers`.
 
+    Args:
+        model: on any device.
+        tokenizer: the vocabulary that the model was trained with.
+        folder: written over where it exists.
+        architecture: whose classes are to read it; by default those of `architecture_of`.
+
     Raises:
+        ConfigError: ``architecture`` is "bert" and the model is not of BERT's shape.
         IntegrityError: the model's vocabulary is not of the tokenizer's size.
         VocabularyError: the tokenizer is not a Unigram model.
     """
@@ -151,10 +83,12 @@ def save_model_folder(model: AlbertForPretraining, tokenizer: Tokenizer, folder:
             f"the model has {vocab_size} pieces, the tokenizer {tokenizer.vocab_size}. Save a "
             "model with the vocabulary it was trained with."
         )
-    state = {hf: t.cpu().clone() for hf, t in to_hf_state(model).items() if hf not in _TIES}
+    chosen = architecture or architecture_of(settings)
+    stored = to_hf_state(model, chosen)
+    state = {hf: t.cpu().clone() for hf, t in stored.items() if hf not in ties(chosen)}
     files = {
         WEIGHTS: safetensors.torch.save(state, metadata={"format": "pt"}),
-        CONFIG: json.dumps(hf_config(settings, vocab_size), indent=1).encode(),
+        CONFIG: json.dumps(hf_config(settings, vocab_size, chosen), indent=1).encode(),
         **tokenizer_files(tokenizer, settings.max_position_embeddings),
     }
     for name, content in files.items():
@@ -168,8 +102,7 @@ def load_model_folder(folder: str) -> tuple[AlbertForPretraining, Tokenizer]:
         IntegrityError: a file is missing, or see `load_model`.
         ConfigError: see `load_model`.
     """
-    lower_case = json.loads(_read(folder, TOKENIZER_CONFIG)).get("do_lower_case", True)
-    return load_model(folder), Tokenizer(_read(folder, SPIECE_MODEL), lower_case)
+    return load_model(folder), read_tokenizer(folder)
 
 
 def load_model(folder: str) -> AlbertForPretraining:
@@ -177,79 +110,51 @@ def load_model(folder: str) -> AlbertForPretraining:
 
     Raises:
         IntegrityError: a file is missing, or its tensors are not those of an
-            `AlbertForPreTraining` of the shape in config.json.
+            `AlbertForPreTraining` or `BertForPreTraining` of the shape in config.json.
         ConfigError: config.json describes a model that this project does not have.
     """
-    settings = _read_settings(folder)
-    state = safetensors.torch.load(_read(folder, WEIGHTS))
-    return from_hf_state(state, settings, storage.join(folder, WEIGHTS))
+    state, settings, architecture = read_model_folder(folder)
+    return from_hf_state(state, settings, storage.join(folder, WEIGHTS), architecture)
 
 
-def _block_modules(model: AlbertForPretraining) -> Iterator[tuple[str, str]]:
-    settings, route = model.encoder.settings, iter(model.encoder.route)
-    for group in _hf_groups(settings):
-        for inner in range(settings.inner_group_num):
-            attention, feed_forward = next(route)
-            block = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}"
-            for hf, ours in _ATTENTION.items():
-                yield f"{block}.{hf}", f"encoder.attentions.{attention}.{ours}"
-            for hf, ours in _FEED_FORWARD.items():
-                yield f"{block}.{hf}", f"encoder.feed_forwards.{feed_forward}.{ours}"
+def read_model_folder(folder: str) -> tuple[dict[str, Tensor], ModelSettings, Architecture]:
+    """Return the tensors in ``folder`` by Hugging Face's names, and what config.json says of them.
 
-
-def _hf_groups(settings: ModelSettings) -> list[int]:
-    """Return the group of each layer in Hugging Face's model: its own unless it shares as ours."""
-    num_layers, num_groups = settings.num_hidden_layers, settings.num_hidden_groups
-    groups = [int(layer / (num_layers / num_groups)) for layer in range(num_layers)]
-    same = groups == [layer * num_groups // num_layers for layer in range(num_layers)]
-    return groups if same and settings.sharing == "all" else list(range(num_layers))
-
-
-def _identity(model: AlbertForPretraining) -> dict[str, Tensor]:
-    """Return the projection that Hugging Face's model has and ours has not, where E = H."""
-    if not isinstance(model.encoder.projection, nn.Identity):
-        return {}
-    width = model.encoder.settings.hidden_size
-    return {f"{_PROJECTION}.weight": torch.eye(width), f"{_PROJECTION}.bias": torch.zeros(width)}
-
-
-def _check_keys(
-    found: set[str], names: Mapping[str, str], identity: Mapping[str, Tensor], where: str
-) -> None:
-    missing = names.keys() - _TIES.keys() - found
-    unknown = found - names.keys() - identity.keys() - {"albert.embeddings.position_ids"}
-    if missing or unknown:
+    Raises:
+        IntegrityError: a file is missing or damaged.
+        ConfigError: config.json describes a model that this project does not have.
+    """
+    settings, architecture = read_hf_config(
+        _read_json(folder, CONFIG), storage.join(folder, CONFIG)
+    )
+    try:
+        state = safetensors.torch.load(_read(folder, WEIGHTS))
+    except SafetensorError as error:
         raise IntegrityError(
-            f"{where} is not the whole of an AlbertForPreTraining of this shape: missing "
-            f"{sorted(missing) or 'nothing'}, unknown {sorted(unknown) or 'nothing'}. Many "
-            "published checkpoints lack the sentence order head (sop_classifier): convert the TF "
-            "release with from_tf_variables instead."
-        )
+            f"{storage.join(folder, WEIGHTS)} is damaged ({error}). Copy or write it again."
+        ) from error
+    return state, settings, architecture
 
 
-def _check_same(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
-    for name in state.keys() & expected.keys():
-        if not torch.equal(state[name].to("cpu", torch.float32), expected[name]):
-            raise IntegrityError(
-                f"{where}, but {name} has other values. Give settings ({CONFIG}) of the shape "
-                "that the weights have."
-            )
+def read_tokenizer(folder: str) -> Tokenizer:
+    """Return the tokenizer in the model folder ``folder`` (a URI).
+
+    Raises:
+        IntegrityError: a file is missing or damaged.
+    """
+    lower_case = _read_json(folder, TOKENIZER_CONFIG).get("do_lower_case", True)
+    return Tokenizer(_read(folder, SPIECE_MODEL), lower_case)
 
 
-def _read_settings(folder: str) -> ModelSettings:
-    where = storage.join(folder, CONFIG)
-    config = json.loads(_read(folder, CONFIG))
-    if SETTINGS_KEY in config:
-        return ModelSettings.read(config[SETTINGS_KEY], f"{where}, {SETTINGS_KEY}")
-    epsilon = config.get("layer_norm_eps", LAYER_NORM_EPSILON)
-    if config.get("model_type") != "albert" or epsilon != LAYER_NORM_EPSILON:
-        raise ConfigError(
-            f"{where} has model_type {config.get('model_type')!r} and layer_norm_eps {epsilon}, "
-            f"expected 'albert' and {LAYER_NORM_EPSILON}. Give the folder of an ALBERT model."
-        )
-    config = _HF_DEFAULTS | config
-    fields = {name: config[name] for name in ModelSettings.model_fields if name in config}
-    return ModelSettings.read(fields, where)
+def _read_json(folder: str, name: str) -> dict[str, Any]:
+    content = _read(folder, name)
+    try:
+        values: dict[str, Any] = json.loads(content)
+    except ValueError as error:
+        raise IntegrityError(
+            f"{storage.join(folder, name)} is not JSON ({error}). Copy or write it again."
+        ) from error
+    return values
 
 
 def _read(folder: str, name: str) -> bytes:
@@ -260,80 +165,3 @@ def _read(folder: str, name: str) -> bytes:
             f"{TOKENIZER_CONFIG}. Write it with save_model_folder or copy the missing file there."
         )
     return storage.read_bytes(uri)
-
-
-_TF_SLOTS = ("adam_m", "adam_v", "lamb_m", "lamb_v")
-_TF_TENSORS = {
-    "bert/embeddings/word_embeddings": _WORD_EMBEDDINGS,
-    "bert/embeddings/token_type_embeddings": "albert.embeddings.token_type_embeddings.weight",
-    "bert/embeddings/position_embeddings": "albert.embeddings.position_embeddings.weight",
-    "cls/predictions/output_bias": "predictions.bias",
-    "cls/seq_relationship/output_weights": "sop_classifier.classifier.weight",
-    "cls/seq_relationship/output_bias": "sop_classifier.classifier.bias",
-}
-_TF_MODULES = {
-    "bert/embeddings/LayerNorm": "albert.embeddings.LayerNorm",
-    "bert/encoder/embedding_hidden_mapping_in": _PROJECTION,
-    "bert/pooler/dense": "albert.pooler",
-    "cls/predictions/transform/dense": "predictions.dense",
-    "cls/predictions/transform/LayerNorm": "predictions.LayerNorm",
-}
-_TF_BLOCK = re.compile(r"bert/encoder/transformer/group_(\d+)/inner_group_(\d+)/(.+)")
-_TF_BLOCK_MODULES = {
-    "attention_1/self/query": "attention.query",
-    "attention_1/self/key": "attention.key",
-    "attention_1/self/value": "attention.value",
-    "attention_1/output/dense": "attention.dense",
-    "LayerNorm": "attention.LayerNorm",
-    "ffn_1/intermediate/dense": "ffn",
-    "ffn_1/intermediate/output/dense": "ffn_output",
-    "LayerNorm_1": "full_layer_layer_norm",
-}
-_TF_LEAVES = {"kernel": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
-
-
-def from_tf_variables(
-    variables: Mapping[str, NDArray[np.float32]], settings: ModelSettings
-) -> AlbertForPretraining:
-    """Return a model with the weights of a checkpoint of google-research/albert.
-
-    Args:
-        variables: arrays by variable name; the global step and the optimizer's may be among them.
-        settings: the shape of the model.
-
-    Raises:
-        IntegrityError: a variable is missing, unknown or of another shape.
-    """
-    return from_hf_state(tf_to_hf(variables), settings, "the TF checkpoint")
-
-
-def tf_to_hf(variables: Mapping[str, NDArray[np.float32]]) -> dict[str, Tensor]:
-    """Return variables of google-research/albert as tensors of `AlbertForPreTraining`.
-
-    Raises:
-        IntegrityError: a variable is unknown.
-    """
-    state = {}
-    for variable, value in variables.items():
-        name = variable.removeprefix("module/").removesuffix(":0")
-        if name != "global_step" and not name.endswith(_TF_SLOTS):
-            transpose = name.endswith("/kernel")
-            state[_hf_name_of_tf(name)] = torch.tensor(value.T if transpose else value)
-    return state
-
-
-def _hf_name_of_tf(name: str) -> str:
-    if name in _TF_TENSORS:
-        return _TF_TENSORS[name]
-    module, _, leaf = name.rpartition("/")
-    hf_module = _TF_MODULES.get(module)
-    if block := _TF_BLOCK.fullmatch(module):
-        group, inner, part = block.groups()
-        prefix = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}"
-        hf_module = f"{prefix}.{_TF_BLOCK_MODULES[part]}" if part in _TF_BLOCK_MODULES else None
-    if hf_module is None or leaf not in _TF_LEAVES:
-        raise IntegrityError(
-            f"the TF checkpoint has the variable {name}, which is none of ALBERT's pretraining "
-            "model. Leave out the variables of fine-tuning heads."
-        )
-    return f"{hf_module}.{_TF_LEAVES[leaf]}"

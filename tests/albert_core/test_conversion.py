@@ -1,26 +1,35 @@
 import json
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AlbertConfig, AlbertForPreTraining
+from transformers import (
+    AlbertConfig,
+    AlbertForPreTraining,
+    AutoModel,
+    AutoModelForPreTraining,
+    AutoTokenizer,
+    BertConfig,
+    BertForPreTraining,
+)
 
 from albert_core.config import ModelSettings
 from albert_core.contract.errors import ConfigError, IntegrityError
+from albert_core.contract.records import CLS, SEP
 from albert_core.conversion import (
     from_hf_state,
     load_model,
     load_model_folder,
     save_model_folder,
-    tf_to_hf,
     to_hf_state,
 )
 from albert_core.model import AlbertForPretraining
 from tests.albert_core.tiny_vocab import tiny_vocab
 
+BERT: dict[str, Any] = {"embedding_size": 16, "sharing": "none", "hidden_act": "gelu"}
 SHAPES: dict[str, dict[str, Any]] = {
     "all": {},
     "attention": {"sharing": "attention"},
@@ -31,7 +40,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     "two inner blocks": {"inner_group_num": 2, "num_hidden_groups": 2},
     "inner blocks, not shared": {"inner_group_num": 2, "sharing": "none"},
     "no projection": {"embedding_size": 16},
-    "bert": {"embedding_size": 16, "sharing": "none", "hidden_act": "gelu"},
+    "bert": BERT,
+}
+HF_SIZES: dict[str, Any] = {
+    "vocab_size": 200,
+    "hidden_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 16,
 }
 
 
@@ -62,8 +79,9 @@ def assert_says_the_same(model: AlbertForPretraining, hf: Any) -> None:
     with torch.no_grad():
         found = hf.eval()(input_ids, attention_mask=mask, token_type_ids=token_types)
         lm_logits, order_logits = model(input_ids, mask, token_types, torch.arange(9).expand(2, 9))
+    found_order = found["sop_logits" if "sop_logits" in found else "seq_relationship_logits"]
     torch.testing.assert_close(found.prediction_logits, lm_logits, rtol=0, atol=1e-5)
-    torch.testing.assert_close(found.sop_logits, order_logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found_order, order_logits, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
@@ -71,12 +89,57 @@ def test_transformers_reads_our_folder_and_says_the_same(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
     model = random_model(**changes)
-    save_model_folder(model, tiny_vocab(), str(tmp_path))
+    save_model_folder(model, tiny_vocab(), str(tmp_path), "albert")
     loaded: Any = AlbertForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
     hf, report = loaded
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     assert_says_the_same(model, hf)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
+def test_a_model_of_bert_s_shape_is_read_by_the_bert_classes_and_says_the_same(
+    activation: str, tmp_path: Path
+) -> None:
+    model = random_model(**BERT | {"hidden_act": activation})
+    save_model_folder(model, tiny_vocab(), str(tmp_path))
+    loaded: Any = BertForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
+    hf, report = loaded
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert sum(p.numel() for p in hf.parameters()) == sum(p.numel() for p in model.parameters())
+    assert_says_the_same(model, hf)
+
+
+@pytest.mark.parametrize(
+    ("changes", "family"),
+    [(BERT, "Bert"), ({}, "Albert"), (BERT | {"inner_group_num": 2}, "Albert")],
+    ids=["bert", "albert", "inner blocks"],
+)
+def test_auto_classes_find_the_family_that_the_model_fits_and_our_pieces(
+    changes: dict[str, Any], family: str, tmp_path: Path
+) -> None:
+    model, vocabulary = random_model(**changes), tiny_vocab()
+    save_model_folder(model, vocabulary, str(tmp_path))
+    assert_says_the_same(model, AutoModelForPreTraining.from_pretrained(tmp_path))
+    encoder = AutoModel.from_pretrained(tmp_path).eval()
+    assert type(encoder).__name__ == f"{family}Model"
+    input_ids, mask, token_types = batch()
+    with torch.no_grad():
+        found = encoder(input_ids, attention_mask=mask, token_type_ids=token_types)
+        expected = model.encoder(input_ids, mask, token_types)
+    torch.testing.assert_close(found.last_hidden_state, expected[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.pooler_output, expected[1], rtol=0, atol=1e-5)
+    [pieces] = vocabulary.encode(["bado kelu, mabe"])
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer("bado kelu, mabe")["input_ids"] == [CLS, *pieces, SEP]
+
+
+def test_only_a_model_of_bert_s_shape_can_be_written_for_the_bert_classes(tmp_path: Path) -> None:
+    model = random_model(embedding_size=16, sharing="attention")
+    with pytest.raises(ConfigError, match="sharing 'attention' and inner_group_num 1 is no BERT"):
+        save_model_folder(model, tiny_vocab(), str(tmp_path), "bert")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
@@ -92,31 +155,49 @@ def test_a_folder_gives_back_the_model_and_the_tokenizer(
     assert (tokenizer.model, tokenizer.lower_case) == (vocabulary.model, False)
 
 
+@pytest.mark.parametrize("architecture", ["albert", None])
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_weights_that_transformers_read_and_wrote_again_are_equal_to_the_bit(
+    changes: dict[str, Any], architecture: Literal["albert"] | None, tmp_path: Path
+) -> None:
+    model = random_model(**changes)
+    save_model_folder(model, tiny_vocab(), str(tmp_path / "ours"), architecture)
+    hf = AutoModelForPreTraining.from_pretrained(tmp_path / "ours")
+    hf.save_pretrained(tmp_path / "theirs")
+    found = load_model(str(tmp_path / "theirs"))
+    assert found.encoder.settings == model.encoder.settings
+    torch.testing.assert_close(found.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("groups", "inner"), [(1, 1), (2, 1), (2, 2)])
 def test_reads_a_folder_that_transformers_wrote(groups: int, inner: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     hf = AlbertForPreTraining(
-        AlbertConfig(
-            vocab_size=200,
-            embedding_size=8,
-            hidden_size=16,
-            num_hidden_layers=4,
-            num_hidden_groups=groups,
-            inner_group_num=inner,
-            num_attention_heads=2,
-            intermediate_size=24,
-            max_position_embeddings=16,
-        )
+        AlbertConfig(**HF_SIZES, embedding_size=8, num_hidden_groups=groups, inner_group_num=inner)
     )
     hf.save_pretrained(tmp_path)
     assert_says_the_same(load_model(str(tmp_path)).eval(), hf)
 
 
-def test_what_transformers_writes_back_can_be_read_again(tmp_path: Path) -> None:
-    model = random_model(sharing="attention", embedding_size=16)
-    save_model_folder(model, tiny_vocab(), str(tmp_path / "ours"))
-    AlbertForPreTraining.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
-    found = load_model(str(tmp_path / "theirs"))
+def test_reads_a_bert_that_transformers_wrote(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    hf = BertForPreTraining(BertConfig(**HF_SIZES))
+    hf.save_pretrained(tmp_path)
+    found = load_model(str(tmp_path)).eval()
+    assert found.encoder.settings.hidden_dropout_prob == 0.1
+    assert_says_the_same(found, hf)
+
+
+def test_the_names_that_published_bert_weights_have_for_layer_norms_are_understood() -> None:
+    model = random_model(**BERT)
+    state = {
+        re.sub(
+            "LayerNorm.weight$", "LayerNorm.gamma", re.sub("LayerNorm.bias$", "LayerNorm.beta", n)
+        ): t
+        for n, t in to_hf_state(model, "bert").items()
+    } | {"bert.embeddings.position_ids": torch.arange(16)[None]}
+    assert "bert.embeddings.LayerNorm.gamma" in state
+    found = from_hf_state(state, model.encoder.settings, architecture="bert")
     torch.testing.assert_close(found.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
@@ -158,45 +239,31 @@ def test_half_precision_weights_become_float32_and_share_no_memory() -> None:
     assert not torch.equal(again.sentence_order.bias, found.sentence_order.bias)
 
 
-def test_a_folder_that_is_not_whole_or_not_albert_says_what_is_wrong(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_whole_or_not_of_these_models_says_what_is_wrong(
+    tmp_path: Path,
+) -> None:
     save_model_folder(random_model(), tiny_vocab(), str(tmp_path))
     (tmp_path / "spiece.model").unlink()
     with pytest.raises(IntegrityError, match=r"spiece.model is missing"):
         load_model_folder(str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(ConfigError, match="model_type 'bert'"):
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
+    with pytest.raises(IntegrityError, match=r"whole of a BertForPreTraining.* and \d+ more"):
+        load_model(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))
+    with pytest.raises(ConfigError, match="model_type 'roberta'"):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_damaged_file_is_named(name: str, tmp_path: Path) -> None:
+    save_model_folder(random_model(), tiny_vocab(), str(tmp_path))
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[:-20])
+    with pytest.raises(IntegrityError, match=f"{name} is (damaged|not JSON)"):
         load_model(str(tmp_path))
 
 
 def test_a_tokenizer_of_another_size_is_not_saved_with_the_model(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match="the model has 201 pieces, the tokenizer 200"):
         save_model_folder(random_model(vocab_size=201), tiny_vocab(), str(tmp_path))
-
-
-def test_tf_variables_get_their_names_and_optimizer_state_is_left_out() -> None:
-    block = "bert/encoder/transformer/group_1/inner_group_0"
-    kernel = np.arange(6, dtype=np.float32).reshape(2, 3)
-    found = tf_to_hf(
-        {
-            "global_step": np.array([7], np.float32),
-            f"module/{block}/ffn_1/intermediate/output/dense/kernel:0": kernel,
-            f"{block}/ffn_1/intermediate/output/dense/kernel/adam_m": kernel,
-            f"{block}/LayerNorm_1/gamma": kernel[0],
-            "cls/seq_relationship/output_weights": kernel,
-        }
-    )
-    layer = "albert.encoder.albert_layer_groups.1.albert_layers.0"
-    expected = {
-        f"{layer}.ffn_output.weight": torch.tensor(kernel.T),
-        f"{layer}.full_layer_layer_norm.weight": torch.tensor(kernel[0]),
-        "sop_classifier.classifier.weight": torch.tensor(kernel),
-    }
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize(
-    "name", ["output_weights", "bert/encoder/transformer/group_0/inner_group_0/other/kernel"]
-)
-def test_an_unknown_tf_variable_is_refused_by_name(name: str) -> None:
-    with pytest.raises(IntegrityError, match=f"the variable {name}, which"):
-        tf_to_hf({name: np.zeros(2, np.float32)})
