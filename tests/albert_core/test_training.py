@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from albert_core import training
-from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.config import TrainingSettings
 from albert_core.contract.errors import ConfigError, IntegrityError
 from albert_core.contract.manifest import read_manifest
 from albert_core.contract.stage_command import stage_argv
@@ -22,41 +21,13 @@ from albert_core.distributed import ALONE
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer
 from albert_core.train_step import TrainState, UpdateBatch, train_step
-from pipelines import clean_corpus, make_examples, train_vocab
-from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings, VocabularySettings
-from tests.generated_order import write_days
-
-MODEL = ModelSettings(
-    embedding_size=32,
-    hidden_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=128,
-    max_position_embeddings=96,
-    initializer_range=0.1,
+from tests.albert_core.training_runs import (
+    MODEL,
+    TRAINING,
+    make_days,
+    recipe_file,
+    weights_of,
 )
-TRAINING = TrainingSettings(
-    num_steps=12,
-    batch_size=8,
-    micro_batch_size=4,
-    learning_rate=0.01,
-    warmup_steps=2,
-    log_steps=4,
-    checkpoint_steps=4,
-    max_evaluation_examples=50,
-)
-
-
-def make_days(work: Path, seed: int, num_documents: int) -> str:
-    """Return the manifest of examples of a corpus whose order can be learned."""
-    work.mkdir(parents=True, exist_ok=True)
-    source = SourceSettings(uri=str(write_days(work / "days.jsonl", seed, num_documents)))
-    corpus = clean_corpus.run(source, CleaningSettings(), str(work))
-    vocab = train_vocab.run(VocabularySettings(vocab_size=95), corpus, str(work))
-    examples = ExampleSettings(
-        max_seq_length=96, dupe_factor=2, held_out_share=0.1, short_seq_prob=0.0, seed=seed
-    )
-    return make_examples.run(examples, corpus, vocab, str(work))
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +40,6 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def uninterrupted(examples: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return training.run(MODEL, TRAINING, examples, str(tmp_path_factory.mktemp("whole")))
-
-
-def recipe_file(folder: Path, settings: TrainingSettings) -> str:
-    path = folder / "recipe.json"
-    sections = {"model": MODEL.model_dump(), "training": settings.model_dump()}
-    path.write_text(json.dumps(sections))
-    return str(path)
-
-
-def weights_of(manifest: str) -> dict[str, torch.Tensor]:
-    return load_file(Path(manifest).parent / "model" / "model.safetensors")
 
 
 def after_one_step(

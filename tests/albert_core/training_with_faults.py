@@ -1,0 +1,82 @@
+"""The training stage in a process of its own, with faults planted and what it sees recorded.
+
+``FAULTS`` in the environment is JSON:
+
+bad_rank    the rank on which the others happen; 0 if absent
+bad_steps   updates, from 0, in which a gradient is NaN
+kill_step   in this update the rank is killed, ``kill_delay`` seconds from its beginning
+stop_step   in this update the rank gets SIGTERM
+seen        folder to which each rank appends what examples it is given: a line for each update
+"""
+
+import hashlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from albert_core import training
+from albert_core.contract.stage_command import stage_main
+from albert_core.data import Batch
+from albert_core.preemption import ending_when_told_to
+from albert_core.train_step import TrainState, Update, UpdateBatch, train_step
+
+FAULTS: dict[str, Any] = json.loads(os.environ.get("FAULTS", "{}"))
+
+
+def names_of(batch: Batch) -> list[str]:
+    """Return a name for each example: a digest of its real pieces and where its masks are."""
+    names = []
+    for number, ids in enumerate(batch.input_ids):
+        size = int(ids.ne(0).nonzero()[-1]) + 1
+        positions = batch.masked_lm_positions[number][batch.masked_lm_weights[number] > 0]
+        content = repr((ids[:size].tolist(), positions.tolist())).encode()
+        names.append(hashlib.sha256(content).hexdigest()[:16])
+    return names
+
+
+def main() -> None:
+    """Run the stage."""
+    rank = int(os.environ.get("RANK", "0"))
+    is_bad = rank == FAULTS.get("bad_rank", 0)
+
+    def faulty_step(state: TrainState, batch: UpdateBatch, *rest: Any, **options: Any) -> Update:
+        step = state.step
+
+        def seen() -> Iterator[Batch]:
+            names: list[str] = []
+            for micro_batch in batch.micro_batches:
+                names += names_of(micro_batch)
+                yield micro_batch
+            if "seen" in FAULTS:
+                world_size = int(os.environ.get("WORLD_SIZE", "1"))
+                line = {"step": step, "rank": rank, "world_size": world_size, "names": names}
+                with Path(FAULTS["seen"], f"rank-{rank}.jsonl").open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+
+        if is_bad and step == FAULTS.get("stop_step"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        if is_bad and step == FAULTS.get("kill_step"):
+            delay = FAULTS.get("kill_delay", 0.0)
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        factor = float("nan") if is_bad and step in FAULTS.get("bad_steps", []) else 1.0
+        planted = next(state.model.parameters()).register_hook(lambda gradient: gradient * factor)
+        watched = UpdateBatch(
+            micro_batches=seen(),
+            num_predictions=batch.num_predictions,
+            num_sequences=batch.num_sequences,
+        )
+        update = train_step(state, watched, *rest, **options)
+        planted.remove()
+        return update
+
+    training.train_step = faulty_step  # type: ignore[attr-defined]
+    with ending_when_told_to():
+        stage_main(training.run)
+
+
+if __name__ == "__main__":
+    main()
