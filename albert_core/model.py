@@ -3,7 +3,11 @@
 BERT is the same model with ``embedding_size == hidden_size`` and ``sharing = "none"``.
 
 Dimensions: B sequences, S pieces, P predictions, V vocabulary, E embedding, H hidden, N heads,
-D head size, F feed-forward, L layers.
+D head size, F feed-forward, L layers; T pieces and M predictions of a whole batch, end to end.
+
+A batch is padded, (B, S), or packed, (T,): sequences laid end to end, those of equal length beside
+each other. Inside, it is always packed; a padded one is a run of B sequences of S pieces, with a
+mask. A packed batch costs what its real pieces cost, and no piece sees another sequence.
 
 Under autocast, pass ``cache_enabled=False``: each use of a shared weight then has its own cast,
 so that its gradients are summed in float32.
@@ -11,16 +15,19 @@ so that its gradients are summed in float32.
 Source: Lan et al. 2020, section 3; google-research/albert `modeling.py` (REFERENCE.md A).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from albert_core.attention import attend
 from albert_core.config import ModelSettings
 
 LAYER_NORM_EPSILON = 1e-12
+Runs = Sequence[tuple[int, int]]
+"""How the pieces of a batch lie end to end: so many sequences, of that length; and so on."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": partial(F.gelu, approximate="tanh"),
     "gelu": F.gelu,
@@ -62,10 +69,11 @@ class Embeddings(nn.Module):
         self.norm = nn.LayerNorm(width, LAYER_NORM_EPSILON)
         self.dropout = nn.Dropout(settings.hidden_dropout_prob)
 
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
-        """Return (B, S, E) of two (B, S)."""
-        position = self.position.weight[: input_ids.shape[1]]
-        total = self.word(input_ids) + self.token_type(token_type_ids) + position
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor, runs: Runs) -> Tensor:
+        """Return (T, E) of two (T,)."""
+        table = self.position.weight
+        positions = [table[:length].repeat(number, 1) for number, length in runs]
+        total = self.word(input_ids) + self.token_type(token_type_ids) + _end_to_end(positions)
         return self.dropout(self.norm(total))  # type: ignore[no-any-return]
 
 
@@ -84,16 +92,25 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(settings.hidden_dropout_prob)
         self.norm = nn.LayerNorm(hidden, LAYER_NORM_EPSILON)
 
-    def forward(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Return (B, S, H) of (B, S, H) and a mask of the keys, bool (B, 1, 1, S)."""
+    def forward(self, x: Tensor, runs: Runs, key_mask: Tensor | None) -> Tensor:
+        """Return (T, H) of (T, H); a mask of the keys, bool (B, 1, 1, S), is of a single run."""
         query, key, value = (
-            projection(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, N, S, D)
-            for projection in (self.query, self.key, self.value)
+            self._by_run(projection(x), runs) for projection in (self.query, self.key, self.value)
         )
         dropout_prob = self.weights_dropout_prob if self.training else 0.0
-        seen = F.scaled_dot_product_attention(query, key, value, key_mask, dropout_prob)
-        seen = seen.transpose(1, 2).flatten(2)
-        return self.norm(x + self.dropout(self.output(seen)))  # type: ignore[no-any-return]
+        seen = [
+            attend(q, k, v, key_mask, dropout_prob).transpose(1, 2).reshape(-1, x.shape[1])
+            for q, k, v in zip(query, key, value, strict=True)
+        ]
+        return self.norm(x + self.dropout(self.output(_end_to_end(seen))))  # type: ignore[no-any-return]
+
+    def _by_run(self, x: Tensor, runs: Runs) -> list[Tensor]:
+        """Return (number, N, length, D) for each run in (T, H)."""
+        heads = x.unflatten(1, (self.num_heads, -1))
+        parts = heads.split([number * length for number, length in runs])
+        return [
+            part.unflatten(0, run).transpose(1, 2) for part, run in zip(parts, runs, strict=True)
+        ]
 
 
 class FeedForward(nn.Module):
@@ -108,7 +125,7 @@ class FeedForward(nn.Module):
         self.norm = nn.LayerNorm(settings.hidden_size, LAYER_NORM_EPSILON)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (B, S, H) of (B, S, H)."""
+        """Return (T, H) of (T, H)."""
         change = self.output(self.activation(self.inner(x)))
         return self.norm(x + self.dropout(change))  # type: ignore[no-any-return]
 
@@ -149,12 +166,29 @@ class AlbertModel(nn.Module):
         Returns:
             the last layer (B, S, H) and the pooled [CLS] (B, H), in -1..1.
         """
+        num_sequences, length = input_ids.shape
         key_mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
-        x = self.projection(self.embeddings(input_ids, token_type_ids))
-        for attention, feed_forward in self.route:
-            x = self.attentions[attention](x, key_mask)
-            x = self.feed_forwards[feed_forward](x)
+        runs = [(num_sequences, length)]
+        x = self.encode(input_ids.flatten(), token_type_ids.flatten(), runs, key_mask)
+        x = x.unflatten(0, (num_sequences, length))
         return x, torch.tanh(self.pooler(x[:, 0]))
+
+    def encode(
+        self, input_ids: Tensor, token_type_ids: Tensor, runs: Runs, key_mask: Tensor | None = None
+    ) -> Tensor:
+        """Return the last layer (T, H) of a packed batch.
+
+        Args:
+            input_ids: int64 (T,).
+            token_type_ids: int64 (T,).
+            runs: how the T pieces are sequences.
+            key_mask: bool (B, 1, 1, S), false at padding, where a single run is padded.
+        """
+        x = self.projection(self.embeddings(input_ids, token_type_ids, runs))
+        for attention, feed_forward in self.route:
+            x = self.attentions[attention](x, runs, key_mask)
+            x = self.feed_forwards[feed_forward](x)
+        return x  # type: ignore[no-any-return]
 
 
 class MaskedLMHead(nn.Module):
@@ -205,6 +239,36 @@ class AlbertForPretraining(nn.Module):
         masked = x.take_along_dim(masked_lm_positions[:, :, None], dim=1)  # (B, P, H)
         lm_logits = self.masked_lm(masked, self.encoder.embeddings.word.weight)
         return lm_logits, self.sentence_order(pooled)
+
+    def forward_packed(
+        self,
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        runs: Runs,
+        first_positions: Tensor,
+        masked_lm_positions: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Score a packed batch as `forward` does a padded one, at the price of its real pieces.
+
+        Args:
+            input_ids: int64 (T,).
+            token_type_ids: int64 (T,).
+            runs: how the T pieces are B sequences.
+            first_positions: int64 (B,), where in T each sequence begins.
+            masked_lm_positions: int64 (M,), positions in T.
+
+        Returns:
+            masked LM logits (M, V) and sentence order logits (B, 2).
+        """
+        x = self.encoder.encode(input_ids, token_type_ids, runs)
+        masked = x.index_select(0, masked_lm_positions)
+        pooled = torch.tanh(self.encoder.pooler(x.index_select(0, first_positions)))
+        lm_logits = self.masked_lm(masked, self.encoder.embeddings.word.weight)
+        return lm_logits, self.sentence_order(pooled)
+
+
+def _end_to_end(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _initialise(module: nn.Module, std: float) -> None:

@@ -155,6 +155,40 @@ def test_padding_does_not_change_what_the_model_says(num_padding: int) -> None:
     torch.testing.assert_close(found, expected)
 
 
+PACKINGS = [[(1, 5)], [(3, 4)], [(2, 9), (1, 6), (3, 2), (1, 1)]]
+
+
+@pytest.mark.parametrize("runs", PACKINGS, ids=["one", "one_length", "four_lengths"])
+@pytest.mark.parametrize("settings", [tiny(), tiny(sharing="none", embedding_size=16)])
+def test_a_packed_batch_has_the_loss_and_gradients_of_the_padded_one(
+    settings: ModelSettings, runs: list[tuple[int, int]]
+) -> None:
+    torch.manual_seed(0)
+    model = AlbertForPretraining(settings, 50).double()
+    lengths = [length for number, length in runs for _ in range(number)]
+    first = torch.tensor([0, *lengths[:-1]]).cumsum(0)
+    rows = [(torch.randint(5, 50, (n,)), torch.arange(n) * 2 // n) for n in lengths]
+    input_ids, token_types = (torch.cat(column) for column in zip(*rows, strict=True))
+    padded_ids, padded_types = (
+        torch.nn.utils.rnn.pad_sequence(list(column), batch_first=True)
+        for column in zip(*rows, strict=True)
+    )
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    last = torch.tensor(lengths) - 1  # two predictions a sequence, perhaps the same one
+    positions = torch.stack([last // 2, last], 1)
+
+    def gradients(lm_logits: Tensor, order_logits: Tensor) -> tuple[Tensor, ...]:
+        weights = torch.linspace(-1, 1, lm_logits.numel(), dtype=torch.float64)
+        loss = lm_logits.flatten() @ weights + order_logits.square().sum()
+        return loss, *torch.autograd.grad(loss, list(model.parameters()))
+
+    packed = model.forward_packed(
+        input_ids, token_types, runs, first, (first[:, None] + positions).flatten()
+    )
+    padded = model(padded_ids, mask, padded_types, positions)
+    torch.testing.assert_close(gradients(*packed), gradients(*padded), rtol=1e-9, atol=1e-12)
+
+
 def test_the_head_scores_the_masked_positions_with_the_word_embeddings() -> None:
     torch.manual_seed(0)
     model = AlbertForPretraining(tiny(), 50).eval()
