@@ -179,7 +179,9 @@ class Pretraining:
             if self._is_due(self.settings.log_steps):
                 self._report(learning_rate)
             is_best = self._is_due(self.settings.evaluation_steps) and self._evaluate()
-            if is_best or update.must_stop or self._is_due(self.settings.checkpoint_steps):
+            is_due = is_best or self._is_due(self.settings.checkpoint_steps)
+            # Not amid skipped updates: should they end the run, it resumes from before them.
+            if update.must_stop or (is_due and not self.state.guard.num_in_a_row):
                 self._save()
             self.writer.check()
             if update.must_stop and not self._is_last():

@@ -3,6 +3,7 @@
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -26,6 +27,15 @@ from tests.albert_core.training_with_faults import names_of
 
 NUM_KILLS = int(os.environ.get("ALBERT_TEST_KILLS", "50"))
 """Of the slow test."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_tracking_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Making one takes longer than a run."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("mlflow")
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        yield
 
 
 @pytest.fixture(scope="module")
