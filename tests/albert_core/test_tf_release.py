@@ -8,6 +8,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from albert_core.config import ModelSettings
 from albert_core.contract.errors import ConfigError, IntegrityError, SourceError
@@ -40,12 +41,14 @@ def assert_has_weights(
     block = "bert/encoder/transformer/group_{}/inner_group_{}"
     expected = {
         "encoder.embeddings.word.weight": variables["bert/embeddings/word_embeddings"],
-        "encoder.projection.weight": variables["bert/encoder/embedding_hidden_mapping_in/kernel"].T,
         "encoder.pooler.weight": variables["bert/pooler/dense/kernel"].T,
         "masked_lm.dense.weight": variables["cls/predictions/transform/dense/kernel"].T,
         "masked_lm.bias": variables["cls/predictions/output_bias"],
         "sentence_order.weight": variables["cls/seq_relationship/output_weights"],
     }
+    projection = "bert/encoder/embedding_hidden_mapping_in/kernel"
+    if projection in variables:
+        expected["encoder.projection.weight"] = variables[projection].T
     for number in range(len(model.encoder.attentions)):
         prefix = block.format(*divmod(number, inner_group_num))
         attention, ffn = f"encoder.attentions.{number}", f"encoder.feed_forwards.{number}"
@@ -72,6 +75,15 @@ def test_a_release_gives_its_weights_shape_and_vocabulary(
         assert len(model.encoder.attentions) == groups * inner
         assert_has_weights(model, variables, inner)
         assert read_tf_tokenizer(uri).pieces == tiny_vocab().pieces
+
+
+@pytest.mark.usefixtures("fake_tensorflow")
+def test_a_release_has_no_projection_where_e_is_h(tmp_path: Path) -> None:
+    variables = tf_variables(embedding_size=16)
+    write_tf_release(tmp_path, variables, embedding_size=16)
+    model = load_tf_release(str(tmp_path))
+    assert isinstance(model.encoder.projection, nn.Identity)
+    assert_has_weights(model, variables, 1)
 
 
 def test_gelu_of_the_release_is_the_tanh_approximation(tmp_path: Path) -> None:

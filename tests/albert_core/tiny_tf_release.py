@@ -42,17 +42,20 @@ TF_CONFIG_VALUES: dict[str, Any] = {
 DATA = ".data-00000-of-00001"
 
 
-def tf_variables(num_groups: int = 1, inner_group_num: int = 1) -> dict[str, NDArray[np.float32]]:
-    """Return random weights, with what an optimizer adds to them."""
+def tf_variables(
+    num_groups: int = 1, inner_group_num: int = 1, embedding_size: int = E
+) -> dict[str, NDArray[np.float32]]:
+    """Return random weights, with what an optimizer adds to them; no projection where E = H."""
+    width = embedding_size
     shapes: dict[str, tuple[int, ...]] = {
-        "bert/embeddings/word_embeddings": (V, E),
-        "bert/embeddings/token_type_embeddings": (2, E),
-        "bert/embeddings/position_embeddings": (16, E),
-        **_norm("bert/embeddings/LayerNorm", E),
-        **_dense("bert/encoder/embedding_hidden_mapping_in", E, H),
+        "bert/embeddings/word_embeddings": (V, width),
+        "bert/embeddings/token_type_embeddings": (2, width),
+        "bert/embeddings/position_embeddings": (16, width),
+        **_norm("bert/embeddings/LayerNorm", width),
+        **(_dense("bert/encoder/embedding_hidden_mapping_in", width, H) if width != H else {}),
         **_dense("bert/pooler/dense", H, H),
-        **_dense("cls/predictions/transform/dense", H, E),
-        **_norm("cls/predictions/transform/LayerNorm", E),
+        **_dense("cls/predictions/transform/dense", H, width),
+        **_norm("cls/predictions/transform/LayerNorm", width),
         "cls/predictions/output_bias": (V,),
         "cls/seq_relationship/output_weights": (2, H),
         "cls/seq_relationship/output_bias": (2,),
