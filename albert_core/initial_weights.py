@@ -16,7 +16,7 @@ layers that do not share, and this one keeps their order.
 A source may lack the pooler or a head, as published checkpoints lack the sentence order head: a
 new one is drawn, and the log says which.
 
-Source: Lan et al. 2020, section 4.8 and footnote 5; REFERENCE.md C.4 and E.
+Source: Lan et al. 2020, Table 11 and footnote 5; REFERENCE.md C.4, E and F.
 """
 
 import logging
@@ -104,8 +104,8 @@ def load_initial_weights(
 def load_pretrained(uri: str) -> tuple[AlbertForPretraining, Tokenizer]:
     """Return the model at ``uri`` in its own shape, and its tokenizer: the start of fine-tuning.
 
-    As `load_model_folder` of a model folder, but for every kind of source in this module, and a
-    missing head is drawn.
+    It is to `load_model_folder` what this module is to `conversion`: it takes every kind of source,
+    and a part that is missing is drawn from torch's default generator.
 
     Raises:
         ConfigError: TensorFlow is needed and not installed.

@@ -122,6 +122,8 @@ def read_tf_config(uri: str) -> ModelSettings:
 def read_tf_tokenizer(uri: str, lower_case: bool = True) -> Tokenizer:
     """Return the vocabulary of a release: the one SentencePiece model in its folder.
 
+    It splits commas off digits, as the reference does (REFERENCE.md B.2).
+
     Args:
         uri: see `load_tf_release`.
         lower_case: whether texts are lower-cased, as for the English releases.
@@ -136,7 +138,7 @@ def read_tf_tokenizer(uri: str, lower_case: bool = True) -> Tokenizer:
             f"{folder} has the SentencePiece models {models or 'none'}, expected one, as in "
             "30k-clean.model. Put the release's vocabulary there, and no other."
         )
-    return Tokenizer(storage.read_bytes(storage.join(folder, models[0])), lower_case)
+    return Tokenizer(storage.read_bytes(storage.join(folder, models[0])), lower_case, True)
 
 
 def read_tf_variables(uri: str) -> dict[str, NDArray[np.float32]]:

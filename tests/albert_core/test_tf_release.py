@@ -74,7 +74,9 @@ def test_a_release_gives_its_weights_shape_and_vocabulary(
         model = load_tf_release(uri)
         assert len(model.encoder.attentions) == groups * inner
         assert_has_weights(model, variables, inner)
-        assert read_tf_tokenizer(uri).pieces == tiny_vocab().pieces
+        tokenizer = read_tf_tokenizer(uri)
+        assert tokenizer.pieces == tiny_vocab().pieces
+        assert (tokenizer.lower_case, tokenizer.split_digit_commas) == (True, True)
 
 
 @pytest.mark.usefixtures("fake_tensorflow")
