@@ -1,4 +1,5 @@
 import json
+import threading
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -7,15 +8,20 @@ import pytest
 import torch
 
 from albert_core.checkpoint import (
+    HELD_OUT_LOSS,
     RECORD,
     STATE,
+    CheckpointWriter,
+    best_checkpoint,
+    checkpoint_digest,
+    find_checkpoint,
     list_checkpoints,
     load_checkpoint,
     load_newest,
     save_checkpoint,
 )
 from albert_core.contract import storage
-from albert_core.contract.errors import IntegrityError, TrainingError
+from albert_core.contract.errors import ConfigError, IntegrityError, TrainingError
 
 EXAMPLES = "e" * 64
 
@@ -165,6 +171,90 @@ def test_a_checkpoint_of_other_examples_is_refused(tmp_path: Path) -> None:
         match=r"step-00000001 was trained on examples ffffffffffff, but these are eeeeeeeeeeee",
     ):
         load_newest(str(tmp_path), EXAMPLES)
+
+
+# Beside the training
+
+
+def test_a_checkpoint_is_of_the_moment_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write = threading.Event()
+    write = torch.save
+
+    def slow(*arguments: Any) -> None:
+        assert may_write.wait(10)
+        write(*arguments)
+
+    monkeypatch.setattr("torch.save", slow)
+    writer = CheckpointWriter(str(tmp_path), keep=2)
+    state = state_of(1)
+    writer.save(state, {"step": 1, "examples": EXAMPLES})
+    state["model"]["weight"].zero_()
+    state["optimizer"]["moments"][0].fill_(7)
+    assert list_checkpoints(str(tmp_path)) == []
+    may_write.set()
+    writer.wait()
+    found, _ = load_checkpoint(str(tmp_path / "step-00000001"))
+    torch.testing.assert_close(found, state_of(1), rtol=0, atol=0)
+
+
+def test_a_write_that_failed_is_said_at_the_next_call_and_leaves_the_older_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = CheckpointWriter(str(tmp_path), keep=1)
+    writer.save(state_of(1), {"step": 1, "examples": EXAMPLES})
+    writer.wait()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torch.save", full)
+    writer.save(state_of(2), {"step": 2, "examples": EXAMPLES})
+    with pytest.raises(TrainingError, match=r"step 2 .* No space left on device\. The 1 older"):
+        writer.save(state_of(3), {"step": 3, "examples": EXAMPLES})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+# The best
+
+
+def test_the_best_is_kept_besides_the_last_ones(tmp_path: Path) -> None:
+    for step, loss in enumerate([5.0, 3.0, None, 4.0, 3.5], start=1):
+        record = {"step": step, "examples": EXAMPLES, HELD_OUT_LOSS: loss}
+        save_checkpoint(str(tmp_path), state_of(step), record, keep=2)
+    assert steps_in(tmp_path) == [2, 4, 5]
+    best = best_checkpoint(str(tmp_path))
+    assert best is not None
+    assert (best[1]["step"], best[1][HELD_OUT_LOSS]) == (2, 3.0)
+
+
+def test_where_nothing_was_measured_there_is_no_best(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    assert best_checkpoint(str(tmp_path)) is None
+
+
+# An address
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["run", "run/", "run/manifest.json", "run/checkpoints", "run/checkpoints/step-00000002"],
+)
+def test_a_run_means_its_newest_good_checkpoint(tmp_path: Path, address: str) -> None:
+    [*_, bad] = save(tmp_path / "run" / "checkpoints", 1, 2, 3)
+    damage(Path(bad, STATE))
+    found = find_checkpoint(f"{tmp_path}/{address}")
+    assert found == str(tmp_path / "run" / "checkpoints" / "step-00000002")
+    record = json.loads(Path(found, RECORD).read_bytes())
+    assert checkpoint_digest(found) == record["sha256"]
+
+
+def test_an_address_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no good checkpoint at .*run\. Give the folder of a run"
+    ):
+        find_checkpoint(str(tmp_path / "run"))
 
 
 def test_loading_runs_no_code(tmp_path: Path) -> None:

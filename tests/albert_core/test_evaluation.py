@@ -8,6 +8,7 @@ import torch
 from albert_core.config import ModelSettings
 from albert_core.contract.records import CLS, MASK, SEP
 from albert_core.data import ExampleShards
+from albert_core.distributed import Ranks
 from albert_core.evaluation import evaluate
 from albert_core.model import AlbertForPretraining
 from tests.albert_core.test_data import write_examples
@@ -103,6 +104,40 @@ def test_scores_are_those_of_one_example_at_a_time(
     assert {name: score.value for name, score in scores.items()} == pytest.approx(
         expected, abs=1e-5
     )
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_that_share_the_work_find_the_same_scores(
+    model: AlbertForPretraining,
+    examples: ExampleShards,
+    world_size: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sums of the ranks are added here as they would be over a network."""
+    parts: list[torch.Tensor] = []
+
+    def sent(_: Ranks, sums: torch.Tensor) -> torch.Tensor:
+        parts.append(sums)
+        return torch.stack(parts).sum(0)
+
+    alone = evaluate(model, examples, NUM_EXAMPLES)
+    monkeypatch.setattr(Ranks, "sum", sent)
+    for rank in range(world_size):
+        ranks = Ranks(rank, world_size, torch.device("cpu"))
+        together = evaluate(model, examples, NUM_EXAMPLES, "sentence_order", ranks)
+    assert together == alone
+    assert all(len(part.any(0).nonzero()) < NUM_EXAMPLES for part in parts)
+
+
+def test_the_scores_of_pairs_are_called_by_what_is_learnt_of_them(
+    model: AlbertForPretraining, examples: ExampleShards
+) -> None:
+    order = evaluate(model, examples, NUM_EXAMPLES)
+    next_sentence = evaluate(model, examples, NUM_EXAMPLES, "next_sentence")
+    assert list(next_sentence.values()) == list(order.values())
+    masked_lm = ["masked_lm_loss", "masked_lm_accuracy"]
+    assert list(next_sentence) == [*masked_lm, "next_sentence_loss", "next_sentence_accuracy"]
+    assert list(evaluate(model, examples, NUM_EXAMPLES, None)) == masked_lm
 
 
 def test_every_score_lies_in_its_interval(

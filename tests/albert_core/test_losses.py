@@ -38,6 +38,16 @@ def test_losses_are_float32_under_autocast() -> None:
     torch.testing.assert_close(lm, masked_lm_loss(logits.float(), LABELS, WEIGHTS, WEIGHTS.sum()))
 
 
+def test_losses_of_float64_are_float64() -> None:
+    logits = LOGITS.double()
+    lm = masked_lm_loss(logits, LABELS, WEIGHTS, 7.0)
+    order = sentence_order_loss(logits[:, 0, :2], torch.tensor([0, 1, 1, 0]), 4)
+    assert lm.dtype == order.dtype == torch.float64
+    kept = LABELS.masked_fill(WEIGHTS == 0, -100)
+    expected = F.cross_entropy(logits.flatten(0, 1), kept.flatten())
+    torch.testing.assert_close(lm, expected, rtol=1e-14, atol=0)
+
+
 def test_tensors_that_do_not_fit_are_refused_with_their_shapes() -> None:
     with pytest.raises(ShapeError, match=r"labels \(4, 2\).*\(4, 3, 5\)"):
         masked_lm_loss(LOGITS, LABELS[:, :2], WEIGHTS, WEIGHTS.sum())

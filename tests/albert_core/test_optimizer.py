@@ -1,13 +1,16 @@
 import io
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from albert_core.config import Schedule
 from albert_core.optimizer import build_optimizer, learning_rate_at
+from albert_core.progress_window import trust_ratios
 
 KINDS: list[Literal["lamb", "adamw"]] = ["lamb", "adamw"]
 RATE, DECAY = 0.01, 0.1
@@ -110,16 +113,65 @@ def test_goes_on_from_a_saved_state_as_if_never_stopped(kind: Literal["lamb", "a
     assert all(map(torch.equal, model.parameters(), copy.parameters()))
 
 
-def test_learning_rate_of_the_paper() -> None:
-    rates = [learning_rate_at(step, 0.00176, 3125, 125_000) for step in range(125_000)]
+@pytest.mark.parametrize("kind", KINDS)
+def test_trust_ratios_are_those_of_the_matrices(kind: Literal["lamb", "adamw"]) -> None:
+    model = toy_model()
+    optimizer = build_optimizer(model, kind, RATE, DECAY)
+    assert trust_ratios(optimizer) == {}
+    set_gradients(model, 0)
+    weights = [p.detach().clone() for p in model.parameters() if p.ndim > 1]
+    gradients = [p.grad for p in model.parameters() if p.ndim > 1]
+    optimizer.step()
+    if kind == "adamw":
+        assert trust_ratios(optimizer) == {}
+        return
+    ratios = []
+    for weight, gradient in zip(weights, gradients, strict=True):
+        assert gradient is not None
+        update = 0.1 * gradient / ((0.001 * gradient**2).sqrt() + 1e-6) + DECAY * weight
+        ratios.append(float(weight.norm() / update.norm()))
+    found = trust_ratios(optimizer)
+    assert found["trust_ratio_min"] == pytest.approx(min(ratios), rel=1e-5)
+    assert found["trust_ratio_mean"] == pytest.approx(sum(ratios) / len(ratios), rel=1e-5)
+    assert found["trust_ratio_max"] == pytest.approx(max(ratios), rel=1e-5)
+
+
+def test_learning_rate_of_the_reference() -> None:
+    rates = [learning_rate_at(step, 0.00176, 3125, 125_000, "google") for step in range(125_000)]
     assert rates[0] == 0
     assert max(rates) == rates[3124] == pytest.approx(0.00175944, abs=1e-8)
     assert rates[3125] == pytest.approx(0.001716)
     assert rates[-1] == pytest.approx(0.00176 / 125_000)
 
 
-@given(st.integers(0, 200), st.integers(0, 49), st.integers(50, 100))
-def test_learning_rate_stays_between_0_and_the_peak(step: int, warmup: int, num: int) -> None:
-    rate = learning_rate_at(step, 2.0, warmup, num)
+def test_learning_rate_reaches_its_peak_once_and_has_no_jump() -> None:
+    rates = np.array(
+        [learning_rate_at(n, 0.00176, 3125, 125_000, "linear") for n in range(125_001)]
+    )
+    assert rates[0] == pytest.approx(0.00176 / 3125)
+    assert rates.argmax() == 3124
+    assert rates.max() == 0.00176
+    assert rates[-1] == 0
+    assert (rates[:-1] > 0).all()
+    np.testing.assert_allclose(np.diff(rates[:3125]), 0.00176 / 3125, rtol=1e-9)
+    np.testing.assert_allclose(np.diff(rates[3124:]), -0.00176 / (125_000 - 3124), rtol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "google"])
+def test_without_a_warm_up_the_first_update_has_the_peak(schedule: Schedule) -> None:
+    assert learning_rate_at(0, 2.0, 0, 10, schedule) == 2.0
+    assert learning_rate_at(5, 2.0, 0, 10, schedule) == 1.0
+
+
+@given(
+    st.integers(0, 200),
+    st.integers(0, 49),
+    st.integers(50, 100),
+    st.sampled_from(["linear", "google"]),
+)
+def test_learning_rate_stays_between_0_and_the_peak(
+    step: int, warmup: int, num: int, schedule: Schedule
+) -> None:
+    rate = learning_rate_at(step, 2.0, warmup, num, schedule)
     assert 0 <= rate <= 2.0
     assert step < num or rate == 0
