@@ -1,0 +1,298 @@
+"""What a pretraining run will take, before it is paid for: memory, speed, hours and cost.
+
+A prediction is the formula of `albert_core.flops` over a device's peak rate, times the share of it
+that training reaches (`albert_core.hardware`). The end of a run holds its own speed against it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.contract.errors import ConfigError
+from albert_core.flops import training_flops_of
+from albert_core.hardware import Basis, Hardware
+from albert_core.parameters import ParameterCounts, count_parameters
+from albert_core.training_memory import (
+    MicroBatch,
+    Precision,
+    TrainingMemory,
+    largest_micro_batch,
+    training_memory,
+)
+
+PAPER_BATCH_SIZE = 4096
+PAPER_LEARNING_RATE = 0.00176
+PAPER_WARMUP_STEPS = 3125
+PAPER_NUM_STEPS = 125_000
+
+RESERVED_SHARE = 0.08
+"""Of a device's memory: its libraries, and what its allocator cannot use. Assumed."""
+MANY_DEVICES = 8
+"""With more, the exchange of gradients begins to count (PLATFORM.md part 3, section 3)."""
+
+_FULL_SHARE = 0.55
+_RECOMPUTING_SPEED = 3 / 4
+"""With activation checkpointing four passes are made, of which three count."""
+_SECONDS_PER_HOUR = 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleSizes:
+    """How long examples are: means over all of them."""
+
+    num_pieces: float
+    """Real pieces, special ones included."""
+    square: float
+    """Of the square of that."""
+    num_predictions: float
+    basis: Basis
+    source: str
+
+    @classmethod
+    def of_lengths(
+        cls, lengths: NDArray[np.int64] | Sequence[int], num_predictions: float, source: str
+    ) -> "ExampleSizes":
+        """Return those of examples that are there.
+
+        Args:
+            lengths: real pieces of each example; at least one.
+            num_predictions: of all of them together.
+            source: what they are of.
+        """
+        pieces = np.asarray(lengths, dtype=np.float64)
+        return cls(
+            num_pieces=float(pieces.mean()),
+            square=float(np.square(pieces).mean()),
+            num_predictions=num_predictions / len(pieces),
+            basis="measured",
+            source=source,
+        )
+
+    @classmethod
+    def assumed(cls, max_seq_length: int, masked_lm_prob: float) -> "ExampleSizes":
+        """Return what English text gives: most examples full, the others of any length.
+
+        Real sets have from 0.68 to 0.87 of the longest length on average (REFERENCE.md B.9);
+        this gives 0.775.
+        """
+        rest = 1 - _FULL_SHARE
+        num_pieces = max_seq_length * (_FULL_SHARE + rest / 2)
+        return cls(
+            num_pieces=num_pieces,
+            square=max_seq_length**2 * (_FULL_SHARE + rest / 3),
+            num_predictions=masked_lm_prob * num_pieces,
+            basis="assumed",
+            source=f"{_FULL_SHARE:.0%} of the examples full, the others of any length",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSetup:
+    """A model in training on devices: what its speed depends on."""
+
+    model: ModelSettings
+    vocab_size: int
+    """V, pieces, special ones included."""
+    sizes: ExampleSizes
+    hardware: Hardware
+    """Each of the devices."""
+    num_devices: int = 1
+    """That share each update's batch."""
+    precision: Precision = "float32"
+    activation_checkpointing: bool = False
+
+    @property
+    def flops_per_piece(self) -> float:
+        """The operations of training on one real piece, as a mean over the examples."""
+        of_an_example = training_flops_of(
+            self.model,
+            self.vocab_size,
+            num_sequences=1,
+            num_pieces=self.sizes.num_pieces,
+            sum_of_squares=self.sizes.square,
+            num_predictions=self.sizes.num_predictions,
+        )
+        return of_an_example / self.sizes.num_pieces
+
+    @property
+    def planned_utilisation(self) -> float:
+        """Share of the devices' peak that the model's own operations are expected to be."""
+        share = self.hardware.utilisation[self.precision].at(self.model.hidden_size)
+        return share * (_RECOMPUTING_SPEED if self.activation_checkpointing else 1)
+
+    @property
+    def predicted_pieces_per_second(self) -> float:
+        """The real pieces that all devices together are expected to train on in a second."""
+        return self.planned_utilisation * self._peak_flops / self.flops_per_piece
+
+    def utilisation_at(self, pieces_per_second: float) -> float:
+        """Return the share of the devices' peak that the model's operations are at this speed."""
+        return pieces_per_second * self.flops_per_piece / self._peak_flops
+
+    def compared_with_plan(self, pieces_per_second: float) -> str:
+        """Return a line for the end of a run: its speed beside the planned one.
+
+        Args:
+            pieces_per_second: real pieces of all devices together, in the time that went into
+                updates: without start, evaluations and checkpoints.
+        """
+        planned = self.predicted_pieces_per_second
+        off = pieces_per_second / planned - 1
+        return (
+            f"{pieces_per_second:,.0f} pieces/s, {abs(off):.0%} {'above' if off >= 0 else 'below'} "
+            f"the {planned:,.0f} planned for {self.num_devices} x {self.hardware.name}; "
+            f"model FLOPs utilisation {self.utilisation_at(pieces_per_second):.3f}, planned "
+            f"{self.planned_utilisation:.3f} ({self.hardware.utilisation[self.precision].basis})"
+        )
+
+    @property
+    def _peak_flops(self) -> float:
+        return self.num_devices * self.hardware.peak_tflops[self.precision] * 1e12
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What a run will take. Memory is that of one device, all else that of all of them."""
+
+    setup: TrainingSetup
+    training: TrainingSettings
+    micro_batch: MicroBatch
+
+    @property
+    def parameters(self) -> ParameterCounts:
+        """By part."""
+        return count_parameters(self.setup.model, self.setup.vocab_size)
+
+    @property
+    def usable_bytes(self) -> float:
+        """What a device has for tensors."""
+        return (1 - RESERVED_SHARE) * self.setup.hardware.memory_gib * 2**30
+
+    @property
+    def fits(self) -> bool:
+        """Whether the recipe's micro-batch does."""
+        return self.memory().total <= self.usable_bytes
+
+    @property
+    def num_pieces(self) -> float:
+        """Real pieces trained on, each as often as it is."""
+        return self.num_examples * self.setup.sizes.num_pieces
+
+    @property
+    def num_examples(self) -> int:
+        """Examples trained on, each as often as it is."""
+        return self.training.num_steps * self.training.batch_size
+
+    @property
+    def hours(self) -> float:
+        """Of training alone, without evaluations and checkpoints."""
+        return self.num_pieces / self.setup.predicted_pieces_per_second / _SECONDS_PER_HOUR
+
+    @property
+    def cost_usd(self) -> float:
+        """Of all devices for these hours."""
+        return self.hours * self.setup.num_devices * self.setup.hardware.price.usd_per_hour
+
+    def memory(self, activation_checkpointing: bool | None = None) -> TrainingMemory:
+        """Return what the micro-batch takes, with or without; None: as the recipe has it."""
+        return training_memory(
+            self.setup.model, self.setup.vocab_size, self._executed(activation_checkpointing)
+        )
+
+    def largest_micro_batch(self, activation_checkpointing: bool | None = None) -> int:
+        """Return the most sequences that fit, with or without; None: as the recipe has it."""
+        return largest_micro_batch(
+            self.setup.model,
+            self.setup.vocab_size,
+            self._executed(activation_checkpointing),
+            self.usable_bytes,
+        )
+
+    def _executed(self, activation_checkpointing: bool | None) -> MicroBatch:
+        if activation_checkpointing is None:
+            return self.micro_batch
+        return replace(self.micro_batch, activation_checkpointing=activation_checkpointing)
+
+
+def plan_run(
+    model: ModelSettings,
+    training: TrainingSettings,
+    vocab_size: int,
+    sizes: ExampleSizes,
+    max_seq_length: int,
+    max_predictions: int,
+    hardware: Hardware,
+    num_devices: int = 1,
+) -> RunPlan:
+    """Return what a run takes.
+
+    Pad pieces are taken to cost memory, as a micro-batch is as long as its longest sequence, but
+    no time.
+
+    Args:
+        model: the model's settings.
+        training: the run's.
+        vocab_size: V.
+        sizes: of the examples.
+        max_seq_length: S of the longest example.
+        max_predictions: P of the longest example.
+        hardware: each of the devices.
+        num_devices: that share each update's batch.
+
+    Raises:
+        ConfigError: there are more devices than examples in a batch.
+    """
+    if not 1 <= num_devices <= training.batch_size:
+        raise ConfigError(
+            f"{num_devices} devices cannot share a batch of {training.batch_size} examples: give "
+            "from 1 device to as many as training.batch_size"
+        )
+    setup = TrainingSetup(
+        model=model,
+        vocab_size=vocab_size,
+        sizes=sizes,
+        hardware=hardware,
+        num_devices=num_devices,
+        precision=training.precision,
+        activation_checkpointing=training.activation_checkpointing,
+    )
+    micro_batch = MicroBatch(
+        num_sequences=min(training.micro_batch_size, -(-training.batch_size // num_devices)),
+        length=max_seq_length,
+        num_predictions=max_predictions,
+        precision=training.precision,
+        device=hardware.kind,
+        activation_checkpointing=training.activation_checkpointing,
+    )
+    return RunPlan(setup=setup, training=training, micro_batch=micro_batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchAdvice:
+    """The paper's run with another batch."""
+
+    batch_size: int
+    learning_rate: float
+    warmup_steps: int
+    num_steps: int
+
+
+def batch_advice(batch_size: int) -> BatchAdvice:
+    """Return how to make the paper's run with a batch of this size.
+
+    The learning rate goes with the root of the batch, the warm-up stays as many steps, and as
+    many examples are seen.
+
+    Source: REFERENCE.md C.4, from the threads of google-research/albert's users; not the paper.
+    """
+    ratio = batch_size / PAPER_BATCH_SIZE
+    return BatchAdvice(
+        batch_size=batch_size,
+        learning_rate=PAPER_LEARNING_RATE * math.sqrt(ratio),
+        warmup_steps=PAPER_WARMUP_STEPS,
+        num_steps=round(PAPER_NUM_STEPS / ratio),
+    )
