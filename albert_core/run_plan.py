@@ -1,7 +1,7 @@
 """What a pretraining run will take, before it is paid for: memory, speed, hours and cost.
 
-A prediction is the formula of `albert_core.flops` over a device's peak rate, times the share of it
-that training reaches (`albert_core.hardware`). The end of a run holds its own speed against it.
+The time is the model's operations (`albert_core.flops`) over the rate that training reaches on a
+device (`albert_core.hardware`). The end of a run holds its own speed against it.
 """
 
 import math
@@ -91,6 +91,48 @@ class ExampleSizes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingDevices:
+    """Devices that train a model of some width together: how fast they are expected to be."""
+
+    hardware: Hardware
+    """Each of them."""
+    num_devices: int
+    precision: Precision
+    activation_checkpointing: bool
+    hidden_size: int
+    """H, which a device's utilisation depends on."""
+
+    @property
+    def peak_flops(self) -> float:
+        """Operations a second of all of them together."""
+        return self.num_devices * self.hardware.peak_tflops[self.precision] * 1e12
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the peak that the model's own operations are expected to be, 0..1."""
+        share = self.hardware.utilisation[self.precision].at(self.hidden_size)
+        return share * (_RECOMPUTING_SPEED if self.activation_checkpointing else 1)
+
+    def compared_with_plan(self, num_pieces: float, num_flops: float, seconds: float) -> str:
+        """Return a line for the end of a run: its speed beside the planned one.
+
+        Args:
+            num_pieces: real pieces trained on.
+            num_flops: the model's operations for them, as `albert_core.flops` counts them.
+            seconds: that went into updates: without start, evaluations and checkpoints.
+        """
+        measured, reached = num_pieces / seconds, num_flops / seconds / self.peak_flops
+        planned = measured * self.utilisation / reached
+        off = measured / planned - 1
+        return (
+            f"{measured:,.0f} pieces/s, {abs(off):.0%} {'above' if off >= 0 else 'below'} the "
+            f"{planned:,.0f} planned for {self.num_devices} x {self.hardware.name}; model FLOPs "
+            f"utilisation {reached:.3f}, planned {self.utilisation:.3f} "
+            f"({self.hardware.utilisation[self.precision].basis})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingSetup:
     """A model in training on devices: what its speed depends on."""
 
@@ -98,12 +140,7 @@ class TrainingSetup:
     vocab_size: int
     """V, pieces, special ones included."""
     sizes: ExampleSizes
-    hardware: Hardware
-    """Each of the devices."""
-    num_devices: int = 1
-    """That share each update's batch."""
-    precision: Precision = "float32"
-    activation_checkpointing: bool = False
+    devices: TrainingDevices
 
     @property
     def flops_per_piece(self) -> float:
@@ -119,39 +156,9 @@ class TrainingSetup:
         return of_an_example / self.sizes.num_pieces
 
     @property
-    def planned_utilisation(self) -> float:
-        """Share of the devices' peak that the model's own operations are expected to be."""
-        share = self.hardware.utilisation[self.precision].at(self.model.hidden_size)
-        return share * (_RECOMPUTING_SPEED if self.activation_checkpointing else 1)
-
-    @property
     def predicted_pieces_per_second(self) -> float:
         """The real pieces that all devices together are expected to train on in a second."""
-        return self.planned_utilisation * self._peak_flops / self.flops_per_piece
-
-    def utilisation_at(self, pieces_per_second: float) -> float:
-        """Return the share of the devices' peak that the model's operations are at this speed."""
-        return pieces_per_second * self.flops_per_piece / self._peak_flops
-
-    def compared_with_plan(self, pieces_per_second: float) -> str:
-        """Return a line for the end of a run: its speed beside the planned one.
-
-        Args:
-            pieces_per_second: real pieces of all devices together, in the time that went into
-                updates: without start, evaluations and checkpoints.
-        """
-        planned = self.predicted_pieces_per_second
-        off = pieces_per_second / planned - 1
-        return (
-            f"{pieces_per_second:,.0f} pieces/s, {abs(off):.0%} {'above' if off >= 0 else 'below'} "
-            f"the {planned:,.0f} planned for {self.num_devices} x {self.hardware.name}; "
-            f"model FLOPs utilisation {self.utilisation_at(pieces_per_second):.3f}, planned "
-            f"{self.planned_utilisation:.3f} ({self.hardware.utilisation[self.precision].basis})"
-        )
-
-    @property
-    def _peak_flops(self) -> float:
-        return self.num_devices * self.hardware.peak_tflops[self.precision] * 1e12
+        return self.devices.utilisation * self.devices.peak_flops / self.flops_per_piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +177,7 @@ class RunPlan:
     @property
     def usable_bytes(self) -> float:
         """What a device has for tensors."""
-        return (1 - RESERVED_SHARE) * self.setup.hardware.memory_gib * 2**30
+        return (1 - RESERVED_SHARE) * self.setup.devices.hardware.memory_gib * 2**30
 
     @property
     def fits(self) -> bool:
@@ -195,7 +202,11 @@ class RunPlan:
     @property
     def cost_usd(self) -> float:
         """Of all devices for these hours."""
-        return self.hours * self.setup.num_devices * self.setup.hardware.price.usd_per_hour
+        return (
+            self.hours
+            * self.setup.devices.num_devices
+            * self.setup.devices.hardware.price.usd_per_hour
+        )
 
     def memory(self, activation_checkpointing: bool | None = None) -> TrainingMemory:
         """Return what the micro-batch takes, with or without; None: as the recipe has it."""
@@ -230,8 +241,7 @@ def plan_run(
 ) -> RunPlan:
     """Return what a run takes.
 
-    Pad pieces are taken to cost memory, as a micro-batch is as long as its longest sequence, but
-    no time.
+    Memory is that of a micro-batch of the longest examples; time is that of real pieces.
 
     Args:
         model: the model's settings.
@@ -251,15 +261,14 @@ def plan_run(
             f"{num_devices} devices cannot share a batch of {training.batch_size} examples: give "
             "from 1 device to as many as training.batch_size"
         )
-    setup = TrainingSetup(
-        model=model,
-        vocab_size=vocab_size,
-        sizes=sizes,
+    devices = TrainingDevices(
         hardware=hardware,
         num_devices=num_devices,
         precision=training.precision,
         activation_checkpointing=training.activation_checkpointing,
+        hidden_size=model.hidden_size,
     )
+    setup = TrainingSetup(model=model, vocab_size=vocab_size, sizes=sizes, devices=devices)
     micro_batch = MicroBatch(
         num_sequences=min(training.micro_batch_size, -(-training.batch_size // num_devices)),
         length=max_seq_length,

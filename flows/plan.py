@@ -122,22 +122,22 @@ def plan_as_text(name: str, plan: RunPlan, num_examples: int | None = None) -> s
             plan
         )
     note = _NOTE
-    if setup.num_devices > MANY_DEVICES:
+    if setup.devices.num_devices > MANY_DEVICES:
         note += _MANY_NOTE
-    title = f"{name} on {setup.num_devices} x {setup.hardware.description}"
+    title = f"{name} on {setup.devices.num_devices} x {setup.devices.hardware.description}"
     command = f"make demo RECIPE={name} SOURCE=<your text>"
     return Report(title, groups, note, command).text()
 
 
 def plan_as_json(plan: RunPlan) -> dict[str, Any]:
     """Return the plan's figures, units in their names."""
-    setup, hardware = plan.setup, plan.setup.hardware
-    share = hardware.utilisation[setup.precision]
+    setup, hardware = plan.setup, plan.setup.devices.hardware
+    share = hardware.utilisation[setup.devices.precision]
     advice = batch_advice(plan.training.batch_size)
     return {
         "hardware": hardware.name,
-        "num_devices": setup.num_devices,
-        "precision": setup.precision,
+        "num_devices": setup.devices.num_devices,
+        "precision": setup.devices.precision,
         "parameters": vars(plan.parameters) | plan.parameters.by_convention(),
         "micro_batch": vars(plan.micro_batch),
         "memory_bytes": vars(plan.memory()) | {"total": plan.memory().total},
@@ -148,9 +148,9 @@ def plan_as_json(plan: RunPlan) -> dict[str, Any]:
         "largest_micro_batch_checkpointed": plan.largest_micro_batch(True),
         "examples": vars(setup.sizes),
         "flops_per_piece": setup.flops_per_piece,
-        "peak_tflops": hardware.peak_tflops[setup.precision],
+        "peak_tflops": hardware.peak_tflops[setup.devices.precision],
         "peak_basis": hardware.peak_basis,
-        "utilisation": setup.planned_utilisation,
+        "utilisation": setup.devices.utilisation,
         "utilisation_basis": share.basis,
         "utilisation_source": share.source,
         "pieces_per_second": setup.predicted_pieces_per_second,
@@ -249,7 +249,7 @@ def _parameter_rows(plan: RunPlan) -> list[tuple[str, str]]:
 
 def _memory_rows(plan: RunPlan) -> list[tuple[str, str]]:
     chosen = plan.micro_batch
-    there = f"{plan.usable_bytes / _GIB:.1f} of {plan.setup.hardware.memory_gib:.1f} GiB"
+    there = f"{plan.usable_bytes / _GIB:.1f} of {plan.setup.devices.hardware.memory_gib:.1f} GiB"
     executed = "with" if chosen.activation_checkpointing else "without"
     fits = "fits" if plan.fits else "does NOT fit"
     return [
@@ -272,16 +272,20 @@ def _say_memory(memory: TrainingMemory, largest: int) -> str:
 
 
 def _speed_rows(plan: RunPlan) -> list[tuple[str, str]]:
-    setup, hardware = plan.setup, plan.setup.hardware
-    peak = f"{hardware.peak_tflops[setup.precision]:,.4g} TFLOP/s in {setup.precision}"
-    basis = hardware.utilisation[setup.precision].basis
-    recomputing = ", as a quarter is computed again" if setup.activation_checkpointing else ""
+    setup, hardware = plan.setup, plan.setup.devices.hardware
+    peak = (
+        f"{hardware.peak_tflops[setup.devices.precision]:,.4g} TFLOP/s in {setup.devices.precision}"
+    )
+    basis = hardware.utilisation[setup.devices.precision].basis
+    recomputing = (
+        ", as a quarter is computed again" if setup.devices.activation_checkpointing else ""
+    )
     example = (
         f"{setup.sizes.num_pieces:,.0f} real pieces, {setup.sizes.num_predictions:.0f} predictions"
     )
     return [
         ("peak of one device", f"{peak} [{hardware.peak_basis}]"),
-        ("model FLOPs utilisation", f"{setup.planned_utilisation:.3f}{recomputing} [{basis}]"),
+        ("model FLOPs utilisation", f"{setup.devices.utilisation:.3f}{recomputing} [{basis}]"),
         ("mean example", f"{example} [{setup.sizes.basis}]"),
         ("operations of a piece", f"{setup.flops_per_piece / 1e9:,.4g} GFLOP"),
         ("real pieces a second", f"{setup.predicted_pieces_per_second:,.0f}"),
@@ -289,9 +293,9 @@ def _speed_rows(plan: RunPlan) -> list[tuple[str, str]]:
 
 
 def _run_rows(plan: RunPlan, num_examples: int | None) -> list[tuple[str, str]]:
-    training, price = plan.training, plan.setup.hardware.price
+    training, price = plan.training, plan.setup.devices.hardware.price
     num_passes = -(
-        -training.batch_size // (plan.micro_batch.num_sequences * plan.setup.num_devices)
+        -training.batch_size // (plan.micro_batch.num_sequences * plan.setup.devices.num_devices)
     )
     updates = f"{training.num_steps:,} of {training.batch_size:,} examples"
     seconds = plan.hours * _SECONDS_PER_HOUR / training.num_steps
@@ -318,7 +322,10 @@ def _say_hours(hours: float) -> str:
 
 
 def _source_rows(plan: RunPlan) -> list[tuple[str, str]]:
-    hardware, share = plan.setup.hardware, plan.setup.hardware.utilisation[plan.setup.precision]
+    hardware, share = (
+        plan.setup.devices.hardware,
+        plan.setup.devices.hardware.utilisation[plan.setup.devices.precision],
+    )
     return [
         ("utilisation", f"{share.basis}: {share.source}"),
         ("mean example", f"{plan.setup.sizes.basis}: {plan.setup.sizes.source}"),

@@ -10,6 +10,7 @@ from albert_core.hardware import find_hardware
 from albert_core.run_plan import (
     ExampleSizes,
     RunPlan,
+    TrainingDevices,
     TrainingSetup,
     batch_advice,
     plan_run,
@@ -19,42 +20,49 @@ H200 = find_hardware("h200").with_given(
     peak_tflops=1000.0, memory_gib=None, utilisation=0.5, usd_per_hour=4.0
 )
 FULL = ExampleSizes.of_lengths([512], 77, "here")
-SETUP = TrainingSetup(
-    model=ModelSettings(), vocab_size=30_000, sizes=FULL, hardware=H200, precision="bfloat16"
+DEVICES = TrainingDevices(
+    hardware=H200,
+    num_devices=1,
+    precision="bfloat16",
+    activation_checkpointing=False,
+    hidden_size=768,
 )
+SETUP = TrainingSetup(model=ModelSettings(), vocab_size=30_000, sizes=FULL, devices=DEVICES)
 
 
 def plan(training: TrainingSettings, num_devices: int = 1) -> RunPlan:
     return plan_run(ModelSettings(), training, 30_000, FULL, 512, 77, H200, num_devices)
 
 
+def speed(devices: TrainingDevices) -> float:
+    return replace(SETUP, devices=devices).predicted_pieces_per_second
+
+
 def test_base_at_half_of_an_h200_is_as_fast_as_was_worked_out() -> None:
     # Source: PEERS.md, section 2.1: 0.570 GFLOP a piece, 867,000 pieces/s at 50 % of 989.5 TFLOP/s.
-    published = replace(SETUP, hardware=replace(H200, peak_tflops={"bfloat16": 989.5}))
-    assert published.flops_per_piece / 1e9 == pytest.approx(0.570, abs=0.001)
-    assert published.predicted_pieces_per_second == pytest.approx(867_000, rel=0.002)
+    published = replace(DEVICES, hardware=replace(H200, peak_tflops={"bfloat16": 989.5}))
+    assert SETUP.flops_per_piece / 1e9 == pytest.approx(0.570, abs=0.001)
+    assert speed(published) == pytest.approx(867_000, rel=0.002)
 
 
 def test_devices_share_the_work_evenly() -> None:
-    eight = replace(SETUP, num_devices=8)
-    assert eight.predicted_pieces_per_second == 8 * SETUP.predicted_pieces_per_second
-    assert eight.utilisation_at(8e5) == pytest.approx(SETUP.utilisation_at(1e5))
+    assert speed(replace(DEVICES, num_devices=8)) == 8 * speed(DEVICES)
 
 
 def test_computing_activations_again_takes_a_third_more_time() -> None:
-    again = replace(SETUP, activation_checkpointing=True)
-    ratio = SETUP.predicted_pieces_per_second / again.predicted_pieces_per_second
-    assert ratio == pytest.approx(4 / 3)
+    again = replace(DEVICES, activation_checkpointing=True)
+    assert speed(DEVICES) / speed(again) == pytest.approx(4 / 3)
 
 
-def test_a_run_at_the_planned_speed_reaches_the_planned_utilisation() -> None:
-    speed = SETUP.predicted_pieces_per_second
-    assert SETUP.utilisation_at(speed) == pytest.approx(0.5)
-    line = SETUP.compared_with_plan(0.9 * speed)
-    assert "10% below the" in line
-    assert f"{speed:,.0f} planned for 1 x h200" in line
-    assert "utilisation 0.450, planned 0.500 (given)" in line
-    assert "20% above the" in SETUP.compared_with_plan(1.2 * speed)
+@pytest.mark.parametrize(("share", "says"), [(0.9, "10% below"), (1.2, "20% above")])
+def test_the_end_of_a_run_says_how_far_off_the_plan_was(share: float, says: str) -> None:
+    eight = replace(DEVICES, num_devices=8)
+    num_pieces = share * speed(eight) * 100
+    line = eight.compared_with_plan(num_pieces, num_pieces * SETUP.flops_per_piece, 100)
+    assert line == (
+        f"{share * speed(eight):,.0f} pieces/s, {says} the {speed(eight):,.0f} planned for 8 x "
+        f"h200; model FLOPs utilisation {share * 0.5:.3f}, planned 0.500 (given)"
+    )
 
 
 def test_hours_and_cost_follow_from_the_speed() -> None:
