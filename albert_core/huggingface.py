@@ -254,7 +254,7 @@ def own_state(
         if state[hf].shape != shapes[ours].shape:
             raise IntegrityError(
                 f"{where}: {hf} is {tuple(state[hf].shape)}, expected {tuple(shapes[ours].shape)}. "
-                "The weights and config.json are of different models."
+                "The weights and the configuration beside them are of different models."
             )
         tensor = state[hf].to("cpu", torch.float32, copy=True)
         _check_same(
@@ -393,6 +393,6 @@ def _check_same(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], whe
     for name in state.keys() & expected.keys():
         if not torch.equal(state[name].to("cpu", torch.float32), expected[name]):
             raise IntegrityError(
-                f"{where}, but {name} has other values. Give settings (config.json) of the shape "
+                f"{where}, but {name} has other values. Give settings of the shape "
                 "that the weights have."
             )
