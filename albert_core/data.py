@@ -1,9 +1,11 @@
-"""Shards to batches, in an order that is a pure function of seed, epoch and index.
+"""Shards to batches: rows of the mapped files laid end to end, then padded.
 
-Dimensions: B sequences, S pieces, P predictions.
+Dimensions: B sequences, S pieces, P predictions; R examples with T pieces and M predictions.
 """
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,14 +16,13 @@ from torch import Tensor
 from albert_core.contract import storage
 from albert_core.contract.arrow_files import read_arrow
 from albert_core.contract.errors import TrainingError
-from albert_core.contract.manifest import Manifest, Shard, check_shard, read_manifest
-from albert_core.contract.seeds import derive_seed, random_bits
+from albert_core.contract.manifest import Manifest, check_shard, read_manifest
+from albert_core.contract.ragged import Ints, ranges
+from albert_core.example_order import example_order, padded_length
 
-Ints = NDArray[np.int64]
+__all__ = ["Batch", "ExampleShards", "Rows", "example_order"]
 
-_ROUNDS = 4
-_LENGTH_MULTIPLE = 8
-"""Sequences are padded to a multiple of this, which suits the matrix units."""
+UInt16s = NDArray[np.uint16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,8 @@ class Batch:
 
     input_ids: Tensor
     """int64 (B, S), after masking, 0 at padding."""
-    attention_mask: Tensor
-    """bool (B, S), true at real pieces."""
+    attention_mask: Tensor | None
+    """bool (B, S), true at real pieces; None where all B are equally long, and none is padded."""
     token_type_ids: Tensor
     """int64 (B, S), 0 up to the first [SEP], 1 after it, 0 at padding."""
     masked_lm_positions: Tensor
@@ -42,20 +43,130 @@ class Batch:
     """float32 (B, P), 1 at a real prediction, 0 at padding."""
     sentence_order_labels: Tensor
     """int64 (B,), 0 in document order, 1 swapped."""
+    lengths: Tensor
+    """int64 (B,), real pieces of each sequence, special ones included."""
+    num_pieces: int
+    """Real pieces: the sum of ``lengths``, known without asking the device."""
 
     def to(self, device: torch.device) -> "Batch":
-        """Return the batch on ``device``."""
-        moved = (getattr(self, f.name).to(device, non_blocking=True) for f in fields(self))
-        return Batch(*moved)
+        """Return the batch on ``device``; from pinned memory the copy goes on beside the caller."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
-    @property
-    def num_pieces(self) -> int:
-        """Real pieces, special ones included."""
-        return int(self.attention_mask.sum())
+    def pinned(self) -> "Batch":
+        """Return the batch in page-locked memory, from which a GPU copies by itself."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, move: Callable[[Tensor], Tensor]) -> "Batch":
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved = {name: move(v) for name, v in values.items() if isinstance(v, Tensor)}
+        return Batch(**values | moved)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """R examples laid end to end, not padded: T pieces and M predictions in all."""
+
+    input_ids: UInt16s
+    """(T,) after masking."""
+    lengths: Ints
+    """(R,) pieces of each example; they sum to T."""
+    segment_b_starts: Ints
+    """(R,) first position of segment b."""
+    positions: UInt16s
+    """(M,) positions in their examples, ascending in each."""
+    labels: UInt16s
+    """(M,) the pieces that stood there."""
+    num_predictions: Ints
+    """(R,) predictions of each example; they sum to M."""
+    sentence_order_labels: Ints
+    """(R,) 0 in document order, 1 swapped."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @staticmethod
+    def join(parts: Sequence["Rows"]) -> "Rows":
+        """Return the examples of all ``parts``, of which there is at least one."""
+        return Rows(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Rows)))
+
+    def take(self, places: Ints) -> "Rows":
+        """Return the examples with the numbers ``places``, in this order."""
+        lengths, num_predictions = self.lengths[places], self.num_predictions[places]
+        pieces = ranges((np.cumsum(self.lengths) - self.lengths)[places], lengths)
+        first = np.cumsum(self.num_predictions) - self.num_predictions
+        predictions = ranges(first[places], num_predictions)
+        return Rows(
+            input_ids=self.input_ids.take(pieces),
+            lengths=lengths,
+            segment_b_starts=self.segment_b_starts[places],
+            positions=self.positions.take(predictions),
+            labels=self.labels.take(predictions),
+            num_predictions=num_predictions,
+            sentence_order_labels=self.sentence_order_labels[places],
+        )
+
+    def split(self, ends: Sequence[int]) -> Iterator["Rows"]:
+        """Yield the first ``ends[0]`` examples, those from there to ``ends[1]``, and so on.
+
+        They share their memory with these.
+        """
+        piece_ends = np.append(0, np.cumsum(self.lengths))
+        prediction_ends = np.append(0, np.cumsum(self.num_predictions))
+        begin = 0
+        for end in ends:
+            rows = slice(begin, end)
+            pieces = slice(piece_ends[begin], piece_ends[end])
+            predictions = slice(prediction_ends[begin], prediction_ends[end])
+            yield Rows(
+                input_ids=self.input_ids[pieces],
+                lengths=self.lengths[rows],
+                segment_b_starts=self.segment_b_starts[rows],
+                positions=self.positions[predictions],
+                labels=self.labels[predictions],
+                num_predictions=self.num_predictions[rows],
+                sentence_order_labels=self.sentence_order_labels[rows],
+            )
+            begin = end
+
+    def unmasked(self) -> UInt16s:
+        """Return (T,) the pieces before masking."""
+        pieces = self.input_ids.copy()
+        starts = np.cumsum(self.lengths) - self.lengths
+        pieces[np.repeat(starts, self.num_predictions) + self.positions] = self.labels
+        return pieces
+
+    def batch(self) -> Batch:
+        """Return the examples padded to the longest of them, of which there is at least one."""
+        longest, shortest = int(self.lengths.max()), int(self.lengths.min())
+        is_padded = shortest < longest
+        length = padded_length(longest) if is_padded else longest
+        places = np.arange(length)
+        is_real = places < self.lengths[:, None]
+        in_b = (places >= self.segment_b_starts[:, None]) & is_real
+        width = int(self.num_predictions.max(initial=1))
+        is_prediction = np.arange(width) < self.num_predictions[:, None]
+        return Batch(
+            input_ids=_padded(self.input_ids, is_real),
+            attention_mask=torch.from_numpy(is_real) if is_padded else None,
+            token_type_ids=torch.from_numpy(in_b.astype(np.int64)),
+            masked_lm_positions=_padded(self.positions, is_prediction),
+            masked_lm_labels=_padded(self.labels, is_prediction),
+            masked_lm_weights=torch.from_numpy(is_prediction.astype(np.float32)),
+            sentence_order_labels=torch.from_numpy(self.sentence_order_labels),
+            lengths=torch.from_numpy(self.lengths),
+            num_pieces=len(self.input_ids),
+        )
+
+
+def _padded(values: UInt16s, is_real: NDArray[np.bool_]) -> Tensor:
+    """Return int64 of the shape of ``is_real`` with ``values`` where it is true, 0 elsewhere."""
+    padded = np.zeros(is_real.shape, np.int64)
+    padded[is_real] = values
+    return torch.from_numpy(padded)
 
 
 class ExampleShards:
-    """The examples of one kind, mapped into memory, by their number.
+    """The examples of one kind by their number; local shards that are not compressed stay mapped.
 
     Args:
         manifest_uri: of the stage "examples".
@@ -72,153 +183,106 @@ class ExampleShards:
         shards = self.manifest.shards_of(kind)
         for shard in shards:
             check_shard(shard, folder)
-        self.num_predictions: int = self.manifest.facts["max_predictions"]
-        self._columns = [_map_columns(shard, folder) for shard in shards]
-        self._ends = np.cumsum([shard.num_rows for shard in shards])
+        tables = [read_arrow(storage.join(folder, shard.path)) for shard in shards]
+        self._blocks = [
+            _columns_of(batch) for table in tables for batch in table.to_batches() if len(batch)
+        ]
+        self._ends = np.cumsum([len(block.segment_b_start) for block in self._blocks])
         if not len(self):
             raise TrainingError(f"{manifest_uri} has no {kind} examples: give more text.")
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
+    def sizes(self, indices: Ints) -> tuple[Ints, Ints]:
+        """Return int64 (R,) pieces and int64 (R,) predictions of the examples, without them."""
+        lengths, num_predictions = np.empty_like(indices), np.empty_like(indices)
+        for block, numbers, places in self._by_block(indices):
+            lengths[places] = block.input_ids.lengths(numbers)
+            num_predictions[places] = block.labels.lengths(numbers)
+        return lengths, num_predictions
+
+    def rows(self, indices: Ints) -> Rows:
+        """Return the examples with these numbers, in this order: at least one, int64 (R,)."""
+        found = [
+            (block.rows(numbers), places) for block, numbers, places in self._by_block(indices)
+        ]
+        if len(found) == 1:
+            return found[0][0]
+        there = np.concatenate([places for _, places in found])
+        return Rows.join([rows for rows, _ in found]).take(np.argsort(there))
+
     def batch(self, indices: Ints) -> Batch:
-        """Return the examples with these numbers, in this order."""
-        rows = [self._row(int(index)) for index in indices]
-        longest = max(len(row.input_ids) for row in rows)
-        length = -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
-        input_ids = np.zeros((len(rows), length), np.int64)
-        attention_mask = np.zeros((len(rows), length), bool)
-        token_type_ids = np.zeros((len(rows), length), np.int64)
-        positions = np.zeros((len(rows), self.num_predictions), np.int64)
-        labels = np.zeros((len(rows), self.num_predictions), np.int64)
-        weights = np.zeros((len(rows), self.num_predictions), np.float32)
-        for i, row in enumerate(rows):
-            size, predictions = len(row.input_ids), len(row.positions)
-            input_ids[i, :size] = row.input_ids
-            attention_mask[i, :size] = True
-            token_type_ids[i, row.segment_b_start : size] = 1
-            positions[i, :predictions] = row.positions
-            labels[i, :predictions] = row.labels
-            weights[i, :predictions] = 1
-        order = np.array([row.sentence_order_label for row in rows], np.int64)
-        arrays = (
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            positions,
-            labels,
-            weights,
-            order,
-        )
-        return Batch(*(torch.from_numpy(array) for array in arrays))
+        """Return the examples with these numbers, in this order, as one batch."""
+        return self.rows(indices).batch()
 
     def document_ids(self) -> list[str]:
         """Return the document of each example."""
-        return [name for columns in self._columns for name in columns.document_ids.to_pylist()]
+        return [name for block in self._blocks for name in block.document_ids.to_pylist()]
 
-    def _row(self, index: int) -> "_Row":
-        shard = int(np.searchsorted(self._ends, index, side="right"))
-        columns = self._columns[shard]
-        row = index - (int(self._ends[shard - 1]) if shard else 0)
-        return _Row(
-            input_ids=columns.input_ids.row(row),
-            segment_b_start=int(columns.segment_b_start[row]),
-            positions=columns.positions.row(row),
-            labels=columns.labels.row(row),
-            sentence_order_label=int(columns.sentence_order_label[row]),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    input_ids: NDArray[np.uint16]
-    segment_b_start: int
-    positions: NDArray[np.uint16]
-    labels: NDArray[np.uint16]
-    sentence_order_label: int
+    def _by_block(self, indices: Ints) -> Iterator[tuple["_Columns", Ints, Ints]]:
+        """Yield each block that has some of the examples: their numbers in it, their places."""
+        block_of = np.searchsorted(self._ends, indices, side="right")
+        order = np.argsort(block_of, kind="stable")
+        numbers, first = np.unique(block_of[order], return_index=True)
+        for number, places in zip(numbers.tolist(), np.split(order, first[1:]), strict=True):
+            block = self._blocks[number]
+            begin = self._ends[number] - len(block.segment_b_start)
+            yield block, indices[places] - begin, places
 
 
 @dataclass(frozen=True, slots=True)
 class _Lists:
-    """A list column as two views of the mapped file."""
+    """A list column as two views of the file."""
 
     offsets: NDArray[np.int32]
-    values: NDArray[np.uint16]
+    values: UInt16s
 
-    def row(self, number: int) -> NDArray[np.uint16]:
-        return self.values[self.offsets[number] : self.offsets[number + 1]]
+    def lengths(self, numbers: Ints) -> Ints:
+        return (self.offsets[numbers + 1] - self.offsets[numbers]).astype(np.int64)
+
+    def take(self, numbers: Ints, lengths: Ints) -> UInt16s:
+        """Return the lists with these numbers, laid end to end, given their lengths."""
+        return self.values.take(ranges(self.offsets[numbers], lengths))
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
+    """One record batch, as views of the file."""
+
     input_ids: _Lists
-    segment_b_start: NDArray[np.uint16]
+    segment_b_start: UInt16s
     positions: _Lists
     labels: _Lists
     sentence_order_label: NDArray[np.uint8]
     document_ids: pa.Array
 
+    def rows(self, numbers: Ints) -> Rows:
+        lengths, num_predictions = self.input_ids.lengths(numbers), self.labels.lengths(numbers)
+        return Rows(
+            input_ids=self.input_ids.take(numbers, lengths),
+            lengths=lengths,
+            segment_b_starts=self.segment_b_start[numbers].astype(np.int64),
+            positions=self.positions.take(numbers, num_predictions),
+            labels=self.labels.take(numbers, num_predictions),
+            num_predictions=num_predictions,
+            sentence_order_labels=self.sentence_order_label[numbers].astype(np.int64),
+        )
 
-def _map_columns(shard: Shard, folder: str) -> _Columns:
-    table = read_arrow(storage.join(folder, shard.path))
 
-    def column(name: str) -> pa.Array:
-        return table[name].combine_chunks()
+def _columns_of(batch: pa.RecordBatch) -> _Columns:
+    def numbers(name: str) -> NDArray[Any]:
+        values: NDArray[Any] = batch[name].to_numpy()
+        return values
 
     def lists(name: str) -> _Lists:
-        values = column(name)
-        return _Lists(values.offsets.to_numpy(), values.values.to_numpy())
+        return _Lists(batch[name].offsets.to_numpy(), batch[name].values.to_numpy())
 
     return _Columns(
         input_ids=lists("input_ids"),
-        segment_b_start=column("segment_b_start").to_numpy(),
+        segment_b_start=numbers("segment_b_start"),
         positions=lists("masked_lm_positions"),
         labels=lists("masked_lm_labels"),
-        sentence_order_label=column("sentence_order_label").to_numpy(),
-        document_ids=column("document_id"),
+        sentence_order_label=numbers("sentence_order_label"),
+        document_ids=batch["document_id"],
     )
-
-
-def example_order(first: int, count: int, num_examples: int, seed: int) -> Ints:
-    """Return which examples are trained on as numbers ``first`` to ``first + count`` of a run.
-
-    Every epoch visits each example once, in another order. Ranks and micro-batches take slices
-    of this one sequence, so that it is the same however the work is cut.
-
-    Args:
-        first: examples already taken since the run began.
-        count: examples to take.
-        num_examples: examples there are.
-        seed: of the run.
-    """
-    numbers = np.arange(first, first + count)
-    epochs, within = numbers // num_examples, numbers % num_examples
-    order = np.empty(count, np.int64)
-    for epoch in np.unique(epochs):
-        of_epoch = epochs == epoch
-        order[of_epoch] = permute(
-            within[of_epoch], num_examples, derive_seed(seed, "epoch", int(epoch))
-        )
-    return order
-
-
-def permute(indices: Ints, size: int, seed: int) -> Ints:
-    """Return where a random permutation of ``range(size)`` puts ``indices``; no table is kept.
-
-    Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains": a Feistel network
-    over the next power of four, walked until the value falls below ``size``.
-    """
-    half = max(1, (max(1, size - 1).bit_length() + 1) // 2)
-    values = _feistel(indices.astype(np.uint64), half, seed)
-    while (outside := values >= size).any():
-        values[outside] = _feistel(values[outside], half, seed)
-    return values.astype(np.int64)
-
-
-def _feistel(values: NDArray[np.uint64], half: int, seed: int) -> NDArray[np.uint64]:
-    shift, low = np.uint64(half), np.uint64((1 << half) - 1)
-    left, right = values >> shift, values & low
-    for number in range(_ROUNDS):
-        mixed = random_bits(derive_seed(seed, "round", number), right) & low
-        left, right = right, left ^ mixed
-    return (left << shift) | right

@@ -87,9 +87,7 @@ def mask_examples(
     starts = np.cumsum(lengths) - lengths
     words = _find_words(input_ids, starts, lengths, segment_b_starts, opens_word)
     spans = _cut_spans(words, seeds, max_ngram)
-    budgets = np.maximum(1, np.rint(masked_lm_prob * lengths)).astype(np.int64)
-    if max_predictions is not None:
-        budgets = np.minimum(budgets, max_predictions)
+    budgets = _budgets(lengths, masked_lm_prob, max_predictions)
     masked = _choose_pieces(words, spans, lengths, budgets, len(input_ids))
     where = np.flatnonzero(masked)
     bounds = np.searchsorted(where, np.append(starts, len(input_ids)))
@@ -101,6 +99,49 @@ def mask_examples(
         labels, positions, np.repeat(seeds, num_predictions), len(opens_word)
     )
     return Masked(replaced, positions, labels, num_predictions)
+
+
+def count_predictions(
+    input_ids: Pieces,
+    lengths: Ints,
+    segment_b_starts: Ints,
+    opens_word: Bools,
+    seeds: UInt64s,
+    masked_lm_prob: float,
+    max_ngram: int,
+    max_predictions: int | None = None,
+) -> Ints:
+    """Return (R,) how many predictions `mask_examples` makes in each example, mostly undrawn.
+
+    It leaves room in an example only when no word fits any more. So one with as many words of a
+    single piece as it may have predictions is filled, whatever is drawn; only others are masked.
+    """
+    starts = np.cumsum(lengths) - lengths
+    words = _find_words(input_ids, starts, lengths, segment_b_starts, opens_word)
+    single = np.append(0, np.cumsum(words.end - words.first == 1))
+    num_single = np.diff(single[words.segment_begins[::2]])
+    counts = _budgets(lengths, masked_lm_prob, max_predictions)
+    unsure = np.flatnonzero(num_single < counts)
+    if len(unsure):
+        masked = mask_examples(
+            input_ids[ranges(starts[unsure], lengths[unsure])],
+            lengths[unsure],
+            segment_b_starts[unsure],
+            opens_word,
+            seeds[unsure],
+            masked_lm_prob,
+            max_ngram,
+            max_predictions,
+        )
+        counts[unsure] = masked.num_predictions
+    return counts
+
+
+def _budgets(lengths: Ints, masked_lm_prob: float, max_predictions: int | Ints | None) -> Ints:
+    budgets: Ints = np.maximum(1, np.rint(masked_lm_prob * lengths)).astype(np.int64)
+    if max_predictions is not None:
+        budgets = np.minimum(budgets, max_predictions)
+    return budgets
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +266,7 @@ def _take_spans(
     taken = covered <= budgets[:, None]
     spans_taken = order[taken]
     masked[ranges(first[spans_taken], size[spans_taken])] = True
-    left = budgets - (sizes * taken).sum(axis=1)
+    left: Ints = budgets - (sizes * taken).sum(axis=1)
     lead = np.where(lanes, (words.end[first_word] - first)[order], _NO_ROOM)
     lane = taken.sum(axis=1)
     rows = np.flatnonzero(left)
@@ -256,7 +297,7 @@ def _by_key(keys: UInt16s, counts: Ints) -> tuple[Ints, Bools]:
     packed[lanes] = keys.astype(np.uint32) << np.uint32(16) | places
     packed.sort(axis=1)
     begins = np.cumsum(counts) - counts
-    order = (packed & np.uint32(0xFFFF)) + begins[:, None]
+    order: Ints = (packed & np.uint32(0xFFFF)) + begins[:, None]
     return np.where(lanes, order, 0), lanes
 
 

@@ -1,4 +1,3 @@
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_core.contract import storage
 from albert_core.contract.errors import IntegrityError, TrainingError
-from albert_core.contract.manifest import StagePlan, shard_of
 from albert_core.contract.records import CLS, EXAMPLE_SCHEMA, MASK, SEP
-from albert_core.data import ExampleShards, example_order, permute
-
-SEEDS = st.integers(0, 2**63 - 1)
-MAX_PREDICTIONS = 3
+from albert_core.data import Batch, ExampleShards, Rows
+from tests.albert_core import made_examples
 
 
 def example(number: int, num_pieces: int) -> dict[str, Any]:
@@ -39,18 +34,17 @@ def example(number: int, num_pieces: int) -> dict[str, Any]:
 EXAMPLES = [example(number, num_pieces) for number, num_pieces in enumerate([6, 9, 30, 16, 7])]
 
 
-def write_examples(work: str, shards: Sequence[Sequence[dict[str, Any]]]) -> str:
+def write_examples(work: str, shards: Sequence[Sequence[dict[str, Any]]], **options: Any) -> str:
     """Write ``shards`` of training examples below ``work``; return their manifest's URI."""
-    plan = StagePlan("examples", {}, {}, "code", {})
-    folder = plan.folder(work)
-    written = []
-    for number, rows in enumerate(shards):
-        uri = storage.join(folder, f"train-{number:05d}.arrow")
-        table = pa.Table.from_pylist(list(rows), schema=EXAMPLE_SCHEMA)
-        with storage.open_atomic(uri) as file, pa.ipc.new_file(file, EXAMPLE_SCHEMA) as writer:
-            writer.write_table(table)
-        written.append(shard_of(uri, folder, "train", len(rows)))
-    return plan.write(work, written, [], {"max_predictions": MAX_PREDICTIONS})
+    tables = [pa.Table.from_pylist(list(rows), schema=EXAMPLE_SCHEMA) for rows in shards]
+    return made_examples.write_examples(work, tables, {}, {}, **options)
+
+
+def assert_equal(one: Batch, other: Batch) -> None:
+    """Fail unless the two have the same content."""
+    for name in Batch.__dataclass_fields__:
+        a, b = getattr(one, name), getattr(other, name)
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
 
 
 @pytest.fixture
@@ -60,81 +54,11 @@ def examples(tmp_path: Path) -> ExampleShards:
     return ExampleShards(uri, "train")
 
 
-# Order
-
-
-@given(st.integers(1, 3000), SEEDS)
-def test_every_number_has_its_own_place(size: int, seed: int) -> None:
-    places = permute(np.arange(size), size, seed)
-    assert places.dtype == np.int64
-    assert np.array_equal(np.sort(places), np.arange(size))
-
-
-@pytest.mark.parametrize("size", [*range(1, 18), 255, 256, 257, 1023, 1024, 1025, 65_537])
-def test_every_number_has_its_own_place_at_powers_of_two_and_next_to_them(size: int) -> None:
-    assert np.array_equal(np.sort(permute(np.arange(size), size, 1)), np.arange(size))
-
-
-@given(st.integers(1, 2**40), SEEDS, st.lists(st.integers(0), max_size=20))
-def test_a_place_does_not_depend_on_what_else_is_asked(
-    size: int, seed: int, numbers: list[int]
-) -> None:
-    indices = np.array([number % size for number in numbers], np.int64)
-    together = permute(indices, size, seed)
-    assert ((together >= 0) & (together < size)).all()
-    alone = [int(permute(indices[i : i + 1], size, seed)[0]) for i in range(len(indices))]
-    assert together.tolist() == alone
-
-
-def test_every_place_is_as_likely_as_any_other() -> None:
-    firsts = [int(permute(np.array([0]), 10, seed)[0]) for seed in range(2000)]
-    counts = np.bincount(firsts, minlength=10)
-    assert (abs(counts - 200) < 60).all()
-
-
-def test_golden_permutation() -> None:
-    assert permute(np.arange(10), 10, 7).tolist() == [7, 9, 2, 5, 6, 0, 8, 3, 4, 1]
-
-
-def test_golden_order() -> None:
-    assert example_order(0, 12, 10, 12345).tolist() == [8, 6, 9, 3, 7, 1, 5, 0, 4, 2, 9, 5]
-    assert example_order(95, 10, 100, 12345).tolist() == [22, 51, 9, 3, 59, 60, 2, 14, 64, 80]
-
-
-@given(st.integers(1, 50), st.integers(0, 5), SEEDS)
-def test_every_epoch_visits_each_example_once(num_examples: int, epoch: int, seed: int) -> None:
-    order = example_order(epoch * num_examples, num_examples, num_examples, seed)
-    assert sorted(order.tolist()) == list(range(num_examples))
-
-
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    orders = {
-        tuple(example_order(epoch * 100, 100, 100, seed)) for epoch in range(5) for seed in range(5)
-    }
-    assert len(orders) == 25
-
-
-@given(st.integers(1, 40), st.lists(st.integers(0, 30), max_size=8), SEEDS)
-def test_slices_of_any_size_make_one_sequence(
-    num_examples: int, sizes: list[int], seed: int
-) -> None:
-    begins = np.cumsum([0, *sizes])
-    parts = [
-        example_order(int(begin), size, num_examples, seed)
-        for begin, size in zip(begins[:-1], sizes, strict=True)
-    ]
-    whole = example_order(0, int(begins[-1]), num_examples, seed)
-    assert np.concatenate([np.empty(0, np.int64), *parts]).tolist() == whole.tolist()
-
-
-@given(st.integers(1, 40), st.integers(0, 10**12), st.integers(0, 100), SEEDS)
-def test_anywhere_in_a_run_examples_are_visited_equally_often(
-    num_examples: int, first: int, count: int, seed: int
-) -> None:
-    visits = Counter(example_order(first, count, num_examples, seed).tolist())
-    most = max(visits.values(), default=0)
-    assert most <= count // num_examples + 2
-    assert sum(visits.values()) == count
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> ExampleShards:
+    """Three hundred random examples in three shards."""
+    uri = made_examples.made_examples(str(tmp_path_factory.mktemp("many")), 300, 40)
+    return ExampleShards(uri, "train")
 
 
 # Batches
@@ -148,12 +72,15 @@ def test_examples_are_numbered_through_all_shards(examples: ExampleShards) -> No
         assert batch.input_ids[0, :size].tolist() == row["input_ids"]
 
 
-def test_a_batch_is_padded_to_a_multiple_of_eight(examples: ExampleShards) -> None:
+def test_sequences_of_several_lengths_are_padded_to_a_multiple_of_eight(
+    examples: ExampleShards,
+) -> None:
     batch = examples.batch(np.array([1, 0]))
     assert batch.input_ids.tolist() == [
         [CLS, MASK, 11, 11, 11, 11, SEP, 9, SEP] + [0] * 7,
         [CLS, MASK, 10, SEP, 9, SEP] + [0] * 10,
     ]
+    assert batch.attention_mask is not None
     assert batch.attention_mask.tolist() == [
         [True] * 9 + [False] * 7,
         [True] * 6 + [False] * 10,
@@ -162,27 +89,41 @@ def test_a_batch_is_padded_to_a_multiple_of_eight(examples: ExampleShards) -> No
         [0] * 7 + [1] * 2 + [0] * 7,
         [0] * 4 + [1] * 2 + [0] * 10,
     ]
-    assert batch.masked_lm_positions.tolist() == [[1, 7, 0], [1, 0, 0]]
-    assert batch.masked_lm_labels.tolist() == [[21, 9, 0], [20, 0, 0]]
-    assert batch.masked_lm_weights.tolist() == [[1, 1, 0], [1, 0, 0]]
+    assert batch.masked_lm_positions.tolist() == [[1, 7], [1, 0]]
+    assert batch.masked_lm_labels.tolist() == [[21, 9], [20, 0]]
+    assert batch.masked_lm_weights.tolist() == [[1, 1], [1, 0]]
     assert batch.sentence_order_labels.tolist() == [1, 0]
+    assert batch.lengths.tolist() == [9, 6]
     assert batch.num_pieces == 15
 
 
-@pytest.mark.parametrize(("numbers", "length"), [([0], 8), ([3], 16), ([0, 2], 32)])
+@pytest.mark.parametrize(("numbers", "length"), [([0], 6), ([1, 1], 9), ([0, 3], 16), ([0, 2], 32)])
 def test_a_batch_is_as_long_as_its_longest_example_needs(
     examples: ExampleShards, numbers: list[int], length: int
 ) -> None:
     assert examples.batch(np.array(numbers)).input_ids.shape == (len(numbers), length)
 
 
+def test_sequences_of_one_length_are_not_padded_and_have_no_mask(examples: ExampleShards) -> None:
+    batch = examples.batch(np.array([1, 1]))
+    assert batch.attention_mask is None
+    assert batch.input_ids.tolist() == [EXAMPLES[1]["input_ids"]] * 2
+    assert batch.to(torch.device("cpu")).attention_mask is None
+
+
+def test_predictions_are_padded_to_the_most_in_the_batch(examples: ExampleShards) -> None:
+    assert examples.batch(np.array([0, 2])).masked_lm_positions.shape == (2, 1)
+    assert examples.batch(np.array([0, 1])).masked_lm_positions.shape == (2, 2)
+
+
 def test_a_batch_has_the_types_it_says(examples: ExampleShards) -> None:
     batch = examples.batch(np.array([0, 1])).to(torch.device("cpu"))
     for ints in (
         *(batch.input_ids, batch.token_type_ids, batch.masked_lm_positions),
-        *(batch.masked_lm_labels, batch.sentence_order_labels),
+        *(batch.masked_lm_labels, batch.sentence_order_labels, batch.lengths),
     ):
         assert ints.dtype == torch.int64
+    assert batch.attention_mask is not None
     assert batch.attention_mask.dtype == torch.bool
     assert batch.masked_lm_weights.dtype == torch.float32
 
@@ -198,11 +139,79 @@ def test_an_example_is_the_same_in_every_batch(numbers: list[int]) -> None:
         size = alone.input_ids.shape[1]
         assert torch.equal(together.input_ids[row, :size], alone.input_ids[0])
         assert not together.input_ids[row, size:].any()
-        assert torch.equal(together.masked_lm_labels[row], alone.masked_lm_labels[0])
+        predictions = alone.masked_lm_labels.shape[1]
+        assert torch.equal(together.masked_lm_labels[row, :predictions], alone.masked_lm_labels[0])
+        assert not together.masked_lm_weights[row, predictions:].any()
 
 
 def test_every_example_knows_its_document(examples: ExampleShards) -> None:
     assert examples.document_ids() == ["d0", "d0", "d1", "d1", "d2"]
+
+
+def test_sizes_are_known_without_the_rows(many: ExampleShards) -> None:
+    numbers = np.random.default_rng(0).integers(0, len(many), 100)
+    lengths, num_predictions = many.sizes(numbers)
+    rows = many.rows(numbers)
+    assert lengths.tolist() == rows.lengths.tolist()
+    assert num_predictions.tolist() == rows.num_predictions.tolist()
+
+
+# Rows
+
+
+def test_rows_come_in_the_order_asked_for_from_all_shards(many: ExampleShards) -> None:
+    numbers = np.random.default_rng(1).integers(0, len(many), 50)
+    one_by_one = Rows.join([many.rows(numbers[i : i + 1]) for i in range(len(numbers))])
+    assert_equal(many.rows(numbers).batch(), one_by_one.batch())
+
+
+@given(cuts=st.lists(st.integers(0, 20), max_size=4))
+@settings(max_examples=20)
+def test_rows_that_were_split_join_to_what_they_were(many: ExampleShards, cuts: list[int]) -> None:
+    rows = many.rows(np.arange(20))
+    parts = list(rows.split([*sorted(cuts), 20]))
+    assert [len(part) for part in parts] == np.diff([0, *sorted(cuts), 20]).tolist()
+    assert_equal(Rows.join(parts).batch(), rows.batch())
+
+
+@given(places=st.lists(st.integers(0, 19), min_size=1, max_size=30))
+@settings(max_examples=20)
+def test_rows_taken_of_rows_are_those_of_the_shards(many: ExampleShards, places: list[int]) -> None:
+    taken = many.rows(np.arange(100, 120)).take(np.array(places))
+    assert_equal(taken.batch(), many.batch(100 + np.array(places)))
+
+
+def test_labels_put_back_give_the_pieces_before_masking(examples: ExampleShards) -> None:
+    rows = examples.rows(np.array([1, 0]))
+    assert rows.unmasked().tolist() == [
+        *[CLS, 21, 11, 11, 11, 11, SEP, 9, SEP],
+        *[CLS, 20, 10, SEP, 9, SEP],
+    ]
+    assert rows.input_ids[1] == MASK
+
+
+# Shards
+
+
+@pytest.mark.parametrize("options", [{"compression": "zstd"}, {"rows_per_batch": 2}])
+def test_how_a_shard_is_written_does_not_change_its_examples(
+    examples: ExampleShards, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    uri = write_examples(str(tmp_path / "other"), [EXAMPLES], **options)
+    numbers = np.array([4, 0, 3, 1, 2, 0])
+    assert_equal(ExampleShards(uri, "train").batch(numbers), examples.batch(numbers))
+
+
+@pytest.mark.parametrize(("compression", "is_mapped"), [(None, True), ("zstd", False)])
+def test_shards_that_are_not_compressed_stay_mapped(
+    tmp_path: Path, compression: str | None, is_mapped: bool
+) -> None:
+    uri = made_examples.made_examples(str(tmp_path), 3000, 100, compression=compression)
+    before = pa.total_allocated_bytes()
+    examples = ExampleShards(uri, "train")
+    in_memory = pa.total_allocated_bytes() - before
+    num_pieces = int(examples.sizes(np.arange(3000))[0].sum())
+    assert (in_memory < 0.1 * 2 * num_pieces) == is_mapped
 
 
 def test_a_relative_manifest_is_one_in_this_folder(

@@ -5,7 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_core.contract.masking import Masked, mask_examples, span_length_weights
+from albert_core.contract.masking import (
+    Masked,
+    count_predictions,
+    mask_examples,
+    span_length_weights,
+)
 from albert_core.contract.records import CLS, MASK, NUM_SPECIAL, SEP
 from albert_core.contract.seeds import random_bits
 
@@ -201,3 +206,33 @@ def test_golden_masks() -> None:
 
 GOLDEN_POSITIONS = [4, 5, 6, 10, 11, 14]
 GOLDEN_IDS = [4, 4, 4, 4, 4, 4]
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 20),
+    st.integers(7, 200),
+    st.sampled_from([0.15, 0.4]),
+    st.sampled_from([None, 20]),
+    st.sampled_from([0.05, 0.3, 0.9]),
+)
+def test_predictions_are_counted_without_masking(
+    seed: int, num_rows: int, length: int, prob: float, most: int | None, opening_share: float
+) -> None:
+    ids, lengths, b_starts = rows(seed, num_rows, length)
+    opens_word = np.random.default_rng(seed).random(VOCAB_SIZE) < opening_share
+    given = (ids, lengths, b_starts, opens_word, random_bits(7, np.arange(num_rows)), prob, 3, most)
+    assert (count_predictions(*given) == mask_examples(*given).num_predictions).all()
+
+
+def test_predictions_are_counted_where_long_words_leave_room() -> None:
+    length, num_rows = 40, 50
+    ids = np.tile([CLS, *[3] * 18, SEP, *[3] * 19, SEP], num_rows)  # 3 goes on with the word
+    ids.reshape(num_rows, length)[:, [5, 12, 25]] = 7  # opens a word
+    opens_word = np.arange(VOCAB_SIZE) == 7
+    per_row = np.full(num_rows, length), np.full(num_rows, 20)
+    given = (ids, *per_row, opens_word, random_bits(7, np.arange(num_rows)), 0.15, 3)
+    counts = count_predictions(*given)
+    assert (counts == mask_examples(*given).num_predictions).all()
+    assert counts.max() < round(0.15 * length)
