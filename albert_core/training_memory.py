@@ -139,17 +139,13 @@ def saved_for_backward(settings: ModelSettings, vocab_size: int, micro_batch: Mi
         block = 2 * layer_input
     else:
         block = _attention_bytes(settings, micro_batch) + _feed_forward_bytes(settings, micro_batch)
+    num_blocks = settings.num_hidden_layers * settings.inner_group_num
     return (
         _embedding_bytes(settings, micro_batch)
-        + num_blocks(settings) * block
+        + num_blocks * block
         + layer_input  # what the last layer gives
         + _head_bytes(settings, vocab_size, micro_batch)
     )
-
-
-def num_blocks(settings: ModelSettings) -> int:
-    """Return how many blocks of attention and feed-forward a piece passes through."""
-    return settings.num_hidden_layers * settings.inner_group_num
 
 
 def _activation_peak(settings: ModelSettings, vocab_size: int, micro_batch: MicroBatch) -> int:
@@ -158,12 +154,14 @@ def _activation_peak(settings: ModelSettings, vocab_size: int, micro_batch: Micr
     held_logits = logits * micro_batch.product_bytes  # by the caller, who looks which are right
     saved = saved_for_backward(settings, vocab_size, micro_batch)
     in_the_loss = saved + logits * _LOGIT_COPY_BYTES
-    kept_by_head = _head_bytes(settings, vocab_size, micro_batch)
     table = vocab_size * settings.embedding_size * _FLOAT32
     in_a_block = (
-        saved - kept_by_head + held_logits + table + _block_gradients(settings, micro_batch)
+        saved
+        - _head_bytes(settings, vocab_size, micro_batch)
+        + held_logits
+        + table  # the head's gradient of the word embeddings, which waits for the look-up's
+        + _block_gradients(settings, micro_batch)
     )
-    table = vocab_size * settings.embedding_size * _FLOAT32
     in_the_embeddings = held_logits + _EMBEDDING_GRADIENTS * table
     return max(in_the_loss, in_a_block, in_the_embeddings)
 
@@ -172,26 +170,21 @@ def _block_gradients(settings: ModelSettings, micro_batch: MicroBatch) -> int:
     """Return what the backward pass through a block takes, its activations computed again or not.
 
     Attention has the gradients of its input and output, of what goes into the output layer and of
-    query, key and value; the feed-forward block those before and after each layer. Of a weight
-    there is the gradient in bfloat16 and cast.
+    query, key and value; the feed-forward block those of its input and output and of its inner
+    layer. Of a weight there is the gradient in bfloat16 and cast.
     """
     hidden, inner = settings.hidden_size, settings.intermediate_size
-    attention, feed_forward = 6 * hidden, 2 * hidden + inner
+    pieces, product = micro_batch.num_pieces, micro_batch.product_bytes
+    in_attention = pieces * 6 * hidden * product
+    in_feed_forward = pieces * (2 * hidden + inner) * product
     if _keeps_attention_weights(settings, micro_batch):
-        attention += 2 * settings.num_attention_heads * micro_batch.length
-    of_attention, of_feed_forward = (
-        micro_batch.num_pieces * width * micro_batch.product_bytes
-        for width in (attention, feed_forward)
-    )
+        in_attention += pieces * 2 * settings.num_attention_heads * micro_batch.length * product
     if micro_batch.activation_checkpointing:
-        kept_anyway = hidden * micro_batch.product_bytes  # the block's input
-        of_attention += _attention_bytes(settings, micro_batch)
-        of_feed_forward += _feed_forward_bytes(settings, micro_batch)
-        of_attention -= micro_batch.num_pieces * kept_anyway
-        of_feed_forward -= micro_batch.num_pieces * kept_anyway
-    of_a_weight = hidden * inner
-    weight = of_a_weight * _FLOAT32 + _cast_weights(of_a_weight, micro_batch)
-    return max(of_attention, of_feed_forward) + weight
+        block_input = pieces * hidden * product  # is there anyway
+        in_attention += _attention_bytes(settings, micro_batch) - block_input
+        in_feed_forward += _feed_forward_bytes(settings, micro_batch) - block_input
+    weight = hidden * inner * _FLOAT32 + _cast_weights(hidden * inner, micro_batch)
+    return max(in_attention, in_feed_forward) + weight
 
 
 def _embedding_bytes(settings: ModelSettings, micro_batch: MicroBatch) -> int:

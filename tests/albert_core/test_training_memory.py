@@ -191,3 +191,10 @@ def test_base_takes_what_is_known_of_it_on_an_h200() -> None:
     )
     saved = saved_for_backward(ModelSettings(), 30_000, micro_batch)
     assert 39e9 < saved < 1.35 * 39e9
+
+
+def test_a_step_of_base_takes_what_a_process_grew_by() -> None:
+    # Source: PLATFORM.md part 3, section 1: 1,357 MB for a prototype, 16 x 128, float32.
+    micro_batch = MicroBatch(num_sequences=16, length=128, num_predictions=20)
+    memory = training_memory(ModelSettings(), 30_000, micro_batch)
+    assert memory.activations + memory.gradients == pytest.approx(1357e6, rel=0.05)
