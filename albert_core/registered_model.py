@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 from torch import Tensor
-from transformers import AlbertForPreTraining, AutoTokenizer
+from transformers import AutoModelForPreTraining, AutoTokenizer
 
 MODEL_ARTIFACT = "model"
 """Name of the folder in Hugging Face's layout among the version's artifacts."""
@@ -27,7 +27,10 @@ class AlbertPyfunc(PythonModel):
         """Load the model and its tokenizer from the version's own files."""
         folder = context.artifacts[MODEL_ARTIFACT]
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model = AlbertForPreTraining.from_pretrained(folder).eval()
+        self.model = AutoModelForPreTraining.from_pretrained(folder).eval()
+        heads = getattr(self.model, "cls", self.model)  # BertForPreTraining has them in a module
+        self.masked_lm = heads.predictions
+        self.order = heads.seq_relationship if heads is not self.model else heads.sop_classifier
         self.max_seq_length = int(self.model.config.max_position_embeddings)
 
     def predict(
@@ -74,10 +77,10 @@ class AlbertPyfunc(PythonModel):
             raise ValueError(f"top_k is {top_k}, expected 1 to {vocab_size}")
         rows: list[tuple[int, int, str, float]] = []
         for begin, inputs in self._batches(texts):
-            hidden = self.model.albert(**inputs).last_hidden_state  # (B, S, H)
+            hidden = self.model.base_model(**inputs).last_hidden_state  # (B, S, H)
             is_mask = inputs["input_ids"] == self.tokenizer.mask_token_id
             self._check_masks(texts, begin, is_mask)
-            best = self.model.predictions(hidden[is_mask]).softmax(dim=-1).topk(top_k)
+            best = self.masked_lm(hidden[is_mask]).softmax(dim=-1).topk(top_k)
             places = is_mask.nonzero()[:, 0].tolist()
             for i, place in enumerate(places):
                 mask = places[:i].count(place)
@@ -105,7 +108,7 @@ class AlbertPyfunc(PythonModel):
     def _embed(self, texts: list[str]) -> pd.DataFrame:
         embeddings: list[list[float]] = []
         for _, inputs in self._batches(texts):
-            hidden = self.model.albert(**inputs).last_hidden_state  # (B, S, H)
+            hidden = self.model.base_model(**inputs).last_hidden_state  # (B, S, H)
             weights = inputs["attention_mask"][:, :, None]
             embeddings += ((hidden * weights).sum(dim=1) / weights.sum(dim=1)).tolist()
         return pd.DataFrame({"text": texts, "embedding": embeddings})
@@ -113,8 +116,8 @@ class AlbertPyfunc(PythonModel):
     def _sentence_order(self, texts: list[str], texts_b: list[str]) -> pd.DataFrame:
         probabilities: list[float] = []
         for _, inputs in self._batches(texts, texts_b):
-            pooled = self.model.albert(**inputs).pooler_output
-            order = self.model.sop_classifier(pooled).softmax(dim=-1)  # (B, 2)
+            pooled = self.model.base_model(**inputs).pooler_output
+            order = self.order(pooled).softmax(dim=-1)  # (B, 2)
             probabilities += order[:, _IN_ORDER].tolist()
         return pd.DataFrame({"text": texts, "text_b": texts_b, "probability": probabilities})
 

@@ -9,23 +9,27 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from mlflow import MlflowClient
 
 from albert_core import registry as stage
-from albert_core.config import RegistrySettings
+from albert_core.config import ModelSettings, RegistrySettings
 from albert_core.contract import storage
 from albert_core.contract.errors import RegistryError
 from albert_core.contract.manifest import Manifest, StagePlan, read_manifest
-from albert_core.conversion import load_model_folder
+from albert_core.conversion import load_model_folder, save_model_folder
 from albert_core.finetuning import model_digest
+from albert_core.huggingface import Architecture
+from albert_core.model import AlbertForPretraining
 from albert_core.registry import champion_folder, model_folder_of
 from albert_core.tracking import open_client
 from tests.albert_core.tiny_model import MAX_POSITIONS, save_tiny_model
+from tests.albert_core.tiny_vocab import tiny_vocab
 
 SENTENCES = ["bado [MASK] kelu ra vo sa.", "[MASK] nosa 12 [MASK]"]
 
@@ -340,10 +344,7 @@ def test_a_registry_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.Mon
         champion_folder("tiny", str(tmp_path))
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = str(tmp_path_factory.mktemp("served"))
-    save_tiny_model(folder)
+def serve(folder: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of MLflow about itself, on import
         from albert_core.registered_model import MODEL_ARTIFACT, AlbertPyfunc
@@ -351,6 +352,34 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
     model = AlbertPyfunc()
     model.load_context(SimpleNamespace(artifacts={MODEL_ARTIFACT: folder}))  # type: ignore[arg-type]
     return model
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = str(tmp_path_factory.mktemp("served"))
+    save_tiny_model(folder)
+    return serve(folder)
+
+
+@pytest.mark.parametrize("task", ["fill_mask", "embed", "sentence_order"])
+def test_a_bert_is_served_alike_from_the_files_of_either_class(task: str, tmp_path: Path) -> None:
+    shape = {"embedding_size": 16, "hidden_size": 16, "intermediate_size": 24, "sharing": "none"}
+    settings = ModelSettings.read(
+        shape | {"num_hidden_layers": 2, "num_attention_heads": 2}, "test"
+    )
+    torch.manual_seed(0)
+    model = AlbertForPretraining(settings, tiny_vocab().vocab_size)
+    rows = pd.DataFrame({"text": ["bado [MASK] kelu."], "text_b": ["ra vo."]})
+    said = []
+    for architecture in get_args(Architecture):
+        folder = str(tmp_path / architecture)
+        save_model_folder(model, tiny_vocab(), folder, architecture)
+        said.append(serve(folder).predict(None, rows, {"task": task}))
+    one, other = said
+    numbers = {"probability", "embedding"} & set(one.columns)
+    assert one.drop(columns=numbers).equals(other.drop(columns=numbers))
+    for name in numbers:
+        np.testing.assert_allclose(np.stack(one[name]), np.stack(other[name]), atol=1e-5)
 
 
 @pytest.mark.parametrize(
