@@ -14,8 +14,10 @@ import torch
 from albert_core.checkpoint import checkpoint_digest, find_checkpoint, load_checkpoint
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.contract.errors import ConfigError, IntegrityError, TrainingError
-from albert_core.contract.manifest import Manifest
+from albert_core.contract.manifest import Manifest, read_manifest
 from albert_core.contract.seeds import derive_seed
+from albert_core.contract.tokenizer import Tokenizer
+from albert_core.initial_weights import load_initial_weights
 from albert_core.model import AlbertForPretraining
 from albert_core.train_step import TrainState
 
@@ -42,7 +44,7 @@ def find_starting_point(
     A run that is continued from may itself go on meanwhile: what is meant is fixed here.
 
     Raises:
-        ConfigError: there is no checkpoint, or the model does not fit.
+        ConfigError: there is no checkpoint, or the model or its vocabulary does not fit.
         IntegrityError: a file of the model is missing or damaged.
         SourceError: there is no model.
     """
@@ -51,12 +53,19 @@ def find_starting_point(
         inputs = {"continue_from": checkpoint_digest(checkpoint)}
         return StartingPoint(checkpoint=checkpoint, inputs=inputs)
     if settings.initial_model:
-        from albert_core.initial_weights import load_initial_weights
-
         torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
-        weights = load_initial_weights(settings.initial_model, model, examples.facts["vocab_size"])
+        vocabulary = read_vocabulary(examples.facts["vocab_manifest"])
+        weights = load_initial_weights(
+            settings.initial_model, model, examples.facts["vocab_size"], vocabulary
+        )
         return StartingPoint(model=weights, inputs={"initial_model": _weights_digest(weights)})
     return StartingPoint()
+
+
+def read_vocabulary(manifest: str) -> Tokenizer:
+    """Return the vocabulary of the manifest at this URI."""
+    lower_case = read_manifest(manifest).facts["lower_case"]
+    return Tokenizer.load(manifest.rpartition("/")[0], lower_case)
 
 
 def continue_run(

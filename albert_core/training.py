@@ -38,7 +38,6 @@ from albert_core.contract.manifest import (
 )
 from albert_core.contract.seeds import derive_seed
 from albert_core.contract.stage_command import stage_main
-from albert_core.contract.tokenizer import Tokenizer
 from albert_core.conversion import save_model_folder
 from albert_core.curves import draw_curves
 from albert_core.data import ExampleShards, example_order
@@ -58,7 +57,12 @@ from albert_core.progress_window import (
     progress_line,
     trust_ratios,
 )
-from albert_core.starting_point import StartingPoint, continue_run, find_starting_point
+from albert_core.starting_point import (
+    StartingPoint,
+    continue_run,
+    find_starting_point,
+    read_vocabulary,
+)
 from albert_core.tracking import TrackedRun, tracked_run
 from albert_core.train_step import PAIR_TASKS, TrainState, Update, UpdateBatch, train_step
 
@@ -194,9 +198,7 @@ class Pretraining:
         if self.tracked is None:
             return
         self._summarise(after)
-        vocab = self.plan.input_manifests["vocab"]
-        lower_case = read_manifest(vocab).facts["lower_case"]
-        tokenizer = Tokenizer.load(vocab.rpartition("/")[0], lower_case)
+        tokenizer = read_vocabulary(self.plan.input_manifests["vocab"])
         model_folder = storage.join(self.folder, MODEL_FOLDER)
         save_model_folder(self.state.model, tokenizer, model_folder)
         points = [
@@ -257,7 +259,7 @@ class Pretraining:
         self.writer.save(self.state.tensors(), record)
 
     def _leave(self) -> None:
-        self.writer.wait()
+        self._wait_for_checkpoint()
         if self.ranks.is_first:
             log.warning(
                 "%s: told to stop: step %s is done and saved in %s; the same command goes on",
@@ -266,6 +268,11 @@ class Pretraining:
                 self.writer.folder,
             )
         raise RunAgain
+
+    def _wait_for_checkpoint(self) -> None:
+        """Wait on every rank: when one leaves, its launcher ends the others."""
+        self.writer.wait()
+        self.ranks.wait()
 
     def _track(self) -> TrackedRun:
         run = tracked_run(self.work, self.folder, f"pretraining-{self.plan.key}")
@@ -368,7 +375,7 @@ class Pretraining:
                 guard.total_skipped,
             )
         if guard.num_in_a_row > self.settings.max_skipped_steps:
-            self.writer.wait()
+            self._wait_for_checkpoint()
             raise TrainingError(
                 f"{guard.num_in_a_row} updates in a row were skipped by step {self.state.step:,}, "
                 f"but training.max_skipped_steps is {self.settings.max_skipped_steps}: the last "

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from albert_core import training
+from albert_core.config import TrainingSettings
 from albert_core.contract.manifest import read_manifest
 from albert_core.contract.seeds import derive_seed
 from albert_core.data import ExampleShards, example_order
@@ -26,7 +27,7 @@ from tests.albert_core.training_runs import (
 from tests.albert_core.training_with_faults import names_of
 
 NUM_KILLS = int(os.environ.get("ALBERT_TEST_KILLS", "50"))
-"""Of the slow test."""
+"""Of the long tests: ``ALBERT_TEST_KILLS=50 pytest -m slow tests/albert_core/test_resume.py``."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,63 +83,89 @@ def assert_each_example_came_once(folder: Path, expected: list[list[str]]) -> No
     assert done == set(range(len(expected)))
 
 
-def kill_and_resume(folder: Path, examples: str, num_kills: int, num_steps: int, seed: int) -> str:
-    """Train on 1, 2, 1, 2, ... ranks, each killed at a random moment, then to the end on 1."""
-    random = Random(seed)
+def kill_and_resume(
+    folder: Path, examples: str, settings: TrainingSettings, num_kills: int, moves: bool
+) -> str:
+    """Train with a kill at a random moment, again and again, then to the end; return the manifest.
+
+    Args:
+        folder: of the test.
+        examples: manifest.
+        settings: of the run.
+        num_kills: how many.
+        moves: whether it goes from 1 rank to 2 and back, and to other micro-batches.
+    """
+    random = Random(num_kills)
     (folder / "seen").mkdir(parents=True)
-    settings = with_settings(
-        num_steps=num_steps, checkpoint_steps=2, log_steps=5, evaluation_steps=num_steps
-    )
-    reached = 0
+    num_steps, reached = settings.num_steps, 0
     for kill in range(num_kills):
-        num_ranks = 1 + kill % 2
+        num_ranks = 1 + kill % 2 if moves else 1
         # About as far ahead as there are updates left for each of the kills to come.
-        step = reached + random.randrange(
-            1, 2 + 2 * (num_steps - reached) // (num_kills - kill + 1)
-        )
+        ahead = random.randrange(1, 2 + 2 * (num_steps - reached) // (num_kills - kill + 1))
         faults = {
             "bad_rank": random.randrange(num_ranks),
-            "kill_step": min(step, num_steps - 1),
+            "kill_step": min(reached + ahead, num_steps - 1),
             "kill_delay": random.uniform(0.0, 0.05),
             "seen": str(folder / "seen"),
         }
-        cut = settings.model_copy(update={"micro_batch_size": random.randrange(1, 5)})
+        size = random.randrange(1, 5) if moves else settings.micro_batch_size
+        cut = settings.model_copy(update={"micro_batch_size": size})
         done = run_with_faults(folder, cut, examples, num_ranks, faults)
-        if done.returncode == 0:
-            break  # the last update was quicker than the kill
         assert done.returncode == (-9 if num_ranks == 1 else RUN_AGAIN_STATUS), done.stdout
+        if num_ranks > 1:
+            assert f"rank {faults['bad_rank']} was killed by signal 9" in done.stdout
         names = [path.parent.name for path in folder.rglob("checkpoint.json")]
         reached = max((int(name.removeprefix("step-")) for name in names), default=0)
     faults = {"seen": str(folder / "seen")}
     done = run_with_faults(folder, settings, examples, 1, faults)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.strip().splitlines()[-1].removeprefix("manifest: ")
-
-
-def check_kills(folder: Path, examples: str, num_kills: int, num_steps: int, seed: int) -> None:
-    manifest = kill_and_resume(folder, examples, num_kills, num_steps, seed)
-    expected = expected_names(examples, num_steps, TRAINING.batch_size)
+    manifest = done.stdout.strip().splitlines()[-1].removeprefix("manifest: ")
+    expected = expected_names(examples, num_steps, settings.batch_size)
     assert_each_example_came_once(folder / "seen", expected)
     account = read_manifest(manifest).account("examples trained on")
-    assert account.total == account.kept == num_steps * TRAINING.batch_size
-    whole = training.run(
-        MODEL,
-        with_settings(num_steps=num_steps, evaluation_steps=num_steps),
-        examples,
-        str(folder / "whole"),
+    assert account.total == account.kept == num_steps * settings.batch_size
+    return manifest
+
+
+def settings_of(num_steps: int) -> TrainingSettings:
+    """Return settings with many checkpoints and one evaluation."""
+    return with_settings(
+        num_steps=num_steps, checkpoint_steps=2, log_steps=5, evaluation_steps=num_steps
     )
-    assert Path(whole).parent.name == Path(manifest).parent.name  # the same key
-    torch.testing.assert_close(weights_of(manifest), weights_of(whole), rtol=1e-2, atol=1e-3)
 
 
 def test_a_run_killed_on_one_rank_and_on_two_sees_each_example_once(
     examples: str, tmp_path: Path
 ) -> None:
-    check_kills(tmp_path, examples, num_kills=2, num_steps=14, seed=1)
+    manifest = kill_and_resume(tmp_path, examples, settings_of(14), num_kills=2, moves=True)
+    whole = training.run(MODEL, settings_of(14), examples, str(tmp_path / "whole"))
+    assert Path(whole).parent.name == Path(manifest).parent.name  # the same key
+    torch.testing.assert_close(weights_of(manifest), weights_of(whole), rtol=1e-2, atol=1e-3)
 
 
+many_kills = pytest.mark.skipif(
+    "ALBERT_TEST_KILLS" not in os.environ, reason="many minutes: set ALBERT_TEST_KILLS=50"
+)
+
+
+@many_kills
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif("ALBERT_TEST_KILLS" not in os.environ, reason="minutes: set ALBERT_TEST_KILLS")
-def test_a_run_killed_many_times_sees_each_example_once(examples: str, tmp_path: Path) -> None:
-    check_kills(tmp_path, examples, NUM_KILLS, num_steps=4 * NUM_KILLS, seed=2)
+def test_a_run_killed_and_moved_many_times_sees_each_example_once(
+    examples: str, tmp_path: Path
+) -> None:
+    """Its weights are another run's: over so many updates rounding grows to other weights."""
+    kill_and_resume(tmp_path, examples, settings_of(4 * NUM_KILLS), NUM_KILLS, moves=True)
+
+
+@many_kills
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_run_killed_many_times_where_it_is_has_the_same_bits(
+    examples: str, tmp_path: Path
+) -> None:
+    settings = settings_of(NUM_KILLS)
+    manifest = kill_and_resume(tmp_path, examples, settings, NUM_KILLS // 4, moves=False)
+    whole = training.run(MODEL, settings, examples, str(tmp_path / "whole"))
+    torch.testing.assert_close(weights_of(manifest), weights_of(whole), rtol=0, atol=0)
+    assert read_manifest(manifest).content == read_manifest(whole).content

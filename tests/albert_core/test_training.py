@@ -2,12 +2,19 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,17 +23,22 @@ from albert_core.config import TrainingSettings
 from albert_core.contract.errors import ConfigError, IntegrityError
 from albert_core.contract.manifest import read_manifest
 from albert_core.contract.stage_command import stage_argv
-from albert_core.data import ExampleShards, example_order
-from albert_core.distributed import ALONE
+from albert_core.data import Batch, ExampleShards, example_order
+from albert_core.distributed import ALONE, Ranks
+from albert_core.launcher import status_of
+from albert_core.layer_execution import set_layer_execution
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer
+from albert_core.tracking import open_client
 from albert_core.train_step import TrainState, UpdateBatch, train_step
 from tests.albert_core.training_runs import (
     MODEL,
     TRAINING,
     make_days,
     recipe_file,
+    run_with_faults,
     weights_of,
+    with_settings,
 )
 
 
@@ -40,6 +52,11 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def uninterrupted(examples: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return training.run(MODEL, TRAINING, examples, str(tmp_path_factory.mktemp("whole")))
+
+
+def points_of(manifest: str) -> list[dict[str, float]]:
+    lines = (Path(manifest).parent / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def after_one_step(
@@ -92,9 +109,10 @@ def test_a_run_leaves_a_model_its_scores_and_its_account(uninterrupted: str) -> 
         for score in manifest.facts[when].values():
             assert score["low"] <= score["value"] <= score["high"]
     assert {shard.kind for shard in manifest.shards} == {"model", "metrics"}
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line)["step"] for line in lines]
-    assert steps == [4, 8, 12]
+    assert [point["step"] for point in points_of(uninterrupted)] == [4, 8, 12]
+    assert [point["step"] for point in manifest.facts["evaluations"]] == [6, 12]
+    last, after = manifest.facts["evaluations"][-1], manifest.facts["after"]
+    assert {**{name: score["value"] for name, score in after.items()}, "step": 12} == last
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -135,7 +153,7 @@ def test_two_ranks_train_the_model_that_one_trains(
         examples=examples,
         work=str(tmp_path / "work"),
     )
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    launcher = [sys.executable, "-m", "albert_core.launcher", "--nproc-per-node=2", "--standalone"]
     done = subprocess.run([*launcher, *stage[1:]], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (manifest,) = (tmp_path / "work" / "pretraining").glob("*/manifest.json")
@@ -170,6 +188,161 @@ def test_examples_longer_than_the_models_positions_are_refused(
     short = MODEL.model_copy(update={"max_position_embeddings": 64})
     with pytest.raises(ConfigError, match="max_position_embeddings is 64"):
         training.run(short, TRAINING, examples, str(tmp_path))
+
+
+@pytest.mark.parametrize("objective", ["nsp", "none"])
+def test_what_is_learnt_from_pairs_is_called_by_its_name(
+    objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALBERT_WORKERS", "1")
+    examples = make_days(tmp_path, seed=0, num_documents=60, objective=objective)
+    uri = training.run(MODEL, with_settings(num_steps=8), examples, str(tmp_path))
+    facts = read_manifest(uri).facts
+    masked_lm = {"masked_lm_loss", "masked_lm_accuracy"}
+    pairs = {"nsp": {"next_sentence_loss", "next_sentence_accuracy"}, "none": set()}[objective]
+    assert facts["before"].keys() == facts["after"].keys() == masked_lm | pairs
+    assert [point.keys() - {"step"} for point in facts["evaluations"]] == [masked_lm | pairs] * 2
+    (first, *_) = points_of(uri)
+    assert {name for name in first if name.endswith(("_loss", "_accuracy"))} == masked_lm | pairs
+    assert (Path(uri).parent / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_progress_line_has_what_a_person_looks_for(
+    examples: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    uri = training.run(MODEL, TRAINING, examples, str(tmp_path))
+    numbers = r"[\d.,]+"
+    assert re.search(
+        rf"step 4/12  masked LM {numbers} \(\d+%\)  order {numbers} \(\d+%\)  grad {numbers}  "
+        rf"trust {numbers}\.\.{numbers}  lr 8\.18e-03  {numbers} pieces/s  data wait \d+%  "
+        r"\d+\.\d GB  0:0\d left",
+        caplog.text,
+    ), caplog.text
+    assert re.search(
+        rf"12 updates in 0:0\d, {numbers} pieces/s; of the time, data wait {numbers}%, "
+        rf"checkpoints {numbers}%; peak memory {numbers} GB",
+        caplog.text,
+    )
+    client = open_client(str(tmp_path))
+    run = client.get_run(read_manifest(uri).facts["mlflow_run_id"])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["training.micro_batch_size"] == "4"
+    assert run.data.metrics.keys() == {
+        "masked_lm_loss",
+        "masked_lm_accuracy",
+        "sentence_order_loss",
+        "sentence_order_accuracy",
+        "grad_norm",
+        "learning_rate",
+        "skipped_steps",
+        "trust_ratio_min",
+        "trust_ratio_mean",
+        "trust_ratio_max",
+        "pieces_per_second",
+        "model_tflops_per_second",
+        "data_wait_share",
+        "peak_memory_gb",
+        "held_out/masked_lm_loss",
+        "held_out/masked_lm_accuracy",
+        "held_out/sentence_order_loss",
+        "held_out/sentence_order_accuracy",
+    }
+
+
+def test_a_batch_of_any_size_needs_the_room_of_one_micro_batch(examples: str) -> None:
+    """Nothing that a micro-batch made is alive when the one after the next is asked for."""
+    shards = ExampleShards(examples, "train")
+    model = AlbertForPretraining(MODEL, shards.manifest.facts["vocab_size"])
+    state = TrainState(model=model, optimizer=build_optimizer(model, "lamb", 0.01, 0.01))
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+    model.masked_lm.register_forward_hook(
+        lambda _module, _inputs, logits: made.append(weakref.ref(logits))
+    )
+
+    def micro_batches() -> Iterator[Batch]:
+        for number in range(4096 // 16):
+            alive.append(sum(each() is not None for each in made))
+            yield shards.batch(np.arange(number * 16, number * 16 + 16) % len(shards))
+
+    batch = UpdateBatch(micro_batches=micro_batches(), num_predictions=50_000.0, num_sequences=4096)
+    update = train_step(state, batch, TRAINING, ALONE)
+    assert (len(made), update.num_sequences) == (256, 4096)
+    assert max(alive) == 0
+
+
+class CallCounter:
+    num_calls = 0
+
+    def __call__(self, *_: object) -> None:
+        self.num_calls += 1
+
+
+def test_activations_computed_again_give_the_same_gradients(examples: str) -> None:
+    shards = ExampleShards(examples, "train")
+    with_dropout = MODEL.model_copy(update={"hidden_dropout_prob": 0.2})
+    found = []
+    for again in (False, True):
+        torch.manual_seed(1)
+        model = AlbertForPretraining(with_dropout, shards.manifest.facts["vocab_size"])
+        set_layer_execution(model, compiled=False, activation_checkpointing=again)
+        query = model.get_submodule("encoder.attentions.0.query")
+        counter = CallCounter()
+        query.register_forward_hook(counter)
+        state = TrainState(model=model, optimizer=build_optimizer(model, "lamb", 0.01, 0.01))
+        batch = shards.batch(np.arange(8))
+        whole = UpdateBatch(micro_batches=[batch], num_predictions=50.0, num_sequences=8)
+        train_step(state, whole, TRAINING, ALONE)
+        assert counter.num_calls == MODEL.num_hidden_layers * (1 + again)
+        found.append(model.state_dict())
+    assert found[0].keys() == found[1].keys()
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_compiled_layers_learn_what_plain_ones_do(
+    examples: str, uninterrupted: str, tmp_path: Path
+) -> None:
+    done = run_with_faults(tmp_path, with_settings(compile=True), examples)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (manifest,) = (tmp_path / "work" / "pretraining").glob("*/manifest.json")
+    assert manifest.parent.name == Path(uninterrupted).parent.name  # the same key
+    torch.testing.assert_close(
+        weights_of(str(manifest)), weights_of(uninterrupted), rtol=1e-3, atol=1e-4
+    )
+
+
+def test_more_ranks_than_examples_in_a_batch_are_refused(
+    examples: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def nine_ranks() -> Iterator[Ranks]:
+        yield Ranks(0, 9, torch.device("cpu"))
+
+    monkeypatch.setattr(training, "joined_ranks", nine_ranks)
+    with pytest.raises(ConfigError, match="batch_size is 8, but there are 9 ranks"):
+        training.run(MODEL, TRAINING, examples, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("failures", "status"),
+    [
+        ({0: (-9, 1.0)}, 75),
+        ({0: (75, 2.0), 1: (-9, 1.0)}, 75),
+        ({0: (75, 1.0), 1: (75, 1.0)}, 75),
+        ({0: (75, 1.0), 1: (2, 2.0)}, 2),
+        ({0: (1, 3.0), 1: (2, 2.0)}, 2),
+    ],
+)
+def test_the_launcher_ends_with_the_status_of_what_began_it(
+    failures: dict[int, tuple[int, float]], status: int
+) -> None:
+    made = {
+        rank: SimpleNamespace(exitcode=exitcode, timestamp=timestamp)
+        for rank, (exitcode, timestamp) in failures.items()
+    }
+    assert status_of(cast(Any, made)) == status
 
 
 @pytest.mark.parametrize("seed", range(5))
