@@ -93,25 +93,25 @@ def deal_update(lengths: Ints, rank: int, world_size: int, max_padded_pieces: in
     num_rounds = -(-len(lengths) // world_size)
     rounds = np.full((num_rounds, world_size), -1)
     rounds.ravel()[: len(lengths)] = np.argsort(-lengths, kind="stable")
-    longest = lengths[rounds[:, 0]].tolist()
+    widths = -(-lengths[rounds[:, 0]] // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
     rounds[1::2] = rounds[1::2, ::-1]
     mine = rounds[:, rank]
     is_whole = len(lengths) % world_size == 0
-    cuts = _cut_rounds(longest, max_padded_pieces, min_in_last=1 if is_whole else 2)
+    cuts = _cut_rounds(widths.tolist(), max_padded_pieces, min_in_last=1 if is_whole else 2)
     return [part[part >= 0] for part in np.split(mine, cuts)]
 
 
-def _cut_rounds(longest: list[int], max_padded_pieces: int, min_in_last: int) -> list[int]:
-    """Return before which rounds to cut, ascending.
+def _cut_rounds(widths: list[int], max_padded_pieces: int, min_in_last: int) -> list[int]:
+    """Return before which rounds to cut, ascending, given what each is padded to, descending.
 
     The shortest are taken together first, so that the micro-batch that is not full has the
     longest, and the fewest.
     """
     cuts: list[int] = []
-    end, at_least = len(longest), min_in_last
-    for first in reversed(range(len(longest))):
+    end, at_least = len(widths), min_in_last
+    for first in range(len(widths) - 1, -1, -1):
         count = end - first
-        if count > at_least and count * padded_length(longest[first]) > max_padded_pieces:
-            cuts.append(first + 1)
+        if count * widths[first] > max_padded_pieces and count > at_least:
             end, at_least = first + 1, 1
+            cuts.append(end)
     return cuts[::-1]

@@ -267,11 +267,12 @@ def _take_spans(
     spans_taken = order[taken]
     masked[ranges(first[spans_taken], size[spans_taken])] = True
     left: Ints = budgets - (sizes * taken).sum(axis=1)
-    lead = np.where(lanes, (words.end[first_word] - first)[order], _NO_ROOM)
+    lead = words.end[first_word] - first
     lane = taken.sum(axis=1)
     rows = np.flatnonzero(left)
     while len(rows):
-        fits = (lead[rows] <= left[rows, None]) & (np.arange(order.shape[1]) >= lane[rows, None])
+        fits = lanes[rows] & (np.arange(order.shape[1]) >= lane[rows, None])
+        fits &= lead[order[rows]] <= left[rows, None]
         rows, fits = rows[fits.any(axis=1)], fits[fits.any(axis=1)]
         if not len(rows):
             break
@@ -293,7 +294,7 @@ def _by_key(keys: UInt16s, counts: Ints) -> tuple[Ints, Bools]:
     width = int(counts.max(initial=0))
     lanes = np.arange(width) < counts[:, None]
     places = np.broadcast_to(np.arange(width, dtype=np.uint32), lanes.shape)[lanes]
-    packed = np.full(lanes.shape, np.iinfo(np.uint32).max)
+    packed = np.full(lanes.shape, np.iinfo(np.uint32).max, np.uint32)
     packed[lanes] = keys.astype(np.uint32) << np.uint32(16) | places
     packed.sort(axis=1)
     begins = np.cumsum(counts) - counts
