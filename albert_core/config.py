@@ -74,7 +74,12 @@ class TrainingSettings(Settings):
         default=125_000, ge=1, description="optimizer updates, those before continue_from included"
     )
     batch_size: int = Field(default=4096, ge=1, description="examples in one update, all ranks")
-    micro_batch_size: int = Field(default=16, ge=1, description="examples in one forward pass")
+    micro_batch_size: int = Field(
+        default=16, ge=1, description="examples of full length in one forward pass"
+    )
+    masks: Literal["shards", "fresh"] = Field(
+        default="shards", description="those in the shards, or others in each epoch"
+    )
     optimizer: Literal["lamb", "adamw"] = "lamb"
     learning_rate: float = Field(default=0.00176, gt=0, description="peak")
     schedule: Schedule = Field(

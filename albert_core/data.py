@@ -1,6 +1,6 @@
-"""Shards to batches: rows of the mapped files laid end to end, then padded.
+"""Shards to batches: rows of the mapped files, laid end to end.
 
-Dimensions: B sequences, S pieces, P predictions; R examples with T pieces and M predictions.
+Dimensions: B sequences or R examples, with T pieces and M predictions in all.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,35 +18,44 @@ from albert_core.contract.arrow_files import read_arrow
 from albert_core.contract.errors import TrainingError
 from albert_core.contract.manifest import Manifest, check_shard, read_manifest
 from albert_core.contract.ragged import Ints, ranges
-from albert_core.example_order import example_order, padded_length
-
-__all__ = ["Batch", "ExampleShards", "Rows", "example_order"]
+from albert_core.model import Runs
 
 UInt16s = NDArray[np.uint16]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B examples, padded to the longest of them."""
+    """B examples laid end to end, as the model takes them at least cost: nothing is padding."""
 
     input_ids: Tensor
-    """int64 (B, S), after masking, 0 at padding."""
-    attention_mask: Tensor | None
-    """bool (B, S), true at real pieces; None where all B are equally long, and none is padded."""
+    """int64 (T,), after masking."""
     token_type_ids: Tensor
-    """int64 (B, S), 0 up to the first [SEP], 1 after it, 0 at padding."""
+    """int64 (T,), 0 up to the first [SEP] of a sequence, 1 after it."""
+    runs: Runs
+    """How many sequences of which length lie one after the other; the fewer runs, the faster."""
+    first_positions: Tensor
+    """int64 (B,), where in T each sequence begins."""
     masked_lm_positions: Tensor
-    """int64 (B, P), 0 at padding."""
+    """int64 (M,), where in T the predictions are, ascending."""
     masked_lm_labels: Tensor
-    """int64 (B, P), the pieces that stood there, 0 at padding."""
-    masked_lm_weights: Tensor
-    """float32 (B, P), 1 at a real prediction, 0 at padding."""
+    """int64 (M,), the pieces that stood there."""
     sentence_order_labels: Tensor
     """int64 (B,), 0 in document order, 1 swapped."""
-    lengths: Tensor
-    """int64 (B,), real pieces of each sequence, special ones included."""
-    num_pieces: int
-    """Real pieces: the sum of ``lengths``, known without asking the device."""
+
+    @property
+    def num_sequences(self) -> int:
+        """B."""
+        return len(self.first_positions)
+
+    @property
+    def num_pieces(self) -> int:
+        """T, special pieces included."""
+        return len(self.input_ids)
+
+    @property
+    def sum_of_squares(self) -> int:
+        """Sum of the squares of the sequences' lengths, which attention costs."""
+        return sum(number * length**2 for number, length in self.runs)
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on ``device``; from pinned memory the copy goes on beside the caller."""
@@ -136,33 +145,32 @@ class Rows:
         return pieces
 
     def batch(self) -> Batch:
-        """Return the examples padded to the longest of them, of which there is at least one."""
-        longest, shortest = int(self.lengths.max()), int(self.lengths.min())
-        is_padded = shortest < longest
-        length = padded_length(longest) if is_padded else longest
-        places = np.arange(length)
-        is_real = places < self.lengths[:, None]
-        in_b = (places >= self.segment_b_starts[:, None]) & is_real
-        width = int(self.num_predictions.max(initial=1))
-        is_prediction = np.arange(width) < self.num_predictions[:, None]
+        """Return the examples as they lie, of which there is at least one.
+
+        Those of equal length should lie beside each other.
+        """
+        first = np.cumsum(self.lengths) - self.lengths
+        places = np.arange(len(self.input_ids)) - np.repeat(first, self.lengths)
+        in_b = places >= np.repeat(self.segment_b_starts, self.lengths)
         return Batch(
-            input_ids=_padded(self.input_ids, is_real),
-            attention_mask=torch.from_numpy(is_real) if is_padded else None,
-            token_type_ids=torch.from_numpy(in_b.astype(np.int64)),
-            masked_lm_positions=_padded(self.positions, is_prediction),
-            masked_lm_labels=_padded(self.labels, is_prediction),
-            masked_lm_weights=torch.from_numpy(is_prediction.astype(np.float32)),
-            sentence_order_labels=torch.from_numpy(self.sentence_order_labels),
-            lengths=torch.from_numpy(self.lengths),
-            num_pieces=len(self.input_ids),
+            input_ids=_int64(self.input_ids),
+            token_type_ids=_int64(in_b),
+            runs=_runs(self.lengths),
+            first_positions=_int64(first),
+            masked_lm_positions=_int64(np.repeat(first, self.num_predictions) + self.positions),
+            masked_lm_labels=_int64(self.labels),
+            sentence_order_labels=_int64(self.sentence_order_labels),
         )
 
 
-def _padded(values: UInt16s, is_real: NDArray[np.bool_]) -> Tensor:
-    """Return int64 of the shape of ``is_real`` with ``values`` where it is true, 0 elsewhere."""
-    padded = np.zeros(is_real.shape, np.int64)
-    padded[is_real] = values
-    return torch.from_numpy(padded)
+def _int64(values: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _runs(lengths: Ints) -> tuple[tuple[int, int], ...]:
+    begins = np.flatnonzero(np.diff(lengths, prepend=-1))
+    numbers = np.diff(begins, append=len(lengths))
+    return tuple(zip(numbers.tolist(), lengths[begins].tolist(), strict=True))
 
 
 class ExampleShards:

@@ -51,8 +51,10 @@ def evaluate(
     sums = torch.zeros(len(_SUMS), count, device=device)
     for begin in range(ranks.rank * _BATCH_SIZE, count, ranks.world_size * _BATCH_SIZE):
         end = min(begin + _BATCH_SIZE, count)
-        batch = examples.batch(np.arange(begin, end)).to(device)
-        sums[:, begin:end] = _score(model, batch)
+        numbers = np.arange(begin, end)
+        by_length = np.argsort(examples.sizes(numbers)[0], kind="stable")
+        batch = examples.rows(numbers[by_length]).batch().to(device)
+        sums[:, numbers[by_length]] = _score(model, batch)
     model.train(was_training)
     scores = dict(zip(_SUMS, ranks.sum(sums).double().cpu().numpy(), strict=True))
     _, documents = np.unique(examples.document_ids()[:count], return_inverse=True)
@@ -70,21 +72,31 @@ def evaluate(
 
 def _score(model: AlbertForPretraining, batch: Batch) -> Tensor:
     """Return sums over each example's predictions, float32 (len(_SUMS), B)."""
-    lm_logits, pair_logits = model(
-        batch.input_ids, batch.attention_mask, batch.token_type_ids, batch.masked_lm_positions
+    lm_logits, pair_logits = model.forward_packed(
+        batch.input_ids,
+        batch.token_type_ids,
+        batch.runs,
+        batch.first_positions,
+        batch.masked_lm_positions,
     )
-    nats = F.cross_entropy(
-        lm_logits.float().flatten(0, 1), batch.masked_lm_labels.flatten(), reduction="none"
-    ).view_as(batch.masked_lm_weights)
-    right = (lm_logits.argmax(-1) == batch.masked_lm_labels) * batch.masked_lm_weights
-    labels = batch.sentence_order_labels
+    lm_labels, labels = batch.masked_lm_labels, batch.sentence_order_labels
+    sequences = torch.searchsorted(batch.first_positions, batch.masked_lm_positions, right=True) - 1
+    of_predictions = torch.stack(
+        [
+            F.cross_entropy(lm_logits.float(), lm_labels, reduction="none"),
+            (lm_logits.argmax(-1) == lm_labels).float(),
+            torch.ones(len(lm_labels), device=lm_labels.device),
+        ]
+    )
+    sums = torch.zeros(3, batch.num_sequences, device=lm_labels.device)
+    nats, right, num_predictions = sums.index_add_(1, sequences, of_predictions)
     return torch.stack(
         [
-            (nats * batch.masked_lm_weights).sum(1),
-            right.sum(1),
+            nats,
+            right,
             F.cross_entropy(pair_logits.float(), labels, reduction="none"),
             (pair_logits.argmax(-1) == labels).float(),
-            batch.masked_lm_weights.sum(1),
+            num_predictions,
         ]
     )
 

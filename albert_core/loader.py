@@ -26,9 +26,9 @@ from albert_core.fresh_masks import FreshMasks
 
 Masks = Literal["shards", "fresh"]
 
-_PADDED_PIECES_PER_CALL = 1 << 16
+_PIECES_PER_CALL = 1 << 16
 """About as many are made in one call of the thread, so that calls cost next to nothing."""
-_PADDED_PIECES_AHEAD = 1 << 20
+_PIECES_AHEAD = 1 << 20
 """About as many wait at most: 20 MB of batches, more than a second of a fast GPU's work."""
 _LARGEST_BLOCK = 31 << 20
 """Bytes: just below the largest block that glibc learns from."""
@@ -38,8 +38,8 @@ _LARGEST_BLOCK = 31 << 20
 class UpdateExamples:
     """The examples of one optimizer update: how many over all ranks, and this rank's part."""
 
-    step: int
-    """Updates before this one."""
+    first_example: int
+    """Examples taken before this update since the run began: its place in the order."""
     num_sequences: int
     """Of all ranks together."""
     num_pieces: int
@@ -61,7 +61,7 @@ class UpdateLoader:
     rank is to know of the other ranks' parts, their predictions, it counts itself.
 
     An update is held as rows, two bytes a piece; its batches are made one by one, and wait in a
-    queue of about `_PADDED_PIECES_AHEAD` pieces. An error in making them is raised where the next
+    queue of about `_PIECES_AHEAD` pieces. An error in making them is raised where the next
     one is taken.
 
     Args:
@@ -71,8 +71,8 @@ class UpdateLoader:
         seed: of the run.
         rank: of this process, 0..world_size - 1.
         world_size: ranks that train together.
-        first_step: updates already done.
-        num_steps: updates in the whole run; the last one given is ``num_steps - 1``.
+        first_example: examples already taken of this data set.
+        num_updates: updates to give.
         masks: "shards" takes those in the shards; "fresh" draws others in each epoch, by the
             same rules.
         pin_memory: whether batches are in page-locked memory; needs a GPU.
@@ -91,8 +91,8 @@ class UpdateLoader:
         seed: int,
         rank: int,
         world_size: int,
-        first_step: int,
-        num_steps: int,
+        first_example: int,
+        num_updates: int,
         masks: Masks,
         pin_memory: bool,
     ) -> None:
@@ -109,8 +109,9 @@ class UpdateLoader:
         self._fresh = FreshMasks(examples.manifest, seed) if masks == "fresh" else None
         self._pin_memory = pin_memory
         max_seq_length = examples.manifest.facts["max_seq_length"]
-        self._max_padded_pieces = micro_batch_size * padded_length(max_seq_length)
-        self._parts = self._make_parts(range(first_step, num_steps))
+        self._max_pieces = micro_batch_size * padded_length(max_seq_length)
+        end = first_example + num_updates * batch_size
+        self._parts = self._make_parts(range(first_example, end, batch_size))
         # A thread has a current GPU of its own, and page-locked memory belongs to one.
         device = torch.cuda.current_device() if pin_memory else None
         self._thread = ThreadPoolExecutor(1, "examples", initializer=partial(_begin_thread, device))
@@ -118,8 +119,8 @@ class UpdateLoader:
         self._there: deque[_Part] = deque()
 
     def __enter__(self) -> Self:
-        per_call = max(_PADDED_PIECES_PER_CALL, self._max_padded_pieces)
-        for _ in range(max(2, _PADDED_PIECES_AHEAD // per_call)):
+        per_call = max(_PIECES_PER_CALL, self._max_pieces)
+        for _ in range(max(2, _PIECES_AHEAD // per_call)):
             self._ahead.append(self._thread.submit(self._make_some))
         return self
 
@@ -154,25 +155,21 @@ class UpdateLoader:
 
     def _make_some(self) -> list["_Part"]:
         """Return the next micro-batches, none after the last; this runs in the thread."""
-        parts, num_padded_pieces = [], 0
+        parts, num_pieces = [], 0
         for part in self._parts:
             parts.append(part)
-            num_padded_pieces += part.batch.input_ids.numel()
-            if num_padded_pieces >= _PADDED_PIECES_PER_CALL:
+            num_pieces += part.batch.num_pieces
+            if num_pieces >= _PIECES_PER_CALL:
                 break
         return parts
 
-    def _make_parts(self, steps: range) -> Iterator["_Part"]:
-        """Yield the micro-batches of all ``steps``."""
-        for step in steps:
-            numbers = np.arange(step * self._batch_size, (step + 1) * self._batch_size)
-            indices = example_order(
-                int(numbers[0]), self._batch_size, len(self._examples), self._order_seed
-            )
+    def _make_parts(self, begins: range) -> Iterator["_Part"]:
+        """Yield the micro-batches of the updates that begin at these places of the order."""
+        for begin in begins:
+            numbers = np.arange(begin, begin + self._batch_size)
+            indices = example_order(begin, self._batch_size, len(self._examples), self._order_seed)
             lengths, num_predictions = self._examples.sizes(indices)
-            micro_batches = deal_update(
-                lengths, self._rank, self._world_size, self._max_padded_pieces
-            )
+            micro_batches = deal_update(lengths, self._rank, self._world_size, self._max_pieces)
             mine = np.concatenate(micro_batches)
             rows = self._examples.rows(indices[mine])
             in_all = int(num_predictions.sum())
@@ -180,7 +177,7 @@ class UpdateLoader:
                 epochs = numbers // len(self._examples)
                 rows, in_all = self._mask_afresh(self._fresh, rows, mine, indices, epochs)
             counts = _Counts(
-                step, self._batch_size, int(lengths.sum()), max(1, in_all), len(micro_batches)
+                begin, self._batch_size, int(lengths.sum()), max(1, in_all), len(micro_batches)
             )
             for part in rows.split(np.cumsum([len(places) for places in micro_batches]).tolist()):
                 batch = part.batch()
@@ -221,7 +218,7 @@ def _begin_thread(device: int | None) -> None:
 class _Counts(NamedTuple):
     """`UpdateExamples` without their micro-batches."""
 
-    step: int
+    first_example: int
     num_sequences: int
     num_pieces: int
     num_predictions: int

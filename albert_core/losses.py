@@ -7,16 +7,13 @@ from torch import Tensor
 from albert_core.contract.errors import ShapeError
 
 
-def masked_lm_loss(
-    logits: Tensor, labels: Tensor, weights: Tensor, num_predictions: Tensor | float
-) -> Tensor:
+def masked_lm_loss(logits: Tensor, labels: Tensor, num_predictions: Tensor | float) -> Tensor:
     """Return the cross-entropy at the masked positions, in nats per prediction.
 
     Args:
-        logits: float (B, P, V), unnormalised scores at the masked positions; any precision.
-        labels: int64 (B, P), the pieces that stood there before masking.
-        weights: float32 (B, P), 1 at a real prediction, 0 at padding.
-        num_predictions: a number or float32 scalar, real predictions in the whole update: every
+        logits: float (M, V), unnormalised scores at the masked positions; any precision.
+        labels: int64 (M,), the pieces that stood there before masking.
+        num_predictions: a number or float32 scalar, predictions in the whole update: every
             micro-batch, every rank; at least 1. Summed over those parts, the result is
             one mean over all predictions, however the batch was cut.
 
@@ -24,19 +21,16 @@ def masked_lm_loss(
         float32 scalar, >= 0; float64 for float64 logits.
 
     Raises:
-        ShapeError: logits are not (B, P, V), or labels or weights are not (B, P).
+        ShapeError: logits are not (M, V), or labels are not (M,).
 
     Source: Devlin et al. 2019, section 3.1.
     """
-    if logits.ndim != 3 or not labels.shape == weights.shape == logits.shape[:2]:
+    if logits.ndim != 2 or labels.shape != logits.shape[:1]:
         raise ShapeError(
-            f"labels {tuple(labels.shape)} and weights {tuple(weights.shape)} must both be "
-            f"(B, P), the first two dimensions of the logits (B, P, V) {tuple(logits.shape)}"
+            f"labels {tuple(labels.shape)} must be (M,), the first dimension of the logits "
+            f"(M, V) {tuple(logits.shape)}"
         )
-    nats = F.cross_entropy(
-        _at_least_float32(logits.flatten(0, 1)), labels.flatten(), reduction="none"
-    )
-    return (nats * weights.flatten()).sum() / num_predictions
+    return F.cross_entropy(_at_least_float32(logits), labels, reduction="sum") / num_predictions
 
 
 def sentence_order_loss(logits: Tensor, labels: Tensor, num_sequences: Tensor | float) -> Tensor:

@@ -6,14 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
 from albert_core.optimizer import Lamb
 from albert_core.train_step import Update
-
-T = TypeVar("T")
 
 OF_THE_MACHINE = frozenset(
     {"pieces_per_second", "model_tflops_per_second", "data_wait_share", "peak_memory_gb"}
@@ -48,19 +45,6 @@ class ProgressWindow:
         self._began = time.perf_counter()
         self._left_out = 0.0
 
-    def taken(self, items: Iterable[T]) -> Iterator[T]:
-        """Give ``items``, counting the time that each takes to come as waiting for data."""
-        remaining = iter(items)
-        while True:
-            began = time.perf_counter()
-            try:
-                item = next(remaining)
-            except StopIteration:
-                return
-            finally:
-                self.waited += time.perf_counter() - began
-            yield item
-
     @contextmanager
     def left_out(self) -> Iterator[None]:
         """Do not count the block's time: it is no training."""
@@ -68,8 +52,9 @@ class ProgressWindow:
         yield
         self._left_out += time.perf_counter() - began
 
-    def add(self, update: Update) -> None:
-        """Add an update."""
+    def add(self, update: Update, waited: float) -> None:
+        """Add an update that has waited so many seconds for its data."""
+        self.waited += waited
         self.num_updates += 1
         self.num_pieces += update.num_pieces
         self.num_flops += self._flops_of(update)

@@ -191,32 +191,25 @@ def _backward(
     micro-batch has its room.
     """
     with _autocast(settings, device):
-        lm_logits, pair_logits = model(
+        lm_logits, pair_logits = model.forward_packed(
             batch.input_ids,
-            batch.attention_mask,
             batch.token_type_ids,
+            batch.runs,
+            batch.first_positions,
             batch.masked_lm_positions,
-        )  # (B, P, V), (B, 2)
-    weights = batch.masked_lm_weights
-    lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, weights, whole.num_predictions)
-    lm_right = ((lm_logits.detach().argmax(-1) == batch.masked_lm_labels) * weights).sum()
+        )  # (M, V), (B, 2)
+    lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, whole.num_predictions)
+    lm_right = (lm_logits.detach().argmax(-1) == batch.masked_lm_labels).sum()
     pair, pair_right = torch.zeros_like(lm), torch.zeros_like(lm)
     if pair_task is not None:
         labels = batch.sentence_order_labels
         pair = sentence_order_loss(pair_logits, labels, whole.num_sequences)
         pair_right = (pair_logits.argmax(-1) == labels).sum() / whole.num_sequences
     (lm + pair).backward()
-    num_pieces, squares = torch.full_like(lm, batch.num_pieces), _sum_of_squares(batch).to(lm)
     scores = [lm, lm_right / whole.num_predictions, pair, pair_right]
-    counts = [num_pieces, squares, weights.sum().to(lm)]
-    return torch.stack([*scores, *counts, torch.zeros_like(lm)]).detach().float()
-
-
-def _sum_of_squares(batch: Batch) -> Tensor:
-    num_sequences, length = batch.input_ids.shape
-    if batch.attention_mask is None:
-        return torch.tensor(num_sequences * length * length)
-    return batch.attention_mask.sum(1).square().sum()
+    counts = [batch.num_pieces, batch.sum_of_squares, len(batch.masked_lm_labels)]
+    on_device = [torch.full_like(lm, float(number)) for number in (*counts, 0)]
+    return torch.stack([*scores, *on_device]).detach()
 
 
 def _autocast(settings: TrainingSettings, device: torch.device) -> AbstractContextManager[Any]:

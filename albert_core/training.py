@@ -13,7 +13,6 @@ import logging
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 
 from albert_core.checkpoint import (
@@ -40,11 +39,12 @@ from albert_core.contract.seeds import derive_seed
 from albert_core.contract.stage_command import stage_main
 from albert_core.conversion import save_model_folder
 from albert_core.curves import draw_curves
-from albert_core.data import ExampleShards, example_order
+from albert_core.data import ExampleShards
 from albert_core.distributed import Ranks, joined_ranks
 from albert_core.evaluation import Evaluation, evaluate
 from albert_core.flops import training_flops_of
 from albert_core.layer_execution import set_layer_execution
+from albert_core.loader import UpdateExamples, UpdateLoader
 from albert_core.metrics import Estimate
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer, learning_rate_at
@@ -164,32 +164,42 @@ class Pretraining:
             TrainingError: too many updates in a row were skipped, or a checkpoint not written.
         """
         self.state.model.train()
-        while not self._is_last():
-            learning_rate = self._set_learning_rate()
-            seed = derive_seed(self.settings.seed, "dropout", self.state.step, self.ranks.rank)
-            torch.manual_seed(seed)
-            self.after = None
-            update = train_step(
-                self.state,
-                self._update_batch(),
-                self.settings,
-                self.ranks,
-                self.pair_task,
-                self.stop,
-            )
-            self.window.add(update)
-            if update.skipped is not None:
-                self._note_skipped(update)
-            if self._is_due(self.settings.log_steps):
-                self._report(learning_rate)
-            is_best = self._is_due(self.settings.evaluation_steps) and self._evaluate()
-            is_due = is_best or self._is_due(self.settings.checkpoint_steps)
-            # Not amid skipped updates: should they end the run, it resumes from before them.
-            if update.must_stop or (is_due and not self.state.guard.num_in_a_row):
-                self._save()
-            self.writer.check()
-            if update.must_stop and not self._is_last():
-                self._leave()
+        waited = 0.0
+        with self._loader() as loader:
+            for examples in loader:
+                update = self._update(examples)
+                self.window.add(update, loader.waited_seconds - waited)
+                waited = loader.waited_seconds
+                self._do_what_is_due(update)
+
+    def _update(self, examples: UpdateExamples) -> Update:
+        self._set_learning_rate()
+        torch.manual_seed(
+            derive_seed(self.settings.seed, "dropout", self.state.step, self.ranks.rank)
+        )
+        self.after = None
+        on_device = (batch.to(self.ranks.device) for batch in examples.micro_batches)
+        batch = UpdateBatch(
+            micro_batches=on_device,
+            num_predictions=examples.num_predictions,
+            num_sequences=examples.num_sequences,
+        )
+        return train_step(self.state, batch, self.settings, self.ranks, self.pair_task, self.stop)
+
+    def _do_what_is_due(self, update: Update) -> None:
+        """Report, evaluate, save or leave, as it is due after ``update``."""
+        if update.skipped is not None:
+            self._note_skipped(update)
+        if self._is_due(self.settings.log_steps):
+            self._report()
+        is_best = self._is_due(self.settings.evaluation_steps) and self._evaluate()
+        is_due = is_best or self._is_due(self.settings.checkpoint_steps)
+        # Not amid skipped updates: should they end the run, it resumes from before them.
+        if update.must_stop or (is_due and not self.state.guard.num_in_a_row):
+            self._save()
+        self.writer.check()
+        if update.must_stop and not self._is_last():
+            self._leave()
 
     def finish(self) -> None:
         """Evaluate the trained model on every rank; write it, and the run's manifest, on one."""
@@ -322,31 +332,22 @@ class Pretraining:
             self.best_loss = loss
         return is_best
 
-    def _update_batch(self) -> UpdateBatch:
-        """Return this rank's part of the next batch."""
-        size = self.settings.batch_size
-        order = example_order(
-            self.state.examples_taken,
-            size,
-            len(self.train_examples),
-            derive_seed(self.settings.seed, "order"),
-        )
-        mine = np.array_split(order, self.ranks.world_size)[self.ranks.rank]
-        cuts = range(self.settings.micro_batch_size, len(mine), self.settings.micro_batch_size)
-        parts = np.split(mine, list(cuts))
-        batches = list(
-            self.window.taken(
-                self.train_examples.batch(part).to(self.ranks.device) for part in parts
-            )
-        )
-        num_predictions = torch.stack([batch.masked_lm_weights.sum() for batch in batches]).sum()
-        return UpdateBatch(
-            micro_batches=batches,
-            num_predictions=self.ranks.sum(num_predictions).clamp(min=1),
-            num_sequences=size,
+    def _loader(self) -> UpdateLoader:
+        """Return what gives this rank's part of the updates that are left."""
+        return UpdateLoader(
+            self.train_examples,
+            batch_size=self.settings.batch_size,
+            micro_batch_size=self.settings.micro_batch_size,
+            seed=self.settings.seed,
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
+            first_example=self.state.examples_taken,
+            num_updates=self.settings.num_steps - self.state.step,
+            masks=self.settings.masks,
+            pin_memory=self.ranks.device.type == "cuda",
         )
 
-    def _set_learning_rate(self) -> float:
+    def _set_learning_rate(self) -> None:
         rate = learning_rate_at(
             self.state.step,
             self.settings.learning_rate,
@@ -356,7 +357,6 @@ class Pretraining:
         )
         for group in self.state.optimizer.param_groups:
             group["lr"] = rate
-        return rate
 
     def _note_skipped(self, update: Update) -> None:
         """Say that the update was skipped; end the run if too many in a row were."""
@@ -384,11 +384,11 @@ class Pretraining:
                 f"{self.folder} are from before."
             )
 
-    def _report(self, learning_rate: float) -> None:
+    def _report(self) -> None:
         """Log the window that ends here, and begin another."""
         point = {
             **self.window.means(),
-            "learning_rate": learning_rate,
+            "learning_rate": self.state.optimizer.param_groups[0]["lr"],
             "skipped_steps": float(self.state.guard.total_skipped),
             **trust_ratios(self.state.optimizer),
             **self.window.speed(self.ranks.device),

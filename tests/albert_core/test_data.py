@@ -67,65 +67,32 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> ExampleShards:
 def test_examples_are_numbered_through_all_shards(examples: ExampleShards) -> None:
     assert len(examples) == 5
     for number, row in enumerate(EXAMPLES):
-        batch = examples.batch(np.array([number]))
-        size = len(row["input_ids"])
-        assert batch.input_ids[0, :size].tolist() == row["input_ids"]
+        assert examples.batch(np.array([number])).input_ids.tolist() == row["input_ids"]
 
 
-def test_sequences_of_several_lengths_are_padded_to_a_multiple_of_eight(
-    examples: ExampleShards,
-) -> None:
-    batch = examples.batch(np.array([1, 0]))
-    assert batch.input_ids.tolist() == [
-        [CLS, MASK, 11, 11, 11, 11, SEP, 9, SEP] + [0] * 7,
-        [CLS, MASK, 10, SEP, 9, SEP] + [0] * 10,
-    ]
-    assert batch.attention_mask is not None
-    assert batch.attention_mask.tolist() == [
-        [True] * 9 + [False] * 7,
-        [True] * 6 + [False] * 10,
-    ]
-    assert batch.token_type_ids.tolist() == [
-        [0] * 7 + [1] * 2 + [0] * 7,
-        [0] * 4 + [1] * 2 + [0] * 10,
-    ]
-    assert batch.masked_lm_positions.tolist() == [[1, 7], [1, 0]]
-    assert batch.masked_lm_labels.tolist() == [[21, 9], [20, 0]]
-    assert batch.masked_lm_weights.tolist() == [[1, 1], [1, 0]]
-    assert batch.sentence_order_labels.tolist() == [1, 0]
-    assert batch.lengths.tolist() == [9, 6]
-    assert batch.num_pieces == 15
-
-
-@pytest.mark.parametrize(("numbers", "length"), [([0], 6), ([1, 1], 9), ([0, 3], 16), ([0, 2], 32)])
-def test_a_batch_is_as_long_as_its_longest_example_needs(
-    examples: ExampleShards, numbers: list[int], length: int
-) -> None:
-    assert examples.batch(np.array(numbers)).input_ids.shape == (len(numbers), length)
-
-
-def test_sequences_of_one_length_are_not_padded_and_have_no_mask(examples: ExampleShards) -> None:
-    batch = examples.batch(np.array([1, 1]))
-    assert batch.attention_mask is None
-    assert batch.input_ids.tolist() == [EXAMPLES[1]["input_ids"]] * 2
-    assert batch.to(torch.device("cpu")).attention_mask is None
-
-
-def test_predictions_are_padded_to_the_most_in_the_batch(examples: ExampleShards) -> None:
-    assert examples.batch(np.array([0, 2])).masked_lm_positions.shape == (2, 1)
-    assert examples.batch(np.array([0, 1])).masked_lm_positions.shape == (2, 2)
+def test_sequences_lie_end_to_end(examples: ExampleShards) -> None:
+    batch = examples.batch(np.array([1, 0, 0]))
+    nine = [CLS, MASK, 11, 11, 11, 11, SEP, 9, SEP]
+    six = [CLS, MASK, 10, SEP, 9, SEP]
+    assert batch.input_ids.tolist() == nine + six + six
+    assert batch.token_type_ids.tolist() == [0] * 7 + [1, 1] + ([0] * 4 + [1, 1]) * 2
+    assert batch.runs == ((1, 9), (2, 6))
+    assert batch.first_positions.tolist() == [0, 9, 15]
+    assert batch.masked_lm_positions.tolist() == [1, 7, 10, 16]
+    assert batch.masked_lm_labels.tolist() == [21, 9, 20, 20]
+    assert batch.sentence_order_labels.tolist() == [1, 0, 0]
+    assert batch.num_sequences == 3
+    assert batch.num_pieces == 21
+    assert batch.sum_of_squares == 81 + 36 + 36
 
 
 def test_a_batch_has_the_types_it_says(examples: ExampleShards) -> None:
     batch = examples.batch(np.array([0, 1])).to(torch.device("cpu"))
     for ints in (
         *(batch.input_ids, batch.token_type_ids, batch.masked_lm_positions),
-        *(batch.masked_lm_labels, batch.sentence_order_labels, batch.lengths),
+        *(batch.masked_lm_labels, batch.sentence_order_labels, batch.first_positions),
     ):
         assert ints.dtype == torch.int64
-    assert batch.attention_mask is not None
-    assert batch.attention_mask.dtype == torch.bool
-    assert batch.masked_lm_weights.dtype == torch.float32
 
 
 @given(numbers=st.lists(st.integers(0, 4), min_size=1, max_size=8))
@@ -134,14 +101,17 @@ def test_an_example_is_the_same_in_every_batch(numbers: list[int]) -> None:
     uri = write_examples("memory://data", [EXAMPLES[:3], EXAMPLES[3:]])
     examples = ExampleShards(uri, "train")
     together = examples.batch(np.array(numbers))
-    for row, number in enumerate(numbers):
+    begin = 0
+    for number in numbers:
         alone = examples.batch(np.array([number]))
-        size = alone.input_ids.shape[1]
-        assert torch.equal(together.input_ids[row, :size], alone.input_ids[0])
-        assert not together.input_ids[row, size:].any()
-        predictions = alone.masked_lm_labels.shape[1]
-        assert torch.equal(together.masked_lm_labels[row, :predictions], alone.masked_lm_labels[0])
-        assert not together.masked_lm_weights[row, predictions:].any()
+        end = begin + alone.num_pieces
+        assert torch.equal(together.input_ids[begin:end], alone.input_ids)
+        assert torch.equal(together.token_type_ids[begin:end], alone.token_type_ids)
+        of_it = (together.masked_lm_positions >= begin) & (together.masked_lm_positions < end)
+        assert torch.equal(together.masked_lm_positions[of_it] - begin, alone.masked_lm_positions)
+        assert torch.equal(together.masked_lm_labels[of_it], alone.masked_lm_labels)
+        begin = end
+    assert begin == together.num_pieces
 
 
 def test_every_example_knows_its_document(examples: ExampleShards) -> None:

@@ -37,8 +37,8 @@ def updates(examples: ExampleShards, **options: Any) -> UpdateLoader:
         "seed": SEED,
         "rank": 0,
         "world_size": 1,
-        "first_step": 0,
-        "num_steps": 3,
+        "first_example": 0,
+        "num_updates": 3,
         "masks": "shards",
         "pin_memory": False,
     }
@@ -49,7 +49,7 @@ def updates(examples: ExampleShards, **options: Any) -> UpdateLoader:
 class Taken:
     """One update as a rank got it, its micro-batches taken."""
 
-    step: int
+    first_example: int
     num_sequences: int
     num_pieces: int
     num_predictions: int
@@ -61,7 +61,7 @@ def take(examples: ExampleShards, **options: Any) -> list[Taken]:
     with updates(examples, **options) as loader:
         return [
             Taken(
-                update.step,
+                update.first_example,
                 update.num_sequences,
                 update.num_pieces,
                 update.num_predictions,
@@ -84,13 +84,16 @@ def masked_rows(ranks: list[Taken]) -> dict[bytes, tuple[int, ...]]:
     """Return the examples of an update, by their pieces before masking: as they are after it."""
     rows = {}
     for batch in (batch for taken in ranks for batch in taken.batches):
-        weights, positions = batch.masked_lm_weights.bool(), batch.masked_lm_positions
-        for i, length in enumerate(batch.lengths.tolist()):
-            ids = batch.input_ids[i, :length].clone()
-            after = tuple(ids.tolist())
-            ids[positions[i][weights[i]]] = batch.masked_lm_labels[i][weights[i]]
-            rows[ids.numpy().tobytes()] = after
+        before = batch.input_ids.clone()
+        before[batch.masked_lm_positions] = batch.masked_lm_labels
+        lengths = lengths_of(batch)
+        for key, after in zip(before.split(lengths), batch.input_ids.split(lengths), strict=True):
+            rows[key.numpy().tobytes()] = tuple(after.tolist())
     return rows
+
+
+def lengths_of(batch: Batch) -> list[int]:
+    return [length for number, length in batch.runs for _ in range(number)]
 
 
 def keys_of(examples: ExampleShards, numbers: Ints) -> list[bytes]:
@@ -123,18 +126,21 @@ def test_every_layout_gives_an_update_the_examples_of_its_place_in_the_order(
         world_size,
         micro_batch_size=micro_batch_size,
         batch_size=batch_size,
-        first_step=first_step,
-        num_steps=first_step + 2,
+        first_example=first_step * batch_size,
+        num_updates=2,
         masks=masks,
     )
-    assert [ranks[0].step for ranks in found] == [first_step, first_step + 1]
+    assert [ranks[0].first_example // batch_size for ranks in found] == [
+        first_step,
+        first_step + 1,
+    ]
     for ranks in found:
         order = example_order(
-            ranks[0].step * batch_size, batch_size, NUM_EXAMPLES, derive_seed(SEED, "order")
+            ranks[0].first_example, batch_size, NUM_EXAMPLES, derive_seed(SEED, "order")
         )
         assert set(masked_rows(ranks)) == set(keys_of(examples, order))
         batches = [batch for taken in ranks for batch in taken.batches]
-        assert sum(len(batch.input_ids) for batch in batches) == batch_size
+        assert sum(batch.num_sequences for batch in batches) == batch_size
 
 
 @given(**LAYOUTS, masks=MASKS)
@@ -150,14 +156,14 @@ def test_every_rank_knows_what_all_ranks_have_together(
             assert taken.num_micro_batches == len(taken.batches)
             assert taken.num_pieces == sum(batch.num_pieces for batch in batches)
             assert taken.num_predictions == sum(
-                int(batch.masked_lm_weights.sum()) for batch in batches
+                len(batch.masked_lm_labels) for batch in batches
             )
 
 
 def test_every_epoch_visits_each_example_once(examples: ExampleShards) -> None:
-    found = take_ranks(examples, 2, batch_size=NUM_EXAMPLES, num_steps=2)
+    found = take_ranks(examples, 2, batch_size=NUM_EXAMPLES, num_updates=2)
     for ranks in found:
-        assert sum(len(batch.input_ids) for taken in ranks for batch in taken.batches) == 101
+        assert sum(batch.num_sequences for taken in ranks for batch in taken.batches) == 101
         assert set(masked_rows(ranks)) == set(keys_of(examples, np.arange(NUM_EXAMPLES)))
 
 
@@ -166,9 +172,9 @@ def test_every_epoch_visits_each_example_once(examples: ExampleShards) -> None:
 def test_a_run_that_resumes_gets_the_batches_it_would_have_got(
     examples: ExampleShards, first_step: int, masks: str
 ) -> None:
-    whole = take(examples, num_steps=8, masks=masks)
-    resumed = take(examples, first_step=first_step, num_steps=8, masks=masks)
-    assert [taken.step for taken in resumed] == list(range(first_step, 8))
+    whole = take(examples, num_updates=8, masks=masks)
+    resumed = take(examples, first_example=16 * first_step, num_updates=8 - first_step, masks=masks)
+    assert [taken.first_example for taken in resumed] == list(range(16 * first_step, 128, 16))
     for one, other in zip(whole[first_step:], resumed, strict=True):
         for a, b in zip(one.batches, other.batches, strict=True):
             assert_equal(a, b)
@@ -185,7 +191,7 @@ def test_fresh_masks_do_not_depend_on_ranks_and_micro_batches(examples: ExampleS
 def test_masks_are_drawn_afresh_each_epoch_where_that_is_asked_for(
     examples: ExampleShards, masks: str, share_same: float
 ) -> None:
-    epochs = take_ranks(examples, 1, batch_size=NUM_EXAMPLES, num_steps=2, masks=masks)
+    epochs = take_ranks(examples, 1, batch_size=NUM_EXAMPLES, num_updates=2, masks=masks)
     first, second = (masked_rows(ranks) for ranks in epochs)
     long = [key for key in first if len(key) > 8 * 20]
     same = sum(first[key] == second[key] for key in long) / len(long)
@@ -194,26 +200,19 @@ def test_masks_are_drawn_afresh_each_epoch_where_that_is_asked_for(
 
 def test_micro_batches_are_sorted_and_keep_to_their_budget(examples: ExampleShards) -> None:
     for taken in take(examples, batch_size=64):
-        lengths = [n for batch in taken.batches for n in batch.lengths.tolist()]
+        lengths = [n for batch in taken.batches for n in lengths_of(batch)]
         assert lengths == sorted(lengths, reverse=True)
         for batch in taken.batches:
-            assert batch.input_ids.numel() <= 4 * padded_length(LENGTH)
-        assert max(len(batch.input_ids) for batch in taken.batches) > 4
-        assert taken.batches[1].attention_mask is None  # a third of the examples has full length
-
-
-def test_sorting_saves_padding(examples: ExampleShards) -> None:
-    [taken] = take(examples, batch_size=NUM_EXAMPLES, micro_batch_size=8, num_steps=1)
-    padded = sum(batch.input_ids.numel() for batch in taken.batches)
-    assert 1 - taken.num_pieces / padded < 0.12
-    assert 1 - taken.num_pieces / (NUM_EXAMPLES * LENGTH) > 0.25
+            assert batch.num_pieces <= 4 * padded_length(LENGTH)
+        assert max(batch.num_sequences for batch in taken.batches) > 4
+        assert len(taken.batches[1].runs) == 1  # a third of the examples has full length
 
 
 def test_micro_batches_that_are_not_taken_are_passed_over(examples: ExampleShards) -> None:
     expected = take(examples)
     with updates(examples) as loader:
         for update, taken in zip(loader, expected, strict=True):
-            assert update.step == taken.step
+            assert update.first_example == taken.first_example
             assert update.num_micro_batches >= 2
             assert_equal(next(update.micro_batches), taken.batches[0])
 
@@ -224,7 +223,7 @@ def test_fewer_examples_than_ranks_are_refused(examples: ExampleShards) -> None:
 
 
 def test_no_updates_are_left_at_the_end_of_a_run(examples: ExampleShards) -> None:
-    assert take(examples, first_step=3, num_steps=3) == []
+    assert take(examples, num_updates=0) == []
 
 
 # The thread
@@ -259,7 +258,7 @@ def replace_rows(examples: ExampleShards, monkeypatch: pytest.MonkeyPatch) -> Re
 def test_an_error_in_the_thread_is_raised_where_its_batch_is_taken(
     examples: ExampleShards, replace_rows: Replace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_module, "_PADDED_PIECES_PER_CALL", 1)
+    monkeypatch.setattr(loader_module, "_PIECES_PER_CALL", 1)
     num_read = 0
 
     def fail_at_the_third(rows: Rows) -> Rows:
@@ -270,9 +269,9 @@ def test_an_error_in_the_thread_is_raised_where_its_batch_is_taken(
         return rows
 
     replace_rows(fail_at_the_third)
-    with updates(examples, num_steps=10, micro_batch_size=1000) as loader:
+    with updates(examples, num_updates=10, micro_batch_size=1000) as loader:
         iterator = iter(loader)
-        assert [next(iterator).step, next(iterator).step] == [0, 1]
+        assert [next(iterator).first_example, next(iterator).first_example] == [0, 16]
         with pytest.raises(IntegrityError, match="the shard is gone"):
             next(iterator)
 
@@ -280,7 +279,7 @@ def test_an_error_in_the_thread_is_raised_where_its_batch_is_taken(
 @pytest.mark.usefixtures("no_thread_left")
 def test_leaving_early_ends_the_thread(examples: ExampleShards) -> None:
     began = time.monotonic()
-    with updates(examples, num_steps=1_000_000, micro_batch_size=1000) as loader:
+    with updates(examples, num_updates=1_000_000, micro_batch_size=1000) as loader:
         next(iter(loader))
         assert len(loader_threads()) == 1
     assert time.monotonic() - began < 10
@@ -289,7 +288,7 @@ def test_leaving_early_ends_the_thread(examples: ExampleShards) -> None:
 @pytest.mark.usefixtures("no_thread_left")
 def test_an_error_of_the_consumer_ends_the_thread(examples: ExampleShards) -> None:
     def train() -> None:
-        with updates(examples, num_steps=1_000_000) as loader:
+        with updates(examples, num_updates=1_000_000) as loader:
             for update in loader:
                 update.num_pieces // 0
 
@@ -300,8 +299,8 @@ def test_an_error_of_the_consumer_ends_the_thread(examples: ExampleShards) -> No
 def test_the_thread_does_not_run_far_ahead(
     examples: ExampleShards, replace_rows: Replace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_module, "_PADDED_PIECES_PER_CALL", 1000)
-    monkeypatch.setattr(loader_module, "_PADDED_PIECES_AHEAD", 4000)
+    monkeypatch.setattr(loader_module, "_PIECES_PER_CALL", 1000)
+    monkeypatch.setattr(loader_module, "_PIECES_AHEAD", 4000)
     num_read = 0
 
     def count(rows: Rows) -> Rows:
@@ -310,19 +309,19 @@ def test_the_thread_does_not_run_far_ahead(
         return rows
 
     replace_rows(count)
-    with updates(examples, num_steps=1000) as loader:
+    with updates(examples, num_updates=1000) as loader:
         iterator = iter(loader)
         for _ in range(5):
             update = next(iterator)
             time.sleep(0.2)  # far longer than the thread needs
-            assert num_read <= (update.step + 1) * 16 + (4000 + 5 * 1000) // 20
+            assert num_read <= update.first_example + 16 + (4000 + 5 * 1000) // 20
     assert num_read < 5 * 16 + 1000
 
 
 def test_only_time_spent_waiting_counts_as_waiting(
     examples: ExampleShards, replace_rows: Replace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with updates(examples, num_steps=2) as loader:
+    with updates(examples, num_updates=2) as loader:
         time.sleep(0.5)  # the thread makes all there is
         assert len(list(loader)) == 2
         assert loader.waited_seconds < 0.1
@@ -332,8 +331,8 @@ def test_only_time_spent_waiting_counts_as_waiting(
         return rows
 
     replace_rows(slowly)
-    monkeypatch.setattr(loader_module, "_PADDED_PIECES_PER_CALL", 1)
-    with updates(examples, num_steps=2) as loader:
+    monkeypatch.setattr(loader_module, "_PIECES_PER_CALL", 1)
+    with updates(examples, num_updates=2) as loader:
         assert len(list(loader)) == 2
         assert 0.5 < loader.waited_seconds < 5
 

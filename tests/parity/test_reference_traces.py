@@ -54,7 +54,8 @@ def losses(model: AlbertForPretraining, kind: str) -> tuple[Tensor, Tensor, tupl
     given = {name: torch.tensor(value) for name, value in part(kind, "in/").items()}
     ids, mask, segments, positions = (given[name].long() for name in ("ids", "mask", "seg", "pos"))
     logits = model(ids, mask, segments, positions)
-    lm = masked_lm_loss(logits[0], given["lab"].long(), given["wt"], given["wt"].sum())
+    real = given["wt"].bool()
+    lm = masked_lm_loss(logits[0][real], given["lab"].long()[real], real.sum())
     return lm, sentence_order_loss(logits[1], given["sop"][:, 0].long(), len(ids)), logits
 
 
@@ -142,8 +143,8 @@ def test_a_model_of_transformers_gives_its_own_recorded_answers() -> None:
         order_logits, torch.tensor(expected["sop_logits"]), rtol=0, atol=1e-5
     )
     labels = torch.tensor(expected["labels"])
-    real = (labels != -100).float()
-    loss = masked_lm_loss(lm_logits, labels.clamp(min=0), real, real.sum())
+    real = labels != -100
+    loss = masked_lm_loss(lm_logits[real], labels[real], real.sum())
     loss = loss + sentence_order_loss(
         order_logits, torch.tensor(expected["sentence_order_label"]), len(ids)
     )
