@@ -301,7 +301,7 @@ def _run_rows(plan: RunPlan, num_examples: int | None) -> list[tuple[str, str]]:
     seconds = plan.hours * _SECONDS_PER_HOUR / training.num_steps
     cost = f"{plan.cost_usd:,.2f} USD at {price.usd_per_hour:,.2f} an hour and device"
     rows = [
-        ("updates", f"{updates}: {num_passes:,} micro-batches a device, {seconds:,.3g} s"),
+        ("updates", f"{updates}: up to {num_passes:,} micro-batches a device, {seconds:,.3g} s"),
         ("real pieces", f"{plan.num_pieces / 1e6:,.0f} million"),
     ]
     if num_examples:
