@@ -10,6 +10,7 @@ A process that gets SIGTERM does its update, saves a checkpoint and ends with st
 
 import json
 import logging
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -164,18 +165,13 @@ class Pretraining:
             TrainingError: too many updates in a row were skipped, or a checkpoint not written.
         """
         self.state.model.train()
-        while not self._is_last():
+        for batch in self._update_batches():
             learning_rate = self._set_learning_rate()
             seed = derive_seed(self.settings.seed, "dropout", self.state.step, self.ranks.rank)
             torch.manual_seed(seed)
             self.after = None
             update = train_step(
-                self.state,
-                self._update_batch(),
-                self.settings,
-                self.ranks,
-                self.pair_task,
-                self.stop,
+                self.state, batch, self.settings, self.ranks, self.pair_task, self.stop
             )
             self.window.add(update)
             if update.skipped is not None:
@@ -322,29 +318,24 @@ class Pretraining:
             self.best_loss = loss
         return is_best
 
-    def _update_batch(self) -> UpdateBatch:
-        """Return this rank's part of the next batch."""
-        size = self.settings.batch_size
-        order = example_order(
-            self.state.examples_taken,
-            size,
-            len(self.train_examples),
-            derive_seed(self.settings.seed, "order"),
-        )
-        mine = np.array_split(order, self.ranks.world_size)[self.ranks.rank]
-        cuts = range(self.settings.micro_batch_size, len(mine), self.settings.micro_batch_size)
-        parts = np.split(mine, list(cuts))
-        batches = list(
-            self.window.taken(
-                self.train_examples.batch(part).to(self.ranks.device) for part in parts
+    def _update_batches(self) -> Iterator[UpdateBatch]:
+        """Give this rank's part of the batch of each update that is left, in the run's order."""
+        settings, examples, ranks = self.settings, self.train_examples, self.ranks
+        seed = derive_seed(settings.seed, "order")
+        while not self._is_last():
+            order = example_order(
+                self.state.examples_taken, settings.batch_size, len(examples), seed
             )
-        )
-        num_predictions = torch.stack([batch.masked_lm_weights.sum() for batch in batches]).sum()
-        return UpdateBatch(
-            micro_batches=batches,
-            num_predictions=self.ranks.sum(num_predictions).clamp(min=1),
-            num_sequences=size,
-        )
+            mine = np.array_split(order, ranks.world_size)[ranks.rank]
+            cuts = range(settings.micro_batch_size, len(mine), settings.micro_batch_size)
+            parts = (examples.batch(part) for part in np.split(mine, list(cuts)))
+            batches = [batch.to(ranks.device) for batch in self.window.taken(parts)]
+            mine_predicted = torch.stack([b.masked_lm_weights.sum() for b in batches]).sum()
+            yield UpdateBatch(
+                micro_batches=batches,
+                num_predictions=ranks.sum(mine_predicted).clamp(min=1),
+                num_sequences=settings.batch_size,
+            )
 
     def _set_learning_rate(self) -> float:
         rate = learning_rate_at(

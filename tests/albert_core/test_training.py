@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from torch.multiprocessing.spawn import spawn
 
 from albert_core import training
 from albert_core.config import TrainingSettings
@@ -31,6 +32,7 @@ from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer
 from albert_core.tracking import open_client
 from albert_core.train_step import TrainState, UpdateBatch, train_step
+from tests.albert_core.one_update import update_of
 from tests.albert_core.training_runs import (
     MODEL,
     TRAINING,
@@ -84,6 +86,18 @@ def test_cutting_the_batch_unevenly_changes_nothing(examples: str, cuts: list[in
     cut, cut_metrics = after_one_step(examples, cuts=cuts)
     torch.testing.assert_close(cut, whole, rtol=1e-11, atol=1e-11)
     assert cut_metrics == pytest.approx(whole_metrics, rel=1e-5)  # sums of float32
+
+
+def test_two_ranks_do_the_update_of_one_in_float64(examples: str, tmp_path: Path) -> None:
+    cuts = {"one": [[[0, 1, 2, 3, 4, 5, 6, 7]]], "two": [[[0, 1, 2], [3, 4]], [[5], [6, 7]]]}
+    found = {}
+    for name, parts in cuts.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        spawn(update_of, (parts, examples, MODEL, str(folder)), nprocs=len(parts))
+        found[name] = torch.load(folder / "after.pt")
+    torch.testing.assert_close(found["two"][0], found["one"][0], rtol=1e-11, atol=1e-11)
+    assert found["two"][1] == pytest.approx(found["one"][1], rel=1e-5)  # sums of float32
 
 
 def test_without_pairs_to_learn_from_their_head_stays_as_it_is(examples: str) -> None:

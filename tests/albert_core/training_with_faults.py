@@ -6,6 +6,7 @@ bad_rank    the rank on which the others happen; 0 if absent
 bad_steps   updates, from 0, in which a gradient is NaN
 kill_step   in this update the rank is killed, ``kill_delay`` seconds from its beginning
 stop_step   in this update the rank gets SIGTERM
+stop_launcher_step  in this update the rank's launcher gets SIGTERM
 seen        folder to which each rank appends what examples it is given: a line for each update
 """
 
@@ -14,6 +15,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,9 @@ def main() -> None:
 
         if is_bad and step == FAULTS.get("stop_step"):
             os.kill(os.getpid(), signal.SIGTERM)
+        if is_bad and step == FAULTS.get("stop_launcher_step"):
+            os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(0.5)
         if is_bad and step == FAULTS.get("kill_step"):
             delay = FAULTS.get("kill_delay", 0.0)
             threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
