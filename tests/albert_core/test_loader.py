@@ -17,8 +17,7 @@ from albert_core.contract.seeds import derive_seed
 from albert_core.data import Batch, ExampleShards, Rows
 from albert_core.example_order import example_order, padded_length
 from albert_core.loader import UpdateLoader
-from tests.albert_core.made_examples import made_examples
-from tests.albert_core.test_data import assert_equal
+from tests.albert_core.made_examples import assert_equal, made_examples
 
 NUM_EXAMPLES, LENGTH = 101, 60
 SEED = 5
