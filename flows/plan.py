@@ -138,7 +138,8 @@ def plan_as_json(plan: RunPlan) -> dict[str, Any]:
         "hardware": hardware.name,
         "num_devices": setup.devices.num_devices,
         "precision": setup.devices.precision,
-        "parameters": vars(plan.parameters) | plan.parameters.by_convention(),
+        "parameters": vars(plan.parameters)
+        | {name.replace(" ", "_"): n for name, n in plan.parameters.by_convention().items()},
         "micro_batch": vars(plan.micro_batch),
         "memory_bytes": vars(plan.memory()) | {"total": plan.memory().total},
         "memory_bytes_checkpointed": vars(plan.memory(True)) | {"total": plan.memory(True).total},
