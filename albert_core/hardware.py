@@ -185,7 +185,7 @@ _DEVICES = (
         79.2,
         (67.0, 989.5),
         _HOPPER_BFLOAT16,
-        _rent(3.99, "RunPod and Lambda, on demand, 9 November 2026"),
+        _rent(3.99, "RunPod, on demand, 9 November 2026"),
     ),
     _nvidia(
         "a100",
@@ -212,7 +212,7 @@ _DEVICES = (
         22.0,
         (30.3, 121.0),
         _GUESSED_BFLOAT16,
-        _rent(0.70, "from memory, of the large clouds"),
+        _rent(0.70, "from memory, without date"),
     ),
     _nvidia(
         "rtx-4090",
@@ -221,12 +221,12 @@ _DEVICES = (
         23.5,
         (82.6, 165.2),
         _GUESSED_BFLOAT16,
-        _rent(0.69, "from memory, of the marketplaces"),
+        _rent(0.69, "from memory, without date"),
     ),
 )
 _CPU_SOURCE = (
-    "steps of this project on 2 cores of an AMD EPYC (Zen 4), one thread, CPU seconds, 21 November "
-    "2026; products in the same minutes"
+    "steps of this project on packed sequences of mixed lengths, one thread, CPU seconds, beside "
+    "products in the same minutes, 21 November 2026; two threads taken for twice one"
 )
 _CPU_2 = Hardware(
     name="cpu2",
@@ -234,16 +234,16 @@ _CPU_2 = Hardware(
     kind="cpu",
     device_names=("AMD EPYC, 2 cores",),
     memory_gib=23.0,
-    peak_tflops={"float32": 0.197, "bfloat16": 0.413},
+    peak_tflops={"float32": 0.193, "bfloat16": 0.42},
     peak_basis="measured",
     utilisation={
         "float32": Utilisation(
-            by_hidden_size=((128, 0.62), (256, 0.72), (768, 0.92), (1024, 0.94), (2048, 0.90)),
+            by_hidden_size=((128, 0.59), (256, 0.68), (768, 0.90), (1024, 0.91), (2048, 0.88)),
             basis="measured",
             source=_CPU_SOURCE,
         ),
         "bfloat16": Utilisation(
-            by_hidden_size=((128, 0.38), (256, 0.52), (768, 0.74), (1024, 0.78), (2048, 0.80)),
+            by_hidden_size=((128, 0.34), (256, 0.55), (768, 0.79), (1024, 0.82), (2048, 0.82)),
             basis="measured",
             source=_CPU_SOURCE,
         ),

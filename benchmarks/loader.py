@@ -18,10 +18,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -107,15 +108,17 @@ def _make_examples(folder: Path, num_bytes: int) -> tuple[str, dict[int, str]]:
 def _measure(examples: ExampleShards, folder: Path) -> dict[str, Any]:
     fresh = FreshMasks(examples.manifest, seed=1)
     order = np.random.default_rng(0).permutation(len(examples))
-    works: dict[str, Work] = {
-        "shards": lambda: _random_pieces(examples, order, None),
-        "fresh": lambda: _random_pieces(examples, order, fresh),
-        "loader_shards": lambda: _update_pieces(examples, "shards", 1),
-        "loader_fresh": lambda: _update_pieces(examples, "fresh", 1),
-        f"loader_fresh_one_of_{NUM_RANKS}": lambda: _update_pieces(examples, "fresh", NUM_RANKS),
+    works: dict[str, Callable[[], Work]] = {
+        "shards": lambda: partial(_random_pieces, examples, order, None),
+        "fresh": lambda: partial(_random_pieces, examples, order, fresh),
+        "loader_shards": lambda: partial(_update_pieces, _loader(examples, "shards", 1)),
+        "loader_fresh": lambda: partial(_update_pieces, _loader(examples, "fresh", 1)),
+        f"loader_fresh_one_of_{NUM_RANKS}": lambda: partial(
+            _update_pieces, _loader(examples, "fresh", NUM_RANKS)
+        ),
     }
     if peer := _peer(examples, folder):
-        works["peer"] = peer
+        works["peer"] = lambda: peer
     rates = _rates(works)
     result: dict[str, Any] = {}
     for name, rate in rates.items():
@@ -128,11 +131,15 @@ def _measure(examples: ExampleShards, folder: Path) -> dict[str, Any]:
     return result | _padding_shares(examples, order)
 
 
-def _rates(works: dict[str, Work]) -> dict[str, list[float]]:
-    """Return pieces per CPU second of each round, after one that does not count."""
+def _rates(works: dict[str, Callable[[], Work]]) -> dict[str, list[float]]:
+    """Return pieces per CPU second of each round, after one that does not count.
+
+    To get the work ready is not part of it.
+    """
     rates: dict[str, list[float]] = {name: [] for name in works}
     for number in range(ROUNDS + 1):
-        for name, work in works.items():
+        for name, prepare in works.items():
+            work = prepare()
             begin = time.process_time()
             num_pieces = work()
             if number:
@@ -152,24 +159,25 @@ def _random_pieces(examples: ExampleShards, order: Ints, fresh: FreshMasks | Non
     return num_pieces
 
 
-def _update_pieces(examples: ExampleShards, masks: str, world_size: int) -> int:
-    """Return this rank's pieces in about one epoch of updates."""
-    with UpdateLoader(examples, **_update_options(examples, masks, world_size)) as loader:
+def _update_pieces(loader: UpdateLoader) -> int:
+    with loader:
         return sum(batch.num_pieces for update in loader for batch in update.micro_batches)
 
 
-def _update_options(examples: ExampleShards, masks: str, world_size: int) -> dict[str, Any]:
-    return {
-        "batch_size": UPDATE_SIZE,
-        "micro_batch_size": MICRO_BATCH_SIZE,
-        "seed": 1,
-        "rank": 0,
-        "world_size": world_size,
-        "first_step": 0,
-        "num_steps": max(1, len(examples) // UPDATE_SIZE),
-        "masks": masks,
-        "pin_memory": False,
-    }
+def _loader(examples: ExampleShards, masks: Literal["shards", "fresh"], ranks: int) -> UpdateLoader:
+    """Return the first rank's loader of about one epoch, in updates."""
+    return UpdateLoader(
+        examples,
+        batch_size=UPDATE_SIZE,
+        micro_batch_size=MICRO_BATCH_SIZE,
+        seed=1,
+        rank=0,
+        world_size=ranks,
+        first_step=0,
+        num_steps=max(1, len(examples) // UPDATE_SIZE),
+        masks=masks,
+        pin_memory=False,
+    )
 
 
 def _padding_shares(examples: ExampleShards, order: Ints) -> dict[str, float]:
@@ -178,8 +186,7 @@ def _padding_shares(examples: ExampleShards, order: Ints) -> dict[str, float]:
     full = padded_length(examples.manifest.facts["max_seq_length"])
     parts = np.split(lengths, range(MICRO_BATCH_SIZE, len(lengths), MICRO_BATCH_SIZE))
     random = sum(len(part) * padded_length(int(part.max())) for part in parts)
-    options = _update_options(examples, "shards", 1)
-    with UpdateLoader(examples, **options) as loader:
+    with _loader(examples, "shards", 1) as loader:
         shapes = [
             (batch.num_pieces, batch.input_ids.numel())
             for update in loader

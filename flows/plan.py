@@ -138,7 +138,8 @@ def plan_as_json(plan: RunPlan) -> dict[str, Any]:
         "hardware": hardware.name,
         "num_devices": setup.devices.num_devices,
         "precision": setup.devices.precision,
-        "parameters": vars(plan.parameters) | plan.parameters.by_convention(),
+        "parameters": vars(plan.parameters)
+        | {name.replace(" ", "_"): n for name, n in plan.parameters.by_convention().items()},
         "micro_batch": vars(plan.micro_batch),
         "memory_bytes": vars(plan.memory()) | {"total": plan.memory().total},
         "memory_bytes_checkpointed": vars(plan.memory(True)) | {"total": plan.memory(True).total},
@@ -301,7 +302,7 @@ def _run_rows(plan: RunPlan, num_examples: int | None) -> list[tuple[str, str]]:
     seconds = plan.hours * _SECONDS_PER_HOUR / training.num_steps
     cost = f"{plan.cost_usd:,.2f} USD at {price.usd_per_hour:,.2f} an hour and device"
     rows = [
-        ("updates", f"{updates}: {num_passes:,} micro-batches a device, {seconds:,.3g} s"),
+        ("updates", f"{updates}: up to {num_passes:,} micro-batches a device, {seconds:,.3g} s"),
         ("real pieces", f"{plan.num_pieces / 1e6:,.0f} million"),
     ]
     if num_examples:

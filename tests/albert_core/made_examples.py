@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from albert_core.contract import storage
 from albert_core.contract.manifest import MANIFEST, StagePlan, shard_of
@@ -12,6 +13,7 @@ from albert_core.contract.masking import mask_examples
 from albert_core.contract.records import CLS, EXAMPLE_SCHEMA, NUM_SPECIAL, SEP
 from albert_core.contract.seeds import random_bits
 from albert_core.contract.tokenizer import SPIECE_MODEL
+from albert_core.data import Batch
 from tests.albert_core.tiny_vocab import tiny_vocab
 
 MASKED_LM_PROB, MAX_NGRAM = 0.15, 3
@@ -99,3 +101,10 @@ def lists(values: Any, lengths: Any) -> pa.ListArray:
     """Return a column of lists of ``lengths``, from their values laid end to end."""
     offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
     return pa.ListArray.from_arrays(offsets, np.asarray(values).astype(np.uint16))
+
+
+def assert_equal(one: Batch, other: Batch) -> None:
+    """Fail unless the two have the same content."""
+    for name in Batch.__dataclass_fields__:
+        a, b = getattr(one, name), getattr(other, name)
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name

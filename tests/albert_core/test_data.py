@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from albert_core.contract.errors import IntegrityError, TrainingError
 from albert_core.contract.records import CLS, EXAMPLE_SCHEMA, MASK, SEP
-from albert_core.data import Batch, ExampleShards, Rows
+from albert_core.data import ExampleShards, Rows
 from tests.albert_core import made_examples
+from tests.albert_core.made_examples import assert_equal
 
 
 def example(number: int, num_pieces: int) -> dict[str, Any]:
@@ -38,13 +39,6 @@ def write_examples(work: str, shards: Sequence[Sequence[dict[str, Any]]], **opti
     """Write ``shards`` of training examples below ``work``; return their manifest's URI."""
     tables = [pa.Table.from_pylist(list(rows), schema=EXAMPLE_SCHEMA) for rows in shards]
     return made_examples.write_examples(work, tables, {}, {}, **options)
-
-
-def assert_equal(one: Batch, other: Batch) -> None:
-    """Fail unless the two have the same content."""
-    for name in Batch.__dataclass_fields__:
-        a, b = getattr(one, name), getattr(other, name)
-        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
 
 
 @pytest.fixture

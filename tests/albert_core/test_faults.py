@@ -1,6 +1,7 @@
 """What becomes of a run when something goes wrong: planted faults, one each."""
 
 import json
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -431,3 +432,14 @@ def test_what_befalls_one_rank_all_do_together(examples: str, tmp_path: Path) ->
     assert resumed.facts["skipped_steps"] == {"not_finite": 1, "spike": 0}
     account = resumed.account("examples trained on")
     assert (account.total, account.kept) == (12 * 8, 11 * 8)
+
+
+@pytest.mark.slow
+def test_a_launcher_told_to_stop_passes_it_on_and_ends_with_the_same_status(
+    examples: str, tmp_path: Path
+) -> None:
+    faults = {"stop_launcher_step": 4}
+    done = run_with_faults(tmp_path, TRAINING, examples, num_ranks=2, faults=faults)
+    assert done.returncode == RUN_AGAIN_STATUS, done.stdout + done.stderr
+    assert re.search(r"told to stop: step (5|6) is done and saved", done.stdout)
+    assert steps_kept(tmp_path)[-1] in (5, 6)

@@ -17,8 +17,7 @@ from albert_core.contract.seeds import derive_seed
 from albert_core.data import Batch, ExampleShards, Rows
 from albert_core.example_order import example_order, padded_length
 from albert_core.loader import UpdateLoader
-from tests.albert_core.made_examples import made_examples
-from tests.albert_core.test_data import assert_equal
+from tests.albert_core.made_examples import assert_equal, made_examples
 
 NUM_EXAMPLES, LENGTH = 101, 60
 SEED = 5
@@ -155,9 +154,7 @@ def test_every_rank_knows_what_all_ranks_have_together(
             assert taken.num_sequences == batch_size
             assert taken.num_micro_batches == len(taken.batches)
             assert taken.num_pieces == sum(batch.num_pieces for batch in batches)
-            assert taken.num_predictions == sum(
-                len(batch.masked_lm_labels) for batch in batches
-            )
+            assert taken.num_predictions == sum(len(batch.masked_lm_labels) for batch in batches)
 
 
 def test_every_epoch_visits_each_example_once(examples: ExampleShards) -> None:

@@ -17,20 +17,23 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from torch.multiprocessing.spawn import spawn
 
 from albert_core import training
 from albert_core.config import TrainingSettings
 from albert_core.contract.errors import ConfigError, IntegrityError
 from albert_core.contract.manifest import read_manifest
 from albert_core.contract.stage_command import stage_argv
-from albert_core.data import Batch, ExampleShards, example_order
+from albert_core.data import Batch, ExampleShards
 from albert_core.distributed import ALONE, Ranks
+from albert_core.example_order import example_order
 from albert_core.launcher import status_of
 from albert_core.layer_execution import set_layer_execution
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer
 from albert_core.tracking import open_client
 from albert_core.train_step import TrainState, UpdateBatch, train_step
+from tests.albert_core.one_update import update_of
 from tests.albert_core.training_runs import (
     MODEL,
     TRAINING,
@@ -69,7 +72,7 @@ def after_one_step(
     state = TrainState(model=model, optimizer=build_optimizer(model, "lamb", 0.01, 0.01))
     order = example_order(0, 8, len(shards), 1)
     parts = [shards.batch(order[a:b]) for a, b in zip([0, *cuts], [*cuts, 8], strict=True)]
-    num_predictions = sum(float(part.masked_lm_weights.sum()) for part in parts)
+    num_predictions = sum(len(part.masked_lm_labels) for part in parts)
     batch = UpdateBatch(micro_batches=iter(parts), num_predictions=num_predictions, num_sequences=8)
     update = train_step(state, batch, TRAINING, ALONE, pair_task)
     assert update.skipped is None
@@ -84,6 +87,18 @@ def test_cutting_the_batch_unevenly_changes_nothing(examples: str, cuts: list[in
     cut, cut_metrics = after_one_step(examples, cuts=cuts)
     torch.testing.assert_close(cut, whole, rtol=1e-11, atol=1e-11)
     assert cut_metrics == pytest.approx(whole_metrics, rel=1e-5)  # sums of float32
+
+
+def test_two_ranks_do_the_update_of_one_in_float64(examples: str, tmp_path: Path) -> None:
+    cuts = {"one": [[[0, 1, 2, 3, 4, 5, 6, 7]]], "two": [[[0, 1, 2], [3, 4]], [[5], [6, 7]]]}
+    found = {}
+    for name, parts in cuts.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        spawn(update_of, (parts, examples, MODEL, str(folder)), nprocs=len(parts))
+        found[name] = torch.load(folder / "after.pt")
+    torch.testing.assert_close(found["two"][0], found["one"][0], rtol=1e-11, atol=1e-11)
+    assert found["two"][1] == pytest.approx(found["one"][1], rel=1e-5)  # sums of float32
 
 
 def test_without_pairs_to_learn_from_their_head_stays_as_it_is(examples: str) -> None:

@@ -57,7 +57,6 @@ class Step:
         self.token_type_ids = torch.zeros_like(self.input_ids)
         self.positions = torch.randint(0, micro_batch.length, (sequences, predictions))
         self.labels = torch.randint(5, VOCAB_SIZE, (sequences, predictions))
-        self.weights = torch.ones(sequences, predictions)
         self.order = torch.zeros(sequences, dtype=torch.int64)
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -73,7 +72,7 @@ class Step:
         bfloat16 = self.micro_batch.precision == "bfloat16"
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16, cache_enabled=False):
             logits, order = self.model(self.input_ids, None, self.token_type_ids, self.positions)
-        lm = masked_lm_loss(logits, self.labels, self.weights, self.weights.sum())
+        lm = masked_lm_loss(logits.flatten(0, 1), self.labels.flatten(), self.labels.numel())
         return lm + sentence_order_loss(order, self.order, len(order)), logits
 
     def forward_and_backward(self) -> None:

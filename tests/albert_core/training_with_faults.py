@@ -6,6 +6,7 @@ bad_rank    the rank on which the others happen; 0 if absent
 bad_steps   updates, from 0, in which a gradient is NaN
 kill_step   in this update the rank is killed, ``kill_delay`` seconds from its beginning
 stop_step   in this update the rank gets SIGTERM
+stop_launcher_step  in this update the rank's launcher gets SIGTERM
 seen        folder to which each rank appends what examples it is given: a line for each update
 """
 
@@ -14,9 +15,12 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from albert_core import training
 from albert_core.contract.stage_command import stage_main
@@ -29,11 +33,14 @@ FAULTS: dict[str, Any] = json.loads(os.environ.get("FAULTS", "{}"))
 
 def names_of(batch: Batch) -> list[str]:
     """Return a name for each example: a digest of its real pieces and where its masks are."""
+    lengths = [length for number, length in batch.runs for _ in range(number)]
+    is_prediction = torch.zeros(batch.num_pieces, dtype=torch.bool)
+    is_prediction[batch.masked_lm_positions] = True
     names = []
-    for number, ids in enumerate(batch.input_ids):
-        size = int(ids.ne(0).nonzero()[-1]) + 1
-        positions = batch.masked_lm_positions[number][batch.masked_lm_weights[number] > 0]
-        content = repr((ids[:size].tolist(), positions.tolist())).encode()
+    for ids, masked in zip(
+        batch.input_ids.split(lengths), is_prediction.split(lengths), strict=True
+    ):
+        content = repr((ids.tolist(), masked.nonzero()[:, 0].tolist())).encode()
         names.append(hashlib.sha256(content).hexdigest()[:16])
     return names
 
@@ -59,6 +66,9 @@ def main() -> None:
 
         if is_bad and step == FAULTS.get("stop_step"):
             os.kill(os.getpid(), signal.SIGTERM)
+        if is_bad and step == FAULTS.get("stop_launcher_step"):
+            os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(0.5)
         if is_bad and step == FAULTS.get("kill_step"):
             delay = FAULTS.get("kill_delay", 0.0)
             threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()

@@ -92,7 +92,7 @@ def test_json_has_the_figures_of_the_text(capsys: pytest.CaptureFixture[str]) ->
     arguments = ["--recipe", "large", "--hardware", "a100"]
     plan = json.loads(printed(capsys, *arguments, "--json"))
     text = printed(capsys, *arguments)
-    assert f"{plan['parameters']['with heads']:,}" in text
+    assert f"{plan['parameters']['with_heads']:,}" in text
     assert f"{plan['pieces_per_second']:,.0f}" in text
     assert f"{plan['cost_usd']:,.2f} USD" in text
     assert f"{plan['largest_micro_batch']} x fit" in text
