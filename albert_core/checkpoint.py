@@ -6,6 +6,7 @@ The last ones are kept, and the best: the one whose record has the lowest held-o
 import io
 import json
 import logging
+import math
 import threading
 import time
 from typing import Any
@@ -147,7 +148,9 @@ def best_checkpoint(folder: str) -> tuple[str, dict[str, Any]] | None:
         except (IntegrityError, ValueError):
             continue
         loss = record.get(HELD_OUT_LOSS)
-        if loss is not None and (best is None or loss < best[1][HELD_OUT_LOSS]):
+        if loss is None or not math.isfinite(loss):
+            continue
+        if best is None or loss < best[1][HELD_OUT_LOSS]:
             best = uri, record
     return best
 
