@@ -206,17 +206,10 @@ def _backward(
         pair = sentence_order_loss(pair_logits, labels, whole.num_sequences)
         pair_right = (pair_logits.argmax(-1) == labels).sum() / whole.num_sequences
     (lm + pair).backward()
-    num_pieces, squares = torch.full_like(lm, batch.num_pieces), _sum_of_squares(batch, lm)
     scores = [lm, lm_right / whole.num_predictions, pair, pair_right]
-    counts = [num_pieces, squares, weights.sum().to(lm)]
+    num_pieces, squares = torch.full_like(lm, batch.num_pieces), batch.lengths.square().sum()
+    counts = [num_pieces, squares.to(lm), weights.sum().to(lm)]
     return torch.stack([*scores, *counts, torch.zeros_like(lm)]).detach().float()
-
-
-def _sum_of_squares(batch: Batch, like: Tensor) -> Tensor:
-    if batch.attention_mask is None:
-        num_sequences, length = batch.input_ids.shape
-        return torch.full_like(like, num_sequences * length * length)
-    return batch.attention_mask.sum(1).square().sum().to(like)
 
 
 def _autocast(settings: TrainingSettings, device: torch.device) -> AbstractContextManager[Any]:
