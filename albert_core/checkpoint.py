@@ -6,6 +6,7 @@ The last ones are kept, and the best: the one whose record has the lowest held-o
 import io
 import json
 import logging
+import math
 import threading
 import time
 from typing import Any
@@ -44,7 +45,7 @@ class CheckpointWriter:
         self.seconds = 0.0
         """How long the training had to wait for copies and for writes that had not ended."""
         self._thread: threading.Thread | None = None
-        self._failure: tuple[int, Exception] | None = None
+        self._failure: tuple[int, BaseException] | None = None
 
     def save(self, state: dict[str, Any], record: dict[str, Any]) -> None:
         """Write the checkpoint of ``record["step"]``, after the one before is written.
@@ -99,7 +100,15 @@ class CheckpointWriter:
         try:
             save_checkpoint(self.folder, state, record, self.keep)
         except Exception as error:  # noqa: BLE001  whatever the storage raises, `check` tells it
-            self._failure = record["step"], error
+            self._failure = record["step"], _root_of(error)
+
+
+def _root_of(error: BaseException) -> BaseException:
+    """Return the storage's own error, which torch's hides when a write fails in its midst."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    return found or error
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -147,7 +156,9 @@ def best_checkpoint(folder: str) -> tuple[str, dict[str, Any]] | None:
         except (IntegrityError, ValueError):
             continue
         loss = record.get(HELD_OUT_LOSS)
-        if loss is not None and (best is None or loss < best[1][HELD_OUT_LOSS]):
+        if loss is None or not math.isfinite(loss):
+            continue
+        if best is None or loss < best[1][HELD_OUT_LOSS]:
             best = uri, record
     return best
 

@@ -1,8 +1,8 @@
-"""torchrun that passes statuses on: ``python -m albert_core.launcher OPTIONS -m MODULE ...``.
+"""torchrun whose status says whether to run again: ``python -m albert_core.launcher OPTIONS ...``.
 
 torchrun itself ends with status 1 whatever happened. Here a run that may be run again ends with
-status 75: when it was told to stop and its ranks saved a checkpoint, or when a rank was killed.
-Otherwise the status is that of the rank that failed first. Options are torchrun's.
+status 75: when it was told to stop and its ranks saved a checkpoint, or when a rank was killed. A
+rank that failed by itself makes it 1, as it would of torchrun. Options are torchrun's.
 """
 
 import logging
@@ -36,15 +36,12 @@ def launch(argv: Sequence[str]) -> int:
 def status_of(failures: Mapping[int, ProcessFailure]) -> int:
     """Return the status of a run whose ranks failed so, by their number.
 
-    A rank that failed by itself counts before those that were killed or that lost it. A defect
-    (status 1) and a failure with a message (2) would only come again.
+    A rank that failed by itself would do so again; one that was killed, or lost another, may not.
     """
     for rank, failure in failures.items():
         log.warning("rank %d %s", rank, _ended(failure.exitcode))
     own = [f for f in failures.values() if f.exitcode > 0 and f.exitcode != RUN_AGAIN_STATUS]
-    if own:
-        return min(own, key=lambda failure: failure.timestamp).exitcode
-    return RUN_AGAIN_STATUS if failures else DEFECT_STATUS
+    return DEFECT_STATUS if own else RUN_AGAIN_STATUS
 
 
 def _ended(exitcode: int) -> str:

@@ -2,14 +2,15 @@
 
 What an update changes is in `TrainState`, and a checkpoint saves all of it. Which examples an
 update sees, and its dropout, are pure functions of the seed and the counters there, so there is
-nothing else to restore. Start several ranks with ``python -m albert_core.launcher
---nproc-per-node N -m albert_core.training ...``, which is torchrun that passes statuses on.
+nothing else to restore. Start several ranks with ``python -m albert_core.launcher --standalone
+--nproc-per-node N -m albert_core.training ...``: torchrun, whose status says whether to run again.
 
-A process that gets SIGTERM does its update, saves a checkpoint and ends with status 75.
+A run that gets SIGTERM does its update, saves a checkpoint and ends with status 75.
 """
 
 import json
 import logging
+import math
 from contextlib import nullcontext
 from typing import Any
 
@@ -327,7 +328,7 @@ class Pretraining:
                 self.state.step, {f"held_out/{name}": value for name, value in values.items()}
             )
         loss = values["masked_lm_loss"]
-        is_best = self.best_loss is None or loss < self.best_loss
+        is_best = math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss)
         if is_best:
             self.best_loss = loss
         return is_best

@@ -29,8 +29,8 @@ def update_of(
         model: its shape.
         folder: where ranks meet and the weights go.
     """
-    torch.set_num_threads(1)
     if len(parts) > 1:
+        torch.set_num_threads(1)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         meeting = f"file://{folder}/ranks"
         dist.init_process_group("gloo", meeting, rank=rank, world_size=len(parts))

@@ -1,4 +1,5 @@
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,7 @@ def test_a_write_that_failed_is_said_at_the_next_call_and_leaves_the_older_ones(
 
 
 def test_the_best_is_kept_besides_the_last_ones(tmp_path: Path) -> None:
-    for step, loss in enumerate([5.0, 3.0, None, 4.0, 3.5], start=1):
+    for step, loss in enumerate([math.nan, 3.0, None, 4.0, 3.5], start=1):
         record = {"step": step, "examples": EXAMPLES, HELD_OUT_LOSS: loss}
         save_checkpoint(str(tmp_path), state_of(step), record, keep=2)
     assert steps_in(tmp_path) == [2, 4, 5]
