@@ -92,17 +92,25 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(settings.hidden_dropout_prob)
         self.norm = nn.LayerNorm(hidden, LAYER_NORM_EPSILON)
 
-    def forward(self, x: Tensor, runs: Runs, key_mask: Tensor | None) -> Tensor:
-        """Return (T, H) of (T, H); a mask of the keys, bool (B, 1, 1, S), is of a single run."""
+    def forward(
+        self, x: Tensor, runs: Runs, key_mask: Tensor | None, rows: Tensor | None
+    ) -> Tensor:
+        """Return (T, H) of (T, H), or only its ``rows``, int64 (R,), as (R, H).
+
+        A mask of the keys, bool (B, 1, 1, S), is of a single run.
+        """
         query, key, value = (
             self._by_run(projection(x), runs) for projection in (self.query, self.key, self.value)
         )
         dropout_prob = self.weights_dropout_prob if self.training else 0.0
-        seen = [
+        of_runs = [
             attend(q, k, v, key_mask, dropout_prob).transpose(1, 2).reshape(-1, x.shape[1])
             for q, k, v in zip(query, key, value, strict=True)
         ]
-        return self.norm(x + self.dropout(self.output(_end_to_end(seen))))  # type: ignore[no-any-return]
+        seen = _end_to_end(of_runs)
+        if rows is not None:
+            x, seen = x.index_select(0, rows), seen.index_select(0, rows)
+        return self.norm(x + self.dropout(self.output(seen)))  # type: ignore[no-any-return]
 
     def _by_run(self, x: Tensor, runs: Runs) -> list[Tensor]:
         """Return (number, N, length, D) for each run in (T, H)."""
@@ -174,19 +182,30 @@ class AlbertModel(nn.Module):
         return x, torch.tanh(self.pooler(x[:, 0]))
 
     def encode(
-        self, input_ids: Tensor, token_type_ids: Tensor, runs: Runs, key_mask: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        runs: Runs,
+        key_mask: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """Return the last layer (T, H) of a packed batch.
+        """Return the last layer (T, H) of a packed batch, or only some of its rows.
 
         Args:
             input_ids: int64 (T,).
             token_type_ids: int64 (T,).
             runs: how the T pieces are sequences.
             key_mask: bool (B, 1, 1, S), false at padding, where a single run is padded.
+            rows: int64 (R,), positions in T. What no later layer reads of the others is not
+                computed: most of the last layer.
+
+        Returns:
+            (T, H), or (R, H).
         """
         x = self.projection(self.embeddings(input_ids, token_type_ids, runs))
-        for attention, feed_forward in self.route:
-            x = self.attentions[attention](x, runs, key_mask)
+        last = len(self.route) - 1
+        for number, (attention, feed_forward) in enumerate(self.route):
+            x = self.attentions[attention](x, runs, key_mask, rows if number == last else None)
             x = self.feed_forwards[feed_forward](x)
         return x  # type: ignore[no-any-return]
 
@@ -260,9 +279,10 @@ class AlbertForPretraining(nn.Module):
         Returns:
             masked LM logits (M, V) and sentence order logits (B, 2).
         """
-        x = self.encoder.encode(input_ids, token_type_ids, runs)
-        masked = x.index_select(0, masked_lm_positions)
-        pooled = torch.tanh(self.encoder.pooler(x.index_select(0, first_positions)))
+        rows = torch.cat([first_positions, masked_lm_positions])
+        x = self.encoder.encode(input_ids, token_type_ids, runs, rows=rows)
+        first, masked = x.split([len(first_positions), len(masked_lm_positions)])
+        pooled = torch.tanh(self.encoder.pooler(first))
         lm_logits = self.masked_lm(masked, self.encoder.embeddings.word.weight)
         return lm_logits, self.sentence_order(pooled)
 

@@ -174,6 +174,7 @@ _ADDRESSES = {
     "source": ("uri",),
     "cleaning": ("known_corpora", "test_texts", "excluded_ids"),
     "vocabulary": ("model",),
+    "training": ("continue_from", "initial_model"),
 }
 """Settings that are paths or URIs, by section."""
 

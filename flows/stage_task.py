@@ -94,7 +94,7 @@ def _distributed(argv: list[str]) -> list[str]:
         raise ConfigError(f"ALBERT_TRAINING_PROCESSES={text!r} must be a whole number, at least 1")
     if int(text) == 1:
         return argv
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={text}"]
+    launcher = ["-m", "albert_core.launcher", "--standalone", f"--nproc-per-node={text}"]
     return [sys.executable, *launcher, *argv[1:]]
 
 

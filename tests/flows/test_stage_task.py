@@ -91,7 +91,7 @@ def test_a_run_is_what_the_recipe_and_the_folder_say(
     assert start_run("tiny", None, "mine", None).work == f"{tmp_path}/mine"
 
 
-def test_training_on_several_devices_is_launched_by_torchrun(
+def test_training_on_several_devices_is_launched_by_the_launcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     argv = [sys.executable, "-m", TRAINING, "--recipe=r"]
@@ -100,7 +100,7 @@ def test_training_on_several_devices_is_launched_by_torchrun(
     monkeypatch.setenv("ALBERT_TRAINING_PROCESSES", "4")
     assert _distributed(argv)[1:5] == [
         "-m",
-        "torch.distributed.run",
+        "albert_core.launcher",
         "--standalone",
         "--nproc-per-node=4",
     ]
