@@ -90,6 +90,7 @@ class RunTotals:
 
     num_updates: int = 0
     num_pieces: int = 0
+    num_flops: float = 0.0
     seconds: float = 0.0
     waited: float = 0.0
 
@@ -97,6 +98,7 @@ class RunTotals:
         """Add a window that has ended."""
         self.num_updates += window.num_updates
         self.num_pieces += window.num_pieces
+        self.num_flops += window.num_flops
         self.seconds += window.seconds
         self.waited += window.waited
 

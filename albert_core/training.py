@@ -44,6 +44,7 @@ from albert_core.data import ExampleShards
 from albert_core.distributed import Ranks, joined_ranks
 from albert_core.evaluation import Evaluation, evaluate
 from albert_core.flops import training_flops_of
+from albert_core.hardware import hardware_called, processor_name
 from albert_core.layer_execution import set_layer_execution
 from albert_core.loader import UpdateExamples, UpdateLoader
 from albert_core.metrics import Estimate
@@ -58,6 +59,7 @@ from albert_core.progress_window import (
     progress_line,
     trust_ratios,
 )
+from albert_core.run_plan import TrainingDevices
 from albert_core.starting_point import (
     StartingPoint,
     continue_run,
@@ -420,10 +422,31 @@ class Pretraining:
     def _summarise(self, after: Evaluation) -> None:
         memory = peak_memory_bytes(self.ranks.device)
         log.info("%s: %s", STAGE, self.totals.summary(self.writer.seconds, memory))
+        devices, totals = self._devices(), self.totals
+        if devices is not None and totals.num_updates:
+            compared = devices.compared_with_plan(
+                totals.num_pieces, totals.num_flops, totals.seconds
+            )
+            log.info("%s: %s", STAGE, compared)
         if total := self.state.guard.total_skipped:
             reasons = ", ".join(f"{r} {n}" for r, n in self.state.guard.num_skipped.items() if n)
             log.info("%s: %d updates were skipped (%s)", STAGE, total, reasons.replace("_", " "))
         log.info("%s: held-out, after: %s", STAGE, _say(after))
+
+    def _devices(self) -> TrainingDevices | None:
+        """Return what this run is computed on, if it is known how fast that is."""
+        has_gpu = self.ranks.device.type == "cuda"
+        name = torch.cuda.get_device_name() if has_gpu else processor_name()
+        hardware = hardware_called(name)
+        if hardware is None:
+            return None
+        return TrainingDevices(
+            hardware=hardware,
+            num_devices=self.ranks.world_size if has_gpu else 1,
+            precision=self.settings.precision,
+            activation_checkpointing=self.settings.activation_checkpointing,
+            hidden_size=self.model_settings.hidden_size,
+        )
 
     def _is_last(self) -> bool:
         return self.state.step == self.settings.num_steps

@@ -9,6 +9,14 @@ from albert_core.contract import storage
 from albert_core.contract.manifest import Account, Manifest
 from albert_core.contract.stage_command import NO_RESULT
 
+_SCORES = {
+    "masked_lm_loss": "masked LM loss, nats",
+    "masked_lm_accuracy": "masked LM accuracy",
+    "sentence_order_accuracy": "sentence order accuracy",
+    "next_sentence_accuracy": "next sentence accuracy",
+}
+"""Of pretraining, by their names in its manifest; the objective decides which pair score there is."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -150,11 +158,8 @@ def _pretraining_rows(pretraining: Manifest) -> list[tuple[str, str]]:
     rows = [("steps", f"{facts['step']:,}"), ("parameters", f"{facts['num_parameters']:,}")]
     rows += [
         (label, f"{_estimate(facts['before'][key])}  ->  {_estimate(facts['after'][key])}")
-        for label, key in (
-            ("masked LM loss, nats", "masked_lm_loss"),
-            ("masked LM accuracy", "masked_lm_accuracy"),
-            ("sentence order accuracy", "sentence_order_accuracy"),
-        )
+        for key, label in _SCORES.items()
+        if key in facts["after"]
     ]
     side = "below" if after < unigram else "above"
     gain = f"{unigram:.3f}; the model ends {abs(unigram - after):.3f} {side} it"
@@ -183,6 +188,8 @@ def _registry_rows(registration: Manifest) -> list[tuple[str, str]]:
 
 
 def _order_note(pretraining: Manifest) -> str:
+    if "sentence_order_accuracy" not in pretraining.facts["after"]:
+        return "The examples' objective is not sentence order: nothing of it was learned."
     score = _estimate(pretraining.facts["after"]["sentence_order_accuracy"])
     return (
         f"Sentence order ended at {score}. On natural text it stays near 0.5, a coin's, at so "
