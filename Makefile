@@ -16,7 +16,7 @@ FLOW_OPTIONS = --recipe '$(RECIPE)' --work '$(WORK)' \
 	$(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
 DATA_BENCHMARKS := data_pipeline masking cleaning_rules near_duplicates wiki_markup tfrecord engines memory scale
 
-.PHONY: help demo refresh bench-data serve test check format bench clean
+.PHONY: help demo refresh plan serve test check format bench bench-data bench-train bench-loader clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -30,6 +30,9 @@ demo: $(READY) ## raw text to a registered model; SOURCE=... for your own text
 
 refresh: $(READY) ## raw text to clean corpus, vocabulary and examples only
 	@$(PY) -m flows.refresh_corpus $(FLOW_OPTIONS)
+
+plan: $(READY) ## what a run will take in memory, hours and cost; ARGS='--hardware l4'
+	@$(PY) -m flows.plan --recipe '$(RECIPE)' $(foreach setting,$(SET),--set '$(setting)') $(ARGS)
 
 serve: $(READY) ## Prefect, MLflow and a worker on this machine, until Ctrl-C
 	@exec $(PY) -m infra.serve --work '$(WORK)' $(ARGS)
@@ -53,6 +56,12 @@ bench: $(READY) ## all benchmarks
 bench-data: $(READY) ## the benchmarks of text to shards alone
 	@for file in $(DATA_BENCHMARKS); do \
 	  echo "== $$file"; $(PY) benchmarks/$$file.py $(ARGS) || exit 1; done
+
+bench-train: $(READY) ## an update against Hugging Face's
+	$(PY) benchmarks/training_step.py $(ARGS)
+
+bench-loader: $(READY) ## batches against Hugging Face's
+	$(PY) benchmarks/loader.py $(ARGS)
 
 clean: ## remove caches and the virtual environment; results in WORK stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

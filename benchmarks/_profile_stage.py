@@ -41,7 +41,7 @@ _STEPS = [
     ("rules", r"^pipelines\.(cleaning|decontamination|quality)"),
     ("split", r"^pipelines\.sentences|^sentencex"),
     ("pairs", r"^pipelines\.segment_pairs|^pipelines\.\w*pairs"),
-    ("masks", r"^pipelines\.masking"),
+    ("masks", r"^albert_core\.contract\.masking"),
     ("TFRecord", r"^pipelines\.tf"),
     ("shuffle", r"shuffl|make_examples:_(by_shard|write_shard|read_batches)|spill"),
     ("Arrow write", r"arrow_files:write|storage:(open_atomic|write_bytes)"),

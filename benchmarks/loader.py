@@ -3,7 +3,7 @@
     python benchmarks/loader.py [--mb 20] [--results FILE]
 
 Examples of 128 and of 512 pieces, with the lengths that the stages give them on real English text.
-Real pieces per CPU second, of all threads together: random padded batches, with the shards' masks
+Real pieces per CPU second, of all threads together: random packed batches, with the shards' masks
 and with fresh ones, and whole updates by `UpdateLoader`. All are run in turn; a rate is the best
 round's, which others on the machine disturbed least, a ratio the median of the rounds' ratios.
 
@@ -26,8 +26,8 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from _english_text import write_english
-from _stage_runs import hardware, run_stage, write_recipe
+from _real_examples import make_examples
+from _stage_runs import hardware
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling
 
@@ -54,8 +54,8 @@ PEER = "datasets + DataCollatorForLanguageModeling"
 _PEER_EXAMPLES = 4096
 """As many suffice for it."""
 _MEANINGS = {
-    "shards": "random padded batches, masks of the shards",
-    "fresh": "random padded batches, fresh masks",
+    "shards": "random packed batches, masks of the shards",
+    "fresh": "random packed batches, fresh masks",
     "loader_shards": "whole updates by length, masks of the shards",
     "loader_fresh": "whole updates by length, fresh masks",
     f"loader_fresh_one_of_{NUM_RANKS}": f"the same, one rank's part of {NUM_RANKS}",
@@ -64,7 +64,6 @@ _MEANINGS = {
 _PADDING = {
     "padding_share_to_full_length": "padding to the full length",
     "padding_share_random": "padding in random micro-batches",
-    "padding_share_sorted": "padding in an update's micro-batches by length",
 }
 
 Work = Callable[[], int]
@@ -80,7 +79,7 @@ def main() -> None:
     torch.set_num_threads(1)
     result: dict[str, Any] = {"batch_size": BATCH_SIZE, "update_size": UPDATE_SIZE}
     with tempfile.TemporaryDirectory(prefix="albert-bench-") as folder:
-        origin, manifests = _make_examples(Path(folder), int(options.mb * 1e6))
+        origin, manifests = make_examples(Path(folder), int(options.mb * 1e6), LENGTHS)
         for length, manifest in manifests.items():
             result[str(length)] = _measure(ExampleShards(manifest, "train"), Path(folder))
     result |= {"text": origin, "peer": _peer_version(), "hardware": hardware()}
@@ -88,21 +87,6 @@ def main() -> None:
     options.results.write_text(json.dumps(_rounded(result), indent=1) + "\n")
     print(_table(result))
     print(json.dumps(_rounded(result)))
-
-
-def _make_examples(folder: Path, num_bytes: int) -> tuple[str, dict[int, str]]:
-    """Return where the text is from, and the manifest of its examples of each length."""
-    origin = write_english(folder / "text", num_bytes)
-    manifests, work = {}, str(folder / "work")
-    for length in LENGTHS:
-        recipe = write_recipe(
-            folder / f"{length}.json", folder / "text", **{"examples.max_seq_length": length}
-        )
-        corpus = run_stage("pipelines.clean_corpus", recipe, 2, work=work).manifest
-        vocab = run_stage("pipelines.train_vocab", recipe, 2, corpus=corpus, work=work).manifest
-        inputs = {"corpus": corpus, "vocab": vocab, "work": work}
-        manifests[length] = run_stage("pipelines.make_examples", recipe, 2, None, **inputs).manifest
-    return origin, manifests
 
 
 def _measure(examples: ExampleShards, folder: Path) -> dict[str, Any]:
@@ -173,30 +157,22 @@ def _loader(examples: ExampleShards, masks: Literal["shards", "fresh"], ranks: i
         seed=1,
         rank=0,
         world_size=ranks,
-        first_step=0,
-        num_steps=max(1, len(examples) // UPDATE_SIZE),
+        first_example=0,
+        num_updates=max(1, len(examples) // UPDATE_SIZE),
         masks=masks,
         pin_memory=False,
     )
 
 
 def _padding_shares(examples: ExampleShards, order: Ints) -> dict[str, float]:
-    """Return the padding of random micro-batches, each to its longest, and of an update's own."""
+    """Return what padding would be: to the full length, and to the longest of a micro-batch."""
     lengths, _ = examples.sizes(order)
     full = padded_length(examples.manifest.facts["max_seq_length"])
     parts = np.split(lengths, range(MICRO_BATCH_SIZE, len(lengths), MICRO_BATCH_SIZE))
     random = sum(len(part) * padded_length(int(part.max())) for part in parts)
-    with _loader(examples, "shards", 1) as loader:
-        shapes = [
-            (batch.num_pieces, batch.input_ids.numel())
-            for update in loader
-            for batch in update.micro_batches
-        ]
-    pieces, padded = np.sum(shapes, axis=0).tolist()
     return {
         "padding_share_to_full_length": 1 - lengths.sum() / (len(lengths) * full),
         "padding_share_random": 1 - lengths.sum() / random,
-        "padding_share_sorted": 1 - pieces / padded,
     }
 
 

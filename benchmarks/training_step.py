@@ -45,9 +45,9 @@ from albert_core.train_step import TrainState, UpdateBatch, train_step
 RESULTS = Path(__file__).parent / "results" / "training_step.json"
 MODEL, VOCAB_SIZE = ModelSettings(), 30_000
 MICRO_BATCHES = {128: 16, 512: 4}
-"""Length -> sequences in a micro-batch; an update of real lengths has four of them."""
+"""Length -> sequences in a micro-batch; an update of real lengths has two of them."""
 PRECISIONS: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
-ROUNDS = 5
+ROUNDS = 3
 TEXT_BYTES = 6_000_000
 GOALS = {
     "float32 full": 1.4,
@@ -252,7 +252,7 @@ def main() -> None:
         origin, manifests = make_examples(Path(folder), TEXT_BYTES, list(MICRO_BATCHES))
         for length, size in MICRO_BATCHES.items():
             examples = ExampleShards(manifests[length], "train")
-            some = np.random.default_rng(0).permutation(len(examples))[: 4 * size]
+            some = np.random.default_rng(0).permutation(len(examples))[: 2 * size]
             for precision in PRECISIONS:
                 peers = ["eager"] if options.no_compiled else ["eager", "compiled"]
                 name = f"{precision}, {size} x {length}"

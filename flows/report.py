@@ -15,7 +15,7 @@ _SCORES = {
     "sentence_order_accuracy": "sentence order accuracy",
     "next_sentence_accuracy": "next sentence accuracy",
 }
-"""Of pretraining, by their names in its manifest; the objective decides which pair score there is."""
+"""Of pretraining, by name in its manifest; the objective decides which pair score there is."""
 
 
 @dataclass(frozen=True)
