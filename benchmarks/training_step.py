@@ -12,7 +12,6 @@ measured in the same rounds, that the model's own operations reach; and the memo
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -195,15 +194,16 @@ def step_memory(whose: str, precision: str) -> float:
     else:
         step = peer_step(theirs, rows, 512, precision, compiled=False)
     peak_flops(precision)  # the library's own room for matrix products
-    before = _resident_mb()
+    before = _status_mb("VmRSS")
     step()
     step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
+    return _status_mb("VmHWM") - before  # not getrusage's, which begins with the parent's
 
 
-def _resident_mb() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
+def _status_mb(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    [line] = [line for line in lines if line.startswith(f"{name}:")]
+    return int(line.split()[1]) / 1024
 
 
 def _memory_of(whose: str, precision: str) -> float:
