@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,8 +29,8 @@ PAIR_TASKS: dict[str, str | None] = {
 }
 """The examples' objective -> what is learnt from a pair of segments, as metrics call it."""
 
-_NUM_SUMS = 8
-_OF_STOP = 7
+_NUM_SCORES = 4
+"""Loss and accuracy of masked LM and of the pairs."""
 
 
 @dataclass(kw_only=True)
@@ -142,11 +143,17 @@ def train_step(
         pair_task: what is learnt from pairs, a value of `PAIR_TASKS`; None for nothing.
         stop: whether this rank was told to stop, for all to know.
     """
-    sums = torch.zeros(_NUM_SUMS, device=ranks.device)
+    scores = torch.zeros(_NUM_SCORES, device=ranks.device)
+    mine = np.zeros(3, np.int64)
     for micro_batch in batch.micro_batches:
-        sums += _backward(state.model, micro_batch, batch, settings, ranks.device, pair_task)
-    sums[_OF_STOP] = float(stop.arrived)
-    sums = ranks.sum_gradients(state.model, sums)
+        scores += _backward(state.model, micro_batch, batch, settings, ranks.device, pair_task)
+        mine += (
+            micro_batch.num_pieces,
+            micro_batch.sum_of_squares,
+            len(micro_batch.masked_lm_labels),
+        )
+    known_here = torch.tensor([*mine.tolist(), stop.arrived], dtype=scores.dtype)
+    sums = ranks.sum_gradients(state.model, torch.cat([scores, known_here.to(ranks.device)]))
     parameters = [p for p in state.model.parameters() if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     grad_norm, lm, lm_right, pair, pair_right, *counts, stops = torch.cat(
@@ -185,9 +192,9 @@ def _backward(
     device: torch.device,
     pair_task: str | None,
 ) -> Tensor:
-    """Add the gradient of one micro-batch; return its part of the sums, (_NUM_SUMS,).
+    """Add the gradient of one micro-batch; return its part of losses and accuracies, (4,).
 
-    All that it made but the sums and the gradient is gone when it returns, so that the next
+    All that it made but these and the gradient is gone when it returns, so that the next
     micro-batch has its room.
     """
     with _autocast(settings, device):
@@ -206,10 +213,7 @@ def _backward(
         pair = sentence_order_loss(pair_logits, labels, whole.num_sequences)
         pair_right = (pair_logits.argmax(-1) == labels).sum() / whole.num_sequences
     (lm + pair).backward()
-    scores = [lm, lm_right / whole.num_predictions, pair, pair_right]
-    counts = [batch.num_pieces, batch.sum_of_squares, len(batch.masked_lm_labels)]
-    on_device = [torch.full_like(lm, float(number)) for number in (*counts, 0)]
-    return torch.stack([*scores, *on_device]).detach()
+    return torch.stack([lm, lm_right / whole.num_predictions, pair, pair_right]).detach()
 
 
 def _autocast(settings: TrainingSettings, device: torch.device) -> AbstractContextManager[Any]:

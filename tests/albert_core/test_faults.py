@@ -3,7 +3,7 @@
 import json
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +30,12 @@ from tests.albert_core.training_runs import (
     with_settings,
 )
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_tracking_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Making one takes longer than a run."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("mlflow")
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
-        yield
+pytestmark = pytest.mark.usefixtures("one_tracking_database")
 
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> str:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ALBERT_WORKERS", "1")
-        return make_days(tmp_path_factory.mktemp("days"), seed=0, num_documents=60)
+    return make_days(tmp_path_factory.mktemp("days"), seed=0, num_documents=60)
 
 
 @pytest.fixture(scope="module")

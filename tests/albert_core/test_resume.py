@@ -3,7 +3,6 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -31,20 +30,12 @@ NUM_KILLS = int(os.environ.get("ALBERT_TEST_KILLS", "50"))
 """Of the long tests: ``ALBERT_TEST_KILLS=50 pytest -m slow tests/albert_core/test_resume.py``."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_tracking_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Making one takes longer than a run."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("mlflow")
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
-        yield
+pytestmark = pytest.mark.usefixtures("one_tracking_database")
 
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> str:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ALBERT_WORKERS", "1")
-        return make_days(tmp_path_factory.mktemp("days"), seed=0, num_documents=60)
+    return make_days(tmp_path_factory.mktemp("days"), seed=0, num_documents=60)
 
 
 def expected_names(examples: str, num_steps: int, batch_size: int) -> list[list[str]]:

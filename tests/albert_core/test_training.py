@@ -47,9 +47,7 @@ from tests.albert_core.training_runs import (
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> str:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ALBERT_WORKERS", "1")
-        return make_days(tmp_path_factory.mktemp("days"), seed=0, num_documents=300)
+    return make_days(tmp_path_factory.mktemp("days"), seed=0, num_documents=300)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -41,8 +42,6 @@ def make_days(work: Path, seed: int, num_documents: int, **settings: Any) -> str
     """Return the manifest of examples of a corpus whose order can be learned."""
     work.mkdir(parents=True, exist_ok=True)
     source = SourceSettings(uri=str(write_days(work / "days.jsonl", seed, num_documents)))
-    corpus = clean_corpus.run(source, CleaningSettings(), str(work))
-    vocab = train_vocab.run(VocabularySettings(vocab_size=95), corpus, str(work))
     values = {
         "max_seq_length": 96,
         "dupe_factor": 2,
@@ -50,7 +49,11 @@ def make_days(work: Path, seed: int, num_documents: int, **settings: Any) -> str
         "short_seq_prob": 0.0,
         "seed": seed,
     }
-    return make_examples.run(ExampleSettings(**values | settings), corpus, vocab, str(work))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ALBERT_WORKERS", "1")
+        corpus = clean_corpus.run(source, CleaningSettings(), str(work))
+        vocab = train_vocab.run(VocabularySettings(vocab_size=95), corpus, str(work))
+        return make_examples.run(ExampleSettings(**values | settings), corpus, vocab, str(work))
 
 
 def with_settings(**values: Any) -> TrainingSettings:
