@@ -14,7 +14,7 @@ from albert_core.score_table import ModelScores, ScoreTable, TaskScores
 from albert_core.score_text import metric_name, percent
 
 WIDTH = 1000
-_LEFT, _RIGHT = 214, 200
+_LEFT, _RIGHT = 190, 200
 _TOP, _BOTTOM = 34, 14
 _LINE, _GAP = 46, 10
 """Height of a model's line; space between two tasks."""
@@ -141,7 +141,7 @@ def _published(x: float, y: float, score: float) -> str:
 def _examples(scores: TaskScores) -> str:
     about = f"{scores.num_examples:,} dev"
     if scores.contamination is not None:
-        about += f" · {scores.contamination:.1%} contaminated"
+        about += f" · {scores.contamination:.1%} overlap"
     return about
 
 

@@ -41,8 +41,9 @@ TITLES = {
 """Of the paper's tables."""
 LEGEND = (
     "Scores are per cent, of dev, the best evaluation of each run, as in the paper. Over seeds: "
-    "the median run with the 95 % interval that its examples give; from the worst to the best "
-    "seed. Constant: what the best constant answer gets."
+    "the median run with the 95 % interval that its examples give; range is from the worst to the best "
+    "seed, and which was the worst. Constant: what the best constant answer gets. Overlap: the "
+    "share of dev that the pretraining corpus has."
 )
 _COLUMNS = 100
 """Of a terminal, for the notes."""
@@ -116,8 +117,8 @@ def glue_rows(table: ScoreTable) -> Rows:
 def detail_rows(model: ModelScores) -> Rows:
     """Return a header and a row for each metric of each task."""
     header = (
-        "task", "metric", "score", "95 % interval", "seeds", "worst..best", "worst seed",
-        "constant", "dev", "contaminated",
+        "task", "metric", "score", "95 % interval", "seeds", "range", "worst",
+        "constant", "dev", "overlap",
     )  # fmt: skip
     return [
         header,

@@ -61,7 +61,7 @@ def test_the_page_is_whole_and_needs_nothing_else(table: ScoreTable) -> None:
     assert "Mine &amp; &lt;yours&gt;" in page
     assert "&lt;digest&gt;" in page
     assert "<b>80.1</b>" in page
-    assert "2.1% contaminated" in page
+    assert "2.1% overlap" in page
     assert "AX: none" in page
 
 
