@@ -41,8 +41,9 @@ TITLES = {
 """Of the paper's tables."""
 LEGEND = (
     "Scores are per cent, of dev, the best evaluation of each run, as in the paper. Over seeds: "
-    "the median run with the 95 % interval that its examples give; range is from the worst to the best "
-    "seed, and which was the worst. Constant: what the best constant answer gets. Overlap: the "
+    "the median run with the 95 % interval that its examples give; the range from the worst to "
+    "the best seed, and which was the worst. Constant: what the best constant answer gets; "
+    "! where the interval does not lie above it. Overlap: the "
     "share of dev that the pretraining corpus has."
 )
 _COLUMNS = 100
@@ -142,7 +143,7 @@ def _detail_row(scores: TaskScores, metric: MetricSummary, is_key: bool) -> tupl
         worst = str(metric.worst_seed)
     constant = _DASH if metric.baseline is None else percent(metric.baseline)
     if metric.beats_baseline is False:
-        constant += " not beaten"
+        constant += " !"
     contaminated = _DASH if scores.contamination is None else f"{scores.contamination:.1%}"
     return (
         scores.title if is_key else "",
