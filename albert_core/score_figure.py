@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from math import floor
 
-from albert_core.score_table import ModelScores, ScoreTable, TaskScores
+from albert_core.score_table import LOWER_IS_BETTER, ModelScores, ScoreTable, TaskScores
 from albert_core.score_text import metric_name, percent
 
 WIDTH = 1000
@@ -126,7 +126,9 @@ def _numbers(scores: TaskScores, y: float) -> Iterator[str]:
     x = WIDTH - _RIGHT + 26
     yield _text("score", x, y + 2, percent(scores.key.median))
     others = " · ".join(
-        f"{percent(metric.median)} {metric_name(metric.name)}" for metric in scores.metrics[1:3]
+        f"{percent(metric.median)} {metric_name(metric.name)}"
+        for metric in scores.metrics[1:]
+        if metric.name not in LOWER_IS_BETTER
     )
     yield _text("metric", x + 62, y - 4 if others else y + 2, metric_name(scores.key.name))
     if others:

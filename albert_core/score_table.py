@@ -1,7 +1,7 @@
 """Scores of fine-tunings, over tasks and seeds, in the paper's columns.
 
 Pure: the facts of manifests go in, a table comes out; how it looks is `score_text`'s and
-`score_page`'s affair. All scores are shares and correlations, 0..1 or -1..1.
+`score_page`'s affair. Scores are shares and correlations, 0..1 or -1..1, or errors.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +15,8 @@ PAPER_COLUMNS = ("squad-1.1", "squad-2.0", "mnli", "sst-2", "race")
 """The tasks of the paper's Table 2, whose mean is its Avg."""
 GLUE_COLUMNS = ("mnli", "qnli", "qqp", "rte", "sst-2", "mrpc", "cola", "sts-b", "wnli")
 """The tasks of the paper's Table 9, in its order; and WNLI."""
+LOWER_IS_BETTER = frozenset({"mse"})
+"""Metrics that are errors; all others are shares or correlations."""
 _ORDER = tuple(dict.fromkeys((*PAPER_COLUMNS, *GLUE_COLUMNS)))
 
 
@@ -31,7 +33,7 @@ class Run:
     metric: str
     """The key metric, by which runs are compared."""
     scores: Mapping[str, float]
-    """By metric, the key metric first."""
+    """By metric, the key metric first; of another labelled set "<metric> of <set>"."""
     intervals: Mapping[str, tuple[float, float]]
     """The 95 % intervals, low and high."""
     num_examples: int
@@ -50,6 +52,10 @@ class Run:
         key = str(facts["metric"])
         scores = {key: float(facts["score"])} | dict(facts["scores"])
         intervals = {name: (low, high) for name, (low, high) in facts["intervals"].items()}
+        for part, estimates in facts.get("other_scores", {}).items():
+            for name, estimate in estimates.items():
+                scores[f"{name} of {part}"] = estimate["value"]
+                intervals[f"{name} of {part}"] = (estimate["low"], estimate["high"])
         names = ("task", "title", "kind", "seed", "num_examples", "num_train", "best_step")
         return cls(
             model=model,
@@ -78,23 +84,31 @@ class MetricSummary:
 
     @property
     def worst(self) -> float:
-        """The lowest of all seeds."""
-        return min(self.by_seed.values())
+        """That of the worst seed."""
+        return self.by_seed[self.worst_seed]
 
     @property
     def best(self) -> float:
-        """The highest of all seeds."""
-        return max(self.by_seed.values())
+        """That of the best seed."""
+        return self.by_seed[self._ranked()[-1]]
 
     @property
     def worst_seed(self) -> int:
-        """The seed of the lowest."""
-        return min(self.by_seed, key=self.by_seed.__getitem__)
+        """The seed with the lowest score, or the highest error."""
+        return self._ranked()[0]
 
     @property
     def beats_baseline(self) -> bool | None:
         """Whether the whole interval is above the best constant answer; None if unknown."""
-        return None if self.baseline is None else self.low > self.baseline
+        if self.baseline is None:
+            return None
+        is_error = self.name in LOWER_IS_BETTER
+        return self.high < self.baseline if is_error else self.low > self.baseline
+
+    def _ranked(self) -> list[int]:
+        """Return the seeds, the worst first."""
+        is_error = self.name in LOWER_IS_BETTER
+        return sorted(self.by_seed, key=self.by_seed.__getitem__, reverse=is_error)
 
 
 @dataclass(frozen=True, kw_only=True)

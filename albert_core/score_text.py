@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from albert_core.published_scores import PublishedScores
 from albert_core.score_table import (
     GLUE_COLUMNS,
+    LOWER_IS_BETTER,
     PAPER_COLUMNS,
     MetricSummary,
     ModelScores,
@@ -17,8 +18,11 @@ from albert_core.score_table import (
 
 METRIC_NAMES = {
     "accuracy": "acc",
+    "accuracy_high": "acc high",
+    "accuracy_middle": "acc middle",
     "exact_match": "EM",
     "f1": "F1",
+    "mse": "MSE",
     "matthews": "Matthews",
     "pearson": "Pearson",
     "spearman": "Spearman",
@@ -40,15 +44,15 @@ TITLES = {
 }
 """Of the paper's tables."""
 LEGEND = (
-    "Scores are per cent, of dev, the best evaluation of each run, as in the paper. Over seeds: "
-    "the median run with the 95 % interval that its examples give; the range from the worst to "
-    "the best seed, and which was the worst. Constant: what the best constant answer gets; "
-    "! where the interval does not lie above it. Overlap: the "
-    "share of dev that the pretraining corpus has."
+    "Scores are per cent (but errors), of dev, the best evaluation of each run, as in the paper. "
+    "Over seeds: the median run with the 95 % interval that its examples give; the range from the "
+    "worst to the best seed, and which was the worst. Constant: what the best constant answer "
+    "gets; ! where the interval does not lie above it. Overlap: the share of dev that the "
+    "pretraining corpus has."
 )
 _COLUMNS = 100
 """Of a terminal, for the notes."""
-_TWO_METRICS = ("mrpc", "qqp", "sts-b")
+_TWO_METRICS = ("mnli", "mrpc", "qqp", "sts-b")
 """Tasks of which GLUE's own table has two."""
 _DASH = "–"
 _HALF_UP = 1e-9
@@ -133,23 +137,25 @@ def detail_rows(model: ModelScores) -> Rows:
 
 def metric_name(name: str) -> str:
     """Return what the tables call a metric."""
-    return METRIC_NAMES.get(name, name.replace("_", " "))
+    metric, of, other = name.partition(" of ")
+    return METRIC_NAMES.get(metric, metric.replace("_", " ")) + of + other
 
 
 def _detail_row(scores: TaskScores, metric: MetricSummary, is_key: bool) -> tuple[str, ...]:
+    shown = error if metric.name in LOWER_IS_BETTER else percent
     spread, worst = _DASH, _DASH
     if len(scores.seeds) > 1:
-        spread = f"{percent(metric.worst)}..{percent(metric.best)}"
+        spread = f"{shown(metric.worst)}..{shown(metric.best)}"
         worst = str(metric.worst_seed)
-    constant = _DASH if metric.baseline is None else percent(metric.baseline)
+    constant = _DASH if metric.baseline is None else shown(metric.baseline)
     if metric.beats_baseline is False:
         constant += " !"
     contaminated = _DASH if scores.contamination is None else f"{scores.contamination:.1%}"
     return (
         scores.title if is_key else "",
         metric_name(metric.name),
-        percent(metric.median),
-        f"[{percent(metric.low)}, {percent(metric.high)}]",
+        shown(metric.median),
+        f"[{shown(metric.low)}, {shown(metric.high)}]",
         str(len(scores.seeds)) if is_key else "",
         spread,
         worst,
@@ -192,6 +198,11 @@ def notes(table: ScoreTable) -> list[str]:
 def percent(value: float | None) -> str:
     """Return a share as per cent with one digit; a dash for None."""
     return _DASH if value is None else f"{100 * value + _HALF_UP:.1f}"
+
+
+def error(value: float) -> str:
+    """Return an error, which is no share, with three digits."""
+    return f"{value:.3g}"
 
 
 def _laid_out(rows: Rows) -> str:

@@ -101,11 +101,13 @@ def test_the_facts_of_a_manifest_make_a_run() -> None:
         "metric": "matthews", "score": 0.5, "interval": [0.4, 0.6],
         "scores": {"accuracy": 0.8, "matthews": 0.5},
         "intervals": {"accuracy": [0.7, 0.9], "matthews": [0.4, 0.6]},
+        "other_scores": {"mnli-mm": {"accuracy": {"value": 0.7, "low": 0.6, "high": 0.75}}},
         "best_step": 80, "num_steps": 100, "num_train": 4000, "num_examples": 500,
         "model_folder": "model", "mlflow_run_id": None,
     }  # fmt: skip
     run = Run.of_facts("mine", facts, {"matthews": 0.0})
-    assert list(run.scores) == ["matthews", "accuracy"]
+    assert list(run.scores) == ["matthews", "accuracy", "accuracy of mnli-mm"]
+    assert run.intervals["accuracy of mnli-mm"] == (0.6, 0.75)
     assert run.intervals["accuracy"] == (0.7, 0.9)
     assert (run.seed, run.num_steps, run.baselines) == (7, 100, {"matthews": 0.0})
 
@@ -163,3 +165,19 @@ def test_the_text_is_the_whole_story() -> None:
     markdown = as_markdown(table)
     assert "| RTE | acc | 50.0 | [45.0, 55.0] | 2 | 50.0..55.0 | 2 | 52.7 ! |" in markdown
     assert "- RACE: there is no folder RACE" in markdown
+
+
+def test_of_an_error_the_highest_is_the_worst_and_it_is_no_per_cent() -> None:
+    runs = [
+        made_run(
+            "my-task", {"pearson": 0.5, "mse": mse}, seed, baselines={"pearson": 0.0, "mse": 2.25}
+        )
+        for seed, mse in ((1, 1.5), (2, 2.125), (3, 1.75))
+    ]
+    table = build_table(runs)
+    mse = table.models[0].tasks["my-task"].metrics[1]
+    assert (mse.worst, mse.worst_seed, mse.best) == (2.125, 2, 1.5)
+    assert mse.beats_baseline is True
+    assert detail_rows(table.models[0])[2][1:8] == (
+        "MSE", "1.75", "[1.7, 1.8]", "", "2.12..1.5", "2", "2.25",
+    )  # fmt: skip
