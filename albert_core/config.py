@@ -218,6 +218,52 @@ class FinetuningSettings(TaskHyperparameters):
         return self.model_dump(exclude=how_not_what) | own
 
 
+class OwnTaskSettings(Settings):
+    """A task of the user's: files of one or two texts a row, with a label or a score."""
+
+    name: str = Field(
+        pattern="^[a-z0-9][a-z0-9._-]*$", description="small letters, digits, '.', '_', '-'"
+    )
+    train: str = Field(min_length=1, description="URI of a .tsv, .csv, .jsonl or .parquet file")
+    dev: str = Field(min_length=1, description="URI of such a file")
+    test: str = Field(default="", description="URI of such a file, which needs no labels")
+    text_columns: list[str] = Field(min_length=1, max_length=2, description="one, or a pair's two")
+    label_column: str = Field(default="label", min_length=1, description="of a label or a number")
+    kind: Literal["classification", "regression"] = "classification"
+    labels: list[str] = Field(
+        default=[], description="in order, as the files write them; empty: those found in train"
+    )
+    metric: Literal["accuracy", "f1", "matthews", "pearson", "spearman"] | None = Field(
+        default=None,
+        description="models are compared by it: without it, accuracy of labels, pearson of scores; "
+        "f1 is that of the second of two labels",
+    )
+
+    @property
+    def key_metric(self) -> str:
+        """The metric that models are compared by."""
+        return self.metric or _METRICS_OF[self.kind][0]
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Self:
+        if self.key_metric not in _METRICS_OF[self.kind]:
+            raise ValueError(
+                f"metric {self.metric!r} is none of {self.kind}, which has "
+                f"{', '.join(_METRICS_OF[self.kind])}"
+            )
+        if self.labels and self.kind == "regression":
+            raise ValueError("regression has no labels; remove them, or set kind")
+        if self.labels and (len(self.labels) < 2 or len(set(self.labels)) < len(self.labels)):
+            raise ValueError(f"labels {self.labels} must be at least two different ones")
+        return self
+
+
+_METRICS_OF = {
+    "classification": ("accuracy", "f1", "matthews"),
+    "regression": ("pearson", "spearman"),
+}
+
+
 class EvaluationSettings(Settings):
     """Which downstream tasks a model is evaluated on, and how often."""
 
@@ -229,6 +275,9 @@ class EvaluationSettings(Settings):
         default=5, ge=1, description="fine-tunings of each task, of which the median counts"
     )
     seed: int = Field(default=12345, ge=0, description="the seeds are derived from")
+    own_tasks: tuple[OwnTaskSettings, ...] = Field(
+        default=(), description="tasks of your own, a table each"
+    )
     from_mnli: tuple[str, ...] = Field(
         default=(),
         description="tasks that start from a model fine-tuned on MNLI; the paper: rte, sts-b, mrpc",
