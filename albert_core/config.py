@@ -174,6 +174,24 @@ class FinetuningSettings(Settings):
         return self
 
 
+class SpanSettings(Settings):
+    """Questions answered by a span of a paragraph: SQuAD. Source: REFERENCE.md D.3."""
+
+    doc_stride: int = Field(
+        default=128, ge=1, description="pieces from the start of a window to that of the next"
+    )
+    max_query_length: int = Field(default=64, ge=1, description="pieces kept of a question")
+    n_best: int = Field(
+        default=20, ge=1, description="starts and ends looked at in a window; answers kept"
+    )
+    max_answer_length: int = Field(default=30, ge=1, description="pieces")
+    answer_head: Literal["answerability", "simple"] = Field(
+        default="answerability",
+        description="where questions may have no answer: the reference's head, which has an output "
+        "for that, or one that points at [CLS], as BERT's does",
+    )
+
+
 class RegistrySettings(Settings):
     """Where a finished model is registered and what makes it champion."""
 
