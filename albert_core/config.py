@@ -303,6 +303,20 @@ class EvaluationSettings(Settings):
     )
 
 
+PublishedRow = Literal[
+    "base", "large", "xlarge", "xxlarge", "bert-base", "bert-large", "base-v2", "xxlarge-1.5m"
+]
+"""A row of `published_scores.PUBLISHED`."""
+
+
+class ScoringSettings(Settings):
+    """How the scores of all tasks are laid out."""
+
+    published: list[PublishedRow] = Field(
+        default_factory=list, description="rows of the paper and its release to lay beside"
+    )
+
+
 class RegistrySettings(Settings):
     """Where a finished model is registered and what makes it champion."""
 
