@@ -13,6 +13,7 @@ from albert_core.config import (
     FinetuningSettings,
     ModelSettings,
     RegistrySettings,
+    ScoringSettings,
     TrainingSettings,
 )
 from albert_core.contract import storage
@@ -22,6 +23,7 @@ from albert_core.contract.settings import Settings
 from pipelines.config import (
     INSTALLED_PYTHON,
     CleaningSettings,
+    ContaminationSettings,
     ExampleSettings,
     SourceSettings,
     TaskSettings,
@@ -46,6 +48,8 @@ class Recipe(Settings):
     training: TrainingSettings = TrainingSettings()
     finetuning: FinetuningSettings = FinetuningSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    contamination: ContaminationSettings = ContaminationSettings()
+    scoring: ScoringSettings = ScoringSettings()
     registry: RegistrySettings = RegistrySettings()
 
     @model_validator(mode="after")
