@@ -59,8 +59,8 @@ class TaskFiles:
     """Of a user's own task, what its columns mean."""
 
     def digest(self, *splits: Split) -> str:
-        """Return a digest of the content of these splits, or of all: the same wherever it lies."""
-        wanted = [split for split in SPLITS if split in (splits or self.splits)]
+        """Return a digest of these splits, or of all: of content, wherever it lies."""
+        wanted = [s for s in SPLITS if s in self.splits and (not splits or s in splits)]
         named = [(split, uri) for split in wanted for uri in self.splits[split]]
         with ThreadPoolExecutor(_READING_THREADS) as pool:
             contents = list(pool.map(storage.sha256_of, [uri for _, uri in named]))
