@@ -188,6 +188,24 @@ class TaskHyperparameters(Settings):
         return self
 
 
+class SpanSettings(Settings):
+    """Questions answered by a span of a paragraph: SQuAD. Source: REFERENCE.md D.3."""
+
+    doc_stride: int = Field(
+        default=128, ge=1, description="pieces from the start of a window to that of the next"
+    )
+    max_query_length: int = Field(default=64, ge=1, description="pieces kept of a question")
+    n_best: int = Field(
+        default=20, ge=1, description="starts and ends looked at in a window; answers kept"
+    )
+    max_answer_length: int = Field(default=30, ge=1, description="pieces")
+    answer_head: Literal["answerability", "simple"] = Field(
+        default="answerability",
+        description="where questions may have no answer: the reference's head, which has an output "
+        "for that, or one that points at [CLS], as BERT's does",
+    )
+
+
 class FinetuningSettings(TaskHyperparameters):
     """Fine-tuning on downstream tasks: what all have in common, and what one has of its own."""
 
@@ -206,6 +224,7 @@ class FinetuningSettings(TaskHyperparameters):
     micro_batch_pieces: int = Field(
         default=16_384, ge=8, description="pieces in one forward pass; larger batches are cut"
     )
+    spans: SpanSettings = SpanSettings()
     checkpoint_steps: int = Field(default=500, ge=1, description="updates between checkpoints")
     per_task: dict[str, TaskHyperparameters] = Field(
         default_factory=dict, description="by the task's name; goes before what all have in common"
@@ -281,6 +300,20 @@ class EvaluationSettings(Settings):
     from_mnli: tuple[str, ...] = Field(
         default=(),
         description="tasks that start from a model fine-tuned on MNLI; the paper: rte, sts-b, mrpc",
+    )
+
+
+PublishedRow = Literal[
+    "base", "large", "xlarge", "xxlarge", "bert-base", "bert-large", "base-v2", "xxlarge-1.5m"
+]
+"""A row of `published_scores.PUBLISHED`."""
+
+
+class ScoringSettings(Settings):
+    """How the scores of all tasks are laid out."""
+
+    published: list[PublishedRow] = Field(
+        default_factory=list, description="rows of the paper and its release to lay beside"
     )
 
 

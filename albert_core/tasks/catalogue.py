@@ -34,6 +34,7 @@ _RACE = Task(
     name="race",
     title="RACE",
     kind="choice",
+    labels=("A", "B", "C", "D"),
     metrics=("accuracy", "accuracy_middle", "accuracy_high"),
 )
 _SQUAD_FILES: dict[str, dict[Split, str]] = {
@@ -58,6 +59,10 @@ class TaskFiles:
     own: OwnTaskSettings | None = field(default=None)
     """Of a user's own task, what its columns mean."""
 
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each split."""
+        return {split: self.digest(split) for split in self.splits}
+
     def digest(self, *splits: Split) -> str:
         """Return a digest of these splits, or of all: of content, wherever it lies."""
         wanted = [s for s in SPLITS if s in self.splits and (not splits or s in splits)]
@@ -72,6 +77,33 @@ class TaskFiles:
                 for (split, _), group, content in zip(named, groups, contents, strict=True)
             ]
         )
+
+
+def find_task(name: str, task_folder: str, own: Sequence[OwnTaskSettings] = ()) -> TaskFiles:
+    """Return the task called ``name`` with its files, among which are those to learn from.
+
+    Raises:
+        TaskError: there is no such task, or its train or dev split is not there.
+    """
+    present, missing = present_tasks(task_folder, own)
+    for files in present:
+        if files.task.name == name and name not in SCORED_WITH:
+            return files
+    if name in missing:
+        raise TaskError(f"task {name!r} is not complete: expected {missing[name]}.")
+    if name in SCORED_WITH:
+        raise TaskError(
+            f"task {name!r} has nothing to learn from: it is predicted by a model of "
+            f"{SCORED_WITH[name]!r}. Ask for that."
+        )
+    known = [*TASKS, *(each.name for each in own)]
+    raise TaskError(f"there is no task {name!r}; there is {', '.join(known)}.")
+
+
+def predicted_with(name: str, task_folder: str) -> list[TaskFiles]:
+    """Return the other tasks that a model of the task ``name`` predicts, if they are there."""
+    others = (TASKS[other] for other, by in SCORED_WITH.items() if by == name)
+    return [files for other in others if (files := find_files(other, task_folder)).splits]
 
 
 def find_files(task: Task, task_folder: str) -> TaskFiles:

@@ -5,18 +5,20 @@ Source: REFERENCE.md D.4 (`race_utils.py` of the reference).
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from albert_core.config import ModelSettings
 from albert_core.contract.manifest import Account
 from albert_core.contract.tokenizer import Tokenizer
-from albert_core.tasks.examples import ChoiceExamples
-from albert_core.tasks.problem import Head, Inputs, Outputs, Problem, Scored
+from albert_core.tasks.examples import ChoiceExamples, Task
+from albert_core.tasks.problem import Head, Inputs, Ints, Outputs, Problem, Scored, Scorer
 from albert_core.tasks.sequences import Sequences
 from albert_core.tasks.text_heads import LOGITS, TARGET, ChoiceHead
-from albert_core.tasks.texts import probabilities, scorers_of
+from albert_core.tasks.texts import probabilities
 
 MAX_QUESTION_PIECES = 128
 """Of a question with an option. Source: REFERENCE.md D.4 (`max_qa_length`)."""
+ACCURACY = "accuracy"
 _NUM_SPECIAL = 3
 _BLANK = "_"
 
@@ -71,7 +73,7 @@ class ChoiceProblem(Problem[ChoiceExamples]):
 
     def score(self, outputs: Outputs, inputs: Inputs, examples: ChoiceExamples) -> Scored:
         """Return the most probable option of each question, and its letter."""
-        logits, targets = outputs[LOGITS], inputs.targets.get(TARGET)
+        logits, targets = outputs[LOGITS], examples.targets
         predictions = logits.argmax(axis=1)
         letters = pa.array(self.task.labels, pa.string())
         columns = {
@@ -82,7 +84,26 @@ class ChoiceProblem(Problem[ChoiceExamples]):
         }
         if targets is not None:
             columns["target"] = letters.take(pa.array(targets))
-        return Scored(pa.table(columns), scorers_of(self.task.metrics, targets, predictions))
+        return Scored(pa.table(columns), _scorers(self.task, examples, predictions))
+
+
+def _scorers(task: Task, examples: ChoiceExamples, predictions: Ints) -> dict[str, Scorer]:
+    """Return the accuracy over all questions, and over those of each group by itself."""
+    if examples.targets is None:
+        return {}
+    is_right, groups = predictions == examples.targets, np.array(examples.groups)
+
+    def accuracy_in(chosen: NDArray[np.bool_]) -> Scorer:
+        def accuracy(rows: Ints) -> float:
+            right = is_right[rows][chosen[rows]]
+            return float(right.mean()) if len(right) else 0.0
+
+        return accuracy
+
+    names = {ACCURACY: np.ones(len(groups), bool)} | {
+        f"{ACCURACY}_{group}": groups == group for group in np.unique(groups).tolist()
+    }
+    return {name: accuracy_in(names[name]) for name in task.metrics if name in names}
 
 
 def with_option(question: str, option: str) -> str:
