@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_core.config import OwnTaskSettings
+from albert_core.config import EvaluationSettings, OwnTaskSettings
 from albert_core.contract.arrow_files import read_arrow
 from albert_core.contract.errors import TaskError
 from albert_core.contract.manifest import Manifest, read_manifest
@@ -21,11 +21,16 @@ from pipelines import contamination, engine
 from pipelines.config import ContaminationSettings
 from pipelines.decontamination import TestNgrams, ngram_hashes, shared_ngrams
 from pipelines.example_overlaps import Part, overlaps_of, parts_of
-from tests.albert_core.tasks.task_files import passage, squad_question, write, write_squad
+from tests.albert_core.tasks.task_files import (
+    passage,
+    squad_question,
+    write,
+    write_glue,
+    write_squad,
+)
 from tests.pipelines.conftest import Made
 from tests.pipelines.test_portable_subset import faults
 
-SETTINGS = ContaminationSettings()
 WORDS = st.lists(st.sampled_from("abc"), max_size=12).map(" ".join)
 OTHER = " ".join(f"unseen{number}" for number in range(20))
 
@@ -56,9 +61,11 @@ def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALBERT_WORKERS", "1")
 
 
-def run(made: Made, task_folder: Path, work: Path, **more: Any) -> Manifest:
-    chosen = ContaminationSettings(**more)
-    return read_manifest(contamination.run(chosen, made.corpus, str(task_folder), str(work)))
+def run(
+    made: Made, task_folder: Path | str, work: Path, ngram_words: int = 13, **evaluation: Any
+) -> Manifest:
+    words, tasks = ContaminationSettings(ngram_words=ngram_words), EvaluationSettings(**evaluation)
+    return read_manifest(contamination.run(words, tasks, made.corpus, str(task_folder), str(work)))
 
 
 def overlaps_in(work: Path) -> list[dict[str, Any]]:
@@ -121,14 +128,23 @@ def test_it_is_done_once_and_again_when_a_set_changes(made: Made, tmp_path: Path
     seen, own = quotes(made, 8, 1)[0], tmp_path / "mine.tsv"
     write(own, f"text\tlabel\n{OTHER}\tx\n{seen}\ty\n")
     task = OwnTaskSettings(name="mine", train=str(own), dev=str(own), text_columns=["text"])
-    more = {"own_tasks": [task], "ngram_words": 8}
-    found = run(made, tmp_path, tmp_path / "work", **more)
+    more: dict[str, Any] = {"own_tasks": (task,), "ngram_words": 8}
+    found = run(made, "", tmp_path / "work", **more)
     assert found.facts["shares"] == {"mine": {"dev": 0.5}}
-    assert run(made, tmp_path, tmp_path / "work", **more).key == found.key
+    assert run(made, "", tmp_path / "work", **more).key == found.key
     write(own, f"text\tlabel\n{OTHER}\tx\n{OTHER}\ty\n")
-    changed = run(made, tmp_path, tmp_path / "work", **more)
+    changed = run(made, "", tmp_path / "work", **more)
     assert changed.key != found.key
     assert changed.facts["shares"] == {"mine": {"dev": 0.0}}
+
+
+@pytest.mark.usefixtures("one_worker")
+def test_only_the_tasks_asked_for_and_what_their_models_predict_are_looked_at(
+    made: Made, tmp_path: Path
+) -> None:
+    write_glue(tmp_path)
+    found = run(made, tmp_path, tmp_path / "work", tasks=("mnli", "rte"))
+    assert found.facts["shares"].keys() == {"mnli", "mnli-mm", "ax", "rte"}
 
 
 @pytest.mark.slow

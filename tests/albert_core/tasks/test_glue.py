@@ -152,7 +152,8 @@ def test_cola_has_no_header_and_quotes_mean_nothing(tmp_path: Path) -> None:
 
 def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
     found = read_file("sst-2", tmp_path / "train.tsv", "label\tsource\tsentence\n0\tx\tbad\n")
-    assert (found.texts_a, found.targets) == (["bad"], [0])
+    assert found.texts_a == ["bad"]
+    assert found.targets == [0]
 
 
 def test_a_labelled_file_without_its_header_is_read_in_glues_order(tmp_path: Path) -> None:
