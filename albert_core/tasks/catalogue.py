@@ -282,10 +282,13 @@ class _Finder:
         return [storage.join(folder, name) for name, is_folder in names.items() if is_folder]
 
     def _names(self, folder: str) -> dict[str, bool]:
-        """Return the names of what is in ``folder``, sorted, and whether each is a folder."""
+        """Return the names of what is in ``folder``, sorted, and whether each may be a folder.
+
+        A link to a folder is not called a directory, but neither is it called a file.
+        """
         if folder not in self._listed:
             self._listed[folder] = {
-                str(entry["name"]).rstrip("/").rpartition("/")[2]: entry["type"] == "directory"
+                str(entry["name"]).rstrip("/").rpartition("/")[2]: entry["type"] != "file"
                 for entry in storage.list_folder(folder)
             }
         return self._listed[folder]

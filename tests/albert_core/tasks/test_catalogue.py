@@ -60,6 +60,19 @@ def test_one_archive_alone_is_found_as_well(tmp_path: Path, name: str, num_tasks
     assert len(present) == len(TASKS) - len(missing) == num_tasks
 
 
+def test_links_to_folders_and_files_are_followed(tmp_path: Path) -> None:
+    write_everything(tmp_path / "elsewhere")
+    for name in ("glue", "RACE"):
+        (tmp_path / "tasks" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "tasks" / name).symlink_to(tmp_path / "elsewhere" / name)
+    for name in SQUAD_NAMES:
+        (tmp_path / "tasks" / name).symlink_to(tmp_path / "elsewhere/squad" / name)
+    present, missing = present_tasks(str(tmp_path / "tasks"))
+    assert missing == {}
+    assert [files.task.name for files in present] == [*TASKS]
+    assert all(len(read_examples(files.task, files, "dev")) for files in present[:6])
+
+
 def test_a_tasks_own_folder_is_no_other_tasks(tmp_path: Path) -> None:
     write_everything(tmp_path)
     present, _ = present_tasks(str(tmp_path / "glue/RTE"))
