@@ -5,7 +5,8 @@ question about an article has several options, one of them right (choice); a que
 paragraph is answered by a span of it (spans).
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -44,6 +45,8 @@ class TextExamples:
     targets: NDArray[np.int64] | NDArray[np.float64] | None
     """(N,): indices into `Task.labels` of classification, numbers of regression; None if the file
     has none, as test sets do."""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """How many rows of the file are no examples, by reason."""
 
     def __len__(self) -> int:
         return len(self.ids)
