@@ -118,8 +118,8 @@ def test_answers_are_those_of_the_reference(
     expected = plain_answers(outputs, inputs.details, examples, chosen)
     assert ranked.numbers.tolist() == list(map(len, expected))
     for row, answers in enumerate(expected):
-        begin = ranked.first[row]
-        assert found[begin : begin + len(answers)] == answers
+        place = ranked.first[row]
+        assert found[place : place + len(answers)] == answers
         null = outputs["null_scores"][inputs.details.question_of == row].min()
         assert ranked.null_scores[row] == pytest.approx(float(null))
     for text, begin, end, row in zip(

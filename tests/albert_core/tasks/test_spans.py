@@ -95,7 +95,7 @@ def test_a_prediction_is_told_with_its_place_and_its_scores() -> None:
 
 
 def test_scores_are_means_over_the_questions_asked_for() -> None:
-    examples = made_questions(2)
+    examples = made_questions(2, num_words=(3, 5))
     problem = SpanProblem(SQUAD_1, SpanSettings())
     inputs = problem.inputs(examples, tiny_vocab(), MAX_SEQ_LENGTH, training=False)
     starts, ends = (
@@ -190,7 +190,7 @@ def best_constant_f1(examples: SpanExamples, has_answerless: bool) -> float:
         *([text.split()[place] for text in paragraphs] for place in range(-5, 5)),
         *([[""] * len(examples)] if has_answerless else []),
     ]
-    return max(score_answers(each, answers, has_answerless).f1.mean() for each in strategies)
+    return max(float(score_answers(each, answers, has_answerless).f1.mean()) for each in strategies)
 
 
 def learn(problem: SpanProblem, examples: SpanExamples, num_steps: int) -> tuple[AlbertModel, Head]:
