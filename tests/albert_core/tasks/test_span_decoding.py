@@ -122,14 +122,14 @@ def test_answers_are_those_of_the_reference(
         assert found[place : place + len(answers)] == answers
         null = outputs["null_scores"][inputs.details.question_of == row].min()
         assert ranked.null_scores[row] == pytest.approx(float(null))
-    for text, begin, end, row in zip(
+    for text, begin, end, asked in zip(
         ranked.texts,
         ranked.begins,
         ranked.ends,
         np.repeat(np.arange(len(examples)), ranked.numbers),
         strict=True,
     ):
-        assert examples.paragraphs[examples.paragraph_of[row]][begin:end] == text
+        assert examples.paragraphs[examples.paragraph_of[asked]][begin:end] == text
 
 
 def test_a_question_with_no_valid_span_has_no_answer() -> None:

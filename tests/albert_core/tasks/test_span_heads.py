@@ -98,7 +98,7 @@ def test_the_start_and_end_loss_is_the_references() -> None:
     case = Case()
     head = randomised(StartEndHead(SETTINGS, 5))
     assert isinstance(head, StartEndHead)
-    logits = case.hidden() @ head.positions.weight.T + head.positions.bias
+    logits = case.hidden() @ head.qa_outputs.weight.T + head.qa_outputs.bias
     logits = logits.masked_fill(~case.mask[:, :, None], -1e30)
     expected = sum(
         0.5 * mean_negative_log(logits[:, :, at].log_softmax(1), case.targets[name])
@@ -112,7 +112,7 @@ def test_the_start_and_end_outputs_are_the_best_positions() -> None:
     case = Case()
     head = randomised(StartEndHead(SETTINGS, 8))
     assert isinstance(head, StartEndHead)
-    logits = case.hidden() @ head.positions.weight.T + head.positions.bias
+    logits = case.hidden() @ head.qa_outputs.weight.T + head.qa_outputs.bias
     found = head.outputs(case.encoder, case.batch)
     for row, length in enumerate(case.mask.sum(1).tolist()):
         for at, name in enumerate(["start", "end"]):
@@ -128,8 +128,8 @@ def test_the_start_and_end_head_is_hugging_faces(tmp_path: Path) -> None:
     model = save_tiny_model(str(tmp_path))
     theirs = AlbertForQuestionAnswering.from_pretrained(tmp_path).eval()
     head = StartEndHead(model.encoder.settings, 4)
-    torch.nn.init.normal_(head.positions.bias)
-    theirs.qa_outputs.load_state_dict(head.positions.state_dict())
+    torch.nn.init.normal_(head.qa_outputs.bias)
+    theirs.qa_outputs.load_state_dict(head.qa_outputs.state_dict())
     draw = np.random.default_rng(1)
     pairs = [(draw.integers(5, 100, 3).tolist(), draw.integers(5, 100, 6).tolist()) for _ in "ab"]
     batch = Sequences.of(pairs).batch(np.array([1, 0]), torch.device("cpu"))
@@ -225,7 +225,7 @@ def test_every_weight_of_a_head_learns(kind: str) -> None:
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         # A constant added to all scores of a softmax changes nothing.
-        if name not in ("positions.bias", "start.bias", "end.bias"):
+        if name not in ("qa_outputs.bias", "start.bias", "end.bias"):
             assert parameter.grad.abs().max() > 0, name
 
 
