@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
-from albert_core.encoder_weights import load_encoder
 from mlflow import MlflowClient
 
 from albert_core import finetuning as stage
@@ -18,6 +17,7 @@ from albert_core.contract import storage
 from albert_core.contract.arrow_files import read_arrow
 from albert_core.contract.errors import ConfigError, IntegrityError, TaskError, TrainingError
 from albert_core.contract.manifest import Manifest, check_shard, read_manifest
+from albert_core.encoder_weights import load_encoder
 from albert_core.finetuner import Finetuner
 from albert_core.metrics import METRICS
 from albert_core.tracking import open_client
