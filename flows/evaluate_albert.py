@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
@@ -17,11 +18,12 @@ from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start
 
 GENERATED_TASK = "cola"
 """Whose files the task made from held-out documents has."""
+_TASK_RUNNER: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=num_processes())
 SLOTS = Slots(num_processes(), visible_devices())
 _GENERATED_FOLDER = "CoLA"
 
 
-@flow(name="evaluate-albert", task_runner=ThreadPoolTaskRunner(max_workers=num_processes()))
+@flow(name="evaluate-albert", task_runner=_TASK_RUNNER)
 def evaluate_albert(
     model: str,
     task_folder: str | None = None,
@@ -97,8 +99,9 @@ def finetune(run: RecipeRun, model_folder: str, task_folder: str, task: str, see
 @stage_task("contamination")
 def find_contamination(run: RecipeRun, corpus: str, task_folder: str) -> str:
     """Stage: corpus + tasks -> how much of each dev and test set the corpus has."""
-    inputs = {"corpus": storage.absolute(corpus), "task_folder": task_folder}
-    return run_stage("pipelines.contamination", run, **inputs)
+    return run_stage(
+        "pipelines.contamination", run, corpus=storage.absolute(corpus), task_folder=task_folder
+    )
 
 
 @stage_task("score")
