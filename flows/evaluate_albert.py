@@ -57,7 +57,7 @@ def evaluate_albert(
     wanted = find_tasks(run, folder)
     finetunings = finetune_all(run, wanted, find_model(model, run.work), folder)
     contamination = find_contamination(run, corpus, folder) if corpus else ""
-    return report(score(run, model, finetunings, wanted.missing, contamination))
+    return report(score(run, title_of(model), finetunings, wanted.missing, contamination))
 
 
 @stage_task("find-model")
@@ -153,6 +153,13 @@ def report(scores: str) -> str:
     create_markdown_artifact(markdown, key="scores", description=manifest.facts["model"])
     create_link_artifact(page, link_text="the page with the plot", key="scores-page")
     return f"{manifest.facts['text']}\n\nThe same as a page: {page}"
+
+
+def title_of(model: str) -> str:
+    """Return what the table calls the model: its registered name, or of a folder the last parts."""
+    if model.startswith("models:/"):
+        return model.removeprefix("models:/")
+    return "/".join(storage.absolute(model).rstrip("/").split("/")[-2:])
 
 
 def as_overrides(tasks: list[str] | None, seeds: int | None) -> list[str]:
