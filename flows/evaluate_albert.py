@@ -2,11 +2,12 @@
 
 import json
 import sys
-from typing import Any
+from typing import Any, cast
 
 from prefect import flow
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
-from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.futures import PrefectFuture
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from albert_core.contract import storage
 from albert_core.contract.errors import TaskError
@@ -18,7 +19,9 @@ from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start
 
 GENERATED_TASK = "cola"
 """Whose files the task made from held-out documents has."""
-_TASK_RUNNER: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=num_processes())
+_TASK_RUNNER = cast(
+    TaskRunner[PrefectFuture[Any]], ThreadPoolTaskRunner[Any](max_workers=num_processes())
+)
 SLOTS = Slots(num_processes(), visible_devices())
 _GENERATED_FOLDER = "CoLA"
 
