@@ -76,13 +76,15 @@ def shown_tracking_uri(work: str) -> str:
 def open_client(work: str) -> MlflowClient:
     """Return a client of the tracking server and registry at `tracking_uri`."""
     uri = tracking_uri(work)
-    client = MlflowClient(uri, os.environ.get("MLFLOW_REGISTRY_URI") or uri)
+    registry_uri = os.environ.get("MLFLOW_REGISTRY_URI") or uri
     path = uri.removeprefix("sqlite:///")
-    if path != uri:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with Path(f"{path}.lock").open("w") as lock:  # two that make its tables break them
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            client.search_experiments(max_results=1)
+    if path == uri:
+        return MlflowClient(uri, registry_uri)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Path(f"{path}.lock").open("w") as lock:  # two that make its tables at once break them
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        client = MlflowClient(uri, registry_uri)
+        client.search_experiments(max_results=1)
     return client
 
 
