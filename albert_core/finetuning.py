@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -50,7 +50,8 @@ MODEL_FOLDER, PREDICTIONS, SUBMISSION = "model", "predictions", "submission"
 MODEL_CONTENT = ("config.json", "model.safetensors", "spiece.model", "tokenizer_config.json")
 """The files of a model folder that its scores depend on."""
 
-_TRAIN, _DEV = "train", "dev"
+_TRAIN: Final = "train"
+_DEV: Final = "dev"
 _KEEP_CHECKPOINTS = 2
 _LINE_SECONDS = 20.0
 """The longest time without a progress line."""
@@ -363,8 +364,8 @@ class Finetuning:
         name = f"finetuning-{self.task.name}-{self.seed}"
         run = tracked_run(self.work, self.folder, name, tags)
         run.log_params(self.plan.settings | {"used": self.hyperparameters.model_dump()})
-        for split, digest in self.files.digests().items():
-            run.log_dataset(f"{self.task.title}/{split}", digest, self.files.splits[split][0])
+        for split, uris in self.files.splits.items():
+            run.log_dataset(f"{self.task.title}/{split}", self.plan.inputs[split], uris[0])
         return run
 
 

@@ -174,7 +174,11 @@ class TrackedRun:
 
     def adopt(self, run_id: str) -> None:
         """Make the run ``run_id`` a child of this one: MLflow's pages show it nested."""
-        self._calls.put(lambda client, own: client.set_tag(run_id, PARENT_TAG, own))
+
+        def call(client: MlflowClient, own: str) -> None:
+            client.set_tag(run_id, PARENT_TAG, own)
+
+        self._calls.put(call)
 
     def __enter__(self) -> Self:
         """Return the run."""

@@ -4,7 +4,6 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from albert_core.config import OwnTaskSettings
 from albert_core.contract.records import MAX_VOCAB_SIZE, NUM_SPECIAL, NUM_SPECIAL_IN_PAIR
 from albert_core.contract.settings import Settings
 
@@ -236,4 +235,3 @@ class ContaminationSettings(Settings):
     ngram_words: int = Field(
         default=OVERLAP_WORDS, ge=2, description="words in a row that make an overlap"
     )
-    own_tasks: list[OwnTaskSettings] = Field(default=[], description="the user's own tasks")

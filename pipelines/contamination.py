@@ -20,6 +20,7 @@ import pyarrow as pa
 from apache_beam.pvalue import PCollection
 from numpy.typing import NDArray
 
+from albert_core.config import EvaluationSettings
 from albert_core.contract import storage
 from albert_core.contract.arrow_files import read_arrow, write_arrow
 from albert_core.contract.code_version import code_digest
@@ -36,7 +37,14 @@ from albert_core.contract.manifest import (
     shard_of,
 )
 from albert_core.contract.stage_command import stage_main
-from albert_core.tasks.catalogue import TASKS, TaskFiles, find_files, own_files, read_examples
+from albert_core.tasks.catalogue import (
+    SCORED_WITH,
+    TASKS,
+    TaskFiles,
+    find_files,
+    own_files,
+    read_examples,
+)
 from albert_core.tasks.examples import Examples, Split
 from pipelines.config import ContaminationSettings
 from pipelines.decontamination import TestNgrams, ngram_hashes, shared_ngrams
@@ -71,11 +79,18 @@ first       the words of the first of them
 log = logging.getLogger(STAGE)
 
 
-def run(contamination: ContaminationSettings, corpus: str, task_folder: str, work: str) -> str:
+def run(
+    contamination: ContaminationSettings,
+    evaluation: EvaluationSettings,
+    corpus: str,
+    task_folder: str,
+    work: str,
+) -> str:
     """Find the examples of the tasks' dev and test sets that the corpus has seen.
 
     Args:
         contamination: settings.
+        evaluation: which tasks, and the user's own.
         corpus: URI of the corpus's manifest.
         task_folder: see `albert_core.tasks.catalogue.find_files`; tasks that are not there are
             passed over.
@@ -91,7 +106,7 @@ def run(contamination: ContaminationSettings, corpus: str, task_folder: str, wor
         IntegrityError: the corpus is not what its manifest says.
     """
     corpus_manifest = read_manifest(corpus)
-    tasks = _tasks_in(task_folder, contamination)
+    tasks = _tasks_in(task_folder, evaluation)
     plan = StagePlan(
         stage=STAGE,
         settings=contamination.model_dump(),
@@ -179,18 +194,21 @@ class SearchCorpus(beam.PTransform):
         return shards | "Search" >> beam.Map(self.search.search_shard)
 
 
-def _tasks_in(task_folder: str, contamination: ContaminationSettings) -> dict[str, TaskFiles]:
-    """Return the tasks with a dev or test split, by name."""
-    known = [find_files(task, task_folder) for task in TASKS.values()]
+def _tasks_in(task_folder: str, evaluation: EvaluationSettings) -> dict[str, TaskFiles]:
+    """Return the tasks asked for that have a dev or test split, by name."""
+    known = [find_files(task, task_folder) for task in TASKS.values()] if task_folder else []
+    own = [own_files(settings) for settings in evaluation.own_tasks]
+    wanted = set(evaluation.tasks)
     found = {
         files.task.name: files
-        for files in [*known, *map(own_files, contamination.own_tasks)]
+        for files in [*known, *own]
         if not files.splits.keys().isdisjoint(SCORED_SPLITS)
+        and (not wanted or {files.task.name, SCORED_WITH.get(files.task.name)} & wanted)
     }
     if not found:
         raise TaskError(
-            f"{task_folder} has the dev or test set of no task. Set task_folder to a folder that "
-            "holds GLUE's folders, SQuAD's files or RACE."
+            f"{task_folder or 'no task folder'} has the dev or test set of no task asked for. Set "
+            "task_folder to a folder that holds GLUE's folders, SQuAD's files or RACE."
         )
     log.info("%s: of %s; no others are in %s", STAGE, ", ".join(found), task_folder)
     return found

@@ -10,7 +10,7 @@ word once. Otherwise a text is one unit.
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
@@ -39,7 +39,8 @@ class PieceSpans:
     """(T,), the first character of each piece in its own text; never descending in a text."""
     ends: Ints
     """(T,), the character after its last; never descending in a text. A piece that is but the
-    mark of a word's start has none: its end is its begin, which is that of the next piece."""
+    mark of a word's start has none: its end is its begin, which is that of the next piece. But
+    between words that were one character ("ﷺ") it has that character."""
     lengths: Ints
     """(N,), pieces of each text, which sum to T."""
 
@@ -107,13 +108,25 @@ def _pieces_of_units(tokenizer: Tokenizer, units: list[str]) -> list[list[tuple[
     distinct = list(dict.fromkeys(word for words in words_of for word, _ in words))
     pieces_of = dict(zip(distinct, _pieces_of_words(tokenizer, distinct), strict=True))
     return [
-        [
+        _ascending(
             (piece, *_in_text(spans, first + begin, first + end))
             for word, first in words
             for piece, begin, end in pieces_of[word]
-        ]
+        )
         for words, (_, spans) in zip(words_of, normalised, strict=True)
     ]
+
+
+def _ascending(pieces: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Return ``pieces`` so that no end is before an earlier one.
+
+    It would be where one character became several words: at the mark of the second's start.
+    """
+    found, reach = [], 0
+    for piece, begin, end in pieces:
+        reach = max(reach, end)
+        found.append((piece, begin, reach))
+    return found
 
 
 def _in_text(spans: list[Span], begin: int, end: int) -> Span:

@@ -64,8 +64,8 @@ class TaskFiles:
         return {split: self.digest(split) for split in self.splits}
 
     def digest(self, *splits: Split) -> str:
-        """Return a digest of the content of these splits, or of all: the same wherever it lies."""
-        wanted = [split for split in SPLITS if split in (splits or self.splits)]
+        """Return a digest of these splits, or of all: of content, wherever it lies."""
+        wanted = [s for s in SPLITS if s in self.splits and (not splits or s in splits)]
         named = [(split, uri) for split in wanted for uri in self.splits[split]]
         with ThreadPoolExecutor(_READING_THREADS) as pool:
             contents = list(pool.map(storage.sha256_of, [uri for _, uri in named]))
@@ -282,10 +282,13 @@ class _Finder:
         return [storage.join(folder, name) for name, is_folder in names.items() if is_folder]
 
     def _names(self, folder: str) -> dict[str, bool]:
-        """Return the names of what is in ``folder``, sorted, and whether each is a folder."""
+        """Return the names of what is in ``folder``, sorted, and whether each may be a folder.
+
+        A link to a folder is not called a directory, but neither is it called a file.
+        """
         if folder not in self._listed:
             self._listed[folder] = {
-                str(entry["name"]).rstrip("/").rpartition("/")[2]: entry["type"] == "directory"
+                str(entry["name"]).rstrip("/").rpartition("/")[2]: entry["type"] != "file"
                 for entry in storage.list_folder(folder)
             }
         return self._listed[folder]

@@ -26,7 +26,7 @@ class Task:
     """As the paper's tables say it, e.g. "SST-2"."""
     kind: Kind
     labels: tuple[str, ...] = ()
-    """Of classification: as the files write them; a label's index is what the model predicts."""
+    """Of classification and choice: as the files write them; the model predicts a label's index."""
     metrics: tuple[str, ...]
     """Names of the scores that are reported; models are compared by the first, the key metric."""
     has_answerless: bool = False

@@ -30,7 +30,7 @@ class StartEndHead(Head):
     Where questions may have no answer, it is trained to point at [CLS] for them.
 
     Source: Devlin et al. 2019, sections 4.2 and 4.3; REFERENCE.md D.3. It is that of Hugging
-    Face's `AlbertForQuestionAnswering`, whose ``qa_outputs`` has the weights of ``positions``.
+    Face's `AlbertForQuestionAnswering`, whose name for the layer is kept.
 
     Args:
         settings: the encoder's.
@@ -40,7 +40,7 @@ class StartEndHead(Head):
     def __init__(self, settings: ModelSettings, num_candidates: int) -> None:
         super().__init__()
         self.num_candidates = num_candidates
-        self.positions = _dense(settings.hidden_size, 2, settings.initializer_range)
+        self.qa_outputs = _dense(settings.hidden_size, 2, settings.initializer_range)
 
     def loss(
         self, encoder: AlbertModel, batch: SequenceBatch, targets: Mapping[str, Tensor]
@@ -74,7 +74,7 @@ class StartEndHead(Head):
     def _scores(self, encoder: AlbertModel, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return logits of start and end, (B, S) each."""
         x = encoder.encode(batch.input_ids, batch.token_type_ids, batch.runs)
-        start, end = _at_least_float32(self.positions(x)).unbind(1)
+        start, end = _at_least_float32(self.qa_outputs(x)).unbind(1)
         return by_sequence(start, batch), by_sequence(end, batch)
 
 

@@ -36,7 +36,7 @@ def test_every_task_of_the_paper_is_complete(task: str) -> None:
 
 def test_what_is_said_for_the_task_goes_before_what_is_said_for_all() -> None:
     per_task = {"rte": {"learning_rate": 7e-5}}
-    both = {"learning_rate": 5e-5, "batch_size": 8, "per_task": per_task}
+    both: dict[str, Any] = {"learning_rate": 5e-5, "batch_size": 8, "per_task": per_task}
     assert found("rte", **both)["learning_rate"] == 7e-5
     assert found("rte", **both)["batch_size"] == 8
     assert found("wnli", **both)["learning_rate"] == 5e-5

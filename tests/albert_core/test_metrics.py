@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from albert_core.contract.errors import ShapeError
 from albert_core.metrics import (
     METRICS,
+    Array,
     Estimate,
     Metric,
     accuracy,
@@ -61,10 +63,12 @@ def test_a_ratio_to_nothing_is_refused(counts: NDArray[np.float64]) -> None:
         ratio_interval(np.ones(2), counts)
 
 
+def score_of(metric: Metric, labels: Array, predictions: Array, rows: NDArray[np.int64]) -> float:
+    return metric(labels[rows], predictions[rows])
+
+
 def interval_of(metric: Metric, seed: int) -> Estimate:
-    return bootstrap_interval(
-        lambda rows: metric(LABELS[rows], PREDICTIONS[rows]), len(LABELS), seed
-    )
+    return bootstrap_interval(partial(score_of, metric, LABELS, PREDICTIONS), len(LABELS), seed)
 
 
 def test_the_bootstrap_interval_is_the_same_for_the_same_seed_only() -> None:
@@ -156,6 +160,5 @@ def test_the_interval_of_a_large_dev_set_takes_seconds() -> None:
     predictions = np.where(draw.random(40_000) < 0.9, labels, 1 - labels)
     began = time.process_time()
     for name in ("accuracy", "f1", "matthews"):
-        metric = METRICS[name]
-        bootstrap_interval(lambda rows, m=metric: m(labels[rows], predictions[rows]), 40_000, 1)
+        bootstrap_interval(partial(score_of, METRICS[name], labels, predictions), 40_000, 1)
     assert time.process_time() - began < 30
