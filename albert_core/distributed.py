@@ -137,9 +137,9 @@ def joined_ranks() -> Iterator[Ranks]:
     ConfigError.
     """
     if "PJRT_DEVICE" in os.environ:
-        from albert_core.tpu import tpu_ranks  # which imports this module, and torch_xla
+        from albert_core import tpu  # which imports this module, and needs torch_xla
 
-        yield tpu_ranks()
+        yield tpu.tpu_ranks()
         return
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
