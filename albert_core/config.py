@@ -289,16 +289,16 @@ class EvaluationSettings(Settings):
     task_folder: str = Field(
         default="", description="URI of the public files, as they are distributed; empty: none"
     )
-    tasks: tuple[str, ...] = Field(default=(), description="by name; empty: all that are there")
+    tasks: list[str] = Field(default=[], description="by name; empty: all that are there")
     num_seeds: int = Field(
         default=5, ge=1, description="fine-tunings of each task, of which the median counts"
     )
     seed: int = Field(default=12345, ge=0, description="the seeds are derived from")
-    own_tasks: tuple[OwnTaskSettings, ...] = Field(
-        default=(), description="tasks of your own, a table each"
+    own_tasks: list[OwnTaskSettings] = Field(
+        default=[], description="tasks of your own, a table each"
     )
-    from_mnli: tuple[str, ...] = Field(
-        default=(),
+    from_mnli: list[str] = Field(
+        default=[],
         description="tasks that start from a model fine-tuned on MNLI; the paper: rte, sts-b, mrpc",
     )
 
@@ -313,7 +313,7 @@ class ScoringSettings(Settings):
     """How the scores of all tasks are laid out."""
 
     published: list[PublishedRow] = Field(
-        default_factory=list, description="rows of the paper and its release to lay beside"
+        default=[], description="rows of the paper and its release to lay beside"
     )
 
 

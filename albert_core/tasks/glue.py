@@ -42,7 +42,7 @@ def read_glue(glue_task: GlueTask, uris: Sequence[str], split: Split) -> TextExa
     content = _Content(glue_task, table, uris[0], split)
     rows: Iterator[Row] = content.rows()
     if len(uris) > 1:
-        rows = content.part(rows, _read_pairs(uris[1]), uris[1], split)
+        rows = content.part(rows, uris[1])
     examples = content.examples(rows)
     for reason, number in content.skipped.items():
         log.warning("%s: %d rows skipped (%s)", uris[0], number, reason)
@@ -113,16 +113,15 @@ class _Content:
                     f"{num_columns}: {'<tab>'.join(self.columns)}. Correct or remove the line."
                 )
 
-    def part(
-        self, rows: Iterator[Row], dev_pairs: set[tuple[str, str]], pairs_uri: str, split: Split
-    ) -> Iterator[Row]:
-        """Yield the rows of dev, which are those of ``dev_pairs``, or else the others."""
+    def part(self, rows: Iterator[Row], pairs_uri: str) -> Iterator[Row]:
+        """Yield the rows of dev, which are those with pairs of that file, or else the others."""
+        dev_pairs = _read_pairs(pairs_uri)
         first, second = (self.columns.index(name) for name in _PAIR_IDS)
         found = set()
         for number, fields in rows:
             pair = (fields[first], fields[second])
             found.add(pair)
-            if (pair in dev_pairs) == (split == "dev"):
+            if (pair in dev_pairs) == (self.split == "dev"):
                 yield number, fields
         if absent := sorted(dev_pairs - found):
             raise TaskError(

@@ -89,7 +89,7 @@ class _Reading:
             raise passage.error(f"id {passage.name!r} is that of {self.places[passage.name]} too")
         self.places[passage.name] = passage.where
         article = passage.values.get("article")
-        if not isinstance(article, str) or not article.strip():
+        if not isinstance(article, str):
             raise passage.error(f"field 'article' is {repr(article)[:60]}, expected a text")
         questions = passage.texts("questions")
         options, targets = _options(passage, questions), _targets(passage, questions)

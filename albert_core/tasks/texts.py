@@ -46,7 +46,10 @@ class TextProblem(Problem[TextExamples]):
         return Inputs(
             sequences=sequences,
             targets={} if examples.targets is None else {TARGET: examples.targets},
-            accounts=[_pieces(firsts, sequences, 2 if examples.texts_b is None else 3)],
+            accounts=[
+                _rows(examples),
+                _pieces(firsts, sequences, 2 if examples.texts_b is None else 3),
+            ],
         )
 
     def head(self, settings: ModelSettings, dropout_prob: float) -> Head:
@@ -119,6 +122,12 @@ def scorers_of(
         return lambda rows: metric(targets[rows], predictions[rows])
 
     return {name: scorer(name) for name in names}
+
+
+def _rows(examples: TextExamples) -> Account:
+    kept, skipped = len(examples), dict(examples.skipped)
+    total = kept + sum(skipped.values())
+    return Account(what="rows", total=total, kept=kept, dropped=skipped)
 
 
 def _pieces(encoded: list[Pieces], sequences: Sequences, num_special: int) -> Account:

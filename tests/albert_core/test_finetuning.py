@@ -20,7 +20,9 @@ from albert_core.contract.manifest import Manifest, check_shard, read_manifest
 from albert_core.encoder_weights import load_encoder
 from albert_core.finetuner import Finetuner
 from albert_core.metrics import METRICS
+from albert_core.tasks.catalogue import SCORED_WITH, TASKS
 from albert_core.tracking import open_client
+from tests.albert_core.tasks.task_files import squad_question, write_glue, write_race, write_squad
 from tests.albert_core.tiny_model import MAX_POSITIONS, save_tiny_model
 from tests.albert_core.tiny_vocab import tiny_sentences
 
@@ -265,3 +267,42 @@ def test_other_seeds_give_other_models(model_folder: str, task_folder: str, tmp_
         for m in manifests
     )
     assert one != other
+
+
+@pytest.fixture(scope="module")
+def all_task_files(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Every task of the paper, each in the layout in which it is distributed."""
+    folder = tmp_path_factory.mktemp("tasks")
+    write_glue(folder / "glue")
+    write_race(folder / "RACE")
+    answered = squad_question("q1", ("cat", 2))
+    unanswered = squad_question("q2", is_impossible=True)
+    for split in ("train", "dev"):
+        write_squad(folder / f"squad/{split}-v1.1.json", [answered])
+        write_squad(folder / f"squad/{split}-v2.0.json", [answered, unanswered])
+    return str(folder)
+
+
+@pytest.mark.parametrize("task", [name for name in TASKS if name not in SCORED_WITH])
+def test_every_task_is_fine_tuned_and_scored_from_its_original_layout(
+    task: str, model_folder: str, all_task_files: str, tmp_path: Path
+) -> None:
+    few = settings(num_steps=2, warmup_steps=0, batch_size=2, max_seq_length=None)
+    facts = read_manifest(
+        finetune(few, model_folder, all_task_files, str(tmp_path), task=task)
+    ).facts
+    assert set(facts["scores"]) <= set(TASKS[task].metrics)
+    assert facts["metric"] == TASKS[task].metrics[0]
+    assert facts["interval"][0] <= facts["score"] <= facts["interval"][1]
+    if task == "mnli":
+        assert {"mnli-mm.dev", "mnli-mm.test", "ax.test"} <= set(facts["predictions"])
+        assert "mnli-mm.dev" in facts["other_scores"]
+
+
+def test_a_task_without_training_data_of_its_own_is_refused_with_the_one_to_ask_for(
+    model_folder: str, all_task_files: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TaskError, match="predicted by a model of 'mnli'"):
+        finetune(settings(), model_folder, all_task_files, str(tmp_path), task="ax")
+    with pytest.raises(TaskError, match="there is no task 'cula'"):
+        finetune(settings(), model_folder, all_task_files, str(tmp_path), task="cula")

@@ -128,7 +128,7 @@ def test_it_is_done_once_and_again_when_a_set_changes(made: Made, tmp_path: Path
     seen, own = quotes(made, 8, 1)[0], tmp_path / "mine.tsv"
     write(own, f"text\tlabel\n{OTHER}\tx\n{seen}\ty\n")
     task = OwnTaskSettings(name="mine", train=str(own), dev=str(own), text_columns=["text"])
-    more: dict[str, Any] = {"own_tasks": (task,), "ngram_words": 8}
+    more: dict[str, Any] = {"own_tasks": [task], "ngram_words": 8}
     found = run(made, "", tmp_path / "work", **more)
     assert found.facts["shares"] == {"mine": {"dev": 0.5}}
     assert run(made, "", tmp_path / "work", **more).key == found.key
@@ -143,7 +143,7 @@ def test_only_the_tasks_asked_for_and_what_their_models_predict_are_looked_at(
     made: Made, tmp_path: Path
 ) -> None:
     write_glue(tmp_path)
-    found = run(made, tmp_path, tmp_path / "work", tasks=("mnli", "rte"))
+    found = run(made, tmp_path, tmp_path / "work", tasks=["mnli", "rte"])
     assert found.facts["shares"].keys() == {"mnli", "mnli-mm", "ax", "rte"}
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from albert_core.config import OwnTaskSettings
+from albert_core.config import EvaluationSettings, OwnTaskSettings
 from albert_core.contract.errors import ConfigError, TaskError
 from albert_core.tasks.catalogue import own_files, read_examples
 from albert_core.tasks.examples import Split, TextExamples
@@ -66,6 +66,7 @@ def test_every_format_gives_the_same_examples(tmp_path: Path, ending: str) -> No
 def test_a_few_lines_of_toml_are_a_task_of_pairs_with_scores(tmp_path: Path) -> None:
     write(tmp_path / "train.tsv", "a\tb\tsimilarity\nOne.\tTwo.\t0.5\nThree.\tFour.\t-1e2\n")
     toml = f"""
+    [[own_tasks]]
     name = "similar"
     train = "{tmp_path}/train.tsv"
     dev = "{tmp_path}/train.tsv"
@@ -74,7 +75,7 @@ def test_a_few_lines_of_toml_are_a_task_of_pairs_with_scores(tmp_path: Path) -> 
     kind = "regression"
     metric = "spearman"
     """
-    task = OwnTaskSettings.read(tomllib.loads(toml), "a recipe")
+    (task,) = EvaluationSettings.read(tomllib.loads(toml), "a recipe").own_tasks
     found = read(task)
     assert (found.texts_a, found.texts_b) == (["One.", "Three."], ["Two.", "Four."])
     assert found.targets is not None

@@ -82,7 +82,7 @@ def test_it_is_read_from_any_file_system() -> None:
         ({"answers": ["A"]}, r"1 answers for 2 questions"),
         ({"answers": "AB"}, r"field 'answers' is 'AB', expected a list of texts"),
         ({"questions": "Who?"}, r"field 'questions' is 'Who\?'"),
-        ({"article": " "}, r"field 'article' is ' ', expected a text"),
+        ({"article": None}, r"field 'article' is None, expected a text"),
     ],
 )
 def test_a_malformed_passage_is_refused_with_its_file(

@@ -48,7 +48,8 @@ def test_a_long_text_loses_its_tail_and_the_pieces_add_up() -> None:
     assert inputs.sequences.input_ids[: ends[0]].tolist() == [CLS, *whole[0], SEP]
     second = inputs.sequences.input_ids[ends[0] : ends[1]]
     assert second.tolist() == [CLS, *whole[1][:14], SEP]
-    (pieces,) = inputs.accounts
+    rows, pieces = inputs.accounts
+    assert (rows.total, rows.kept) == (3, 3)
     assert pieces.dropped == {"too_long": len(whole[1]) - 14}
     assert inputs.targets == {}
 
@@ -94,3 +95,12 @@ def test_a_split_without_labels_is_predicted_and_not_scored() -> None:
     scored = problem.score({"logits": np.eye(3, 2, dtype=np.float32)}, inputs, examples())
     assert scored.scorers == {}
     assert "target" not in scored.predictions.column_names
+
+
+def test_rows_that_were_skipped_are_accounted_for() -> None:
+    skipping = TextExamples(
+        ids=["0"], texts_a=["bado"], texts_b=None, targets=None, skipped={"short_row": 2}
+    )
+    inputs = TextProblem(SENTIMENT).inputs(skipping, tiny_vocab(), 16, training=False)
+    rows, _ = inputs.accounts
+    assert (rows.total, rows.kept, rows.dropped) == (3, 1, {"short_row": 2})
