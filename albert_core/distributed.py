@@ -132,15 +132,7 @@ def joined_ranks() -> Iterator[Ranks]:
 
     At the end the ranks wait for each other, and all but the first end as processes. When one
     fails, it leaves at once, and the others find out.
-
-    With ``PJRT_DEVICE`` set it is the one process of `albert_core.tpu`, which may raise
-    ConfigError.
     """
-    if "PJRT_DEVICE" in os.environ:
-        from albert_core import tpu  # which imports this module, and needs torch_xla
-
-        yield tpu.tpu_ranks()
-        return
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     has_gpu = torch.cuda.is_available()

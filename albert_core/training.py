@@ -41,7 +41,8 @@ from albert_core.contract.stage_command import stage_main
 from albert_core.conversion import save_model_folder
 from albert_core.curves import draw_curves
 from albert_core.data import ExampleShards
-from albert_core.distributed import Ranks, joined_ranks
+from albert_core.devices import ranks_of_environment
+from albert_core.distributed import Ranks
 from albert_core.evaluation import Evaluation, evaluate
 from albert_core.flops import training_flops_of
 from albert_core.hardware import hardware_called, processor_name
@@ -110,7 +111,7 @@ def run(model: ModelSettings, training: TrainingSettings, examples: str, work: s
             f"model.max_position_embeddings is {model.max_position_embeddings}. Raise it, or "
             "lower examples.max_seq_length."
         )
-    with stop_request() as stop, joined_ranks() as ranks:
+    with stop_request() as stop, ranks_of_environment() as ranks:
         pretraining = Pretraining(plan, work, model, training, examples, start, ranks, stop)
         with pretraining.tracked if pretraining.tracked is not None else nullcontext():
             pretraining.train()

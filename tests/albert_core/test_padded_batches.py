@@ -60,7 +60,7 @@ def gradients_of(batches: list[Batch]) -> tuple[Update, dict[str, Tensor]]:
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(
-            lambda p, name=name: found.update({name: p.grad.clone()})  # type: ignore[misc]
+            lambda p, name=name: found.update({name: p.grad.clone()})
         )
     num_predictions = sum(batch.num_predictions for batch in batches)
     num_sequences = 13

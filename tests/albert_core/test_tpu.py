@@ -17,7 +17,7 @@ import torch
 
 from albert_core.config import ModelSettings
 from albert_core.contract.errors import ConfigError
-from albert_core.distributed import joined_ranks
+from albert_core.devices import ranks_of_environment
 from tests.albert_core.training_runs import (
     MODEL,
     make_days,
@@ -156,8 +156,8 @@ def trained(process: subprocess.Popen[str], work: Path) -> list[str]:
 def test_what_does_not_work_on_xla_is_refused(setting: str) -> None:
     code = (
         "from albert_core.config import TrainingSettings as Settings; "
-        "from albert_core.distributed import joined_ranks; "
-        f"joined_ranks().__enter__().place(None, Settings({setting}=True))"
+        "from albert_core.devices import ranks_of_environment; "
+        f"ranks_of_environment().__enter__().place(None, Settings({setting}=True))"
     )
     refused = subprocess.run(
         [os.environ["ALBERT_XLA_PYTHON"], "-c", code],
@@ -170,7 +170,9 @@ def test_what_does_not_work_on_xla_is_refused(setting: str) -> None:
 
 @with_xla
 def test_several_processes_are_refused() -> None:
-    code = "from albert_core.distributed import joined_ranks; joined_ranks().__enter__()"
+    code = (
+        "from albert_core.devices import ranks_of_environment; ranks_of_environment().__enter__()"
+    )
     refused = subprocess.run(
         [os.environ["ALBERT_XLA_PYTHON"], "-c", code],
         env=xla_environment(PJRT_DEVICE="CPU", WORLD_SIZE="2"),
@@ -185,5 +187,5 @@ def test_without_torch_xla_the_message_says_what_to_install(
 ) -> None:
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     with pytest.raises(ConfigError, match=r"but No module named 'torch_xla'.*infra/tpu"):
-        with joined_ranks():
+        with ranks_of_environment():
             pass

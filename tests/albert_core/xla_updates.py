@@ -19,7 +19,7 @@ import torch
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.contract.manifest import read_manifest
 from albert_core.data import ExampleShards
-from albert_core.distributed import joined_ranks
+from albert_core.devices import ranks_of_environment
 from albert_core.evaluation import evaluate
 from albert_core.loader import UpdateLoader
 from albert_core.model import AlbertForPretraining
@@ -41,7 +41,7 @@ def main(examples: str, model_json: str, training_json: str) -> None:
     settings = TrainingSettings.model_validate_json(training_json)
     shards, held_out = (ExampleShards(examples, kind) for kind in ("train", "held_out"))
     losses, compiled = [], []
-    with joined_ranks() as ranks:
+    with ranks_of_environment() as ranks:
         torch.manual_seed(1)
         shape = ModelSettings.model_validate_json(model_json)
         model = AlbertForPretraining(shape, read_manifest(examples).facts["vocab_size"])
