@@ -150,7 +150,7 @@ def train_step(
         mine += (
             micro_batch.num_pieces,
             micro_batch.sum_of_squares,
-            len(micro_batch.masked_lm_labels),
+            micro_batch.num_predictions,
         )
     known_here = torch.tensor([*mine.tolist(), stop.arrived], dtype=scores.dtype)
     sums = ranks.sum_gradients(state.model, torch.cat([scores, known_here.to(ranks.device)]))
@@ -166,6 +166,7 @@ def train_step(
     else:
         state.examples_skipped += batch.num_sequences
     state.optimizer.zero_grad(set_to_none=True)
+    ranks.begin_pending()
     state.step += 1
     state.examples_taken += batch.num_sequences
     metrics = {"masked_lm_loss": lm, "masked_lm_accuracy": lm_right}
@@ -204,6 +205,7 @@ def _backward(
             batch.runs,
             batch.first_positions,
             batch.masked_lm_positions,
+            batch.key_mask,
         )  # (M, V), (B, 2)
     lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, whole.num_predictions)
     lm_right = (lm_logits.detach().argmax(-1) == batch.masked_lm_labels).sum()

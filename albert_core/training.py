@@ -41,11 +41,11 @@ from albert_core.contract.stage_command import stage_main
 from albert_core.conversion import save_model_folder
 from albert_core.curves import draw_curves
 from albert_core.data import ExampleShards
-from albert_core.distributed import Ranks, joined_ranks
+from albert_core.devices import ranks_of_environment
+from albert_core.distributed import Ranks
 from albert_core.evaluation import Evaluation, evaluate
 from albert_core.flops import training_flops_of
 from albert_core.hardware import hardware_called, processor_name
-from albert_core.layer_execution import set_layer_execution
 from albert_core.loader import UpdateExamples, UpdateLoader
 from albert_core.metrics import Estimate
 from albert_core.model import AlbertForPretraining
@@ -111,7 +111,7 @@ def run(model: ModelSettings, training: TrainingSettings, examples: str, work: s
             f"model.max_position_embeddings is {model.max_position_embeddings}. Raise it, or "
             "lower examples.max_seq_length."
         )
-    with stop_request() as stop, joined_ranks() as ranks:
+    with stop_request() as stop, ranks_of_environment() as ranks:
         pretraining = Pretraining(plan, work, model, training, examples, start, ranks, stop)
         with pretraining.tracked if pretraining.tracked is not None else nullcontext():
             pretraining.train()
@@ -177,13 +177,12 @@ class Pretraining:
 
     def _update(self, examples: UpdateExamples) -> Update:
         self._set_learning_rate()
-        torch.manual_seed(
+        self.ranks.seed(
             derive_seed(self.settings.seed, "dropout", self.state.step, self.ranks.rank)
         )
         self.after = None
-        on_device = (batch.to(self.ranks.device) for batch in examples.micro_batches)
         batch = UpdateBatch(
-            micro_batches=on_device,
+            micro_batches=self.ranks.on_device(examples.micro_batches),
             num_predictions=examples.num_predictions,
             num_sequences=examples.num_sequences,
         )
@@ -234,8 +233,7 @@ class Pretraining:
         settings = self.settings
         torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
         model = weights or AlbertForPretraining(self.model_settings, self.facts["vocab_size"])
-        model = model.to(self.ranks.device)
-        set_layer_execution(model, settings.compile, settings.activation_checkpointing)
+        model = self.ranks.place(model, settings)
         optimizer = build_optimizer(
             model, settings.optimizer, settings.learning_rate, settings.weight_decay
         )
@@ -337,10 +335,11 @@ class Pretraining:
 
     def _loader(self) -> UpdateLoader:
         """Return what gives this rank's part of the updates that are left."""
+        micro_batch_size = self.settings.micro_batch_size
         return UpdateLoader(
             self.train_examples,
             batch_size=self.settings.batch_size,
-            micro_batch_size=self.settings.micro_batch_size,
+            micro_batch_size=micro_batch_size,
             seed=self.settings.seed,
             rank=self.ranks.rank,
             world_size=self.ranks.world_size,
@@ -348,6 +347,7 @@ class Pretraining:
             num_updates=self.settings.num_steps - self.state.step,
             masks=self.settings.masks,
             pin_memory=self.ranks.device.type == "cuda",
+            shape=self.ranks.batch_shape(self.train_examples, micro_batch_size),
         )
 
     def _set_learning_rate(self) -> None:
@@ -435,6 +435,8 @@ class Pretraining:
 
     def _devices(self) -> TrainingDevices | None:
         """Return what this run is computed on, if it is known how fast that is."""
+        if self.ranks.device.type not in ("cpu", "cuda"):
+            return None
         has_gpu = self.ranks.device.type == "cuda"
         name = torch.cuda.get_device_name() if has_gpu else processor_name()
         hardware = hardware_called(name)
