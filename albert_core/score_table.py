@@ -74,7 +74,7 @@ class MetricSummary:
 
     name: str
     median: float
-    """Of an even number of seeds the lower one of the middle, so that it is a run's own."""
+    """Of an even number of seeds the worse one of the middle, so that it is a run's own."""
     low: float
     """Of the 95 % interval of the median run, which is of the dev set's examples, not of seeds."""
     high: float
@@ -244,7 +244,8 @@ def _summary(runs: Sequence[Run], contamination: float | None) -> TaskScores:
 
 
 def _metric_summary(runs: Sequence[Run], name: str) -> MetricSummary:
-    ranked = sorted(runs, key=lambda run: (run.scores[name], run.seed))
+    is_error = name in LOWER_IS_BETTER
+    ranked = sorted(runs, key=lambda run: (run.scores[name], run.seed), reverse=is_error)
     middle = ranked[(len(ranked) - 1) // 2]
     low, high = middle.intervals[name]
     by_seed = {run.seed: run.scores[name] for run in sorted(runs, key=lambda run: run.seed)}
