@@ -1,10 +1,17 @@
 """The two losses of pretraining, each a part of one mean over the whole update."""
+# mypy: disable-error-code="no-untyped-call"
+
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from albert_core.contract.errors import ShapeError
+
+_SCORES_PER_BLOCK = 1 << 19
+"""About as many are worked on at once, few enough for a processor's cache."""
 
 
 def masked_lm_loss(logits: Tensor, labels: Tensor, num_predictions: Tensor | float) -> Tensor:
@@ -30,6 +37,9 @@ def masked_lm_loss(logits: Tensor, labels: Tensor, num_predictions: Tensor | flo
             f"labels {tuple(labels.shape)} must be (M,), the first dimension of the logits "
             f"(M, V) {tuple(logits.shape)}"
         )
+    if logits.device.type == "cpu":
+        total: Tensor = _CrossEntropy.apply(logits, labels)
+        return total / num_predictions
     return F.cross_entropy(_at_least_float32(logits), labels, reduction="sum") / num_predictions
 
 
@@ -57,6 +67,34 @@ def sentence_order_loss(logits: Tensor, labels: Tensor, num_sequences: Tensor | 
             f"labels {tuple(labels.shape)} must be (B,) and logits {tuple(logits.shape)} (B, 2)"
         )
     return F.cross_entropy(_at_least_float32(logits), labels, reduction="sum") / num_sequences
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The sum over the rows of (M, V), a few at a time: of all, there is no copy in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        log_sums = [_at_least_float32(rows).logsumexp(1) for [rows] in _blocks(logits)]
+        log_sum = torch.cat(log_sums)  # (M,)
+        ctx.save_for_backward(logits, labels, log_sum)
+        return (log_sum - logits.gather(1, labels[:, None])[:, 0]).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        [gradient] = gradients
+        logits, labels, log_sum = ctx.saved_tensors
+        of_logits = torch.empty_like(logits)
+        blocks = _blocks(logits, log_sum[:, None], labels[:, None], of_logits)
+        for rows, log_sums, places, of_rows in blocks:
+            shares = (_at_least_float32(rows) - log_sums).exp_()
+            shares.scatter_add_(1, places, shares.new_tensor(-1).expand(places.shape))
+            torch.mul(shares, gradient, out=of_rows)
+        return of_logits, None
+
+
+def _blocks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    rows = max(1, _SCORES_PER_BLOCK // logits.shape[1])
+    return zip(*(x.split(rows) for x in (logits, *others)), strict=True)
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:
