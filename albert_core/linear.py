@@ -1,9 +1,10 @@
 """Dense layers, whose weights a CPU casts and lays out once for all layers that share them.
 
-oneDNN's products are faster with the weight in an order of its own; finding that order costs as
-much as a tenth of a product, so it pays where a weight is used again in the same pass.
+oneDNN's products are faster with the weight in an order of its own. To put it there costs up to a
+tenth of a product, and memory, so it pays where a weight is used again in the same pass.
 """
 # mypy: disable-error-code="no-untyped-call"
+# ruff: noqa: SLF001 - torch's own names for oneDNN's products begin so
 
 import platform
 from collections.abc import Iterator

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from albert_core.contract.errors import ShapeError
 
-_SCORES_PER_BLOCK = 1 << 19
+_LOGITS_PER_BLOCK = 1 << 19
 """About as many are worked on at once, few enough for a processor's cache."""
 
 
@@ -93,7 +93,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _blocks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    rows = max(1, _SCORES_PER_BLOCK // logits.shape[1])
+    rows = max(1, _LOGITS_PER_BLOCK // logits.shape[1])
     return zip(*(x.split(rows) for x in (logits, *others)), strict=True)
 
 

@@ -16,6 +16,7 @@ Source: Lan et al. 2020, section 3; google-research/albert `modeling.py` (REFERE
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -200,7 +201,8 @@ class AlbertModel(nn.Module):
         """
         x = self.projection(self.embeddings(input_ids, token_type_ids, runs))
         last = len(self.route) - 1
-        with weights_laid_out_once():
+        shares_blocks = len(set(self.route)) < len(self.route)
+        with weights_laid_out_once() if shares_blocks else nullcontext():
             for number, (attention, feed_forward) in enumerate(self.route):
                 x = self.attentions[attention](x, runs, key_mask, rows if number == last else None)
                 x = self.feed_forwards[feed_forward](x)
