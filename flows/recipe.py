@@ -9,9 +9,12 @@ from typing import Any, Self, TypeGuard
 from pydantic import BaseModel, Field, model_validator
 
 from albert_core.config import (
+    EvaluationSettings,
     FinetuningSettings,
     ModelSettings,
+    OwnTaskSettings,
     RegistrySettings,
+    ScoringSettings,
     TrainingSettings,
 )
 from albert_core.contract import storage
@@ -21,6 +24,7 @@ from albert_core.contract.settings import Settings
 from pipelines.config import (
     INSTALLED_PYTHON,
     CleaningSettings,
+    ContaminationSettings,
     ExampleSettings,
     SourceSettings,
     TaskSettings,
@@ -44,6 +48,9 @@ class Recipe(Settings):
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
     finetuning: FinetuningSettings = FinetuningSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    contamination: ContaminationSettings = ContaminationSettings()
+    scoring: ScoringSettings = ScoringSettings()
     registry: RegistrySettings = RegistrySettings()
 
     @model_validator(mode="after")
@@ -52,7 +59,7 @@ class Recipe(Settings):
             ("examples", self.examples.max_seq_length),
             ("finetuning", self.finetuning.max_seq_length),
         ):
-            if length > self.model.max_position_embeddings:
+            if length is not None and length > self.model.max_position_embeddings:
                 raise ConfigError(
                     f"{section}.max_seq_length is {length}, but model.max_position_embeddings is "
                     f"only {self.model.max_position_embeddings}: shorten the one or raise the other"
@@ -175,6 +182,7 @@ _ADDRESSES = {
     "cleaning": ("known_corpora", "test_texts", "excluded_ids"),
     "vocabulary": ("model",),
     "training": ("continue_from", "initial_model"),
+    "evaluation": ("task_folder",),
 }
 """Settings that are paths or URIs, by section."""
 
@@ -186,7 +194,14 @@ def _anchored(recipe: Recipe) -> Recipe:
         section = getattr(recipe, name)
         update = {field: _absolute(getattr(section, field)) for field in fields}
         sections[name] = section.model_copy(update=update)
+    own_tasks = [_anchored_task(task) for task in recipe.evaluation.own_tasks]
+    sections["evaluation"] = sections["evaluation"].model_copy(update={"own_tasks": own_tasks})
     return recipe.model_copy(update=sections)
+
+
+def _anchored_task(task: OwnTaskSettings) -> OwnTaskSettings:
+    files = {split: _absolute(getattr(task, split)) for split in ("train", "dev", "test")}
+    return task.model_copy(update=files)
 
 
 def _absolute(address: str | list[str]) -> str | list[str]:
