@@ -208,7 +208,7 @@ def _backward(
             batch.key_mask,
         )  # (M, V), (B, 2)
     lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, whole.num_predictions)
-    lm_right = (lm_logits.detach().argmax(-1) == batch.masked_lm_labels).sum()
+    lm_right = (lm_logits.detach().max(-1).indices == batch.masked_lm_labels).sum()
     pair, pair_right = torch.zeros_like(lm), torch.zeros_like(lm)
     if pair_task is not None:
         labels = batch.sentence_order_labels
