@@ -57,6 +57,17 @@ class Batch:
         """Sum of the squares of the sequences' lengths, which attention costs."""
         return sum(number * length**2 for number, length in self.runs)
 
+    @property
+    def model_inputs(self) -> dict[str, Any]:
+        """What `AlbertForPretraining.forward_packed` takes, by name."""
+        return {
+            "input_ids": self.input_ids,
+            "token_type_ids": self.token_type_ids,
+            "runs": self.runs,
+            "first_positions": self.first_positions,
+            "masked_lm_positions": self.masked_lm_positions,
+        }
+
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on ``device``; from pinned memory the copy goes on beside the caller."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))

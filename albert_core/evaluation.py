@@ -72,13 +72,7 @@ def evaluate(
 
 def _score(model: AlbertForPretraining, batch: Batch) -> Tensor:
     """Return sums over each example's predictions, float32 (len(_SUMS), B)."""
-    lm_logits, pair_logits = model.forward_packed(
-        batch.input_ids,
-        batch.token_type_ids,
-        batch.runs,
-        batch.first_positions,
-        batch.masked_lm_positions,
-    )
+    lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)
     lm_labels, labels = batch.masked_lm_labels, batch.sentence_order_labels
     sequences = torch.searchsorted(batch.first_positions, batch.masked_lm_positions, right=True) - 1
     of_predictions = torch.stack(

@@ -113,22 +113,25 @@ class TrainingDevices:
         share = self.hardware.utilisation[self.precision].at(self.hidden_size)
         return share * (_RECOMPUTING_SPEED if self.activation_checkpointing else 1)
 
-    def compared_with_plan(self, num_pieces: float, num_flops: float, seconds: float) -> str:
+    def speed_to_plan(self, flops_per_second: float) -> float:
+        """Return how many times as fast as planned a run was that did so many operations."""
+        return flops_per_second / self.peak_flops / self.utilisation
+
+    def compared_with_plan(self, flops_per_second: float, pieces_per_second: float) -> str:
         """Return a line for the end of a run: its speed beside the planned one.
 
         Args:
-            num_pieces: real pieces trained on.
-            num_flops: the model's operations for them, as `albert_core.flops` counts them.
-            seconds: that went into updates: without start, evaluations and checkpoints.
+            flops_per_second: the model's operations, as `albert_core.flops` counts them, in the
+                time that went into updates: without start, evaluations and checkpoints.
+            pieces_per_second: real pieces in the same time.
         """
-        measured, reached = num_pieces / seconds, num_flops / seconds / self.peak_flops
-        planned = measured * self.utilisation / reached
-        off = measured / planned - 1
+        off = self.speed_to_plan(flops_per_second) - 1
+        planned = pieces_per_second / (1 + off)
         return (
-            f"{measured:,.0f} pieces/s, {abs(off):.0%} {'above' if off >= 0 else 'below'} the "
-            f"{planned:,.0f} planned for {self.num_devices} x {self.hardware.name}; model FLOPs "
-            f"utilisation {reached:.3f}, planned {self.utilisation:.3f} "
-            f"({self.hardware.utilisation[self.precision].basis})"
+            f"{pieces_per_second:,.0f} pieces/s, {abs(off):.0%} {'above' if off >= 0 else 'below'} "
+            f"the {planned:,.0f} planned for {self.num_devices} x {self.hardware.name}; model "
+            f"FLOPs utilisation {flops_per_second / self.peak_flops:.3f}, planned "
+            f"{self.utilisation:.3f} ({self.hardware.utilisation[self.precision].basis})"
         )
 
 

@@ -3,12 +3,10 @@
 The device is waited for once an update, to learn whether the update is worth making.
 """
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +18,7 @@ from albert_core.losses import masked_lm_loss, sentence_order_loss
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import AdamW
 from albert_core.preemption import NEVER, StopRequest
+from albert_core.update_batch import UpdateBatch, UpdateSizes
 from albert_core.update_guard import Reason, UpdateGuard
 
 PAIR_TASKS: dict[str, str | None] = {
@@ -91,18 +90,6 @@ class TrainState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpdateBatch:
-    """This rank's part of the batch of one update."""
-
-    micro_batches: Iterable[Batch]
-    """On the device; taken one by one, so that they need not be there at once."""
-    num_predictions: Tensor | float
-    """Real predictions in the whole update, all ranks; at least 1."""
-    num_sequences: int
-    """Sequences in the whole update, all ranks."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Update:
     """What came of one update; the same on every rank."""
 
@@ -110,13 +97,6 @@ class Update:
     """Over the whole batch: losses in nats, accuracies as shares, grad_norm before clipping."""
     skipped: Reason | None
     """Why the update was not made, or None if it was."""
-    num_sequences: int
-    """In the whole batch, as the next three."""
-    num_pieces: int
-    """Real pieces, special ones included."""
-    sum_of_squares: int
-    """Sum of the squares of the sequences' lengths in real pieces, which attention costs."""
-    num_predictions: int
     must_stop: bool
     """Whether any rank was told to stop."""
 
@@ -137,26 +117,21 @@ def train_step(
 
     Args:
         state: changed in place.
-        batch: this rank's part, of at least one sequence.
+        batch: this rank's part, of at least one sequence, on the device.
         settings: of the run.
         ranks: those that do the update together.
         pair_task: what is learnt from pairs, a value of `PAIR_TASKS`; None for nothing.
         stop: whether this rank was told to stop, for all to know.
     """
+    sizes = batch.sizes
     scores = torch.zeros(_NUM_SCORES, device=ranks.device)
-    mine = np.zeros(3, np.int64)
     for micro_batch in batch.micro_batches:
-        scores += _backward(state.model, micro_batch, batch, settings, ranks.device, pair_task)
-        mine += (
-            micro_batch.num_pieces,
-            micro_batch.sum_of_squares,
-            len(micro_batch.masked_lm_labels),
-        )
-    known_here = torch.tensor([*mine.tolist(), stop.arrived], dtype=scores.dtype)
-    sums = ranks.sum_gradients(state.model, torch.cat([scores, known_here.to(ranks.device)]))
+        scores += _backward(state.model, micro_batch, sizes, settings, ranks.device, pair_task)
+    told_to_stop = torch.full((1,), float(stop.arrived), device=ranks.device)
+    sums = ranks.sum_gradients(state.model, torch.cat([scores, told_to_stop]))
     parameters = [p for p in state.model.parameters() if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    grad_norm, lm, lm_right, pair, pair_right, *counts, stops = torch.cat(
+    grad_norm, lm, lm_right, pair, pair_right, stops = torch.cat(
         [norm.to(sums.dtype)[None], sums]
     ).tolist()  # here the device is waited for
     skipped = state.guard.judge(lm + pair, grad_norm, settings.spike_factor)
@@ -164,30 +139,21 @@ def train_step(
         nn.utils.clip_grads_with_norm_(parameters, settings.max_grad_norm, norm)
         state.optimizer.step()
     else:
-        state.examples_skipped += batch.num_sequences
+        state.examples_skipped += sizes.num_sequences
     state.optimizer.zero_grad(set_to_none=True)
     state.step += 1
-    state.examples_taken += batch.num_sequences
+    state.examples_taken += sizes.num_sequences
     metrics = {"masked_lm_loss": lm, "masked_lm_accuracy": lm_right}
     if pair_task is not None:
         metrics |= {f"{pair_task}_loss": pair, f"{pair_task}_accuracy": pair_right}
     metrics["grad_norm"] = grad_norm
-    num_pieces, sum_of_squares, num_predictions = map(round, counts)
-    return Update(
-        metrics=metrics,
-        skipped=skipped,
-        num_sequences=batch.num_sequences,
-        num_pieces=num_pieces,
-        sum_of_squares=sum_of_squares,
-        num_predictions=num_predictions,
-        must_stop=stops > 0,
-    )
+    return Update(metrics=metrics, skipped=skipped, must_stop=stops > 0)
 
 
 def _backward(
     model: AlbertForPretraining,
     batch: Batch,
-    whole: UpdateBatch,
+    sizes: UpdateSizes,
     settings: TrainingSettings,
     device: torch.device,
     pair_task: str | None,
@@ -198,22 +164,16 @@ def _backward(
     micro-batch has its room.
     """
     with _autocast(settings, device):
-        lm_logits, pair_logits = model.forward_packed(
-            batch.input_ids,
-            batch.token_type_ids,
-            batch.runs,
-            batch.first_positions,
-            batch.masked_lm_positions,
-        )  # (M, V), (B, 2)
-    lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, whole.num_predictions)
+        lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)  # (M, V), (B, 2)
+    lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, sizes.num_predictions)
     lm_right = (lm_logits.detach().argmax(-1) == batch.masked_lm_labels).sum()
     pair, pair_right = torch.zeros_like(lm), torch.zeros_like(lm)
     if pair_task is not None:
         labels = batch.sentence_order_labels
-        pair = sentence_order_loss(pair_logits, labels, whole.num_sequences)
-        pair_right = (pair_logits.argmax(-1) == labels).sum() / whole.num_sequences
+        pair = sentence_order_loss(pair_logits, labels, sizes.num_sequences)
+        pair_right = (pair_logits.argmax(-1) == labels).sum() / sizes.num_sequences
     (lm + pair).backward()
-    return torch.stack([lm, lm_right / whole.num_predictions, pair, pair_right]).detach()
+    return torch.stack([lm, lm_right / sizes.num_predictions, pair, pair_right]).detach()
 
 
 def _autocast(settings: TrainingSettings, device: torch.device) -> AbstractContextManager[Any]:

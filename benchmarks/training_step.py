@@ -39,7 +39,8 @@ from albert_core.example_order import deal_update, padded_length
 from albert_core.flops import training_flops
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer
-from albert_core.train_step import TrainState, UpdateBatch, train_step
+from albert_core.train_step import TrainState, train_step
+from albert_core.update_batch import UpdateBatch, UpdateSizes
 
 RESULTS = Path(__file__).parent / "results" / "training_step.json"
 MODEL, VOCAB_SIZE = ModelSettings(), 30_000
@@ -84,11 +85,9 @@ def our_step(model: AlbertForPretraining, rows: Rows, length: int, precision: An
     settings = TrainingSettings(precision=precision)
     budget = MICRO_BATCHES[length] * length
     parts = [rows.take(places) for places in deal_update(rows.lengths, 0, 1, budget)]
-    batches = [part.batch() for part in parts]
     whole = UpdateBatch(
-        micro_batches=batches,
-        num_predictions=float(rows.num_predictions.sum()),
-        num_sequences=len(rows),
+        sizes=UpdateSizes.of_lengths(rows.lengths, int(rows.num_predictions.sum())),
+        micro_batches=[part.batch() for part in parts],
     )
     return lambda: train_step(state, whole, settings, ALONE)
 

@@ -7,14 +7,20 @@ import torch
 import torch.distributed as dist
 
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.data import ExampleShards
+from albert_core.data import ExampleShards, Rows
 from albert_core.distributed import Ranks
 from albert_core.example_order import example_order
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer
-from albert_core.train_step import TrainState, UpdateBatch, train_step
+from albert_core.train_step import TrainState, train_step
+from albert_core.update_batch import UpdateBatch, UpdateSizes
 
 NUM_EXAMPLES = 8
+
+
+def sizes_of(rows: Rows) -> UpdateSizes:
+    """Return those of an update over ``rows``."""
+    return UpdateSizes.of_lengths(rows.lengths, int(rows.num_predictions.sum()))
 
 
 def update_of(
@@ -40,9 +46,8 @@ def update_of(
     state = TrainState(model=network, optimizer=build_optimizer(network, "lamb", 0.01, 0.01))
     order = example_order(0, NUM_EXAMPLES, len(shards), 1)
     batch = UpdateBatch(
+        sizes=sizes_of(shards.rows(order)),
         micro_batches=(shards.batch(order[places]) for places in parts[rank]),
-        num_predictions=float(len(shards.batch(order).masked_lm_labels)),
-        num_sequences=NUM_EXAMPLES,
     )
     ranks = Ranks(rank, len(parts), torch.device("cpu"))
     update = train_step(state, batch, TrainingSettings(), ranks)

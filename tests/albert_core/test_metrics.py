@@ -12,6 +12,7 @@ from sklearn.metrics import accuracy_score, matthews_corrcoef
 
 from albert_core.contract.errors import ShapeError
 from albert_core.metrics import (
+    Estimate,
     accuracy,
     bootstrap_interval,
     matthews,
@@ -89,3 +90,8 @@ def test_scores_are_those_of_scikit_learn(pairs: list[tuple[int, int]]) -> None:
         warnings.simplefilter("ignore")  # scikit-learn says it when there is one class only
         expected = matthews_corrcoef(labels, predictions)
     assert matthews(labels, predictions) == pytest.approx(expected, abs=1e-12)
+
+
+def test_what_rounds_to_zero_has_no_sign() -> None:
+    assert str(Estimate(value=-0.0, low=-0.0001, high=0.0001)) == "0.000 [0.000, 0.000]"
+    assert str(Estimate(value=-0.001, low=-0.01, high=0.0)) == "-0.001 [-0.010, 0.000]"

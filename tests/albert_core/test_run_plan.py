@@ -57,8 +57,9 @@ def test_computing_activations_again_takes_a_third_more_time() -> None:
 @pytest.mark.parametrize(("share", "says"), [(0.9, "10% below"), (1.2, "20% above")])
 def test_the_end_of_a_run_says_how_far_off_the_plan_was(share: float, says: str) -> None:
     eight = replace(DEVICES, num_devices=8)
-    num_pieces = share * speed(eight) * 100
-    line = eight.compared_with_plan(num_pieces, num_pieces * SETUP.flops_per_piece, 100)
+    flops_per_second = share * speed(eight) * SETUP.flops_per_piece
+    assert eight.speed_to_plan(flops_per_second) == pytest.approx(share)
+    line = eight.compared_with_plan(flops_per_second, share * speed(eight))
     assert line == (
         f"{share * speed(eight):,.0f} pieces/s, {says} the {speed(eight):,.0f} planned for 8 x "
         f"h200; model FLOPs utilisation {share * 0.5:.3f}, planned 0.500 (given)"
