@@ -10,6 +10,7 @@ from albert_core.data import Batch, ExampleShards
 from albert_core.distributed import ALONE, Ranks
 from albert_core.metrics import Estimate, ratio_interval
 from albert_core.model import AlbertForPretraining
+from albert_core.state_sharding import gathered
 
 _BATCH_SIZE = 64
 _SUMS = ("masked_lm_loss", "masked_lm_accuracy", "pair_loss", "pair_accuracy", "num_predictions")
@@ -49,12 +50,13 @@ def evaluate(
     count = min(len(examples), max_examples)
     # float32 sums of a few numbers each; a rank fills its batches, the others leave them 0.
     sums = torch.zeros(len(_SUMS), count, device=device)
-    for begin in range(ranks.rank * _BATCH_SIZE, count, ranks.world_size * _BATCH_SIZE):
-        end = min(begin + _BATCH_SIZE, count)
-        numbers = np.arange(begin, end)
-        by_length = np.argsort(examples.sizes(numbers)[0], kind="stable")
-        batch = examples.rows(numbers[by_length]).batch().to(device)
-        sums[:, numbers[by_length]] = _score(model, batch)
+    with gathered(model, ranks):
+        for begin in range(ranks.rank * _BATCH_SIZE, count, ranks.world_size * _BATCH_SIZE):
+            end = min(begin + _BATCH_SIZE, count)
+            numbers = np.arange(begin, end)
+            by_length = np.argsort(examples.sizes(numbers)[0], kind="stable")
+            batch = examples.rows(numbers[by_length]).batch().to(device)
+            sums[:, numbers[by_length]] = _score(model, batch)
     model.train(was_training)
     scores = dict(zip(_SUMS, ranks.sum(sums).double().cpu().numpy(), strict=True))
     _, documents = np.unique(examples.document_ids()[:count], return_inverse=True)

@@ -3,12 +3,13 @@
 The device is waited for once an update, to learn whether the update is worth making.
 """
 
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from albert_core.config import TrainingSettings
 from albert_core.contract.errors import IntegrityError
@@ -18,6 +19,15 @@ from albert_core.losses import masked_lm_loss, sentence_order_loss
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import AdamW
 from albert_core.preemption import NEVER, StopRequest
+from albert_core.state_sharding import (
+    backward_pass,
+    gathered,
+    is_sharded,
+    norms_of,
+    part_like,
+    parts_of,
+    whole,
+)
 from albert_core.update_batch import UpdateBatch, UpdateSizes
 from albert_core.update_guard import Reason, UpdateGuard
 
@@ -30,6 +40,8 @@ PAIR_TASKS: dict[str, str | None] = {
 
 _NUM_SCORES = 4
 """Loss and accuracy of masked LM and of the pairs."""
+_NORM_EPSILON = 1e-6
+"""Added to a gradient's length before it divides, as `torch.nn.utils.clip_grad_norm_` does."""
 
 
 @dataclass(kw_only=True)
@@ -51,8 +63,23 @@ class TrainState:
     """One point for each evaluation on held-out examples."""
 
     def tensors(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps as tensors: they are the state's own, not copies."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        """Return what a checkpoint keeps as tensors: they are the state's own, not copies.
+
+        Those that are cut over ranks are gathered, so every rank calls this at once.
+        """
+        tensors = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        whole_tensors: dict[str, Any] = whole(tensors)
+        return whole_tensors
+
+    def whole_model(self) -> AlbertForPretraining:
+        """Return the model: this one, or gathered, where it is cut over ranks, on every rank."""
+        if not is_sharded(self.model):
+            return self.model
+        encoder, vocab_size = self.model.encoder, len(self.model.masked_lm.bias)
+        with torch.device("meta"):
+            model = AlbertForPretraining(encoder.settings, vocab_size)
+        model.load_state_dict(whole(self.model.state_dict()), assign=True)
+        return model
 
     def numbers(self) -> dict[str, Any]:
         """Return what a checkpoint keeps as JSON."""
@@ -73,16 +100,25 @@ class TrainState:
         Raises:
             IntegrityError: a number or tensor is missing, or has another shape.
         """
-        optimizer = self.optimizer.state_dict()
+        optimizer, own = self.optimizer.state_dict(), self.model.state_dict()
+        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
         try:
-            optimizer["state"] = tensors["optimizer"]["state"]
-            self.model.load_state_dict(tensors["model"])
+            optimizer["state"] = {
+                number: {name: part_like(each, weights[number]) for name, each in moments.items()}
+                for number, moments in tensors["optimizer"]["state"].items()
+            }
+            self.model.load_state_dict(
+                {
+                    name: part_like(each, own.get(name, each))
+                    for name, each in tensors["model"].items()
+                }
+            )
             self.optimizer.load_state_dict(optimizer)
             self.step, self.examples_taken = numbers["step"], numbers["examples_taken"]
             self.examples_skipped = numbers["examples_skipped"]
             self.guard = UpdateGuard.restored(numbers["guard"])
             self.history, self.evaluations = numbers["history"], numbers["evaluations"]
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
             raise IntegrityError(
                 f"{where} does not fit this model: {error}. Give a checkpoint of a model with "
                 "the same shapes, written by this version."
@@ -125,18 +161,27 @@ def train_step(
     """
     sizes = batch.sizes
     scores = torch.zeros(_NUM_SCORES, device=ranks.device)
-    for micro_batch in batch.micro_batches:
-        scores += _backward(state.model, micro_batch, sizes, settings, ranks.device, pair_task)
+    with gathered(state.model, ranks):
+        for micro_batch, is_last in _with_last(batch.micro_batches):
+            with backward_pass(state.model, ranks, is_last):
+                scores += _backward(
+                    state.model, micro_batch, sizes, settings, ranks.device, pair_task
+                )
     told_to_stop = torch.full((1,), float(stop.arrived), device=ranks.device)
-    sums = ranks.sum_gradients(state.model, torch.cat([scores, told_to_stop]))
-    parameters = [p for p in state.model.parameters() if p.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    sums = torch.cat([scores, told_to_stop])
+    if is_sharded(state.model):
+        sums = ranks.sum(sums)
+    else:
+        sums = ranks.sum_gradients(state.model, sums)
+    gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
+    parts = parts_of(gradients)
+    norm = torch.linalg.vector_norm(norms_of(parts, of=gradients))
     grad_norm, lm, lm_right, pair, pair_right, stops = torch.cat(
         [norm.to(sums.dtype)[None], sums]
     ).tolist()  # here the device is waited for
     skipped = state.guard.judge(lm + pair, grad_norm, settings.spike_factor)
     if skipped is None:
-        nn.utils.clip_grads_with_norm_(parameters, settings.max_grad_norm, norm)
+        _clip(parts, norm, settings.max_grad_norm)
         state.optimizer.step()
     else:
         state.examples_skipped += sizes.num_sequences
@@ -174,6 +219,21 @@ def _backward(
         pair_right = (pair_logits.argmax(-1) == labels).sum() / sizes.num_sequences
     (lm + pair).backward()
     return torch.stack([lm, lm_right / sizes.num_predictions, pair, pair_right]).detach()
+
+
+def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Yield each of ``batches``, and whether it is the last, which is known one ahead."""
+    ahead = iter(batches)
+    batch = next(ahead)
+    for following in ahead:
+        yield batch, False
+        batch = following
+    yield batch, True
+
+
+def _clip(gradients: list[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Scale ``gradients``, whose common length is ``norm``, to at most ``max_norm``."""
+    torch._foreach_mul_(gradients, (max_norm / (norm + _NORM_EPSILON)).clamp(max=1.0))
 
 
 def _autocast(settings: TrainingSettings, device: torch.device) -> AbstractContextManager[Any]:

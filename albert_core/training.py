@@ -52,6 +52,7 @@ from albert_core.starting_point import (
     continue_run,
     find_starting_point,
 )
+from albert_core.state_sharding import shard_state
 from albert_core.tracking import TrackedRun, tracked_run
 from albert_core.train_step import PAIR_TASKS, TrainState, Update, train_step
 from albert_core.training_result import CURVES, write_result
@@ -197,7 +198,7 @@ class Pretraining:
 
     def finish(self) -> None:
         """Evaluate the trained model on every rank; write it, and the run's manifest, on one."""
-        after = self.after or self._scores()
+        after, model = self.after or self._scores(), self.state.whole_model()
         self.writer.wait()
         if self.tracked is None:
             return
@@ -205,6 +206,7 @@ class Pretraining:
         uri = write_result(
             self.plan,
             self.work,
+            model,
             self.state,
             self.train_examples.manifest,
             self._result_facts(after),
@@ -217,6 +219,8 @@ class Pretraining:
         torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
         model = weights or AlbertForPretraining(self.model_settings, self.facts["vocab_size"])
         model = model.to(self.ranks.device)
+        if settings.shard_state and self.ranks.world_size > 1:
+            shard_state(model, self.ranks)
         set_layer_execution(model, settings.compile, settings.activation_checkpointing)
         optimizer = build_optimizer(
             model, settings.optimizer, settings.learning_rate, settings.weight_decay
@@ -242,7 +246,8 @@ class Pretraining:
         return metrics
 
     def _save(self) -> None:
-        """Begin to write a checkpoint."""
+        """Begin to write a checkpoint, on the first rank."""
+        tensors = self.state.tensors()
         if not self.ranks.is_first:
             return
         loss = None if self.after is None else self.after["masked_lm_loss"].value
@@ -254,7 +259,7 @@ class Pretraining:
             "settings": self._resolved_settings(),
             HELD_OUT_LOSS: loss,
         }
-        self.writer.save(self.state.tensors(), record)
+        self.writer.save(tensors, record)
 
     def _leave(self) -> None:
         self._wait_for_checkpoint()

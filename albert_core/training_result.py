@@ -7,6 +7,7 @@ from albert_core.contract import storage
 from albert_core.contract.manifest import Account, Manifest, Shard, StagePlan, shard_of
 from albert_core.conversion import save_model_folder
 from albert_core.curves import draw_curves
+from albert_core.model import AlbertForPretraining
 from albert_core.progress_window import OF_THE_MACHINE
 from albert_core.starting_point import read_vocabulary
 from albert_core.train_step import PAIR_TASKS, TrainState
@@ -15,20 +16,26 @@ MODEL_FOLDER, METRICS, CURVES = "model", "metrics.jsonl", "curves.png"
 
 
 def write_result(
-    plan: StagePlan, work: str, state: TrainState, examples: Manifest, facts: dict[str, Any]
+    plan: StagePlan,
+    work: str,
+    model: AlbertForPretraining,
+    state: TrainState,
+    examples: Manifest,
+    facts: dict[str, Any],
 ) -> str:
     """Write all of it, the manifest last; return the manifest's URI.
 
     Args:
         plan: of the run.
         work: folder for all results.
+        model: with the trained weights, whole.
         state: after the last update.
         examples: that it was trained on.
         facts: for the manifest, besides those that are told by ``state`` and ``examples``.
     """
     folder = plan.folder(work)
     tokenizer = read_vocabulary(plan.input_manifests["vocab"])
-    save_model_folder(state.model, tokenizer, storage.join(folder, MODEL_FOLDER))
+    save_model_folder(model, tokenizer, storage.join(folder, MODEL_FOLDER))
     lines = (json.dumps(point) + "\n" for point in _points(state))
     storage.write_bytes(storage.join(folder, METRICS), "".join(lines).encode())
     objective, unigram_nats = examples.facts["objective"], examples.facts["unigram_nats"]
@@ -37,7 +44,7 @@ def write_result(
     facts = {
         "step": state.step,
         "model_folder": MODEL_FOLDER,
-        "num_parameters": sum(p.numel() for p in state.model.parameters()),
+        "num_parameters": sum(p.numel() for p in model.parameters()),
         "objective": objective,
         "evaluations": state.evaluations,
         "skipped_steps": state.guard.num_skipped,

@@ -30,7 +30,7 @@ from _stage_runs import hardware
 RESULTS = Path(__file__).parent / "results" / "tracking.json"
 GOAL = 0.01
 LENGTH, BATCH_SIZE = 128, 16
-TEXT_BYTES = 2_000_000
+TEXT_BYTES = 10_000_000
 _HOST = "127.0.0.1"
 
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from albert_core.distributed import Ranks
 from albert_core.example_order import example_order
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer
+from albert_core.state_sharding import shard_state
 from albert_core.train_step import TrainState, train_step
 from albert_core.update_batch import UpdateBatch, UpdateSizes
 
@@ -24,9 +26,14 @@ def sizes_of(rows: Rows) -> UpdateSizes:
 
 
 def update_of(
-    rank: int, parts: list[list[list[int]]], examples: str, model: ModelSettings, folder: str
+    rank: int,
+    parts: list[list[list[int]]],
+    examples: str,
+    model: ModelSettings,
+    folder: str,
+    options: dict[str, Any],
 ) -> None:
-    """Do an update over places 0..7 of the order; the first rank saves its weights to ``folder``.
+    """Do updates over places 0..7 of the order; the first rank saves its weights to ``folder``.
 
     Args:
         rank: of this process.
@@ -34,22 +41,29 @@ def update_of(
         examples: manifest.
         model: its shape.
         folder: where ranks meet and the weights go.
+        options: optimizer, max_grad_norm, num_updates; shard: whether the state is cut.
     """
     if len(parts) > 1:
         torch.set_num_threads(1)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         meeting = f"file://{folder}/ranks"
         dist.init_process_group("gloo", meeting, rank=rank, world_size=len(parts))
+    ranks = Ranks(rank, len(parts), torch.device("cpu"))
     shards = ExampleShards(examples, "train")
     torch.manual_seed(1)
     network = AlbertForPretraining(model, shards.manifest.facts["vocab_size"]).double()
-    state = TrainState(model=network, optimizer=build_optimizer(network, "lamb", 0.01, 0.01))
+    if options.get("shard"):
+        shard_state(network, ranks)
+    optimizer = build_optimizer(network, options.get("optimizer", "lamb"), 0.01, 0.01)
+    state = TrainState(model=network, optimizer=optimizer)
+    settings = TrainingSettings(max_grad_norm=options.get("max_grad_norm", 1.0))
     order = example_order(0, NUM_EXAMPLES, len(shards), 1)
-    batch = UpdateBatch(
-        sizes=sizes_of(shards.rows(order)),
-        micro_batches=(shards.batch(order[places]) for places in parts[rank]),
-    )
-    ranks = Ranks(rank, len(parts), torch.device("cpu"))
-    update = train_step(state, batch, TrainingSettings(), ranks)
+    for _ in range(options.get("num_updates", 1)):
+        batch = UpdateBatch(
+            sizes=sizes_of(shards.rows(order)),
+            micro_batches=(shards.batch(order[places]) for places in parts[rank]),
+        )
+        update = train_step(state, batch, settings, ranks)
+    tensors = state.tensors()
     if rank == 0:
-        torch.save([network.state_dict(), update.metrics], Path(folder, "after.pt"))
+        torch.save([tensors["model"], update.metrics], Path(folder, "after.pt"))

@@ -89,9 +89,9 @@ def test_two_ranks_do_the_update_of_one_in_float64(examples: str, tmp_path: Path
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()
-    update_of(0, [[[0, 1, 2, 3, 4, 5, 6, 7]]], examples, MODEL, str(one))
+    update_of(0, [[[0, 1, 2, 3, 4, 5, 6, 7]]], examples, MODEL, str(one), {})
     parts = [[[0, 1, 2], [3, 4]], [[5], [6, 7]]]
-    spawn(update_of, (parts, examples, MODEL, str(two)), nprocs=2)
+    spawn(update_of, (parts, examples, MODEL, str(two), {}), nprocs=2)
     weights, metrics = torch.load(one / "after.pt")
     found_weights, found_metrics = torch.load(two / "after.pt")
     torch.testing.assert_close(found_weights, weights, rtol=1e-11, atol=1e-11)
