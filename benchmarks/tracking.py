@@ -29,7 +29,7 @@ from _stage_runs import hardware
 
 RESULTS = Path(__file__).parent / "results" / "tracking.json"
 GOAL = 0.01
-LENGTH, BATCH_SIZE = 128, 16
+LENGTH, BATCH_SIZE = 128, 4
 TEXT_BYTES = 10_000_000
 _HOST = "127.0.0.1"
 
@@ -149,7 +149,7 @@ def table(cases: dict[str, dict[str, float]]) -> str:
 def main() -> None:
     """Measure both; print a table and a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--num-steps", type=int, default=40, help="updates, of 16 x 128 pieces")
+    parser.add_argument("--num-steps", type=int, default=40, help="updates, of 4 x 128 pieces")
     parser.add_argument("--results", type=Path, default=RESULTS, help="JSON file to write")
     parser.add_argument("--train", help=argparse.SUPPRESS)
     parser.add_argument("--work", help=argparse.SUPPRESS)
