@@ -144,12 +144,10 @@ class RunLog:
                 f"{what}_share": seconds / totals.seconds for what, seconds in spent.items()
             }
             if expected.setup is not None:
-                devices, flops_per_s = expected.setup.devices, totals.num_flops / totals.seconds
-                last["speed_to_plan"] = devices.speed_to_plan(flops_per_s)
-                log.info(
-                    "pretraining: %s",
-                    devices.compared_with_plan(flops_per_s, totals.pieces_per_second),
-                )
+                setup, flops_per_s = expected.setup, totals.num_flops / totals.seconds
+                last["speed_to_plan"] = setup.speed_to_plan(flops_per_s)
+                compared = setup.compared_with_plan(flops_per_s, totals.pieces_per_second)
+                log.info("pretraining: %s", compared)
             self._tracked.log_metrics(state.step, last)
         if total := state.guard.total_skipped:
             reasons = ", ".join(f"{r} {n}" for r, n in state.guard.num_skipped.items() if n)
