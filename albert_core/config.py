@@ -156,28 +156,171 @@ class TrainingSettings(Settings):
         return self
 
 
-class FinetuningSettings(Settings):
-    """Fine-tuning on one downstream task. Source: paper Table 14, REFERENCE.md D.1 (CoLA)."""
+class TaskHyperparameters(Settings):
+    """Of fine-tuning on a task. What is absent is the paper's for that task: its Table 14.
 
-    task: Literal["cola", "sst-2"] = "cola"
-    num_steps: int = Field(default=5336, ge=1, description="optimizer updates")
-    batch_size: int = Field(default=16, ge=1)
-    learning_rate: float = Field(default=1e-5, gt=0, description="peak")
-    warmup_steps: int = Field(default=320, ge=0)
-    weight_decay: float = Field(default=0.01, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    max_seq_length: int = Field(default=512, ge=8, description="pieces, special ones included")
-    classifier_dropout_prob: float = Field(default=0.1, ge=0, lt=1)
-    evaluation_steps: int = Field(default=100, ge=1, description="updates between evaluations")
-    seed: int = Field(default=12345, ge=0)
+    See `hyperparameters.PAPER`, and `hyperparameters.DEFAULT` for a task that the paper has not.
+    """
+
+    num_steps: int | None = Field(default=None, ge=1, description="optimizer updates")
+    num_epochs: float | None = Field(default=None, gt=0, description="in place of num_steps")
+    batch_size: int | None = Field(default=None, ge=1)
+    learning_rate: float | None = Field(default=None, gt=0, description="peak")
+    warmup_steps: int | None = Field(
+        default=None, ge=0, description="absent: the paper's share of the updates"
+    )
+    encoder_dropout_prob: float | None = Field(
+        default=None, ge=0, lt=1, description="hidden and attention dropout of the encoder"
+    )
+    classifier_dropout_prob: float | None = Field(default=None, ge=0, lt=1)
+    max_seq_length: int | None = Field(
+        default=None,
+        ge=8,
+        description="pieces, special ones included; absent: the paper's, as far as the model "
+        "has positions",
+    )
+    evaluation_steps: int | None = Field(
+        default=None, ge=1, description="updates between evaluations on dev"
+    )
 
     @model_validator(mode="after")
-    def _warm_up_ends(self) -> Self:
-        if self.warmup_steps >= self.num_steps:
+    def _one_length(self) -> Self:
+        if self.num_steps and self.num_epochs:
+            raise ValueError("num_steps and num_epochs exclude each other: remove one")
+        if self.num_steps and (self.warmup_steps or 0) >= self.num_steps:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} must be below num_steps {self.num_steps}"
             )
         return self
+
+
+class SpanSettings(Settings):
+    """Questions answered by a span of a paragraph: SQuAD. Source: REFERENCE.md D.3."""
+
+    doc_stride: int = Field(
+        default=128, ge=1, description="pieces from the start of a window to that of the next"
+    )
+    max_query_length: int = Field(default=64, ge=1, description="pieces kept of a question")
+    n_best: int = Field(
+        default=20, ge=1, description="starts and ends looked at in a window; answers kept"
+    )
+    max_answer_length: int = Field(default=30, ge=1, description="pieces")
+    answer_head: Literal["answerability", "simple"] = Field(
+        default="answerability",
+        description="where questions may have no answer: the reference's head, which has an output "
+        "for that, or one that points at [CLS], as BERT's does",
+    )
+
+
+class FinetuningSettings(TaskHyperparameters):
+    """Fine-tuning on downstream tasks: what all have in common, and what one has of its own."""
+
+    optimizer: Literal["adamw", "lamb"] = "adamw"
+    schedule: Schedule = "linear"
+    weight_decay: float = Field(default=0.01, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="of the matrix products; weights stay float32"
+    )
+    patience: int = Field(
+        default=0,
+        ge=0,
+        description="evaluations in a row without a better score after which it ends; 0: never",
+    )
+    micro_batch_pieces: int = Field(
+        default=16_384, ge=8, description="pieces in one forward pass; larger batches are cut"
+    )
+    spans: SpanSettings = SpanSettings()
+    checkpoint_steps: int = Field(default=500, ge=1, description="updates between checkpoints")
+    per_task: dict[str, TaskHyperparameters] = Field(
+        default_factory=dict, description="by the task's name; goes before what all have in common"
+    )
+
+    def of_task(self, task: str) -> dict[str, Any]:
+        """What a fine-tuning on ``task`` depends on, but for the number of its micro-batches."""
+        how_not_what = {"checkpoint_steps", "per_task"}
+        own = self.per_task.get(task, TaskHyperparameters()).model_dump(exclude_none=True)
+        return self.model_dump(exclude=how_not_what) | own
+
+
+class OwnTaskSettings(Settings):
+    """A task of the user's: files of one or two texts a row, with a label or a score."""
+
+    name: str = Field(
+        pattern="^[a-z0-9][a-z0-9._-]*$", description="small letters, digits, '.', '_', '-'"
+    )
+    train: str = Field(min_length=1, description="URI of a .tsv, .csv, .jsonl or .parquet file")
+    dev: str = Field(min_length=1, description="URI of such a file")
+    test: str = Field(default="", description="URI of such a file, which needs no labels")
+    text_columns: list[str] = Field(min_length=1, max_length=2, description="one, or a pair's two")
+    label_column: str = Field(default="label", min_length=1, description="of a label or a number")
+    kind: Literal["classification", "regression"] = "classification"
+    labels: list[str] = Field(
+        default=[], description="in order, as the files write them; empty: those found in train"
+    )
+    metric: Literal["accuracy", "f1", "matthews", "pearson", "spearman"] | None = Field(
+        default=None,
+        description="models are compared by it: without it, accuracy of labels, pearson of scores; "
+        "f1 is that of the second of two labels",
+    )
+
+    @property
+    def key_metric(self) -> str:
+        """The metric that models are compared by."""
+        return self.metric or _METRICS_OF[self.kind][0]
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Self:
+        if self.key_metric not in _METRICS_OF[self.kind]:
+            raise ValueError(
+                f"metric {self.metric!r} is none of {self.kind}, which has "
+                f"{', '.join(_METRICS_OF[self.kind])}"
+            )
+        if self.labels and self.kind == "regression":
+            raise ValueError("regression has no labels; remove them, or set kind")
+        if self.labels and (len(self.labels) < 2 or len(set(self.labels)) < len(self.labels)):
+            raise ValueError(f"labels {self.labels} must be at least two different ones")
+        return self
+
+
+_METRICS_OF = {
+    "classification": ("accuracy", "f1", "matthews"),
+    "regression": ("pearson", "spearman"),
+}
+
+
+class EvaluationSettings(Settings):
+    """Which downstream tasks a model is evaluated on, and how often."""
+
+    task_folder: str = Field(
+        default="", description="URI of the public files, as they are distributed; empty: none"
+    )
+    tasks: list[str] = Field(default=[], description="by name; empty: all that are there")
+    num_seeds: int = Field(
+        default=5, ge=1, description="fine-tunings of each task, of which the median counts"
+    )
+    seed: int = Field(default=12345, ge=0, description="the seeds are derived from")
+    own_tasks: list[OwnTaskSettings] = Field(
+        default=[], description="tasks of your own, a table each"
+    )
+    from_mnli: list[str] = Field(
+        default=[],
+        description="tasks that start from a model fine-tuned on MNLI; the paper: rte, sts-b, mrpc",
+    )
+
+
+PublishedRow = Literal[
+    "base", "large", "xlarge", "xxlarge", "bert-base", "bert-large", "base-v2", "xxlarge-1.5m"
+]
+"""A row of `published_scores.PUBLISHED`."""
+
+
+class ScoringSettings(Settings):
+    """How the scores of all tasks are laid out."""
+
+    published: list[PublishedRow] = Field(
+        default_factory=list, description="rows of the paper and its release to lay beside"
+    )
 
 
 class RegistrySettings(Settings):

@@ -1,12 +1,17 @@
 """Scores, each with the 95 % interval that says how far to trust it."""
 
+import math
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import f1_score, matthews_corrcoef
 
 from albert_core.contract.errors import ShapeError
 from albert_core.contract.seeds import random_uniform
@@ -57,38 +62,47 @@ def ratio_interval(totals: Array, counts: Array) -> Estimate:
     return Estimate(value=float(ratio), low=float(ratio - reach), high=float(ratio + reach))
 
 
-def bootstrap_interval(metric: Metric, labels: Array, predictions: Array, seed: int) -> Estimate:
-    """Return ``metric(labels, predictions)`` with its percentile bootstrap interval.
+def bootstrap_interval(
+    scorer: Callable[[NDArray[np.int64]], float], num_examples: int, seed: int
+) -> Estimate:
+    """Return the score of all examples with its percentile bootstrap interval.
 
     Args:
-        metric: a score of paired labels and predictions.
-        labels: (N,), N at least 1, the examples independent of each other.
-        predictions: (N,), of the same examples in the same order.
+        scorer: the score of some of the examples: their numbers (M,), repeats allowed, -> score.
+            It is called 1,001 times.
+        num_examples: N, at least 1; the examples independent of each other.
         seed: of the resamples; the same seed gives the same interval on every machine.
 
     Raises:
-        ShapeError: labels and predictions are not both (N,).
+        ShapeError: there is no example.
 
     Source: Efron 1979, "Bootstrap methods: another look at the jackknife".
     """
-    if labels.ndim != 1 or labels.shape != predictions.shape or not len(labels):
-        raise ShapeError(
-            f"labels {labels.shape} and predictions {predictions.shape} must both be (N,), "
-            "with N at least 1"
-        )
-    size = len(labels)
+    if num_examples < 1:
+        raise ShapeError(f"the score of {num_examples} examples has no interval; give at least 1")
     scores = np.empty(NUM_RESAMPLES)
     for resample in range(NUM_RESAMPLES):
-        draws = random_uniform(seed, np.arange(resample * size, (resample + 1) * size))
-        rows = (draws * size).astype(np.int64)
-        scores[resample] = metric(labels[rows], predictions[rows])
+        counters = np.arange(resample * num_examples, (resample + 1) * num_examples)
+        rows = (random_uniform(seed, counters) * num_examples).astype(np.int64)
+        scores[resample] = scorer(rows)
     low, high = np.quantile(scores, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Estimate(value=float(metric(labels, predictions)), low=float(low), high=float(high))
+    value = scorer(np.arange(num_examples))
+    return Estimate(value=float(value), low=float(low), high=float(high))
 
 
 def accuracy(labels: Array, predictions: Array) -> float:
     """Return the share of predictions that are right, 0..1."""
     return float((labels == predictions).mean())
+
+
+def f1(labels: Array, predictions: Array) -> float:
+    """Return the F1 of class 1, of integer classes from 0; 0..1.
+
+    It is 0 when no example of class 1 is predicted as such.
+    """
+    cells = _cells(labels, predictions)
+    is_positive = [cells.labels == 1, cells.predictions == 1]
+    return float(f1_score(*is_positive, sample_weight=cells.counts, zero_division=0.0))
 
 
 def matthews(labels: Array, predictions: Array) -> float:
@@ -99,14 +113,68 @@ def matthews(labels: Array, predictions: Array) -> float:
     Source: Gorodkin 2004, "Comparing two K-category assignments by a K-category correlation
     coefficient"; the metric of CoLA in Warstadt et al. 2019.
     """
-    num_classes = 1 + int(max(labels.max(), predictions.max()))
-    cells = np.bincount(labels * num_classes + predictions, minlength=num_classes**2)
-    table = cells.reshape(num_classes, num_classes).astype(np.float64)
-    of_label, of_prediction, total = table.sum(axis=1), table.sum(axis=0), table.sum()
-    spread = (total**2 - of_label @ of_label) * (total**2 - of_prediction @ of_prediction)
-    if spread == 0:
+    cells = _cells(labels, predictions)
+    if _is_constant(cells.labels) or _is_constant(cells.predictions):
         return 0.0
-    return float((np.trace(table) * total - of_label @ of_prediction) / spread**0.5)
+    return float(matthews_corrcoef(cells.labels, cells.predictions, sample_weight=cells.counts))
 
 
-METRICS: dict[str, Metric] = {"accuracy": accuracy, "matthews": matthews}
+def pearson(labels: Array, predictions: Array) -> float:
+    """Return Pearson's correlation of numbers, -1..1; 0 when either are all the same."""
+    return _correlation(pearsonr, labels, predictions)
+
+
+def spearman(labels: Array, predictions: Array) -> float:
+    """Return Spearman's rank correlation of numbers, -1..1; 0 when either are all the same."""
+    return _correlation(spearmanr, labels, predictions)
+
+
+def mse(labels: Array, predictions: Array) -> float:
+    """Return the mean squared error of numbers."""
+    return float(np.square(labels - predictions).mean())
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "matthews": matthews,
+    "pearson": pearson,
+    "spearman": spearman,
+    "mse": mse,
+}
+"""By name; of all but "mse" the higher is the better."""
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """The cells of a table of label by prediction in which there are examples."""
+
+    labels: Array
+    predictions: Array
+    counts: Array
+
+
+def _cells(labels: Array, predictions: Array) -> _Cells:
+    """Return the table's cells.
+
+    Of scikit-learn's scores the same comes out as of the examples themselves, a hundred times
+    sooner where they are many; a bootstrap asks a thousand times.
+    """
+    num_classes = 1 + int(max(labels.max(), predictions.max()))
+    counts = np.bincount(labels * num_classes + predictions)
+    filled = np.flatnonzero(counts)
+    return _Cells(filled // num_classes, filled % num_classes, counts[filled])
+
+
+def _correlation(function: Callable[..., Any], labels: Array, predictions: Array) -> float:
+    if _is_constant(labels) or _is_constant(predictions):
+        return 0.0
+    with warnings.catch_warnings():
+        # SciPy says so of numbers that are almost the same; whoever asks gets a number.
+        warnings.simplefilter("ignore")
+        value = float(function(labels, predictions).statistic)
+    return value if math.isfinite(value) else 0.0
+
+
+def _is_constant(values: Array) -> bool:
+    return bool((values == values[0]).all())

@@ -38,6 +38,7 @@ from albert_core.contract import storage
 EXPERIMENT = "albert"
 RUN_ID = "mlflow_run_id"
 """File in a stage's folder that says which MLflow run is its own."""
+PARENT_TAG = "mlflow.parentRunId"
 TRACKING_URI = "MLFLOW_TRACKING_URI"
 OPENING_SECONDS = 30.0
 """How long to wait for the id of a run."""
@@ -195,6 +196,14 @@ class TrackedRun:
     def log_artifact(self, uri: str, artifact_folder: str | None = None) -> None:
         """Log the file or folder at ``uri`` below ``artifact_folder`` of the run's files."""
         self._calls.put(lambda client, run_id: upload(client, run_id, uri, artifact_folder))
+
+    def adopt(self, run_id: str) -> None:
+        """Make the run ``run_id`` a child of this one: MLflow's pages show it nested."""
+
+        def call(client: MlflowClient, own: str) -> None:
+            client.set_tag(run_id, PARENT_TAG, own)
+
+        self._calls.put(call)
 
     def __enter__(self) -> Self:
         """Return the run."""

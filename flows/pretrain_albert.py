@@ -69,9 +69,9 @@ def pretrain(run: RecipeRun, examples: str) -> str:
 @stage_task("champion")
 def champion_folder(run: RecipeRun) -> str | None:
     """Return the folder of the model to beat, to be scored on the same task; None if none is."""
-    from albert_core import registry
+    from albert_core import model_versions
 
-    return registry.champion_folder(run.recipe.registry.model_name, run.work)
+    return model_versions.champion_folder(run.recipe.registry.model_name, run.work)
 
 
 @stage_task("register")

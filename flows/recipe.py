@@ -9,6 +9,7 @@ from typing import Any, Self, TypeGuard
 from pydantic import BaseModel, Field, model_validator
 
 from albert_core.config import (
+    EvaluationSettings,
     FinetuningSettings,
     ModelSettings,
     RegistrySettings,
@@ -44,6 +45,7 @@ class Recipe(Settings):
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
     finetuning: FinetuningSettings = FinetuningSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
     registry: RegistrySettings = RegistrySettings()
 
     @model_validator(mode="after")
@@ -52,7 +54,7 @@ class Recipe(Settings):
             ("examples", self.examples.max_seq_length),
             ("finetuning", self.finetuning.max_seq_length),
         ):
-            if length > self.model.max_position_embeddings:
+            if length is not None and length > self.model.max_position_embeddings:
                 raise ConfigError(
                     f"{section}.max_seq_length is {length}, but model.max_position_embeddings is "
                     f"only {self.model.max_position_embeddings}: shorten the one or raise the other"
@@ -175,6 +177,7 @@ _ADDRESSES = {
     "cleaning": ("known_corpora", "test_texts", "excluded_ids"),
     "vocabulary": ("model",),
     "training": ("continue_from", "initial_model"),
+    "evaluation": ("task_folder",),
 }
 """Settings that are paths or URIs, by section."""
 

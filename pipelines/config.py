@@ -8,6 +8,9 @@ from albert_core.contract.records import MAX_VOCAB_SIZE, NUM_SPECIAL, NUM_SPECIA
 from albert_core.contract.settings import Settings
 
 INSTALLED_PYTHON = "installed-python"
+OVERLAP_WORDS = 13
+"""Words in a row that a text shares with a test text if it was made of it. Source: Brown et al.
+2020, "Language models are few-shot learners", appendix C."""
 GOOGLE_MAX_PREDICTIONS = 20
 """Of the reference implementation at every length. Source: REFERENCE.md B.7."""
 
@@ -224,3 +227,11 @@ class TaskSettings(Settings):
     min_words: int = Field(default=5, ge=3, description="words in the shortest sentence used")
     max_words: int = Field(default=30, ge=3, description="words in the longest sentence used")
     seed: int = Field(default=12345, ge=0)
+
+
+class ContaminationSettings(Settings):
+    """Which share of the downstream examples the corpus has seen."""
+
+    ngram_words: int = Field(
+        default=OVERLAP_WORDS, ge=2, description="words in a row that make an overlap"
+    )

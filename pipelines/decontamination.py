@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_core.contract.errors import SourceError
+from pipelines.config import OVERLAP_WORDS
 from pipelines.word_hashes import batches, find_words, hash_ngrams, hash_words
 
 UInt64s = NDArray[np.uint64]
 Ints = NDArray[np.int64]
 
-OVERLAP_WORDS = 13
 _FILTER_SLOTS = 16
 """Slots of the filter for each n-gram: one in 16 others passes it."""
 
@@ -92,6 +92,23 @@ def find_overlaps(
     """
     known = test_ngrams if isinstance(test_ngrams, TestNgrams) else TestNgrams.of(test_ngrams)
     return [overlap for batch in batches(texts) for overlap in _find_overlaps(batch, known, n)]
+
+
+def shared_ngrams(texts: Sequence[str], known: TestNgrams, n: int = OVERLAP_WORDS) -> UInt64s:
+    """Return those of ``known`` that stand in one of the texts: uint64, ascending, each once.
+
+    Args:
+        texts: D texts.
+        known: of ``ngram_hashes`` with the same n.
+        n: words in an n-gram.
+    """
+    found = [np.empty(0, np.uint64)]
+    for batch in batches(texts):
+        words, offsets = hash_words(batch)
+        ngrams = hash_ngrams(words, n)
+        positions = known.positions_in(ngrams)
+        found.append(ngrams[positions[_within_a_text(len(ngrams), offsets, n)[positions]]])
+    return np.unique(np.concatenate(found))
 
 
 def test_strings(name: str, content: bytes) -> list[str]:

@@ -26,7 +26,13 @@ from pipelines.deduplication import (
     partition_hashes,
     repeated_rows,
 )
-from pipelines.near_duplicates import band_hashes, bands_for, least_estimate, similarity_of
+from pipelines.near_duplicates import (
+    NUM_BINS,
+    band_hashes,
+    bands_for,
+    least_estimate,
+    similarity_of,
+)
 
 CONTENT, ID, BAND = range(3)
 """What a hash is of: a document's words, its id, or a band of its signature."""
@@ -225,7 +231,7 @@ def _if_there(uri: str) -> str:
 
 def _signatures(table: pa.Table) -> NDArray[np.uint32]:
     column = table["signature"].combine_chunks()
-    return column.flatten().to_numpy().reshape(len(column), -1)
+    return column.flatten().to_numpy().reshape(-1, NUM_BINS)
 
 
 def _digest(text: str) -> bytes:

@@ -24,7 +24,8 @@ def test_a_flow_is_read_without_the_heavy_libraries(module: str) -> None:
 
 
 def test_text_stages_are_read_without_torch() -> None:
-    assert loaded_by("pipelines.make_examples") & (HEAVY - {"apache_beam"}) == set()
+    modules = "pipelines.make_examples, pipelines.contamination"
+    assert loaded_by(modules) & (HEAVY - {"apache_beam"}) == set()
 
 
 def test_the_contract_is_read_without_the_heavy_libraries() -> None:

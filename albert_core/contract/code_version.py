@@ -22,7 +22,7 @@ def code_digest(module: str) -> str:
     corpus; nor do the modules of `HOW_NOT_WHAT`.
     """
     digest = hashlib.sha256()
-    for name, source in sorted(_reachable(module).items()):
+    for name, source in sorted(reachable_sources(module).items()):
         digest.update(f"{name}\n{_meaning(source)}\n".encode())
     return digest.hexdigest()[:16]
 
@@ -41,7 +41,8 @@ def library_versions(*names: str) -> dict[str, str]:
     return found
 
 
-def _reachable(module: str) -> dict[str, str]:
+def reachable_sources(module: str) -> dict[str, str]:
+    """Return the source of ``module`` and of every project module it reaches, by name."""
     sources: dict[str, str] = {}
     queue = [module]
     while queue:

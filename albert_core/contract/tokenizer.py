@@ -205,11 +205,11 @@ class Tokenizer:
         encoded: list[list[int]] = self.processor.encode(words, num_threads=1)
         if not self.split_digit_commas:
             return encoded
-        split = self._digit_commas
+        split = self.digit_commas
         return [[part for piece in ids for part in split.get(piece, (piece,))] for ids in encoded]
 
     @cached_property
-    def _digit_commas(self) -> dict[int, list[int]]:
+    def digit_commas(self) -> dict[int, list[int]]:
         """Each piece that ends in a digit and a comma -> what the reference makes of it.
 
         What stands before the comma is split again as a text of its own, so that a piece from

@@ -1,158 +1,179 @@
-"""GLUE's single-sentence tasks: CoLA and SST-2, as GLUE's own folders lay them out.
+"""Reads GLUE's files.
 
-A field ends at a tab and a row at a line feed; quotation marks mean nothing.
-
-Source: REFERENCE.md D.2 (`ColaProcessor` and `Sst2Processor` of the reference).
+A field ends at a tab and a row at a line feed; quotation marks mean nothing. Columns are found by
+their names in the header; a labelled file without one (CoLA's) has GLUE's columns in order. An
+example's id is its number in the index column, else its row, counted from 0.
 """
 
-from collections.abc import Iterator
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from albert_core.contract import storage
 from albert_core.contract.errors import TaskError
+from albert_core.tasks.examples import Split, Task, TextExamples
+from albert_core.tasks.glue_files import GlueTask, Table
+from albert_core.tasks.targets import are_hidden, targets_of
+from albert_core.tasks.text_lines import read_lines
 
-Split = Literal["train", "dev"]
+SHORT_ROW, LONG_ROW = "short_row", "long_row"
+"""Why a row is skipped: fewer or more fields than the header."""
+_INDICES = ("index", "id")
+_PAIR_IDS = ("#1 ID", "#2 ID")
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What a task's files look like and how it is scored."""
-
-    name: str
-    """As `finetuning.task` says it."""
-    folder: str
-    """Name of its folder, as GLUE has it."""
-    columns: tuple[str, ...]
-    """Columns of train.tsv and dev.tsv, two of them named "sentence" and "label"."""
-    has_header: bool
-    labels: tuple[str, ...]
-    """As the files write them; a label's index is what the model predicts."""
-    metric: str
-    """The key metric, by which models are compared; a name in `metrics.METRICS`."""
+Row = tuple[int, list[str]]
+"""Its line, from 1, and its fields."""
 
 
-@dataclass(frozen=True)
-class LabelledTexts:
-    """One split of a task, in the order of its file."""
-
-    texts: list[str]
-    """N texts."""
-    labels: NDArray[np.int64]
-    """(N,), indices into `Task.labels`."""
-
-    def __len__(self) -> int:
-        """Return N."""
-        return len(self.texts)
-
-
-TASKS = {
-    task.name: task
-    for task in (
-        Task(
-            name="cola",
-            folder="CoLA",
-            columns=("source", "label", "author_mark", "sentence"),
-            has_header=False,
-            labels=("0", "1"),
-            metric="matthews",
-        ),
-        Task(
-            name="sst-2",
-            folder="SST-2",
-            columns=("sentence", "label"),
-            has_header=True,
-            labels=("0", "1"),
-            metric="accuracy",
-        ),
-    )
-}
-
-
-def split_uri(task: Task, task_folder: str, split: Split) -> str:
-    """Return the URI of the file of ``split``.
+def read_glue(glue_task: GlueTask, uris: Sequence[str], split: Split) -> TextExamples:
+    """Return the examples of one split, in the order of the file.
 
     Args:
-        task: whose file.
-        task_folder: GLUE's folder, or the task's own folder in it.
-        split: which file.
+        glue_task: whose they are.
+        uris: the file; and the file of the dev set's pairs, if it is one of Microsoft's.
+        split: of a table for several, the part; files of "test" need no labels.
 
     Raises:
-        TaskError: there is none.
+        TaskError: a file is missing, has no rows, or has a malformed one; naming its line.
     """
-    places = [
-        storage.join(task_folder, task.folder, f"{split}.tsv"),
-        storage.join(task_folder, f"{split}.tsv"),
-    ]
-    for uri in places:
-        if storage.exists(uri):
-            return uri
-    raise TaskError(
-        f"{places[0]} is missing: the task {task.name!r} needs {task.folder}/train.tsv and "
-        f"{task.folder}/dev.tsv, as GLUE lays them out, with the columns {_columns(task)}. "
-        "Set task_folder to the folder that holds them."
-    )
+    table = _table_of(glue_task, uris, split)
+    content = _Content(glue_task, table, uris[0], split)
+    rows: Iterator[Row] = content.rows()
+    if len(uris) > 1:
+        rows = content.part(rows, uris[1])
+    examples = content.examples(rows)
+    for reason, number in content.skipped.items():
+        log.warning("%s: %d rows skipped (%s)", uris[0], number, reason)
+    return examples
 
 
-def read_split(task: Task, task_folder: str, split: Split) -> LabelledTexts:
-    """Return the texts and labels of ``split``, in the order of the file.
-
-    Raises:
-        TaskError: the file is missing, has no rows, or has a malformed one; naming its line.
-    """
-    uri = split_uri(task, task_folder, split)
-    rows = [_read_row(task, uri, number, line) for number, line in _lines(task, uri)]
-    if not rows:
-        raise TaskError(f"{uri} has no rows; expected lines of {_columns(task)}.")
-    texts, labels = zip(*rows, strict=True)
-    return LabelledTexts(list(texts), np.array(labels, dtype=np.int64))
+def _table_of(glue_task: GlueTask, uris: Sequence[str], split: Split) -> Table:
+    """Return the table with these files' names; the usual one if they are called otherwise."""
+    if split not in glue_task.tables:
+        raise TaskError(
+            f"{uris[0]}: task {glue_task.task.name!r} has no {split} split; it has "
+            f"{', '.join(glue_task.tables)}."
+        )
+    names = tuple(uri.rpartition("/")[2] for uri in uris)
+    tables = glue_task.tables[split]
+    return next((table for table in tables if table.names == names), tables[0])
 
 
-def _lines(task: Task, uri: str) -> Iterator[tuple[int, str]]:
-    """Yield the numbers, from 1, and the lines of the rows; the header is checked, not yielded."""
-    content = storage.read_bytes(uri).removesuffix(b"\n")
-    for number, line in enumerate(content.split(b"\n") if content else [], start=1):
-        try:
-            text = line.decode("utf-8").removesuffix("\r")
-        except UnicodeDecodeError as error:
+@dataclass
+class _Content:
+    """One file, and where in its rows what stands."""
+
+    glue_task: GlueTask
+    table: Table
+    uri: str
+    split: Split
+
+    def __post_init__(self) -> None:
+        self.skipped: Counter[str] = Counter()
+        self.lines = read_lines(self.uri)
+        if not self.lines:
+            raise TaskError(f"{self.uri} has no rows; expected lines of {self._expected}.")
+        found = tuple(self.lines[0].split("\t"))
+        self.has_header = set(self._needed) <= set(found)
+        if not self.has_header and (self.split == "test" or len(found) != len(self.table.columns)):
             raise TaskError(
-                f"{uri}, line {number}: not UTF-8 ({error.reason} at byte {error.start} of the "
-                "line). Convert the file to UTF-8."
-            ) from None
-        if task.has_header and number == 1:
-            _check_header(task, uri, text)
-        else:
-            yield number, text
+                f"{self.uri}, line 1: found {self.lines[0][:80]!r}, expected the header "
+                f"{self._expected}. Use the file of GLUE's {self.glue_task.folder_names[0]}."
+            )
+        self.columns = found if self.has_header else self.table.columns
 
+    @property
+    def task(self) -> Task:
+        return self.glue_task.task
 
-def _check_header(task: Task, uri: str, line: str) -> None:
-    if tuple(line.split("\t")) != task.columns:
-        raise TaskError(
-            f"{uri}, line 1: found {line[:80]!r}, expected the header {_columns(task)}. Use the "
-            f"file of GLUE's {task.folder}."
+    @property
+    def _needed(self) -> tuple[str, ...]:
+        """Columns without which the first line is no header."""
+        return self.table.texts if self.split == "test" else (*self.table.texts, self.table.label)
+
+    @property
+    def _expected(self) -> str:
+        return "<tab>".join(self.table.columns)
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows with as many fields as there are columns; others are errors or counted."""
+        num_columns = len(self.columns)
+        first = 1 if self.has_header else 0
+        for number, line in enumerate(self.lines[first:], start=first + 1):
+            fields = line.split("\t")
+            if len(fields) == num_columns:
+                yield number, fields
+            elif self.glue_task.skips_odd_rows:
+                self.skipped[SHORT_ROW if len(fields) < num_columns else LONG_ROW] += 1
+            else:
+                raise TaskError(
+                    f"{self.uri}, line {number}: {len(fields)} tab-separated fields, expected "
+                    f"{num_columns}: {'<tab>'.join(self.columns)}. Correct or remove the line."
+                )
+
+    def part(self, rows: Iterator[Row], pairs_uri: str) -> Iterator[Row]:
+        """Yield the rows of dev, which are those with pairs of that file, or else the others."""
+        dev_pairs = _read_pairs(pairs_uri)
+        first, second = (self.columns.index(name) for name in _PAIR_IDS)
+        found = set()
+        for number, fields in rows:
+            pair = (fields[first], fields[second])
+            found.add(pair)
+            if (pair in dev_pairs) == (self.split == "dev"):
+                yield number, fields
+        if absent := sorted(dev_pairs - found):
+            raise TaskError(
+                f"{pairs_uri}: {len(absent)} of its {len(dev_pairs)} pairs, such as "
+                f"{' '.join(absent[0])}, are not in {self.uri}. Use the two files of one release."
+            )
+
+    def examples(self, rows: Iterator[Row]) -> TextExamples:
+        """Return ``rows`` as examples."""
+        index_of = self.columns.index
+        text_at = [index_of(name) for name in self.table.texts]
+        label_at = index_of(self.table.label) if self.table.label in self.columns else None
+        id_at = next((index_of(name) for name in _INDICES if name in self.columns), None)
+        first_line = 2 if self.has_header else 1
+        ids, lines, labels = [], [], []
+        texts: list[list[str]] = [[] for _ in text_at]
+        for number, fields in rows:
+            ids.append(str(number - first_line) if id_at is None else fields[id_at])
+            lines.append(number)
+            for column, at in zip(texts, text_at, strict=True):
+                column.append(fields[at])
+            if label_at is not None:
+                labels.append(fields[label_at])
+        self._check_texts(texts, lines)
+        hidden = label_at is None or (self.split == "test" and are_hidden(labels))
+        return TextExamples(
+            ids=ids,
+            texts_a=texts[0],
+            texts_b=texts[1] if len(texts) > 1 else None,
+            targets=None if hidden else targets_of(self.task, labels, lines, self.uri),
+            skipped=dict(self.skipped),
         )
 
-
-def _read_row(task: Task, uri: str, number: int, line: str) -> tuple[str, int]:
-    fields = line.split("\t")
-    if len(fields) != len(task.columns):
-        raise TaskError(
-            f"{uri}, line {number}: {len(fields)} tab-separated fields, expected "
-            f"{len(task.columns)}: {_columns(task)}. Correct or remove the line."
-        )
-    row = dict(zip(task.columns, fields, strict=True))
-    if row["label"] not in task.labels:
-        raise TaskError(
-            f"{uri}, line {number}: label {row['label']!r}, expected one of "
-            f"{', '.join(task.labels)}. Correct or remove the line."
-        )
-    if not row["sentence"].strip():
-        raise TaskError(f"{uri}, line {number}: the sentence is empty. Remove the line.")
-    return row["sentence"], task.labels.index(row["label"])
+    def _check_texts(self, texts: list[list[str]], lines: list[int]) -> None:
+        if not lines:
+            raise TaskError(f"{self.uri} has no rows; expected lines of {self._expected}.")
+        # Of a pair one may be empty: QQP has some such questions.
+        for line, of_row in zip(lines, zip(*texts, strict=True), strict=True):
+            if not any(map(str.strip, of_row)):
+                what = "sentence is" if len(of_row) == 1 else "sentences are"
+                raise TaskError(f"{self.uri}, line {line}: the {what} empty. Remove the line.")
 
 
-def _columns(task: Task) -> str:
-    return "<tab>".join(task.columns)
+def _read_pairs(uri: str) -> set[tuple[str, str]]:
+    """Return the pairs of ids in Microsoft's list of the dev set."""
+    pairs = set()
+    for number, line in enumerate(read_lines(uri), start=1):
+        first, *others = line.split("\t")
+        if len(others) != 1:
+            raise TaskError(
+                f"{uri}, line {number}: {len(others) + 1} tab-separated fields, expected 2 ids. "
+                "Correct or remove the line."
+            )
+        pairs.add((first, others[0]))
+    return pairs

@@ -1,6 +1,8 @@
 """Scores and their intervals."""
 
+import time
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,15 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
-from sklearn.metrics import accuracy_score, matthews_corrcoef
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from albert_core.contract.errors import ShapeError
 from albert_core.metrics import (
+    METRICS,
+    Array,
     Estimate,
+    Metric,
     accuracy,
     bootstrap_interval,
+    f1,
     matthews,
+    mse,
+    pearson,
     ratio_interval,
+    spearman,
 )
 
 LABELS = np.array([0, 0, 0, 1, 1, 1, 1, 0] * 20)
@@ -54,17 +63,23 @@ def test_a_ratio_to_nothing_is_refused(counts: NDArray[np.float64]) -> None:
         ratio_interval(np.ones(2), counts)
 
 
+def score_of(metric: Metric, labels: Array, predictions: Array, rows: NDArray[np.int64]) -> float:
+    return metric(labels[rows], predictions[rows])
+
+
+def interval_of(metric: Metric, seed: int) -> Estimate:
+    return bootstrap_interval(partial(score_of, metric, LABELS, PREDICTIONS), len(LABELS), seed)
+
+
 def test_the_bootstrap_interval_is_the_same_for_the_same_seed_only() -> None:
-    first, again, other = (
-        bootstrap_interval(matthews, LABELS, PREDICTIONS, seed) for seed in (7, 7, 8)
-    )
+    first, again, other = (interval_of(matthews, seed) for seed in (7, 7, 8))
     assert first == again
     assert first != other
     assert first.low < first.value < first.high
 
 
 def test_the_bootstrap_interval_of_a_share_is_near_wilsons() -> None:
-    bootstrap = bootstrap_interval(accuracy, LABELS, PREDICTIONS, seed=1)
+    bootstrap = interval_of(accuracy, seed=1)
     right = stats.binomtest(int((LABELS == PREDICTIONS).sum()), len(LABELS))
     wilson = right.proportion_ci(method="wilson")
     assert bootstrap.value == right.statistic
@@ -72,24 +87,81 @@ def test_the_bootstrap_interval_of_a_share_is_near_wilsons() -> None:
     assert bootstrap.high == pytest.approx(wilson.high, abs=0.02)
 
 
-def test_labels_and_predictions_of_different_lengths_are_refused() -> None:
-    with pytest.raises(ShapeError, match=r"\(160,\)"):
-        bootstrap_interval(accuracy, LABELS, PREDICTIONS[:3], seed=1)
+def test_the_bootstrap_draws_as_many_examples_as_there_are_and_repeats_some() -> None:
+    drawn: list[NDArray[np.int64]] = []
+
+    def score(rows: NDArray[np.int64]) -> float:
+        drawn.append(rows)
+        return float(rows.mean())
+
+    bootstrap_interval(score, 50, seed=3)
+    assert len(drawn) == 1001
+    assert all(len(rows) == 50 and rows.min() >= 0 and rows.max() < 50 for rows in drawn)
+    assert drawn[-1].tolist() == list(range(50))
+    assert len(set(drawn[0].tolist())) < 50
+    assert np.bincount(np.concatenate(drawn)).min() > 800
 
 
-def test_a_constant_prediction_has_matthews_0() -> None:
-    assert matthews(LABELS, np.zeros_like(LABELS)) == 0.0
-    assert matthews(np.ones(3, np.int64), np.ones(3, np.int64)) == 0.0
+def test_no_example_has_no_interval() -> None:
+    with pytest.raises(ShapeError, match="at least 1"):
+        bootstrap_interval(lambda rows: 0.0, 0, seed=1)
+
+
+@pytest.mark.parametrize("metric", [f1, matthews, pearson, spearman])
+@pytest.mark.parametrize(
+    ("labels", "predictions"), [(LABELS, 0 * LABELS), (0 * LABELS, LABELS), (0 * LABELS,) * 2]
+)
+def test_constant_predictions_or_labels_score_0_without_a_warning(
+    metric: Metric, labels: NDArray[np.int64], predictions: NDArray[np.int64]
+) -> None:
+    assert metric(labels, predictions) == 0.0
+    assert metric(labels[:1], predictions[:1]) == 0.0
+
+
+def test_all_examples_of_one_class_rightly_found_have_f1_1_and_matthews_0() -> None:
+    ones = np.ones(3, np.int64)
+    assert f1(ones, ones) == 1.0
+    assert matthews(ones, ones) == 0.0
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30))
-def test_scores_are_those_of_scikit_learn(pairs: list[tuple[int, int]]) -> None:
+def test_scores_of_classes_are_those_of_scikit_learn(pairs: list[tuple[int, int]]) -> None:
     labels, predictions = np.array(pairs).T
     assert accuracy(labels, predictions) == pytest.approx(accuracy_score(labels, predictions))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scikit-learn says it when there is one class only
         expected = matthews_corrcoef(labels, predictions)
+        expected_f1 = f1_score(labels == 1, predictions == 1, zero_division=0.0)
     assert matthews(labels, predictions) == pytest.approx(expected, abs=1e-12)
+    assert f1(labels, predictions) == pytest.approx(expected_f1, abs=1e-12)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.5, 1.0, 4.75]), st.floats(0, 5, width=32)),
+        min_size=2,
+        max_size=30,
+    )
+)
+def test_scores_of_numbers_are_those_of_numpy_and_ranks(pairs: list[tuple[float, float]]) -> None:
+    labels, predictions = np.array(pairs).T
+    assert mse(labels, predictions) == pytest.approx(((labels - predictions) ** 2).mean())
+    ranks = [stats.rankdata(values) for values in (labels, predictions)]
+    if min(labels.std(), predictions.std()) > 1e-3:
+        assert pearson(labels, predictions) == pytest.approx(
+            np.corrcoef(labels, predictions)[0, 1], abs=1e-9
+        )
+        assert spearman(labels, predictions) == pytest.approx(np.corrcoef(ranks)[0, 1], abs=1e-9)
+
+
+def test_the_interval_of_a_large_dev_set_takes_seconds() -> None:
+    draw = np.random.default_rng(0)
+    labels = draw.integers(0, 2, 40_000)
+    predictions = np.where(draw.random(40_000) < 0.9, labels, 1 - labels)
+    began = time.process_time()
+    for name in ("accuracy", "f1", "matthews"):
+        bootstrap_interval(partial(score_of, METRICS[name], labels, predictions), 40_000, 1)
+    assert time.process_time() - began < 30
 
 
 def test_what_rounds_to_zero_has_no_sign() -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
+from albert_core import model_versions
 from albert_core import registry as stage
 from albert_core.config import ModelSettings, RegistrySettings
 from albert_core.contract import storage
@@ -26,7 +27,7 @@ from albert_core.conversion import load_model_folder, save_model_folder
 from albert_core.finetuning import model_digest
 from albert_core.huggingface import Architecture
 from albert_core.model import AlbertForPretraining
-from albert_core.registry import champion_folder, model_folder_of
+from albert_core.model_versions import MODEL_ARTIFACT, champion_folder, model_folder_of
 from albert_core.tracking import open_client
 from tests.albert_core.tiny_model import MAX_POSITIONS, save_tiny_model
 from tests.albert_core.tiny_vocab import tiny_vocab
@@ -158,7 +159,7 @@ def test_the_version_is_self_contained_and_has_no_pickle(first: Manifest, work: 
     code = (root / "registered_model.py").read_text()
     assert "albert_core" not in code
     requirements = (root / "requirements.txt").read_text().split()
-    assert {line.partition("==")[0] for line in requirements} >= set(stage.REQUIREMENTS)
+    assert {line.partition("==")[0] for line in requirements} >= set(stage.SERVED.requirements)
     assert all("==" in line and "+" not in line for line in requirements)
 
 
@@ -313,7 +314,7 @@ def read_digest(manifest: Manifest) -> str:
 def test_a_model_far_away_is_downloaded_once(
     first: Manifest, work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "_local_source", lambda *_: None)
+    monkeypatch.setattr(model_versions, "_local_source", lambda *_: None)
     folder = model_folder_of("models:/tiny@champion", work)
     assert folder.startswith(f"{work}/registered_models/")
     assert model_digest(folder) == read_digest(first)
@@ -347,9 +348,9 @@ def test_a_registry_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.Mon
 def serve(folder: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of MLflow about itself, on import
-        from albert_core.registered_model import MODEL_ARTIFACT, AlbertPyfunc
-    assert MODEL_ARTIFACT == stage._MODEL_ARTIFACT
-    model = AlbertPyfunc()
+        from albert_core import registered_model
+    assert registered_model.MODEL_ARTIFACT == MODEL_ARTIFACT
+    model = registered_model.AlbertPyfunc()
     model.load_context(SimpleNamespace(artifacts={MODEL_ARTIFACT: folder}))  # type: ignore[arg-type]
     return model
 

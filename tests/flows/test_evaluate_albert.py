@@ -32,8 +32,8 @@ def test_a_registered_model_is_scored_on_the_newest_task(
         return write_manifest("finetuning", run.work)
 
     registry = SimpleNamespace(model_folder_of=lambda uri, work: f"{work}/found/{uri[8:]}")
-    monkeypatch.setitem(sys.modules, "albert_core.registry", registry)
-    monkeypatch.setattr(albert_core, "registry", registry, raising=False)
+    monkeypatch.setitem(sys.modules, "albert_core.model_versions", registry)
+    monkeypatch.setattr(albert_core, "model_versions", registry, raising=False)
     monkeypatch.setattr(evaluate_albert, "run_stage", run_stage)
     write_manifest("task", work)
 

@@ -51,8 +51,8 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
 
 def set_champion(monkeypatch: pytest.MonkeyPatch, folder: str | None) -> None:
     registry = SimpleNamespace(champion_folder=lambda name, work: folder)
-    monkeypatch.setitem(sys.modules, "albert_core.registry", registry)
-    monkeypatch.setattr(albert_core, "registry", registry, raising=False)
+    monkeypatch.setitem(sys.modules, "albert_core.model_versions", registry)
+    monkeypatch.setattr(albert_core, "model_versions", registry, raising=False)
 
 
 def at(stage: str, *rest: str) -> str:

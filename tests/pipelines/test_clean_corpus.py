@@ -126,6 +126,17 @@ def test_near_duplicates_of_an_earlier_document_are_dropped(clean: Clean, tmp_pa
     assert dropped(clean(source)) == {}
 
 
+def test_a_file_of_which_nothing_is_kept_has_no_near_duplicates(
+    clean: Clean, tmp_path: Path
+) -> None:
+    (tmp_path / "source").mkdir()
+    write_jsonl(tmp_path / "source" / "a.jsonl", range(2))
+    (tmp_path / "source" / "b.jsonl").write_text(json.dumps({"text": "too short"}) + "\n")
+    manifest = clean(tmp_path / "source", near_duplicate_similarity=0.8)
+    assert len(ids(manifest)) == 2
+    assert dropped(manifest) == {"too_short": 1}
+
+
 def test_overlap_with_a_test_set_is_dropped_and_in_the_ledger(clean: Clean, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "s.jsonl", range(4))
     words = document(2).split()

@@ -1,0 +1,99 @@
+"""What fine-tuning asks of a task: inputs for the encoder, a head on it, predictions, scores.
+
+A unit is what a batch counts and a loss is the mean of: a text, a question with all its options,
+a window of a paragraph. U units; Q input sequences each (Q = options of a choice, else 1).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from albert_core.config import ModelSettings
+from albert_core.contract.manifest import Account
+from albert_core.contract.tokenizer import Tokenizer
+from albert_core.model import AlbertModel
+from albert_core.tasks.examples import ChoiceExamples, SpanExamples, Task, TextExamples
+from albert_core.tasks.sequences import SequenceBatch, Sequences
+
+Ints = NDArray[np.int64]
+Outputs = Mapping[str, NDArray[Any]]
+"""What a head gives for each unit, by name: arrays whose first dimension is U, in units' order."""
+Scorer = Callable[[Ints], float]
+"""The score of some of the examples: their numbers (M,), repeats allowed, -> score."""
+E = TypeVar("E", TextExamples, ChoiceExamples, SpanExamples)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A split as the encoder and the head take it: U units of Q sequences each."""
+
+    sequences: Sequences
+    """U * Q of them, those of a unit beside each other."""
+    targets: Mapping[str, NDArray[Any]]
+    """What the head's loss compares with, by name: arrays whose first dimension is U; empty if
+    the split has no labels."""
+    accounts: list[Account]
+    """Pieces in = out + dropped, and whatever else was counted."""
+    sequences_per_unit: int = 1
+    """Q."""
+    details: Any = field(default=None, repr=False)
+    """What the problem needs to turn outputs into predictions; its own affair."""
+
+    @property
+    def num_units(self) -> int:
+        """U."""
+        return len(self.sequences) // self.sequences_per_unit
+
+
+class Head(nn.Module, ABC):
+    """What stands on the encoder for one kind of task."""
+
+    @abstractmethod
+    def loss(
+        self, encoder: AlbertModel, batch: SequenceBatch, targets: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Return the mean loss, float32 (), over the units of the batch."""
+
+    @abstractmethod
+    def outputs(self, encoder: AlbertModel, batch: SequenceBatch) -> dict[str, Tensor]:
+        """Return what the problem's predictions are made of, first dimension units."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Predictions for a split, and how good they are."""
+
+    predictions: pa.Table
+    """A row an example, in the examples' order: id, what was predicted and with what score, and
+    what was right."""
+    scorers: Mapping[str, Scorer]
+    """By the names of `Task.metrics`; empty for a split without labels."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Further numbers worth keeping, such as a threshold that was searched."""
+
+
+class Problem(ABC, Generic[E]):
+    """One kind of task: how its examples become sequences, and outputs predictions."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    @abstractmethod
+    def inputs(
+        self, examples: E, tokenizer: Tokenizer, max_seq_length: int, training: bool
+    ) -> Inputs:
+        """Return ``examples`` as input sequences of at most ``max_seq_length`` pieces."""
+
+    @abstractmethod
+    def head(self, settings: ModelSettings, dropout_prob: float) -> Head:
+        """Return a fresh head for an encoder of these settings."""
+
+    @abstractmethod
+    def score(self, outputs: Outputs, inputs: Inputs, examples: E) -> Scored:
+        """Return predictions and scorers from the head's outputs for all units."""

@@ -1,0 +1,121 @@
+"""The reader of RACE."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from albert_core.contract.errors import TaskError
+from albert_core.tasks.catalogue import TASKS, find_files, read_examples
+from albert_core.tasks.examples import ChoiceExamples, Split
+from albert_core.tasks.race import read_race
+from tests.albert_core.tasks.task_files import passage, write, write_race
+
+RACE = TASKS["race"]
+
+
+def read(folder: str, split: Split = "train") -> ChoiceExamples:
+    examples = read_examples(RACE, find_files(RACE, folder), split)
+    assert isinstance(examples, ChoiceExamples)
+    return examples
+
+
+def test_the_archives_layout_is_read_middle_first_by_the_passages_numbers(tmp_path: Path) -> None:
+    write(tmp_path / "RACE/train/middle/.DS_Store", b"\0")
+    for folder in (write_race(tmp_path / "RACE"), str(tmp_path)):
+        found = read(folder)
+        names = [f"{group}{number}.txt" for group in ("middle", "high") for number in (2, 9, 10)]
+        assert found.ids == [f"{name}-{question}" for name in names for question in range(2)]
+        assert found.groups == ["middle"] * 6 + ["high"] * 6
+        assert found.articles == [f"Passage {n}. A cat sat." for n in (2, 9, 10)] * 2
+        assert found.article_of.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+        assert found.questions == ["Who sat?", "The cat _ ."] * 6
+        assert found.options[1] == ("sat", "ran", "slept", "ate")
+        assert found.targets is not None
+        assert found.targets.tolist() == [3, 0] * 6
+
+
+def test_the_references_layout_of_one_passage_a_line_is_read_too(tmp_path: Path) -> None:
+    for group in ("middle", "high"):
+        lines = [json.dumps(passage(n, id=f"{group}{n}.txt")) for n in (9, 2)]
+        write(tmp_path / "dev" / group / "all.txt", "\n".join(lines) + "\n\n")
+    found = read(str(tmp_path), "dev")
+    assert found.ids[:4] == ["middle9.txt-0", "middle9.txt-1", "middle2.txt-0", "middle2.txt-1"]
+    assert found.groups == ["middle"] * 4 + ["high"] * 4
+
+
+def test_passages_are_not_read_twice_where_both_layouts_are(tmp_path: Path) -> None:
+    folder = write_race(tmp_path / "RACE")
+    write(tmp_path / "RACE/train/high/all.txt", json.dumps(passage(1)))
+    assert len(read(folder)) == 12
+
+
+def test_answers_that_are_kept_back_are_no_targets(tmp_path: Path) -> None:
+    values = passage()
+    del values["answers"]
+    write(tmp_path / "test/high/1.txt", json.dumps(values))
+    assert read(str(tmp_path), "test").targets is None
+    write(tmp_path / "test/high/2.txt", json.dumps(passage()))
+    with pytest.raises(TaskError, match="2 of 4 questions of this split have answers"):
+        read(str(tmp_path), "test")
+
+
+def test_it_is_read_from_any_file_system() -> None:
+    for split in ("train", "dev"):
+        with fsspec.open(f"memory://race/RACE/{split}/middle/7.txt", "wb") as file:
+            file.write(json.dumps(passage(7)).encode())
+    assert read("memory://race", "dev").ids == ["middle7.txt-0", "middle7.txt-1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"options": [["a", "b", "c"], ["a"] * 4]}, r"high/7\.txt: options\[0\] is .*expected 4"),
+        ({"options": [["a"] * 4]}, r"1 lists of options for 2 questions"),
+        ({"options": None}, r"no lists of options for 2 questions"),
+        ({"options": [["a", "b", "c", 4], ["a"] * 4]}, r"options\[0\] is .*expected 4 texts"),
+        ({"answers": ["A", "E"]}, r"answers\[1\] is 'E', expected one of A, B, C, D"),
+        ({"answers": ["A", ""]}, r"answers\[1\] is ''"),
+        ({"answers": ["A"]}, r"1 answers for 2 questions"),
+        ({"answers": "AB"}, r"field 'answers' is 'AB', expected a list of texts"),
+        ({"questions": "Who?"}, r"field 'questions' is 'Who\?'"),
+        ({"article": None}, r"field 'article' is None, expected a text"),
+    ],
+)
+def test_a_malformed_passage_is_refused_with_its_file(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    uri = write(tmp_path / "high/7.txt", json.dumps(passage() | change))
+    with pytest.raises(TaskError, match=message):
+        read_race([uri])
+
+
+def test_what_is_not_json_is_refused_with_its_file_and_line(tmp_path: Path) -> None:
+    whole = json.dumps(passage())
+    with pytest.raises(TaskError, match=r"high/7\.txt: not JSON .* of 40"):
+        read_race([write(tmp_path / "high/7.txt", whole[:40])])
+    with pytest.raises(TaskError, match=r"high/all\.txt, line 2: not JSON"):
+        read_race([write(tmp_path / "high/all.txt", f"{whole}\n{whole[:40]}")])
+    with pytest.raises(TaskError, match=r"all\.txt, line 2: id 'high0\.txt' is that of .*line 1"):
+        read_race([write(tmp_path / "high/all.txt", f"{whole}\n{whole}")])
+    with pytest.raises(TaskError, match="expected a JSON object"):
+        read_race([write(tmp_path / "high/7.txt", "[]")])
+    with pytest.raises(TaskError, match="no questions in 0 files"):
+        read_race([])
+
+
+@pytest.mark.slow
+def test_twenty_eight_thousand_files_are_read_in_a_minute(tmp_path: Path) -> None:
+    content = json.dumps(passage(article="A cat sat. " * 150))
+    for number in range(28_000):
+        path = tmp_path / "train" / ("middle" if number % 4 else "high") / f"{number}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    began = time.process_time()
+    files = find_files(RACE, str(tmp_path))
+    files.digest("train")
+    assert len(read_examples(RACE, files, "train")) == 56_000
+    assert time.process_time() - began < 60

@@ -1,0 +1,231 @@
+"""Which share of the downstream sets the corpus has seen."""
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albert_core.config import EvaluationSettings, OwnTaskSettings
+from albert_core.contract.arrow_files import read_arrow
+from albert_core.contract.errors import TaskError
+from albert_core.contract.manifest import Manifest, read_manifest
+from albert_core.contract.storage import join
+from albert_core.tasks.examples import Answer, ChoiceExamples, SpanExamples, TextExamples
+from pipelines import contamination, engine
+from pipelines.config import ContaminationSettings
+from pipelines.decontamination import TestNgrams, ngram_hashes, shared_ngrams
+from pipelines.example_overlaps import Part, overlaps_of, parts_of
+from tests.albert_core.tasks.task_files import (
+    passage,
+    squad_question,
+    write,
+    write_glue,
+    write_squad,
+)
+from tests.pipelines.conftest import Made
+from tests.pipelines.test_portable_subset import faults
+
+WORDS = st.lists(st.sampled_from("abc"), max_size=12).map(" ".join)
+OTHER = " ".join(f"unseen{number}" for number in range(20))
+
+
+def corpus_texts(made: Made) -> list[str]:
+    """The documents of the corpus."""
+    folder = made.corpus.rpartition("/")[0]
+    return [
+        text
+        for shard in read_manifest(made.corpus).shards_of("documents")
+        for text in read_arrow(join(folder, shard.path))["text"].to_pylist()
+    ]
+
+
+def quotes(made: Made, num_words: int, number: int) -> list[str]:
+    """Return runs of words of the corpus, in other case and with other punctuation."""
+    random = Random(0)
+    found = []
+    for text in random.choices(corpus_texts(made), k=number):
+        words = text.split()
+        begin = random.randrange(len(words) - num_words)
+        found.append("; ".join(words[begin : begin + num_words]).upper())
+    return found
+
+
+@pytest.fixture
+def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALBERT_WORKERS", "1")
+
+
+def run(
+    made: Made, task_folder: Path | str, work: Path, ngram_words: int = 13, **evaluation: Any
+) -> Manifest:
+    words, tasks = ContaminationSettings(ngram_words=ngram_words), EvaluationSettings(**evaluation)
+    return read_manifest(contamination.run(words, tasks, made.corpus, str(task_folder), str(work)))
+
+
+def overlaps_in(work: Path) -> list[dict[str, Any]]:
+    (uri,) = work.glob("contamination/*/overlaps.arrow")
+    rows: list[dict[str, Any]] = read_arrow(str(uri)).to_pylist()
+    return rows
+
+
+@pytest.mark.usefixtures("one_worker")
+def test_every_planted_overlap_is_found_and_nothing_else(made: Made, tmp_path: Path) -> None:
+    planted = quotes(made, 13, 25)
+    rows = [*planted, *(f"{OTHER} {number}" for number in range(75))]
+    lines = "".join(f"gj04\t{number % 2}\t\tIt said {text}\n" for number, text in enumerate(rows))
+    write(tmp_path / "glue/CoLA/dev.tsv", lines)
+    twelve = "".join(f"{n}\t{text}\n" for n, text in enumerate(quotes(made, 12, 40)))
+    write(tmp_path / "glue/CoLA/test.tsv", f"index\tsentence\n{twelve}")
+    found = run(made, tmp_path, tmp_path / "work")
+    assert found.facts["shares"] == {"cola": {"dev": 0.25, "test": 0.0}}
+    assert found.facts["num_examples"] == {"cola": {"dev": 100, "test": 40}}
+    assert found.facts["parts"]["cola"] == {
+        "dev": {"text_a": {"texts": 100, "long_enough": 100, "overlapping": 25, "share": 0.25}},
+        "test": {"text_a": {"texts": 40, "long_enough": 0, "overlapping": 0, "share": 0.0}},
+    }
+    named = overlaps_in(tmp_path / "work")
+    assert [row["id"] for row in named] == [str(number) for number in range(25)]
+    assert [row["first"] for row in named] == [text.rstrip(".,") for text in planted]
+    assert {row["task"] for row in named} == {"cola"}
+    assert found.account("documents searched").kept == len(corpus_texts(made))
+
+
+@pytest.mark.usefixtures("one_worker")
+def test_parts_of_an_example_are_told_apart(made: Made, tmp_path: Path) -> None:
+    seen = quotes(made, 14, 2)
+    context = f"{seen[0]} cat"
+    questions = [
+        squad_question("q1", ("cat", len(context) - 3)),
+        squad_question("q2", ("cat", len(context) - 3), question=seen[1]),
+    ]
+    write_squad(tmp_path / "dev-v1.1.json", questions, context=context)
+    values = passage(article=OTHER, options=[["a", "b", "c", seen[1]], ["a", "b", "c", "d"]])
+    write(tmp_path / "RACE/test/high/1.txt", json.dumps(values))
+    found = run(made, tmp_path, tmp_path / "work").facts
+    assert found["shares"] == {"squad-1.1": {"dev": 1.0}, "race": {"test": 0.5}}
+    parts = found["parts"]["squad-1.1"]["dev"]
+    assert (parts["paragraph"]["share"], parts["question"]["share"]) == (1.0, 0.5)
+    assert parts["paragraph"]["texts"] == 1
+    parts = found["parts"]["race"]["test"]
+    assert (parts["article"]["share"], parts["question"]["share"]) == (0.0, 0.5)
+    named = [(row["task"], row["id"], row["part"]) for row in overlaps_in(tmp_path / "work")]
+    assert named == [
+        ("squad-1.1", "q1", "paragraph"),
+        ("squad-1.1", "q2", "paragraph"),
+        ("squad-1.1", "q2", "question"),
+        ("race", "high1.txt-0", "question"),
+    ]
+
+
+@pytest.mark.usefixtures("one_worker")
+def test_it_is_done_once_and_again_when_a_set_changes(made: Made, tmp_path: Path) -> None:
+    seen, own = quotes(made, 8, 1)[0], tmp_path / "mine.tsv"
+    write(own, f"text\tlabel\n{OTHER}\tx\n{seen}\ty\n")
+    task = OwnTaskSettings(name="mine", train=str(own), dev=str(own), text_columns=["text"])
+    more: dict[str, Any] = {"own_tasks": [task], "ngram_words": 8}
+    found = run(made, "", tmp_path / "work", **more)
+    assert found.facts["shares"] == {"mine": {"dev": 0.5}}
+    assert run(made, "", tmp_path / "work", **more).key == found.key
+    write(own, f"text\tlabel\n{OTHER}\tx\n{OTHER}\ty\n")
+    changed = run(made, "", tmp_path / "work", **more)
+    assert changed.key != found.key
+    assert changed.facts["shares"] == {"mine": {"dev": 0.0}}
+
+
+@pytest.mark.usefixtures("one_worker")
+def test_only_the_tasks_asked_for_and_what_their_models_predict_are_looked_at(
+    made: Made, tmp_path: Path
+) -> None:
+    write_glue(tmp_path)
+    found = run(made, tmp_path, tmp_path / "work", tasks=["mnli", "rte"])
+    assert found.facts["shares"].keys() == {"mnli", "mnli-mm", "ax", "rte"}
+
+
+@pytest.mark.slow
+def test_two_workers_find_the_same(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "".join(f"gj04\t1\t\t{text}\n" for text in [*quotes(made, 15, 30), OTHER])
+    write(tmp_path / "CoLA/dev.tsv", lines)
+    for workers in ("1", "2"):
+        monkeypatch.setenv("ALBERT_WORKERS", workers)
+        run(made, tmp_path, tmp_path / workers)
+    assert overlaps_in(tmp_path / "1") == overlaps_in(tmp_path / "2") != []
+
+
+def test_a_folder_without_any_set_is_refused(made: Made, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="has the dev or test set of no task"):
+        run(made, tmp_path, tmp_path / "work")
+
+
+@pytest.mark.usefixtures("one_worker")
+def test_the_stage_builds_a_portable_pipeline(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[list[str]] = []
+
+    def build_and_walk(pipeline: beam.Pipeline, *arguments: Any) -> None:
+        build(pipeline, *arguments)
+        found.append(faults(pipeline))
+
+    build = engine.build
+    monkeypatch.setattr(engine, "build", build_and_walk)
+    write(tmp_path / "CoLA/dev.tsv", f"gj04\t1\t\t{OTHER}\n")
+    run(made, tmp_path, tmp_path / "work")
+    assert found == [[]]
+
+
+@settings(max_examples=50)
+@given(st.lists(WORDS, min_size=1, max_size=5), st.lists(WORDS, max_size=4), st.integers(2, 4))
+def test_a_text_overlaps_if_it_shares_n_words_in_a_row_with_a_document(
+    texts: list[str], documents: list[str], n: int
+) -> None:
+    wanted = TestNgrams.of(ngram_hashes(texts, n))
+    shared = TestNgrams.of(shared_ngrams(documents, wanted, n))
+    found = overlaps_of(Part("text_a", texts, np.arange(len(texts))), shared, n)
+
+    def ngrams(text: str) -> set[tuple[str, ...]]:
+        words = text.split()
+        return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
+
+    of_corpus = set[tuple[str, ...]]().union(*map(ngrams, documents))
+    assert found.of_example.tolist() == [bool(ngrams(text) & of_corpus) for text in texts]
+    assert found.num_long_enough == sum(len(text.split()) >= n for text in texts)
+
+
+def test_the_texts_of_each_kind_of_example_are_looked_at() -> None:
+    pairs = TextExamples(ids=["0"], texts_a=["a"], texts_b=["b"], targets=None)
+    assert [(part.name, part.texts) for part in parts_of(pairs)] == [
+        ("text_a", ["a"]),
+        ("text_b", ["b"]),
+    ]
+    spans = SpanExamples(
+        ids=["q", "r"],
+        paragraphs=["p"],
+        paragraph_of=np.array([0, 0]),
+        questions=["x", "y"],
+        answers=[(Answer("p", 0),), ()],
+    )
+    assert [(p.name, p.texts, p.text_of.tolist()) for p in parts_of(spans)] == [
+        ("paragraph", ["p"], [0, 0]),
+        ("question", ["x", "y"], [0, 1]),
+    ]
+    choices = ChoiceExamples(
+        ids=["q"],
+        articles=["a"],
+        article_of=np.array([0]),
+        questions=["x"],
+        options=[("1", "2", "3", "4")],
+        targets=None,
+        groups=["high"],
+    )
+    assert [(part.name, part.texts) for part in parts_of(choices)] == [
+        ("article", ["a"]),
+        ("question", ["x\n1\n2\n3\n4"]),
+    ]
