@@ -79,8 +79,12 @@ def parts_of(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def whole(tree: Any) -> Any:
-    """Return ``tree`` with whole tensors; of parts, every rank calls this at once."""
-    return pytree.tree_map_only(DTensor, DTensor.full_tensor, tree)
+    """Return ``tree`` with whole tensors; of parts, every rank calls this at once.
+
+    Those gathered are on the CPU, and are gathered one by one, so that the device never needs
+    room for all of them.
+    """
+    return pytree.tree_map_only(DTensor, lambda part: part.full_tensor().cpu(), tree)
 
 
 def part_like(tensor: Tensor, like: Tensor) -> Tensor:

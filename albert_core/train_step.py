@@ -72,7 +72,7 @@ class TrainState:
         return whole_tensors
 
     def whole_model(self) -> AlbertForPretraining:
-        """Return the model: this one, or gathered, where it is cut over ranks, on every rank."""
+        """Return the model: this one, or, where it is cut over ranks, gathered on every CPU."""
         if not is_sharded(self.model):
             return self.model
         encoder, vocab_size = self.model.encoder, len(self.model.masked_lm.bias)
