@@ -9,6 +9,10 @@ RECIPE ?= tiny
 WORK ?= work
 SOURCE ?=
 SET ?=
+MODEL ?= models:/albert-tiny@champion
+TASKS ?=
+SEEDS ?=
+CORPUS ?=
 ARGS ?=
 SOURCES := albert_core pipelines flows infra tests benchmarks
 
@@ -16,7 +20,8 @@ FLOW_OPTIONS = --recipe '$(RECIPE)' --work '$(WORK)' \
 	$(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
 DATA_BENCHMARKS := data_pipeline masking cleaning_rules near_duplicates wiki_markup tfrecord engines memory scale
 
-.PHONY: help demo refresh plan serve test check format bench bench-data bench-train bench-loader bench-tracking bench-gpu clean
+.PHONY: help demo refresh evaluate plan serve test check format bench bench-data bench-train bench-loader \
+	bench-finetune bench-tracking bench-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -30,6 +35,11 @@ demo: $(READY) ## raw text to a registered model; SOURCE=... for your own text
 
 refresh: $(READY) ## raw text to clean corpus, vocabulary and examples only
 	@$(PY) -m flows.refresh_corpus $(FLOW_OPTIONS)
+
+evaluate: $(READY) ## a model on all tasks in a folder; MODEL=... TASKS=<folder> SEEDS=3
+	@$(PY) -m flows.evaluate_albert --model '$(MODEL)' --recipe '$(RECIPE)' --work '$(WORK)' \
+	  $(if $(TASKS),--task-folder '$(TASKS)') $(if $(SEEDS),--seeds '$(SEEDS)') \
+	  $(if $(CORPUS),--corpus '$(CORPUS)') $(foreach setting,$(SET),--set '$(setting)') $(ARGS)
 
 plan: $(READY) ## what a run will take in memory, hours and cost; ARGS='--hardware l4'
 	@$(PY) -m flows.plan --recipe '$(RECIPE)' $(foreach setting,$(SET),--set '$(setting)') $(ARGS)
@@ -50,7 +60,7 @@ format: $(READY) ## put the code into its format
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-bench: $(READY) ## all benchmarks
+bench: $(READY) ## all benchmarks but bench-gpu
 	@for file in $(filter-out benchmarks/gpu_training.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(PY) $$file $(ARGS) || exit 1; done
 
 bench-data: $(READY) ## the benchmarks of text to shards alone
@@ -68,6 +78,9 @@ bench-gpu: $(READY) ## updates on a CUDA device against Hugging Face's
 
 bench-loader: $(READY) ## batches against Hugging Face's
 	$(PY) benchmarks/loader.py $(ARGS)
+
+bench-finetune: $(READY) ## fine-tuning and scoring against Hugging Face's Trainer
+	$(PY) benchmarks/finetuning.py $(ARGS)
 
 clean: ## remove caches and the virtual environment; results in WORK stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -319,7 +319,7 @@ class ScoringSettings(Settings):
     """How the scores of all tasks are laid out."""
 
     published: list[PublishedRow] = Field(
-        default_factory=list, description="rows of the paper and its release to lay beside"
+        default=[], description="rows of the paper and its release to lay beside"
     )
 
 

@@ -43,7 +43,7 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         stage=STAGE,
         settings={"registry": registry.model_dump(), "name": candidate.name},
         inputs={
-            "finetuning": candidate.scores.content,
+            "finetuning": digest_of([candidate.scores.key, candidate.scores.content]),
             "task": candidate.task,
             "model": candidate.digest,
             "registry": digest_of(tracking_uri(work)),

@@ -299,6 +299,7 @@ class Finetuning:
         settings = {
             "max_seq_length": self.hyperparameters.max_seq_length,
             "classifier_dropout_prob": self.hyperparameters.classifier_dropout_prob,
+            "spans": self.settings.spans.model_dump(),
             **dev.facts,
         }
         folder = storage.join(self.folder, MODEL_FOLDER)

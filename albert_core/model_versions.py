@@ -165,7 +165,7 @@ def registry_errors(work: str) -> Iterator[None]:
 def _requirements(libraries: tuple[str, ...]) -> list[str]:
     """Return what the version needs, pinned; without "+cpu" and its like, which PyPI lacks."""
     versions = library_versions(*libraries)
-    return [f"{name}=={version.partition('+')[0]}" for name, version in versions.items()]
+    return [f"{name}=={versions[name].partition('+')[0]}" for name in libraries]
 
 
 def _copied_code(module: str, folder: Path) -> list[str] | None:

@@ -1,15 +1,66 @@
-"""Flow: a registered or local model -> scores on a downstream task."""
+"""Flow: a registered or local model -> its scores on all downstream tasks that are there."""
 
+import json
 import sys
-from typing import Any
+from typing import Any, cast
 
 from prefect import flow
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.futures import PrefectFuture
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from albert_core.contract import storage
 from albert_core.contract.errors import TaskError
 from albert_core.contract.manifest import newest_manifest
 from flows.command_line import recipe_parser, run_by_hand
+from flows.finetuning_processes import Slots, num_processes, visible_devices
+from flows.planned_finetunings import MNLI, Planned, PlannedTasks, planned
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
+
+GENERATED_TASK = "cola"
+"""Whose files the task made from held-out documents has."""
+_TASK_RUNNER = cast(
+    TaskRunner[PrefectFuture[Any]], ThreadPoolTaskRunner[Any](max_workers=num_processes())
+)
+SLOTS = Slots(num_processes(), visible_devices())
+_GENERATED_FOLDER = "CoLA"
+
+
+@flow(name="evaluate-albert", task_runner=_TASK_RUNNER)
+def evaluate_albert(
+    model: str,
+    task_folder: str | None = None,
+    tasks: list[str] | None = None,
+    seeds: int | None = None,
+    recipe: str = "tiny",
+    work: str | None = None,
+    overrides: list[str] | None = None,
+    corpus: str | None = None,
+) -> str:
+    """Fine-tune a model on every task that is there, several times, and score it.
+
+    Args:
+        model: folder of a model, or `models:/name@alias` or `models:/name/version`.
+        task_folder: folder with the public files of GLUE, SQuAD and RACE, as they are
+            distributed. Without it, the recipe's evaluation.task_folder; without that, the task
+            generated last in the work folder, if the recipe has no own tasks.
+        tasks: names of those to do; without it, all that are there.
+        seeds: fine-tunings of each task; without it, the recipe's evaluation.num_seeds.
+        recipe: whose settings: a shipped recipe, or path or URI of a TOML file.
+        work: folder for all results. Without it, ALBERT_WORK, else `work`.
+        overrides: settings that differ from the recipe's, `section.field=value` each.
+        corpus: manifest of the corpus that the model was pretrained on, to say how much of each
+            dev set it has.
+
+    Returns:
+        The table.
+    """
+    run = start_run(recipe, None, work, [*(overrides or []), *as_overrides(tasks, seeds)])
+    folder = folder_of_tasks(run, task_folder)
+    wanted = find_tasks(run, folder)
+    finetunings = finetune_all(run, wanted, find_model(model, run.work), folder)
+    contamination = find_contamination(run, corpus, folder) if corpus else ""
+    return report(score(run, title_of(model), finetunings, wanted.missing, contamination))
 
 
 @stage_task("find-model")
@@ -22,46 +73,119 @@ def find_model(model: str, work: str) -> str:
     return model_folder_of(model, work)
 
 
+@stage_task("find-tasks")
+def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
+    """Return the tasks to do, and why others can't be done."""
+    from albert_core.tasks.catalogue import SCORED_WITH, present_tasks
+
+    evaluation = run.recipe.evaluation
+    present, missing = present_tasks(task_folder, evaluation.own_tasks)
+    there = [files.task.name for files in present if files.task.name not in SCORED_WITH]
+    return planned(evaluation, there, missing)
+
+
 @stage_task("finetune")
-def finetune(run: RecipeRun, model_folder: str, task_folder: str) -> str:
-    """Stage: model + task -> fine-tuned model and its scores."""
+def finetune(run: RecipeRun, model_folder: str, task_folder: str, task: str, seed: int) -> str:
+    """Stage: model + task + seed -> fine-tuned model and its scores."""
+    with SLOTS.taken() as environment:
+        return run_stage(
+            "albert_core.finetuning",
+            run,
+            environment,
+            model_folder=model_folder,
+            task_folder=task_folder,
+            task=task,
+            seed=str(seed),
+        )
+
+
+@stage_task("contamination")
+def find_contamination(run: RecipeRun, corpus: str, task_folder: str) -> str:
+    """Stage: corpus + tasks -> how much of each dev and test set the corpus has."""
     return run_stage(
-        "albert_core.finetuning", run, model_folder=model_folder, task_folder=task_folder
+        "pipelines.contamination", run, corpus=storage.absolute(corpus), task_folder=task_folder
     )
 
 
-@flow(name="evaluate-albert")
-def evaluate_albert(
-    model: str,
-    task_folder: str | None = None,
-    recipe: str = "tiny",
-    work: str | None = None,
-    overrides: list[str] | None = None,
-) -> dict[str, Any]:
-    """Fine-tune a model on a task and score it.
+@stage_task("score")
+def score(
+    run: RecipeRun, model: str, finetunings: list[str], missing: dict[str, str], contamination: str
+) -> str:
+    """Stage: all fine-tunings -> one table of scores."""
+    return run_stage(
+        "albert_core.scoring",
+        run,
+        model=model,
+        finetunings=json.dumps(finetunings),
+        missing=json.dumps(missing),
+        contamination=contamination,
+    )
 
-    Args:
-        model: folder of a model, or `models:/name@alias` or `models:/name/version`.
-        task_folder: folder with the task's files, as GLUE lays them out. Without it, the task
-            generated last in the work folder.
-        recipe: whose [finetuning] settings: a shipped recipe, or path or URI of a TOML file.
-        work: folder for all results. Without it, ALBERT_WORK, else `work`.
-        overrides: settings that differ from the recipe's, `section.field=value` each.
 
-    Returns:
-        The scores, by name.
+def finetune_all(
+    run: RecipeRun, wanted: PlannedTasks, model_folder: str, task_folder: str
+) -> list[str]:
+    """Fine-tune on every task with every seed, MNLI first; return the manifests."""
+    first = [each for each in wanted.runs if each.task == MNLI]
+    others = [each for each in wanted.runs if each.task != MNLI]
+    done = finetune_each(run, [(each, model_folder) for each in first], task_folder)
+    of_seed = {each.seed: finetuned_folder(uri) for each, uri in zip(first, done, strict=True)}
+    starts = [of_seed[each.seed] if each.from_mnli else model_folder for each in others]
+    return [*done, *finetune_each(run, list(zip(others, starts, strict=True)), task_folder)]
+
+
+def finetune_each(run: RecipeRun, runs: list[tuple[Planned, str]], task_folder: str) -> list[str]:
+    """Fine-tune each from its model folder, as many at a time as may be; return the manifests."""
+    calls = [(run, start, task_folder, each.task, each.seed) for each, start in runs]
+    if num_processes() == 1:  # in this thread, which Ctrl-C reaches
+        return [finetune(*call) for call in calls]
+    return [future.result() for future in [finetune.submit(*call) for call in calls]]
+
+
+def finetuned_folder(finetuning: str) -> str:
+    """Return the folder of the model that the fine-tuning of this manifest wrote."""
+    manifest, folder = read_stage(finetuning)
+    return storage.join(folder, manifest.facts["model_folder"])
+
+
+def report(scores: str) -> str:
+    """Save the table as artifacts of the flow run, and return it as text."""
+    manifest, folder = read_stage(scores)
+    markdown = storage.read_bytes(storage.join(folder, "scores.md")).decode()
+    page = storage.join(folder, manifest.facts["page"])
+    create_markdown_artifact(markdown, key="scores", description=manifest.facts["model"])
+    create_link_artifact(page, link_text="the page with the plot", key="scores-page")
+    return f"{manifest.facts['text']}\n\nThe same as a page: {page}"
+
+
+def title_of(model: str) -> str:
+    """Return what the table calls the model: its registered name, or of a folder the last parts."""
+    if model.startswith("models:/"):
+        return model.removeprefix("models:/")
+    return "/".join(storage.absolute(model).rstrip("/").split("/")[-2:])
+
+
+def as_overrides(tasks: list[str] | None, seeds: int | None) -> list[str]:
+    """Return the flow's own parameters as settings of the recipe."""
+    of_tasks = [f"evaluation.tasks={json.dumps(tasks)}"] if tasks else []
+    return [*of_tasks, *([f"evaluation.num_seeds={seeds}"] if seeds else [])]
+
+
+def folder_of_tasks(run: RecipeRun, task_folder: str | None) -> str:
+    """Return the folder of the public tasks: the one given, the recipe's, or the generated one's.
+
+    It is empty if the recipe has tasks of its own only.
     """
-    run = start_run(recipe, None, work, overrides)
-    task_files = storage.absolute(task_folder) if task_folder else newest_task_folder(run.work)
-    manifest, _ = read_stage(finetune(run, find_model(model, run.work), task_files))
-    scores: dict[str, Any] = manifest.facts["scores"]
-    return scores
+    evaluation = run.recipe.evaluation
+    if given := task_folder or evaluation.task_folder:
+        return storage.absolute(given)
+    return "" if evaluation.own_tasks else newest_task_folder(run.work)
 
 
 def task_folder_of(task: str) -> str:
     """Return the folder with the files of the generated task of this manifest."""
     _, folder = read_stage(task)
-    return storage.join(folder, "CoLA")
+    return storage.join(folder, _GENERATED_FOLDER)
 
 
 def newest_task_folder(work: str) -> str:
@@ -73,14 +197,17 @@ def newest_task_folder(work: str) -> str:
     manifest = newest_manifest(storage.join(work, "task"))
     if manifest is None:
         raise TaskError(
-            f"{work} holds no generated task: give task_folder, the folder with a task's files, "
+            f"{work} holds no generated task: give task_folder, the folder with the tasks' files, "
             "or run the flow pretrain-albert first"
         )
-    return storage.join(work, "task", manifest.key, "CoLA")
+    return storage.join(work, "task", manifest.key, _GENERATED_FOLDER)
 
 
 if __name__ == "__main__":
     parser = recipe_parser(evaluate_albert, with_source=False)
     parser.add_argument("--model", required=True, help="folder, or models:/name@alias")
-    parser.add_argument("--task-folder", help="default: the task generated last")
+    parser.add_argument("--task-folder", help="of the public files; default: the generated task's")
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all that are there")
+    parser.add_argument("--seeds", type=int, help="fine-tunings of each task")
+    parser.add_argument("--corpus", help="manifest of the corpus the model was pretrained on")
     sys.exit(run_by_hand(evaluate_albert, **vars(parser.parse_args())))

@@ -8,7 +8,7 @@ from prefect.artifacts import create_markdown_artifact
 from albert_core.contract import storage
 from albert_core.contract.manifest import read_manifest
 from flows.command_line import interpreter, recipe_parser, run_by_hand
-from flows.evaluate_albert import finetune, task_folder_of
+from flows.evaluate_albert import GENERATED_TASK, finetune, task_folder_of
 from flows.refresh_corpus import clean_corpus, make_examples, train_vocab
 from flows.report import build_report, tracking_uri
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
@@ -40,9 +40,9 @@ def pretrain_albert(
     examples = make_examples(run, corpus, vocab)
     task = make_task(run, examples, corpus)
     pretraining = pretrain(run, examples)
-    finetuning = finetune(run, model_folder_of_run(pretraining), task_folder_of(task))
+    finetuning = finetune_on(run, task, model_folder_of_run(pretraining))
     champion = champion_folder(run)
-    champion_finetuning = finetune(run, champion, task_folder_of(task)) if champion else ""
+    champion_finetuning = finetune_on(run, task, champion) if champion else ""
     registration = register(run, pretraining, finetuning, champion_finetuning)
     return report(
         run,
@@ -64,6 +64,13 @@ def make_task(run: RecipeRun, examples: str, corpus: str) -> str:
 def pretrain(run: RecipeRun, examples: str) -> str:
     """Stage: examples -> pretrained model, resumed from its last checkpoint."""
     return run_stage("albert_core.training", run, examples=examples)
+
+
+def finetune_on(run: RecipeRun, task: str, model_folder: str) -> str:
+    """Fine-tune the model once on the generated task; return the manifest."""
+    return finetune(
+        run, model_folder, task_folder_of(task), GENERATED_TASK, run.recipe.evaluation.seed
+    )
 
 
 @stage_task("champion")

@@ -12,7 +12,9 @@ from albert_core.config import (
     EvaluationSettings,
     FinetuningSettings,
     ModelSettings,
+    OwnTaskSettings,
     RegistrySettings,
+    ScoringSettings,
     TrainingSettings,
 )
 from albert_core.contract import storage
@@ -22,6 +24,7 @@ from albert_core.contract.settings import Settings
 from pipelines.config import (
     INSTALLED_PYTHON,
     CleaningSettings,
+    ContaminationSettings,
     ExampleSettings,
     SourceSettings,
     TaskSettings,
@@ -46,6 +49,8 @@ class Recipe(Settings):
     training: TrainingSettings = TrainingSettings()
     finetuning: FinetuningSettings = FinetuningSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    contamination: ContaminationSettings = ContaminationSettings()
+    scoring: ScoringSettings = ScoringSettings()
     registry: RegistrySettings = RegistrySettings()
 
     @model_validator(mode="after")
@@ -189,7 +194,14 @@ def _anchored(recipe: Recipe) -> Recipe:
         section = getattr(recipe, name)
         update = {field: _absolute(getattr(section, field)) for field in fields}
         sections[name] = section.model_copy(update=update)
+    own_tasks = [_anchored_task(task) for task in recipe.evaluation.own_tasks]
+    sections["evaluation"] = sections["evaluation"].model_copy(update={"own_tasks": own_tasks})
     return recipe.model_copy(update=sections)
+
+
+def _anchored_task(task: OwnTaskSettings) -> OwnTaskSettings:
+    files = {split: _absolute(getattr(task, split)) for split in ("train", "dev", "test")}
+    return task.model_copy(update=files)
 
 
 def _absolute(address: str | list[str]) -> str | list[str]:

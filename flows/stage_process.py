@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import IO
 
@@ -44,7 +44,10 @@ class WorkerLostError(StageError):
 
 
 def run_stage_process(
-    argv: Sequence[str], log: Callable[[str], None], grace_seconds: float = GRACE_SECONDS
+    argv: Sequence[str],
+    log: Callable[[str], None],
+    grace_seconds: float = GRACE_SECONDS,
+    environment: Mapping[str, str] | None = None,
 ) -> str:
     """Run the command line of a stage; return the URI of its manifest.
 
@@ -52,6 +55,7 @@ def run_stage_process(
         argv: as made by `stage_command.stage_argv`.
         log: called with each line of the stage's output, but for those of its result.
         grace_seconds: time to end between SIGTERM and SIGKILL, when this call is interrupted.
+        environment: variables that the process is to have besides this one's.
 
     Raises:
         WorkerLostError: exit status 75.
@@ -65,7 +69,7 @@ def run_stage_process(
         text=True,
         encoding="utf-8",
         errors="replace",
-        env={**_ENVIRONMENT, **os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**_ENVIRONMENT, **os.environ, **(environment or {}), "PYTHONUNBUFFERED": "1"},
         start_new_session=True,
     )
     assert process.stdout is not None

@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -72,14 +72,23 @@ def stage_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
     )
 
 
-def run_stage(module: str, run: RecipeRun, **inputs: str) -> str:
-    """Run the stage in ``module`` as a process of its own; return its manifest's URI."""
+def run_stage(
+    module: str, run: RecipeRun, environment: Mapping[str, str] | None = None, **inputs: str
+) -> str:
+    """Run the stage in ``module`` as a process of its own; return its manifest's URI.
+
+    Args:
+        module: that has the stage.
+        run: the recipe and the work folder.
+        environment: variables that the process is to have besides this one's.
+        inputs: of the stage, by the names of its parameters.
+    """
     argv = stage_argv(module, run.recipe_uri, **inputs, work=run.work)
     if module == TRAINING:
         argv = _distributed(argv)
     log = get_run_logger()
     log.info("by hand: %s", shlex.join(argv))
-    return run_stage_process(argv, lambda line: log.info("%s", line))
+    return run_stage_process(argv, lambda line: log.info("%s", line), environment=environment)
 
 
 def read_stage(manifest: str) -> tuple[Manifest, str]:

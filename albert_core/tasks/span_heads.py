@@ -2,7 +2,8 @@
 
 They take packed batches: the encoder's output is (T, H), sequences of different lengths end to
 end. Scores of its positions, a number each, are laid out as (B, S), S the longest length, with
--inf where a sequence has no piece: a softmax then is over the real pieces alone.
+-inf where a sequence has no piece: a softmax then is over the real pieces alone. (That of the
+reference's head for SQuAD 1.1 is over the padding too, whose scores are noise.)
 
 The targets of a loss are those of `span_inputs`, (B,) each.
 
@@ -105,7 +106,8 @@ class AnswerabilityHead(Head):
         The end is scored from the true start.
         """
         x, allowed, start = self._encode(encoder, batch)
-        end = self._end_scores(x, x[batch.first_positions + targets["start_positions"]], batch)
+        of_start = x[batch.first_positions + targets["start_positions"]]
+        end = self._end_scores(self._end_features(x), of_start, batch)
         end = end.masked_fill(~allowed, -torch.inf)
         impossible = self._impossible_scores(x, start, batch)
         return 0.5 * (
@@ -126,9 +128,10 @@ class AnswerabilityHead(Head):
         """
         x, allowed, start = self._encode(encoder, batch)
         start_scores, starts = best(F.log_softmax(start, dim=1), BEAM_SIZE)
-        found = []
+        features, found = self._end_features(x), []
         for rank in range(BEAM_SIZE):
-            end = self._end_scores(x, x[batch.first_positions + starts[:, rank]], batch)
+            of_start = x[batch.first_positions + starts[:, rank]]
+            end = self._end_scores(features, of_start, batch)
             log_probabilities = F.log_softmax(end.masked_fill(~allowed, -torch.inf), dim=1)
             found.append(best(log_probabilities, BEAM_SIZE))
         end_scores, ends = (torch.stack(each, dim=1) for each in zip(*found, strict=True))
@@ -150,13 +153,21 @@ class AnswerabilityHead(Head):
         start = by_sequence(_at_least_float32(self.start(x).squeeze(1)), batch)
         return x, allowed, start.masked_fill(~allowed, -torch.inf)
 
-    def _end_scores(self, x: Tensor, of_start: Tensor, batch: SequenceBatch) -> Tensor:
-        """Return end logits (B, S) of (T, H), given the vector at the start, (B, H)."""
-        # The two halves of a dense layer on both vectors: that of the start is the same for all
-        # positions of a sequence.
-        own, of_sequence = self.end_dense.weight.split(x.shape[1], dim=1)
-        from_start = F.linear(of_start, of_sequence, self.end_dense.bias)
-        features = torch.tanh(F.linear(x, own) + from_start[sequence_of_piece(batch)])
+    def _end_features(self, x: Tensor) -> Tensor:
+        """Return the half of `end_dense` that is on the positions, (T, H) of (T, H)."""
+        return F.linear(x, self.end_dense.weight[:, : x.shape[1]])
+
+    def _end_scores(self, features: Tensor, of_start: Tensor, batch: SequenceBatch) -> Tensor:
+        """Return end logits (B, S).
+
+        Args:
+            features: of `_end_features`, the same for all starts.
+            of_start: the last layer at the start, (B, H): the same for all positions.
+            batch: whose positions they are.
+        """
+        weight = self.end_dense.weight[:, of_start.shape[1] :]
+        from_start = F.linear(of_start, weight, self.end_dense.bias)
+        features = torch.tanh(features + from_start[sequence_of_piece(batch)])
         logits = self.end(self.end_norm(features)).squeeze(1)
         return by_sequence(_at_least_float32(logits), batch)
 

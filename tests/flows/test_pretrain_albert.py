@@ -1,6 +1,7 @@
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ class FakeStages:
         self.calls: list[tuple[str, dict[str, str]]] = []
         self.receipt = "none"
 
-    def run_stage(self, module: str, run: RecipeRun, **inputs: str) -> str:
+    def run_stage(self, module: str, run: RecipeRun, environment: Any = None, **inputs: str) -> str:
         if module == "pipelines.removal":
             self.calls.append(("removal", {}))
             return self.receipt
@@ -73,7 +74,12 @@ def test_the_whole_way_goes_from_stage_to_stage(
         ("pretraining", {"examples": at("examples")}),
         (
             "finetuning",
-            {"model_folder": at("pretraining", "model"), "task_folder": at("task", "CoLA")},
+            {
+                "model_folder": at("pretraining", "model"),
+                "task_folder": at("task", "CoLA"),
+                "task": "cola",
+                "seed": "12345",
+            },
         ),
         (
             "registration",
@@ -96,7 +102,12 @@ def test_the_champion_is_scored_on_the_same_task(
     pretrain_albert.pretrain_albert("tiny", work=str(tmp_path))
     assert stages.calls[-2] == (
         "finetuning",
-        {"model_folder": "/elsewhere/champion", "task_folder": at("task", "CoLA")},
+        {
+            "model_folder": "/elsewhere/champion",
+            "task_folder": at("task", "CoLA"),
+            "task": "cola",
+            "seed": "12345",
+        },
     )
     assert stages.calls[-1][1]["champion_finetuning"] == at("finetuning")
 

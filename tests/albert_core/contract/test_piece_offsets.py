@@ -186,6 +186,7 @@ def test_lower_casing_what_was_decomposed_changes_no_length() -> None:
         ("Full\u3000ﬁne", [("▁full", "Full"), ("▁fine", "ﬁne")]),
         ("½", [("▁1", "½"), ("<unk>", "½"), ("2", "½")]),
         ("e\u0301a b", [("▁ea", "e\u0301a"), ("▁b", "b")]),
+        ("de\u0301 b", [("▁de", "de\u0301"), ("▁b", "b")]),
         ("\u0301 a", [("▁a", "a")]),
         ("a\u200bb", [("▁a", "a"), ("▁b", "b")]),
         ("İstanbul", [("▁istanbul", "İstanbul")]),

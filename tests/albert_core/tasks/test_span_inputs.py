@@ -62,6 +62,18 @@ def test_windows_are_those_of_the_reference(
     seed: int, max_seq_length: int, doc_stride: int, max_query_length: int, num_words: int
 ) -> None:
     examples = made_questions(3, seed, num_words=(1, 1 + num_words), questions_each=2)
+    check_windows(examples, max_seq_length, doc_stride, max_query_length)
+
+
+@pytest.mark.parametrize("num_words", [150, 170, 190])
+def test_a_last_window_much_shorter_has_less_context(num_words: int) -> None:
+    examples = made_questions(1, num_words=(num_words, num_words))
+    check_windows(examples, max_seq_length=280, doc_stride=200, max_query_length=64)
+
+
+def check_windows(
+    examples: SpanExamples, max_seq_length: int, doc_stride: int, max_query_length: int
+) -> None:
     chosen = SpanSettings(doc_stride=doc_stride, max_query_length=max_query_length)
     inputs = span_inputs(examples, tiny_vocab(), max_seq_length, chosen)
     windows, sequences = inputs.details, inputs.sequences

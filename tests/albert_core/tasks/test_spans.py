@@ -1,6 +1,7 @@
 """SQuAD as a problem: from questions to scores, and a model that learns to answer."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,14 @@ import pytest
 import torch
 
 from albert_core.config import ModelSettings, SpanSettings
+from albert_core.contract.tokenizer import Tokenizer
 from albert_core.model import AlbertModel
 from albert_core.tasks.examples import Answer, SpanExamples, Task
 from albert_core.tasks.problem import Head, Inputs, Outputs
 from albert_core.tasks.sequences import batches_by_length
 from albert_core.tasks.span_heads import AnswerabilityHead, StartEndHead
 from albert_core.tasks.spans import SpanProblem
+from albert_core.tasks.squad import read_squad
 from albert_core.tasks.squad_metrics import score_answers
 from tests.albert_core.tasks.made_spans import made_questions, one_question
 from tests.albert_core.tiny_vocab import tiny_vocab
@@ -27,6 +30,7 @@ SQUAD_2 = Task(
     has_answerless=True,
 )
 CPU = torch.device("cpu")
+SHARED = Path(__file__).parents[4] / "shared/data"
 MAX_SEQ_LENGTH = 48
 TINY = ModelSettings(
     embedding_size=32,
@@ -157,6 +161,41 @@ def test_without_labels_answers_are_given_where_they_are_more_probable_than_none
     assert scored.predictions["prediction"].to_pylist() == ["bade", "", ""]
     assert not scored.scorers
     assert scored.predictions["f1"].null_count == 3
+
+
+def test_without_labels_the_threshold_found_on_another_split_may_be_given() -> None:
+    examples = SpanExamples(**{**vars(three_questions()), "answers": [(), (), ()]})
+    problem = SpanProblem(SQUAD_2, SpanSettings(), no_answer_threshold=0.9)
+    inputs = problem.inputs(examples, tiny_vocab(), MAX_SEQ_LENGTH, training=False)
+    said = outputs_that_say(inputs, [words()[0]] * 3, [1.0] * 3, [-0.1, 2.0, 2.4])
+    table = problem.score(said, inputs, examples).predictions
+    assert table["prediction"].to_pylist() == ["bade", "bade", ""]
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [("squad-v1.1-articles-0-35.json", SQUAD_1), ("squad-v2.0-articles-0-24.json", SQUAD_2)],
+)
+def test_a_model_that_knows_the_targets_is_nearly_always_right(name: str, task: Task) -> None:
+    path, vocab = SHARED / "tasks/squad" / name, SHARED / "models/30k-clean.model"
+    if not (path.exists() and vocab.exists()):
+        pytest.skip(f"{path} or {vocab} is absent")
+    examples = read_squad(str(path), task.has_answerless)
+    problem = SpanProblem(task, SpanSettings())
+    inputs = problem.inputs(examples, Tokenizer(vocab.read_bytes()), 384, training=False)
+    impossible = inputs.targets["is_impossible"]
+    sure = np.where(impossible, -9.0, 9.0).astype(np.float32)[:, None]
+    said = {
+        "starts": inputs.targets["start_positions"][:, None],
+        "start_scores": sure,
+        "ends": inputs.targets["end_positions"][:, None, None],
+        "end_scores": sure[:, None],
+        "null_scores": -sure[:, 0],
+    }
+    scored = problem.score(said, inputs, examples)
+    rows = np.arange(len(examples))
+    assert scored.scorers["exact_match"](rows) > 0.99
+    assert scored.scorers["f1"](rows) > 0.995
 
 
 def test_a_question_without_any_valid_span_is_no_failure() -> None:
