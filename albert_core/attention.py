@@ -99,7 +99,8 @@ def attend_packed(
 
 def _by_run(x: Tensor, runs: Runs) -> list[Tensor]:
     """Return (number, N, length, D) for each run in (T, N, D)."""
-    parts = x.split([number * length for number, length in runs])
+    sizes = [number * length for number, length in runs]
+    parts = [x] if len(runs) == 1 else x.split(sizes)
     return [part.unflatten(0, run).transpose(1, 2) for part, run in zip(parts, runs, strict=True)]
 
 

@@ -41,13 +41,13 @@ def expected_speed(
     The peak of a GPU is looked up by its name. That of a CPU is measured: `MEASURING_SECONDS` of
     matrix products, on all ranks at the same time.
     """
-    hardware = _hardware(ranks.device)
+    hardware = hardware_called(_device_name(ranks.device))
     if ranks.device.type == "cpu":
         mine, source = measured_peak_flops(settings.precision), "measured at the start"
     elif hardware is not None:
         mine, source = hardware.peak_tflops[settings.precision] * 1e12, "the vendor's"
     else:
-        mine, source = float("nan"), f"{torch.cuda.get_device_name(ranks.device)} is not known"
+        mine, source = float("nan"), f"{_device_name(ranks.device)} is not known"
     total = ranks.sum(torch.tensor(mine, dtype=torch.float64, device=ranks.device)).item()
     return ExpectedSpeed(
         peak_flops=None if np.isnan(total) else total,
@@ -66,9 +66,10 @@ def measured_peak_flops(precision: Precision) -> float:
     return 2 * _WIDTH**3 / best
 
 
-def _hardware(device: torch.device) -> Hardware | None:
-    is_gpu = device.type == "cuda"
-    return hardware_called(torch.cuda.get_device_name(device) if is_gpu else processor_name())
+def _device_name(device: torch.device) -> str:
+    if device.type == "cpu":
+        return processor_name()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _setup(
