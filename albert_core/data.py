@@ -4,8 +4,8 @@ Dimensions: B sequences or R examples, with T pieces and M predictions in all.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +41,8 @@ class Batch:
     """int64 (M,), the pieces that stood there."""
     sentence_order_labels: Tensor
     """int64 (B,), 0 in document order, 1 swapped."""
+    key_mask: Tensor | None = None
+    """bool (B, 1, 1, S), false at padding, where there is some: in a single run."""
 
     @property
     def num_sequences(self) -> int:
@@ -66,20 +68,27 @@ class Batch:
             "runs": self.runs,
             "first_positions": self.first_positions,
             "masked_lm_positions": self.masked_lm_positions,
+            "key_mask": self.key_mask,
         }
+
+    @property
+    def num_predictions(self) -> int:
+        """M."""
+        return len(self.masked_lm_labels)
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on ``device``; from pinned memory the copy goes on beside the caller."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> "Batch":
         """Return the batch in page-locked memory, from which a GPU copies by itself."""
-        return self._each(Tensor.pin_memory)
+        return self.each(Tensor.pin_memory)
 
-    def _each(self, move: Callable[[Tensor], Tensor]) -> "Batch":
+    def each(self, move: Callable[[Tensor], Tensor]) -> Self:
+        """Return the batch with ``move`` of each tensor in its place."""
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {name: move(v) for name, v in values.items() if isinstance(v, Tensor)}
-        return Batch(**values | moved)
+        moved: dict[str, Any] = {n: move(v) for n, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True, slots=True)

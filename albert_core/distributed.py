@@ -6,7 +6,7 @@ pass ends, so there is nothing to overlap and one flat sum a step is enough.
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,6 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
+from albert_core.config import TrainingSettings
+from albert_core.data import Batch, ExampleShards
+from albert_core.layer_execution import set_layer_execution
+from albert_core.model import AlbertForPretraining
+from albert_core.padded_batches import BatchShape
 from albert_core.preemption import RunAgain
 
 log = logging.getLogger(__name__)
@@ -32,6 +37,34 @@ class Ranks:
     def is_first(self) -> bool:
         """Whether this is the rank that evaluates, logs and saves."""
         return self.rank == 0
+
+    def place(
+        self, model: AlbertForPretraining, settings: TrainingSettings
+    ) -> AlbertForPretraining:
+        """Return ``model`` on the device, its layers computed as ``settings`` has it."""
+        model = model.to(self.device)
+        set_layer_execution(model, settings.compile, settings.activation_checkpointing)
+        return model
+
+    def seed(self, seed: int) -> None:
+        """Let what is drawn on the device from here on depend on ``seed`` alone."""
+        torch.manual_seed(seed)
+
+    def batch_shape(self, _examples: ExampleShards, _num_sequences: int) -> BatchShape | None:
+        """Return what every batch of so many examples is padded to, or None: batches are packed.
+
+        Args:
+            _examples: those to come.
+            _num_sequences: of a batch, the most.
+        """
+        return None
+
+    def on_device(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield each batch on the device, when it is asked for."""
+        return (batch.to(self.device) for batch in batches)
+
+    def begin_pending(self) -> None:
+        """Let the device begin what it was asked for; this one has, at once."""
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of ``tensor`` over all ranks; the same bits on each.

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from albert_core.data import Batch, ExampleShards
 from albert_core.distributed import ALONE, Ranks
+from albert_core.losses import IGNORED
 from albert_core.metrics import Estimate, ratio_interval
 from albert_core.model import AlbertForPretraining
+from albert_core.padded_batches import make_batch
 from albert_core.state_sharding import gathered
 
 _BATCH_SIZE = 64
@@ -32,7 +34,7 @@ def evaluate(
     The ranks share the work; each returns the same scores, whatever their number.
 
     Args:
-        model: on the device that its batches go to.
+        model: on the device of ``ranks``.
         examples: held-out ones.
         max_examples: how many to score, if there are as many.
         pair_task: what the model learnt from pairs, a value of `train_step.PAIR_TASKS`; None for
@@ -44,21 +46,22 @@ def evaluate(
         by the pair task's name its loss (nats per pair) and accuracy (share of the pairs), each
         with its 95 % interval over documents, because the examples of one document are alike.
     """
-    device = next(model.parameters()).device
+    shape = ranks.batch_shape(examples, _BATCH_SIZE)
     was_training = model.training
     model.eval()
     count = min(len(examples), max_examples)
     # float32 sums of a few numbers each; a rank fills its batches, the others leave them 0.
-    sums = torch.zeros(len(_SUMS), count, device=device)
+    sums = torch.zeros(len(_SUMS), count, device=ranks.device)
     with gathered(model, ranks):
         for begin in range(ranks.rank * _BATCH_SIZE, count, ranks.world_size * _BATCH_SIZE):
             end = min(begin + _BATCH_SIZE, count)
             numbers = np.arange(begin, end)
             by_length = np.argsort(examples.sizes(numbers)[0], kind="stable")
-            batch = examples.rows(numbers[by_length]).batch().to(device)
-            sums[:, numbers[by_length]] = _score(model, batch)
+            batch = make_batch(examples.rows(numbers[by_length]), shape)
+            for on_device in ranks.on_device([batch]):
+                sums[:, numbers[by_length]] = _score(model, on_device)[:, : end - begin]
     model.train(was_training)
-    scores = dict(zip(_SUMS, ranks.sum(sums).double().cpu().numpy(), strict=True))
+    scores = dict(zip(_SUMS, ranks.sum(sums).cpu().double().numpy(), strict=True))
     _, documents = np.unique(examples.document_ids()[:count], return_inverse=True)
     counts = {"masked_lm": scores.pop("num_predictions"), "pair": np.ones(count)}
     evaluation = {}
@@ -73,15 +76,16 @@ def evaluate(
 
 
 def _score(model: AlbertForPretraining, batch: Batch) -> Tensor:
-    """Return sums over each example's predictions, float32 (len(_SUMS), B)."""
+    """Return sums over each example's real predictions, float32 (len(_SUMS), B)."""
     lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)
     lm_labels, labels = batch.masked_lm_labels, batch.sentence_order_labels
-    sequences = torch.searchsorted(batch.first_positions, batch.masked_lm_positions, right=True) - 1
+    begun = batch.masked_lm_positions[:, None] >= batch.first_positions  # (M, B)
+    sequences = begun.sum(1) - 1  # XLA has no searchsorted
     of_predictions = torch.stack(
         [
-            F.cross_entropy(lm_logits.float(), lm_labels, reduction="none"),
+            F.cross_entropy(lm_logits.float(), lm_labels, reduction="none", ignore_index=IGNORED),
             (lm_logits.argmax(-1) == lm_labels).float(),
-            torch.ones(len(lm_labels), device=lm_labels.device),
+            (lm_labels != IGNORED).float(),
         ]
     )
     sums = torch.zeros(3, batch.num_sequences, device=lm_labels.device)
@@ -90,7 +94,7 @@ def _score(model: AlbertForPretraining, batch: Batch) -> Tensor:
         [
             nats,
             right,
-            F.cross_entropy(pair_logits.float(), labels, reduction="none"),
+            F.cross_entropy(pair_logits.float(), labels, reduction="none", ignore_index=IGNORED),
             (pair_logits.argmax(-1) == labels).float(),
             num_predictions,
         ]

@@ -21,6 +21,7 @@ from albert_core.contract.seeds import derive_seed, random_bits
 from albert_core.hyperparameters import Hyperparameters
 from albert_core.model import AlbertModel
 from albert_core.optimizer import build_optimizer, learning_rate_at
+from albert_core.tasks.head_outputs import batch_of_units, outputs_of, unit_lengths
 from albert_core.tasks.problem import Head, Inputs, Ints
 from albert_core.tasks.sequences import batches_by_length
 
@@ -95,7 +96,7 @@ class Finetuner:
             share = len(part) / len(units)
             with self._autocast():
                 loss = self.head.loss(
-                    self.encoder, self._sequences(self.train, part), self._targets(part)
+                    self.encoder, batch_of_units(self.train, part, self.device), self._targets(part)
                 )
             (loss * share).backward()
             total += loss.detach() * share
@@ -113,20 +114,12 @@ class Finetuner:
         self.step += 1
         return total
 
-    @torch.no_grad()
     def outputs(self, inputs: Inputs) -> dict[str, NDArray[Any]]:
         """Return what the head gives for each of the U units, in their order."""
         self.model.eval()
-        parts: list[tuple[Ints, dict[str, NDArray[Any]]]] = []
-        for units in batches_by_length(_unit_lengths(inputs), self.settings.micro_batch_pieces):
-            with self._autocast():
-                found = self.head.outputs(self.encoder, self._sequences(inputs, units))
-            parts.append((units, {name: values.cpu().numpy() for name, values in found.items()}))
-        order = np.argsort(np.concatenate([units for units, _ in parts]), kind="stable")
-        return {
-            name: np.concatenate([values[name] for _, values in parts])[order]
-            for name in parts[0][1]
-        }
+        pieces = self.settings.micro_batch_pieces
+        with self._autocast():
+            return outputs_of(self.encoder, self.head, inputs, self.device, pieces)
 
     def note_score(self, score: float) -> bool:
         """Note dev's key score of the weights as they are; return whether it is the best yet."""
@@ -164,14 +157,9 @@ class Finetuner:
         )
 
     def _micro_batches(self, units: Ints) -> list[Ints]:
-        lengths = _unit_lengths(self.train)[units]
+        lengths = unit_lengths(self.train)[units]
         parts = batches_by_length(lengths, self.settings.micro_batch_pieces)
         return [units[part] for part in parts]
-
-    def _sequences(self, inputs: Inputs, units: Ints) -> Any:
-        each = inputs.sequences_per_unit
-        rows = (units[:, None] * each + np.arange(each)).ravel()
-        return inputs.sequences.batch(rows, self.device)
 
     def _targets(self, units: Ints) -> dict[str, Tensor]:
         return {
@@ -214,11 +202,6 @@ def units_of_update(step: int, batch_size: int, num_units: int, seed: int) -> In
         order = np.argsort(bits, kind="stable")
         units[epochs == epoch] = order[places[epochs == epoch]]
     return units
-
-
-def _unit_lengths(inputs: Inputs) -> Ints:
-    lengths: Ints = inputs.sequences.lengths.reshape(inputs.num_units, -1).sum(axis=1)
-    return lengths
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from albert_core.contract.seeds import derive_seed
 from albert_core.data import Batch, ExampleShards, Rows
 from albert_core.example_order import deal_update, example_order, padded_length
 from albert_core.fresh_masks import FreshMasks
+from albert_core.padded_batches import BatchShape, make_batch
 from albert_core.update_batch import UpdateBatch, UpdateSizes
 
 Masks = Literal["shards", "fresh"]
@@ -57,6 +58,7 @@ class UpdateLoader:
         masks: "shards" takes those in the shards; "fresh" draws others in each epoch, by the
             same rules.
         pin_memory: whether batches are in page-locked memory; needs a GPU.
+        shape: what every micro-batch is padded to; None for packed ones.
 
     Raises:
         ConfigError: ``masks`` is "fresh" and the examples are masked as the reference does.
@@ -75,6 +77,7 @@ class UpdateLoader:
         num_updates: int,
         masks: Masks,
         pin_memory: bool,
+        shape: BatchShape | None = None,
     ) -> None:
         self.waited_seconds = 0.0
         """How long the consumer waited for batches, in all."""
@@ -82,7 +85,7 @@ class UpdateLoader:
         self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
         self._order_seed = derive_seed(seed, "order")
         self._fresh = FreshMasks(examples.manifest, seed) if masks == "fresh" else None
-        self._pin_memory = pin_memory
+        self._pin_memory, self._shape = pin_memory, shape
         max_seq_length = examples.manifest.facts["max_seq_length"]
         self._max_pieces = micro_batch_size * padded_length(max_seq_length)
         end = first_example + num_updates * batch_size
@@ -144,7 +147,9 @@ class UpdateLoader:
             numbers = np.arange(begin, begin + self._batch_size)
             indices = example_order(begin, self._batch_size, len(self._examples), self._order_seed)
             lengths, num_predictions = self._examples.sizes(indices)
-            micro_batches = deal_update(lengths, self._rank, self._world_size, self._max_pieces)
+            # Where all are padded to one length, a micro-batch is so many sequences, however short.
+            padded = lengths if self._shape is None else np.full_like(lengths, self._shape.length)
+            micro_batches = deal_update(padded, self._rank, self._world_size, self._max_pieces)
             mine = np.concatenate(micro_batches)
             rows = self._examples.rows(indices[mine])
             in_all = int(num_predictions.sum())
@@ -153,7 +158,7 @@ class UpdateLoader:
                 rows, in_all = self._mask_afresh(self._fresh, rows, mine, indices, epochs)
             sizes = UpdateSizes.of_lengths(lengths, in_all)
             for part in rows.split(np.cumsum([len(places) for places in micro_batches]).tolist()):
-                batch = part.batch()
+                batch = make_batch(part, self._shape)
                 batch = batch.pinned() if self._pin_memory else batch
                 yield _Part(batch, sizes, len(micro_batches))
 

@@ -6,13 +6,16 @@ from torch import Tensor
 
 from albert_core.contract.errors import ShapeError
 
+IGNORED = -100
+"""The label of what is padding: it adds nothing to a loss, and no score can equal it."""
+
 
 def masked_lm_loss(logits: Tensor, labels: Tensor, num_predictions: Tensor | float) -> Tensor:
     """Return the cross-entropy at the masked positions, in nats per prediction.
 
     Args:
         logits: float (M, V), unnormalised scores at the masked positions; any precision.
-        labels: int64 (M,), the pieces that stood there before masking.
+        labels: int64 (M,), the pieces that stood there before masking; `IGNORED` at padding.
         num_predictions: a number or float32 scalar, predictions in the whole update: every
             micro-batch, every rank; at least 1. Summed over those parts, the result is
             one mean over all predictions, however the batch was cut.
@@ -30,7 +33,7 @@ def masked_lm_loss(logits: Tensor, labels: Tensor, num_predictions: Tensor | flo
             f"labels {tuple(labels.shape)} must be (M,), the first dimension of the logits "
             f"(M, V) {tuple(logits.shape)}"
         )
-    return F.cross_entropy(_at_least_float32(logits), labels, reduction="sum") / num_predictions
+    return _summed(logits, labels) / num_predictions
 
 
 def sentence_order_loss(logits: Tensor, labels: Tensor, num_sequences: Tensor | float) -> Tensor:
@@ -40,7 +43,7 @@ def sentence_order_loss(logits: Tensor, labels: Tensor, num_sequences: Tensor | 
 
     Args:
         logits: float (B, 2), unnormalised scores of in order and swapped; any precision.
-        labels: int64 (B,), 0 in document order, 1 swapped.
+        labels: int64 (B,), 0 in document order, 1 swapped; `IGNORED` at padding.
         num_sequences: sequences in the whole update, counted as ``num_predictions`` is in
             `masked_lm_loss`; at least 1.
 
@@ -56,8 +59,9 @@ def sentence_order_loss(logits: Tensor, labels: Tensor, num_sequences: Tensor | 
         raise ShapeError(
             f"labels {tuple(labels.shape)} must be (B,) and logits {tuple(logits.shape)} (B, 2)"
         )
-    return F.cross_entropy(_at_least_float32(logits), labels, reduction="sum") / num_sequences
+    return _summed(logits, labels) / num_sequences
 
 
-def _at_least_float32(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
+def _summed(logits: Tensor, labels: Tensor) -> Tensor:
+    precise = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(precise, labels, reduction="sum", ignore_index=IGNORED)

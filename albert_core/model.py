@@ -260,6 +260,7 @@ class AlbertForPretraining(nn.Module):
         runs: Runs,
         first_positions: Tensor,
         masked_lm_positions: Tensor,
+        key_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Score a packed batch as `forward` does a padded one, at the price of its real pieces.
 
@@ -269,12 +270,13 @@ class AlbertForPretraining(nn.Module):
             runs: how the T pieces are B sequences.
             first_positions: int64 (B,), where in T each sequence begins.
             masked_lm_positions: int64 (M,), positions in T.
+            key_mask: bool (B, 1, 1, S), false at padding, where a single run is padded.
 
         Returns:
             masked LM logits (M, V) and sentence order logits (B, 2).
         """
         rows = torch.cat([first_positions, masked_lm_positions])
-        x = self.encoder.encode(input_ids, token_type_ids, runs, rows=rows)
+        x = self.encoder.encode(input_ids, token_type_ids, runs, key_mask, rows)
         first, masked = x.split([len(first_positions), len(masked_lm_positions)])
         pooled = torch.tanh(self.encoder.pooler(first))
         lm_logits = self.masked_lm(masked, self.encoder.embeddings.word.weight)

@@ -1,7 +1,4 @@
-"""What a fine-tuned model says of rows as a user has them: texts, questions, articles.
-
-U units of a split (see `tasks.problem`).
-"""
+"""What a fine-tuned model says of rows as a user has them: texts, questions, articles."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,11 +10,9 @@ from numpy.typing import NDArray
 from albert_core.config import FinetuningSettings
 from albert_core.contract.errors import TaskError
 from albert_core.finetuned_model import read_finetuned
-from albert_core.model import AlbertModel
 from albert_core.tasks.examples import ChoiceExamples, Examples, SpanExamples, TextExamples
-from albert_core.tasks.problem import Head, Inputs
+from albert_core.tasks.head_outputs import outputs_of
 from albert_core.tasks.problems import problem_of
-from albert_core.tasks.sequences import batches_by_length
 
 MICRO_BATCH_PIECES = 16_384
 """Pieces in one forward pass."""
@@ -77,7 +72,7 @@ class FinetunedModel:
         examples = _examples(self.task.kind, rows)
         length = self.settings["max_seq_length"]
         inputs = self.problem.inputs(examples, self.tokenizer, length, training=False)
-        outputs = outputs_of(self.encoder, self.head, inputs, self.device)
+        outputs = outputs_of(self.encoder, self.head, inputs, self.device, MICRO_BATCH_PIECES)
         found = self.problem.score(outputs, inputs, examples).predictions.to_pylist()
         if self.task.kind == "spans":
             threshold = self.settings.get("no_answer_threshold")
@@ -102,35 +97,6 @@ def load_finetuned(folder: str) -> FinetunedModel:
         IntegrityError: a file is missing or damaged.
     """
     return FinetunedModel(folder, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-
-
-@torch.no_grad()
-def outputs_of(
-    encoder: AlbertModel,
-    head: Head,
-    inputs: Inputs,
-    device: torch.device,
-    micro_batch_pieces: int = MICRO_BATCH_PIECES,
-) -> dict[str, NDArray[Any]]:
-    """Return what the head gives for each of the U units, in their order.
-
-    Args:
-        encoder: on ``device``, in evaluation mode, as is the head.
-        head: of the task.
-        inputs: at least one unit.
-        device: where to compute.
-        micro_batch_pieces: of one forward pass; units of similar length go together.
-    """
-    each = inputs.sequences_per_unit
-    lengths = inputs.sequences.lengths.reshape(inputs.num_units, -1).sum(axis=1)
-    batches = batches_by_length(lengths, micro_batch_pieces)
-    parts = []
-    for units in batches:
-        rows = (units[:, None] * each + np.arange(each)).ravel()
-        outputs = head.outputs(encoder, inputs.sequences.batch(rows, device))
-        parts.append({name: values.cpu().numpy() for name, values in outputs.items()})
-    order = np.argsort(np.concatenate(batches), kind="stable")
-    return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
 
 
 def _examples(kind: str, rows: Sequence[Row]) -> Examples:

@@ -186,6 +186,7 @@ def train_step(
     else:
         state.examples_skipped += sizes.num_sequences
     state.optimizer.zero_grad(set_to_none=True)
+    ranks.begin_pending()
     state.step += 1
     state.examples_taken += sizes.num_sequences
     metrics = {"masked_lm_loss": lm, "masked_lm_accuracy": lm_right}

@@ -37,9 +37,9 @@ from albert_core.contract.manifest import (
 from albert_core.contract.seeds import derive_seed
 from albert_core.contract.stage_command import stage_main
 from albert_core.data import ExampleShards
-from albert_core.distributed import Ranks, joined_ranks
+from albert_core.devices import ranks_of_environment
+from albert_core.distributed import Ranks
 from albert_core.evaluation import Evaluation, evaluate
-from albert_core.layer_execution import set_layer_execution
 from albert_core.loader import UpdateLoader
 from albert_core.metrics import Estimate
 from albert_core.model import AlbertForPretraining
@@ -99,7 +99,7 @@ def run(model: ModelSettings, training: TrainingSettings, examples: str, work: s
             f"model.max_position_embeddings is {model.max_position_embeddings}. Raise it, or "
             "lower examples.max_seq_length."
         )
-    with stop_request() as stop, joined_ranks() as ranks:
+    with stop_request() as stop, ranks_of_environment() as ranks:
         pretraining = Pretraining(plan, work, model, training, examples, start, ranks, stop)
         with pretraining.tracked if pretraining.tracked is not None else nullcontext():
             pretraining.train()
@@ -173,12 +173,11 @@ class Pretraining:
 
     def _update(self, batch: UpdateBatch) -> Update:
         self._set_learning_rate()
-        torch.manual_seed(
+        self.ranks.seed(
             derive_seed(self.settings.seed, "dropout", self.state.step, self.ranks.rank)
         )
         self.after = None
-        on_device = (each.to(self.ranks.device) for each in batch.micro_batches)
-        batch = replace(batch, micro_batches=on_device)
+        batch = replace(batch, micro_batches=self.ranks.on_device(batch.micro_batches))
         return train_step(self.state, batch, self.settings, self.ranks, self.pair_task, self.stop)
 
     def _do_what_is_due(self, update: Update) -> None:
@@ -218,10 +217,9 @@ class Pretraining:
         settings = self.settings
         torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
         model = weights or AlbertForPretraining(self.model_settings, self.facts["vocab_size"])
-        model = model.to(self.ranks.device)
+        model = self.ranks.place(model, settings)
         if settings.shard_state and self.ranks.world_size > 1:
             shard_state(model, self.ranks)
-        set_layer_execution(model, settings.compile, settings.activation_checkpointing)
         optimizer = build_optimizer(
             model, settings.optimizer, settings.learning_rate, settings.weight_decay
         )
@@ -323,10 +321,11 @@ class Pretraining:
 
     def _loader(self) -> UpdateLoader:
         """Return what gives this rank's part of the updates that are left."""
+        micro_batch_size = self.settings.micro_batch_size
         return UpdateLoader(
             self.train_examples,
             batch_size=self.settings.batch_size,
-            micro_batch_size=self.settings.micro_batch_size,
+            micro_batch_size=micro_batch_size,
             seed=self.settings.seed,
             rank=self.ranks.rank,
             world_size=self.ranks.world_size,
@@ -334,6 +333,7 @@ class Pretraining:
             num_updates=self.settings.num_steps - self.state.step,
             masks=self.settings.masks,
             pin_memory=self.ranks.device.type == "cuda",
+            shape=self.ranks.batch_shape(self.train_examples, micro_batch_size),
         )
 
     def _set_learning_rate(self) -> None:

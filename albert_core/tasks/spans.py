@@ -31,7 +31,7 @@ from albert_core.tasks.squad_metrics import (
 
 Floats = NDArray[np.float64]
 UNSEARCHED_THRESHOLD = 0.5
-"""Probability of no answer from which on it is the likelier."""
+"""Probability of no answer above which a question has none, where no labels tell a better one."""
 _LOGIT_WITHOUT_ANSWER = 1e6
 """Of a question for which no span is valid. Source: REFERENCE.md D.3 (-1e6 for the span)."""
 
@@ -62,23 +62,11 @@ class SpanProblem(Problem[SpanExamples]):
         exact_match   0 or 1; null without labels
         f1            0..1; null without labels
         n_best        list of text, start, end, score: spans of different texts, the best first
-
-    Args:
-        task: SQuAD 1.1 or 2.0.
-        settings: of windows, head and decoding.
-        no_answer_threshold: probability of no answer above which a question of an unlabelled
-            split has none, 0..1; the ``no_answer_threshold`` found on dev, if there is one.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        settings: SpanSettings,
-        no_answer_threshold: float = UNSEARCHED_THRESHOLD,
-    ) -> None:
+    def __init__(self, task: Task, settings: SpanSettings) -> None:
         super().__init__(task)
         self.settings = settings
-        self.no_answer_threshold = no_answer_threshold
 
     def inputs(
         self, examples: SpanExamples, tokenizer: Tokenizer, max_seq_length: int, training: bool
@@ -121,7 +109,7 @@ class SpanProblem(Problem[SpanExamples]):
         """Return what is predicted with the best threshold, and how good it is."""
         null_scores = self._null_scores(ranked)
         no_answer_probs = _sigmoid(null_scores)
-        threshold, scores, facts = self.no_answer_threshold, None, dict[str, Any]()
+        threshold, scores, facts = UNSEARCHED_THRESHOLD, None, dict[str, Any]()
         if any(answers):
             has_answer = np.array([bool(of_one) for of_one in answers], np.bool_)
             raw = score_answers(texts, answers, has_answerless=True)

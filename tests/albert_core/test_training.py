@@ -347,7 +347,7 @@ def test_more_ranks_than_examples_in_a_batch_are_refused(
     def nine_ranks() -> Iterator[Ranks]:
         yield Ranks(0, 9, torch.device("cpu"))
 
-    monkeypatch.setattr(training, "joined_ranks", nine_ranks)
+    monkeypatch.setattr(training, "ranks_of_environment", nine_ranks)
     with pytest.raises(ConfigError, match="batch_size is 8, but there are 9 ranks"):
         training.run(MODEL, TRAINING, examples, str(tmp_path))
 

@@ -163,15 +163,6 @@ def test_without_labels_answers_are_given_where_they_are_more_probable_than_none
     assert scored.predictions["f1"].null_count == 3
 
 
-def test_without_labels_the_threshold_found_on_another_split_may_be_given() -> None:
-    examples = SpanExamples(**{**vars(three_questions()), "answers": [(), (), ()]})
-    problem = SpanProblem(SQUAD_2, SpanSettings(), no_answer_threshold=0.9)
-    inputs = problem.inputs(examples, tiny_vocab(), MAX_SEQ_LENGTH, training=False)
-    said = outputs_that_say(inputs, [words()[0]] * 3, [1.0] * 3, [-0.1, 2.0, 2.4])
-    table = problem.score(said, inputs, examples).predictions
-    assert table["prediction"].to_pylist() == ["bade", "bade", ""]
-
-
 @pytest.mark.parametrize(
     ("name", "task"),
     [("squad-v1.1-articles-0-35.json", SQUAD_1), ("squad-v2.0-articles-0-24.json", SQUAD_2)],

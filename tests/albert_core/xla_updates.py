@@ -1,0 +1,81 @@
+"""Some updates and an evaluation, for a Python that has PyTorch/XLA: of a test, in a process.
+
+    python -m tests.albert_core.xla_updates EXAMPLES MODEL TRAINING
+
+The arguments are a manifest and the settings as JSON. With ``PJRT_DEVICE`` set, XLA computes. The
+last line printed is JSON:
+
+losses      masked LM and sentence order loss of each update
+compiled    graphs compiled by the end of each update, and of each of two evaluations
+scores      held-out values
+"""
+
+import json
+import os
+import sys
+from dataclasses import replace
+
+import torch
+
+from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.contract.manifest import read_manifest
+from albert_core.data import ExampleShards
+from albert_core.devices import ranks_of_environment
+from albert_core.evaluation import evaluate
+from albert_core.loader import UpdateLoader
+from albert_core.model import AlbertForPretraining
+from albert_core.optimizer import build_optimizer, learning_rate_at
+from albert_core.train_step import TrainState, train_step
+
+
+def num_compiled() -> int:
+    """Return how many graphs XLA has compiled."""
+    if "PJRT_DEVICE" not in os.environ:
+        return 0
+    from torch_xla.debug import metrics
+
+    return int(metrics.counter_value("UncachedCompile") or 0)
+
+
+def main(examples: str, model_json: str, training_json: str) -> None:
+    """Do the updates of the settings; print what came of them."""
+    settings = TrainingSettings.model_validate_json(training_json)
+    shards, held_out = (ExampleShards(examples, kind) for kind in ("train", "held_out"))
+    losses, compiled = [], []
+    with ranks_of_environment() as ranks:
+        torch.manual_seed(1)
+        shape = ModelSettings.model_validate_json(model_json)
+        model = AlbertForPretraining(shape, read_manifest(examples).facts["vocab_size"])
+        model = ranks.place(model, settings)
+        rates = settings.learning_rate, settings.warmup_steps, settings.num_steps
+        optimizer = build_optimizer(model, settings.optimizer, settings.learning_rate, 0.01)
+        state = TrainState(model=model, optimizer=optimizer)
+        with UpdateLoader(
+            shards,
+            batch_size=settings.batch_size,
+            micro_batch_size=settings.micro_batch_size,
+            seed=1,
+            rank=0,
+            world_size=1,
+            first_example=0,
+            num_updates=settings.num_steps,
+            masks="shards",
+            pin_memory=False,
+            shape=ranks.batch_shape(shards, settings.micro_batch_size),
+        ) as loader:
+            for taken in loader:
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate_at(state.step, *rates, settings.schedule)
+                batch = replace(taken, micro_batches=ranks.on_device(taken.micro_batches))
+                metrics = train_step(state, batch, settings, ranks).metrics
+                losses.append([metrics["masked_lm_loss"], metrics["sentence_order_loss"]])
+                compiled.append(num_compiled())
+        for _ in range(2):
+            scores = evaluate(model, held_out, settings.max_evaluation_examples, ranks=ranks)
+            compiled.append(num_compiled())
+    values = {name: score.value for name, score in scores.items()}
+    print(json.dumps({"losses": losses, "compiled": compiled, "scores": values}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
