@@ -130,30 +130,32 @@ def attend(
 
 
 class _PlainAttention(torch.autograd.Function):
-    """Attention by matrix products, which keeps its weights (B, N, S, S) for the way back."""
+    """Attention by matrix products, which keeps its weights (B, N, S, S) for the way back.
+
+    A product copies what does not lie head after head: here each is laid so once, for all.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None
     ) -> Tensor:
-        scale = query.shape[-1] ** -0.5
-        scores = (query * scale) @ key.transpose(-1, -2)
+        ctx.scale = query.shape[-1] ** -0.5
+        query, key, value = (x.contiguous() for x in (query * ctx.scale, key, value))
+        scores = query @ key.transpose(-1, -2)
         if key_mask is not None:
             scores.masked_fill_(~key_mask, -torch.inf)
         weights = torch.softmax(scores, -1)
         ctx.save_for_backward(query, key, value, weights)
-        ctx.scale = scale
         return weights @ value
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        [gradient] = gradients
         query, key, value, weights = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
         of_weights = gradient @ value.transpose(-1, -2)
         of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)  # noqa: SLF001
-        of_scores *= ctx.scale
         return (
-            of_scores @ key,
+            (of_scores @ key).mul_(ctx.scale),
             of_scores.transpose(-1, -2) @ query,
             weights.transpose(-1, -2) @ gradient,
             None,

@@ -4,6 +4,7 @@ from functools import partial
 
 from torch.utils.checkpoint import checkpoint
 
+from albert_core.linear import then_and_again
 from albert_core.model import AlbertForPretraining
 
 
@@ -22,5 +23,7 @@ def set_layer_execution(
             block.compile()
         if activation_checkpointing:
             # The instance's own attribute, which is called instead of the class's method.
-            forward = partial(checkpoint, block.forward, use_reentrant=False)
+            forward = partial(
+                checkpoint, block.forward, use_reentrant=False, context_fn=then_and_again
+            )
             block.forward = forward

@@ -15,23 +15,19 @@ so that its gradients are summed in float32.
 Source: Lan et al. 2020, section 3; google-research/albert `modeling.py` (REFERENCE.md A).
 """
 
-from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from albert_core.activations import ACTIVATIONS
 from albert_core.attention import Layout, Runs, attend_packed, layout_of
 from albert_core.config import ModelSettings
+from albert_core.linear import Linear, weights_laid_out_once
 
 LAYER_NORM_EPSILON = 1e-12
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_new": partial(F.gelu, approximate="tanh"),
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "tanh": torch.tanh,
-}
 
 
 def block_route(settings: ModelSettings) -> list[tuple[int, int]]:
@@ -88,10 +84,10 @@ class Attention(nn.Module):
         hidden = settings.hidden_size
         self.num_heads = settings.num_attention_heads
         self.weights_dropout_prob = settings.attention_probs_dropout_prob
-        self.query = nn.Linear(hidden, hidden)  # three matrices: LAMB scales each by itself
-        self.key = nn.Linear(hidden, hidden)
-        self.value = nn.Linear(hidden, hidden)
-        self.output = nn.Linear(hidden, hidden)
+        self.query = Linear(hidden, hidden)  # three matrices: LAMB scales each by itself
+        self.key = Linear(hidden, hidden)
+        self.value = Linear(hidden, hidden)
+        self.output = Linear(hidden, hidden)
         self.dropout = nn.Dropout(settings.hidden_dropout_prob)
         self.norm = nn.LayerNorm(hidden, LAYER_NORM_EPSILON)
 
@@ -118,9 +114,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.inner = nn.Linear(settings.hidden_size, settings.intermediate_size)
+        self.inner = Linear(settings.hidden_size, settings.intermediate_size)
         self.activation = ACTIVATIONS[settings.hidden_act]
-        self.output = nn.Linear(settings.intermediate_size, settings.hidden_size)
+        self.output = Linear(settings.intermediate_size, settings.hidden_size)
         self.dropout = nn.Dropout(settings.hidden_dropout_prob)
         self.norm = nn.LayerNorm(settings.hidden_size, LAYER_NORM_EPSILON)
 
@@ -198,9 +194,13 @@ class AlbertModel(nn.Module):
         layout = layout_of(runs, input_ids.device, head_size)
         x = self.projection(self.embeddings(input_ids, token_type_ids, layout))
         last = len(self.route) - 1
-        for number, (attention, feed_forward) in enumerate(self.route):
-            x = self.attentions[attention](x, layout, key_mask, rows if number == last else None)
-            x = self.feed_forwards[feed_forward](x)
+        shares_blocks = len(set(self.route)) < len(self.route)
+        with weights_laid_out_once() if shares_blocks else nullcontext():
+            for number, (attention, feed_forward) in enumerate(self.route):
+                x = self.attentions[attention](
+                    x, layout, key_mask, rows if number == last else None
+                )
+                x = self.feed_forwards[feed_forward](x)
         return x  # type: ignore[no-any-return]
 
 

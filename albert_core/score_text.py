@@ -52,8 +52,16 @@ LEGEND = (
 )
 _COLUMNS = 100
 """Of a terminal, for the notes."""
-_TWO_METRICS = ("mnli", "mrpc", "qqp", "sts-b")
-"""Tasks of which GLUE's own table has two."""
+_OTHER_SETS = {"ax": "AX", "mnli-mm": "mm"}
+_SECOND_METRICS = {
+    "mnli": "accuracy of mnli-mm",
+    "mrpc": "f1",
+    "qqp": "f1",
+    "squad-1.1": "exact_match",
+    "squad-2.0": "exact_match",
+    "sts-b": "spearman",
+}
+"""Of tasks that have two in GLUE's own table, or in the paper's."""
 _DASH = "–"
 _HALF_UP = 1e-9
 """So that the paper's 80.05 becomes 80.1, as there, whichever way its binary form errs."""
@@ -137,8 +145,9 @@ def detail_rows(model: ModelScores) -> Rows:
 
 def metric_name(name: str) -> str:
     """Return what the tables call a metric."""
-    metric, of, other = name.partition(" of ")
-    return METRIC_NAMES.get(metric, metric.replace("_", " ")) + of + other
+    metric, _, other = name.partition(" of ")
+    short = METRIC_NAMES.get(metric, metric.replace("_", " "))
+    return f"{short} {_OTHER_SETS.get(other, other)}".rstrip()
 
 
 def _detail_row(scores: TaskScores, metric: MetricSummary, is_key: bool) -> tuple[str, ...]:
@@ -166,8 +175,9 @@ def _detail_row(scores: TaskScores, metric: MetricSummary, is_key: bool) -> tupl
 
 
 def score_cell(scores: TaskScores) -> str:
-    """Return a task's score as the paper's or GLUE's tables have it: two metrics of some tasks."""
-    shown = scores.metrics[: 2 if scores.task in _TWO_METRICS or scores.kind == "spans" else 1]
+    """Return a task's score as GLUE's table or the paper's has it: of some tasks two metrics."""
+    second = _SECOND_METRICS.get(scores.task)
+    shown = [metric for metric in scores.metrics if metric is scores.key or metric.name == second]
     return "/".join(percent(metric.median) for metric in shown)
 
 

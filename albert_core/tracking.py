@@ -5,6 +5,7 @@ background, and one that fails is counted, said once and left out.
 """
 
 import atexit
+import fcntl
 import json
 import logging
 import os
@@ -93,10 +94,16 @@ def shown_tracking_uri(work: str) -> str:
 def open_client(work: str) -> MlflowClient:
     """Return a client of the tracking server and registry at `tracking_uri`."""
     uri = tracking_uri(work)
+    registry_uri = os.environ.get("MLFLOW_REGISTRY_URI") or uri
     path = uri.removeprefix("sqlite:///")
-    if path != uri:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-    return MlflowClient(uri, os.environ.get("MLFLOW_REGISTRY_URI") or uri)
+    if path == uri:
+        return MlflowClient(uri, registry_uri)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Path(f"{path}.lock").open("w") as lock:  # two that make its tables at once break them
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        client = MlflowClient(uri, registry_uri)
+        client.search_experiments(max_results=1)
+    return client
 
 
 def experiment_id(client: MlflowClient, work: str) -> str:

@@ -212,7 +212,7 @@ def _backward(
     with _autocast(settings, device):
         lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)  # (M, V), (B, 2)
     lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, sizes.num_predictions)
-    lm_right = (lm_logits.detach().argmax(-1) == batch.masked_lm_labels).sum()
+    lm_right = (lm_logits.detach().max(-1).indices == batch.masked_lm_labels).sum()
     pair, pair_right = torch.zeros_like(lm), torch.zeros_like(lm)
     if pair_task is not None:
         labels = batch.sentence_order_labels

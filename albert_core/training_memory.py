@@ -24,6 +24,8 @@ _EMBEDDING_GRADIENTS = 3
 """Of the head, of the look-up, and their sum."""
 _LOGIT_COPY_BYTES = 8
 """Of a logit in the loss's backward pass, beside the log-probabilities kept for it."""
+_LOGITS_PER_BLOCK = 1 << 19
+"""As `albert_core.losses` works on at once on a CPU."""
 _LAYER_NORM_STATISTICS = 2
 """Mean and deviation."""
 
@@ -144,7 +146,10 @@ def largest_micro_batch(
 
 
 def saved_for_backward(settings: ModelSettings, vocab_size: int, micro_batch: MicroBatch) -> int:
-    """Return the bytes that autograd keeps between the forward and the backward pass."""
+    """Return the bytes that autograd keeps between the forward and the backward pass.
+
+    The weights that `albert_core.linear` lays out are not among them.
+    """
     layer_input = micro_batch.num_pieces * settings.hidden_size * micro_batch.stream_bytes(settings)
     if micro_batch.activation_checkpointing:
         block = 2 * layer_input
@@ -164,7 +169,11 @@ def _activation_peak(settings: ModelSettings, vocab_size: int, micro_batch: Micr
     logits = micro_batch.num_sequences * micro_batch.num_predictions * vocab_size
     held_logits = logits * micro_batch.product_bytes  # by the caller, who looks which are right
     saved = saved_for_backward(settings, vocab_size, micro_batch)
-    in_the_loss = saved + logits * _LOGIT_COPY_BYTES
+    if micro_batch.device == "cpu":  # a few rows at a time
+        copied = min(logits, _LOGITS_PER_BLOCK)
+        in_the_loss = saved + held_logits + copied * _LOGIT_COPY_BYTES
+    else:
+        in_the_loss = saved + logits * _LOGIT_COPY_BYTES
     table = vocab_size * settings.embedding_size * _FLOAT32
     in_a_block = (
         saved
@@ -174,7 +183,8 @@ def _activation_peak(settings: ModelSettings, vocab_size: int, micro_batch: Micr
         + _block_gradients(settings, micro_batch)
     )
     in_the_embeddings = held_logits + _EMBEDDING_GRADIENTS * table
-    return max(in_the_loss, in_a_block, in_the_embeddings)
+    peak = max(in_the_loss, in_a_block, in_the_embeddings)
+    return peak + _laid_out_weights(settings, vocab_size, micro_batch)
 
 
 def _block_gradients(settings: ModelSettings, micro_batch: MicroBatch) -> int:
@@ -189,7 +199,8 @@ def _block_gradients(settings: ModelSettings, micro_batch: MicroBatch) -> int:
     in_attention = pieces * 6 * hidden * product
     in_feed_forward = pieces * (2 * hidden + inner) * product
     if _keeps_attention_weights(settings, micro_batch):
-        in_attention += pieces * 2 * settings.num_attention_heads * micro_batch.length * product
+        of_weights = 2 * settings.num_attention_heads * micro_batch.length
+        in_attention += pieces * (of_weights + hidden) * product  # the output's, laid head by head
     if micro_batch.activation_checkpointing:
         block_input = pieces * hidden * product  # is there anyway
         in_attention += _attention_bytes(settings, micro_batch) - block_input
@@ -218,7 +229,7 @@ def _attention_bytes(settings: ModelSettings, micro_batch: MicroBatch) -> int:
     a_piece = (num_inputs + 1) * hidden * product  # and what goes into the output layer
     a_piece += _query_key_value_bytes(settings, micro_batch)
     a_piece += _residual_bytes(settings, micro_batch)
-    weights = _cast_weights(4 * hidden * hidden, micro_batch)
+    weights = _block_casts(4 * hidden * hidden, settings, micro_batch)
     return micro_batch.num_pieces * a_piece + weights
 
 
@@ -246,7 +257,7 @@ def _feed_forward_bytes(settings: ModelSettings, micro_batch: MicroBatch) -> int
     hidden, inner = settings.hidden_size, settings.intermediate_size
     a_piece = (hidden + 2 * inner) * micro_batch.product_bytes  # inner: before and after activation
     a_piece += _residual_bytes(settings, micro_batch)
-    weights = _cast_weights(2 * hidden * inner, micro_batch)
+    weights = _block_casts(2 * hidden * inner, settings, micro_batch)
     return micro_batch.num_pieces * a_piece + weights
 
 
@@ -265,10 +276,32 @@ def _head_bytes(settings: ModelSettings, vocab_size: int, micro_batch: MicroBatc
     product = micro_batch.product_bytes
     a_prediction = hidden * (product + _INT64)  # the vector, and its index as often as it is wide
     a_prediction += embedding * (2 * product + micro_batch.stream_bytes(settings))
-    a_prediction += vocab_size * _FLOAT32  # log-probabilities
+    # Of the pieces' scores the logits themselves, which the caller holds too, or log-probabilities.
+    a_prediction += vocab_size * (product if micro_batch.device == "cpu" else _FLOAT32)
     num_predictions = micro_batch.num_sequences * micro_batch.num_predictions
     weights = _cast_weights((hidden + vocab_size) * embedding + hidden * hidden, micro_batch)
     return num_predictions * a_prediction + weights
+
+
+def _is_laid_out(settings: ModelSettings, micro_batch: MicroBatch) -> bool:
+    """Return whether the blocks' weights are cast once a pass: see `albert_core.linear`."""
+    shares_blocks = (
+        settings.sharing == "all" and settings.num_hidden_groups < settings.num_hidden_layers
+    )
+    return micro_batch.device == "cpu" and shares_blocks
+
+
+def _laid_out_weights(settings: ModelSettings, vocab_size: int, micro_batch: MicroBatch) -> int:
+    """Return the bytes of the blocks' weights cast, and in oneDNN's order for there and back."""
+    if not _is_laid_out(settings, micro_batch):
+        return 0
+    counts = count_parameters(settings, vocab_size)
+    copies = 2 if micro_batch.precision == "float32" else 3
+    return (counts.attention + counts.feed_forward) * copies * micro_batch.product_bytes
+
+
+def _block_casts(num_weights: int, settings: ModelSettings, micro_batch: MicroBatch) -> int:
+    return 0 if _is_laid_out(settings, micro_batch) else _cast_weights(num_weights, micro_batch)
 
 
 def _cast_weights(num_weights: int, micro_batch: MicroBatch) -> int:

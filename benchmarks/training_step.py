@@ -33,6 +33,7 @@ from transformers import AlbertConfig
 from transformers import AlbertForPreTraining as HuggingFaceAlbert
 
 from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.contract.ragged import Ints
 from albert_core.conversion import hf_config, to_hf_state
 from albert_core.data import ExampleShards, Rows
 from albert_core.distributed import ALONE
@@ -77,6 +78,18 @@ def full_rows(num_sequences: int, length: int) -> Rows:
         num_predictions=np.full(num_sequences, number),
         sentence_order_labels=draw.integers(0, 2, num_sequences),
     )
+
+
+def typical(examples: ExampleShards, number: int) -> Ints:
+    """Return ``number`` examples, in random order, whose lengths lie as those of all do.
+
+    They are the middles of as many equal parts of all examples in order of length: few drawn by
+    chance would have more padding than all, or less.
+    """
+    lengths, _ = examples.sizes(np.arange(len(examples)))
+    middles = (np.arange(number) + 0.5) * len(examples) / number
+    by_length = np.argsort(lengths, kind="stable")[middles.astype(np.int64)]
+    return np.random.default_rng(0).permutation(by_length)
 
 
 def our_step(model: AlbertForPretraining, rows: Rows, length: int, precision: Any) -> Step:
@@ -156,7 +169,9 @@ def measure(rows: Rows, length: int, precision: str, peers: Sequence[str]) -> di
                 seconds[name].append(spent)
     mine = statistics.median(seconds["ours"])
     flops = training_flops(MODEL, VOCAB_SIZE, rows.lengths, int(rows.num_predictions.sum()))
+    width = int(rows.lengths.max())
     result = {
+        "padding_share": 1 - float(rows.lengths.sum()) / (width * len(rows)),
         "pieces_per_cpu_s": float(rows.lengths.sum()) / mine,
         "share_of_peak": flops / mine / statistics.median(peaks),
         "peak_gflops": statistics.median(peaks) / 1e9,
@@ -233,7 +248,7 @@ def main() -> None:
         origin, manifests = make_examples(Path(folder), TEXT_BYTES, list(MICRO_BATCHES))
         for length, size in MICRO_BATCHES.items():
             examples = ExampleShards(manifests[length], "train")
-            some = np.random.default_rng(0).permutation(len(examples))[: 2 * size]
+            some = typical(examples, 2 * size)
             for precision in PRECISIONS:
                 peers = ["eager"] if options.no_compiled else ["eager", "compiled"]
                 name = f"{precision}, {size} x {length}"

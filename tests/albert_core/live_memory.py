@@ -49,15 +49,20 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         result = function(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in self._known:
-                self._add(leaf.untyped_storage())
+            if not isinstance(leaf, Tensor):
+                continue
+            if leaf.is_mkldnn:  # no storage, and always new
+                self._add(leaf, torch.ops.mkldnn._nbytes(leaf))
+            elif leaf.untyped_storage()._cdata not in self._known:
+                storage = leaf.untyped_storage()
+                self._known[storage._cdata] = storage
+                self._add(storage, storage.nbytes())
         return result
 
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        self._known[storage._cdata] = storage
-        self.now += storage.nbytes()
+    def _add(self, owner: object, num_bytes: int) -> None:
+        self.now += num_bytes
         self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._freed, storage.nbytes())
+        weakref.finalize(owner, self._freed, num_bytes)
 
     def _freed(self, num_bytes: int) -> None:
         self.now -= num_bytes

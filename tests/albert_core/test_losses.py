@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from albert_core import losses
 from albert_core.contract.errors import ShapeError
 from albert_core.losses import masked_lm_loss, sentence_order_loss
 
@@ -37,6 +38,29 @@ def test_losses_of_float64_are_float64() -> None:
     order = sentence_order_loss(logits[:, :2], ORDER_LABELS, 7)
     assert lm.dtype == order.dtype == torch.float64
     torch.testing.assert_close(lm, F.cross_entropy(logits, LABELS), rtol=1e-14, atol=0)
+
+
+def test_the_loss_and_its_gradient_a_few_rows_at_a_time_are_those_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(losses, "_LOGITS_PER_BLOCK", 11)  # two rows of five
+    logits = LOGITS.double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: masked_lm_loss(x, LABELS, 3.0), [logits])
+    for dtype in (torch.float32, torch.bfloat16):
+        found, expected = (LOGITS.to(dtype, copy=True).requires_grad_() for _ in range(2))
+        masked_lm_loss(found, LABELS, 7).backward()
+        F.cross_entropy(expected.float(), LABELS).backward()
+        assert found.grad is not None
+        assert found.grad.dtype == dtype
+        torch.testing.assert_close(found.grad, expected.grad)
+
+
+def test_no_predictions_cost_nothing() -> None:
+    logits = torch.zeros(0, 5, requires_grad=True)
+    loss = masked_lm_loss(logits, LABELS[:0], 1)
+    loss.backward()
+    assert loss.item() == 0
+    assert logits.grad is not None
 
 
 def test_tensors_that_do_not_fit_are_refused_with_their_shapes() -> None:

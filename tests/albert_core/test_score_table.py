@@ -125,12 +125,12 @@ def test_glue_has_the_papers_columns_and_own_tasks_come_last() -> None:
     runs = [
         made_run("my-task", {"accuracy": 0.75}),
         made_run("cola", {"matthews": -0.125, "accuracy": 0.7}),
-        made_run("mnli", {"accuracy": 0.5}),
+        made_run("mnli", {"accuracy": 0.5, "matthews of ax": 0.1, "accuracy of mnli-mm": 0.25}),
         made_run("cola", {"matthews": 0.5, "accuracy": 0.7}, model="other"),
     ]
     assert glue_rows(build_table(runs, published=[PUBLISHED["xxlarge-1.5m"]])) == [
         ("", "MNLI", "CoLA", "Mine & <yours>"),
-        ("mine", "50.0", "-12.5", "75.0"),
+        ("mine", "50.0/25.0", "-12.5", "75.0"),
         ("other", "–", "50.0", "–"),
         ("ALBERT xxlarge, 1.5 million steps (paper, Tables 9 and 10)", "90.8", "71.4", "–"),
     ]

@@ -1,6 +1,7 @@
 """Runs in MLflow, on a SQLite file of their own."""
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -179,3 +180,24 @@ def test_a_process_that_ends_without_a_word_ends_its_run_as_failed(
     run_id = storage.read_bytes(f"{work}/silent/{RUN_ID}").decode()
     assert client.get_run(run_id).info.status == "FAILED"
     assert history(client, run_id, "loss") == [(1, 1.0)]
+
+
+def test_processes_that_start_together_make_one_whole_database(tmp_path: Path) -> None:
+    code = (
+        "import sys; from albert_core.tracking import experiment_id, open_client;"
+        "work = sys.argv[1]; print(experiment_id(open_client(work), work))"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW")}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for _ in range(3)
+    ]
+    results = [process.communicate() for process in started]
+    assert [process.returncode for process in started] == [0] * 3, results
+    assert len({output for output, _ in results}) == 1

@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from albert_core import attention as attention_module
+from albert_core import linear, losses
 from albert_core.config import ModelSettings
+from albert_core.linear import then_and_again
 from albert_core.losses import masked_lm_loss, sentence_order_loss
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer
@@ -50,8 +52,9 @@ class Step:
         self.model = AlbertForPretraining(settings, VOCAB_SIZE)
         if micro_batch.activation_checkpointing:
             for block in [*self.model.encoder.attentions, *self.model.encoder.feed_forwards]:
-                again = partial(checkpoint, block.forward, use_reentrant=False)
-                block.forward = again
+                block.forward = partial(
+                    checkpoint, block.forward, use_reentrant=False, context_fn=then_and_again
+                )
         sequences, predictions = micro_batch.num_sequences, micro_batch.num_predictions
         self.input_ids = torch.randint(5, VOCAB_SIZE, (sequences, micro_batch.length))
         self.token_type_ids = torch.zeros_like(self.input_ids)
@@ -106,7 +109,12 @@ def test_the_formula_gives_what_autograd_keeps_by_the_rules_of_autocast_on_cuda(
     def fused(*arguments: Any) -> Tensor:
         return F.scaled_dot_product_attention(*arguments)
 
+    def whole_loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits.float(), labels, reduction="sum")
+
     monkeypatch.setattr(F, "layer_norm", in_float32)
+    monkeypatch.setattr(losses._CrossEntropy, "apply", whole_loss)
+    monkeypatch.setattr(linear, "_has_product", lambda *_: False)
     monkeypatch.setattr(attention_module, "attend", fused)
     step = Step(
         ModelSettings(**(SIZES | MODELS[kind])), replace(SHAPES[shape], precision="bfloat16")

@@ -1,0 +1,114 @@
+"""Dense layers, whose weights a CPU casts and lays out once for all layers that share them.
+
+oneDNN's products are faster with the weight in an order of its own. To put it there costs up to a
+tenth of a product, and memory, so it pays where a weight is used again in the same pass.
+"""
+# mypy: disable-error-code="no-untyped-call"
+# ruff: noqa: SLF001 - torch's own names for oneDNN's products begin so
+
+import platform
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_IN_THIS_PASS: ContextVar["dict[nn.Module, _LaidOut] | None"] = ContextVar(
+    "_IN_THIS_PASS", default=None
+)
+
+
+def weights_laid_out_once() -> AbstractContextManager[None]:
+    """Within, a `Linear` on a CPU casts its weight and lays it out at its first use only.
+
+    No weight may change within. The gradients of the uses are summed in the weight's own
+    precision, whatever the products' is.
+    """
+    return _within({})
+
+
+def then_and_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return the contexts in which `checkpoint` computes a block, and computes it again."""
+    return nullcontext(), _within(_IN_THIS_PASS.get())
+
+
+@contextmanager
+def _within(laid_out: "dict[nn.Module, _LaidOut] | None") -> Iterator[None]:
+    before = _IN_THIS_PASS.set(laid_out)
+    try:
+        yield
+    finally:
+        _IN_THIS_PASS.reset(before)
+
+
+class Linear(nn.Linear):
+    """`nn.Linear`, and within `weights_laid_out_once` a faster one where oneDNN has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (T, outputs) of (T, inputs)."""
+        laid_out = _IN_THIS_PASS.get()
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+        if laid_out is None or torch.compiler.is_compiling() or not _has_product(x, dtype):
+            return super().forward(x)
+        if self not in laid_out:
+            laid_out[self] = _LaidOut(self.weight.detach(), self.bias.detach(), dtype)
+        product: Tensor = _Product.apply(x.to(dtype), self.weight, self.bias, laid_out[self])
+        return product
+
+
+class _LaidOut:
+    """A weight as oneDNN's products take it, for the way there and back."""
+
+    def __init__(self, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> None:
+        self._weight, self._bias = weight.to(dtype), bias.to(dtype)
+        self._there = torch.ops.mkldnn._reorder_linear_weight(self._weight)
+
+    @cached_property
+    def _back(self) -> Tensor:
+        back: Tensor = torch.ops.mkldnn._reorder_linear_weight(self._weight.t())
+        return back
+
+    def there(self, x: Tensor) -> Tensor:
+        """Return (T, outputs) of (T, inputs)."""
+        return _times(x, self._there, self._bias)
+
+    def back(self, gradient: Tensor) -> Tensor:
+        """Return (T, inputs) of (T, outputs)."""
+        return _times(gradient, self._back, None)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, laid_out: _LaidOut) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.laid_out, ctx.dtype = laid_out, weight.dtype
+        return laid_out.there(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        [gradient] = gradients
+        [x] = ctx.saved_tensors
+        of_weight = (gradient.t() @ x).to(ctx.dtype)
+        of_bias = gradient.sum(0).to(ctx.dtype)
+        return ctx.laid_out.back(gradient), of_weight, of_bias, None
+
+
+def _times(x: Tensor, laid_out: Tensor, bias: Tensor | None) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, laid_out, bias, "none", [], "")
+    return product
+
+
+def _has_product(x: Tensor, dtype: torch.dtype) -> bool:
+    return x.device.type == "cpu" and _has_products(dtype)
+
+
+@cache
+def _has_products(dtype: torch.dtype) -> bool:
+    if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
