@@ -20,7 +20,8 @@ FLOW_OPTIONS = --recipe '$(RECIPE)' --work '$(WORK)' \
 	$(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
 DATA_BENCHMARKS := data_pipeline masking cleaning_rules near_duplicates wiki_markup tfrecord engines memory scale
 
-.PHONY: help demo refresh evaluate plan serve test check format bench bench-data bench-train bench-loader bench-finetune clean
+.PHONY: help demo refresh evaluate plan serve test check format bench bench-data bench-train bench-loader \
+	bench-finetune bench-tracking bench-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -59,8 +60,8 @@ format: $(READY) ## put the code into its format
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-bench: $(READY) ## all benchmarks
-	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(PY) $$file $(ARGS) || exit 1; done
+bench: $(READY) ## all benchmarks but bench-gpu
+	@for file in $(filter-out benchmarks/gpu_training.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(PY) $$file $(ARGS) || exit 1; done
 
 bench-data: $(READY) ## the benchmarks of text to shards alone
 	@for file in $(DATA_BENCHMARKS); do \
@@ -68,6 +69,12 @@ bench-data: $(READY) ## the benchmarks of text to shards alone
 
 bench-train: $(READY) ## an update against Hugging Face's
 	$(PY) benchmarks/training_step.py $(ARGS)
+
+bench-tracking: $(READY) ## what tracking and checkpoints take of a run
+	$(PY) benchmarks/tracking.py $(ARGS)
+
+bench-gpu: $(READY) ## updates on a CUDA device against Hugging Face's
+	$(PY) benchmarks/gpu_training.py $(ARGS)
 
 bench-loader: $(READY) ## batches against Hugging Face's
 	$(PY) benchmarks/loader.py $(ARGS)

@@ -1,13 +1,107 @@
 """Scaled dot-product attention: PyTorch's, but where its own is slow.
 
-Dimensions: B sequences, N heads, S pieces, D head size.
+Dimensions: B sequences, N heads, S pieces, D head size; T pieces of a packed batch, end to end.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+Runs = Sequence[tuple[int, int]]
+"""How the pieces of a batch lie end to end: so many sequences, of that length; and so on."""
+
+_FLASH_CAPABILITY = (8, 0)
+_FLASH_HEAD_MULTIPLE, _FLASH_LARGEST_HEAD = 8, 256
+_LAYOUTS_KEPT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the T pieces of a batch are sequences, as attention and the positions want to know it."""
+
+    runs: Runs
+    ends: Tensor | None = None
+    """int32 (B + 1,), 0 and the end of each sequence, where one kernel does them all; or None."""
+    positions: Tensor | None = None
+    """int64 (T,), of each piece in its sequence; or None."""
+    longest: int = 0
+    """Pieces of the longest sequence, where there are ``ends``."""
+
+
+def layout_of(runs: Runs, device: torch.device, head_size: int) -> Layout:
+    """Return the layout of a packed batch for a model with heads of this size.
+
+    On a GPU in half precision (under autocast) flash attention does all sequences in one kernel,
+    whatever their lengths; each run by itself would be hundreds of small kernels a layer.
+    """
+    if not _has_flash(device, head_size):
+        return Layout(runs)
+    return _layout_on(tuple(runs), device)
+
+
+def _has_flash(device: torch.device, head_size: int) -> bool:
+    if device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
+        return False
+    fits = head_size % _FLASH_HEAD_MULTIPLE == 0 and head_size <= _FLASH_LARGEST_HEAD
+    return fits and torch.cuda.get_device_capability(device) >= _FLASH_CAPABILITY
+
+
+@lru_cache(_LAYOUTS_KEPT)
+def _layout_on(runs: tuple[tuple[int, int], ...], device: torch.device) -> Layout:
+    """Return the layout with its tensors, without waiting for the device."""
+    lengths = [length for number, length in runs for _ in range(number)]
+    ends = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(device, non_blocking=True)
+    starts, num_pieces = ends[:-1], sum(lengths)
+    of_piece = torch.repeat_interleave(starts, ends.diff(), output_size=num_pieces)
+    positions = torch.arange(num_pieces, device=device) - of_piece
+    return Layout(runs, ends.int(), positions, max(lengths))
+
+
+def attend_packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    key_mask: Tensor | None,
+    dropout_prob: float,
+) -> Tensor:
+    """Return `attend` of each sequence by itself, in a batch of sequences laid end to end.
+
+    Args:
+        query: (T, N, D), as are the next two.
+        key: one for each piece.
+        value: one for each piece.
+        layout: how the T pieces are sequences.
+        key_mask: bool (B, 1, 1, S), false at padding, where a single run is padded.
+        dropout_prob: share of the weights set to 0.
+
+    Returns:
+        (T, N, D).
+    """
+    if layout.ends is not None and key_mask is None and not dropout_prob:
+        longest = layout.longest
+        together = varlen_attn(query, key, value, layout.ends, layout.ends, longest, longest)
+        assert isinstance(together, Tensor)
+        return together
+    queries, keys, values = (_by_run(each, layout.runs) for each in (query, key, value))
+    seen = [
+        attend(q, k, v, key_mask, dropout_prob).transpose(1, 2).flatten(0, 1)
+        for q, k, v in zip(queries, keys, values, strict=True)
+    ]
+    return seen[0] if len(seen) == 1 else torch.cat(seen)
+
+
+def _by_run(x: Tensor, runs: Runs) -> list[Tensor]:
+    """Return (number, N, length, D) for each run in (T, N, D)."""
+    sizes = [number * length for number, length in runs]
+    parts = [x] if len(runs) == 1 else x.split(sizes)
+    return [part.unflatten(0, run).transpose(1, 2) for part, run in zip(parts, runs, strict=True)]
 
 
 def attend(

@@ -61,6 +61,7 @@ class TrainingSettings(Settings):
             "micro_batch_size",
             "activation_checkpointing",
             "compile",
+            "shard_state",
             "log_steps",
             "evaluation_steps",
             "checkpoint_steps",
@@ -97,6 +98,11 @@ class TrainingSettings(Settings):
         default=False, description="compute activations again in the backward pass: less memory"
     )
     compile: bool = Field(default=False, description="the layers by torch.compile")
+    shard_state: bool = Field(
+        default=False,
+        description="weights, gradients and optimizer state cut over the ranks (FSDP): for a "
+        "model whose state does not fit on each; one rank has nothing to cut",
+    )
     spike_factor: float | None = Field(
         default=None,
         gt=1,

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from albert_core.attention import Runs
 from albert_core.contract import storage
 from albert_core.contract.arrow_files import read_arrow
 from albert_core.contract.errors import TrainingError
 from albert_core.contract.manifest import Manifest, check_shard, read_manifest
 from albert_core.contract.ragged import Ints, ranges
-from albert_core.model import Runs
 
 UInt16s = NDArray[np.uint16]
 
@@ -58,6 +58,18 @@ class Batch:
     def sum_of_squares(self) -> int:
         """Sum of the squares of the sequences' lengths, which attention costs."""
         return sum(number * length**2 for number, length in self.runs)
+
+    @property
+    def model_inputs(self) -> dict[str, Any]:
+        """What `AlbertForPretraining.forward_packed` takes, by name."""
+        return {
+            "input_ids": self.input_ids,
+            "token_type_ids": self.token_type_ids,
+            "runs": self.runs,
+            "first_positions": self.first_positions,
+            "masked_lm_positions": self.masked_lm_positions,
+            "key_mask": self.key_mask,
+        }
 
     @property
     def num_predictions(self) -> int:

@@ -73,7 +73,7 @@ class Ranks:
             RunAgain: another rank is gone.
         """
         if self.world_size > 1:
-            with self._ending_when_alone():
+            with self.ending_when_alone():
                 dist.all_reduce(tensor)
         return tensor
 
@@ -102,11 +102,12 @@ class Ranks:
     def wait(self) -> None:
         """Wait until every rank is here."""
         if self.world_size > 1:
-            with self._ending_when_alone():
+            with self.ending_when_alone():
                 dist.barrier()
 
     @contextmanager
-    def _ending_when_alone(self) -> Iterator[None]:
+    def ending_when_alone(self) -> Iterator[None]:
+        """Raise `RunAgain` where the block finds, as an error of torch's, that a rank is gone."""
         try:
             yield
         except torch.OutOfMemoryError:

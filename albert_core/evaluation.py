@@ -12,6 +12,7 @@ from albert_core.losses import IGNORED
 from albert_core.metrics import Estimate, ratio_interval
 from albert_core.model import AlbertForPretraining
 from albert_core.padded_batches import make_batch
+from albert_core.state_sharding import gathered
 
 _BATCH_SIZE = 64
 _SUMS = ("masked_lm_loss", "masked_lm_accuracy", "pair_loss", "pair_accuracy", "num_predictions")
@@ -51,13 +52,14 @@ def evaluate(
     count = min(len(examples), max_examples)
     # float32 sums of a few numbers each; a rank fills its batches, the others leave them 0.
     sums = torch.zeros(len(_SUMS), count, device=ranks.device)
-    for begin in range(ranks.rank * _BATCH_SIZE, count, ranks.world_size * _BATCH_SIZE):
-        end = min(begin + _BATCH_SIZE, count)
-        numbers = np.arange(begin, end)
-        by_length = np.argsort(examples.sizes(numbers)[0], kind="stable")
-        batch = make_batch(examples.rows(numbers[by_length]), shape)
-        for on_device in ranks.on_device([batch]):
-            sums[:, numbers[by_length]] = _score(model, on_device)[:, : end - begin]
+    with gathered(model, ranks):
+        for begin in range(ranks.rank * _BATCH_SIZE, count, ranks.world_size * _BATCH_SIZE):
+            end = min(begin + _BATCH_SIZE, count)
+            numbers = np.arange(begin, end)
+            by_length = np.argsort(examples.sizes(numbers)[0], kind="stable")
+            batch = make_batch(examples.rows(numbers[by_length]), shape)
+            for on_device in ranks.on_device([batch]):
+                sums[:, numbers[by_length]] = _score(model, on_device)[:, : end - begin]
     model.train(was_training)
     scores = dict(zip(_SUMS, ranks.sum(sums).cpu().double().numpy(), strict=True))
     _, documents = np.unique(examples.document_ids()[:count], return_inverse=True)
@@ -75,14 +77,7 @@ def evaluate(
 
 def _score(model: AlbertForPretraining, batch: Batch) -> Tensor:
     """Return sums over each example's real predictions, float32 (len(_SUMS), B)."""
-    lm_logits, pair_logits = model.forward_packed(
-        batch.input_ids,
-        batch.token_type_ids,
-        batch.runs,
-        batch.first_positions,
-        batch.masked_lm_positions,
-        batch.key_mask,
-    )
+    lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)
     lm_labels, labels = batch.masked_lm_labels, batch.sentence_order_labels
     begun = batch.masked_lm_positions[:, None] >= batch.first_positions  # (M, B)
     sequences = begun.sum(1) - 1  # XLA has no searchsorted

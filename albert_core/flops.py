@@ -82,3 +82,33 @@ def training_flops_of(
         + num_sequences * a_sequence
     )
     return float(2 * _BACKWARD_AND_FORWARD * multiplications)
+
+
+def undone_share(
+    settings: ModelSettings,
+    vocab_size: int,
+    num_sequences: float,
+    num_pieces: float,
+    sum_of_squares: float,
+    num_predictions: float,
+) -> float:
+    """Return the share of the operations that are counted but need not be done, 0..1.
+
+    Of what the last layer gives, the heads read one row a sequence and one a prediction. For the
+    others its output layer and its feed-forward block are left out (`AlbertModel.encode`).
+
+    Args:
+        settings: of the model.
+        vocab_size: V.
+        num_sequences: B.
+        num_pieces: sum of the sequences' lengths S.
+        sum_of_squares: sum of S * S.
+        num_predictions: real predictions.
+    """
+    hidden, inner = settings.hidden_size, settings.intermediate_size
+    rows = max(0.0, num_pieces - num_sequences - num_predictions)
+    undone = rows * (hidden * hidden + 2 * hidden * inner)
+    counted = training_flops_of(
+        settings, vocab_size, num_sequences, num_pieces, sum_of_squares, num_predictions
+    )
+    return 2 * _BACKWARD_AND_FORWARD * undone / counted

@@ -20,8 +20,9 @@ Basis = Literal["measured", "published", "modelled", "assumed", "given"]
 
 @dataclass(frozen=True, kw_only=True)
 class Utilisation:
-    """The share of a device's peak that a model's own operations reach in training.
+    """The share of a device's peak that the operations done in training are.
 
+    Those of the model, but for what the last layer leaves out (`albert_core.flops.undone_share`).
     It grows with the width of the layers: a wide product has more operations for each byte.
     """
 
@@ -225,8 +226,8 @@ _DEVICES = (
     ),
 )
 _CPU_SOURCE = (
-    "steps of this project on packed sequences of mixed lengths, one thread, CPU seconds, beside "
-    "products in the same minutes, 21 November 2026; two threads taken for twice one"
+    "steps of this project on packed sequences of mixed lengths, CPU seconds, beside products in "
+    "the same minutes, 21 November 2026 (at 768: benchmarks/results/training_step.json)"
 )
 _CPU_2 = Hardware(
     name="cpu2",
@@ -238,7 +239,7 @@ _CPU_2 = Hardware(
     peak_basis="measured",
     utilisation={
         "float32": Utilisation(
-            by_hidden_size=((128, 0.59), (256, 0.68), (768, 0.90), (1024, 0.91), (2048, 0.88)),
+            by_hidden_size=((128, 0.59), (256, 0.68), (768, 0.94), (1024, 0.91), (2048, 0.88)),
             basis="measured",
             source=_CPU_SOURCE,
         ),

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from types import TracebackType
@@ -17,13 +16,13 @@ from typing import Literal, NamedTuple, Self
 import numpy as np
 import torch
 
-from albert_core.contract.errors import ConfigError
 from albert_core.contract.ragged import Ints
 from albert_core.contract.seeds import derive_seed
 from albert_core.data import Batch, ExampleShards, Rows
 from albert_core.example_order import deal_update, example_order, padded_length
 from albert_core.fresh_masks import FreshMasks
 from albert_core.padded_batches import BatchShape, make_batch
+from albert_core.update_batch import UpdateBatch, UpdateSizes
 
 Masks = Literal["shards", "fresh"]
 
@@ -33,24 +32,6 @@ _PIECES_AHEAD = 1 << 20
 """About as many wait at most: 20 MB of batches, more than a second of a fast GPU's work."""
 _LARGEST_BLOCK = 31 << 20
 """Bytes: just below the largest block that glibc learns from."""
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateExamples:
-    """The examples of one optimizer update: how many over all ranks, and this rank's part."""
-
-    first_example: int
-    """Examples taken before this update since the run began: its place in the order."""
-    num_sequences: int
-    """Of all ranks together."""
-    num_pieces: int
-    """Real pieces of all ranks together, special ones included."""
-    num_predictions: int
-    """Of all ranks together; at least 1."""
-    num_micro_batches: int
-    """The same on every rank."""
-    micro_batches: Iterator[Batch]
-    """This rank's, longest sequences first; to be taken before the next update is."""
 
 
 class UpdateLoader:
@@ -67,7 +48,7 @@ class UpdateLoader:
 
     Args:
         examples: to train on.
-        batch_size: examples in one update, all ranks together.
+        batch_size: examples in one update, all ranks together; at least ``world_size``.
         micro_batch_size: examples of full length in one micro-batch.
         seed: of the run.
         rank: of this process, 0..world_size - 1.
@@ -80,8 +61,7 @@ class UpdateLoader:
         shape: what every micro-batch is padded to; None for packed ones.
 
     Raises:
-        ConfigError: there are more ranks than examples in an update, or ``masks`` is "fresh" and
-            the examples are masked as the reference does.
+        ConfigError: ``masks`` is "fresh" and the examples are masked as the reference does.
     """
 
     def __init__(
@@ -99,11 +79,6 @@ class UpdateLoader:
         pin_memory: bool,
         shape: BatchShape | None = None,
     ) -> None:
-        if batch_size < world_size:
-            raise ConfigError(
-                f"training.batch_size is {batch_size}, less than one example for each of "
-                f"{world_size} ranks. Raise it, or start fewer ranks."
-            )
         self.waited_seconds = 0.0
         """How long the consumer waited for batches, in all."""
         self._examples = examples
@@ -135,11 +110,11 @@ class UpdateLoader:
     ) -> None:
         self._thread.shutdown(cancel_futures=True)
 
-    def __iter__(self) -> Iterator[UpdateExamples]:
+    def __iter__(self) -> Iterator[UpdateBatch]:
         while (part := self._next()) is not None:
-            rest = (self._next_batch() for _ in range(part.counts.num_micro_batches - 1))
+            rest = (self._next_batch() for _ in range(part.num_micro_batches - 1))
             batches = chain([part.batch], rest)
-            yield UpdateExamples(*part.counts, batches)
+            yield UpdateBatch(sizes=part.sizes, micro_batches=batches)
             deque(batches, maxlen=0)  # what was not taken
 
     def _next_batch(self) -> Batch:
@@ -181,12 +156,11 @@ class UpdateLoader:
             if self._fresh is not None:
                 epochs = numbers // len(self._examples)
                 rows, in_all = self._mask_afresh(self._fresh, rows, mine, indices, epochs)
-            counts = _Counts(
-                begin, self._batch_size, int(lengths.sum()), max(1, in_all), len(micro_batches)
-            )
+            sizes = UpdateSizes.of_lengths(lengths, in_all)
             for part in rows.split(np.cumsum([len(places) for places in micro_batches]).tolist()):
                 batch = make_batch(part, self._shape)
-                yield _Part(counts, batch.pinned() if self._pin_memory else batch)
+                batch = batch.pinned() if self._pin_memory else batch
+                yield _Part(batch, sizes, len(micro_batches))
 
     def _mask_afresh(
         self, fresh: FreshMasks, rows: Rows, mine: Ints, indices: Ints, epochs: Ints
@@ -220,18 +194,10 @@ def _begin_thread(device: int | None) -> None:
         torch.cuda.set_device(device)
 
 
-class _Counts(NamedTuple):
-    """`UpdateExamples` without their micro-batches."""
-
-    first_example: int
-    num_sequences: int
-    num_pieces: int
-    num_predictions: int
-    num_micro_batches: int
-
-
 class _Part(NamedTuple):
     """One micro-batch, and the update it is of."""
 
-    counts: _Counts
     batch: Batch
+    sizes: UpdateSizes
+    num_micro_batches: int
+    """In the update; the same on every rank."""

@@ -33,8 +33,8 @@ class Estimate(Settings):
     high: float = Field(description="upper end of the 95 % interval")
 
     def __str__(self) -> str:
-        """Say it as the progress lines do: value [low, high]."""
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        """Say it as the progress lines do: value [low, high]; what rounds to 0 has no sign."""
+        return f"{self.value:z.3f} [{self.low:z.3f}, {self.high:z.3f}]"
 
 
 def ratio_interval(totals: Array, counts: Array) -> Estimate:

@@ -15,7 +15,6 @@ so that its gradients are summed in float32.
 Source: Lan et al. 2020, section 3; google-research/albert `modeling.py` (REFERENCE.md A).
 """
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -24,13 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albert_core.activations import ACTIVATIONS
-from albert_core.attention import attend
+from albert_core.attention import Layout, Runs, attend_packed, layout_of
 from albert_core.config import ModelSettings
 from albert_core.linear import Linear, weights_laid_out_once
 
 LAYER_NORM_EPSILON = 1e-12
-Runs = Sequence[tuple[int, int]]
-"""How the pieces of a batch lie end to end: so many sequences, of that length; and so on."""
 
 
 def block_route(settings: ModelSettings) -> list[tuple[int, int]]:
@@ -66,12 +63,17 @@ class Embeddings(nn.Module):
         self.norm = nn.LayerNorm(width, LAYER_NORM_EPSILON)
         self.dropout = nn.Dropout(settings.hidden_dropout_prob)
 
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor, runs: Runs) -> Tensor:
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor, layout: Layout) -> Tensor:
         """Return (T, E) of two (T,)."""
-        table = self.position.weight
-        positions = [table[:length].repeat(number, 1) for number, length in runs]
-        total = self.word(input_ids) + self.token_type(token_type_ids) + _end_to_end(positions)
+        total = self.word(input_ids) + self.token_type(token_type_ids) + self._positions(layout)
         return self.dropout(self.norm(total))  # type: ignore[no-any-return]
+
+    def _positions(self, layout: Layout) -> Tensor:
+        if layout.positions is not None:
+            return self.position(layout.positions)  # type: ignore[no-any-return]
+        table = self.position.weight
+        rows = [table[:length].repeat(number, 1) for number, length in layout.runs]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 class Attention(nn.Module):
@@ -90,33 +92,21 @@ class Attention(nn.Module):
         self.norm = nn.LayerNorm(hidden, LAYER_NORM_EPSILON)
 
     def forward(
-        self, x: Tensor, runs: Runs, key_mask: Tensor | None, rows: Tensor | None
+        self, x: Tensor, layout: Layout, key_mask: Tensor | None, rows: Tensor | None
     ) -> Tensor:
         """Return (T, H) of (T, H), or only its ``rows``, int64 (R,), as (R, H).
 
         A mask of the keys, bool (B, 1, 1, S), is of a single run.
         """
         query, key, value = (
-            self._by_run(projection(x), runs) for projection in (self.query, self.key, self.value)
-        )
+            projection(x).unflatten(1, (self.num_heads, -1))
+            for projection in (self.query, self.key, self.value)
+        )  # (T, N, D)
         dropout_prob = self.weights_dropout_prob if self.training else 0.0
-        of_runs = [
-            attend(q, k, v, key_mask, dropout_prob).transpose(1, 2).reshape(-1, x.shape[1])
-            for q, k, v in zip(query, key, value, strict=True)
-        ]
-        seen = _end_to_end(of_runs)
+        seen = attend_packed(query, key, value, layout, key_mask, dropout_prob).flatten(1)
         if rows is not None:
             x, seen = x.index_select(0, rows), seen.index_select(0, rows)
         return self.norm(x + self.dropout(self.output(seen)))  # type: ignore[no-any-return]
-
-    def _by_run(self, x: Tensor, runs: Runs) -> list[Tensor]:
-        """Return (number, N, length, D) for each run in (T, H)."""
-        heads = x.unflatten(1, (self.num_heads, -1))
-        sizes = [number * length for number, length in runs]
-        parts = [heads] if len(runs) == 1 else heads.split(sizes)
-        return [
-            part.unflatten(0, run).transpose(1, 2) for part, run in zip(parts, runs, strict=True)
-        ]
 
 
 class FeedForward(nn.Module):
@@ -200,12 +190,16 @@ class AlbertModel(nn.Module):
         Returns:
             (T, H), or (R, H).
         """
-        x = self.projection(self.embeddings(input_ids, token_type_ids, runs))
+        head_size = self.settings.hidden_size // self.settings.num_attention_heads
+        layout = layout_of(runs, input_ids.device, head_size)
+        x = self.projection(self.embeddings(input_ids, token_type_ids, layout))
         last = len(self.route) - 1
         shares_blocks = len(set(self.route)) < len(self.route)
         with weights_laid_out_once() if shares_blocks else nullcontext():
             for number, (attention, feed_forward) in enumerate(self.route):
-                x = self.attentions[attention](x, runs, key_mask, rows if number == last else None)
+                x = self.attentions[attention](
+                    x, layout, key_mask, rows if number == last else None
+                )
                 x = self.feed_forwards[feed_forward](x)
         return x  # type: ignore[no-any-return]
 
@@ -287,10 +281,6 @@ class AlbertForPretraining(nn.Module):
         pooled = torch.tanh(self.encoder.pooler(first))
         lm_logits = self.masked_lm(masked, self.encoder.embeddings.word.weight)
         return lm_logits, self.sentence_order(pooled)
-
-
-def _end_to_end(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _initialise(module: nn.Module, std: float) -> None:

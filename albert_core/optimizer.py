@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from albert_core.config import Schedule
+from albert_core.state_sharding import norms_of, parts_of
 
 
 class AdamW(torch.optim.Optimizer):
     """Adam with decoupled weight decay and without bias correction.
 
-    Vectors (biases, layer norms) are not decayed.
+    Vectors (biases, layer norms) are not decayed. Of weights that are cut over ranks
+    (`albert_core.state_sharding`), each rank keeps the moments of its part, and updates that.
 
     Args:
         parameters: float32 parameters; one without gradient is left as it is.
@@ -47,18 +49,19 @@ class AdamW(torch.optim.Optimizer):
             weights: list[Tensor] = [p for p in group["params"] if p.grad is not None]
             if weights:
                 updates = self._updates(weights, group)
-                torch._foreach_add_(weights, updates, alpha=-group["lr"])
+                torch._foreach_add_(parts_of(weights), updates, alpha=-group["lr"])
 
     def _updates(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        """Return the update of this rank's part of each weight, before the learning rate."""
         for weight in weights:
             if not self.state[weight]:
                 self.state[weight] = {
                     "mean": torch.zeros_like(weight),
                     "mean_square": torch.zeros_like(weight),
                 }
-        means = [self.state[weight]["mean"] for weight in weights]
-        mean_squares = [self.state[weight]["mean_square"] for weight in weights]
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        means = parts_of(self.state[weight]["mean"] for weight in weights)
+        mean_squares = parts_of(self.state[weight]["mean_square"] for weight in weights)
+        gradients = parts_of(weight.grad for weight in weights if weight.grad is not None)
         mean_beta, square_beta = group["betas"]
         torch._foreach_lerp_(means, gradients, 1 - mean_beta)
         torch._foreach_mul_(mean_squares, square_beta)
@@ -66,7 +69,7 @@ class AdamW(torch.optim.Optimizer):
         roots = torch._foreach_sqrt(mean_squares)
         torch._foreach_add_(roots, group["eps"])
         updates = list(torch._foreach_div(means, roots))
-        torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
+        torch._foreach_add_(updates, parts_of(weights), alpha=group["weight_decay"])
         return updates
 
 
@@ -84,8 +87,8 @@ class Lamb(AdamW):
     def _updates(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         updates = super()._updates(weights, group)
         if weights[0].ndim > 1:  # a group holds either matrices or vectors
-            weight_norms = torch.stack(torch._foreach_norm(weights))
-            update_norms = torch.stack(torch._foreach_norm(updates))
+            weight_norms = norms_of(parts_of(weights), of=weights)
+            update_norms = norms_of(updates, of=weights)
             both = (weight_norms > 0) & (update_norms > 0)
             ratios = torch.where(both, weight_norms / update_norms, 1.0)
             self.trust_ratios = ratios

@@ -3,7 +3,7 @@
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,7 +13,13 @@ from albert_core.optimizer import Lamb
 from albert_core.train_step import Update
 
 OF_THE_MACHINE = frozenset(
-    {"pieces_per_second", "model_tflops_per_second", "data_wait_share", "peak_memory_gb"}
+    {
+        "pieces_per_second",
+        "model_tflops_per_second",
+        "model_flops_utilisation",
+        "data_wait_share",
+        "peak_memory_gb",
+    }
 )
 """Metrics that say how a run went, not what it computed: no two runs have the same."""
 
@@ -24,13 +30,10 @@ class ProgressWindow:
     """The updates since the last progress line.
 
     Args:
-        flops_of: the floating-point operations of an update, by the model's own products.
         metrics: of the updates that a resumed run made before it was stopped.
     """
 
-    def __init__(
-        self, flops_of: Callable[[Update], float], metrics: Iterable[dict[str, float]] = ()
-    ) -> None:
+    def __init__(self, metrics: Iterable[dict[str, float]] = ()) -> None:
         self.metrics = list(metrics)
         """Of each update made, but for those skipped."""
         self.num_updates = 0
@@ -41,7 +44,6 @@ class ProgressWindow:
         """Their floating-point operations, all ranks."""
         self.waited = 0.0
         """Seconds of waiting for data."""
-        self._flops_of = flops_of
         self._began = time.perf_counter()
         self._left_out = 0.0
 
@@ -52,12 +54,19 @@ class ProgressWindow:
         yield
         self._left_out += time.perf_counter() - began
 
-    def add(self, update: Update, waited: float) -> None:
-        """Add an update that has waited so many seconds for its data."""
+    def add(self, update: Update, num_pieces: int, num_flops: float, waited: float) -> None:
+        """Add an update.
+
+        Args:
+            update: as it was made or skipped.
+            num_pieces: real ones, all ranks.
+            num_flops: its floating-point operations, by the model's own products, all ranks.
+            waited: seconds of waiting for its data.
+        """
         self.waited += waited
         self.num_updates += 1
-        self.num_pieces += update.num_pieces
-        self.num_flops += self._flops_of(update)
+        self.num_pieces += num_pieces
+        self.num_flops += num_flops
         if update.skipped is None:
             self.metrics.append(update.metrics)
 
@@ -73,12 +82,20 @@ class ProgressWindow:
             for name in (self.metrics[0] if self.metrics else ())
         }
 
-    def speed(self, device: torch.device) -> dict[str, float]:
-        """Return what `OF_THE_MACHINE` names: of all ranks, but memory of this one."""
+    def speed(self, device: torch.device, peak_flops: float | None) -> dict[str, float]:
+        """Return what `OF_THE_MACHINE` names: of all ranks, but memory of this one.
+
+        Args:
+            device: of this rank.
+            peak_flops: operations a second of all ranks' devices; None: without utilisation.
+        """
         seconds = self.seconds
+        flops = self.num_flops / seconds
+        utilisation = {} if peak_flops is None else {"model_flops_utilisation": flops / peak_flops}
         return {
             "pieces_per_second": self.num_pieces / seconds,
-            "model_tflops_per_second": self.num_flops / seconds / 1e12,
+            "model_tflops_per_second": flops / 1e12,
+            **utilisation,
             "data_wait_share": self.waited / seconds,
             "peak_memory_gb": peak_memory_bytes(device) / 1e9,
         }
@@ -102,15 +119,38 @@ class RunTotals:
         self.seconds += window.seconds
         self.waited += window.waited
 
-    def summary(self, checkpoint_seconds: float, peak_memory: int) -> str:
-        """Return what the training took, for a person."""
+    @property
+    def pieces_per_second(self) -> float:
+        """Real pieces, all ranks."""
+        return self.num_pieces / self.seconds
+
+    def summary(
+        self,
+        spent: Mapping[str, float],
+        peak_memory: int,
+        peak_flops: float | None,
+        peak_source: str,
+    ) -> str:
+        """Return what the training took, for a person.
+
+        Args:
+            spent: seconds of this thread, by what they went into.
+            peak_memory: bytes.
+            peak_flops: operations a second of all ranks' devices; None where it is not known.
+            peak_source: where that is from, or why it is not known.
+        """
         if not self.num_updates:
             return "no update was left to do"
+        shares = {"data wait": self.waited} | dict(spent)
+        of_time = ", ".join(f"{what} {s / self.seconds:.2%}" for what, s in shares.items())
+        utilisation = f"unknown ({peak_source})"
+        if peak_flops is not None:
+            share = self.num_flops / self.seconds / peak_flops
+            utilisation = f"{share:.3f} of {peak_flops / 1e12:,.3g} TFLOP/s ({peak_source})"
         return (
             f"{self.num_updates:,} updates in {_clock(self.seconds)}, "
-            f"{self.num_pieces / self.seconds:,.0f} pieces/s; of the time, data wait "
-            f"{self.waited / self.seconds:.1%}, checkpoints {checkpoint_seconds / self.seconds:.1%}"
-            f"; peak memory {peak_memory / 1e9:.1f} GB"
+            f"{self.pieces_per_second:,.0f} pieces/s; model FLOPs utilisation {utilisation}; of "
+            f"the time, {of_time}; peak memory {peak_memory / 1e9:.1f} GB"
         )
 
 
@@ -147,6 +187,10 @@ def progress_line(step: int, num_steps: int, point: dict[str, float], seconds_le
     parts += [
         f"lr {point['learning_rate']:.2e}",
         f"{point['pieces_per_second']:,.0f} pieces/s",
+    ]
+    if "model_flops_utilisation" in point:
+        parts.append(f"MFU {point['model_flops_utilisation']:.0%}")
+    parts += [
         f"data wait {point['data_wait_share']:.0%}",
         f"{point['peak_memory_gb']:.1f} GB",
     ]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.contract.errors import ConfigError
-from albert_core.flops import training_flops_of
+from albert_core.flops import training_flops_of, undone_share
 from albert_core.hardware import Basis, Hardware
 from albert_core.parameters import ParameterCounts, count_parameters
 from albert_core.training_memory import (
@@ -109,27 +109,9 @@ class TrainingDevices:
 
     @property
     def utilisation(self) -> float:
-        """Share of the peak that the model's own operations are expected to be, 0..1."""
+        """Share of the peak that the operations done are expected to be, 0..1."""
         share = self.hardware.utilisation[self.precision].at(self.hidden_size)
         return share * (_RECOMPUTING_SPEED if self.activation_checkpointing else 1)
-
-    def compared_with_plan(self, num_pieces: float, num_flops: float, seconds: float) -> str:
-        """Return a line for the end of a run: its speed beside the planned one.
-
-        Args:
-            num_pieces: real pieces trained on.
-            num_flops: the model's operations for them, as `albert_core.flops` counts them.
-            seconds: that went into updates: without start, evaluations and checkpoints.
-        """
-        measured, reached = num_pieces / seconds, num_flops / seconds / self.peak_flops
-        planned = measured * self.utilisation / reached
-        off = measured / planned - 1
-        return (
-            f"{measured:,.0f} pieces/s, {abs(off):.0%} {'above' if off >= 0 else 'below'} the "
-            f"{planned:,.0f} planned for {self.num_devices} x {self.hardware.name}; model FLOPs "
-            f"utilisation {reached:.3f}, planned {self.utilisation:.3f} "
-            f"({self.hardware.utilisation[self.precision].basis})"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,20 +127,58 @@ class TrainingSetup:
     @property
     def flops_per_piece(self) -> float:
         """The operations of training on one real piece, as a mean over the examples."""
-        of_an_example = training_flops_of(
-            self.model,
-            self.vocab_size,
-            num_sequences=1,
-            num_pieces=self.sizes.num_pieces,
-            sum_of_squares=self.sizes.square,
-            num_predictions=self.sizes.num_predictions,
-        )
-        return of_an_example / self.sizes.num_pieces
+        return training_flops_of(*self._of_an_example) / self.sizes.num_pieces
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the peak that the model's own operations are expected to be, 0..1.
+
+        They are more than those done (`albert_core.flops.undone_share`), the more so the fewer
+        layers there are. A share that is given is taken as it is.
+        """
+        share = self.devices.utilisation
+        if self.devices.hardware.utilisation[self.devices.precision].basis == "given":
+            return share
+        return share / (1 - undone_share(*self._of_an_example))
 
     @property
     def predicted_pieces_per_second(self) -> float:
         """The real pieces that all devices together are expected to train on in a second."""
-        return self.devices.utilisation * self.devices.peak_flops / self.flops_per_piece
+        return self.utilisation * self.devices.peak_flops / self.flops_per_piece
+
+    @property
+    def _of_an_example(self) -> tuple[ModelSettings, int, float, float, float, float]:
+        sizes = self.sizes
+        return (
+            self.model,
+            self.vocab_size,
+            1.0,
+            sizes.num_pieces,
+            sizes.square,
+            sizes.num_predictions,
+        )
+
+    def speed_to_plan(self, flops_per_second: float) -> float:
+        """Return how many times as fast as planned a run was that did so many operations."""
+        return flops_per_second / self.devices.peak_flops / self.utilisation
+
+    def compared_with_plan(self, flops_per_second: float, pieces_per_second: float) -> str:
+        """Return a line for the end of a run: its speed beside the planned one.
+
+        Args:
+            flops_per_second: the model's operations, as `albert_core.flops` counts them, in the
+                time that went into updates: without start, evaluations and checkpoints.
+            pieces_per_second: real pieces in the same time.
+        """
+        devices = self.devices
+        off = self.speed_to_plan(flops_per_second) - 1
+        planned = pieces_per_second / (1 + off)
+        return (
+            f"{pieces_per_second:,.0f} pieces/s, {abs(off):.0%} {'above' if off >= 0 else 'below'} "
+            f"the {planned:,.0f} planned for {devices.num_devices} x {devices.hardware.name}; "
+            f"model FLOPs utilisation {flops_per_second / devices.peak_flops:.3f}, planned "
+            f"{self.utilisation:.3f} ({devices.hardware.utilisation[devices.precision].basis})"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +198,17 @@ class RunPlan:
     def usable_bytes(self) -> float:
         """What a device has for tensors."""
         return (1 - RESERVED_SHARE) * self.setup.devices.hardware.memory_gib * 2**30
+
+    @property
+    def num_shards(self) -> int:
+        """Parts that the state is cut into."""
+        return self.setup.devices.num_devices if self.training.shard_state else 1
+
+    @property
+    def sharded(self) -> "RunPlan":
+        """The same run with the state cut over the devices."""
+        training = self.training.model_copy(update={"shard_state": True})
+        return replace(self, training=training)
 
     @property
     def fits(self) -> bool:
@@ -211,7 +242,10 @@ class RunPlan:
     def memory(self, activation_checkpointing: bool | None = None) -> TrainingMemory:
         """Return what the micro-batch takes, with or without; None: as the recipe has it."""
         return training_memory(
-            self.setup.model, self.setup.vocab_size, self._executed(activation_checkpointing)
+            self.setup.model,
+            self.setup.vocab_size,
+            self._executed(activation_checkpointing),
+            self.num_shards,
         )
 
     def largest_micro_batch(self, activation_checkpointing: bool | None = None) -> int:
@@ -221,6 +255,7 @@ class RunPlan:
             self.setup.vocab_size,
             self._executed(activation_checkpointing),
             self.usable_bytes,
+            self.num_shards,
         )
 
     def _executed(self, activation_checkpointing: bool | None) -> MicroBatch:

@@ -13,11 +13,11 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 # MLflow reads some of them on import; what the environment says already is left alone.
 os.environ.update(
@@ -50,9 +50,27 @@ _MAX_PARAM_CHARACTERS = 6000
 _PARAMS_IN_BATCH = 100
 _MAX_DIGEST_CHARACTERS = 36
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 log = logging.getLogger("tracking")
 for _library in ("alembic", "mlflow"):
     logging.getLogger(_library).setLevel(logging.WARNING)
+
+
+def _counted(method: Callable[Concatenate["TrackedRun", P], R]) -> Callable[..., R]:
+    """Add to the run's `seconds` what a call of ``method`` takes."""
+
+    @wraps(method)
+    def counted(run: "TrackedRun", *args: P.args, **kwargs: P.kwargs) -> R:
+        began = time.perf_counter()
+        try:
+            return method(run, *args, **kwargs)
+        finally:
+            run.seconds += time.perf_counter() - began
+
+    return counted
+
 
 Call = Callable[[MlflowClient, str], None]
 """What to do, given a client and the run's id."""
@@ -126,6 +144,8 @@ class TrackedRun:
     ) -> None:
         self.num_failures = 0
         """Calls that did not get through."""
+        self.seconds = 0.0
+        """How long the callers of this object were held up by it."""
         self._work, self._folder, self._name = work, folder, name
         self._tags = {"stage_folder": storage.absolute(folder), **(tags or {})}
         self._client: MlflowClient | None = None
@@ -139,11 +159,13 @@ class TrackedRun:
         atexit.register(self.finish, "FAILED")
 
     @property
+    @_counted
     def run_id(self) -> str | None:
         """The run's id, or None if the tracking server did not give one in time."""
         self._tried_to_open.wait(OPENING_SECONDS)
         return self._run_id
 
+    @_counted
     def log_params(self, settings: Mapping[str, Any]) -> None:
         """Log settings, nested ones by their path; what is too long is cut."""
         params = [Param(key, str(value)[:_MAX_PARAM_CHARACTERS]) for key, value in _flat(settings)]
@@ -151,6 +173,7 @@ class TrackedRun:
             batch = params[begin : begin + _PARAMS_IN_BATCH]
             self._calls.put(partial(_log_params, batch))
 
+    @_counted
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log ``metrics`` of ``step``, but for those that were logged before a resume."""
         now = int(time.time() * 1000)
@@ -163,6 +186,7 @@ class TrackedRun:
 
         self._calls.put(call)
 
+    @_counted
     def log_dataset(self, name: str, digest: str, source: str) -> None:
         """Log that the run reads the data set ``name``.
 
@@ -175,6 +199,7 @@ class TrackedRun:
         entry = DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])
         self._calls.put(lambda client, run_id: client.log_inputs(run_id, [entry]))
 
+    @_counted
     def log_artifact(self, uri: str, artifact_folder: str | None = None) -> None:
         """Log the file or folder at ``uri`` below ``artifact_folder`` of the run's files."""
         self._calls.put(lambda client, run_id: upload(client, run_id, uri, artifact_folder))
@@ -198,6 +223,7 @@ class TrackedRun:
         else:
             self.finish("FAILED" if issubclass(kind, Exception) else "KILLED")
 
+    @_counted
     def finish(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED; does nothing if it has ended.
 

@@ -3,14 +3,13 @@
 The device is waited for once an update, to learn whether the update is worth making.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from albert_core.config import TrainingSettings
 from albert_core.contract.errors import IntegrityError
@@ -20,6 +19,16 @@ from albert_core.losses import masked_lm_loss, sentence_order_loss
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import AdamW
 from albert_core.preemption import NEVER, StopRequest
+from albert_core.state_sharding import (
+    backward_pass,
+    gathered,
+    is_sharded,
+    norms_of,
+    part_like,
+    parts_of,
+    whole,
+)
+from albert_core.update_batch import UpdateBatch, UpdateSizes
 from albert_core.update_guard import Reason, UpdateGuard
 
 PAIR_TASKS: dict[str, str | None] = {
@@ -31,6 +40,8 @@ PAIR_TASKS: dict[str, str | None] = {
 
 _NUM_SCORES = 4
 """Loss and accuracy of masked LM and of the pairs."""
+_NORM_EPSILON = 1e-6
+"""Added to a gradient's length before it divides, as `torch.nn.utils.clip_grad_norm_` does."""
 
 
 @dataclass(kw_only=True)
@@ -52,8 +63,23 @@ class TrainState:
     """One point for each evaluation on held-out examples."""
 
     def tensors(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps as tensors: they are the state's own, not copies."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        """Return what a checkpoint keeps as tensors: they are the state's own, not copies.
+
+        Those that are cut over ranks are gathered, so every rank calls this at once.
+        """
+        tensors = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        whole_tensors: dict[str, Any] = whole(tensors)
+        return whole_tensors
+
+    def whole_model(self) -> AlbertForPretraining:
+        """Return the model: this one, or, where it is cut over ranks, gathered on every CPU."""
+        if not is_sharded(self.model):
+            return self.model
+        encoder, vocab_size = self.model.encoder, len(self.model.masked_lm.bias)
+        with torch.device("meta"):
+            model = AlbertForPretraining(encoder.settings, vocab_size)
+        model.load_state_dict(whole(self.model.state_dict()), assign=True)
+        return model
 
     def numbers(self) -> dict[str, Any]:
         """Return what a checkpoint keeps as JSON."""
@@ -74,32 +100,29 @@ class TrainState:
         Raises:
             IntegrityError: a number or tensor is missing, or has another shape.
         """
-        optimizer = self.optimizer.state_dict()
+        optimizer, own = self.optimizer.state_dict(), self.model.state_dict()
+        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
         try:
-            optimizer["state"] = tensors["optimizer"]["state"]
-            self.model.load_state_dict(tensors["model"])
+            optimizer["state"] = {
+                number: {name: part_like(each, weights[number]) for name, each in moments.items()}
+                for number, moments in tensors["optimizer"]["state"].items()
+            }
+            self.model.load_state_dict(
+                {
+                    name: part_like(each, own.get(name, each))
+                    for name, each in tensors["model"].items()
+                }
+            )
             self.optimizer.load_state_dict(optimizer)
             self.step, self.examples_taken = numbers["step"], numbers["examples_taken"]
             self.examples_skipped = numbers["examples_skipped"]
             self.guard = UpdateGuard.restored(numbers["guard"])
             self.history, self.evaluations = numbers["history"], numbers["evaluations"]
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
             raise IntegrityError(
                 f"{where} does not fit this model: {error}. Give a checkpoint of a model with "
                 "the same shapes, written by this version."
             ) from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdateBatch:
-    """This rank's part of the batch of one update."""
-
-    micro_batches: Iterable[Batch]
-    """On the device; taken one by one, so that they need not be there at once."""
-    num_predictions: Tensor | float
-    """Real predictions in the whole update, all ranks; at least 1."""
-    num_sequences: int
-    """Sequences in the whole update, all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +133,6 @@ class Update:
     """Over the whole batch: losses in nats, accuracies as shares, grad_norm before clipping."""
     skipped: Reason | None
     """Why the update was not made, or None if it was."""
-    num_sequences: int
-    """In the whole batch, as the next three."""
-    num_pieces: int
-    """Real pieces, special ones included."""
-    sum_of_squares: int
-    """Sum of the squares of the sequences' lengths in real pieces, which attention costs."""
-    num_predictions: int
     must_stop: bool
     """Whether any rank was told to stop."""
 
@@ -137,58 +153,53 @@ def train_step(
 
     Args:
         state: changed in place.
-        batch: this rank's part, of at least one sequence.
+        batch: this rank's part, of at least one sequence, on the device.
         settings: of the run.
         ranks: those that do the update together.
         pair_task: what is learnt from pairs, a value of `PAIR_TASKS`; None for nothing.
         stop: whether this rank was told to stop, for all to know.
     """
+    sizes = batch.sizes
     scores = torch.zeros(_NUM_SCORES, device=ranks.device)
-    mine = np.zeros(3, np.int64)
-    for micro_batch in batch.micro_batches:
-        scores += _backward(state.model, micro_batch, batch, settings, ranks.device, pair_task)
-        mine += (
-            micro_batch.num_pieces,
-            micro_batch.sum_of_squares,
-            micro_batch.num_predictions,
-        )
-    known_here = torch.tensor([*mine.tolist(), stop.arrived], dtype=scores.dtype)
-    sums = ranks.sum_gradients(state.model, torch.cat([scores, known_here.to(ranks.device)]))
-    parameters = [p for p in state.model.parameters() if p.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    grad_norm, lm, lm_right, pair, pair_right, *counts, stops = torch.cat(
+    with gathered(state.model, ranks):
+        for micro_batch, is_last in _with_last(batch.micro_batches):
+            with backward_pass(state.model, ranks, is_last):
+                scores += _backward(
+                    state.model, micro_batch, sizes, settings, ranks.device, pair_task
+                )
+    told_to_stop = torch.full((1,), float(stop.arrived), device=ranks.device)
+    sums = torch.cat([scores, told_to_stop])
+    if is_sharded(state.model):
+        sums = ranks.sum(sums)
+    else:
+        sums = ranks.sum_gradients(state.model, sums)
+    gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
+    parts = parts_of(gradients)
+    norm = torch.linalg.vector_norm(norms_of(parts, of=gradients))
+    grad_norm, lm, lm_right, pair, pair_right, stops = torch.cat(
         [norm.to(sums.dtype)[None], sums]
     ).tolist()  # here the device is waited for
     skipped = state.guard.judge(lm + pair, grad_norm, settings.spike_factor)
     if skipped is None:
-        nn.utils.clip_grads_with_norm_(parameters, settings.max_grad_norm, norm)
+        _clip(parts, norm, settings.max_grad_norm)
         state.optimizer.step()
     else:
-        state.examples_skipped += batch.num_sequences
+        state.examples_skipped += sizes.num_sequences
     state.optimizer.zero_grad(set_to_none=True)
     ranks.begin_pending()
     state.step += 1
-    state.examples_taken += batch.num_sequences
+    state.examples_taken += sizes.num_sequences
     metrics = {"masked_lm_loss": lm, "masked_lm_accuracy": lm_right}
     if pair_task is not None:
         metrics |= {f"{pair_task}_loss": pair, f"{pair_task}_accuracy": pair_right}
     metrics["grad_norm"] = grad_norm
-    num_pieces, sum_of_squares, num_predictions = map(round, counts)
-    return Update(
-        metrics=metrics,
-        skipped=skipped,
-        num_sequences=batch.num_sequences,
-        num_pieces=num_pieces,
-        sum_of_squares=sum_of_squares,
-        num_predictions=num_predictions,
-        must_stop=stops > 0,
-    )
+    return Update(metrics=metrics, skipped=skipped, must_stop=stops > 0)
 
 
 def _backward(
     model: AlbertForPretraining,
     batch: Batch,
-    whole: UpdateBatch,
+    sizes: UpdateSizes,
     settings: TrainingSettings,
     device: torch.device,
     pair_task: str | None,
@@ -199,23 +210,31 @@ def _backward(
     micro-batch has its room.
     """
     with _autocast(settings, device):
-        lm_logits, pair_logits = model.forward_packed(
-            batch.input_ids,
-            batch.token_type_ids,
-            batch.runs,
-            batch.first_positions,
-            batch.masked_lm_positions,
-            batch.key_mask,
-        )  # (M, V), (B, 2)
-    lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, whole.num_predictions)
+        lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)  # (M, V), (B, 2)
+    lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, sizes.num_predictions)
     lm_right = (lm_logits.detach().max(-1).indices == batch.masked_lm_labels).sum()
     pair, pair_right = torch.zeros_like(lm), torch.zeros_like(lm)
     if pair_task is not None:
         labels = batch.sentence_order_labels
-        pair = sentence_order_loss(pair_logits, labels, whole.num_sequences)
-        pair_right = (pair_logits.argmax(-1) == labels).sum() / whole.num_sequences
+        pair = sentence_order_loss(pair_logits, labels, sizes.num_sequences)
+        pair_right = (pair_logits.argmax(-1) == labels).sum() / sizes.num_sequences
     (lm + pair).backward()
-    return torch.stack([lm, lm_right / whole.num_predictions, pair, pair_right]).detach()
+    return torch.stack([lm, lm_right / sizes.num_predictions, pair, pair_right]).detach()
+
+
+def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Yield each of ``batches``, and whether it is the last, which is known one ahead."""
+    ahead = iter(batches)
+    batch = next(ahead)
+    for following in ahead:
+        yield batch, False
+        batch = following
+    yield batch, True
+
+
+def _clip(gradients: list[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Scale ``gradients``, whose common length is ``norm``, to at most ``max_norm``."""
+    torch._foreach_mul_(gradients, (max_norm / (norm + _NORM_EPSILON)).clamp(max=1.0))
 
 
 def _autocast(settings: TrainingSettings, device: torch.device) -> AbstractContextManager[Any]:

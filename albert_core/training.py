@@ -12,6 +12,7 @@ import json
 import logging
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,48 +30,35 @@ from albert_core.contract.code_version import code_digest, library_versions
 from albert_core.contract.errors import ConfigError, TrainingError
 from albert_core.contract.manifest import (
     MANIFEST,
-    Account,
     Manifest,
-    Shard,
     StagePlan,
     read_manifest,
-    shard_of,
 )
 from albert_core.contract.seeds import derive_seed
 from albert_core.contract.stage_command import stage_main
-from albert_core.conversion import save_model_folder
-from albert_core.curves import draw_curves
 from albert_core.data import ExampleShards
 from albert_core.devices import ranks_of_environment
 from albert_core.distributed import Ranks
 from albert_core.evaluation import Evaluation, evaluate
-from albert_core.flops import training_flops_of
-from albert_core.hardware import hardware_called, processor_name
-from albert_core.loader import UpdateExamples, UpdateLoader
+from albert_core.loader import UpdateLoader
 from albert_core.metrics import Estimate
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer, learning_rate_at
 from albert_core.preemption import RunAgain, StopRequest, ending_when_told_to, stop_request
-from albert_core.progress_window import (
-    OF_THE_MACHINE,
-    ProgressWindow,
-    RunTotals,
-    peak_memory_bytes,
-    progress_line,
-    trust_ratios,
-)
-from albert_core.run_plan import TrainingDevices
+from albert_core.run_log import RunLog, say_scores
+from albert_core.run_speed import expected_speed
 from albert_core.starting_point import (
     StartingPoint,
     continue_run,
     find_starting_point,
-    read_vocabulary,
 )
+from albert_core.state_sharding import shard_state
 from albert_core.tracking import TrackedRun, tracked_run
-from albert_core.train_step import PAIR_TASKS, TrainState, Update, UpdateBatch, train_step
+from albert_core.train_step import PAIR_TASKS, TrainState, Update, train_step
+from albert_core.training_result import CURVES, write_result
+from albert_core.update_batch import UpdateBatch
 
 STAGE = "pretraining"
-MODEL_FOLDER, METRICS, CURVES = "model", "metrics.jsonl", "curves.png"
 
 log = logging.getLogger(STAGE)
 
@@ -146,13 +134,21 @@ class Pretraining:
                 "ranks: each needs an example of every batch. Raise it, or start fewer."
             )
         self.state = self._initial_state(start.model)
-        self.window = ProgressWindow(self._flops_of)
-        self.totals = RunTotals()
         self.writer = CheckpointWriter(
             storage.join(self.folder, CHECKPOINTS), settings.keep_checkpoints
         )
-        self._resume(start)
+        metrics = self._resume(start)
         self.tracked: TrackedRun | None = self._track() if ranks.is_first else None
+        self.run_log = RunLog(
+            model,
+            settings,
+            self.facts["vocab_size"],
+            ranks,
+            expected_speed(model, settings, self.train_examples, ranks),
+            self.tracked,
+            metrics,
+        )
+        self.run_log.say_plan(self.state.step)
         self.before = self._scores_before()
         best = best_checkpoint(self.writer.folder)
         self.best_loss: float | None = None if best is None else best[1][HELD_OUT_LOSS]
@@ -169,23 +165,19 @@ class Pretraining:
         self.state.model.train()
         waited = 0.0
         with self._loader() as loader:
-            for examples in loader:
-                update = self._update(examples)
-                self.window.add(update, loader.waited_seconds - waited)
+            for batch in loader:
+                update = self._update(batch)
+                self.run_log.add(batch.sizes, update, loader.waited_seconds - waited)
                 waited = loader.waited_seconds
                 self._do_what_is_due(update)
 
-    def _update(self, examples: UpdateExamples) -> Update:
+    def _update(self, batch: UpdateBatch) -> Update:
         self._set_learning_rate()
         self.ranks.seed(
             derive_seed(self.settings.seed, "dropout", self.state.step, self.ranks.rank)
         )
         self.after = None
-        batch = UpdateBatch(
-            micro_batches=self.ranks.on_device(examples.micro_batches),
-            num_predictions=examples.num_predictions,
-            num_sequences=examples.num_sequences,
-        )
+        batch = replace(batch, micro_batches=self.ranks.on_device(batch.micro_batches))
         return train_step(self.state, batch, self.settings, self.ranks, self.pair_task, self.stop)
 
     def _do_what_is_due(self, update: Update) -> None:
@@ -193,7 +185,7 @@ class Pretraining:
         if update.skipped is not None:
             self._note_skipped(update)
         if self._is_due(self.settings.log_steps):
-            self._report()
+            self.run_log.report(self.state)
         is_best = self._is_due(self.settings.evaluation_steps) and self._evaluate()
         is_due = is_best or self._is_due(self.settings.checkpoint_steps)
         # Not amid skipped updates: should they end the run, it resumes from before them.
@@ -205,26 +197,18 @@ class Pretraining:
 
     def finish(self) -> None:
         """Evaluate the trained model on every rank; write it, and the run's manifest, on one."""
-        after = self.after or self._scores()
+        after, model = self.after or self._scores(), self.state.whole_model()
         self.writer.wait()
         if self.tracked is None:
             return
-        self._summarise(after)
-        tokenizer = read_vocabulary(self.plan.input_manifests["vocab"])
-        model_folder = storage.join(self.folder, MODEL_FOLDER)
-        save_model_folder(self.state.model, tokenizer, model_folder)
-        points = [
-            {name: value for name, value in point.items() if name not in OF_THE_MACHINE}
-            for point in self.state.history
-        ]
-        lines = "".join(json.dumps(point) + "\n" for point in points)
-        storage.write_bytes(storage.join(self.folder, METRICS), lines.encode())
-        curves = draw_curves(
-            self.state.history, self.state.evaluations, self.facts["unigram_nats"], self.pair_task
-        )
-        storage.write_bytes(storage.join(self.folder, CURVES), curves)
-        uri = self.plan.write(
-            self.work, self._shards(), [self._examples_account()], self._manifest_facts(after)
+        self.run_log.summarise(self.state, after, self.writer.seconds)
+        uri = write_result(
+            self.plan,
+            self.work,
+            model,
+            self.state,
+            self.train_examples.manifest,
+            self._result_facts(after),
         )
         self.tracked.log_artifact(uri)
         self.tracked.log_artifact(storage.join(self.folder, CURVES))
@@ -234,17 +218,21 @@ class Pretraining:
         torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
         model = weights or AlbertForPretraining(self.model_settings, self.facts["vocab_size"])
         model = self.ranks.place(model, settings)
+        if settings.shard_state and self.ranks.world_size > 1:
+            shard_state(model, self.ranks)
         optimizer = build_optimizer(
             model, settings.optimizer, settings.learning_rate, settings.weight_decay
         )
         return TrainState(model=model, optimizer=optimizer)
 
-    def _resume(self, start: StartingPoint) -> None:
+    def _resume(self, start: StartingPoint) -> list[dict[str, float]]:
+        """Go on from where the run was, if it was; return its updates not yet reported."""
+        metrics: list[dict[str, float]] = []
         found = load_newest(self.writer.folder, self.train_examples.manifest.content)
         if found is not None:
             tensors, record = found
             self.state.restore(tensors, record, self.writer.folder)
-            self.window = ProgressWindow(self._flops_of, record["window"])
+            metrics = record["window"]
         elif start.checkpoint is not None:
             continue_run(self.state, start.checkpoint, self.settings, self.plan.inputs)
         steps = torch.tensor(self.state.step, dtype=torch.float64, device=self.ranks.device)
@@ -253,21 +241,23 @@ class Pretraining:
                 f"rank {self.ranks.rank} finds step {self.state.step:,} in {self.folder}, and "
                 "other ranks another. Give a work folder that all of them share."
             )
+        return metrics
 
     def _save(self) -> None:
-        """Begin to write a checkpoint."""
+        """Begin to write a checkpoint, on the first rank."""
+        tensors = self.state.tensors()
         if not self.ranks.is_first:
             return
         loss = None if self.after is None else self.after["masked_lm_loss"].value
         record = {
             **self.state.numbers(),
-            "window": list(self.window.metrics),
+            "window": list(self.run_log.window.metrics),
             "examples": self.plan.inputs["examples"],
             "vocab": self.plan.inputs["vocab"],
             "settings": self._resolved_settings(),
             HELD_OUT_LOSS: loss,
         }
-        self.writer.save(self.state.tensors(), record)
+        self.writer.save(tensors, record)
 
     def _leave(self) -> None:
         self._wait_for_checkpoint()
@@ -313,20 +303,16 @@ class Pretraining:
             return {}
         content = json.loads(storage.read_bytes(uri))
         before = {name: Estimate(**score) for name, score in content.items()}
-        log.info("%s: held-out, before: %s", STAGE, _say(before))
+        log.info("%s: held-out, before: %s", STAGE, say_scores(before))
         return before
 
     def _evaluate(self) -> bool:
         """Score the present weights; return whether they are the best so far."""
-        with self.window.left_out():
+        with self.run_log.window.left_out():
             self.after = self._scores()
         values = {name: score.value for name, score in self.after.items()}
         self.state.evaluations.append({"step": self.state.step, **values})
-        if self.tracked is not None:
-            log.info("%s: step %s, held-out: %s", STAGE, f"{self.state.step:,}", _say(self.after))
-            self.tracked.log_metrics(
-                self.state.step, {f"held_out/{name}": value for name, value in values.items()}
-            )
+        self.run_log.note_scores(self.state.step, self.after)
         loss = values["masked_lm_loss"]
         is_best = math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss)
         if is_best:
@@ -363,92 +349,17 @@ class Pretraining:
 
     def _note_skipped(self, update: Update) -> None:
         """Say that the update was skipped; end the run if too many in a row were."""
-        guard = self.state.guard
-        norm, loss = update.metrics["grad_norm"], update.metrics["masked_lm_loss"]
-        if self.ranks.is_first:
-            log.warning(
-                "%s: step %s was skipped (%s): gradient norm %.3g, masked LM loss %.3g; "
-                "%d in a row, %d in all",
-                STAGE,
-                f"{self.state.step:,}",
-                str(update.skipped).replace("_", " "),
-                norm,
-                loss,
-                guard.num_in_a_row,
-                guard.total_skipped,
-            )
+        self.run_log.note_skipped(self.state, update)
+        guard, metrics = self.state.guard, update.metrics
         if guard.num_in_a_row > self.settings.max_skipped_steps:
             self._wait_for_checkpoint()
             raise TrainingError(
                 f"{guard.num_in_a_row} updates in a row were skipped by step {self.state.step:,}, "
                 f"but training.max_skipped_steps is {self.settings.max_skipped_steps}: the last "
-                f"has gradient norm {norm:.3g} and masked LM loss {loss:.3g}. Lower "
-                "training.learning_rate or raise training.warmup_steps; the checkpoints below "
-                f"{self.folder} are from before."
+                f"has gradient norm {metrics['grad_norm']:.3g} and masked LM loss "
+                f"{metrics['masked_lm_loss']:.3g}. Lower training.learning_rate or raise "
+                f"training.warmup_steps; the checkpoints below {self.folder} are from before."
             )
-
-    def _report(self) -> None:
-        """Log the window that ends here, and begin another."""
-        point = {
-            **self.window.means(),
-            "learning_rate": self.state.optimizer.param_groups[0]["lr"],
-            "skipped_steps": float(self.state.guard.total_skipped),
-            **trust_ratios(self.state.optimizer),
-            **self.window.speed(self.ranks.device),
-        }
-        if self.tracked is not None:
-            seconds_left = (
-                self.window.seconds
-                / self.window.num_updates
-                * (self.settings.num_steps - self.state.step)
-            )
-            self.state.history.append({"step": self.state.step, **point})
-            self.tracked.log_metrics(self.state.step, point)
-            line = progress_line(self.state.step, self.settings.num_steps, point, seconds_left)
-            log.info("%s: %s", STAGE, line)
-        self.totals.add(self.window)
-        self.window = ProgressWindow(self._flops_of)
-
-    def _flops_of(self, update: Update) -> float:
-        return training_flops_of(
-            self.model_settings,
-            self.facts["vocab_size"],
-            update.num_sequences,
-            update.num_pieces,
-            update.sum_of_squares,
-            update.num_predictions,
-        )
-
-    def _summarise(self, after: Evaluation) -> None:
-        memory = peak_memory_bytes(self.ranks.device)
-        log.info("%s: %s", STAGE, self.totals.summary(self.writer.seconds, memory))
-        devices, totals = self._devices(), self.totals
-        if devices is not None and totals.num_updates:
-            compared = devices.compared_with_plan(
-                totals.num_pieces, totals.num_flops, totals.seconds
-            )
-            log.info("%s: %s", STAGE, compared)
-        if total := self.state.guard.total_skipped:
-            reasons = ", ".join(f"{r} {n}" for r, n in self.state.guard.num_skipped.items() if n)
-            log.info("%s: %d updates were skipped (%s)", STAGE, total, reasons.replace("_", " "))
-        log.info("%s: held-out, after: %s", STAGE, _say(after))
-
-    def _devices(self) -> TrainingDevices | None:
-        """Return what this run is computed on, if it is known how fast that is."""
-        if self.ranks.device.type not in ("cpu", "cuda"):
-            return None
-        has_gpu = self.ranks.device.type == "cuda"
-        name = torch.cuda.get_device_name() if has_gpu else processor_name()
-        hardware = hardware_called(name)
-        if hardware is None:
-            return None
-        return TrainingDevices(
-            hardware=hardware,
-            num_devices=self.ranks.world_size if has_gpu else 1,
-            precision=self.settings.precision,
-            activation_checkpointing=self.settings.activation_checkpointing,
-            hidden_size=self.model_settings.hidden_size,
-        )
 
     def _is_last(self) -> bool:
         return self.state.step == self.settings.num_steps
@@ -462,41 +373,14 @@ class Pretraining:
             "training": self.settings.model_dump(),
         }
 
-    def _shards(self) -> list[Shard]:
-        model_folder = storage.join(self.folder, MODEL_FOLDER)
-        names = storage.list_names(model_folder)
-        files = {storage.join(model_folder, name): MODEL_FOLDER for name in names}
-        files[storage.join(self.folder, METRICS)] = "metrics"
-        return [shard_of(uri, self.folder, kind, 1) for uri, kind in files.items()]
-
-    def _examples_account(self) -> Account:
-        taken, skipped = self.state.examples_taken, self.state.examples_skipped
-        return Account(
-            what="examples trained on",
-            total=taken,
-            kept=taken - skipped,
-            dropped={"skipped_update": skipped},
-        )
-
-    def _manifest_facts(self, after: Evaluation) -> dict[str, Any]:
+    def _result_facts(self, after: Evaluation) -> dict[str, Any]:
         assert self.tracked is not None
         return {
-            "step": self.state.step,
-            "model_folder": MODEL_FOLDER,
-            "num_parameters": sum(p.numel() for p in self.state.model.parameters()),
-            "objective": self.facts["objective"],
             "before": {name: score.model_dump() for name, score in self.before.items()},
             "after": {name: score.model_dump() for name, score in after.items()},
-            "evaluations": self.state.evaluations,
-            "skipped_steps": self.state.guard.num_skipped,
-            "unigram_nats": self.facts["unigram_nats"],
             "settings": self._resolved_settings(),
             "mlflow_run_id": self.tracked.run_id,
         }
-
-
-def _say(scores: Evaluation) -> str:
-    return ", ".join(f"{name} {score}" for name, score in scores.items())
 
 
 if __name__ == "__main__":

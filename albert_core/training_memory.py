@@ -85,9 +85,12 @@ class TrainingMemory:
 
 
 def training_memory(
-    settings: ModelSettings, vocab_size: int, micro_batch: MicroBatch
+    settings: ModelSettings, vocab_size: int, micro_batch: MicroBatch, num_shards: int = 1
 ) -> TrainingMemory:
-    """Return what a step takes with float32 weights, LAMB or AdamW, and no sharding.
+    """Return what a step takes with float32 weights, LAMB or AdamW.
+
+    Where the state is cut over ranks (`albert_core.state_sharding`), weights and gradients are
+    there whole as well during an update; and once more, laid end to end, while they are exchanged.
 
     What the device's libraries and the allocator take besides is not in it. Where a GPU's
     attention kernel needs a padding mask, or none but the plain one fits, more is taken.
@@ -96,19 +99,26 @@ def training_memory(
         settings: of the model.
         vocab_size: V.
         micro_batch: what goes through the model at once.
+        num_shards: ranks that the state is cut over; 1 for none.
     """
     weights = _FLOAT32 * count_parameters(settings, vocab_size).with_heads
+    part = -(-weights // num_shards)
+    gathered, exchanged = (weights, weights) if num_shards > 1 else (0, 0)
     return TrainingMemory(
-        weights=weights,
-        gradients=weights,
-        optimizer_state=_MOMENTS * weights,
-        activations=_activation_peak(settings, vocab_size, micro_batch),
-        update=_UPDATE_COPIES * weights,
+        weights=part + gathered,
+        gradients=part + gathered,
+        optimizer_state=_MOMENTS * part,
+        activations=max(_activation_peak(settings, vocab_size, micro_batch), exchanged),
+        update=_UPDATE_COPIES * part,
     )
 
 
 def largest_micro_batch(
-    settings: ModelSettings, vocab_size: int, micro_batch: MicroBatch, memory_bytes: float
+    settings: ModelSettings,
+    vocab_size: int,
+    micro_batch: MicroBatch,
+    memory_bytes: float,
+    num_shards: int = 1,
 ) -> int:
     """Return the most sequences that fit into ``memory_bytes``; 0 if one does not.
 
@@ -117,11 +127,12 @@ def largest_micro_batch(
         vocab_size: V.
         micro_batch: its length, predictions and precision count, not its number of sequences.
         memory_bytes: what the device has for tensors.
+        num_shards: ranks that the state is cut over; 1 for none.
     """
 
     def fits(num_sequences: int) -> bool:
         tried = replace(micro_batch, num_sequences=num_sequences)
-        return training_memory(settings, vocab_size, tried).total <= memory_bytes
+        return training_memory(settings, vocab_size, tried, num_shards).total <= memory_bytes
 
     if not fits(1):
         return 0

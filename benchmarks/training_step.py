@@ -26,6 +26,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait take no
 import numpy as np
 import torch
 import torch.nn.functional as F
+from _padded_batches import padded
 from _real_examples import make_examples
 from _stage_runs import hardware
 from transformers import AlbertConfig
@@ -36,11 +37,12 @@ from albert_core.contract.ragged import Ints
 from albert_core.conversion import hf_config, to_hf_state
 from albert_core.data import ExampleShards, Rows
 from albert_core.distributed import ALONE
-from albert_core.example_order import deal_update, padded_length
+from albert_core.example_order import deal_update
 from albert_core.flops import training_flops
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer
-from albert_core.train_step import TrainState, UpdateBatch, train_step
+from albert_core.train_step import TrainState, train_step
+from albert_core.update_batch import UpdateBatch, UpdateSizes
 
 RESULTS = Path(__file__).parent / "results" / "training_step.json"
 MODEL, VOCAB_SIZE = ModelSettings(), 30_000
@@ -57,7 +59,6 @@ GOALS = {
     "bfloat16 peak": 0.75,
     "memory": 0.6,
 }
-_IGNORED = -100
 _PREDICTED_SHARE = 0.15
 
 Step = Callable[[], object]
@@ -97,11 +98,9 @@ def our_step(model: AlbertForPretraining, rows: Rows, length: int, precision: An
     settings = TrainingSettings(precision=precision)
     budget = MICRO_BATCHES[length] * length
     parts = [rows.take(places) for places in deal_update(rows.lengths, 0, 1, budget)]
-    batches = [part.batch() for part in parts]
     whole = UpdateBatch(
-        micro_batches=batches,
-        num_predictions=float(rows.num_predictions.sum()),
-        num_sequences=len(rows),
+        sizes=UpdateSizes.of_lengths(rows.lengths, int(rows.num_predictions.sum())),
+        micro_batches=[part.batch() for part in parts],
     )
     return lambda: train_step(state, whole, settings, ALONE)
 
@@ -114,7 +113,7 @@ def peer_step(
     optimizer = build_optimizer(model, "lamb", 1e-3, 0.01)
     size = MICRO_BATCHES[length]
     parts = list(rows.split([*range(size, len(rows), size), len(rows)]))
-    batches = [_padded(part) for part in parts]
+    batches = [padded(part) for part in parts]
 
     def step() -> None:
         for batch in batches:
@@ -126,24 +125,6 @@ def peer_step(
         optimizer.zero_grad(set_to_none=True)
 
     return step
-
-
-def _padded(rows: Rows) -> dict[str, torch.Tensor]:
-    width = padded_length(int(rows.lengths.max()))
-    is_real = np.arange(width) < rows.lengths[:, None]
-    input_ids = np.zeros(is_real.shape, np.int64)
-    input_ids[is_real] = rows.input_ids
-    labels = np.full(is_real.shape, _IGNORED)
-    of_row = np.repeat(np.arange(len(rows)), rows.num_predictions)
-    labels[of_row, rows.positions] = rows.labels
-    in_b = (np.arange(width) >= rows.segment_b_starts[:, None]) & is_real
-    return {
-        "input_ids": torch.from_numpy(input_ids),
-        "attention_mask": torch.from_numpy(is_real.astype(np.int64)),
-        "token_type_ids": torch.from_numpy(in_b.astype(np.int64)),
-        "labels": torch.from_numpy(labels),
-        "sentence_order_label": torch.from_numpy(rows.sentence_order_labels.astype(np.int64)),
-    }
 
 
 def models() -> tuple[AlbertForPretraining, HuggingFaceAlbert]:

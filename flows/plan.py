@@ -151,7 +151,7 @@ def plan_as_json(plan: RunPlan) -> dict[str, Any]:
         "flops_per_piece": setup.flops_per_piece,
         "peak_tflops": hardware.peak_tflops[setup.devices.precision],
         "peak_basis": hardware.peak_basis,
-        "utilisation": setup.devices.utilisation,
+        "utilisation": setup.utilisation,
         "utilisation_basis": share.basis,
         "utilisation_source": share.source,
         "pieces_per_second": setup.predicted_pieces_per_second,
@@ -253,14 +253,23 @@ def _memory_rows(plan: RunPlan) -> list[tuple[str, str]]:
     there = f"{plan.usable_bytes / _GIB:.1f} of {plan.setup.devices.hardware.memory_gib:.1f} GiB"
     executed = "with" if chosen.activation_checkpointing else "without"
     fits = "fits" if plan.fits else "does NOT fit"
+    rows = [
+        ("without checkpointing", _say_memory(plan.memory(False), plan.largest_micro_batch(False))),
+        ("with checkpointing", _say_memory(plan.memory(True), plan.largest_micro_batch(True))),
+    ]
+    if plan.setup.devices.num_devices > 1:
+        cut = plan.sharded
+        need = "; needed" if cut.fits and not plan.fits else ""
+        need = "; as the recipe has it" if plan.training.shard_state else need
+        said = _say_memory(cut.memory(), cut.largest_micro_batch())
+        rows.append(("training.shard_state", f"{said}{need}"))
     return [
         ("usable", f"{there}; {RESERVED_SHARE:.0%} for libraries and allocator [assumed]"),
         (
             "micro-batch of the recipe",
             f"{chosen.num_sequences} x {chosen.length} pieces, {executed} checkpointing: {fits}",
         ),
-        ("without checkpointing", _say_memory(plan.memory(False), plan.largest_micro_batch(False))),
-        ("with checkpointing", _say_memory(plan.memory(True), plan.largest_micro_batch(True))),
+        *rows,
     ]
 
 
@@ -286,7 +295,7 @@ def _speed_rows(plan: RunPlan) -> list[tuple[str, str]]:
     )
     return [
         ("peak of one device", f"{peak} [{hardware.peak_basis}]"),
-        ("model FLOPs utilisation", f"{setup.devices.utilisation:.3f}{recomputing} [{basis}]"),
+        ("model FLOPs utilisation", f"{setup.utilisation:.3f}{recomputing} [{basis}]"),
         ("mean example", f"{example} [{setup.sizes.basis}]"),
         ("operations of a piece", f"{setup.flops_per_piece / 1e9:,.4g} GFLOP"),
         ("real pieces a second", f"{setup.predicted_pieces_per_second:,.0f}"),

@@ -173,7 +173,7 @@ def _downstream_rows(finetuning: Manifest) -> list[tuple[str, str]]:
     if facts["metric"] == "matthews" and low <= 0 <= high:
         score += "; the interval holds 0, so no better than chance"
     main = (facts["metric"], score)
-    others = [(n, f"{v:.3f}") for n, v in facts["scores"].items() if n != facts["metric"]]
+    others = [(n, f"{v:z.3f}") for n, v in facts["scores"].items() if n != facts["metric"]]
     return [("task", f"{facts['task']}, {facts['num_examples']:,} examples"), main, *others]
 
 
@@ -198,7 +198,7 @@ def _order_note(pretraining: Manifest) -> str:
 
 
 def _estimate(estimate: Mapping[str, float]) -> str:
-    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+    return f"{estimate['value']:z.3f} [{estimate['low']:z.3f}, {estimate['high']:z.3f}]"
 
 
 def _indented(text: str) -> str:

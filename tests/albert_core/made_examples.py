@@ -66,6 +66,7 @@ def made_examples(
     facts = {
         "max_seq_length": max_seq_length,
         "max_predictions": max_predictions,
+        "vocab_size": tokenizer.vocab_size,
         "vocab_manifest": storage.join(vocab_folder, MANIFEST),
     }
     cuts = np.linspace(0, num_examples, num_shards + 1).astype(int).tolist()

@@ -162,3 +162,8 @@ def test_the_interval_of_a_large_dev_set_takes_seconds() -> None:
     for name in ("accuracy", "f1", "matthews"):
         bootstrap_interval(partial(score_of, METRICS[name], labels, predictions), 40_000, 1)
     assert time.process_time() - began < 30
+
+
+def test_what_rounds_to_zero_has_no_sign() -> None:
+    assert str(Estimate(value=-0.0, low=-0.0001, high=0.0001)) == "0.000 [0.000, 0.000]"
+    assert str(Estimate(value=-0.001, low=-0.01, high=0.0)) == "-0.001 [-0.010, 0.000]"

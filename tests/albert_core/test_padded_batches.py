@@ -14,7 +14,8 @@ from albert_core.losses import IGNORED
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer
 from albert_core.padded_batches import BatchShape, make_batch, shape_of
-from albert_core.train_step import TrainState, Update, UpdateBatch, train_step
+from albert_core.train_step import TrainState, Update, train_step
+from albert_core.update_batch import UpdateBatch, UpdateSizes
 from tests.albert_core.made_examples import made_examples
 from tests.albert_core.tiny_vocab import tiny_vocab
 
@@ -62,11 +63,13 @@ def gradients_of(batches: list[Batch]) -> tuple[Update, dict[str, Tensor]]:
         parameter.register_post_accumulate_grad_hook(
             lambda p, name=name: found.update({name: p.grad.clone()})
         )
-    num_predictions = sum(batch.num_predictions for batch in batches)
-    num_sequences = 13
-    whole = UpdateBatch(
-        micro_batches=batches, num_predictions=num_predictions, num_sequences=num_sequences
+    sizes = UpdateSizes(
+        num_sequences=13,
+        num_pieces=sum(batch.num_pieces for batch in batches),
+        sum_of_squares=sum(batch.sum_of_squares for batch in batches),
+        num_predictions=sum(batch.num_predictions for batch in batches),
     )
+    whole = UpdateBatch(sizes=sizes, micro_batches=batches)
     return train_step(state, whole, SETTINGS, ALONE), found
 
 
@@ -79,11 +82,11 @@ def test_padded_batches_have_the_losses_and_gradients_of_packed_ones(
         found, gradients = gradients_of(padded)
         torch.testing.assert_close(gradients, expected_gradients, rtol=1e-10, atol=1e-13)
         assert found.metrics == pytest.approx(expected.metrics, rel=1e-6)  # sums of float32
-        assert (found.num_pieces, found.sum_of_squares, found.num_predictions) == (
-            expected.num_pieces,
-            expected.sum_of_squares,
-            expected.num_predictions,
-        )
+        for count in ("num_pieces", "sum_of_squares", "num_predictions"):
+            of_packed, of_padded = (
+                sum(getattr(b, count) for b in each) for each in (packed, padded)
+            )
+            assert of_padded == of_packed
 
 
 def test_all_batches_have_one_shape_and_are_as_many_in_each_update(

@@ -56,13 +56,29 @@ def test_computing_activations_again_takes_a_third_more_time() -> None:
 
 @pytest.mark.parametrize(("share", "says"), [(0.9, "10% below"), (1.2, "20% above")])
 def test_the_end_of_a_run_says_how_far_off_the_plan_was(share: float, says: str) -> None:
-    eight = replace(DEVICES, num_devices=8)
-    num_pieces = share * speed(eight) * 100
-    line = eight.compared_with_plan(num_pieces, num_pieces * SETUP.flops_per_piece, 100)
+    devices = replace(DEVICES, num_devices=8)
+    eight, planned = replace(SETUP, devices=devices), speed(devices)
+    flops_per_second = share * planned * SETUP.flops_per_piece
+    assert eight.speed_to_plan(flops_per_second) == pytest.approx(share)
+    line = eight.compared_with_plan(flops_per_second, share * planned)
     assert line == (
-        f"{share * speed(eight):,.0f} pieces/s, {says} the {speed(eight):,.0f} planned for 8 x "
+        f"{share * planned:,.0f} pieces/s, {says} the {planned:,.0f} planned for 8 x "
         f"h200; model FLOPs utilisation {share * 0.5:.3f}, planned 0.500 (given)"
     )
+
+
+def test_what_the_last_layer_leaves_out_is_planned_as_speed() -> None:
+    # Operations are counted whole; of the last of 2 layers three quarters are not done for 84 %.
+    known = replace(DEVICES, hardware=find_hardware("h200"))
+    two_layers = ModelSettings(num_hidden_layers=2)
+    setups = [replace(SETUP, model=m, devices=known) for m in (two_layers, ModelSettings())]
+    gains = [setup.utilisation / setup.devices.utilisation for setup in setups]
+    undone = (1 - 78 / 512) * (768**2 + 2 * 768 * 3072)
+    of_two = undone / (setups[0].flops_per_piece / 6)
+    assert gains[0] == pytest.approx(1 / (1 - of_two))
+    assert 1.2 < gains[0] < 1.5
+    assert 1.04 < gains[1] < 1.07
+    assert SETUP.utilisation == 0.5  # what is given is taken as it is
 
 
 def test_hours_and_cost_follow_from_the_speed() -> None:

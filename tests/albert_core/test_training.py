@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch.multiprocessing.spawn import spawn
 
-from albert_core import training
+from albert_core import run_speed, training
 from albert_core.config import TrainingSettings
 from albert_core.contract.errors import ConfigError, IntegrityError
 from albert_core.contract.manifest import read_manifest
@@ -32,8 +32,9 @@ from albert_core.layer_execution import set_layer_execution
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer
 from albert_core.tracking import open_client
-from albert_core.train_step import TrainState, UpdateBatch, train_step
-from tests.albert_core.one_update import update_of
+from albert_core.train_step import TrainState, train_step
+from albert_core.update_batch import UpdateBatch
+from tests.albert_core.one_update import sizes_of, update_of
 from tests.albert_core.training_runs import (
     MODEL,
     TRAINING,
@@ -70,13 +71,9 @@ def after_one_step(
     state = TrainState(model=model, optimizer=build_optimizer(model, "lamb", 0.01, 0.01))
     order = example_order(0, 8, len(shards), 1)
     parts = [shards.batch(order[a:b]) for a, b in zip([0, *cuts], [*cuts, 8], strict=True)]
-    num_predictions = sum(len(part.masked_lm_labels) for part in parts)
-    batch = UpdateBatch(micro_batches=iter(parts), num_predictions=num_predictions, num_sequences=8)
+    batch = UpdateBatch(sizes=sizes_of(shards.rows(order)), micro_batches=iter(parts))
     update = train_step(state, batch, TRAINING, ALONE, pair_task)
     assert update.skipped is None
-    assert update.num_predictions == num_predictions
-    assert update.sum_of_squares == sum(part.sum_of_squares for part in parts)
-    assert update.num_pieces == sum(part.num_pieces for part in parts)
     return dict(model.named_parameters()), list(update.metrics.values())
 
 
@@ -92,9 +89,9 @@ def test_two_ranks_do_the_update_of_one_in_float64(examples: str, tmp_path: Path
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()
-    update_of(0, [[[0, 1, 2, 3, 4, 5, 6, 7]]], examples, MODEL, str(one))
+    update_of(0, [[[0, 1, 2, 3, 4, 5, 6, 7]]], examples, MODEL, str(one), {})
     parts = [[[0, 1, 2], [3, 4]], [[5], [6, 7]]]
-    spawn(update_of, (parts, examples, MODEL, str(two)), nprocs=2)
+    spawn(update_of, (parts, examples, MODEL, str(two), {}), nprocs=2)
     weights, metrics = torch.load(one / "after.pt")
     found_weights, found_metrics = torch.load(two / "after.pt")
     torch.testing.assert_close(found_weights, weights, rtol=1e-11, atol=1e-11)
@@ -223,22 +220,30 @@ def test_what_is_learnt_from_pairs_is_called_by_its_name(
 
 
 def test_every_progress_line_has_what_a_person_looks_for(
-    examples: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    examples: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level("INFO")
+    monkeypatch.setattr(run_speed, "processor_name", lambda: "AMD EPYC, 2 cores")
     uri = training.run(MODEL, TRAINING, examples, str(tmp_path))
     numbers = r"[\d.,]+"
     assert re.search(
         rf"step 4/12  masked LM {numbers} \(\d+%\)  order {numbers} \(\d+%\)  grad {numbers}  "
-        rf"trust {numbers}\.\.{numbers}  lr 8\.18e-03  {numbers} pieces/s  data wait \d+%  "
+        rf"trust {numbers}\.\.{numbers}  lr 8\.18e-03  {numbers} pieces/s  MFU \d+%  "
+        r"data wait \d+%  "
         r"\d+\.\d GB  0:0\d left",
         caplog.text,
     ), caplog.text
     assert re.search(
-        rf"12 updates in 0:0\d, {numbers} pieces/s; of the time, data wait {numbers}%, "
-        rf"checkpoints {numbers}%; peak memory {numbers} GB",
+        rf"12 updates in 0:0\d, {numbers} pieces/s; model FLOPs utilisation {numbers} of "
+        rf"{numbers} TFLOP/s \(measured at the start\); of the time, data wait {numbers}%, "
+        rf"checkpoint {numbers}%, tracking {numbers}%; peak memory {numbers} GB",
         caplog.text,
     )
+    assert re.search(rf"planned for 1 x cpu2: {numbers} pieces/s, {numbers} hours", caplog.text)
+    assert re.search(rf"% (above|below) the {numbers} planned for 1 x cpu2", caplog.text)
     client = open_client(str(tmp_path))
     run = client.get_run(read_manifest(uri).facts["mlflow_run_id"])
     assert run.info.status == "FINISHED"
@@ -256,6 +261,12 @@ def test_every_progress_line_has_what_a_person_looks_for(
         "trust_ratio_max",
         "pieces_per_second",
         "model_tflops_per_second",
+        "model_flops_utilisation",
+        "planned_pieces_per_second",
+        "planned_hours",
+        "speed_to_plan",
+        "checkpoint_share",
+        "tracking_share",
         "data_wait_share",
         "peak_memory_gb",
         "held_out/masked_lm_loss",
@@ -281,9 +292,10 @@ def test_a_batch_of_any_size_needs_the_room_of_one_micro_batch(examples: str) ->
             alive.append(sum(each() is not None for each in made))
             yield shards.batch(np.arange(number * 16, number * 16 + 16) % len(shards))
 
-    batch = UpdateBatch(micro_batches=micro_batches(), num_predictions=50_000.0, num_sequences=4096)
-    update = train_step(state, batch, TRAINING, ALONE)
-    assert (len(made), update.num_sequences) == (256, 4096)
+    numbers = np.arange(4096) % len(shards)
+    batch = UpdateBatch(sizes=sizes_of(shards.rows(numbers)), micro_batches=micro_batches())
+    train_step(state, batch, TRAINING, ALONE)
+    assert (len(made), state.examples_taken) == (256, 4096)
     assert max(alive) == 0
 
 
@@ -306,8 +318,8 @@ def test_activations_computed_again_give_the_same_gradients(examples: str) -> No
         counter = CallCounter()
         query.register_forward_hook(counter)
         state = TrainState(model=model, optimizer=build_optimizer(model, "lamb", 0.01, 0.01))
-        batch = shards.batch(np.arange(8))
-        whole = UpdateBatch(micro_batches=[batch], num_predictions=50.0, num_sequences=8)
+        rows = shards.rows(np.arange(8))
+        whole = UpdateBatch(sizes=sizes_of(rows), micro_batches=[rows.batch()])
         train_step(state, whole, TRAINING, ALONE)
         assert counter.num_calls == MODEL.num_hidden_layers * (1 + again)
         found.append(model.state_dict())

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from albert_core import attention as attention_module
 from albert_core import linear, losses
-from albert_core import model as model_module
 from albert_core.config import ModelSettings
 from albert_core.linear import then_and_again
 from albert_core.losses import masked_lm_loss, sentence_order_loss
@@ -115,7 +115,7 @@ def test_the_formula_gives_what_autograd_keeps_by_the_rules_of_autocast_on_cuda(
     monkeypatch.setattr(F, "layer_norm", in_float32)
     monkeypatch.setattr(losses._CrossEntropy, "apply", whole_loss)
     monkeypatch.setattr(linear, "_has_product", lambda *_: False)
-    monkeypatch.setattr(model_module, "attend", fused)
+    monkeypatch.setattr(attention_module, "attend", fused)
     step = Step(
         ModelSettings(**(SIZES | MODELS[kind])), replace(SHAPES[shape], precision="bfloat16")
     )
@@ -205,3 +205,13 @@ def test_a_step_of_base_takes_what_a_process_grew_by() -> None:
     micro_batch = MicroBatch(num_sequences=16, length=128, num_predictions=20)
     memory = training_memory(ModelSettings(), 30_000, micro_batch)
     assert memory.activations + memory.gradients == pytest.approx(1357e6, rel=0.05)
+
+
+def test_sharding_leaves_weights_and_gradients_whole_and_cuts_the_rest() -> None:
+    micro_batch = MicroBatch(num_sequences=1, length=64, num_predictions=10)
+    whole = training_memory(ModelSettings(), 30_000, micro_batch)
+    cut = training_memory(ModelSettings(), 30_000, micro_batch, num_shards=8)
+    weights = whole.weights
+    assert cut.weights == cut.gradients == pytest.approx(weights * 9 / 8, rel=1e-6)
+    assert cut.optimizer_state == cut.update == pytest.approx(weights * 2 / 8, rel=1e-6)
+    assert cut.activations == max(whole.activations, weights)

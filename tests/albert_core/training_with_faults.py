@@ -17,6 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from albert_core import training
 from albert_core.contract.stage_command import stage_main
 from albert_core.data import Batch
 from albert_core.preemption import ending_when_told_to
-from albert_core.train_step import TrainState, Update, UpdateBatch, train_step
+from albert_core.train_step import TrainState, Update, train_step
+from albert_core.update_batch import UpdateBatch
 
 FAULTS: dict[str, Any] = json.loads(os.environ.get("FAULTS", "{}"))
 
@@ -74,12 +76,7 @@ def main() -> None:
             threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
         factor = float("nan") if is_bad and step in FAULTS.get("bad_steps", []) else 1.0
         planted = next(state.model.parameters()).register_hook(lambda gradient: gradient * factor)
-        watched = UpdateBatch(
-            micro_batches=seen(),
-            num_predictions=batch.num_predictions,
-            num_sequences=batch.num_sequences,
-        )
-        update = train_step(state, watched, *rest, **options)
+        update = train_step(state, replace(batch, micro_batches=seen()), *rest, **options)
         planted.remove()
         return update
 

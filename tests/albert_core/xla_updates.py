@@ -13,6 +13,7 @@ scores      held-out values
 import json
 import os
 import sys
+from dataclasses import replace
 
 import torch
 
@@ -24,7 +25,7 @@ from albert_core.evaluation import evaluate
 from albert_core.loader import UpdateLoader
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer, learning_rate_at
-from albert_core.train_step import TrainState, UpdateBatch, train_step
+from albert_core.train_step import TrainState, train_step
 
 
 def num_compiled() -> int:
@@ -65,11 +66,7 @@ def main(examples: str, model_json: str, training_json: str) -> None:
             for taken in loader:
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate_at(state.step, *rates, settings.schedule)
-                batch = UpdateBatch(
-                    micro_batches=ranks.on_device(taken.micro_batches),
-                    num_predictions=taken.num_predictions,
-                    num_sequences=taken.num_sequences,
-                )
+                batch = replace(taken, micro_batches=ranks.on_device(taken.micro_batches))
                 metrics = train_step(state, batch, settings, ranks).metrics
                 losses.append([metrics["masked_lm_loss"], metrics["sentence_order_loss"]])
                 compiled.append(num_compiled())

@@ -61,6 +61,11 @@ def test_a_score_that_may_be_chance_is_told_so() -> None:
     assert row(text, "matthews").endswith("the interval holds 0, so no better than chance")
 
 
+def test_a_score_of_zero_has_no_sign() -> None:
+    text = report(finetuning={"score": -0.0, "interval": [-0.0001, 0.0]}).text()
+    assert row(text, "matthews").startswith("0.000 [0.000, 0.000]")
+
+
 def test_the_next_commands_load_the_model_by_its_alias() -> None:
     text = report().text()
     assert "export MLFLOW_TRACKING_URI=sqlite:////work/mlflow.db" in text
