@@ -11,7 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # torch 2.9, which PyTorch/XLA needs, has none
+    varlen_attn = None  # type: ignore[assignment]
 
 Runs = Sequence[tuple[int, int]]
 """How the pieces of a batch lie end to end: so many sequences, of that length; and so on."""
@@ -46,7 +50,7 @@ def layout_of(runs: Runs, device: torch.device, head_size: int) -> Layout:
 
 
 def _has_flash(device: torch.device, head_size: int) -> bool:
-    if device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
+    if device.type != "cuda" or not torch.is_autocast_enabled("cuda") or varlen_attn is None:
         return False
     fits = head_size % _FLASH_HEAD_MULTIPLE == 0 and head_size <= _FLASH_LARGEST_HEAD
     return fits and torch.cuda.get_device_capability(device) >= _FLASH_CAPABILITY
