@@ -77,7 +77,8 @@ def load_recipe(recipe: str, overrides: Sequence[str] = (), source: str | None =
 
     Args:
         recipe: the name of a shipped recipe, or the path or URI of a TOML file.
-        overrides: ``section.field=value`` each, with a TOML value; text may go unquoted.
+        overrides: ``section.field=value`` each, with a TOML value; text may go unquoted. A part
+            of the path that has a dot is quoted: ``finetuning.per_task."squad-1.1".num_epochs=2``.
         source: the reader's own text, a path, glob or URI: all of it is read, whatever share or
             format the recipe has for its own source.
 
@@ -125,11 +126,25 @@ def _read_toml(uri: str) -> dict[str, Any]:
 
 def _apply(values: dict[str, Any], override: str) -> None:
     path, equals, text = override.partition("=")
-    *sections, field = path.strip().split(".")
-    if not equals or not field or len(sections) > 1:
+    *sections, field = _toml_keys(path) if equals else [""]
+    if not field:
         raise ConfigError(f"{override!r} is not of the form section.field=value")
-    target = _section(values, sections[0]) if sections else values
-    target[field] = _toml_value(text.strip())
+    for name in sections:
+        values = _section(values, name)
+    values[field] = _toml_value(text.strip())
+
+
+def _toml_keys(path: str) -> list[str]:
+    """Return the keys of a path as TOML writes it: those with a dot in them are quoted."""
+    keys = []
+    try:
+        inner: Any = tomllib.loads(f"{path} = 0")
+    except tomllib.TOMLDecodeError:
+        return [""]
+    while isinstance(inner, dict):
+        [(key, inner)] = inner.items()
+        keys.append(key)
+    return keys
 
 
 def _section(values: dict[str, Any], name: str) -> dict[str, Any]:

@@ -68,7 +68,8 @@ def test_what_an_override_does_not_name_stays() -> None:
         ("training.num_steps=many", r"training.num_steps: .*, got 'many'"),
         ("examples.masked_lm_prob=15", r"examples.masked_lm_prob: .*, got 15"),
         ("training.num_steps", r"'training.num_steps' is not of the form section.field=value"),
-        ("a.b.c=1", r"'a.b.c=1' is not of the form"),
+        ("training..num_steps=1", r"'training..num_steps=1' is not of the form"),
+        ("training.num_steps.x=1", "'num_steps' is a setting, not a section"),
         ("name.b=1", r"'name' is a setting, not a section"),
         ("name=a/b", r"name: .*, got 'a/b'"),
         (
@@ -132,3 +133,9 @@ def test_a_recipe_is_read_without_the_heavy_libraries() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_setting_of_one_task_can_be_overridden() -> None:
+    recipe = load_recipe("tiny", ['finetuning.per_task."squad-1.1".num_epochs=2'])
+    assert recipe.finetuning.per_task["squad-1.1"].num_epochs == 2
+    assert recipe.finetuning.num_steps == 300
