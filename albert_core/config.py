@@ -312,7 +312,7 @@ class EvaluationSettings(Settings):
 PublishedRow = Literal[
     "base", "large", "xlarge", "xxlarge", "bert-base", "bert-large", "base-v2", "xxlarge-1.5m"
 ]
-"""A row of `published_scores.PUBLISHED`."""
+"""A row of `scores.published.PUBLISHED`."""
 
 
 class ScoringSettings(Settings):

@@ -15,11 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from albert_core.config import ScoringSettings
-from albert_core.constant_answers import (
-    constant_label_scores,
-    constant_number_scores,
-    no_answer_scores,
-)
 from albert_core.contract import storage
 from albert_core.contract.arrow_files import read_arrow
 from albert_core.contract.code_version import code_digest, library_versions
@@ -27,11 +22,16 @@ from albert_core.contract.errors import ConfigError
 from albert_core.contract.manifest import Manifest, StagePlan, read_manifest, shard_of
 from albert_core.contract.stage_command import stage_main
 from albert_core.finetuned_model import read_task
-from albert_core.published_scores import PUBLISHED
-from albert_core.score_page import as_page
-from albert_core.score_picture import as_png
-from albert_core.score_table import ModelScores, Run, ScoreTable, TaskScores, build_table
-from albert_core.score_text import as_markdown, as_text
+from albert_core.scores.constant_answers import (
+    constant_label_scores,
+    constant_number_scores,
+    no_answer_scores,
+)
+from albert_core.scores.page import as_page
+from albert_core.scores.picture import as_png
+from albert_core.scores.published import PUBLISHED
+from albert_core.scores.table import ModelScores, Run, ScoreTable, TaskScores, build_table
+from albert_core.scores.text import as_markdown, as_text
 from albert_core.tracking import TrackedRun, tracked_run
 
 STAGE = "scores"

@@ -13,12 +13,12 @@ from mlflow import MlflowClient
 
 from albert_core import scoring as stage
 from albert_core.config import PublishedRow, ScoringSettings
-from albert_core.constant_answers import constant_label_scores
 from albert_core.contract import storage
 from albert_core.contract.arrow_files import write_arrow
 from albert_core.contract.errors import ConfigError, IntegrityError
 from albert_core.contract.manifest import Manifest, StagePlan, read_manifest, shard_of
-from albert_core.published_scores import PUBLISHED
+from albert_core.scores.constant_answers import constant_label_scores
+from albert_core.scores.published import PUBLISHED
 from albert_core.tracking import experiment_id, open_client
 
 TARGETS = ["no", "yes", "no", "no"]

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_core.metrics import METRICS
-from albert_core.score_table import LOWER_IS_BETTER
+from albert_core.scores.table import LOWER_IS_BETTER
 
 
 def constant_label_scores(

@@ -6,12 +6,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from albert_core.published_scores import PUBLISHED
-from albert_core.score_figure import as_svg
-from albert_core.score_page import as_page
-from albert_core.score_picture import as_png
-from albert_core.score_table import ScoreTable, build_table
-from tests.albert_core.made_runs import made_run, paper_runs
+from albert_core.scores.figure import as_svg
+from albert_core.scores.page import as_page
+from albert_core.scores.picture import as_png
+from albert_core.scores.published import PUBLISHED
+from albert_core.scores.table import ScoreTable, build_table
+from tests.albert_core.scores.made_runs import made_run, paper_runs
 
 VOID = {"meta"}
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from albert_core.score_figure import as_svg
-from albert_core.score_table import ModelScores, ScoreTable
-from albert_core.score_text import detail_rows, glue_rows, notes, paper_rows, percent
+from albert_core.scores.figure import as_svg
+from albert_core.scores.table import ModelScores, ScoreTable
+from albert_core.scores.text import detail_rows, glue_rows, notes, paper_rows, percent
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #fbfaf8; --card: #ffffff; --ink: #1d2433;

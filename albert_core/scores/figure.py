@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from math import floor
 
-from albert_core.score_table import LOWER_IS_BETTER, ModelScores, ScoreTable, TaskScores
-from albert_core.score_text import metric_name, percent
+from albert_core.scores.table import LOWER_IS_BETTER, ModelScores, ScoreTable, TaskScores
+from albert_core.scores.text import metric_name, percent
 
 WIDTH = 1000
 _LEFT, _RIGHT = 190, 200

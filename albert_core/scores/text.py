@@ -3,8 +3,8 @@
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from albert_core.published_scores import PublishedScores
-from albert_core.score_table import (
+from albert_core.scores.published import PublishedScores
+from albert_core.scores.table import (
     GLUE_COLUMNS,
     LOWER_IS_BETTER,
     PAPER_COLUMNS,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from albert_core.score_table import Run
+from albert_core.scores.table import Run
 
 TITLES = {
     "squad-1.1": ("SQuAD 1.1", "spans"),

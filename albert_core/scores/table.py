@@ -1,7 +1,7 @@
 """Scores of fine-tunings, over tasks and seeds, in the paper's columns.
 
-Pure: the facts of manifests go in, a table comes out; how it looks is `score_text`'s and
-`score_page`'s affair. Scores are shares and correlations, 0..1 or -1..1, or errors.
+Pure: the facts of manifests go in, a table comes out; how it looks is `text`'s and
+`page`'s affair. Scores are shares and correlations, 0..1 or -1..1, or errors.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any, Self
 
-from albert_core.published_scores import PublishedScores
+from albert_core.scores.published import PublishedScores
 
 PAPER_COLUMNS = ("squad-1.1", "squad-2.0", "mnli", "sst-2", "race")
 """The tasks of the paper's Table 2, whose mean is its Avg."""

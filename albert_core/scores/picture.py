@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from albert_core.score_table import ModelScores, ScoreTable, TaskScores
-from albert_core.score_text import metric_name, percent
+from albert_core.scores.table import ModelScores, ScoreTable, TaskScores
+from albert_core.scores.text import metric_name, percent
 
 _COLOURS = ("#2454c5", "#0f8a6c", "#a23b9b", "#5c6b00")
 _UNPROVEN, _CONSTANT, _INK, _SOFT = "#c2660a", "#ded9d0", "#1d2433", "#6b7280"

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from albert_core.published_scores import PUBLISHED
-from albert_core.score_table import PAPER_COLUMNS, Run, build_table, published_average
-from albert_core.score_text import as_markdown, as_text, detail_rows, glue_rows, paper_rows
-from tests.albert_core.made_runs import made_run, paper_runs
+from albert_core.scores.published import PUBLISHED
+from albert_core.scores.table import PAPER_COLUMNS, Run, build_table, published_average
+from albert_core.scores.text import as_markdown, as_text, detail_rows, glue_rows, paper_rows
+from tests.albert_core.scores.made_runs import made_run, paper_runs
 
 
 def test_the_average_is_the_papers() -> None:
