@@ -353,14 +353,18 @@ def _without_quotes(text: str) -> str:
 # Lines
 
 
+_LEFT_OVER = ("{{", "}}", "[[", "]]")
+"""Ends without their counterpart."""
+
+
 def _tidy(text: str) -> str:
     """Return ``text``, in which only markup of whole lines is left, without it and its traces."""
     if "-{" in text:
         text = _VARIANTS.sub(_variant, text)
     if "__" in text:
         text = _MAGIC_WORD.sub(lambda word: "" if word[0].upper() == word[0] else word[0], text)
-    for rest in ("{{", "}}", "[[", "]]"):
-        if rest[0] in text:
+    while any(rest in text for rest in _LEFT_OVER):  # to take one out may bring another together
+        for rest in _LEFT_OVER:
             text = text.replace(rest, "")
     text = text.replace("&nbsp;", " ").replace("\u00a0", " ").replace("\t", " ")
     text = _SPACES.sub(" ", _without_gaps(text))

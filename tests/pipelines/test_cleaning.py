@@ -9,12 +9,12 @@ from pathlib import Path
 import ftfy
 import pytest
 from ftfy.badness import MOJIBAKE_CATEGORIES
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pipelines.cleaning import content_hash, normalise_text, reject_reasons
 from pipelines.config import CleaningSettings
-from pipelines.mojibake import repair_mojibake
+from pipelines.mojibake import CONTROLS, repair_mojibake
 
 CORPORA = Path(__file__).parents[3] / "shared/data/corpora"
 MESSY = CORPORA / "messy"
@@ -179,6 +179,8 @@ def test_the_fast_way_gives_what_the_specification_says_of_real_text() -> None:
 
 @given(ODD | st.lists(LINE).map("\n".join))
 def test_clean_text_is_left_alone_when_its_lines_are_kept(text: str) -> None:
+    # Where a control character goes, what stood on either side may look like mojibake.
+    assume(CONTROLS.isdisjoint(ftfy.fix_text(text, uncurl_quotes=False)))
     clean = normalise_text(text)
     assert normalise_text(clean, lines_are_sentences=True) == clean
 

@@ -2,7 +2,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from albert_core.contract.errors import ConfigError
@@ -108,6 +108,7 @@ def test_namespaces_of_the_dump_are_left_out() -> None:
     assert plain_text("[[Foo bar:a|b]] [[foo_bar:d]] c", LEFT_OUT | {"foo bar"}) == "c"
 
 
+@example(["{{{", "[[", "{{{", "0"])
 @given(
     st.lists(st.sampled_from([*NESTED, "a", "\n", "File:", ">", "</", "/>"]) | st.text(max_size=3))
 )
