@@ -7,7 +7,6 @@ U units (see `tasks.problem`).
 """
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from albert_core.config import FinetuningSettings
-from albert_core.contract.seeds import derive_seed, random_bits
+from albert_core.contract.seeds import derive_seed
+from albert_core.example_order import example_order
 from albert_core.hyperparameters import Hyperparameters
+from albert_core.layer_execution import products_in
 from albert_core.model import AlbertModel
 from albert_core.optimizer import build_optimizer, learning_rate_at
 from albert_core.tasks.head_outputs import batch_of_units, outputs_of, unit_lengths
@@ -65,6 +66,7 @@ class Finetuner:
         self.head = head
         self.model = nn.ModuleDict({"encoder": self.encoder, "head": head}).to(device)
         self.train, self.seed, self.device = train, seed, device
+        self._lengths = unit_lengths(train)
         self.hyperparameters, self.settings = hyperparameters, settings
         self.optimizer = build_optimizer(
             self.model, settings.optimizer, hyperparameters.learning_rate, settings.weight_decay
@@ -88,13 +90,14 @@ class Finetuner:
     def update(self) -> Tensor:
         """Do the next update; return its mean loss, float32 (), on the device."""
         step, wanted = self.step, self.hyperparameters
-        units = units_of_update(step, wanted.batch_size, self.train.num_units, self.seed)
+        size = wanted.batch_size
+        units = example_order(step * size, size, self.train.num_units, self.seed)
         torch.manual_seed(derive_seed(self.seed, "dropout", step))
         self.model.train()
         total = torch.zeros((), device=self.device)
         for part in self._micro_batches(units):
             share = len(part) / len(units)
-            with self._autocast():
+            with products_in(self.settings.precision, self.device):
                 loss = self.head.loss(
                     self.encoder, batch_of_units(self.train, part, self.device), self._targets(part)
                 )
@@ -118,7 +121,7 @@ class Finetuner:
         """Return what the head gives for each of the U units, in their order."""
         self.model.eval()
         pieces = self.settings.micro_batch_pieces
-        with self._autocast():
+        with products_in(self.settings.precision, self.device):
             return outputs_of(self.encoder, self.head, inputs, self.device, pieces)
 
     def note_score(self, score: float) -> bool:
@@ -157,8 +160,7 @@ class Finetuner:
         )
 
     def _micro_batches(self, units: Ints) -> list[Ints]:
-        lengths = unit_lengths(self.train)[units]
-        parts = batches_by_length(lengths, self.settings.micro_batch_pieces)
+        parts = batches_by_length(self._lengths[units], self.settings.micro_batch_pieces)
         return [units[part] for part in parts]
 
     def _targets(self, units: Ints) -> dict[str, Tensor]:
@@ -166,13 +168,6 @@ class Finetuner:
             name: torch.from_numpy(values[units]).to(self.device)
             for name, values in self.train.targets.items()
         }
-
-    def _autocast(self) -> Any:
-        if self.settings.precision == "float32":
-            return nullcontext()
-        # Without the cache each use of a shared weight has its own cast, so that autograd sums
-        # the uses' gradients in float32.
-        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
 
 def with_dropout(encoder: AlbertModel, dropout_prob: float) -> AlbertModel:
@@ -187,21 +182,6 @@ def with_dropout(encoder: AlbertModel, dropout_prob: float) -> AlbertModel:
         copy = AlbertModel(settings, encoder.embeddings.word.num_embeddings)
     copy.load_state_dict(encoder.state_dict())
     return copy
-
-
-def units_of_update(step: int, batch_size: int, num_units: int, seed: int) -> Ints:
-    """Return the units (batch_size,) of update ``step``: epochs follow each other without a gap.
-
-    The order of an epoch is a pure function of the seed and the epoch.
-    """
-    positions = np.arange(step * batch_size, (step + 1) * batch_size)
-    epochs, places = positions // num_units, positions % num_units
-    units = np.empty(batch_size, dtype=np.int64)
-    for epoch in np.unique(epochs):
-        bits = random_bits(derive_seed(seed, "order", int(epoch)), np.arange(num_units))
-        order = np.argsort(bits, kind="stable")
-        units[epochs == epoch] = order[places[epochs == epoch]]
-    return units
 
 
 def _copy(tensor: Tensor) -> Tensor:

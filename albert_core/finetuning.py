@@ -29,6 +29,7 @@ from albert_core.contract.manifest import (
     StagePlan,
     digest_of,
     shard_of,
+    shards_in,
 )
 from albert_core.contract.seeds import derive_seed
 from albert_core.contract.stage_command import stage_main
@@ -176,7 +177,7 @@ class Finetuning:
         self.hyperparameters = hyperparameters_of(
             task.name, settings, encoder.settings.max_position_embeddings, len(train)
         )
-        self.train_inputs = self._inputs(train, training=True)
+        self.train_inputs = self._inputs(train)
         self.dev = read_examples(task, files, _DEV)
         self.dev_inputs = self._inputs(self.dev)
         torch.manual_seed(derive_seed(self.seed, "initial-head"))
@@ -212,12 +213,10 @@ class Finetuning:
             per_step = (now - began) / (self.finetuner.step - at_begin)
             if self.finetuner.evaluation_is_due:
                 self._evaluate(self._mean(losses), per_step)
+                losses, last_line = [], time.perf_counter()
             elif now - last_line > _LINE_SECONDS:
                 self._say(self._mean(losses), "", per_step)
-            else:
-                self._perhaps_save(stop)
-                continue
-            losses, last_line = [], time.perf_counter()
+                losses, last_line = [], now
             self._perhaps_save(stop)
         self.checkpoints.wait()
 
@@ -226,12 +225,16 @@ class Finetuning:
         self.finetuner.take_best()
         found = list(self._predict())
         self._save_model(found[0].scored)
-        shards = [*self._write_predictions(found), *self._shards(MODEL_FOLDER)]
+        shards = [
+            *self._write_predictions(found),
+            *shards_in(self.folder, MODEL_FOLDER),
+            *shards_in(self.folder, SUBMISSION),
+        ]
         uri = self.plan.write(
             self.work,
-            [*shards, *self._shards(SUBMISSION)],
+            shards,
             self._accounts(),
-            self._facts(found),
+            self._facts(found, shards),
         )
         storage.remove(self.checkpoints.folder)
         self.tracked.log_artifact(uri)
@@ -251,9 +254,9 @@ class Finetuning:
                 name = split if is_own else f"{files.task.name}.{split}"
                 yield Predicted(files.task, split, scored, name)
 
-    def _inputs(self, examples: Examples, training: bool = False) -> Inputs:
+    def _inputs(self, examples: Examples) -> Inputs:
         length = self.hyperparameters.max_seq_length
-        return self.problem.inputs(examples, self.tokenizer, length, training)
+        return self.problem.inputs(examples, self.tokenizer, length)
 
     def _score(self, examples: Examples, inputs: Inputs) -> Scored:
         return self.problem.score(self.finetuner.outputs(inputs), inputs, examples)
@@ -316,11 +319,6 @@ class Finetuning:
                 storage.write_bytes(storage.join(self.folder, SUBMISSION, name), content)
         return shards
 
-    def _shards(self, kind: str) -> list[Shard]:
-        folder = storage.join(self.folder, kind)
-        uris = (storage.join(folder, name) for name in sorted(storage.list_names(folder)))
-        return [shard_of(uri, self.folder, kind, 1) for uri in uris]
-
     def _accounts(self) -> list[Account]:
         return [
             account.model_copy(update={"what": f"{split} {account.what}"})
@@ -328,7 +326,7 @@ class Finetuning:
             for account in inputs.accounts
         ]
 
-    def _facts(self, found: list["Predicted"]) -> dict[str, Any]:
+    def _facts(self, found: list["Predicted"], shards: list[Shard]) -> dict[str, Any]:
         seed, metric = derive_seed(self.seed, "bootstrap"), self.task.metrics[0]
         estimates = {each.name: each.estimates(seed) for each in found}
         dev = estimates.pop(_DEV)
@@ -356,7 +354,7 @@ class Finetuning:
             "num_examples": len(self.dev),
             "model_folder": MODEL_FOLDER,
             "predictions": {each.name: each.path for each in found},
-            "submission": [shard.path for shard in self._shards(SUBMISSION)],
+            "submission": [shard.path for shard in shards if shard.kind == SUBMISSION],
             "mlflow_run_id": self.tracked.run_id,
         }
 

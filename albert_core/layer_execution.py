@@ -1,11 +1,15 @@
-"""How the layers are computed, not what: compiled, or again in the backward pass."""
+"""How the layers are computed, not what: in which precision, compiled, again on the way back."""
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
+import torch
 from torch.utils.checkpoint import checkpoint
 
 from albert_core.linear import then_and_again
 from albert_core.model import AlbertForPretraining
+from albert_core.training_memory import Precision
 
 
 def set_layer_execution(
@@ -27,3 +31,12 @@ def set_layer_execution(
                 checkpoint, block.forward, use_reentrant=False, context_fn=then_and_again
             )
             block.forward = forward
+
+
+def products_in(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context in which matrix products are of ``precision``; weights stay float32."""
+    if precision == "float32":
+        return nullcontext()
+    # Without the cache each use of a shared weight has its own cast, so that autograd sums the
+    # uses' gradients in float32.
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)

@@ -71,7 +71,7 @@ class FinetunedModel:
             return []
         examples = _examples(self.task.kind, rows)
         length = self.settings["max_seq_length"]
-        inputs = self.problem.inputs(examples, self.tokenizer, length, training=False)
+        inputs = self.problem.inputs(examples, self.tokenizer, length)
         outputs = outputs_of(self.encoder, self.head, inputs, self.device, MICRO_BATCH_PIECES)
         found = self.problem.score(outputs, inputs, examples).predictions.to_pylist()
         if self.task.kind == "spans":

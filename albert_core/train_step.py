@@ -4,7 +4,6 @@ The device is waited for once an update, to learn whether the update is worth ma
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,6 +14,7 @@ from albert_core.config import TrainingSettings
 from albert_core.contract.errors import IntegrityError
 from albert_core.data import Batch
 from albert_core.distributed import Ranks
+from albert_core.layer_execution import products_in
 from albert_core.losses import masked_lm_loss, sentence_order_loss
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import AdamW
@@ -209,7 +209,7 @@ def _backward(
     All that it made but these and the gradient is gone when it returns, so that the next
     micro-batch has its room.
     """
-    with _autocast(settings, device):
+    with products_in(settings.precision, device):
         lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)  # (M, V), (B, 2)
     lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, sizes.num_predictions)
     lm_right = (lm_logits.detach().max(-1).indices == batch.masked_lm_labels).sum()
@@ -235,11 +235,3 @@ def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
 def _clip(gradients: list[Tensor], norm: Tensor, max_norm: float) -> None:
     """Scale ``gradients``, whose common length is ``norm``, to at most ``max_norm``."""
     torch._foreach_mul_(gradients, (max_norm / (norm + _NORM_EPSILON)).clamp(max=1.0))
-
-
-def _autocast(settings: TrainingSettings, device: torch.device) -> AbstractContextManager[Any]:
-    if settings.precision == "float32":
-        return nullcontext()
-    # Without the cache each use of a shared weight has its own cast, so that autograd sums the
-    # uses' gradients in float32.
-    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from albert_core.contract import storage
-from albert_core.contract.manifest import Account, Manifest, Shard, StagePlan, shard_of
+from albert_core.contract.manifest import Account, Manifest, Shard, StagePlan, shard_of, shards_in
 from albert_core.conversion import save_model_folder
 from albert_core.curves import draw_curves
 from albert_core.model import AlbertForPretraining
@@ -62,11 +62,8 @@ def _points(state: TrainState) -> list[dict[str, float]]:
 
 
 def _shards(folder: str) -> list[Shard]:
-    model_folder = storage.join(folder, MODEL_FOLDER)
-    names = storage.list_names(model_folder)
-    files = {storage.join(model_folder, name): MODEL_FOLDER for name in names}
-    files[storage.join(folder, METRICS)] = "metrics"
-    return [shard_of(uri, folder, kind, 1) for uri, kind in files.items()]
+    metrics = shard_of(storage.join(folder, METRICS), folder, "metrics", 1)
+    return [*shards_in(folder, MODEL_FOLDER), metrics]
 
 
 def _examples_account(state: TrainState) -> Account:

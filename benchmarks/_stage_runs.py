@@ -2,6 +2,7 @@
 
 import ctypes
 import datetime as dt
+import json
 import os
 import platform
 import subprocess
@@ -106,6 +107,14 @@ def hardware() -> dict[str, Any]:
         "commit": _commit(),
         **{name: version(name) for name in ("apache-beam", "pyarrow", "sentencepiece")},
     }
+
+
+def report(result: dict[str, Any], table: str, path: Path) -> None:
+    """Write ``result`` to ``path``; print it for people, as ``table``, and as a line of JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(table)
+    print(json.dumps(result))
 
 
 def _cpu_name() -> str:

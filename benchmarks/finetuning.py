@@ -15,7 +15,6 @@ Without the files of the tasks, sequences of such lengths are made up.
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -30,7 +29,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait take no
 
 import numpy as np
 import torch
-from _stage_runs import PUBLISHED_MODEL, hardware
+from _stage_runs import PUBLISHED_MODEL, hardware, report
 from transformers import (
     AlbertConfig,
     AlbertForQuestionAnswering,
@@ -118,7 +117,7 @@ def read_split(case: Case, split: str, seed: int) -> Split:
     files = TaskFiles(task, {split: (str(path),)})
     examples = _some(read_examples(task, files, split), case.num_units, seed)
     tokenizer = Tokenizer(PUBLISHED_MODEL.read_bytes())
-    inputs = problem.inputs(examples, tokenizer, case.max_seq_length, training=split == "train")
+    inputs = problem.inputs(examples, tokenizer, case.max_seq_length)
     return Split(inputs, lambda outputs: problem.score(outputs, inputs, examples))
 
 
@@ -326,10 +325,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "hardware": hardware() | {"torch": torch.__version__},
     }
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    options.results.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result))
-    print(json.dumps(result))
+    report(result, table(result), options.results)
 
 
 if __name__ == "__main__":

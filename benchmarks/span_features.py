@@ -14,7 +14,6 @@ of the 400 pairs are valid.
 """
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _stage_runs import hardware
+from _stage_runs import hardware, report
 
 from albert_core.config import SpanSettings
 from albert_core.contract.records import NUM_SPECIAL_IN_PAIR
@@ -68,10 +67,7 @@ def main() -> None:
         ],
         "hardware": hardware(),
     }
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    options.results.write_text(json.dumps(result, indent=1) + "\n")
-    print(_table(result))
-    print(json.dumps(result))
+    report(result, _table(result), options.results)
 
 
 def _features(examples: SpanExamples, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -81,7 +77,7 @@ def _features(examples: SpanExamples, tokenizer: Tokenizer) -> dict[str, Any]:
     num_windows = 0
     for _ in range(ROUNDS):
         begin = time.process_time()
-        inputs = problem.inputs(examples, tokenizer, MAX_SEQ_LENGTH, training=True)
+        inputs = problem.inputs(examples, tokenizer, MAX_SEQ_LENGTH)
         ours.append((time.process_time() - begin) / len(examples))
         num_windows = inputs.num_units
         begin = time.process_time()
@@ -113,7 +109,7 @@ def _answers(examples: SpanExamples, tokenizer: Tokenizer) -> dict[str, Any]:
         answers=[examples.answers[row] for row in rows],
     )
     problem = SpanProblem(_TASK, SpanSettings())
-    inputs = problem.inputs(many, tokenizer, MAX_SEQ_LENGTH, training=False)
+    inputs = problem.inputs(many, tokenizer, MAX_SEQ_LENGTH)
     outputs = made_outputs(inputs.details, problem.settings.n_best)
     seconds = []
     for _ in range(ROUNDS):

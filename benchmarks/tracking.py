@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from _real_examples import make_examples
-from _stage_runs import hardware
+from _stage_runs import hardware, report
 
 RESULTS = Path(__file__).parent / "results" / "tracking.json"
 GOAL = 0.01
@@ -168,10 +168,7 @@ def main() -> None:
         with mlflow_server(folder) as url:
             cases["server"] = measure(manifests[LENGTH], folder / "away", url, options.num_steps)
     result = {"text": origin, "seconds": cases, "hardware": hardware()}
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    options.results.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(cases))
-    print(json.dumps(result))
+    report(result, table(cases), options.results)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ measured in the same rounds, that the model's own operations reach; and the memo
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -28,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from _padded_batches import padded
 from _real_examples import make_examples
-from _stage_runs import hardware
+from _stage_runs import hardware, report
 from transformers import AlbertConfig
 from transformers import AlbertForPreTraining as HuggingFaceAlbert
 
@@ -263,10 +262,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "hardware": hardware() | {"torch": torch.__version__},
     }
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    options.results.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result))
-    print(json.dumps(result))
+    report(result, table(result), options.results)
 
 
 if __name__ == "__main__":

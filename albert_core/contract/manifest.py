@@ -228,6 +228,13 @@ def shard_of(uri: str, folder: str, kind: str, num_rows: int) -> Shard:
     )
 
 
+def shards_in(folder: str, kind: str) -> list[Shard]:
+    """Return the descriptions of all files in the folder called ``kind`` below ``folder``."""
+    within = storage.join(folder, kind)
+    names = storage.list_names(within)
+    return [shard_of(storage.join(within, name), folder, kind, 1) for name in names]
+
+
 @contextmanager
 def scratch_folder(folder: str) -> Iterator[str]:
     """Give a folder below ``folder`` for one process's passing files, removed at the end.

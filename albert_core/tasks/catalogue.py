@@ -85,19 +85,24 @@ def find_task(name: str, task_folder: str, own: Sequence[OwnTaskSettings] = ()) 
     Raises:
         TaskError: there is no such task, or its train or dev split is not there.
     """
-    present, missing = present_tasks(task_folder, own)
-    for files in present:
-        if files.task.name == name and name not in SCORED_WITH:
-            return files
-    if name in missing:
-        raise TaskError(f"task {name!r} is not complete: expected {missing[name]}.")
     if name in SCORED_WITH:
         raise TaskError(
             f"task {name!r} has nothing to learn from: it is predicted by a model of "
             f"{SCORED_WITH[name]!r}. Ask for that."
         )
-    known = [*TASKS, *(each.name for each in own)]
-    raise TaskError(f"there is no task {name!r}; there is {', '.join(known)}.")
+    if name in TASKS:
+        files = find_files(TASKS[name], task_folder)
+        if {"train", "dev"} <= files.splits.keys():
+            return files
+        missing = looked_for(files.task, task_folder, files.splits)
+        raise TaskError(f"task {name!r} is not complete: expected {missing}.")
+    present, absent = present_tasks("", [each for each in own if each.name == name])
+    if absent:
+        raise TaskError(f"task {name!r} is not complete: expected {absent[name]}.")
+    if not present:
+        known = [*TASKS, *(each.name for each in own)]
+        raise TaskError(f"there is no task {name!r}; there is {', '.join(known)}.")
+    return present[0]
 
 
 def predicted_with(name: str, task_folder: str) -> list[TaskFiles]:

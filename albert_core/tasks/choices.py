@@ -14,7 +14,7 @@ from albert_core.tasks.examples import ChoiceExamples, Task
 from albert_core.tasks.problem import Head, Inputs, Ints, Outputs, Problem, Scored, Scorer
 from albert_core.tasks.sequences import Sequences
 from albert_core.tasks.text_heads import LOGITS, TARGET, ChoiceHead
-from albert_core.tasks.texts import probabilities
+from albert_core.tasks.texts import label_columns
 
 MAX_QUESTION_PIECES = 128
 """Of a question with an option. Source: REFERENCE.md D.4 (`max_qa_length`)."""
@@ -31,7 +31,6 @@ class ChoiceProblem(Problem[ChoiceExamples]):
         examples: ChoiceExamples,
         tokenizer: Tokenizer,
         max_seq_length: int,
-        training: bool,
     ) -> Inputs:
         """Return [CLS] article [SEP] question and option [SEP] for each option.
 
@@ -75,15 +74,11 @@ class ChoiceProblem(Problem[ChoiceExamples]):
         """Return the most probable option of each question, and its letter."""
         logits, targets = outputs[LOGITS], examples.targets
         predictions = logits.argmax(axis=1)
-        letters = pa.array(self.task.labels, pa.string())
         columns = {
             "id": pa.array(examples.ids, pa.string()),
             "group": pa.array(examples.groups, pa.string()),
-            "prediction": letters.take(pa.array(predictions)),
-            "probabilities": pa.array(probabilities(logits).tolist(), pa.list_(pa.float32())),
+            **label_columns(self.task.labels, predictions, targets, logits),
         }
-        if targets is not None:
-            columns["target"] = letters.take(pa.array(targets))
         return Scored(pa.table(columns), _scorers(self.task, examples, predictions))
 
 

@@ -85,9 +85,7 @@ class Problem(ABC, Generic[E]):
         self.task = task
 
     @abstractmethod
-    def inputs(
-        self, examples: E, tokenizer: Tokenizer, max_seq_length: int, training: bool
-    ) -> Inputs:
+    def inputs(self, examples: E, tokenizer: Tokenizer, max_seq_length: int) -> Inputs:
         """Return ``examples`` as input sequences of at most ``max_seq_length`` pieces."""
 
     @abstractmethod

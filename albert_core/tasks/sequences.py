@@ -5,6 +5,7 @@ Dimensions: N sequences of a set; B of a batch, with T pieces in all.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -35,7 +36,7 @@ class SequenceBatch:
     """int64 (B,), in the same order."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sequences:
     """N sequences, [CLS] a [SEP] or [CLS] a [SEP] b [SEP], not padded."""
 
@@ -59,12 +60,17 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @cached_property
+    def _begins(self) -> Ints:
+        begins: Ints = np.cumsum(self.lengths) - self.lengths
+        return begins
+
     def batch(self, rows: Ints, device: torch.device) -> SequenceBatch:
         """Return the sequences ``rows``, int64 (B,), as a batch on ``device``."""
         by_length = np.argsort(self.lengths[rows], kind="stable")
-        packed, begins = rows[by_length], np.cumsum(self.lengths) - self.lengths
+        packed = rows[by_length]
         lengths = self.lengths[packed]
-        pieces = ranges(begins[packed], lengths)
+        pieces = ranges(self._begins[packed], lengths)
         starts = np.cumsum(lengths) - lengths
         positions = np.arange(len(pieces)) - np.repeat(starts, lengths)
         token_types = positions >= np.repeat(self.segment_b_starts[packed], lengths)

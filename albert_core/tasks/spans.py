@@ -68,9 +68,7 @@ class SpanProblem(Problem[SpanExamples]):
         super().__init__(task)
         self.settings = settings
 
-    def inputs(
-        self, examples: SpanExamples, tokenizer: Tokenizer, max_seq_length: int, training: bool
-    ) -> Inputs:
+    def inputs(self, examples: SpanExamples, tokenizer: Tokenizer, max_seq_length: int) -> Inputs:
         """Return the windows; see `span_inputs`. They are the same in training and out of it."""
         return span_inputs(examples, tokenizer, max_seq_length, self.settings)
 

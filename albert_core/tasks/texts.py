@@ -30,7 +30,6 @@ class TextProblem(Problem[TextExamples]):
         examples: TextExamples,
         tokenizer: Tokenizer,
         max_seq_length: int,
-        training: bool,
     ) -> Inputs:
         """Return [CLS] a [SEP], or [CLS] a [SEP] b [SEP]; what is too long loses its tail."""
         firsts = tokenizer.encode(examples.texts_a)
@@ -68,8 +67,7 @@ class TextProblem(Problem[TextExamples]):
                 columns["target"] = targets
         else:
             predictions = logits.argmax(axis=1)
-            columns = label_columns(self.task.labels, predictions, targets)
-            columns["probabilities"] = _lists(probabilities(logits))
+            columns = label_columns(self.task.labels, predictions, targets, logits)
         table = pa.table({"id": pa.array(examples.ids, pa.string())} | columns)
         return Scored(table, scorers_of(self.task.metrics, targets, predictions))
 
@@ -94,7 +92,7 @@ def cut_pair(a: Pieces, b: Pieces, room: int) -> tuple[Pieces, Pieces]:
     return a[: room - half], b[:half]
 
 
-def probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+def _probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the softmax over the last dimension."""
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     shares: NDArray[np.float32] = shifted / shifted.sum(axis=-1, keepdims=True)
@@ -102,12 +100,24 @@ def probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def label_columns(
-    labels: tuple[str, ...], predictions: Ints, targets: Ints | None
+    labels: tuple[str, ...],
+    predictions: Ints,
+    targets: Ints | None,
+    logits: NDArray[np.float32],
 ) -> dict[str, Any]:
-    """Return the columns that say what was predicted, and what was right where it is known."""
+    """Return the columns that say what was predicted, and what was right where it is known.
+
+    Args:
+        labels: by their indices.
+        predictions: (N,), indices.
+        targets: (N,), indices; None where they are not known.
+        logits: (N, labels), of which the probabilities are told.
+    """
     names = pa.array(labels, pa.string())
     columns = {"prediction": names.take(pa.array(predictions))}
-    return columns if targets is None else columns | {"target": names.take(pa.array(targets))}
+    if targets is not None:
+        columns["target"] = names.take(pa.array(targets))
+    return columns | {"probabilities": _lists(_probabilities(logits))}
 
 
 def scorers_of(

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from albert_core.config import FinetuningSettings, ModelSettings
-from albert_core.finetuner import Finetuner, units_of_update
+from albert_core.example_order import example_order
+from albert_core.finetuner import Finetuner
 from albert_core.hyperparameters import Hyperparameters
 from albert_core.model import AlbertModel
 from albert_core.tasks.problem import Inputs
@@ -206,8 +207,8 @@ def test_the_right_option_is_learned() -> None:
 
 
 def test_an_epoch_sees_every_unit_once_and_the_next_follows_without_a_gap() -> None:
-    seen = np.concatenate([units_of_update(step, 4, 10, seed=1) for step in range(5)])
+    seen = np.concatenate([example_order(step * 4, 4, 10, seed=1) for step in range(5)])
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
     assert seen[:10].tolist() != seen[10:].tolist()
-    assert units_of_update(2, 4, 10, seed=1).tolist() == seen[8:12].tolist()
-    assert units_of_update(2, 4, 10, seed=2).tolist() != seen[8:12].tolist()
+    assert example_order(8, 4, 10, seed=1).tolist() == seen[8:12].tolist()
+    assert example_order(8, 4, 10, seed=2).tolist() != seen[8:12].tolist()

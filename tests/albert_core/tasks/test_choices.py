@@ -32,7 +32,7 @@ def test_an_option_fills_every_blank_or_stands_behind_the_question() -> None:
 
 
 def test_each_option_is_a_sequence_with_the_article_before_it() -> None:
-    inputs = ChoiceProblem(RACE).inputs(examples(), tiny_vocab(), 32, training=True)
+    inputs = ChoiceProblem(RACE).inputs(examples(), tiny_vocab(), 32)
     assert len(inputs.sequences) == 8
     assert inputs.num_units == 2
     (article,) = tiny_vocab().encode([ARTICLE])
@@ -46,7 +46,7 @@ def test_each_option_is_a_sequence_with_the_article_before_it() -> None:
 
 def test_a_long_question_keeps_its_end_and_the_pieces_add_up() -> None:
     long = examples("bado " * 200 + "_")
-    inputs = ChoiceProblem(RACE).inputs(long, tiny_vocab(), 512, training=True)
+    inputs = ChoiceProblem(RACE).inputs(long, tiny_vocab(), 512)
     (asked,) = tiny_vocab().encode(["bado " * 200 + "zati"])
     ends = np.cumsum(inputs.sequences.lengths)
     fourth = inputs.sequences.input_ids[ends[2] : ends[3]].tolist()
@@ -57,7 +57,7 @@ def test_a_long_question_keeps_its_end_and_the_pieces_add_up() -> None:
 
 def test_the_most_probable_option_is_chosen_and_scored() -> None:
     problem = ChoiceProblem(RACE)
-    inputs = problem.inputs(examples(), tiny_vocab(), 32, training=False)
+    inputs = problem.inputs(examples(), tiny_vocab(), 32)
     logits = np.array([[0, 3, 0, 0], [1, 0, 0, 0]], np.float32)
     scored = problem.score({"logits": logits}, inputs, examples())
     rows = scored.predictions.to_pylist()

@@ -79,7 +79,7 @@ def words() -> tuple[tuple[int, int], tuple[int, int]]:
 def test_a_prediction_is_told_with_its_place_and_its_scores() -> None:
     examples = one_question("bade kolu", Answer("kolu", 5), Answer("bade kolu", 0))
     problem = SpanProblem(SQUAD_1, SpanSettings())
-    inputs = problem.inputs(examples, tiny_vocab(), MAX_SEQ_LENGTH, training=False)
+    inputs = problem.inputs(examples, tiny_vocab(), MAX_SEQ_LENGTH)
     scored = problem.score(outputs_that_say(inputs, [words()[1]], [3.0], [9.0]), inputs, examples)
     assert scored.predictions.to_pylist() == [
         {
@@ -101,7 +101,7 @@ def test_a_prediction_is_told_with_its_place_and_its_scores() -> None:
 def test_scores_are_means_over_the_questions_asked_for() -> None:
     examples = made_questions(2, num_words=(3, 5))
     problem = SpanProblem(SQUAD_1, SpanSettings())
-    inputs = problem.inputs(examples, tiny_vocab(), MAX_SEQ_LENGTH, training=False)
+    inputs = problem.inputs(examples, tiny_vocab(), MAX_SEQ_LENGTH)
     starts, ends = (
         inputs.targets[f"{name}_positions"] - inputs.details.offsets for name in ("start", "end")
     )
@@ -118,7 +118,7 @@ def test_scores_are_means_over_the_questions_asked_for() -> None:
 def test_a_question_above_the_best_threshold_is_left_without_an_answer(head: str) -> None:
     examples = three_questions()
     problem = SpanProblem(SQUAD_2, SpanSettings(answer_head=head))  # type: ignore[arg-type]
-    inputs = problem.inputs(examples, tiny_vocab(), MAX_SEQ_LENGTH, training=False)
+    inputs = problem.inputs(examples, tiny_vocab(), MAX_SEQ_LENGTH)
     # The second is wrong, and less sure that there is no answer than the third.
     said = outputs_that_say(
         inputs, [words()[0], words()[0], words()[1]], [4.0, 3.0, 3.0], [-2.0, 1.0, 2.0]
@@ -144,7 +144,7 @@ def test_a_question_above_the_best_threshold_is_left_without_an_answer(head: str
 def test_where_saying_nothing_is_best_nothing_is_said() -> None:
     examples = three_questions()
     problem = SpanProblem(SQUAD_2, SpanSettings())
-    inputs = problem.inputs(examples, tiny_vocab(), MAX_SEQ_LENGTH, training=False)
+    inputs = problem.inputs(examples, tiny_vocab(), MAX_SEQ_LENGTH)
     said = outputs_that_say(inputs, [words()[1], words()[0], words()[0]], [1.0] * 3, [-3.0] * 3)
     scored = problem.score(said, inputs, examples)
     assert scored.predictions["prediction"].to_pylist() == ["", "", ""]
@@ -155,7 +155,7 @@ def test_without_labels_answers_are_given_where_they_are_more_probable_than_none
     examples = three_questions()
     unlabelled = SpanExamples(**{**vars(examples), "answers": [(), (), ()]})
     problem = SpanProblem(SQUAD_2, SpanSettings())
-    inputs = problem.inputs(unlabelled, tiny_vocab(), MAX_SEQ_LENGTH, training=False)
+    inputs = problem.inputs(unlabelled, tiny_vocab(), MAX_SEQ_LENGTH)
     said = outputs_that_say(inputs, [words()[0]] * 3, [1.0] * 3, [-0.1, 0.1, 5.0])
     scored = problem.score(said, inputs, unlabelled)
     assert scored.predictions["prediction"].to_pylist() == ["bade", "", ""]
@@ -173,7 +173,7 @@ def test_a_model_that_knows_the_targets_is_nearly_always_right(name: str, task: 
         pytest.skip(f"{path} or {vocab} is absent")
     examples = read_squad(str(path), task.has_answerless)
     problem = SpanProblem(task, SpanSettings())
-    inputs = problem.inputs(examples, Tokenizer(vocab.read_bytes()), 384, training=False)
+    inputs = problem.inputs(examples, Tokenizer(vocab.read_bytes()), 384)
     impossible = inputs.targets["is_impossible"]
     sure = np.where(impossible, -9.0, 9.0).astype(np.float32)[:, None]
     said = {
@@ -193,7 +193,7 @@ def test_a_question_without_any_valid_span_is_no_failure() -> None:
     for task in (SQUAD_1, SQUAD_2):
         examples = one_question("bade", Answer("bade", 0))
         problem = SpanProblem(task, SpanSettings())
-        inputs = problem.inputs(examples, tiny_vocab(), MAX_SEQ_LENGTH, training=False)
+        inputs = problem.inputs(examples, tiny_vocab(), MAX_SEQ_LENGTH)
         said = outputs_that_say(inputs, [(-1, -1)], [1.0], [0.0])
         table = problem.score(said, inputs, examples).predictions
         assert table["prediction"].to_pylist() == [""]
@@ -226,7 +226,7 @@ def best_constant_f1(examples: SpanExamples, has_answerless: bool) -> float:
 def learn(problem: SpanProblem, examples: SpanExamples, num_steps: int) -> tuple[AlbertModel, Head]:
     """Return a tiny model trained on ``examples`` by a plain loop."""
     torch.manual_seed(0)
-    inputs = problem.inputs(examples, tiny_vocab(), MAX_SEQ_LENGTH, training=True)
+    inputs = problem.inputs(examples, tiny_vocab(), MAX_SEQ_LENGTH)
     encoder = AlbertModel(TINY, tiny_vocab().vocab_size)
     head = problem.head(TINY, 0.1)
     optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()], lr=4e-3)
@@ -266,7 +266,7 @@ def test_a_model_learns_to_find_the_number_in_a_text(task: Task, head: str) -> N
         for size, seed in ((400, 1), (100, 2))
     )
     encoder, trained = learn(problem, train, num_steps=100)
-    inputs = problem.inputs(dev, tiny_vocab(), MAX_SEQ_LENGTH, training=False)
+    inputs = problem.inputs(dev, tiny_vocab(), MAX_SEQ_LENGTH)
     assert inputs.num_units > len(dev)  # some paragraphs have several windows
     scored = problem.score(run(encoder, trained, inputs), inputs, dev)
     f1 = scored.scorers["f1"](np.arange(len(dev)))

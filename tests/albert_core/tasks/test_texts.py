@@ -42,7 +42,7 @@ def test_a_pair_is_cut_as_the_reference_cuts_it(a: int, b: int, room: int) -> No
 
 
 def test_a_long_text_loses_its_tail_and_the_pieces_add_up() -> None:
-    inputs = TextProblem(SENTIMENT).inputs(examples(), tiny_vocab(), 16, training=True)
+    inputs = TextProblem(SENTIMENT).inputs(examples(), tiny_vocab(), 16)
     whole = tiny_vocab().encode(examples().texts_a)
     ends = np.cumsum(inputs.sequences.lengths)
     assert inputs.sequences.input_ids[: ends[0]].tolist() == [CLS, *whole[0], SEP]
@@ -56,7 +56,7 @@ def test_a_long_text_loses_its_tail_and_the_pieces_add_up() -> None:
 
 def test_a_pair_has_the_second_text_as_segment_b() -> None:
     pair = examples(["kelu", "bado", "bado kelu"])
-    inputs = TextProblem(SENTIMENT).inputs(pair, tiny_vocab(), 32, training=False)
+    inputs = TextProblem(SENTIMENT).inputs(pair, tiny_vocab(), 32)
     (a,), (b,) = tiny_vocab().encode(["bado kelu"]), tiny_vocab().encode(["kelu"])
     first = inputs.sequences.input_ids[: inputs.sequences.lengths[0]]
     assert first.tolist() == [CLS, *a, SEP, *b, SEP]
@@ -68,7 +68,7 @@ def test_the_most_probable_label_is_predicted_and_scored() -> None:
     labelled = TextExamples(
         ids=labelled.ids, texts_a=labelled.texts_a, texts_b=None, targets=np.array([0, 1, 1])
     )
-    inputs = problem.inputs(labelled, tiny_vocab(), 16, training=False)
+    inputs = problem.inputs(labelled, tiny_vocab(), 16)
     logits = np.array([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]], np.float32)
     scored = problem.score({"logits": logits}, inputs, labelled)
     rows = scored.predictions.to_pylist()
@@ -82,7 +82,7 @@ def test_the_most_probable_label_is_predicted_and_scored() -> None:
 
 def test_a_number_is_predicted_as_it_is() -> None:
     problem, graded = TextProblem(SIMILARITY), examples(targets=[0.5, 2.5, 5.0])
-    inputs = problem.inputs(graded, tiny_vocab(), 16, training=False)
+    inputs = problem.inputs(graded, tiny_vocab(), 16)
     scored = problem.score({"logits": np.array([[1.0], [3.0], [4.0]])}, inputs, graded)
     assert scored.predictions["prediction"].to_pylist() == [1.0, 3.0, 4.0]
     assert scored.predictions["target"].to_pylist() == [0.5, 2.5, 5.0]
@@ -91,7 +91,7 @@ def test_a_number_is_predicted_as_it_is() -> None:
 
 def test_a_split_without_labels_is_predicted_and_not_scored() -> None:
     problem = TextProblem(SENTIMENT)
-    inputs = problem.inputs(examples(), tiny_vocab(), 16, training=False)
+    inputs = problem.inputs(examples(), tiny_vocab(), 16)
     scored = problem.score({"logits": np.eye(3, 2, dtype=np.float32)}, inputs, examples())
     assert scored.scorers == {}
     assert "target" not in scored.predictions.column_names
@@ -101,6 +101,6 @@ def test_rows_that_were_skipped_are_accounted_for() -> None:
     skipping = TextExamples(
         ids=["0"], texts_a=["bado"], texts_b=None, targets=None, skipped={"short_row": 2}
     )
-    inputs = TextProblem(SENTIMENT).inputs(skipping, tiny_vocab(), 16, training=False)
+    inputs = TextProblem(SENTIMENT).inputs(skipping, tiny_vocab(), 16)
     rows, _ = inputs.accounts
     assert (rows.total, rows.kept, rows.dropped) == (3, 1, {"short_row": 2})
