@@ -16,7 +16,7 @@ from albert_core.progress_window import (
     trust_ratios,
 )
 from albert_core.run_speed import ExpectedSpeed
-from albert_core.tracking import TrackedRun
+from albert_core.tracked_run import TrackedRun
 from albert_core.train_step import TrainState, Update
 from albert_core.update_batch import UpdateSizes
 

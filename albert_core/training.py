@@ -53,7 +53,7 @@ from albert_core.starting_point import (
     find_starting_point,
 )
 from albert_core.state_sharding import shard_state
-from albert_core.tracking import TrackedRun, tracked_run
+from albert_core.tracked_run import TrackedRun, tracked_run
 from albert_core.train_step import PAIR_TASKS, TrainState, Update, train_step
 from albert_core.training_result import CURVES, write_result
 from albert_core.update_batch import UpdateBatch
