@@ -116,21 +116,28 @@ class JournalSender:
         return run if run.info.lifecycle_stage == "active" else None
 
     def _found_by_journal(self, client: MlflowClient) -> Run | None:
-        runs = client.search_runs(
+        """Return the run that was made for the journal, if there is one.
+
+        MLflow's client repeats a request whose answer is lost: what it made besides is deleted.
+        """
+        found = client.search_runs(
             [experiment_id(client, self._work)],
             f"tags.{JOURNAL_TAG} = '{self._journal.path.name}'",
-            max_results=1,
+            order_by=["attributes.run_id"],
         )
-        return runs[0] if runs else None
+        for run in found[1:]:
+            client.delete_run(run.info.run_id)
+        return found[0] if found else None
 
     def _created(self, client: MlflowClient) -> Run:
         self._may_be_there = True  # from now on, whether its answer arrives or not
-        return client.create_run(
+        created = client.create_run(
             experiment_id(client, self._work),
             start_time=self._header["time"],
             tags={**self._header["tags"], JOURNAL_TAG: self._journal.path.name},
             run_name=self._header["name"],
         )
+        return self._found_by_journal(client) or created
 
     def _continue(self, client: MlflowClient, run: Run) -> None:
         run_id = str(run.info.run_id)

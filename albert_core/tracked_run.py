@@ -97,6 +97,11 @@ class TrackedRun:
         return self._sender.num_refused + self._num_unwritten
 
     @property
+    def num_waiting(self) -> int:
+        """Entries that are not at the server yet."""
+        return self._journal.num_entries - 1 - self._sender.num_arrived
+
+    @property
     @_counted
     def run_id(self) -> str | None:
         """The run's id, or None if the tracking server did not give one in time."""
@@ -181,21 +186,27 @@ class TrackedRun:
         self._append({"end": status})
         self._closing.set()
         self._written.set()
-        self._thread.join(min(AWAY_SECONDS, CLOSING_SECONDS))
-        if not self._is_away:
-            self._thread.join(max(0.0, CLOSING_SECONDS - AWAY_SECONDS))
+        self._wait_to_close()
         if self._thread.is_alive():
             log.warning(
                 "MLflow at %s is %s: %d entries of this run wait in %s. The next run in this work "
                 "folder sends them, or: python -m albert_core.send_journals --work %s",
                 shown_tracking_uri(self._work),
                 "away" if self._is_away else "slow",
-                self._journal.num_entries - 1 - self._sender.num_arrived,
+                self.num_waiting,
                 self._journal.path,
                 self._work,
             )
         elif self.num_failures > 1:
             log.warning("MLflow: %d entries of this run were not logged", self.num_failures)
+
+    def _wait_to_close(self) -> None:
+        deadline = time.monotonic() + CLOSING_SECONDS
+        while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+            arrived = self._sender.num_arrived
+            self._thread.join(min(AWAY_SECONDS, left))
+            if self._is_away and self._sender.num_arrived == arrived:
+                return
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         try:

@@ -31,6 +31,7 @@ TRACKING_URI = "MLFLOW_TRACKING_URI"
 
 for _library in ("alembic", "mlflow"):
     logging.getLogger(_library).setLevel(logging.WARNING)
+logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it tells of every retry
 
 
 def tracking_uri(work: str) -> str:
