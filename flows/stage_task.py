@@ -12,12 +12,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import exponential_backoff
 
-from albert_core.contract import storage
 from albert_core.contract.errors import ConfigError
 from albert_core.contract.manifest import Manifest, read_manifest
 from albert_core.contract.stage_command import stage_argv
 from flows.recipe import Recipe, load_recipe, save_recipe
 from flows.stage_process import WorkerLostError, run_stage_process
+from flows.work_folder import work_folder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,11 +50,6 @@ def start_run(
     resolved = load_recipe(recipe, overrides or (), source)
     folder = work_folder(work)
     return RecipeRun(resolved, save_recipe(resolved, folder), folder)
-
-
-def work_folder(work: str | None) -> str:
-    """Return the folder for all results, absolute."""
-    return storage.absolute(work or os.environ.get("ALBERT_WORK") or "work")
 
 
 def stage_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from albert_core.contract import storage
 from albert_core.contract.arrow_files import open_arrow
 from albert_core.contract.errors import ConfigError, IntegrityError, SourceError
+from albert_core.contract.lineage import SOURCE_FILES
 from albert_core.contract.manifest import (
     MANIFEST,
     Manifest,
@@ -36,7 +37,7 @@ from albert_core.contract.manifest import (
 )
 from albert_core.contract.stage_command import NO_RESULT, stage_main
 from pipelines.clean_unit import UNIT_DONE, ids_of
-from pipelines.source_files import SOURCE_FILES, SourceFile, read_excluded_ids, read_files
+from pipelines.source_files import SourceFile, read_excluded_ids, read_files
 
 NOTHING_REMOVED = NO_RESULT
 _STAGES = ("task", "examples", "parts", "units", "corpus")

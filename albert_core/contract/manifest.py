@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 
 from albert_core.contract import storage
 from albert_core.contract.errors import AccountingError, AlbertError, IntegrityError
+from albert_core.contract.provenance import Provenance, provenance
 from albert_core.contract.settings import Settings
 
 MANIFEST = "manifest.json"
@@ -75,6 +76,9 @@ class Manifest(Settings):
     shards: list[Shard]
     accounts: list[Account]
     facts: dict[str, Any] = Field(description="numbers and names that readers need")
+    provenance: Provenance | None = Field(
+        default=None, description="by what call, commit and machine; None: not recorded"
+    )
 
     @property
     def content(self) -> str:
@@ -139,6 +143,7 @@ class StagePlan:
             shards=list(shards),
             accounts=list(accounts),
             facts=dict(facts),
+            provenance=provenance(),
         )
         uri = storage.join(self.folder(work), MANIFEST)
         storage.write_bytes(uri, (manifest.model_dump_json(indent=1) + "\n").encode())
