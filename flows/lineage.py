@@ -210,13 +210,12 @@ def _stage_lines(result: Result) -> Iterator[str]:
     manifest, provenance = result.manifest, result.manifest.provenance
     num_bytes = sum(shard.num_bytes for shard in manifest.shards)
     kinds = Counter(shard.kind for shard in manifest.shards)
-    changed = {name: json.dumps(value) for name, value in changed_settings(provenance).items()}
     yield f"manifest    {result.uri}"
     if manifest.shards:
         files = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()))
         yield f"content     {manifest.content[:_DIGITS]}, {num_bytes:,} bytes: {files}"
     yield f"made of     {', '.join(sorted(result.inputs)) or 'source files'}"
-    yield f"recipe      {_pairs(changed) or 'the defaults'}"
+    yield f"recipe      {_recipe(provenance)}"
     yield f"code        {manifest.code}{_commit(provenance)}"
     yield f"libraries   {_pairs(manifest.libraries) or 'none that count'}"
     machines = manifest.facts.get("machines")
@@ -244,6 +243,13 @@ def _file_lines(
         yield f"  {file.sha256[:_DIGITS]}  {file.num_bytes:>12,}  {file.name}"
     if len(found) > len(shown):
         yield f"  and {len(found) - len(shown):,} more: --files or --json lists them all"
+
+
+def _recipe(provenance: Provenance | None) -> str:
+    if provenance is None or provenance.call is None:
+        return "not recorded; --json has what the manifest says of the settings"
+    changed = changed_settings(provenance)
+    return _pairs({n: json.dumps(v) for n, v in changed.items()}) or "the defaults"
 
 
 def _commit(provenance: Provenance | None) -> str:

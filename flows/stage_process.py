@@ -43,6 +43,14 @@ class WorkerLostError(StageError):
     """A stage lost one of its worker processes; running it again may well succeed."""
 
 
+def distributed_argv(argv: Sequence[str], num_processes: int) -> list[str]:
+    """Return the command line of the training ``argv`` for so many processes on this machine."""
+    if num_processes == 1:
+        return list(argv)
+    launcher = ["-m", "albert_core.launcher", "--standalone", f"--nproc-per-node={num_processes}"]
+    return [sys.executable, *launcher, *argv[1:]]
+
+
 def run_stage_process(
     argv: Sequence[str],
     log: Callable[[str], None],

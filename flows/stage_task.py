@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -16,7 +15,7 @@ from albert_core.contract.errors import ConfigError
 from albert_core.contract.manifest import Manifest, read_manifest
 from albert_core.contract.stage_command import stage_argv
 from flows.recipe import Recipe, load_recipe, save_recipe
-from flows.stage_process import WorkerLostError, run_stage_process
+from flows.stage_process import WorkerLostError, distributed_argv, run_stage_process
 from flows.work_folder import work_folder
 
 P = ParamSpec("P")
@@ -96,10 +95,7 @@ def _distributed(argv: list[str]) -> list[str]:
     text = os.environ.get("ALBERT_TRAINING_PROCESSES", "1")
     if not text.isdigit() or int(text) < 1:
         raise ConfigError(f"ALBERT_TRAINING_PROCESSES={text!r} must be a whole number, at least 1")
-    if int(text) == 1:
-        return argv
-    launcher = ["-m", "albert_core.launcher", "--standalone", f"--nproc-per-node={text}"]
-    return [sys.executable, *launcher, *argv[1:]]
+    return distributed_argv(argv, int(text))
 
 
 def _lost_a_worker(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
