@@ -5,15 +5,15 @@ own, and what it makes is compared with what was made then, by digest. The regis
 to do; the source files must still be what they were.
 
 Text stages give the same bytes on every engine and number of workers. The bits of trained weights
-depend on the order of sums: on the ranks, the threads of each, the width of the processor's vectors,
-the device and torch. Ranks, threads and vectors are set as they were; the rest is told.
+depend on the order of sums: on the ranks, the threads of each, the width of the processor's
+vectors, the device and torch. Ranks, threads and vectors are set as they were; the rest is told.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from albert_core.contract import storage
@@ -251,8 +251,8 @@ def _source_notes(corpus: Result, call: Call, found: ModelLineage, anyway: bool)
     if corpus.place not in found.files:
         return [f"{corpus.place}: its list of source files is gone, so they can't be checked first"]
     settings = SourceSettings.read(call.recipe["source"], corpus.uri)
-    changes = describe_changes(found.files[corpus.place], list_source(settings))
-    changes = "; ".join(part for part in changes.split("; ") if "touched" not in part)
+    then, now = found.files[corpus.place], list_source(settings)
+    changes = describe_changes(*([replace(file, modified="") for file in f] for f in (then, now)))
     if not changes:
         return []
     message = f"{corpus.place}: source files: {changes}"
