@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from albert_core.contract import storage
+from albert_core.contract import claim, storage
 from albert_core.contract.errors import AlbertError, ConfigError
 from albert_core.contract.settings import Settings
 
@@ -57,6 +57,8 @@ def run_command_line(run: Stage, argv: Sequence[str]) -> int:
     except AlbertError as error:
         print(f"{FAILURE}{error}", file=sys.stderr, flush=True)
         return FAILURE_STATUS
+    finally:
+        claim.release_all()
     print(f"{RESULT}{manifest}", flush=True)
     return 0
 
