@@ -45,7 +45,7 @@ def start_prefect(
 
 
 def deploy(services: Services) -> None:
-    """Make the pool and the deployments, or bring them up to date.
+    """Make the pool, the deployments and their rules, or bring them up to date.
 
     Raises:
         ServeError: the server refused.
@@ -54,6 +54,7 @@ def deploy(services: Services) -> None:
         *("work pool", *_COMMAND, "work-pool", "create", POOL, "--type", "process", "--overwrite")
     )
     services.finish("deploy", *_COMMAND, "deploy", "--all")
+    services.finish("rules", sys.executable, "-m", "infra.prefect_rules", "--pool", POOL)
 
 
 def start_worker(services: Services, name: str) -> None:
