@@ -16,16 +16,12 @@ from albert_core.contract import storage
 from albert_core.contract.errors import AlbertError, IntegrityError
 from albert_core.contract.lineage import (
     CORPUS,
-    EXAMPLES,
-    PRETRAINING,
     SOURCE_FILES,
     Lineage,
     Result,
-    place_in,
     read_lineage,
-    read_work,
 )
-from albert_core.contract.manifest import MANIFEST
+from albert_core.contract.manifest import BEGUN, MANIFEST
 from albert_core.contract.provenance import Provenance
 from flows.recipe import Recipe
 from flows.work_folder import work_folder
@@ -34,7 +30,6 @@ from pipelines.source_files import SourceFile, parse_files
 if TYPE_CHECKING:
     from albert_core.model_registry.version_lineage import RegisteredVersion
 
-_CHECKPOINT_RECORD = "checkpoint.json"
 _MAX_FILES = 10
 _DIGITS = 12
 
@@ -139,34 +134,24 @@ def _default(section: str) -> dict[str, Any]:
 
 def _of_folder(uri: str) -> ModelLineage:
     manifest = next((m for m in _manifests_above(uri) if storage.exists(m)), None)
-    lineage = read_lineage(manifest) if manifest else _of_unfinished(uri)
+    if manifest is None:
+        raise IntegrityError(
+            f"there is no {MANIFEST} at {uri} or above it. Give models:/<name>@<alias>, or a "
+            "folder below a work folder."
+        )
+    lineage = read_lineage(manifest)
     files = {p: f for corpus in lineage.of_stage(CORPUS) for p, f in _files_beside(corpus).items()}
     return ModelLineage(uri, lineage, files)
 
 
 def _manifests_above(uri: str) -> Iterator[str]:
     """Yield where a manifest may be: ``uri`` itself, or in it, or in a folder above."""
-    if uri.endswith(f"/{MANIFEST}"):
+    if uri.endswith((f"/{MANIFEST}", f"/{BEGUN}")):
         yield uri
     while "/" in uri.partition("://")[2] or uri.count("/") > 1:
         yield storage.join(uri, MANIFEST)
+        yield storage.join(uri, BEGUN)
         uri = uri.rpartition("/")[0]
-
-
-def _of_unfinished(uri: str) -> Lineage:
-    """Return what a run that has checkpoints, but no manifest yet, is made of."""
-    record_uri = storage.join(uri, _CHECKPOINT_RECORD)
-    place = place_in(uri)
-    if place.startswith(PRETRAINING) and storage.exists(record_uri):
-        record = json.loads(storage.read_bytes(record_uri))
-        made = read_work(uri.partition(f"/{place}")[0])
-        for examples in made.of_stage(EXAMPLES):
-            if examples.manifest.content == record.get("examples"):
-                return read_lineage(examples.uri)
-    raise IntegrityError(
-        f"there is no {MANIFEST} at {uri} or above it, and no checkpoint of examples that are "
-        "still there. Give models:/<name>@<alias>, or a folder below a work folder."
-    )
 
 
 def _files_beside(corpus: Result) -> dict[str, list[SourceFile]]:

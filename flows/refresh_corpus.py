@@ -8,6 +8,7 @@ from prefect.artifacts import create_markdown_artifact
 from albert_core.contract.manifest import read_manifest
 from albert_core.contract.stage_command import NO_RESULT
 from flows.command_line import interpreter, recipe_parser, run_by_hand
+from flows.corpus_event import tell_of_change
 from flows.report import build_text_report
 from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
 
@@ -64,6 +65,7 @@ def refresh_corpus(
     vocab = train_vocab(run, corpus)
     examples = make_examples(run, corpus, vocab)
     receipt = removal_receipt(run, examples)
+    tell_of_change(run, examples, recipe, source, overrides)
     return report(run, receipt, corpus=corpus, vocab=vocab, examples=examples)
 
 

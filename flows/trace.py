@@ -205,7 +205,7 @@ def _first_step(run: Result, rows: list[int], examples: Result) -> tuple[int | N
     step = first_use(rows, examples.manifest.facts["num_train"], settings)
     if step is None:
         return None, f"ended before the first of {len(rows)} examples of it"
-    return step, f"trained on up to {len(rows)} examples of it"
+    return step, f"trained on up to {len(rows)} examples of it, first in step {step:,}"
 
 
 def _saved_after(run: Result, step: int) -> list[str]:
@@ -269,8 +269,7 @@ def _use_lines(uses: list[Use]) -> Iterator[str]:
     if not uses:
         yield "nothing that is left"
     for use in uses:
-        first = "" if use.first_step is None else f", first in step {use.first_step:,}"
-        yield f"{use.place}  {use.how}{first}"
+        yield f"{use.place}  {use.how}"
         yield from (f"  {uri.rpartition('/')[2]}" for uri in use.checkpoints)
 
 

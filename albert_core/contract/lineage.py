@@ -6,7 +6,7 @@ the work folder lies, in the registry's copies too.
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
@@ -14,7 +14,7 @@ from typing import Any
 
 from albert_core.contract import storage
 from albert_core.contract.errors import IntegrityError
-from albert_core.contract.manifest import KEY_DIGITS, MANIFEST, Manifest, read_manifest
+from albert_core.contract.manifest import BEGUN, KEY_DIGITS, MANIFEST, Manifest, read_manifest
 
 SOURCE_FILES = "source_files.jsonl"
 """Beside a corpus's manifest: the files that it was made of."""
@@ -114,9 +114,14 @@ def place_in(uri: str) -> str:
     return "/".join(found[-1]) if found else ""
 
 
-def read_work(work: str) -> Lineage:
-    """Return all finished results below ``work``; what can't be read is passed over, and said."""
-    return Lineage(_results(work))
+def read_work(work: str, *, begun: bool = False) -> Lineage:
+    """Return all finished results below ``work``; what can't be read is passed over, and said.
+
+    Args:
+        work: folder for all results.
+        begun: whether to return those that are not finished too, with nothing made.
+    """
+    return Lineage(_results(work, (MANIFEST, BEGUN) if begun else (MANIFEST,)))
 
 
 def read_lineage(*uris: str) -> Lineage:
@@ -148,11 +153,11 @@ def _moved(uri: str, named_in: str) -> str:
     return here if storage.exists(here) else uri
 
 
-def _results(work: str) -> Iterator[Result]:
+def _results(work: str, files: Sequence[str]) -> Iterator[Result]:
     for stage in STAGES:
         for name in storage.list_names(storage.join(work, stage)):
-            uri = storage.join(work, stage, name, MANIFEST)
-            if storage.exists(uri):
+            uris = (storage.join(work, stage, name, file) for file in files)
+            if (uri := next(filter(storage.exists, uris), None)) is not None:
                 try:
                     yield Result(uri, read_manifest(uri))
                 except IntegrityError as error:
