@@ -41,6 +41,7 @@ from albert_core.devices import ranks_of_environment
 from albert_core.distributed import Ranks
 from albert_core.evaluation import Evaluation, evaluate
 from albert_core.loader import UpdateLoader
+from albert_core.machines import note_machine, noted_machines
 from albert_core.metrics import Estimate
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer, learning_rate_at
@@ -139,6 +140,8 @@ class Pretraining:
         )
         metrics = self._resume(start)
         self.tracked: TrackedRun | None = self._track() if ranks.is_first else None
+        if ranks.is_first:
+            note_machine(self.folder, ranks.world_size, ranks.device)
         self.run_log = RunLog(
             model,
             settings,
@@ -379,6 +382,7 @@ class Pretraining:
             "before": {name: score.model_dump() for name, score in self.before.items()},
             "after": {name: score.model_dump() for name, score in after.items()},
             "settings": self._resolved_settings(),
+            "machines": noted_machines(self.folder),
             "mlflow_run_id": self.tracked.run_id,
         }
 

@@ -6,6 +6,7 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
 from albert_core.contract.manifest import read_manifest
+from albert_core.contract.stage_command import NO_RESULT
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.corpus_event import tell_of_change
 from flows.report import build_text_report
@@ -32,8 +33,13 @@ def make_examples(run: RecipeRun, corpus: str, vocab: str) -> str:
 
 @stage_task("removal-receipt")
 def removal_receipt(run: RecipeRun, examples: str) -> str:
-    """Certify that documents which are gone from the corpus are in no shard."""
-    return run_stage("pipelines.removal", run, examples=examples)
+    """Certify that documents which are gone from the corpus are in no shard; name the versions."""
+    receipt = run_stage("pipelines.removal", run, examples=examples)
+    if receipt != NO_RESULT:
+        from flows.affected_versions import name_affected_versions
+
+        name_affected_versions(receipt, run.work)
+    return receipt
 
 
 @flow(name="refresh-corpus")

@@ -12,7 +12,7 @@ from mlflow.entities.model_registry import ModelVersion
 from albert_core.config import RegistrySettings
 from albert_core.contract import storage
 from albert_core.contract.manifest import Manifest, StagePlan, read_manifest
-from albert_core.model_versions import (
+from albert_core.model_registry.model_versions import (
     CHAMPION,
     KEY_TAG,
     PREVIOUS,
@@ -25,7 +25,8 @@ from albert_core.model_versions import (
     log_model,
     registry_errors,
 )
-from albert_core.tracking import experiment_id, open_client, tracking_uri, upload
+from albert_core.model_registry.version_lineage import upload_lineage
+from albert_core.tracking import experiment_id, open_client, tracking_uri
 
 STAGE = "registration"
 DIGEST_TAG = "model_digest"
@@ -236,8 +237,7 @@ def _register(
     )
     run_id = mlflow_run.info.run_id
     with fluent_uri(tracking_uri(work)), mlflow.start_run(run_id=run_id):
-        for uri, manifest in candidate.lineage.items():
-            upload(client, run_id, uri, f"lineage/{manifest.stage}-{manifest.key}")
+        upload_lineage(client, run_id, candidate.lineage)
         client.log_batch(run_id, metrics=_score_metrics(candidate.scores))
         model_uri = log_model(candidate.model_folder, candidate.served)
         create_name(client, name)
