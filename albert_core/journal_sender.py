@@ -12,6 +12,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run
 from mlflow.exceptions import MlflowException
 
 from albert_core.contract import storage
+from albert_core.contract.credentials import redacted
 from albert_core.tracking import (
     PARENT_TAG,
     RUN_ID,
@@ -327,5 +328,5 @@ def _run_of_folder(work: str, folder: str) -> str:
 
 def said(error: BaseException) -> str:
     """Return an error's kind and the first line of what it says."""
-    reason = next(iter(str(error).splitlines()), "")[:200]
+    reason = next(iter(redacted(str(error)).splitlines()), "")[:200]
     return f"{type(error).__name__}: {reason}"

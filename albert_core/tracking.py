@@ -3,7 +3,6 @@
 import fcntl
 import logging
 import os
-import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,6 +21,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from albert_core.contract import storage
+from albert_core.contract.credentials import redacted
 
 EXPERIMENT = "albert"
 RUN_ID = "mlflow_run_id"
@@ -46,7 +46,7 @@ def tracking_uri(work: str) -> str:
 
 def shown_tracking_uri(work: str) -> str:
     """Return `tracking_uri` for a message: without a user's name and password."""
-    return re.sub(r"//[^/@]*@", "//", tracking_uri(work))
+    return redacted(tracking_uri(work))
 
 
 def open_client(work: str) -> MlflowClient:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import IO
 
+from albert_core.contract.credentials import redacted
 from albert_core.contract.errors import StageError
 from albert_core.contract.progress_report import ASKED_FOR, StageProgress
 from albert_core.contract.stage_command import (
@@ -139,8 +140,9 @@ class _Output:
         elif line.startswith(RESULT):
             self.manifest = line.removeprefix(RESULT)
         elif line.startswith(FAILURE) or self.failure:
-            self.failure.append(line)
+            self.failure.append(redacted(line))
         else:
+            line = redacted(line)
             self.lines = [*self.lines[1 - _LAST_LINES :], line]
             self.log(line)
 

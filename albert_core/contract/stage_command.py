@@ -12,14 +12,16 @@ import json
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from albert_core.contract import claim, storage
+from albert_core.contract.credentials import hide_credentials_in_logs, redacted
 from albert_core.contract.errors import AlbertError, ConfigError
 from albert_core.contract.outage import is_passing
 from albert_core.contract.provenance import Call, called_as
-from albert_core.contract.settings import Settings
+from albert_core.contract.settings import Settings, refuse_credentials
 
 Stage = Callable[..., str]
 RESULT = "manifest: "
@@ -43,7 +45,7 @@ def stage_main(run: Stage) -> NoReturn:
     try:
         status = run_command_line(run, sys.argv[1:])
     except Exception:  # noqa: BLE001
-        sys.excepthook(*sys.exc_info())
+        print(redacted(traceback.format_exc()), file=sys.stderr, end="", flush=True)
         status = DEFECT_STATUS
     # The interpreter's own end can wait for ever: for a thread that a library left running, or
     # for a lock that such a thread (gRPC's) held when it was stopped.
@@ -57,6 +59,7 @@ def run_command_line(run: Stage, argv: Sequence[str]) -> int:
     """Run the stage ``run`` with ``argv``, print its result or its message; return the status."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout, force=True)
     logging.getLogger("apache_beam").setLevel(logging.ERROR)
+    hide_credentials_in_logs()
     try:
         arguments = _arguments(run, argv)
         with called_as(_call(run, arguments)):
@@ -67,7 +70,7 @@ def run_command_line(run: Stage, argv: Sequence[str]) -> int:
     except Exception as error:
         if not is_passing(error):
             raise
-        named = f"{type(error).__name__}: {error}"
+        named = redacted(f"{type(error).__name__}: {error}")
         print(f"{FAILURE}a server or store is away ({named})", file=sys.stderr, flush=True)
         return RUN_AGAIN_STATUS
     finally:
@@ -101,6 +104,7 @@ def _arguments(run: Stage, argv: Sequence[str]) -> dict[str, Any]:
                 default=parameter.default,
             )
     options = vars(parser.parse_args(argv))
+    refuse_credentials(options, "the command line")
     recipe_uri = options.pop("recipe")
     if not storage.exists(recipe_uri):
         raise ConfigError(f"{recipe_uri} is missing: give --recipe a resolved recipe (JSON).")
