@@ -62,10 +62,16 @@ class TrackedRun:
         folder: the stage's folder, which keeps the id of its run.
         name: what MLflow's pages show.
         tags: of the run.
+        began: seconds since 1970, where it began before this call.
     """
 
     def __init__(
-        self, work: str, folder: str, name: str, tags: Mapping[str, str] | None = None
+        self,
+        work: str,
+        folder: str,
+        name: str,
+        tags: Mapping[str, str] | None = None,
+        began: float | None = None,
     ) -> None:
         self.seconds = 0.0
         """How long the callers of this object were held up by it."""
@@ -75,8 +81,10 @@ class TrackedRun:
             "server": shown_tracking_uri(work),
             "folder": self._folder,
             "name": name,
+            **({"time": int(began * 1000)} if began else {}),
             "tags": {
                 "stage_folder": self._folder,
+                "stage": self._folder.split("/")[-2],
                 **({PARENT_TAG: parent} if parent else {}),
                 **(tags or {}),
             },
@@ -173,19 +181,23 @@ class TrackedRun:
         else:
             self.finish("FAILED" if issubclass(kind, Exception) else "KILLED")
 
-    @_counted
-    def finish(self, status: str) -> None:
-        """End the run as FINISHED, FAILED or KILLED; does nothing if it has ended.
+    def end(self, status: str) -> None:
+        """End the run as FINISHED, FAILED or KILLED, without waiting; once.
 
         A process that ends without it ends its run as FAILED; one that is killed, as KILLED when
         its journal is found.
         """
-        atexit.unregister(self.finish)
         if self._closing.is_set():
             return
         self._append({"end": status})
         self._closing.set()
         self._written.set()
+
+    @_counted
+    def finish(self, status: str) -> None:
+        """End the run, if it has not ended; wait for a limited time until all is sent."""
+        atexit.unregister(self.finish)
+        self.end(status)
         self._wait_to_close()
         if self._thread.is_alive():
             log.warning(

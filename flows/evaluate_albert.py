@@ -16,6 +16,7 @@ from flows.command_line import recipe_parser, run_by_hand
 from flows.finetuning_processes import Slots, num_processes, visible_devices
 from flows.planned_finetunings import MNLI, Planned, PlannedTasks, planned
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
+from flows.tracked_flow import AT_END, note_report
 
 GENERATED_TASK = "cola"
 """Whose files the task made from held-out documents has."""
@@ -26,7 +27,7 @@ SLOTS = Slots(num_processes(), visible_devices())
 _GENERATED_FOLDER = "CoLA"
 
 
-@flow(name="evaluate-albert", task_runner=_TASK_RUNNER)
+@flow(name="evaluate-albert", task_runner=_TASK_RUNNER, **AT_END)
 def evaluate_albert(
     model: str,
     task_folder: str | None = None,
@@ -153,6 +154,7 @@ def report(scores: str) -> str:
     manifest, folder = read_stage(scores)
     markdown = storage.read_bytes(storage.join(folder, "scores.md")).decode()
     page = storage.join(folder, manifest.facts["page"])
+    note_report(markdown)
     create_markdown_artifact(markdown, key="scores", description=manifest.facts["model"])
     create_link_artifact(page, link_text="the page with the plot", key="scores-page")
     return f"{manifest.facts['text']}\n\nThe same as a page: {page}"

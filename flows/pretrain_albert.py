@@ -12,9 +12,10 @@ from flows.evaluate_albert import GENERATED_TASK, finetune, task_folder_of
 from flows.refresh_corpus import clean_corpus, make_examples, train_vocab
 from flows.report import build_report, tracking_uri
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
+from flows.tracked_flow import AT_END, note_report
 
 
-@flow(name="pretrain-albert")
+@flow(name="pretrain-albert", **AT_END)
 def pretrain_albert(
     recipe: str = "tiny",
     source: str | None = None,
@@ -97,6 +98,7 @@ def report(run: RecipeRun, **manifests: str) -> str:
     """Save what was done as an artifact of the flow run, and return it as text."""
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
     done = build_report(run.recipe.name, made, tracking_uri(run.work), interpreter())
+    note_report(done.markdown())
     create_markdown_artifact(done.markdown(), key="pretrain-albert", description=done.title)
     return done.text()
 

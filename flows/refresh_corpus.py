@@ -11,6 +11,7 @@ from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.corpus_event import tell_of_change
 from flows.report import build_text_report
 from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
+from flows.tracked_flow import AT_END, note_report
 
 
 @stage_task("clean-corpus")
@@ -42,7 +43,7 @@ def removal_receipt(run: RecipeRun, examples: str) -> str:
     return receipt
 
 
-@flow(name="refresh-corpus")
+@flow(name="refresh-corpus", **AT_END)
 def refresh_corpus(
     recipe: str = "tiny",
     source: str | None = None,
@@ -74,6 +75,7 @@ def report(run: RecipeRun, receipt: str, **manifests: str) -> str:
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
     uris = {**manifests, "receipt": receipt}
     done = build_text_report(run.recipe.name, made, uris, interpreter())
+    note_report(done.markdown())
     create_markdown_artifact(done.markdown(), key="refresh-corpus", description=done.title)
     return done.text()
 

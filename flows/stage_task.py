@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -11,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import exponential_backoff
 
+from albert_core.contract.credentials import hide_credentials_in_logs
 from albert_core.contract.errors import ConfigError
 from albert_core.contract.manifest import Manifest, read_manifest
 from albert_core.contract.outage import is_passing
@@ -18,6 +20,7 @@ from albert_core.contract.stage_command import stage_argv
 from flows.recipe import Recipe, load_recipe, save_recipe
 from flows.stage_limits import limits_of
 from flows.stage_process import InterruptedStageError, distributed_argv, run_stage_process
+from flows.tracked_flow import begin_tracking, note_stage, stage_environment
 from flows.work_folder import work_folder
 
 P = ParamSpec("P")
@@ -51,7 +54,10 @@ def start_run(
     """
     resolved = load_recipe(recipe, overrides or (), source)
     folder = work_folder(work)
-    return RecipeRun(resolved, save_recipe(resolved, folder), folder)
+    uri = save_recipe(resolved, folder)
+    hide_credentials_in_logs()
+    begin_tracking(folder, resolved.name, uri)
+    return RecipeRun(resolved, uri, folder)
 
 
 def stage_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
@@ -88,12 +94,15 @@ def run_stage(
         argv = _distributed(argv)
     log = get_run_logger()
     log.info("by hand: %s", shlex.join(argv))
-    return run_stage_process(
+    began = time.time()
+    manifest = run_stage_process(
         argv,
         lambda line: log.info("%s", line),
-        environment=environment,
+        environment={**stage_environment(), **(environment or {})},
         limits=limits_of(module),
     )
+    note_stage(manifest, began)
+    return manifest
 
 
 def read_stage(manifest: str) -> tuple[Manifest, str]:

@@ -79,7 +79,7 @@ def hide_credentials_in_logs() -> None:
 
 def secrets_of(environment: Mapping[str, str]) -> set[str]:
     """Return the secrets in the values of environment variables, as they may stand in a text."""
-    found = set()
+    found: set[str] = set()
     for name, value in environment.items():
         found.update(_secrets_in_uris(value))
         if name.startswith("FSSPEC_"):
