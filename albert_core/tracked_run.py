@@ -15,6 +15,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from albert_core.contract import storage
+from albert_core.contract.log_lines import note_ids
 from albert_core.journal_sender import JournalSender, ServerAwayError, said, send_left
 from albert_core.tracking import PARENT_TAG, shown_tracking_uri
 from albert_core.tracking_journal import Journal
@@ -262,6 +263,7 @@ class TrackedRun:
         while send_left(self._work, self._folder, but=self._journal.path).num_busy:
             time.sleep(_FIRST_SECONDS_BETWEEN_TRIES)  # another process is at it
         self._sender.send()
+        note_ids(mlflow_run_id=str(self._sender.run_id))
         self._tried_to_open.set()
         threading.Thread(target=_send_left_quietly, args=[self._work], daemon=True).start()
 

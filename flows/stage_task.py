@@ -5,6 +5,8 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from logging import Logger, LoggerAdapter, getLogger
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import Task, get_run_logger, task
@@ -14,6 +16,7 @@ from prefect.tasks import exponential_backoff
 
 from albert_core.contract.credentials import hide_credentials_in_logs
 from albert_core.contract.errors import ConfigError
+from albert_core.contract.log_lines import read_line, use_format
 from albert_core.contract.manifest import Manifest, read_manifest
 from albert_core.contract.outage import is_passing
 from albert_core.contract.stage_command import stage_argv
@@ -56,6 +59,7 @@ def start_run(
     folder = work_folder(work)
     uri = save_recipe(resolved, folder)
     hide_credentials_in_logs()
+    use_format(getLogger("prefect"))
     begin_tracking(folder, resolved.name, uri)
     return RecipeRun(resolved, uri, folder)
 
@@ -97,7 +101,7 @@ def run_stage(
     began = time.time()
     manifest = run_stage_process(
         argv,
-        lambda line: log.info("%s", line),
+        partial(_relay, log),
         environment={**stage_environment(), **(environment or {})},
         limits=limits_of(module),
     )
@@ -108,6 +112,12 @@ def run_stage(
 def read_stage(manifest: str) -> tuple[Manifest, str]:
     """Return a manifest and its folder."""
     return read_manifest(manifest), manifest.rpartition("/")[0]
+
+
+def _relay(log: Logger | LoggerAdapter[Any], line: str) -> None:
+    """Log a line of a stage as the flow's own, with what it names in JSON."""
+    level, message, ids = read_line(line)
+    log.log(level, "%s", message, extra=dict(ids))
 
 
 def _distributed(argv: list[str]) -> list[str]:

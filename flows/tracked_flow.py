@@ -18,6 +18,7 @@ from prefect.runtime import flow_run as this_flow_run
 
 from albert_core.contract import storage
 from albert_core.contract.errors import IntegrityError
+from albert_core.contract.log_lines import FLOW_RUN
 from albert_core.contract.manifest import MANIFEST, Manifest, read_manifest
 
 if TYPE_CHECKING:
@@ -140,8 +141,9 @@ def begin_tracking(work: str, recipe_name: str, recipe_uri: str) -> None:
 
 def stage_environment() -> dict[str, str]:
     """Return the variables that a stage's process gets of the present flow run."""
-    tracked = _flows.get(str(this_flow_run.id))
-    return tracked.environment() if tracked else {}
+    flow_run_id = str(this_flow_run.id or "")
+    tracked = _flows.get(flow_run_id)
+    return {FLOW_RUN: flow_run_id, **(tracked.environment() if tracked else {})}
 
 
 def note_stage(uri: str, began: float) -> None:

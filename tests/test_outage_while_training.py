@@ -5,10 +5,12 @@ About six minutes: ``pytest -m slow -s tests/test_outage_while_training.py`` pri
 
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -32,9 +34,9 @@ LOG_STEPS = 5
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[MlflowServer]:
     pytest.importorskip("psycopg2")
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)  # Postgres runs as a user of its own
-    postgres = Postgres(tmp_path / "postgres", free_port(), tmp_path / "secrets" / "password")
+    open_to_all = Path(tempfile.mkdtemp(prefix="albert-postgres-"))  # it runs as another user
+    open_to_all.chmod(0o755)
+    postgres = Postgres(open_to_all / "postgres", free_port(), tmp_path / "secrets" / "password")
     postgres.prepare()
     with (tmp_path / "postgres.log").open("wb") as log:
         process = subprocess.Popen(postgres.command(), stdout=log, stderr=log, cwd="/")
@@ -49,6 +51,7 @@ def server(tmp_path: Path) -> Iterator[MlflowServer]:
     finally:
         process.terminate()
         process.wait()
+        shutil.rmtree(open_to_all)
 
 
 @pytest.mark.slow
