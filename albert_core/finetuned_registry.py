@@ -13,7 +13,7 @@ from albert_core.contract import storage
 from albert_core.contract.code_version import code_digest, library_versions
 from albert_core.contract.manifest import StagePlan, digest_of, read_manifest
 from albert_core.contract.stage_command import stage_main
-from albert_core.finetuned_model import read_task
+from albert_core.downstream.finetuned_model import read_task
 from albert_core.finetuning import model_digest
 from albert_core.model_versions import ServedCode
 from albert_core.tracking import tracking_uri
@@ -22,7 +22,7 @@ REQUIREMENTS = (
     "torch", "transformers", "tokenizers", "safetensors", "sentencepiece", "numpy", "pandas",
     "pyarrow", "pydantic", "fsspec", "protobuf", "scipy", "scikit-learn",
 )  # fmt: skip
-_CODE, _TAKES_ALONG = "albert_core.registered_task_model", "albert_core.prediction"
+_CODE, _TAKES_ALONG = "albert_core.registered_task_model", "albert_core.downstream.prediction"
 
 
 def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str = "work") -> str:
