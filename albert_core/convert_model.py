@@ -3,7 +3,8 @@
     python -m albert_core.convert_model SOURCE FOLDER
 
 SOURCE is any that `albert_core.conversion.initial_weights` knows and that has its vocabulary
-beside it: a release of google-research/albert, a published folder of Hugging Face, a pretraining run.
+beside it: a release of google-research/albert, a published folder of Hugging Face, a
+pretraining run.
 """
 
 import argparse

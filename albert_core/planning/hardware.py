@@ -22,7 +22,8 @@ Basis = Literal["measured", "published", "modelled", "assumed", "given"]
 class Utilisation:
     """The share of a device's peak that the operations done in training are.
 
-    Those of the model, but for what the last layer leaves out (`flops.undone_share`). It grows with the width of the layers: a wide product has more operations for each byte.
+    Those of the model, but for what the last layer leaves out (`flops.undone_share`). It grows
+    with the width of the layers: a wide product has more operations for each byte.
     """
 
     by_hidden_size: tuple[tuple[int, float], ...]

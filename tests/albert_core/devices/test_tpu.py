@@ -170,8 +170,8 @@ def test_what_does_not_work_on_xla_is_refused(setting: str) -> None:
 
 @with_xla
 def test_several_processes_are_refused() -> None:
-    code = "from albert_core.devices.chosen_devices import ranks_of_environment as ranks; "
-        "ranks().__enter__()"
+    ranks = "from albert_core.devices.chosen_devices import ranks_of_environment as ranks"
+    code = f"{ranks}; ranks().__enter__()"
     refused = subprocess.run(
         [os.environ["ALBERT_XLA_PYTHON"], "-c", code],
         env=xla_environment(PJRT_DEVICE="CPU", WORLD_SIZE="2"),
