@@ -13,14 +13,14 @@ import pytest
 import torch
 import transformers
 
-from albert_core import finetuned_registry as stage
 from albert_core.config import FinetuningSettings, ModelSettings, RegistrySettings
 from albert_core.contract.errors import TaskError
 from albert_core.contract.manifest import Manifest, StagePlan, read_manifest
 from albert_core.downstream.finetuned_model import save_finetuned
 from albert_core.downstream.prediction import load_finetuned
 from albert_core.model import AlbertModel
-from albert_core.model_versions import model_folder_of
+from albert_core.model_registry import finetuned_registry as stage
+from albert_core.model_registry.model_versions import model_folder_of
 from albert_core.tasks.catalogue import TASKS
 from albert_core.tasks.problem import Head
 from albert_core.tasks.problems import problem_of

@@ -12,7 +12,7 @@ from mlflow.entities.model_registry import ModelVersion
 from albert_core.config import RegistrySettings
 from albert_core.contract import storage
 from albert_core.contract.manifest import Manifest, StagePlan, read_manifest
-from albert_core.model_versions import (
+from albert_core.model_registry.model_versions import (
     CHAMPION,
     KEY_TAG,
     PREVIOUS,

@@ -1,13 +1,12 @@
 """Stage: a fine-tuned model -> a version in the registry, champion if it is the best on dev.
 
-``python -m albert_core.finetuned_registry --recipe=... --finetuning=<its manifest>``
+``python -m albert_core.model_registry.finetuned_registry --recipe=... --finetuning=<its manifest>``
 """
 
 from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, DataType, Schema, TensorSpec
 from mlflow.types.schema import Array
 
-from albert_core.champion import STAGE, Candidate, enter, lineage_of
 from albert_core.config import RegistrySettings
 from albert_core.contract import storage
 from albert_core.contract.code_version import code_digest, library_versions
@@ -15,14 +14,16 @@ from albert_core.contract.manifest import StagePlan, digest_of, read_manifest
 from albert_core.contract.stage_command import stage_main
 from albert_core.downstream.finetuned_model import read_task
 from albert_core.finetuning import model_digest
-from albert_core.model_versions import ServedCode
+from albert_core.model_registry.champion import STAGE, Candidate, enter, lineage_of
+from albert_core.model_registry.model_versions import ServedCode
 from albert_core.tracking import tracking_uri
 
 REQUIREMENTS = (
     "torch", "transformers", "tokenizers", "safetensors", "sentencepiece", "numpy", "pandas",
     "pyarrow", "pydantic", "fsspec", "protobuf", "scipy", "scikit-learn",
 )  # fmt: skip
-_CODE, _TAKES_ALONG = "albert_core.registered_task_model", "albert_core.downstream.prediction"
+_CODE = "albert_core.model_registry.registered_task_model"
+_TAKES_ALONG = "albert_core.downstream.prediction"
 
 
 def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str = "work") -> str:
