@@ -95,6 +95,7 @@ def test_the_runs_of_the_stages_are_nested_in_that_of_their_flow(
         assert child.data.tags[PARENT_TAG] == parent.info.run_id
     files = {file.path for file in client.list_artifacts(vocab.info.run_id)}
     assert files == {"manifest.json", "report.md"}
+    assert vocab.inputs is not None
     assert {each.dataset.name for each in vocab.inputs.dataset_inputs} >= {"vocab"}
     recipe = [file.path for file in client.list_artifacts(parent.info.run_id)]
     assert [name.startswith("tiny-") for name in recipe] == [True]
