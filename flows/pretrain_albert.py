@@ -7,6 +7,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from albert_core.contract import storage
 from albert_core.contract.manifest import read_manifest
+from flows.addresses import Address
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.evaluate_albert import GENERATED_TASK, finetune, task_folder_of
 from flows.refresh_corpus import clean_corpus, make_examples, train_vocab
@@ -17,10 +18,10 @@ from flows.tracked_flow import AT_END, note_report
 
 @flow(name="pretrain-albert", **AT_END)
 def pretrain_albert(
-    recipe: str = "tiny",
-    source: str | None = None,
-    work: str | None = None,
-    overrides: list[str] | None = None,
+    recipe: Address = "tiny",
+    source: Address | None = None,
+    work: Address | None = None,
+    overrides: list[Address] | None = None,
 ) -> str:
     """Clean the text, train a vocabulary, pretrain, fine-tune, score and register an ALBERT.
 
