@@ -15,6 +15,7 @@ from albert_core.contract.manifest import newest_manifest
 from flows.command_line import recipe_parser, run_by_hand
 from flows.finetuning_processes import Slots, num_processes, visible_devices
 from flows.planned_finetunings import MNLI, Planned, PlannedTasks, planned
+from flows.run_names import run_name
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
 
 GENERATED_TASK = "cola"
@@ -26,7 +27,7 @@ SLOTS = Slots(num_processes(), visible_devices())
 _GENERATED_FOLDER = "CoLA"
 
 
-@flow(name="evaluate-albert", task_runner=_TASK_RUNNER)
+@flow(name="evaluate-albert", flow_run_name=run_name, task_runner=_TASK_RUNNER)
 def evaluate_albert(
     model: str,
     task_folder: str | None = None,

@@ -11,10 +11,11 @@ from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.evaluate_albert import GENERATED_TASK, finetune, task_folder_of
 from flows.refresh_corpus import clean_corpus, make_examples, train_vocab
 from flows.report import build_report, tracking_uri
+from flows.run_names import run_name
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
 
 
-@flow(name="pretrain-albert")
+@flow(name="pretrain-albert", flow_run_name=run_name)
 def pretrain_albert(
     recipe: str = "tiny",
     source: str | None = None,

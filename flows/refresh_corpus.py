@@ -9,6 +9,7 @@ from albert_core.contract.manifest import read_manifest
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.corpus_event import tell_of_change
 from flows.report import build_text_report
+from flows.run_names import run_name
 from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
 
 
@@ -36,7 +37,7 @@ def removal_receipt(run: RecipeRun, examples: str) -> str:
     return run_stage("pipelines.removal", run, examples=examples)
 
 
-@flow(name="refresh-corpus")
+@flow(name="refresh-corpus", flow_run_name=run_name)
 def refresh_corpus(
     recipe: str = "tiny",
     source: str | None = None,

@@ -9,9 +9,9 @@ import argparse
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.flow_services import PREFECT, deploy, flow_environment, start_prefect, start_worker
@@ -43,6 +43,8 @@ class ProductionSettings:
     s3_port: int = 9000
     postgres_folder: Path | None = None
     """Of the databases' files, on this machine; without it, in `work`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Further variables of the servers, the workers and their flow runs."""
 
 
 class Production:
@@ -57,7 +59,10 @@ class Production:
         host = settings.host if settings.host != "0.0.0.0" else LOOPBACK  # noqa: S104 - compared
         self.prefect_url = f"http://{host}:{settings.prefect_port}"
         self.mlflow_url = f"http://{host}:{settings.mlflow_port}"
-        self.environment = flow_environment(settings.work, self.prefect_url, self.mlflow_url)
+        self.environment = {
+            **flow_environment(settings.work, self.prefect_url, self.mlflow_url),
+            **settings.environment,
+        }
         """What a client needs to reach the servers, as the workers have it."""
         self.services = Services(settings.work / "logs", self.environment)
         self.postgres = Postgres(
