@@ -34,6 +34,8 @@ class ProductionSettings:
     """Folder for all results and all data of the services, absolute."""
     artifacts: str = ""
     """Where MLflow keeps files: `s3://bucket/path`, a folder, `memory`; without it, in `work`."""
+    mlflow_app: str = ""
+    """MLflow's own app to serve instead of the open one, e.g. `basic-auth`."""
     num_workers: int = 2
     host: str = LOOPBACK
     """Address that Prefect and MLflow listen on; the databases listen on the loopback alone."""
@@ -161,6 +163,7 @@ class Production:
             *(MLFLOW, sys.executable, "-m", "mlflow", "server", "--workers", "1"),
             *("--host", self.settings.host, "--port", str(self.settings.mlflow_port)),
             *("--serve-artifacts", "--artifacts-destination", self._artifacts()),
+            *(("--app-name", self.settings.mlflow_app) if self.settings.mlflow_app else ()),
             environment=environment,
         )
 
@@ -235,6 +238,11 @@ def _settings(argv: Sequence[str] | None) -> ProductionSettings:
         "--host",
         default=environment("ALBERT_HOST", LOOPBACK),
         help="address that Prefect and MLflow listen on: put authentication before them first",
+    )
+    parser.add_argument(
+        "--mlflow-app",
+        default=environment("ALBERT_MLFLOW_APP", ""),
+        help="'basic-auth' has MLflow ask for a password (ALBERT_MLFLOW_APP); see README",
     )
     for service, port in (("prefect", 4200), ("mlflow", 5000), ("postgres", 5433), ("s3", 9000)):
         variable = f"ALBERT_{service.upper()}_PORT"
