@@ -8,6 +8,7 @@ from prefect.artifacts import create_markdown_artifact
 from albert_core.contract.manifest import read_manifest
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.corpus_event import tell_of_change
+from flows.recipe_form import RecipeChanges, with_form
 from flows.report import build_text_report
 from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
 
@@ -42,6 +43,7 @@ def refresh_corpus(
     source: str | None = None,
     work: str | None = None,
     overrides: list[str] | None = None,
+    settings: RecipeChanges | None = None,
 ) -> str:
     """Bring the corpus, its vocabulary and its examples up to date.
 
@@ -50,10 +52,12 @@ def refresh_corpus(
         source: your own text: a file, folder, glob or URI. Without it, the recipe's.
         work: folder for all results. Without it, ALBERT_WORK, else `work`.
         overrides: settings that differ from the recipe's, `section.field=value` each.
+        settings: the same as a form; what `overrides` names goes before it.
 
     Returns:
         The report.
     """
+    overrides = with_form(settings, overrides)
     run = start_run(recipe, source, work, overrides)
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus)

@@ -230,17 +230,31 @@ def kill_runs(folder: Path, num_kills: int, seed: int = 0) -> Iterator[Row]:
 
 def table(rows: list[Row]) -> str:
     """Return the rows as Markdown."""
-    lines = [
-        "| killed | in stage, at | the run | who carried on | seconds | digests | versions | left |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    head = [
+        "killed",
+        "in stage, at",
+        "the run",
+        "who carried on",
+        "s",
+        "digests",
+        "versions",
+        "left",
     ]
-    for row in rows:
-        lines.append(
-            f"| {row.victim} | {row.stage}, {row.at_seconds:.0f} s | {row.at_once} | "
-            f"{row.carried_on} | {row.seconds:.0f} | {'equal' if row.is_equal else 'DIFFER'} | "
-            f"{row.num_versions} | {', '.join(row.left_running) or '-'} |"
-        )
-    return "\n".join(lines)
+    lines = [head, ["---"] * len(head), *map(_cells, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        row.victim,
+        f"{row.stage}, {row.at_seconds:.0f} s",
+        row.at_once,
+        row.carried_on,
+        f"{row.seconds:.0f}",
+        "equal" if row.is_equal else "DIFFER",
+        str(row.num_versions),
+        ", ".join(row.left_running) or "none",
+    ]
 
 
 def main() -> int:
