@@ -14,10 +14,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from infra.production import Production, ProductionSettings, running
-from tests.generated_text import write_jsonl
-from tests.infra.test_serve import free_ports
-from tests.recovery.deployed_runs import TERMINAL, Order, PrefectApi, digests
+from infra.production import Production
+from tests.recovery.deployed_runs import (
+    TERMINAL,
+    Order,
+    PrefectApi,
+    digests,
+    num_versions,
+    write_source,
+)
+from tests.recovery.stack import stack
 from tests.recovery.victims import (
     beam_worker,
     flow_process,
@@ -74,10 +80,7 @@ class KillRuns:
         self.production, self.folder = production, folder
         self.api = PrefectApi(production.prefect_url)
         self.random = random.Random(seed)
-        self.source = folder / "source"
-        self.source.mkdir(exist_ok=True)
-        for number in range(3):
-            write_jsonl(self.source / f"{number}.jsonl", range(number * 40, number * 40 + 40))
+        self.source = write_source(folder / "source")
         self.expected: dict[str, str] = {}
         self.run_seconds = self.training_seconds = 0.0
 
@@ -123,7 +126,7 @@ class KillRuns:
             carried_on=carried_on,
             seconds=round(seconds),
             is_equal=digests(order.work) == self.expected,
-            num_versions=self._num_versions(order.model_name),
+            num_versions=num_versions(self.production.mlflow_url, order.model_name),
             left_running=self._left_running(),
         )
 
@@ -184,12 +187,6 @@ class KillRuns:
         for name in ("Postgres", "S3", "MLflow", "Prefect", "worker 1", "worker 2"):
             self.production.wait_until_up(name)
 
-    def _num_versions(self, model_name: str) -> int:
-        from mlflow import MlflowClient
-
-        client = MlflowClient(self.production.mlflow_url)
-        return len(client.search_model_versions(f"name='{model_name}'"))
-
     def _left_running(self) -> list[str]:
         """Return what is still said to run, after some time for the rules to see it."""
         deadline = time.monotonic() + SETTLE_SECONDS
@@ -210,17 +207,7 @@ class KillRuns:
 
 def kill_runs(folder: Path, num_kills: int, seed: int = 0) -> Iterator[Row]:
     """Yield a row for each kill; the first before the others are done."""
-    folder.mkdir(parents=True, exist_ok=True)
-    prefect, mlflow, postgres, s3 = free_ports(4)
-    settings = ProductionSettings(
-        work=folder / "stack",
-        artifacts="memory",
-        prefect_port=prefect,
-        mlflow_port=mlflow,
-        postgres_port=postgres,
-        s3_port=s3,
-    )
-    with running(settings) as production:
+    with stack(folder) as production:
         print(production.greeting(), flush=True)
         runs = KillRuns(production, folder, seed)
         print(f"undisturbed: {runs.undisturbed():.0f} s", flush=True)
