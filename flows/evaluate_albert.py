@@ -14,6 +14,7 @@ from albert_core.contract.errors import TaskError
 from albert_core.contract.manifest import newest_manifest
 from flows.command_line import recipe_parser, run_by_hand
 from flows.finetuning_processes import Slots, num_processes, visible_devices
+from flows.orphaned_tasks import end_orphaned_tasks
 from flows.planned_finetunings import MNLI, Planned, PlannedTasks, planned
 from flows.recipe_form import RecipeChanges, with_form
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
@@ -27,7 +28,7 @@ SLOTS = Slots(num_processes(), visible_devices())
 _GENERATED_FOLDER = "CoLA"
 
 
-@flow(name="evaluate-albert", task_runner=_TASK_RUNNER)
+@flow(name="evaluate-albert", task_runner=_TASK_RUNNER, on_running=[end_orphaned_tasks])
 def evaluate_albert(
     model: str,
     task_folder: str | None = None,

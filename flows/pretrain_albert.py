@@ -9,13 +9,14 @@ from albert_core.contract import storage
 from albert_core.contract.manifest import read_manifest
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.evaluate_albert import GENERATED_TASK, finetune, task_folder_of
+from flows.orphaned_tasks import end_orphaned_tasks
 from flows.recipe_form import RecipeChanges, with_form
 from flows.refresh_corpus import clean_corpus, make_examples, train_vocab
 from flows.report import build_report, tracking_uri
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
 
 
-@flow(name="pretrain-albert")
+@flow(name="pretrain-albert", on_running=[end_orphaned_tasks])
 def pretrain_albert(
     recipe: str = "tiny",
     source: str | None = None,

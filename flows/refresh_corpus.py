@@ -8,6 +8,7 @@ from prefect.artifacts import create_markdown_artifact
 from albert_core.contract.manifest import read_manifest
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.corpus_event import tell_of_change
+from flows.orphaned_tasks import end_orphaned_tasks
 from flows.recipe_form import RecipeChanges, with_form
 from flows.report import build_text_report
 from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
@@ -37,7 +38,7 @@ def removal_receipt(run: RecipeRun, examples: str) -> str:
     return run_stage("pipelines.removal", run, examples=examples)
 
 
-@flow(name="refresh-corpus")
+@flow(name="refresh-corpus", on_running=[end_orphaned_tasks])
 def refresh_corpus(
     recipe: str = "tiny",
     source: str | None = None,

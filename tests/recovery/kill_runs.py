@@ -8,6 +8,7 @@ and prints a table.
 import argparse
 import json
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -205,14 +206,21 @@ class KillRuns:
         return [f"MLflow run {run.info.run_name}" for run in runs]
 
 
-def kill_runs(folder: Path, num_kills: int, seed: int = 0) -> Iterator[Row]:
-    """Yield a row for each kill; the first before the others are done."""
+def kill_runs(folder: Path, num_kills: int, seed: int = 0, first: int = 0) -> Iterator[Row]:
+    """Yield a row for each kill; the first before the others are done.
+
+    Args:
+        folder: of all data.
+        num_kills: of the victims in turn.
+        seed: of the moments.
+        first: number of the victim to begin with.
+    """
     with stack(folder) as production:
         print(production.greeting(), flush=True)
         runs = KillRuns(production, folder, seed)
         print(f"undisturbed: {runs.undisturbed():.0f} s", flush=True)
         for number in range(num_kills):
-            yield runs.disturbed(number + 1, VICTIMS[number % len(VICTIMS)])
+            yield runs.disturbed(number + 1, VICTIMS[(first + number) % len(VICTIMS)])
 
 
 def table(rows: list[Row]) -> str:
@@ -250,10 +258,12 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the stack is stopped
     rows: list[Row] = []
     folder = options.folder.absolute()
-    for row in kill_runs(folder, options.kills, options.seed):
+    for row in kill_runs(folder, options.kills, options.seed, options.first):
         rows.append(row)
         with (folder / "rows.jsonl").open("a") as file:
             file.write(json.dumps(asdict(row)) + "\n")
