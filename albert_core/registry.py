@@ -7,7 +7,6 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 
-from albert_core.champion import DIGEST_TAG, STAGE, Candidate, enter, lineage_of
 from albert_core.config import RegistrySettings
 from albert_core.contract import storage
 from albert_core.contract.code_version import code_digest, library_versions
@@ -15,11 +14,12 @@ from albert_core.contract.errors import RegistryError
 from albert_core.contract.manifest import Manifest, StagePlan, digest_of, read_manifest
 from albert_core.contract.stage_command import stage_main
 from albert_core.finetuning import model_digest
-from albert_core.model_versions import ServedCode
+from albert_core.model_registry.champion import DIGEST_TAG, STAGE, Candidate, enter, lineage_of
+from albert_core.model_registry.model_versions import ServedCode
 from albert_core.tracking import tracking_uri
 
 SERVED = ServedCode(
-    module="albert_core.registered_model",
+    module="albert_core.model_registry.registered_model",
     signature=ModelSignature(
         inputs=Schema([ColSpec("string", "text"), ColSpec("string", "text_b", required=False)]),
         params=ParamSchema(

@@ -74,7 +74,7 @@ def find_model(model: str, work: str) -> str:
     """Return the model's folder: itself, or that of a registered version."""
     if not model.startswith("models:/"):
         return storage.absolute(model)
-    from albert_core.model_versions import model_folder_of
+    from albert_core.model_registry.model_versions import model_folder_of
 
     return model_folder_of(model, work)
 

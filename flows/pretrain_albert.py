@@ -81,7 +81,7 @@ def finetune_on(run: RecipeRun, task: str, model_folder: str) -> str:
 @stage_task("champion")
 def champion_folder(run: RecipeRun) -> str | None:
     """Return the folder of the model to beat, to be scored on the same task; None if none is."""
-    from albert_core import model_versions
+    from albert_core.model_registry import model_versions
 
     return model_versions.champion_folder(run.recipe.registry.model_name, run.work)
 

@@ -17,17 +17,21 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from albert_core import model_versions
 from albert_core import registry as stage
 from albert_core.config import ModelSettings, RegistrySettings
 from albert_core.contract import storage
 from albert_core.contract.errors import RegistryError
 from albert_core.contract.manifest import Manifest, StagePlan, read_manifest
-from albert_core.conversion import load_model_folder, save_model_folder
+from albert_core.conversion.huggingface import Architecture
+from albert_core.conversion.model_folder import load_model_folder, save_model_folder
 from albert_core.finetuning import model_digest
-from albert_core.huggingface import Architecture
 from albert_core.model import AlbertForPretraining
-from albert_core.model_versions import MODEL_ARTIFACT, champion_folder, model_folder_of
+from albert_core.model_registry import model_versions
+from albert_core.model_registry.model_versions import (
+    MODEL_ARTIFACT,
+    champion_folder,
+    model_folder_of,
+)
 from albert_core.tracking import open_client
 from tests.albert_core.tiny_model import MAX_POSITIONS, save_tiny_model
 from tests.albert_core.tiny_vocab import tiny_vocab
@@ -348,7 +352,7 @@ def test_a_registry_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.Mon
 def serve(folder: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of MLflow about itself, on import
-        from albert_core import registered_model
+        from albert_core.model_registry import registered_model
     assert registered_model.MODEL_ARTIFACT == MODEL_ARTIFACT
     model = registered_model.AlbertPyfunc()
     model.load_context(SimpleNamespace(artifacts={MODEL_ARTIFACT: folder}))  # type: ignore[arg-type]

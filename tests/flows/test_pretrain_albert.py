@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-import albert_core
+from albert_core import model_registry
 from albert_core.contract import storage
 from flows import evaluate_albert, pretrain_albert, refresh_corpus
 from flows.stage_task import RecipeRun
@@ -52,8 +52,8 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
 
 def set_champion(monkeypatch: pytest.MonkeyPatch, folder: str | None) -> None:
     registry = SimpleNamespace(champion_folder=lambda name, work: folder)
-    monkeypatch.setitem(sys.modules, "albert_core.model_versions", registry)
-    monkeypatch.setattr(albert_core, "model_versions", registry, raising=False)
+    monkeypatch.setitem(sys.modules, "albert_core.model_registry.model_versions", registry)
+    monkeypatch.setattr(model_registry, "model_versions", registry, raising=False)
 
 
 def at(stage: str, *rest: str) -> str:
