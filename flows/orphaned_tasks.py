@@ -6,6 +6,7 @@ by an automation, and leaves its tasks Running for ever. The next flow run ends 
 
 from typing import Any
 
+from prefect import Flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -15,14 +16,14 @@ from prefect.client.schemas.filters import (
     TaskRunFilterState,
     TaskRunFilterStateType,
 )
-from prefect.client.schemas.objects import TERMINAL_STATES, StateType
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
 from prefect.states import Crashed
 
 _UNDER_WAY = [StateType.RUNNING, StateType.PENDING]
 _MESSAGE = "The process of its flow run ended without it."
 
 
-def end_orphaned_tasks(*_: Any) -> None:
+def end_orphaned_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Make every such task run Crashed; a hook of flows, for when they begin."""
     ended = FlowRunFilter(
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(TERMINAL_STATES)))
