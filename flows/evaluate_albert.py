@@ -16,7 +16,7 @@ from flows.command_line import recipe_parser, run_by_hand
 from flows.finetuning_processes import Slots, num_processes, visible_devices
 from flows.orphaned_tasks import end_orphaned_tasks
 from flows.planned_finetunings import MNLI, Planned, PlannedTasks, planned
-from flows.recipe_form import RecipeChanges, with_form
+from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
 
 GENERATED_TASK = "cola"
@@ -38,7 +38,7 @@ def evaluate_albert(
     work: str | None = None,
     overrides: list[str] | None = None,
     corpus: str | None = None,
-    settings: RecipeChanges | None = None,
+    settings: RecipeChanges = NO_CHANGES,
 ) -> str:
     """Fine-tune a model on every task that is there, several times, and score it.
 

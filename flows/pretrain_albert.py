@@ -10,7 +10,7 @@ from albert_core.contract.manifest import read_manifest
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.evaluate_albert import GENERATED_TASK, finetune, task_folder_of
 from flows.orphaned_tasks import end_orphaned_tasks
-from flows.recipe_form import RecipeChanges, with_form
+from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
 from flows.refresh_corpus import clean_corpus, make_examples, train_vocab
 from flows.report import build_report, tracking_uri
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
@@ -22,7 +22,7 @@ def pretrain_albert(
     source: str | None = None,
     work: str | None = None,
     overrides: list[str] | None = None,
-    settings: RecipeChanges | None = None,
+    settings: RecipeChanges = NO_CHANGES,
 ) -> str:
     """Clean the text, train a vocabulary, pretrain, fine-tune, score and register an ALBERT.
 

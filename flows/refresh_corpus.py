@@ -9,7 +9,7 @@ from albert_core.contract.manifest import read_manifest
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.corpus_event import tell_of_change
 from flows.orphaned_tasks import end_orphaned_tasks
-from flows.recipe_form import RecipeChanges, with_form
+from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
 from flows.report import build_text_report
 from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
 
@@ -44,7 +44,7 @@ def refresh_corpus(
     source: str | None = None,
     work: str | None = None,
     overrides: list[str] | None = None,
-    settings: RecipeChanges | None = None,
+    settings: RecipeChanges = NO_CHANGES,
 ) -> str:
     """Bring the corpus, its vocabulary and its examples up to date.
 
