@@ -8,6 +8,8 @@ from prefect.artifacts import create_markdown_artifact
 from albert_core.contract.manifest import read_manifest
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.corpus_event import tell_of_change
+from flows.orphaned_tasks import end_orphaned_tasks
+from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
 from flows.report import build_text_report
 from flows.run_names import run_name
 from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
@@ -37,12 +39,13 @@ def removal_receipt(run: RecipeRun, examples: str) -> str:
     return run_stage("pipelines.removal", run, examples=examples)
 
 
-@flow(name="refresh-corpus", flow_run_name=run_name)
+@flow(name="refresh-corpus", flow_run_name=run_name, on_running=[end_orphaned_tasks])
 def refresh_corpus(
     recipe: str = "tiny",
     source: str | None = None,
     work: str | None = None,
     overrides: list[str] | None = None,
+    settings: RecipeChanges = NO_CHANGES,
 ) -> str:
     """Bring the corpus, its vocabulary and its examples up to date.
 
@@ -51,10 +54,12 @@ def refresh_corpus(
         source: your own text: a file, folder, glob or URI. Without it, the recipe's.
         work: folder for all results. Without it, ALBERT_WORK, else `work`.
         overrides: settings that differ from the recipe's, `section.field=value` each.
+        settings: the same as a form; what `overrides` names goes before it.
 
     Returns:
         The report.
     """
+    overrides = with_form(settings, overrides)
     run = start_run(recipe, source, work, overrides)
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus)

@@ -15,16 +15,21 @@ from prefect.tasks import exponential_backoff
 from albert_core.contract import storage
 from albert_core.contract.errors import ConfigError
 from albert_core.contract.manifest import Manifest, read_manifest
+from albert_core.contract.outage import is_passing
 from albert_core.contract.stage_command import stage_argv
 from flows.recipe import Recipe, load_recipe, save_recipe
-from flows.stage_process import WorkerLostError, run_stage_process
+from flows.report import tracking_uri
+from flows.stage_limits import limits_of
+from flows.stage_page import ProgressPage, save_stage_page
+from flows.stage_process import InterruptedStageError, run_stage_process
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 TRAINING = "albert_core.training"
-_RETRIES = 2
+_RETRIES = 4
 _FIRST_DELAY_SECONDS = 10
+"""Before the second try; twice as long before each further one."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,10 @@ def work_folder(work: str | None) -> str:
 
 
 def stage_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
-    """Make a function a task called ``name``, tried again only when a worker process was lost.
+    """Make a function a task called ``name``, tried again after what passes by itself.
+
+    That is a stage that was killed, preempted, lost a worker or fell silent, and a server that
+    does not answer; a mistake in the settings or the data is not tried again.
 
     What was computed already is decided by the stage, by its manifest, not by Prefect's cache.
     """
@@ -68,7 +76,7 @@ def stage_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
         retries=_RETRIES,
         retry_delay_seconds=exponential_backoff(_FIRST_DELAY_SECONDS),
         retry_jitter_factor=0.5,
-        retry_condition_fn=_lost_a_worker,
+        retry_condition_fn=_may_pass,
     )
 
 
@@ -88,7 +96,16 @@ def run_stage(
         argv = _distributed(argv)
     log = get_run_logger()
     log.info("by hand: %s", shlex.join(argv))
-    return run_stage_process(argv, lambda line: log.info("%s", line), environment=environment)
+    with ProgressPage(module.rpartition(".")[2]) as page:
+        manifest = run_stage_process(
+            argv,
+            lambda line: log.info("%s", line),
+            environment=environment,
+            limits=limits_of(module),
+            on_progress=page.report,
+        )
+    save_stage_page(manifest, tracking_uri(run.work))
+    return manifest
 
 
 def read_stage(manifest: str) -> tuple[Manifest, str]:
@@ -107,5 +124,6 @@ def _distributed(argv: list[str]) -> list[str]:
     return [sys.executable, *launcher, *argv[1:]]
 
 
-def _lost_a_worker(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
-    return isinstance(state.result(raise_on_failure=False), WorkerLostError)
+def _may_pass(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, InterruptedStageError) or is_passing(error)

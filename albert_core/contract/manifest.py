@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from albert_core.contract import storage
+from albert_core.contract import claim, storage
 from albert_core.contract.errors import AccountingError, AlbertError, IntegrityError
 from albert_core.contract.settings import Settings
 
@@ -111,14 +111,28 @@ class StagePlan:
         """Return the folder of this result below ``work``."""
         return storage.join(work, self.stage, self.key)
 
+    @property
+    def _claim(self) -> str:
+        return f"{self.stage}-{self.key}"
+
     def find(self, work: str) -> str | None:
-        """Return the manifest's URI if this was made before, else None; log which, and why."""
+        """Return the manifest's URI if this was made before, else None; log which, and why.
+
+        With None the folder is this process's alone, till `write` or its end: another one that
+        looks for the same result waits in its own `find`, and then finds it.
+        """
         uri = storage.join(self.folder(work), MANIFEST)
-        if storage.exists(uri):
-            log.info("%s: done already (%s)", self.stage, self.folder(work))
-            return uri
-        log.info("%s: to do, because %s", self.stage, self._why(work))
-        return None
+
+        def is_done() -> bool:
+            return storage.exists(uri)
+
+        if not is_done() and claim.take(work, self._claim, is_done):
+            if not is_done():
+                log.info("%s: to do, because %s", self.stage, self._why(work))
+                return None
+            claim.release(work, self._claim)
+        log.info("%s: done already (%s)", self.stage, self.folder(work))
+        return uri
 
     def write(
         self,
@@ -142,6 +156,7 @@ class StagePlan:
         )
         uri = storage.join(self.folder(work), MANIFEST)
         storage.write_bytes(uri, (manifest.model_dump_json(indent=1) + "\n").encode())
+        claim.release(work, self._claim)
         for account in manifest.accounts:
             log.info("%s: %s", self.stage, account)
         log.info("%s: done, wrote %s", self.stage, uri)

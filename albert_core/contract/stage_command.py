@@ -15,8 +15,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from albert_core.contract import storage
+from albert_core.contract import claim, storage
 from albert_core.contract.errors import AlbertError, ConfigError
+from albert_core.contract.outage import is_passing
 from albert_core.contract.settings import Settings
 
 Stage = Callable[..., str]
@@ -28,6 +29,9 @@ FAILURE = "error: "
 """What stands before the message of a stage that failed."""
 FAILURE_STATUS = 2
 DEFECT_STATUS = 1
+RUN_AGAIN_STATUS = os.EX_TEMPFAIL
+"""Exit status (75) of a stage that met what passes by itself: a server that is away, a worker
+process lost, an order to stop. The same command goes on from what is done."""
 
 
 def stage_main(run: Stage) -> NoReturn:
@@ -56,7 +60,15 @@ def run_command_line(run: Stage, argv: Sequence[str]) -> int:
         manifest = run(**_arguments(run, argv))
     except AlbertError as error:
         print(f"{FAILURE}{error}", file=sys.stderr, flush=True)
-        return FAILURE_STATUS
+        return RUN_AGAIN_STATUS if is_passing(error) else FAILURE_STATUS
+    except Exception as error:
+        if not is_passing(error):
+            raise
+        named = f"{type(error).__name__}: {error}"
+        print(f"{FAILURE}a server or store is away ({named})", file=sys.stderr, flush=True)
+        return RUN_AGAIN_STATUS
+    finally:
+        claim.release_all()
     print(f"{RESULT}{manifest}", flush=True)
     return 0
 
