@@ -16,7 +16,7 @@ from albert_core.contract.stage_command import stage_main
 from albert_core.finetuning import model_digest
 from albert_core.model_registry.champion import DIGEST_TAG, STAGE, Candidate, enter, lineage_of
 from albert_core.model_registry.model_versions import ServedCode
-from albert_core.tracking import tracking_uri
+from albert_core.tracking import shown_tracking_uri
 
 SERVED = ServedCode(
     module="albert_core.model_registry.registered_model",
@@ -91,7 +91,7 @@ def _plan(registry: RegistrySettings, candidate: Candidate, work: str) -> StageP
             **{manifest.stage: manifest.content for _, manifest in nearest},
             "task": candidate.task,
             "model": candidate.digest,
-            "registry": digest_of(tracking_uri(work)),
+            "registry": digest_of(shown_tracking_uri(work)),
         },
         code=digest_of([code_digest(__name__), code_digest(SERVED.module)])[:16],
         libraries=library_versions(*SERVED.requirements),

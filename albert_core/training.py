@@ -44,6 +44,7 @@ from albert_core.devices.chosen_devices import ranks_of_environment
 from albert_core.devices.state_sharding import shard_state
 from albert_core.distributed import Ranks
 from albert_core.evaluation import Evaluation, evaluate
+from albert_core.machines import note_machine, noted_machines
 from albert_core.metrics import Estimate
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer, learning_rate_at
@@ -57,7 +58,7 @@ from albert_core.pretraining.starting_point import (
 )
 from albert_core.pretraining.train_step import PAIR_TASKS, TrainState, Update, train_step
 from albert_core.pretraining.training_result import CURVES, write_result
-from albert_core.tracking import TrackedRun, tracked_run
+from albert_core.tracked_run import TrackedRun, tracked_run
 
 STAGE = "pretraining"
 
@@ -140,6 +141,8 @@ class Pretraining:
         )
         metrics = self._resume(start)
         self.tracked: TrackedRun | None = self._track() if ranks.is_first else None
+        if ranks.is_first:
+            note_machine(self.folder, ranks.world_size, ranks.device)
         self.run_log = RunLog(
             model,
             settings,
@@ -382,6 +385,7 @@ class Pretraining:
             "before": {name: score.model_dump() for name, score in self.before.items()},
             "after": {name: score.model_dump() for name, score in after.items()},
             "settings": self._resolved_settings(),
+            "machines": noted_machines(self.folder),
             "mlflow_run_id": self.tracked.run_id,
         }
 

@@ -6,13 +6,14 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
 from albert_core.contract.manifest import read_manifest
+from albert_core.contract.stage_command import NO_RESULT
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.corpus_event import tell_of_change
-from flows.orphaned_tasks import end_orphaned_tasks
+from flows.flow_options import FLOW_OPTIONS
 from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
 from flows.report import build_text_report
-from flows.run_names import run_name
 from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
+from flows.tracked_flow import note_report
 
 
 @stage_task("clean-corpus")
@@ -35,11 +36,16 @@ def make_examples(run: RecipeRun, corpus: str, vocab: str) -> str:
 
 @stage_task("removal-receipt")
 def removal_receipt(run: RecipeRun, examples: str) -> str:
-    """Certify that documents which are gone from the corpus are in no shard."""
-    return run_stage("pipelines.removal", run, examples=examples)
+    """Certify that documents which are gone from the corpus are in no shard; name the versions."""
+    receipt = run_stage("pipelines.removal", run, examples=examples)
+    if receipt != NO_RESULT:
+        from flows.affected_versions import name_affected_versions
+
+        name_affected_versions(receipt, run.work)
+    return receipt
 
 
-@flow(name="refresh-corpus", flow_run_name=run_name, on_running=[end_orphaned_tasks])
+@flow(name="refresh-corpus", **FLOW_OPTIONS)
 def refresh_corpus(
     recipe: str = "tiny",
     source: str | None = None,
@@ -74,6 +80,7 @@ def report(run: RecipeRun, receipt: str, **manifests: str) -> str:
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
     uris = {**manifests, "receipt": receipt}
     done = build_text_report(run.recipe.name, made, uris, interpreter())
+    note_report(done.markdown())
     create_markdown_artifact(done.markdown(), key="refresh-corpus", description=done.title)
     return done.text()
 

@@ -15,7 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import IO
 
+from albert_core.contract.credentials import redacted
 from albert_core.contract.errors import StageError
+from albert_core.contract.log_lines import read_line
 from albert_core.contract.progress_report import ASKED_FOR, StageProgress
 from albert_core.contract.stage_command import (
     FAILURE,
@@ -49,6 +51,14 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 class InterruptedStageError(StageError):
     """A stage was cut short by what passes by itself; running it again may well succeed."""
+
+
+def distributed_argv(argv: Sequence[str], num_processes: int) -> list[str]:
+    """Return the command line of the training ``argv`` for so many processes on this machine."""
+    if num_processes == 1:
+        return list(argv)
+    launcher = ["-m", "albert_core.launcher", "--standalone", f"--nproc-per-node={num_processes}"]
+    return [sys.executable, *launcher, *argv[1:]]
 
 
 def run_stage_process(
@@ -128,13 +138,15 @@ class _Output:
         if progress := StageProgress.from_line(line):
             if self.on_progress is not None:
                 self.on_progress(progress)
-        elif line.startswith(RESULT):
-            self.manifest = line.removeprefix(RESULT)
-        elif line.startswith(FAILURE) or self.failure:
-            self.failure.append(line)
+            return
+        _, text, _ = read_line(line)
+        if text.startswith(RESULT):
+            self.manifest = text.removeprefix(RESULT)
+        elif text.startswith(FAILURE) or self.failure:
+            self.failure += redacted(text).splitlines()
         else:
-            self.lines = [*self.lines[1 - _LAST_LINES :], line]
-            self.log(line)
+            self.lines = [*self.lines[1 - _LAST_LINES :], redacted(text)]
+            self.log(redacted(line))
 
     def result(self, argv: Sequence[str], status: int) -> str:
         if status == 0 and self.manifest is not None:

@@ -16,7 +16,7 @@ from albert_core.downstream.finetuned_model import read_task
 from albert_core.finetuning import model_digest
 from albert_core.model_registry.champion import STAGE, Candidate, enter, lineage_of
 from albert_core.model_registry.model_versions import ServedCode
-from albert_core.tracking import tracking_uri
+from albert_core.tracking import shown_tracking_uri
 
 REQUIREMENTS = (
     "torch", "transformers", "tokenizers", "safetensors", "sentencepiece", "numpy", "pandas",
@@ -47,7 +47,7 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
             "finetuning": digest_of([candidate.scores.key, candidate.scores.content]),
             "task": candidate.task,
             "model": candidate.digest,
-            "registry": digest_of(tracking_uri(work)),
+            "registry": digest_of(shown_tracking_uri(work)),
         },
         code=digest_of([code_digest(__name__), code_digest(_CODE)])[:16],
         libraries=library_versions(*REQUIREMENTS),
