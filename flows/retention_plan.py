@@ -91,7 +91,7 @@ def plan_retention(
         if place_in(entry.name) in registered:
             reasons[entry.name] = f"{registered[entry.name]} is made of it"
     current = dict(_current(entries, rules, now))
-    reasons = current | reasons
+    reasons |= {name: why for name, why in current.items() if name not in reasons}
     for place in list(reasons):
         for before in lineage.before([place]) - reasons.keys():
             reasons[before] = f"{place} is made of it"
