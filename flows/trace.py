@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from albert_core.batches.example_order import example_order
 from albert_core.contract import storage
 from albert_core.contract.errors import AlbertError
 from albert_core.contract.lineage import (
@@ -28,7 +29,6 @@ from albert_core.contract.lineage import (
     read_work,
 )
 from albert_core.contract.manifest import newest_manifest
-from albert_core.example_order import example_order
 from flows.work_folder import work_folder
 from pipelines.document_search import Occurrence, find_document, may_be_in_task
 

@@ -2,17 +2,18 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from albert_core.batches.example_order import example_order
 from albert_core.contract.arrow_files import read_arrow
 from albert_core.contract.lineage import place_in, read_work
 from albert_core.contract.manifest import read_manifest
 from albert_core.contract.stage_command import stage_argv
-from albert_core.example_order import example_order
 from flows.affected_versions import affected_versions, name_affected_versions
 from flows.trace import Trace, as_text, first_use, main, trace
 from tests.flows.tiny_way import Tiny, refresh, run_in_this_process
@@ -101,18 +102,19 @@ def test_an_unknown_id_is_told(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.fixture
-def copied(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
-    """The same model in folders that a test may change; the registry is the same one."""
+def copied(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiny]:
+    """The same model in a work folder, and of a source, that a test may change."""
     monkeypatch.setenv("ALBERT_WORKERS", "1")
-    source = Path(shutil.copytree(tiny.source, tmp_path / "source"))
-    stages = shutil.ignore_patterns("mlartifacts", "mlflow.db*")
-    work = str(shutil.copytree(tiny.work, tmp_path / "work", ignore=stages))
+    not_copied = shutil.ignore_patterns("mlartifacts", "mlflow.db*")
+    work = str(shutil.copytree(tiny.work, tmp_path / "work", ignore=not_copied))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tiny.work}/mlflow.db")
+    for file in Path(work).rglob("manifest.json"):
+        file.write_text(file.read_text().replace(tiny.work, work))
+    before = {path: path.read_bytes() for path in tiny.source.iterdir()}
     made = {name: uri.replace(tiny.work, work) for name, uri in tiny.manifests.items()}
-    for file in [*Path(work).rglob("manifest.json"), *Path(work).rglob("source_files.jsonl")]:
-        text = file.read_text().replace(tiny.work, work).replace(str(tiny.source), str(source))
-        file.write_text(text)
-    return Tiny(source, work, made)
+    yield Tiny(tiny.source, work, made)
+    for path, content in before.items():
+        path.write_bytes(content)
 
 
 def receipt_of(work: str, examples: str, recipe: str, purge: str) -> str:
