@@ -41,10 +41,10 @@ from albert_core.contract.seeds import derive_seed
 from albert_core.contract.stage_command import stage_main
 from albert_core.data import ExampleShards
 from albert_core.devices.chosen_devices import ranks_of_environment
+from albert_core.devices.machines import note_machine, noted_machines
 from albert_core.devices.state_sharding import shard_state
 from albert_core.distributed import Ranks
 from albert_core.evaluation import Evaluation, evaluate
-from albert_core.machines import note_machine, noted_machines
 from albert_core.metrics import Estimate
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer, learning_rate_at
