@@ -21,6 +21,7 @@ from albert_core.model_registry.gate import Measured
 from albert_core.model_registry.jackknife import jackknife
 
 Array = NDArray[np.float64]
+Normals = NDArray[np.float32]
 Shares = tuple[float, float, float]
 
 USUAL: Shares = (0.5, 0.2, 0.3)
@@ -58,8 +59,8 @@ GLUE = (
     SimulatedTask("mrpc", "f1", 408, 0.91, 0.010, 0.68),
     SimulatedTask("rte", "accuracy", 277, 0.70, 0.020),
 )
-"""With the sizes of GLUE's dev sets, of QQP a quarter, to save time; scores and spread between seeds are about those that are
-published for models of base size (Dodge et al. 2020, Mosbach et al. 2021)."""
+"""With the sizes of GLUE's dev sets, but QQP's cut to a quarter. Scores and the spread between
+seeds are about those published for models of base size (Dodge et al. 2020, Mosbach et al. 2021)."""
 
 
 def simulate(
@@ -82,7 +83,7 @@ def simulate(
     candidate, champion = {}, {}
     for task in tasks:
         generator = np.random.default_rng(derive_seed(seed, "simulated-models", task.name))
-        difficulty = generator.standard_normal(task.num_examples)
+        difficulty = generator.standard_normal(task.num_examples, np.float32)
         targets = (generator.random(task.num_examples) < task.positive_share).astype(np.int64)
         more = gain.get(task.name, 0.0) if isinstance(gain, Mapping) else gain
         for measured, score in ((candidate, task.score + more), (champion, task.score)):
@@ -96,19 +97,19 @@ def _runs(
     task: SimulatedTask,
     score: float,
     num_seeds: int,
-    difficulty: Array,
+    difficulty: Normals,
     targets: NDArray[np.int64],
     shares: Shares,
     generator: np.random.Generator,
 ) -> list[tuple[float, Array]]:
-    of_example, of_model, of_run = np.sqrt(shares)
-    model = generator.standard_normal(len(difficulty))
+    of_example, of_model, of_run = np.sqrt(np.array(shares, np.float32))
+    model = generator.standard_normal(len(difficulty), np.float32)
     found = []
     for _ in range(num_seeds):
         true_score = score + task.seed_sd * generator.standard_normal()
         if generator.random() < task.failing_share:
             true_score -= FAILED_RUN_LOSES
-        run = generator.standard_normal(len(difficulty))
+        run = generator.standard_normal(len(difficulty), np.float32)
         if task.metric == "pearson":
             noise = (of_model * model + of_run * run) / np.hypot(of_model, of_run)
             said = true_score * difficulty + np.sqrt(1 - true_score**2) * noise

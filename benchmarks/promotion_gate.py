@@ -1,6 +1,7 @@
 """How often the gate errs: equal candidates that it promotes, and better ones that it finds.
 
-    python benchmarks/promotion_gate.py [--decisions N] [--processes N] [--results FILE]
+    python benchmarks/promotion_gate.py [--decisions N] [--of-better N] [--processes N]
+        [--results FILE]
 
 Two models whose true scores are known are fine-tuned and scored by simulation
 (`_simulated_models.py`), and the real gate decides about what the real jackknife says of their
@@ -11,10 +12,9 @@ and what would happen with one seed, and the examples alone to say what chance i
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ class Rate:
         return cls(count / total, float(interval.low), float(interval.high))
 
 
-def decide_often(decisions: int, case: Case) -> tuple[Rate, Rate]:
+def decide_often(case: Case, decisions: int) -> tuple[Rate, Rate]:
     """Return how many candidates were promoted, and how many refused because a task fell."""
     tasks, shares = SETTINGS[case.setting]
     gains = {task.name: -0.05 if task.name == case.fallen else case.gain for task in tasks}
@@ -155,12 +155,16 @@ def draw(found: dict[Case, tuple[Rate, Rate]], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def measure(decisions: int, processes: int) -> dict[Case, tuple[Rate, Rate]]:
+def measure(decisions: int, of_better: int, processes: int) -> dict[Case, tuple[Rate, Rate]]:
     """Simulate all cases; the same numbers on any number of processes."""
-    cases = sorted(all_cases(), key=lambda case: -len(SETTINGS[case.setting][0]) * case.num_seeds)
-    one: Callable[[Case], tuple[Rate, Rate]] = partial(decide_often, decisions)
+    cases = sorted(all_cases(), key=lambda case: (case.gain > 0, -case.num_seeds))
+    numbers = [of_better if case.gain or case.num_seeds == 1 else decisions for case in cases]
+    found = {}
     with ProcessPoolExecutor(processes) as pool:
-        return dict(zip(cases, pool.map(one, cases), strict=True))
+        for case, rates in zip(cases, pool.map(decide_often, cases, numbers), strict=True):
+            found[case] = rates
+            print(f"{case}: {rates[0].share:.3f}", file=sys.stderr, flush=True)
+    return found
 
 
 def as_rows(found: dict[Case, tuple[Rate, Rate]]) -> Sequence[dict[str, Any]]:
@@ -173,15 +177,19 @@ def as_rows(found: dict[Case, tuple[Rate, Rate]]) -> Sequence[dict[str, Any]]:
 def main() -> None:
     """Simulate; print a table and a line of JSON; write the picture beside the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--decisions", type=int, default=2000, help="of each case")
+    parser.add_argument("--decisions", type=int, default=2000, help="about equal ones, a case")
+    parser.add_argument(
+        "--of-better", type=int, default=500, help="about better ones, of each case"
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--results", type=Path, default=RESULTS, help="JSON file to write")
     options = parser.parse_args()
-    found = measure(options.decisions, options.processes)
+    found = measure(options.decisions, options.of_better, options.processes)
     false = [found[case][0] for case in found if not case.gain and case.num_seeds > 1]
     worst = max(false, key=lambda rate: rate.share)
     result = {
         "decisions": options.decisions,
+        "decisions_about_better_ones": options.of_better,
         "worst_share_of_false_promotions": asdict(worst),
         "limit": LIMIT,
         "cases": as_rows(found),

@@ -154,12 +154,12 @@ def _decide(
     if decision.is_promoted:
         make_champion(client, version)
     against = "" if champion is None else str(champion.version)
-    for tag, value in _decision_tags(decision, against).items():
+    for tag, value in decision_tags(decision, against).items():
         client.set_model_version_tag(candidate.name, version.version, tag, value)
     return decision
 
 
-def _decision_tags(decision: Decision, against: str) -> dict[str, str]:
+def decision_tags(decision: Decision, against: str) -> dict[str, str]:
     """Return what is kept with the version; that it was decided comes last."""
     facts = decision.facts()
     return {
