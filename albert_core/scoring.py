@@ -21,7 +21,7 @@ from albert_core.contract.code_version import code_digest, library_versions
 from albert_core.contract.errors import ConfigError
 from albert_core.contract.manifest import Manifest, StagePlan, read_manifest, shard_of
 from albert_core.contract.stage_command import stage_main
-from albert_core.finetuned_model import read_task
+from albert_core.downstream.finetuned_model import read_task
 from albert_core.scores.constant_answers import (
     constant_label_scores,
     constant_number_scores,

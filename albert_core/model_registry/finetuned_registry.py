@@ -15,7 +15,7 @@ from albert_core.contract import storage
 from albert_core.contract.code_version import code_digest, library_versions
 from albert_core.contract.manifest import StagePlan, digest_of, read_manifest
 from albert_core.contract.stage_command import stage_main
-from albert_core.finetuned_model import read_task
+from albert_core.downstream.finetuned_model import read_task
 from albert_core.finetuning import model_digest
 from albert_core.model_registry.champion import STAGE, Candidate, enter, lineage_of
 from albert_core.model_registry.measured import measure, read_measured
@@ -26,7 +26,8 @@ REQUIREMENTS = (
     "torch", "transformers", "tokenizers", "safetensors", "sentencepiece", "numpy", "pandas",
     "pyarrow", "pydantic", "fsspec", "protobuf", "scipy", "scikit-learn",
 )  # fmt: skip
-_CODE, _TAKES_ALONG = "albert_core.model_registry.registered_task_model", "albert_core.prediction"
+_CODE = "albert_core.model_registry.registered_task_model"
+_TAKES_ALONG = "albert_core.downstream.prediction"
 
 
 def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str = "work") -> str:

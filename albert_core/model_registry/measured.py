@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from albert_core.contract import storage
 from albert_core.contract.arrow_files import read_arrow, write_arrow
 from albert_core.contract.manifest import Manifest, digest_of, read_manifest
-from albert_core.finetuned_model import read_task
+from albert_core.downstream.finetuned_model import read_task
 from albert_core.model_registry.gate import Measured
 from albert_core.model_registry.jackknife import jackknife
 

@@ -22,9 +22,9 @@ from albert_core.config import ModelSettings, RegistrySettings
 from albert_core.contract import storage
 from albert_core.contract.errors import RegistryError
 from albert_core.contract.manifest import Manifest, read_manifest
-from albert_core.conversion import load_model_folder, save_model_folder
+from albert_core.conversion.huggingface import Architecture
+from albert_core.conversion.model_folder import load_model_folder, save_model_folder
 from albert_core.finetuning import model_digest
-from albert_core.huggingface import Architecture
 from albert_core.model import AlbertForPretraining
 from albert_core.model_registry import model_versions
 from albert_core.model_registry.model_versions import (
