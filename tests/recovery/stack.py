@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from infra.production import Production, ProductionSettings, running
-from tests.infra.test_serve import free_ports
+from tests.infra.free_ports import free_ports
 
 
 @contextmanager
