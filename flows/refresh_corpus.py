@@ -7,6 +7,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from albert_core.contract.manifest import read_manifest
 from flows.command_line import interpreter, recipe_parser, run_by_hand
+from flows.corpus_event import tell_of_change
 from flows.report import build_text_report
 from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
 
@@ -58,6 +59,7 @@ def refresh_corpus(
     vocab = train_vocab(run, corpus)
     examples = make_examples(run, corpus, vocab)
     receipt = removal_receipt(run, examples)
+    tell_of_change(run, examples, recipe, source, overrides)
     return report(run, receipt, corpus=corpus, vocab=vocab, examples=examples)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from infra.serve import ServeError, Services
+from infra.services import ServeError, Services
 
 PROJECT = Path(__file__).parents[2]
 PREFECT = Path(sys.executable).with_name("prefect")
@@ -179,7 +179,7 @@ def test_ctrl_c_stops_everything(served: Served) -> None:
 def test_a_service_that_ends_by_itself_is_named_with_its_last_words(tmp_path: Path) -> None:
     services = Services(tmp_path, {})
     services.start("MLflow", sys.executable, "-c", "import sys; sys.exit('no such database')")
-    services.running["MLflow"].wait()
+    services.services["MLflow"].process.wait()
     with pytest.raises(
         ServeError, match=r"(?s)MLflow ended by itself, with status 1.*no such database"
     ):
@@ -189,7 +189,7 @@ def test_a_service_that_ends_by_itself_is_named_with_its_last_words(tmp_path: Pa
 def test_what_ignores_the_signals_is_killed_with_what_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.serve._STOP_SECONDS", 0.5)
+    monkeypatch.setattr("infra.services._STOP_SECONDS", 0.5)
     stubborn = (
         "import signal, subprocess, time; signal.signal(signal.SIGINT, signal.SIG_IGN);"
         "subprocess.Popen(['sleep', '600'], start_new_session=True); print('up', flush=True);"
@@ -199,7 +199,7 @@ def test_what_ignores_the_signals_is_killed_with_what_it_started(
     services.start("worker", sys.executable, "-c", stubborn)
     while "up" not in services.log_of("worker").read_text():
         time.sleep(0.05)
-    family = [services.running["worker"].pid, *descendants(services.running["worker"].pid)]
+    family = [services.pid("worker"), *descendants(services.pid("worker"))]
     assert len(family) == 2
     services.stop()
     assert [pid for pid in family if is_running(pid)] == []
