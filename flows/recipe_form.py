@@ -7,6 +7,7 @@ started from the page can be repeated by hand.
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import (
@@ -39,13 +40,16 @@ class _Form(Settings):
 
 def _form_of(model: type[BaseModel], name: str) -> type[_Form]:
     """Return ``model`` with all its fields optional; those that are sections likewise."""
-    fields: dict[str, Any] = {key: _optional(field) for key, field in model.model_fields.items()}
+    fields: dict[str, Any] = {
+        key: _optional(key, field, position)
+        for position, (key, field) in enumerate(model.model_fields.items())
+    }
     doc = (model.__doc__ or "").partition("\n")[0]
     return create_model(name, __base__=_Form, __doc__=doc, **fields)
 
 
-def _optional(field: FieldInfo) -> tuple[Any, Any]:
-    annotation = field.annotation
+def _optional(name: str, field: FieldInfo, position: int) -> tuple[Any, Any]:
+    annotation: Any = field.annotation
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         annotation = _form_of(annotation, annotation.__name__.replace("Settings", "Changes"))
         description = annotation.__doc__
@@ -55,13 +59,15 @@ def _optional(field: FieldInfo) -> tuple[Any, Any]:
         description = "; ".join(filter(None, [field.description, shown]))
     entry = FieldInfo.from_annotation(annotation)
     entry.metadata = field.metadata
-    shape = Field(default=None, description=description, json_schema_extra=_as_entry)
+    extra = partial(_as_entry, name, position)
+    shape = Field(default=None, description=description, json_schema_extra=extra)
     return entry.rebuild_annotation() | None, shape
 
 
-def _as_entry(schema: dict[str, Any]) -> None:
-    """Take the default and the choice of null out of a field's schema."""
+def _as_entry(name: str, position: int, schema: dict[str, Any]) -> None:
+    """Take the default and the choice of null out of a field's schema, and say its place."""
     schema.pop("default", None)
+    schema |= {"title": name, "position": position}
     kinds = [kind for kind in schema.pop("anyOf", []) if kind != {"type": "null"}]
     schema.update(kinds[0] if len(kinds) == 1 else {"anyOf": kinds})
 
