@@ -251,6 +251,25 @@ def test_the_databases_are_in_postgres_and_their_password_is_in_no_command_line(
     assert b"planted-path" not in logs
 
 
+def test_everything_listens_on_the_loopback_address_alone(team: Team) -> None:
+    settings = team.production.settings
+    ports = {
+        settings.prefect_port,
+        settings.mlflow_port,
+        settings.postgres_port,
+        settings.s3_port,
+    }
+    listening = [line.split()[1].split(":") for line in sockets() if line.split()[3] == "0A"]
+    addresses = {int(port, 16): address for address, port in listening if int(port, 16) in ports}
+    assert addresses == dict.fromkeys(ports, "0100007F")
+
+
+def sockets() -> list[str]:
+    """Return Linux's list of TCP sockets: number, local address, remote address, state, ..."""
+    both = Path("/proc/net/tcp").read_text(), Path("/proc/net/tcp6").read_text()
+    return [line for table in both for line in table.splitlines()[1:]]
+
+
 def read(path: Path) -> bytes:
     try:
         return path.read_bytes()
