@@ -219,6 +219,15 @@ def test_the_registered_version_is_evaluated(team: Team) -> None:
     assert "scores" in keys
 
 
+def test_two_runs_of_a_deployment_follow_each_other(team: Team) -> None:
+    before = len(team.completed("refresh-corpus"))
+    for _ in range(2):
+        team.prefect("deployment", "run", "refresh-corpus")
+    wait_until(lambda: len(team.completed("refresh-corpus")) == before + 2, 600, "two refreshes")
+    first, second = team.completed("refresh-corpus")[before:]
+    assert first["end_time"] < second["start_time"]
+
+
 def test_a_failed_run_is_told_to_the_webhook(team: Team) -> None:
     parameters = json.dumps({"recipe": "no-such-recipe"})
     team.prefect("deployment", "run", "refresh-corpus", "--params", parameters)
