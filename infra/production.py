@@ -7,6 +7,7 @@ on the loopback address, unless told otherwise.
 
 import argparse
 import os
+import secrets
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ MEMORY = "memory"
 """As the place of artifacts: an S3 server that keeps them in memory."""
 MLFLOW, POSTGRES, S3 = "MLflow", "Postgres", "S3"
 _BUCKET = "albert"
+_USERS = "mlflow_users"
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class ProductionSettings:
     """Folder for all results and all data of the services, absolute."""
     artifacts: str = ""
     """Where MLflow keeps files: `s3://bucket/path`, a folder, `memory`; without it, in `work`."""
-    mlflow_app: str = ""
-    """MLflow's own app to serve instead of the open one, e.g. `basic-auth`."""
+    mlflow_auth: bool = False
+    """Whether MLflow asks for a name and a password."""
     num_workers: int = 2
     host: str = LOOPBACK
     """Address that Prefect and MLflow listen on; the databases listen on the loopback alone."""
@@ -159,13 +161,35 @@ class Production:
                 "AWS_DEFAULT_REGION": "us-east-1",
             }
             self.wait_until_up(S3)
+        if self.settings.mlflow_auth:
+            environment |= self._authentication()
         self.services.start(
             *(MLFLOW, sys.executable, "-m", "mlflow", "server", "--workers", "1"),
             *("--host", self.settings.host, "--port", str(self.settings.mlflow_port)),
             *("--serve-artifacts", "--artifacts-destination", self._artifacts()),
-            *(("--app-name", self.settings.mlflow_app) if self.settings.mlflow_app else ()),
+            *(("--app-name", "basic-auth") if self.settings.mlflow_auth else ()),
             environment=environment,
         )
+
+    def _authentication(self) -> dict[str, str]:
+        """Return what has MLflow keep its users in a database of their own.
+
+        The first of them, the administrator, it takes from MLFLOW_AUTH_ADMIN_PASSWORD.
+        """
+        self.postgres.create_database(_USERS)
+        settings = self.postgres.password_file.with_name("mlflow-auth.ini")
+        settings.touch(mode=0o600)
+        settings.write_text(
+            "[mlflow]\n"
+            f"database_uri = {self.postgres.url(_USERS, 'postgresql')}\n"
+            "admin_username = albert\n"
+            "default_permission = EDIT\n"
+            "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+        )
+        return {
+            "MLFLOW_AUTH_CONFIG_PATH": str(settings),
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(),
+        }
 
     @property
     def _s3_url(self) -> str:
@@ -240,9 +264,10 @@ def _settings(argv: Sequence[str] | None) -> ProductionSettings:
         help="address that Prefect and MLflow listen on: put authentication before them first",
     )
     parser.add_argument(
-        "--mlflow-app",
-        default=environment("ALBERT_MLFLOW_APP", ""),
-        help="'basic-auth' has MLflow ask for a password (ALBERT_MLFLOW_APP); see README",
+        "--mlflow-auth",
+        action="store_true",
+        default=environment("ALBERT_MLFLOW_AUTH") == "true",
+        help="have MLflow ask for a name and a password (ALBERT_MLFLOW_AUTH=true); see README",
     )
     for service, port in (("prefect", 4200), ("mlflow", 5000), ("postgres", 5433), ("s3", 9000)):
         variable = f"ALBERT_{service.upper()}_PORT"

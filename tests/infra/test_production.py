@@ -219,6 +219,15 @@ def test_the_registered_version_is_evaluated(team: Team) -> None:
     assert "scores" in keys
 
 
+def test_two_runs_of_a_deployment_follow_each_other(team: Team) -> None:
+    before = len(team.completed("refresh-corpus"))
+    for _ in range(2):
+        team.prefect("deployment", "run", "refresh-corpus")
+    wait_until(lambda: len(team.completed("refresh-corpus")) == before + 2, 600, "two refreshes")
+    first, second = team.completed("refresh-corpus")[before:]
+    assert first["end_time"] < second["start_time"]
+
+
 def test_a_failed_run_is_told_to_the_webhook(team: Team) -> None:
     parameters = json.dumps({"recipe": "no-such-recipe"})
     team.prefect("deployment", "run", "refresh-corpus", "--params", parameters)
@@ -249,6 +258,25 @@ def test_the_databases_are_in_postgres_and_their_password_is_in_no_command_line(
     logs = b"".join(path.read_bytes() for path in team.production.services.logs.iterdir())
     assert password not in logs
     assert b"planted-path" not in logs
+
+
+def test_everything_listens_on_the_loopback_address_alone(team: Team) -> None:
+    settings = team.production.settings
+    ports = {
+        settings.prefect_port,
+        settings.mlflow_port,
+        settings.postgres_port,
+        settings.s3_port,
+    }
+    listening = [line.split()[1].split(":") for line in sockets() if line.split()[3] == "0A"]
+    addresses = {int(port, 16): address for address, port in listening if int(port, 16) in ports}
+    assert addresses == dict.fromkeys(ports, "0100007F")
+
+
+def sockets() -> list[str]:
+    """Return Linux's list of TCP sockets: number, local address, remote address, state, ..."""
+    both = Path("/proc/net/tcp").read_text(), Path("/proc/net/tcp6").read_text()
+    return [line for table in both for line in table.splitlines()[1:]]
 
 
 def read(path: Path) -> bytes:
