@@ -92,11 +92,15 @@ def test_a_mistake_does_not_pass(make: Callable[[], Exception]) -> None:
 
 def test_an_error_that_was_dealt_with_is_no_cause() -> None:
     with pytest.raises(SourceError) as caught:
-        try:
-            raise refused()
-        except OSError:
-            raise SourceError("the file has no text") from None
+        raise_after_dealing_with_another()
     assert not is_passing(caught.value)
+
+
+def raise_after_dealing_with_another() -> None:
+    try:
+        raise refused()
+    except OSError:
+        raise SourceError("the file has no text") from None
 
 
 class ShapeSettings(Settings):
