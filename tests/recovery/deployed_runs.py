@@ -13,7 +13,7 @@ from tests.generated_text import write_jsonl
 
 TERMINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 AWAY_SECONDS = 300.0
-LOOK_SECONDS = 0.3
+LOOK_SECONDS = 2.0
 TINY = {
     "source.file_share": 1.0,
     "vocabulary.vocab_size": 150,

@@ -46,7 +46,9 @@ VICTIMS = (
 DEPLOYMENT = "pretrain-albert"
 RUN_SECONDS = 900.0
 SETTLE_SECONDS = 240.0
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.3
+_LOOKS_A_QUESTION = 10
+"""Looks at the machine's processes for each question to Prefect, which costs it more."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,10 @@ class Row:
         return self.is_equal and self.num_versions == 1 and not self.left_running
 
 
+class RunEndedError(Exception):
+    """The run was over before its moment came: other processes left it more of the machine."""
+
+
 class KillRuns:
     """A stack of servers, a source, and runs that are disturbed one after the other."""
 
@@ -83,6 +89,7 @@ class KillRuns:
         self.random = random.Random(seed)
         self.source = write_source(folder / "source")
         self.expected: dict[str, str] = {}
+        self.num_orders = 0
         self.run_seconds = self.training_seconds = 0.0
 
     def undisturbed(self) -> float:
@@ -103,10 +110,16 @@ class KillRuns:
 
     def disturbed(self, number: int, victim: str) -> Row:
         """Do a run and kill ``victim`` at a random moment of it."""
-        order = self._order(f"{number:02d}")
-        run_id = self._start(order)
-        began = time.monotonic()
-        pid, stage = self._victim(victim, order, run_id)
+        while True:
+            self.num_orders += 1
+            order = self._order(f"{number:02d}-{self.num_orders}")
+            run_id = self._start(order)
+            began = time.monotonic()
+            try:
+                pid, stage = self._victim(victim, order, run_id)
+                break
+            except RunEndedError:
+                print(f"{victim}: the run was over before the moment came; another", flush=True)
         killed = time.monotonic()
         kill(pid)
         state = self.api.await_state(run_id, TERMINAL, RUN_SECONDS)
@@ -154,6 +167,8 @@ class KillRuns:
             found = self._find(run_id, lambda: beam_worker(order.work))
         else:
             time.sleep(share * 0.95 * self.run_seconds)
+            if self.api.state(run_id)[0] in TERMINAL:
+                raise RunEndedError
             found = self._find(run_id, lambda: self._pid(victim, run_id))
         return found, stage_name(order.work)
 
@@ -171,13 +186,15 @@ class KillRuns:
         return self.production.pid("Postgres")
 
     def _find(self, run_id: str, look: Callable[[], int | None]) -> int:
-        deadline = time.monotonic() + RUN_SECONDS
-        while time.monotonic() < deadline:
+        looked = 0
+        while True:
             found = look()
             if found is not None and is_there(found):
                 return found
+            looked += 1
+            if looked % _LOOKS_A_QUESTION == 0 and self.api.state(run_id)[0] in TERMINAL:
+                raise RunEndedError
             time.sleep(_LOOK_SECONDS)
-        raise AssertionError(f"run {run_id}: the process did not come")
 
     def _tries(self, run_id: str) -> list[str]:
         body = {"flow_runs": {"id": {"any_": [run_id]}}}
