@@ -66,7 +66,7 @@ def run(
     def champion_measured(client: MlflowClient, champion: ModelVersion) -> Mapping[str, Measured]:
         if champion_scores:
             try:
-                return read_scores(champion_scores, champion.tags[DIGEST_TAG])
+                return read_scores(champion_scores, champion.tags.get(DIGEST_TAG, ""))
             except RegistryError as error:
                 log.warning("%s: the champion changed meanwhile: %s", STAGE, error)
         return read_measured(client, champion)

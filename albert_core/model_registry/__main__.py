@@ -18,7 +18,7 @@ from mlflow.entities.model_registry import ModelVersion
 from albert_core.contract.errors import AlbertError, RegistryError
 from albert_core.model_registry.aliases import MOVED_TAG, promote_by_hand, roll_back, version_with
 from albert_core.model_registry.champion import DECISION_TAG
-from albert_core.model_registry.model_versions import registry_errors
+from albert_core.model_registry.model_versions import named, registry_errors
 from albert_core.model_registry.promotion_lock import promotion_lock
 from albert_core.tracking import open_client
 
@@ -99,8 +99,7 @@ def _champion(client: MlflowClient, name: str) -> str:
 
 
 def _versions(client: MlflowClient, name: str) -> list[ModelVersion]:
-    escaped = name.replace("'", "''")
-    found = client.search_model_versions(f"name = '{escaped}'", max_results=_MANY)
+    found = client.search_model_versions(named(name), max_results=_MANY)
     if not found:
         raise RegistryError(f"there is no registered model {name!r}; `list` shows those there are")
     newest_first = sorted((int(version.version) for version in found), reverse=True)

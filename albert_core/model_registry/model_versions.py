@@ -117,10 +117,15 @@ def create_name(client: MlflowClient, name: str) -> None:
             raise
 
 
+def named(name: str) -> str:
+    """Return the filter for what is of the registered model ``name``; MLflow knows no escapes."""
+    quote = '"' if "'" in name else "'"
+    return f"name = {quote}{name}{quote}"
+
+
 def find_version(client: MlflowClient, name: str, key: str) -> ModelVersion | None:
     """Return the version that was registered under ``key``, if it is there."""
-    escaped = name.replace("'", "''")
-    found = client.search_model_versions(f"name = '{escaped}' AND tags.{KEY_TAG} = '{key}'")
+    found = client.search_model_versions(f"{named(name)} AND tags.{KEY_TAG} = '{key}'")
     ready = [version for version in found if version.status == "READY"]
     if not ready:
         return None

@@ -1,14 +1,14 @@
 """Pretrained models with the scores of fine-tunings that never were, as their stages write them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from albert_core.contract import storage
 from albert_core.contract.arrow_files import write_arrow
-from albert_core.contract.manifest import StagePlan, read_manifest
+from albert_core.contract.manifest import MANIFEST, StagePlan, read_manifest
 from albert_core.finetuning import model_digest
 from tests.albert_core.tiny_model import save_tiny_model
 
@@ -69,27 +69,35 @@ def scored(
         num_seeds: fine-tunings of each task.
     """
     by_task = score if isinstance(score, Mapping) else {"sst-2": score}
+    folder = model_of(pretraining)
     uris = [
-        finetuned(work, pretraining, task, value + SPREAD * (seed - num_seeds // 2), seed, dev)
+        finetuned(work, folder, task, value + SPREAD * (seed - num_seeds // 2), seed, dev)
         for task, value in by_task.items()
         for seed in range(num_seeds)
     ]
-    manifests = {f"finetuning-{read_manifest(uri).key}": uri for uri in uris}
+    return scores_of(work, uris)
+
+
+def scores_of(work: str, finetunings: Sequence[str]) -> str:
+    """Return the manifest of the scores of these fine-tunings."""
+    manifests = {f"finetuning-{read_manifest(uri).key}": uri for uri in finetunings}
     inputs = {name: read_manifest(uri).content for name, uri in manifests.items()}
     return write_stage(work, "scores", {}, inputs=inputs, input_manifests=manifests)
 
 
 def finetuned(
-    work: str, pretraining: str, task: str, score: float, seed: int, dev: str = "dev"
+    work: str, model_folder: str, task: str, score: float, seed: int, dev: str = "dev"
 ) -> str:
-    """Return the manifest of one fine-tuning with this accuracy."""
+    """Return the manifest of one fine-tuning of the model with this accuracy."""
+    beside = f"{model_folder.rpartition('/')[0]}/{MANIFEST}"
+    before = {"pretraining": beside} if storage.exists(beside) else {}
     plan = StagePlan(
         "finetuning",
         {"finetuning": {"num_steps": 1}, "task": task, "seed": seed},
-        {"model": model_digest(model_of(pretraining)), "train": "train", "dev": dev},
+        {"model": model_digest(model_folder), "train": "train", "dev": dev},
         f"score {score}",  # another score, another folder
         {},
-        {"pretraining": pretraining, "task": write_stage(work, "task", {})},
+        before | {"task": write_stage(work, "task", {})},
     )
     folder = plan.folder(work)
     num_right = round(score * NUM_EXAMPLES)

@@ -352,11 +352,11 @@ def test_the_scores_of_another_model_are_refused(work: str) -> None:
 
 def test_a_task_may_start_from_the_model_fine_tuned_on_mnli(work: str) -> None:
     model = pretrained(work, 0)
-    mnli = [finetuned(work, model, "mnli", 0.8, seed) for seed in range(2)]
+    mnli = [finetuned(work, model_of(model), "mnli", 0.8, seed) for seed in range(2)]
     rte = []
     for seed, uri in enumerate(mnli):
         save_tiny_model(model_of(uri), 10 + seed)
-        rte.append(finetuned(work, uri, "rte", 0.7, seed))
+        rte.append(finetuned(work, model_of(uri), "rte", 0.7, seed))
     inputs = {f"finetuning-{n}": uri for n, uri in enumerate([*mnli, *rte])}
     scores = write_stage(work, "scores", {}, inputs={"all": "four"}, input_manifests=inputs)
     found = stage.read_scores(scores, model_digest(model_of(model)))
