@@ -79,10 +79,17 @@ def report(run: RecipeRun, receipt: str, **manifests: str) -> str:
     """Save what was done as an artifact of the flow run, and return it as text."""
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
     uris = {**manifests, "receipt": receipt}
-    done = build_text_report(run.recipe.name, made, uris, interpreter())
+    affected = [] if receipt == NO_RESULT else _affected(receipt)
+    done = build_text_report(run.recipe.name, made, uris, interpreter(), affected)
     note_report(done.markdown())
     create_markdown_artifact(done.markdown(), key="refresh-corpus", description=done.title)
     return done.text()
+
+
+def _affected(receipt: str) -> list[str]:
+    from flows.affected_versions import named_versions
+
+    return named_versions(receipt)
 
 
 if __name__ == "__main__":

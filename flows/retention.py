@@ -108,8 +108,9 @@ def check_registry(work: str) -> None:
     """
     from albert_core.tracking import shown_tracking_uri, tracking_uri
 
+    here = {digest_of(uri(work)) for uri in (tracking_uri, shown_tracking_uri)}
     for result in read_work(work).of_stage(REGISTRATION):
-        if result.manifest.inputs.get("registry") != digest_of(tracking_uri(work)):
+        if result.manifest.inputs.get("registry") not in here:
             raise RegistryError(
                 f"{result.uri} was registered elsewhere than in {shown_tracking_uri(work)}: what "
                 "its version needs would not be seen. Set MLFLOW_TRACKING_URI as it was then, or, "

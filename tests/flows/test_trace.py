@@ -16,8 +16,9 @@ from albert_core.contract.manifest import read_manifest
 from albert_core.contract.stage_command import stage_argv
 from flows.affected_versions import affected_versions, name_affected_versions
 from flows.trace import Trace, as_text, first_use, main, trace
-from tests.flows.tiny_way import Tiny, refresh, run_in_this_process
+from tests.flows.tiny_way import Tiny, refresh, run_in_this_process, write_source
 from tests.generated_text import write_jsonl
+from tests.test_end_to_end import run_flow
 
 VERSION = "models:/albert-tiny/1 @champion"
 
@@ -198,3 +199,27 @@ def test_without_a_registry_a_receipt_stays_as_it_is(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert name_affected_versions("/nowhere.json", str(tmp_path)) == []
     assert not read_work(str(tmp_path)).results
+
+
+@pytest.mark.slow
+def test_one_removed_document_through_the_flow_trace_refresh_receipt_trace(tmp_path: Path) -> None:
+    source, work = write_source(tmp_path / "source", 40), tmp_path / "work"
+    first = run_flow(source, work)
+    assert first.status == 0, first.output
+    [examples] = work.glob("examples/*/manifest.json")
+    document = documents_of(str(examples), "train")[0]
+    file, number = document.split("#d")
+    before = trace(document, str(work))
+    assert list(before.versions) == [VERSION]
+    first_of_file = int(file.partition(".")[0]) * 40
+    left = [n for n in range(first_of_file, first_of_file + 40) if n != int(number)]
+    write_jsonl(source / file, left)
+    again = run_flow(source, work, flow="flows.refresh_corpus")
+    assert again.status == 0, again.output
+    assert f"Registered versions made of them: {VERSION}." in again.output
+    [receipt] = work.glob("receipts/*.json")
+    assert json.loads(receipt.read_text())["documents"] == [document]
+    after = trace(document, str(work))
+    assert not after.in_newest_corpus
+    assert list(after.versions) == [VERSION]
+    assert after.receipts == [str(receipt)]
