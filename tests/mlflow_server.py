@@ -15,6 +15,7 @@ from typing import Self
 
 HOST = "127.0.0.1"
 _START_SECONDS = 180.0
+_UNAUTHORIZED = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 def free_port() -> int:
@@ -81,15 +82,20 @@ class MlflowServer:
 
 
 class Gate:
-    """A port before a server, which can be shut without stopping the server."""
+    """A port before a server, which can be shut without stopping the server.
 
-    def __init__(self, port: int) -> None:
+    Args:
+        port: of the server.
+        authorization: the header without which nobody comes through; empty: everybody does.
+    """
+
+    def __init__(self, port: int, authorization: str = "") -> None:
         self.is_shut = False
         """Whether who comes is sent away."""
         self.lost_answers = ""
         """Part of the paths of requests that arrive, but whose answers are lost."""
         self.num_lost = 0
-        self._server_port = port
+        self._server_port, self._authorization = port, authorization
         self._listener = socket.create_server((HOST, 0))
         self.url = f"http://{HOST}:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -114,6 +120,9 @@ class Gate:
                 if self.is_shut or not data:
                     return
                 if source is client:
+                    if _begins_request(data) and self._authorization.encode() not in data:
+                        client.sendall(_UNAUTHORIZED)
+                        return
                     is_lost |= bool(self.lost_answers) and self.lost_answers.encode() in data
                     server.sendall(data)
                 elif is_lost:
@@ -121,3 +130,7 @@ class Gate:
                     return
                 else:
                     client.sendall(data)
+
+
+def _begins_request(data: bytes) -> bool:
+    return data.startswith((b"GET ", b"POST ", b"PUT ", b"PATCH ", b"DELETE "))
