@@ -34,10 +34,10 @@ from albert_core.contract.manifest import (
 from albert_core.contract.seeds import derive_seed
 from albert_core.contract.stage_command import stage_main
 from albert_core.conversion.encoder_weights import load_encoder
+from albert_core.devices.machines import note_machine, noted_machines
 from albert_core.downstream.finetuned_model import save_finetuned
 from albert_core.downstream.finetuner import Finetuner
 from albert_core.downstream.hyperparameters import hyperparameters_of
-from albert_core.machines import note_machine, noted_machines
 from albert_core.metrics import Estimate, bootstrap_interval
 from albert_core.preemption import RunAgain, StopRequest, ending_when_told_to, stop_request
 from albert_core.tasks.catalogue import TaskFiles, find_task, predicted_with, read_examples

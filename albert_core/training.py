@@ -36,14 +36,15 @@ from albert_core.contract.manifest import (
     StagePlan,
     read_manifest,
 )
+from albert_core.contract.progress_report import report_progress
 from albert_core.contract.seeds import derive_seed
 from albert_core.contract.stage_command import stage_main
 from albert_core.data import ExampleShards
 from albert_core.devices.chosen_devices import ranks_of_environment
+from albert_core.devices.machines import note_machine, noted_machines
 from albert_core.devices.state_sharding import shard_state
 from albert_core.distributed import Ranks
 from albert_core.evaluation import Evaluation, evaluate
-from albert_core.machines import note_machine, noted_machines
 from albert_core.metrics import Estimate
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer, learning_rate_at
@@ -185,6 +186,8 @@ class Pretraining:
 
     def _do_what_is_due(self, update: Update) -> None:
         """Report, evaluate, save or leave, as it is due after ``update``."""
+        if self.ranks.is_first:
+            report_progress(self.state.step, self.settings.num_steps, "steps")
         if update.skipped is not None:
             self._note_skipped(update)
         if self._is_due(self.settings.log_steps):

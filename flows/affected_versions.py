@@ -44,6 +44,12 @@ def name_affected_versions(receipt: str, work: str) -> list[str]:
     return found[MADE_OF_THEM]
 
 
+def named_versions(receipt: str) -> list[str]:
+    """Return the versions that the receipt at this URI says were made of what it names."""
+    content = json.loads(storage.read_bytes(receipt))
+    return list(content.get(VERSIONS, {}).get(MADE_OF_THEM, []))
+
+
 def affected_versions(
     receipt: dict[str, Any], versions: Iterable["RegisteredVersion"], corpora: set[str]
 ) -> dict[str, list[str]]:

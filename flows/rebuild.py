@@ -244,7 +244,8 @@ def _notes_before(manifest: Manifest, call: Call) -> Iterator[str]:
             f"the code differs from then: {_commit(manifest.provenance)}, and now "
             f"{code_commit()[0][:_DIGITS] or 'unknown'}"
         )
-    yield from _library_changes(manifest, library_versions(*manifest.libraries))
+    names = manifest.libraries.keys() - {"python"}  # which comes without being asked for
+    yield from _library_changes(manifest, library_versions(*names))
 
 
 def _source_notes(corpus: Result, call: Call, found: ModelLineage, anyway: bool) -> list[str]:

@@ -21,7 +21,9 @@ from albert_core.contract.manifest import Manifest, read_manifest
 from albert_core.contract.outage import is_passing
 from albert_core.contract.stage_command import stage_argv
 from flows.recipe import Recipe, load_recipe, save_recipe
+from flows.report import tracking_uri
 from flows.stage_limits import limits_of
+from flows.stage_page import ProgressPage, save_stage_page
 from flows.stage_process import InterruptedStageError, distributed_argv, run_stage_process
 from flows.tracked_flow import begin_tracking, note_stage, stage_environment
 from flows.work_folder import work_folder
@@ -103,12 +105,15 @@ def run_stage(
     log = get_run_logger()
     log.info("by hand: %s", shlex.join(argv))
     began = time.time()
-    manifest = run_stage_process(
-        argv,
-        partial(_relay, log),
-        environment={**stage_environment(), **(environment or {})},
-        limits=limits_of(module),
-    )
+    with ProgressPage(module.rpartition(".")[2]) as page:
+        manifest = run_stage_process(
+            argv,
+            partial(_relay, log),
+            environment={**stage_environment(), **(environment or {})},
+            limits=limits_of(module),
+            on_progress=page.report,
+        )
+    save_stage_page(manifest, tracking_uri(run.work))
     note_stage(manifest, began)
     return manifest
 

@@ -96,7 +96,7 @@ def trace(document: str, work: str) -> Trace:
     """
     from albert_core.model_registry.version_lineage import has_registry, registered_versions
 
-    lineage = read_work(work)
+    lineage = read_work(work, begun=True)
     occurrences = find_document(document, lineage)
     uses = list(_uses(document, occurrences, lineage))
     receipts = dict(_receipts(document, work))

@@ -171,13 +171,6 @@ def end_tracking(_: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> Non
         tracked.end(_STATUS.get(state.type.value, "KILLED"))
 
 
-AT_END: dict[str, Any] = {
-    hook: [end_tracking]
-    for hook in ("on_completion", "on_failure", "on_cancellation", "on_crashed")
-}
-"""Options of a flow that is tracked."""
-
-
 def headlines(manifest: Manifest) -> dict[str, float]:
     """Return the few numbers of a stage that its flow run shows as well."""
     facts = manifest.facts

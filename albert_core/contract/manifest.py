@@ -221,7 +221,7 @@ def newest_manifest(stage_folder: str) -> Manifest | None:
         fs, _ = storage.filesystem(stage_folder)
         path = f"{entry['name']}/{MANIFEST}"
         if entry["type"] == "directory" and fs.exists(path):
-            found.append((_modified(fs.info(path)), str(fs.unstrip_protocol(path))))
+            found.append((modified_at(fs.info(path)), str(fs.unstrip_protocol(path))))
     for _, uri in sorted(found, reverse=True):
         try:
             return read_manifest(uri)
@@ -278,7 +278,8 @@ def scratch_folder(folder: str) -> Iterator[str]:
         storage.remove(scratch)
 
 
-def _modified(info: dict[str, Any]) -> float:
+def modified_at(info: Mapping[str, Any]) -> float:
+    """Return when the file of fsspec's entry changed, in seconds since 1970; 0: unknown."""
     stamp = info.get("mtime") or info.get("LastModified") or info.get("created") or 0.0
     return stamp.astimezone(UTC).timestamp() if isinstance(stamp, datetime) else float(stamp)
 

@@ -14,9 +14,9 @@ from albert_core.contract.manifest import Manifest
 from albert_core.tracked_run import PARENT_VARIABLE, TrackedRun
 from albert_core.tracking import PARENT_TAG, RUN_ID
 from albert_core.tracking_journal import journals_of
+from flows.flow_options import FLOW_OPTIONS
 from flows.stage_task import RecipeRun, start_run
 from flows.tracked_flow import (
-    AT_END,
     NOTE_TAG,
     allowed_name,
     note_report,
@@ -60,7 +60,7 @@ def make(run: RecipeRun, stage: str) -> str:
     return uri
 
 
-@flow(name="made-flow", **AT_END)
+@flow(name="made-flow", **FLOW_OPTIONS)
 def made_flow(work: str, fails: bool = False) -> None:
     run = start_run("tiny", None, work, ["training.seed=3"])
     for stage in ("vocab", "pretraining"):
