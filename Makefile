@@ -13,6 +13,7 @@ MODEL ?= models:/albert-tiny@champion
 TASKS ?=
 SEEDS ?=
 CORPUS ?=
+ARTIFACTS ?=
 NAME ?=
 ARGS ?=
 SOURCES := albert_core pipelines flows infra tests benchmarks
@@ -21,8 +22,8 @@ FLOW_OPTIONS = --recipe '$(RECIPE)' --work '$(WORK)' \
 	$(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
 DATA_BENCHMARKS := data_pipeline masking cleaning_rules near_duplicates wiki_markup tfrecord engines memory scale
 
-.PHONY: help demo refresh evaluate models rollback plan serve test check format bench bench-data bench-train bench-loader \
-	bench-finetune bench-tracking bench-gpu clean
+.PHONY: help demo refresh evaluate models rollback plan serve production test check format bench bench-data \
+	bench-train bench-loader bench-finetune bench-tracking bench-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -53,6 +54,9 @@ plan: $(READY) ## what a run will take in memory, hours and cost; ARGS='--hardwa
 
 serve: $(READY) ## Prefect, MLflow and a worker on this machine, until Ctrl-C
 	@exec $(PY) -m infra.serve --work '$(WORK)' $(ARGS)
+
+production: $(READY) ## the same for a team: Postgres, S3, two workers; ARTIFACTS=s3://bucket/path
+	@exec $(PY) -m infra.production --work '$(WORK)' $(if $(ARTIFACTS),--artifacts '$(ARTIFACTS)') $(ARGS)
 
 test: $(READY) ## all tests; ARGS=tests/flows for some
 	$(PY) -m pytest $(ARGS)

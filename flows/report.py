@@ -1,11 +1,12 @@
 """What a run of pretrain-albert did, from its manifests: on the terminal and as an artifact."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from albert_core.contract import storage
+from albert_core.contract.credentials import redacted
 from albert_core.contract.manifest import Account, Manifest
 from albert_core.contract.stage_command import NO_RESULT
 
@@ -73,7 +74,11 @@ def build_report(
 
 
 def build_text_report(
-    recipe_name: str, made: Mapping[str, Manifest], uris: Mapping[str, str], python: str = "python"
+    recipe_name: str,
+    made: Mapping[str, Manifest],
+    uris: Mapping[str, str],
+    python: str = "python",
+    affected: Sequence[str] = (),
 ) -> Report:
     """Return what a refresh of the corpus did.
 
@@ -82,10 +87,13 @@ def build_text_report(
         made: the manifests of corpus, vocab and examples.
         uris: their URIs, and under "receipt" that of the removal receipt or `NO_RESULT`.
         python: the interpreter to look at the shards with.
+        affected: registered versions that were made of removed documents.
     """
     removed = "No document of an earlier corpus is gone."
     if uris["receipt"] != NO_RESULT:
         removed = f"Documents of earlier corpora are gone; the receipt is {uris['receipt']}."
+        if affected:
+            removed += f" Registered versions made of them: {', '.join(affected)}."
     facts = made["vocab"].facts
     return Report(
         title=f"{recipe_name}: corpus, vocabulary and examples are up to date",
@@ -104,8 +112,12 @@ def build_text_report(
 
 
 def tracking_uri(work: str) -> str:
-    """Return where MLflow keeps runs and models: MLFLOW_TRACKING_URI, else the work folder."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{storage.join(work, 'mlflow.db')}"
+    """Return where MLflow keeps runs and models: MLFLOW_TRACKING_URI, else the work folder.
+
+    It is for readers: without credentials.
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{storage.join(work, 'mlflow.db')}"
+    return redacted(uri)
 
 
 def next_commands(facts: Mapping[str, Any], tracking: str, python: str) -> str:

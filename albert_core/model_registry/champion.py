@@ -35,7 +35,8 @@ from albert_core.model_registry.model_versions import (
     registry_errors,
 )
 from albert_core.model_registry.promotion_lock import promotion_lock
-from albert_core.tracking import experiment_id, open_client, tracking_uri, upload
+from albert_core.model_registry.version_lineage import upload_lineage
+from albert_core.tracking import experiment_id, open_client, tracking_uri
 
 STAGE = "registration"
 DIGEST_TAG = "model_digest"
@@ -226,15 +227,9 @@ def _register(
 ) -> ModelVersion:
     """Return a new version that holds the candidate."""
     name = candidate.name
-    mlflow_run = client.create_run(
-        experiment_id(client, work),
-        run_name=f"registration-{name}",
-        tags={"stage_folder": plan.folder(work), DIGEST_TAG: candidate.digest},
-    )
-    run_id = mlflow_run.info.run_id
+    run_id = _open_run(client, plan, work, candidate)
     with fluent_uri(tracking_uri(work)), mlflow.start_run(run_id=run_id):
-        for uri, manifest in candidate.lineage.items():
-            upload(client, run_id, uri, f"lineage/{manifest.stage}-{manifest.key}")
+        upload_lineage(client, run_id, candidate.lineage)
         _keep_measured(client, run_id, candidate.measured)
         model_uri = log_model(candidate.model_folder, candidate.served)
         create_name(client, name)
@@ -247,6 +242,20 @@ def _register(
         )
     make_candidate(client, version)
     return version
+
+
+def _open_run(client: MlflowClient, plan: StagePlan, work: str, candidate: Candidate) -> str:
+    """Return the MLflow run of the registration: that of a process that was killed, if any."""
+    experiment, folder = experiment_id(client, work), plan.folder(work)
+    unfinished = f"tags.stage_folder = '{folder}' and attributes.status != 'FINISHED'"
+    for left in client.search_runs([experiment], unfinished, max_results=1):
+        return str(left.info.run_id)
+    created = client.create_run(
+        experiment,
+        run_name=f"registration-{candidate.name}",
+        tags={"stage_folder": folder, DIGEST_TAG: candidate.digest},
+    )
+    return str(created.info.run_id)
 
 
 def _keep_measured(client: MlflowClient, run_id: str, measured: Mapping[str, Measured]) -> None:

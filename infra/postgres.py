@@ -1,0 +1,159 @@
+"""A Postgres of our own, from the binaries of this machine: made once, then served."""
+
+import os
+import pwd
+import secrets
+import shutil
+import subprocess
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from infra.services import ServeError
+
+USER = "albert"
+"""The role that owns the databases."""
+_HOST = "127.0.0.1"
+_SYSTEM_USER = "postgres"
+_DEBIAN = Path("/usr/lib/postgresql")
+
+
+class Postgres:
+    """One cluster, on the loopback address alone, with a password.
+
+    Postgres refuses to run as root: for root it runs as the user ``postgres``, who then owns the
+    folder.
+
+    Args:
+        folder: of the cluster's files, which must be on this machine.
+        port: where it listens.
+        password_file: written once, for its owner only.
+    """
+
+    def __init__(self, folder: Path, port: int, password_file: Path) -> None:
+        self.folder = folder
+        self.port = port
+        self.password_file = password_file
+
+    @cached_property
+    def _binaries(self) -> Path:
+        return find_binaries()
+
+    def prepare(self) -> None:
+        """Make the cluster, if it is not there.
+
+        Raises:
+            ServeError: it cannot be made there.
+        """
+        if self.folder.exists():
+            return
+        self.password_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.password_file.touch(mode=0o600)
+        self.password_file.write_text(secrets.token_urlsafe(24))
+        unfinished = self.folder.with_name(f"{self.folder.name}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)  # of one that was killed
+        unfinished.mkdir(parents=True, mode=0o700)
+        with NamedTemporaryFile("w", dir="/tmp") as readable:
+            readable.write(self._password())
+            readable.flush()
+            self._hand_over(unfinished, Path(readable.name))
+            self._run(
+                *("initdb", "--pgdata", str(unfinished), "--username", USER),
+                *("--auth", "scram-sha-256", "--pwfile", readable.name),
+                *("--encoding", "UTF8", "--locale", "C.UTF-8"),
+            )
+        unfinished.rename(self.folder)
+
+    def command(self) -> list[str]:
+        """Return the command line of the server."""
+        place = ["-D", str(self.folder), "-h", _HOST, "-p", str(self.port)]
+        # Without a socket file: a work folder's path may be longer than one may be.
+        no_socket = ["-c", "unix_socket_directories="]
+        return _unprivileged([str(self._binaries / "postgres"), *place, *no_socket])
+
+    def is_up(self) -> bool:
+        """Return whether it takes connections."""
+        ready = [str(self._binaries / "pg_isready"), "-q", "-h", _HOST, "-p", str(self.port)]
+        return subprocess.run(ready, check=False).returncode == 0
+
+    def create_database(self, name: str) -> None:
+        """Create a database, if it is not there."""
+        exists = f"select 1 from pg_database where datname = '{name}'"  # noqa: S608 - our own name
+        if not self._client("psql", "-d", "postgres", "-tAc", exists).strip():
+            self._client("createdb", name)
+
+    def url(self, database: str, driver: str) -> str:
+        """Return SQLAlchemy's URL of a database: with the password, so for no command line."""
+        return f"{driver}://{USER}:{self._password()}@{_HOST}:{self.port}/{database}"
+
+    def _client(self, program: str, *arguments: str) -> str:
+        place = ["-h", _HOST, "-p", str(self.port), "-U", USER]
+        return self._run(program, *place, *arguments, password=self._password())
+
+    def _run(self, program: str, *arguments: str, password: str = "") -> str:
+        done = subprocess.run(
+            _unprivileged([str(self._binaries / program), *arguments]),
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd="/",
+            env={**os.environ, "PGPASSWORD": password},
+        )
+        if done.returncode != 0:
+            raise ServeError(f"Postgres in {self.folder}: {program} failed: {done.stderr.strip()}")
+        return done.stdout
+
+    def _hand_over(self, folder: Path, file: Path) -> None:
+        """Give the folder and the file to the user that Postgres runs as.
+
+        Raises:
+            ServeError: there is no such user, or it cannot reach the folder.
+        """
+        if os.geteuid() != 0:
+            return
+        try:
+            user = pwd.getpwnam(_SYSTEM_USER)
+        except KeyError as error:
+            raise ServeError(
+                f"Postgres does not run as root, and there is no user {_SYSTEM_USER!r}: "
+                "install Debian's package `postgresql`, or do not be root"
+            ) from error
+        for path in (folder, file):
+            os.chown(path, user.pw_uid, user.pw_gid)
+        reach = _unprivileged(["test", "-w", str(folder)])
+        if subprocess.run(reach, check=False, cwd="/").returncode != 0:
+            raise ServeError(
+                f"the user {_SYSTEM_USER!r}, as whom Postgres runs, cannot enter {folder}: "
+                "a folder above it is closed to others. Open that (`chmod o+x`), or give "
+                "another with --postgres-folder"
+            )
+
+    def _password(self) -> str:
+        return self.password_file.read_text()
+
+
+def _unprivileged(command: Sequence[str]) -> list[str]:
+    """Return the command as one that runs as the user ``postgres``, if this process is root's."""
+    if os.geteuid() != 0:
+        return list(command)
+    user = [f"--reuid={_SYSTEM_USER}", f"--regid={_SYSTEM_USER}", "--init-groups"]
+    return ["setpriv", *user, *command]
+
+
+def find_binaries() -> Path:
+    """Return the folder with Postgres' programs: the newest of Debian's, else that on the PATH.
+
+    Raises:
+        ServeError: there are none.
+    """
+    versions = [folder for folder in _DEBIAN.glob("*/bin") if (folder / "initdb").exists()]
+    if versions:
+        return max(versions, key=lambda folder: float(folder.parent.name))
+    on_path = shutil.which("initdb")
+    if on_path is None:
+        raise ServeError(
+            f"Postgres is not on this machine: neither in {_DEBIAN} nor on the PATH. "
+            "Install it (Debian: `apt-get install postgresql`)"
+        )
+    return Path(on_path).resolve().parent

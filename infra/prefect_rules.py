@@ -1,0 +1,141 @@
+"""Bring a Prefect server in line with `prefect_rules.yaml`: limits of queues, automations, alerts.
+
+``python -m infra.prefect_rules``, after ``prefect deploy --all``. Doing it again changes nothing.
+
+``ALBERT_PRETRAIN_AFTER_REFRESH`` (true or false) switches pretraining after a refresh on or off;
+without it, it stays as it is, at first off. ``ALBERT_ALERT_WEBHOOK`` is the address that is told
+of failed runs; without it, nobody is.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import yaml
+from prefect.blocks.webhook import Webhook
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.events.schemas.automations import AutomationCore
+from prefect.exceptions import ObjectNotFound
+
+from albert_core.contract.errors import ConfigError
+from infra.flow_services import POOL
+
+RULES = Path(__file__).with_name("prefect_rules.yaml")
+PRETRAIN_AFTER_REFRESH = "ALBERT_PRETRAIN_AFTER_REFRESH"
+ALERT_WEBHOOK = "ALBERT_ALERT_WEBHOOK"
+_ALERT_BLOCK = "albert-alerts"
+_DEPLOYMENTS = ("pretrain-albert", "refresh-corpus", "evaluate-albert")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Bring the server at PREFECT_API_URL in line; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m infra.prefect_rules", description=main.__doc__)
+    parser.add_argument("--pool", default=POOL, help="work pool with the queues")
+    pool = parser.parse_args(argv).pool
+    rules = yaml.safe_load(RULES.read_text())
+    with get_client(sync_client=True) as client:
+        limit_queues(client, pool, rules["queues"])
+        names = {**deployment_ids(client), **switches(os.environ), **alert_block(os.environ)}
+        for automation in rules["automations"]:
+            print(apply_automation(client, automation, names))
+    return 0
+
+
+def limit_queues(client: SyncPrefectClient, pool: str, limits: Mapping[str, int]) -> None:
+    """Give each queue of the pool its limit, if it has none."""
+    for name, limit in limits.items():
+        try:
+            queue = client.read_work_queue_by_name(name, work_pool_name=pool)
+        except ObjectNotFound:
+            queue = client.create_work_queue(name=name, work_pool_name=pool)
+        if queue.concurrency_limit is None:
+            client.update_work_queue(queue.id, concurrency_limit=limit)
+
+
+def deployment_ids(client: SyncPrefectClient) -> dict[str, str]:
+    """Return the id of each deployment that is there, by its name with underscores."""
+    ids = {}
+    for name in _DEPLOYMENTS:
+        try:
+            deployment = client.read_deployment_by_name(f"{name}/{name}")
+        except ObjectNotFound:
+            continue
+        ids[name.replace("-", "_")] = str(deployment.id)
+    return ids
+
+
+def switches(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what the environment switches on or off.
+
+    Raises:
+        ConfigError: it is neither true nor false.
+    """
+    text = environment.get(PRETRAIN_AFTER_REFRESH, "")
+    if text not in {"", "true", "false"}:
+        raise ConfigError(f"{PRETRAIN_AFTER_REFRESH}={text!r} must be true or false")
+    return {"pretrain_after_refresh": text}
+
+
+def alert_block(environment: Mapping[str, str]) -> dict[str, str]:
+    """Keep the address of alerts as a secret of the server; return the id of its block, if any."""
+    address = environment.get(ALERT_WEBHOOK)
+    if not address:
+        return {}
+    block = Webhook(url=address, headers={"Content-Type": "application/json"})
+    return {"alert_webhook": str(block.save(_ALERT_BLOCK, overwrite=True))}
+
+
+def apply_automation(
+    client: SyncPrefectClient, automation: Mapping[str, Any], names: Mapping[str, str]
+) -> str:
+    """Create or update an automation, or remove it if one of its names is not known.
+
+    Args:
+        client: of the server.
+        automation: as Prefect has it, with ``$names`` in its texts.
+        names: what they stand for. An empty switch leaves the automation as it is, at first off.
+
+    Returns:
+        What was done, for the log.
+    """
+    there = client.read_automations_by_name(automation["name"])
+    unknown = _names_in(automation) - names.keys()
+    for existing in there if unknown else there[1:]:
+        client.delete_automation(existing.id)
+    if unknown:
+        return f"{automation['name']}: none, without {', '.join(sorted(unknown))}"
+    filled = _filled(automation, names)
+    switch = filled.pop("enabled", "")
+    at_first = "enabled" not in automation
+    as_it_is = there[0].enabled if there else at_first
+    enabled = switch == "true" if switch else as_it_is
+    wanted = AutomationCore.model_validate({**filled, "enabled": enabled})
+    if there:
+        client.update_automation(there[0].id, wanted)
+    else:
+        client.create_automation(wanted)
+    return f"{wanted.name}: {'on' if enabled else 'off'}"
+
+
+def _names_in(value: object) -> set[str]:
+    if isinstance(value, Mapping):
+        return set().union(*map(_names_in, value.values()))
+    if isinstance(value, list):
+        return set().union(*map(_names_in, value))
+    return set(Template(value).get_identifiers()) if isinstance(value, str) else set()
+
+
+def _filled(value: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _filled(inner, names) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_filled(inner, names) for inner in value]
+    return Template(value).substitute(names) if isinstance(value, str) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
