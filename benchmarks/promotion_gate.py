@@ -146,11 +146,11 @@ def draw(found: dict[Case, tuple[Rate, Rate]], path: Path) -> None:
             low, high = [rate.low for rate in rates], [rate.high for rate in rates]
             panel.fill_between(points, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
         panel.axhline(LIMIT, color="black", linewidth=0.8, linestyle="--")
-        panel.set(title=setting, xlabel="true gain, points", ylim=(0, 1))
+        panel.set(title=setting, xlabel="true gain, points", ylim=(0, 1.04))
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("share that is promoted")
-    panels[0].text(0.6, LIMIT + 0.015, "5 %", fontsize=8)
-    panels[-1].legend(loc="center right")
+    panels[1].text(1.8, LIMIT + 0.015, "5 %", fontsize=8)
+    panels[0].legend(loc="upper left")
     figure.tight_layout()
     figure.savefig(path, dpi=130)
 

@@ -27,7 +27,7 @@ from scipy.stats import t as student
 from albert_core.config import RegistrySettings
 
 MIN_SEEDS = 2
-"""Of one seed nobody knows the spread; examples alone promote up to one in six equal ones."""
+"""Of one seed nobody knows the spread; examples alone promote up to one in five equal ones."""
 _LEAST_EXAMPLES = 2
 
 Verdict = Literal["first", "promoted", "refused", "undecided"]
@@ -123,7 +123,7 @@ def gate(
 
     It is if the lower bound of the mean difference exceeds ``min_score_gain``, and no task fell.
     A task fell if its difference is below ``-max_task_drop`` and its upper bound below 0: by the
-    difference alone, noise in one small task would refuse a third of all better candidates.
+    difference alone, noise in small tasks would refuse up to a third of all better candidates.
 
     Args:
         settings: the confidence and the margins.

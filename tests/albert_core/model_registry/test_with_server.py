@@ -76,10 +76,11 @@ def test_two_registrations_at_once_end_with_the_best_as_champion(
 ) -> None:
     work = str(tmp_path)
     first = start_registration(work, 0, 0.5)
-    assert first.wait() == 0
+    said = first.communicate()[0]
+    assert first.returncode == 0, said
     both = [start_registration(work, seed, 0.5 + seed / 10) for seed in (1, 2)]
-    said = [process.communicate()[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
+    texts = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], texts
     client = open_client(work)
     champion = client.get_model_version_by_alias(NAME, "champion")
     assert champion.tags["score.sst-2"] == "0.7"
