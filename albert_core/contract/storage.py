@@ -66,7 +66,7 @@ def open_atomic(uri: str) -> Iterator[IO[bytes]]:
     """
     fs, path = filesystem(uri)
     if not isinstance(fs, LocalFileSystem):
-        with fs.transaction, fs.open(path, "wb") as file:
+        with _shown_when_closed(fs, path) as file:
             yield file
         return
     target = Path(path)
@@ -82,10 +82,63 @@ def open_atomic(uri: str) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def _shown_when_closed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
+    if not fs.async_impl:
+        with fs.transaction, fs.open(path, "wb") as file:
+            yield file
+        return
+    # fsspec gives all threads of a process one file system for S3, Google's and Azure's stores: a
+    # transaction that one thread ends would commit what another is still writing.
+    file = fs._open(path, "wb", autocommit=False)  # noqa: SLF001 - `open` would join a transaction
+    try:
+        with file:
+            yield file
+        file.commit()
+    except BaseException:
+        file.discard()
+        raise
+
+
 def write_bytes(uri: str, content: bytes) -> None:
     """Write ``content`` to ``uri``, whole or not at all."""
     with open_atomic(uri) as file:
         file.write(content)
+
+
+def create(uri: str, content: bytes) -> bool:
+    """Write ``content`` to ``uri`` if there is no file yet; return whether it was written.
+
+    Of several processes that try at once, one does it, on any host: locally and in S3, Google's
+    and Azure's stores.
+    """
+    fs, path = filesystem(uri)
+    try:
+        if isinstance(fs, LocalFileSystem):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "xb") as file:
+                file.write(content)
+        else:
+            fs.pipe_file(path, content, mode="create")
+    except FileExistsError:
+        return False
+    except OSError:  # a store may say so in other words, or the answer to a success was lost
+        if not exists(uri):
+            raise
+        return read_bytes(uri) == content
+    return True
+
+
+def put(uri: str, content: bytes) -> None:
+    """Write a small file; also while another thread has one open on the same store.
+
+    `open_atomic` uses fsspec's transactions, which all threads have in common.
+    """
+    fs, path = filesystem(uri)
+    if isinstance(fs, LocalFileSystem):
+        write_bytes(uri, content)
+    else:
+        fs.pipe_file(path, content)
 
 
 def sha256_of(uri: str) -> str:

@@ -15,8 +15,9 @@ from albert_core.checkpoint import RECORD, STATE
 from albert_core.config import TrainingSettings
 from albert_core.contract.errors import ConfigError, TrainingError
 from albert_core.contract.manifest import read_manifest
+from albert_core.contract.stage_command import RUN_AGAIN_STATUS
 from albert_core.evaluation import evaluate
-from albert_core.preemption import RUN_AGAIN_STATUS, RunAgain
+from albert_core.preemption import RunAgain
 from albert_core.pretraining.train_step import TrainState, Update, train_step
 from albert_core.pretraining.update_guard import NUM_NORMS, UpdateGuard
 from pipelines import make_examples
