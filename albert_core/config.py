@@ -63,6 +63,7 @@ class TrainingSettings(Settings):
             "compile",
             "shard_state",
             "log_steps",
+            "system_metrics",
             "evaluation_steps",
             "checkpoint_steps",
             "keep_checkpoints",
@@ -113,6 +114,11 @@ class TrainingSettings(Settings):
         default=10, ge=0, description="skipped updates in a row that a run survives"
     )
     log_steps: int = Field(default=100, ge=1, description="updates between two progress lines")
+    system_metrics: bool = Field(
+        default=False,
+        description="log the machine's processor, memory, disk, network and GPUs with each "
+        "progress line, of the first rank's machine",
+    )
     evaluation_steps: int = Field(
         default=5000, ge=1, description="updates between evaluations on held-out examples"
     )

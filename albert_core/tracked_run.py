@@ -77,7 +77,7 @@ class TrackedRun:
         self.seconds = 0.0
         """How long the callers of this object were held up by it."""
         self._work, self._folder = work, storage.absolute(folder)
-        parent = os.environ.get(PARENT_VARIABLE)
+        parent, stage = os.environ.get(PARENT_VARIABLE), self._folder.split("/")[-2]
         header = {
             "server": shown_tracking_uri(work),
             "folder": self._folder,
@@ -85,7 +85,9 @@ class TrackedRun:
             **({"time": int(began * 1000)} if began else {}),
             "tags": {
                 "stage_folder": self._folder,
-                "stage": self._folder.split("/")[-2],
+                "stage": stage,
+                "mlflow.source.name": stage,
+                "mlflow.source.type": "JOB",
                 **({PARENT_TAG: parent} if parent else {}),
                 **(tags or {}),
             },
@@ -104,6 +106,11 @@ class TrackedRun:
     def num_failures(self) -> int:
         """Entries that the server refused, or that the disk had no room for."""
         return self._sender.num_refused + self._num_unwritten
+
+    @property
+    def key(self) -> str:
+        """The name of the stage's folder."""
+        return self._folder.rpartition("/")[2]
 
     @property
     def num_waiting(self) -> int:

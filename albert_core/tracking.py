@@ -29,6 +29,9 @@ RUN_ID = "mlflow_run_id"
 PARENT_TAG = "mlflow.parentRunId"
 TRACKING_URI = "MLFLOW_TRACKING_URI"
 
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""MLflow's pages then open with the training runs, not with traces of language models."""
+
 for _library in ("alembic", "mlflow"):
     logging.getLogger(_library).setLevel(logging.WARNING)
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it tells of every retry
@@ -77,7 +80,7 @@ def experiment_id(client: MlflowClient, work: str) -> str:
     is_server = uri.startswith(("http:", "https:", "databricks"))
     place = None if is_server else storage.absolute(storage.join(work, "mlartifacts"))
     try:
-        return str(client.create_experiment(EXPERIMENT, artifact_location=place))
+        return str(client.create_experiment(EXPERIMENT, place, _EXPERIMENT_TAGS))
     except MlflowException:
         found = client.get_experiment_by_name(EXPERIMENT)  # another process was faster
         if found is None:

@@ -40,7 +40,7 @@ def run_once(examples: str, work: str, num_steps: int) -> dict[str, float]:
     begin = time.perf_counter()
     importlib.import_module("torch")
     imported_torch = time.perf_counter()
-    tracking = importlib.import_module("albert_core.tracking")
+    tracking = importlib.import_module("albert_core.tracked_run")
     imported_tracking = time.perf_counter()
     from albert_core import checkpoint, training
     from albert_core.config import ModelSettings, TrainingSettings

@@ -21,7 +21,7 @@ from prefect.settings import (
 
 from albert_core.contract import storage
 from albert_core.contract.errors import AlbertError
-from albert_core.contract.log_lines import is_json, say, use_format
+from albert_core.contract.log_lines import is_json, say
 from flows.recipe import load_recipe, shipped_recipes
 from flows.work_folder import work_folder
 
@@ -60,7 +60,7 @@ def run_by_hand(flow: Callable[..., object], **options: Any) -> int:
     one message, without a traceback.
     """
     try:
-        use_format(logging.getLogger("prefect"))
+        is_json()  # a wrong value is a mistake of the settings
         load_recipe(options["recipe"], options["overrides"] or (), options.get("source"))
         with _own_server(work_folder(options.get("work"))), _one_message():
             result = flow(**options)

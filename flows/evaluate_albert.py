@@ -12,6 +12,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from albert_core.contract import storage
 from albert_core.contract.errors import TaskError
 from albert_core.contract.manifest import newest_manifest
+from flows.addresses import Address
 from flows.command_line import recipe_parser, run_by_hand
 from flows.finetuning_processes import Slots, num_processes, visible_devices
 from flows.flow_options import FLOW_OPTIONS
@@ -30,14 +31,14 @@ _GENERATED_FOLDER = "CoLA"
 
 @flow(name="evaluate-albert", task_runner=TASK_RUNNER, **FLOW_OPTIONS)
 def evaluate_albert(
-    model: str,
-    task_folder: str | None = None,
+    model: Address,
+    task_folder: Address | None = None,
     tasks: list[str] | None = None,
     seeds: int | None = None,
-    recipe: str = "tiny",
-    work: str | None = None,
-    overrides: list[str] | None = None,
-    corpus: str | None = None,
+    recipe: Address = "tiny",
+    work: Address | None = None,
+    overrides: list[Address] | None = None,
+    corpus: Address | None = None,
     settings: RecipeChanges = NO_CHANGES,
 ) -> str:
     """Fine-tune a model on every task that is there, several times, and score it.

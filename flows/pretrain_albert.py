@@ -7,6 +7,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from albert_core.contract import storage
 from albert_core.contract.manifest import read_manifest
+from flows.addresses import Address
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.evaluate_albert import TASK_RUNNER, evaluate, task_folder_of
 from flows.flow_options import FLOW_OPTIONS
@@ -19,10 +20,10 @@ from flows.tracked_flow import note_report
 
 @flow(name="pretrain-albert", task_runner=TASK_RUNNER, **FLOW_OPTIONS)
 def pretrain_albert(
-    recipe: str = "tiny",
-    source: str | None = None,
-    work: str | None = None,
-    overrides: list[str] | None = None,
+    recipe: Address = "tiny",
+    source: Address | None = None,
+    work: Address | None = None,
+    overrides: list[Address] | None = None,
     settings: RecipeChanges = NO_CHANGES,
 ) -> str:
     """Clean the text, train a vocabulary, pretrain, fine-tune, score and register an ALBERT.

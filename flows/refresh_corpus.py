@@ -7,6 +7,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from albert_core.contract.manifest import read_manifest
 from albert_core.contract.stage_command import NO_RESULT
+from flows.addresses import Address
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.corpus_event import tell_of_change
 from flows.flow_options import FLOW_OPTIONS
@@ -47,10 +48,10 @@ def removal_receipt(run: RecipeRun, examples: str) -> str:
 
 @flow(name="refresh-corpus", **FLOW_OPTIONS)
 def refresh_corpus(
-    recipe: str = "tiny",
-    source: str | None = None,
-    work: str | None = None,
-    overrides: list[str] | None = None,
+    recipe: Address = "tiny",
+    source: Address | None = None,
+    work: Address | None = None,
+    overrides: list[Address] | None = None,
     settings: RecipeChanges = NO_CHANGES,
 ) -> str:
     """Bring the corpus, its vocabulary and its examples up to date.

@@ -16,7 +16,7 @@ from prefect.tasks import exponential_backoff
 
 from albert_core.contract.credentials import hide_credentials_in_logs
 from albert_core.contract.errors import ConfigError
-from albert_core.contract.log_lines import read_line, use_format
+from albert_core.contract.log_lines import FORMAT, is_json, read_line, use_format
 from albert_core.contract.manifest import Manifest, read_manifest
 from albert_core.contract.outage import is_passing
 from albert_core.contract.stage_command import stage_argv
@@ -35,6 +35,10 @@ TRAINING = "albert_core.training"
 _RETRIES = 4
 _FIRST_DELAY_SECONDS = 10
 """Before the second try; twice as long before each further one."""
+
+
+if os.environ.get(FORMAT) == "json":  # here, for Prefect's own first lines of a flow run
+    use_format(getLogger())
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ def start_run(
     folder = work_folder(work)
     uri = save_recipe(resolved, folder)
     hide_credentials_in_logs()
-    use_format(getLogger("prefect"))
+    is_json()  # a wrong value is a mistake of the settings
     begin_tracking(folder, resolved.name, uri)
     return RecipeRun(resolved, uri, folder)
 

@@ -8,6 +8,7 @@ Nothing here stops a flow: a server that is away gets it all later, see `albert_
 """
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -130,6 +131,7 @@ def begin_tracking(work: str, recipe_name: str, recipe_uri: str) -> None:
     page = this_flow_run.ui_url
     tags = {
         "flow": str(this_flow_run.flow_name),
+        "mlflow.source.name": str(this_flow_run.flow_name),
         "prefect_flow_run": flow_run_id,
         "recipe": recipe_name,
         **({"prefect_page": page} if page else {}),
@@ -201,4 +203,4 @@ def numbers(manifest: Manifest) -> Iterator[tuple[str, float]]:
 
 def allowed_name(name: str) -> str:
     """Return ``name`` with the characters alone that MLflow allows in a metric's name."""
-    return "".join(each if each.isalnum() or each in "_-. :/" else "_" for each in name)
+    return re.sub(r"[^\w. :/-]", "", name)

@@ -5,6 +5,7 @@ Several minutes: ``pytest -m slow tests/test_planted_credentials.py``.
 """
 
 import base64
+import contextlib
 import gzip
 import json
 import os
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -83,6 +85,11 @@ class GuardedFiles(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Be quiet."""
 
+    def copyfile(self, *files: Any) -> None:
+        """Send the file; the other side may not want all of it."""
+        with contextlib.suppress(OSError):
+            super().copyfile(*files)
+
     def do_HEAD(self) -> None:
         if self._may():
             super().do_HEAD()
@@ -130,7 +137,6 @@ def run_flow(name: str, folder: Path, source: str, **variables: str) -> tuple[in
         "FSSPEC_HTTP_CLIENT_KWARGS": header,
         "PREFECT_API_URL": "",
         "PREFECT_HOME": str(folder / "prefect-home"),
-        "PREFECT_LOGGING_LEVEL": "DEBUG",
         **variables,
     }
     settings = [f"--set={setting}={value}" for setting, value in SMALLER.items()]
@@ -158,7 +164,8 @@ def test_planted_credentials_are_in_nothing_that_the_flows_leave_or_say(
         "refresh_corpus", folder, source, MLFLOW_TRACKING_URI=in_uri, ALBERT_LOG_FORMAT="json"
     )
     assert status == 0, said["refresh"]
-    assert all(line.startswith("{") for line in said["refresh"].splitlines()), said["refresh"]
+    not_json = [line for line in said["refresh"].splitlines() if not line.startswith("{")]
+    assert not_json == []
     status, said["pretrain"] = run_flow(
         *("pretrain_albert", folder, source),
         MLFLOW_TRACKING_URI=gate.url,
@@ -195,7 +202,7 @@ def test_a_planted_leak_is_found(tmp_path: Path) -> None:
     (tmp_path / "c.db").write_bytes(b"\x00\x01" + basic("writer", MLFLOW).encode() + b"\x02")
     (tmp_path / "d.txt").write_text("nothing")
     leaks = find_leaks(all_files(tmp_path))
-    assert {leak.rpartition("/")[2].partition(":")[0] for leak in leaks} == {
+    assert {leak.removeprefix(f"{tmp_path}/").partition(":")[0] for leak in leaks} == {
         "a.gz, unpacked",
         "b.txt",
         "c.db",

@@ -8,6 +8,7 @@ from albert_core.batches.update_batch import UpdateSizes
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.distributed import Ranks
 from albert_core.evaluation import Evaluation
+from albert_core.metrics_endpoint import MetricsEndpoint
 from albert_core.planning.flops import training_flops_of
 from albert_core.pretraining.progress_window import (
     ProgressWindow,
@@ -18,6 +19,7 @@ from albert_core.pretraining.progress_window import (
 )
 from albert_core.pretraining.run_speed import ExpectedSpeed
 from albert_core.pretraining.train_step import TrainState, Update
+from albert_core.system_metrics import SystemMetrics
 from albert_core.tracked_run import TrackedRun
 
 _SECONDS_PER_HOUR = 3600
@@ -51,6 +53,10 @@ class RunLog:
         self._model, self._settings, self._vocab_size = model, settings, vocab_size
         self._ranks, self._expected, self._tracked = ranks, expected, tracked
         self._totals = RunTotals()
+        self._endpoint, self._system = None, None
+        if tracked is not None:
+            self._endpoint = MetricsEndpoint.of_environment(tracked.key)
+            self._system = SystemMetrics() if settings.system_metrics else None
         self.window = ProgressWindow(metrics)
 
     def add(self, sizes: UpdateSizes, update: Update, waited: float) -> None:
@@ -108,7 +114,8 @@ class RunLog:
             num_steps = self._settings.num_steps
             seconds_an_update = self.window.seconds / self.window.num_updates
             state.history.append({"step": state.step, **point})
-            self._tracked.log_metrics(state.step, point)
+            of_machine = self._system.measure() if self._system is not None else {}
+            self._tell(self._tracked, state.step, {**point, **of_machine})
             seconds_left = seconds_an_update * (num_steps - state.step)
             log.info("pretraining: %s", progress_line(state.step, num_steps, point, seconds_left))
         self._totals.add(self.window)
@@ -119,9 +126,13 @@ class RunLog:
         if self._tracked is None:
             return
         log.info("pretraining: step %s, held-out: %s", f"{step:,}", say_scores(scores))
-        self._tracked.log_metrics(
-            step, {f"held_out/{name}": score.value for name, score in scores.items()}
-        )
+        values = {f"held_out/{name}": score.value for name, score in scores.items()}
+        self._tell(self._tracked, step, values)
+
+    def _tell(self, tracked: TrackedRun, step: int, metrics: dict[str, float]) -> None:
+        tracked.log_metrics(step, metrics)
+        if self._endpoint is not None:
+            self._endpoint.show(step, metrics)
 
     def summarise(self, state: TrainState, after: Evaluation, checkpoint_seconds: float) -> None:
         """Tell what the run took and reached, on the first rank.

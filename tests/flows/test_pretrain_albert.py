@@ -7,7 +7,7 @@ import pytest
 
 from albert_core import model_registry
 from albert_core.contract import storage
-from flows import evaluate_albert, pretrain_albert, refresh_corpus
+from flows import evaluate_albert, pretrain_albert, refresh_corpus, stage_task
 from flows.stage_task import RecipeRun
 from tests.flows.made_manifests import made_manifest
 
@@ -54,6 +54,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     for module in (pretrain_albert, refresh_corpus, evaluate_albert):
         monkeypatch.setattr(module, "run_stage", fake.run_stage)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(stage_task, "begin_tracking", lambda *_: None)
     return fake
 
 
