@@ -125,7 +125,7 @@ def test_no_password_stands_in_the_files() -> None:
 
 def test_only_this_machine_reaches_the_ports_unless_told_otherwise() -> None:
     def addresses(**variables: str) -> set[str]:
-        services = compose("compose.yaml", **variables)["services"].values()
+        services = compose("compose.yaml", env_file=EXAMPLE, **variables)["services"].values()
         return {port["host_ip"] for service in services for port in service.get("ports", [])}
 
     assert addresses() == {"127.0.0.1"}
