@@ -2,8 +2,9 @@
 
     python -m albert_core.convert_model SOURCE FOLDER
 
-SOURCE is any that `albert_core.initial_weights` knows and that has its vocabulary beside it: a
-release of google-research/albert, a published folder of Hugging Face, a pretraining run.
+SOURCE is any that `albert_core.conversion.initial_weights` knows and that has its vocabulary
+beside it: a release of google-research/albert, a published folder of Hugging Face, a
+pretraining run.
 """
 
 import argparse
@@ -16,8 +17,8 @@ import torch
 from albert_core.contract.errors import AlbertError
 from albert_core.contract.seeds import derive_seed
 from albert_core.contract.stage_command import FAILURE, FAILURE_STATUS
-from albert_core.conversion import save_model_folder
-from albert_core.initial_weights import load_pretrained
+from albert_core.conversion.initial_weights import load_pretrained
+from albert_core.conversion.model_folder import save_model_folder
 
 log = logging.getLogger("convert_model")
 

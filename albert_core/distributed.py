@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
+from albert_core.batches.padded_batches import BatchShape
 from albert_core.config import TrainingSettings
 from albert_core.data import Batch, ExampleShards
 from albert_core.layer_execution import set_layer_execution
 from albert_core.model import AlbertForPretraining
-from albert_core.padded_batches import BatchShape
 from albert_core.preemption import RunAgain
 
 log = logging.getLogger(__name__)

@@ -6,13 +6,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from albert_core.batches.padded_batches import make_batch
 from albert_core.data import Batch, ExampleShards
+from albert_core.devices.state_sharding import gathered
 from albert_core.distributed import ALONE, Ranks
 from albert_core.losses import IGNORED
 from albert_core.metrics import Estimate, ratio_interval
 from albert_core.model import AlbertForPretraining
-from albert_core.padded_batches import make_batch
-from albert_core.state_sharding import gathered
 
 _BATCH_SIZE = 64
 _SUMS = ("masked_lm_loss", "masked_lm_accuracy", "pair_loss", "pair_accuracy", "num_predictions")

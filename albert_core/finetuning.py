@@ -33,10 +33,11 @@ from albert_core.contract.manifest import (
 )
 from albert_core.contract.seeds import derive_seed
 from albert_core.contract.stage_command import stage_main
-from albert_core.encoder_weights import load_encoder
-from albert_core.finetuned_model import save_finetuned
-from albert_core.finetuner import Finetuner
-from albert_core.hyperparameters import hyperparameters_of
+from albert_core.conversion.encoder_weights import load_encoder
+from albert_core.devices.machines import note_machine, noted_machines
+from albert_core.downstream.finetuned_model import save_finetuned
+from albert_core.downstream.finetuner import Finetuner
+from albert_core.downstream.hyperparameters import hyperparameters_of
 from albert_core.metrics import Estimate, bootstrap_interval
 from albert_core.preemption import RunAgain, StopRequest, ending_when_told_to, stop_request
 from albert_core.tasks.catalogue import TaskFiles, find_task, predicted_with, read_examples
@@ -44,7 +45,7 @@ from albert_core.tasks.examples import Examples, Split, Task
 from albert_core.tasks.problem import Inputs, Scored
 from albert_core.tasks.problems import problem_of
 from albert_core.tasks.submission import submission_files
-from albert_core.tracking import TrackedRun, tracked_run
+from albert_core.tracked_run import TrackedRun, tracked_run
 
 STAGE = "finetuning"
 MODEL_FOLDER, PREDICTIONS, SUBMISSION = "model", "predictions", "submission"
@@ -195,6 +196,7 @@ class Finetuning:
             storage.join(self.folder, CHECKPOINTS), _KEEP_CHECKPOINTS
         )
         self.tracked = self._track()
+        note_machine(self.folder, 1, self.finetuner.device)
 
     def train(self, stop: StopRequest) -> None:
         """Do all updates, those before a kill not again; evaluate now and then.
@@ -355,6 +357,7 @@ class Finetuning:
             "model_folder": MODEL_FOLDER,
             "predictions": {each.name: each.path for each in found},
             "submission": [shard.path for shard in shards if shard.kind == SUBMISSION],
+            "machines": noted_machines(self.folder),
             "mlflow_run_id": self.tracked.run_id,
         }
 

@@ -14,8 +14,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import main as torchrun
 
-from albert_core.contract.stage_command import DEFECT_STATUS
-from albert_core.preemption import RUN_AGAIN_STATUS
+from albert_core.contract.stage_command import DEFECT_STATUS, RUN_AGAIN_STATUS
 
 log = logging.getLogger(__name__)
 

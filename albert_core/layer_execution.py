@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from albert_core.linear import then_and_again
+from albert_core.layers.linear import then_and_again
 from albert_core.model import AlbertForPretraining
-from albert_core.training_memory import Precision
+from albert_core.planning.training_memory import Precision
 
 
 def set_layer_execution(

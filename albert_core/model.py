@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from albert_core.activations import ACTIVATIONS
-from albert_core.attention import Layout, Runs, attend_packed, layout_of
 from albert_core.config import ModelSettings
-from albert_core.linear import Linear, weights_laid_out_once
+from albert_core.layers.activations import ACTIVATIONS
+from albert_core.layers.attention import Layout, Runs, attend_packed, layout_of
+from albert_core.layers.linear import Linear, weights_laid_out_once
 
 LAYER_NORM_EPSILON = 1e-12
 

@@ -8,14 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from albert_core.config import Schedule
-from albert_core.state_sharding import norms_of, parts_of
+from albert_core.devices.state_sharding import norms_of, parts_of
 
 
 class AdamW(torch.optim.Optimizer):
     """Adam with decoupled weight decay and without bias correction.
 
     Vectors (biases, layer norms) are not decayed. Of weights that are cut over ranks
-    (`albert_core.state_sharding`), each rank keeps the moments of its part, and updates that.
+    (`albert_core.devices.state_sharding`), each rank keeps the moments of its part, and updates
+    that.
 
     Args:
         parameters: float32 parameters; one without gradient is left as it is.

@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-RUN_AGAIN_STATUS = os.EX_TEMPFAIL
-"""Exit status (75) of a run that ended early; the same command goes on from its checkpoint."""
+from albert_core.contract.stage_command import RUN_AGAIN_STATUS
 
 log = logging.getLogger(__name__)
 

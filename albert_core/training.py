@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from albert_core.batches.loader import UpdateLoader
+from albert_core.batches.update_batch import UpdateBatch
 from albert_core.checkpoint import (
     CHECKPOINTS,
     HELD_OUT_LOSS,
@@ -34,29 +36,29 @@ from albert_core.contract.manifest import (
     StagePlan,
     read_manifest,
 )
+from albert_core.contract.progress_report import report_progress
 from albert_core.contract.seeds import derive_seed
 from albert_core.contract.stage_command import stage_main
 from albert_core.data import ExampleShards
-from albert_core.devices import ranks_of_environment
+from albert_core.devices.chosen_devices import ranks_of_environment
+from albert_core.devices.machines import note_machine, noted_machines
+from albert_core.devices.state_sharding import shard_state
 from albert_core.distributed import Ranks
 from albert_core.evaluation import Evaluation, evaluate
-from albert_core.loader import UpdateLoader
 from albert_core.metrics import Estimate
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer, learning_rate_at
 from albert_core.preemption import RunAgain, StopRequest, ending_when_told_to, stop_request
-from albert_core.run_log import RunLog, say_scores
-from albert_core.run_speed import expected_speed
-from albert_core.starting_point import (
+from albert_core.pretraining.run_log import RunLog, say_scores
+from albert_core.pretraining.run_speed import expected_speed
+from albert_core.pretraining.starting_point import (
     StartingPoint,
     continue_run,
     find_starting_point,
 )
-from albert_core.state_sharding import shard_state
-from albert_core.tracking import TrackedRun, tracked_run
-from albert_core.train_step import PAIR_TASKS, TrainState, Update, train_step
-from albert_core.training_result import CURVES, write_result
-from albert_core.update_batch import UpdateBatch
+from albert_core.pretraining.train_step import PAIR_TASKS, TrainState, Update, train_step
+from albert_core.pretraining.training_result import CURVES, write_result
+from albert_core.tracked_run import TrackedRun, tracked_run
 
 STAGE = "pretraining"
 
@@ -139,6 +141,8 @@ class Pretraining:
         )
         metrics = self._resume(start)
         self.tracked: TrackedRun | None = self._track() if ranks.is_first else None
+        if ranks.is_first:
+            note_machine(self.folder, ranks.world_size, ranks.device)
         self.run_log = RunLog(
             model,
             settings,
@@ -182,6 +186,8 @@ class Pretraining:
 
     def _do_what_is_due(self, update: Update) -> None:
         """Report, evaluate, save or leave, as it is due after ``update``."""
+        if self.ranks.is_first:
+            report_progress(self.state.step, self.settings.num_steps, "steps")
         if update.skipped is not None:
             self._note_skipped(update)
         if self._is_due(self.settings.log_steps):
@@ -379,6 +385,7 @@ class Pretraining:
             "before": {name: score.model_dump() for name, score in self.before.items()},
             "after": {name: score.model_dump() for name, score in after.items()},
             "settings": self._resolved_settings(),
+            "machines": noted_machines(self.folder),
             "mlflow_run_id": self.tracked.run_id,
         }
 

@@ -40,10 +40,10 @@ from transformers import (
 
 from albert_core.config import FinetuningSettings, ModelSettings
 from albert_core.contract.tokenizer import Tokenizer
-from albert_core.encoder_weights import encoder_to_hf_state
-from albert_core.finetuner import Finetuner
-from albert_core.huggingface import hf_config
-from albert_core.hyperparameters import Hyperparameters
+from albert_core.conversion.encoder_weights import encoder_to_hf_state
+from albert_core.conversion.huggingface import hf_config
+from albert_core.downstream.finetuner import Finetuner
+from albert_core.downstream.hyperparameters import Hyperparameters
 from albert_core.model import AlbertModel
 from albert_core.tasks.catalogue import TASKS, TaskFiles, read_examples
 from albert_core.tasks.problem import Head, Inputs

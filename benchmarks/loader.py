@@ -31,14 +31,14 @@ from _stage_runs import hardware
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling
 
+from albert_core.batches.example_order import LENGTH_MULTIPLE, padded_length
+from albert_core.batches.fresh_masks import FreshMasks
+from albert_core.batches.loader import UpdateLoader
 from albert_core.contract.ragged import Ints
 from albert_core.contract.records import NUM_SPECIAL
 from albert_core.contract.tokenizer import Tokenizer
+from albert_core.conversion.tokenizer_export import tokenizer_files
 from albert_core.data import ExampleShards
-from albert_core.example_order import LENGTH_MULTIPLE, padded_length
-from albert_core.fresh_masks import FreshMasks
-from albert_core.loader import UpdateLoader
-from albert_core.tokenizer_export import tokenizer_files
 
 RESULTS = Path(__file__).parent / "results" / "loader.json"
 LENGTHS = (128, 512)

@@ -17,9 +17,9 @@ from albert_core.contract import storage
 from albert_core.contract.arrow_files import read_arrow
 from albert_core.contract.errors import AlbertError, ConfigError
 from albert_core.contract.manifest import read_manifest
-from albert_core.hardware import HARDWARE, Hardware, find_hardware
-from albert_core.parameters import PUBLISHED_SIZES, PublishedSize
-from albert_core.run_plan import (
+from albert_core.planning.hardware import HARDWARE, Hardware, find_hardware
+from albert_core.planning.parameters import PUBLISHED_SIZES, PublishedSize
+from albert_core.planning.run_plan import (
     MANY_DEVICES,
     PAPER_BATCH_SIZE,
     RESERVED_SHARE,
@@ -28,7 +28,7 @@ from albert_core.run_plan import (
     batch_advice,
     plan_run,
 )
-from albert_core.training_memory import TrainingMemory
+from albert_core.planning.training_memory import TrainingMemory
 from flows.recipe import Recipe, load_recipe, shipped_recipes
 from flows.report import Report
 

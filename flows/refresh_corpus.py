@@ -6,10 +6,14 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
 from albert_core.contract.manifest import read_manifest
+from albert_core.contract.stage_command import NO_RESULT
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.corpus_event import tell_of_change
+from flows.flow_options import FLOW_OPTIONS
+from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
 from flows.report import build_text_report
 from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
+from flows.tracked_flow import note_report
 
 
 @stage_task("clean-corpus")
@@ -32,16 +36,22 @@ def make_examples(run: RecipeRun, corpus: str, vocab: str) -> str:
 
 @stage_task("removal-receipt")
 def removal_receipt(run: RecipeRun, examples: str) -> str:
-    """Certify that documents which are gone from the corpus are in no shard."""
-    return run_stage("pipelines.removal", run, examples=examples)
+    """Certify that documents which are gone from the corpus are in no shard; name the versions."""
+    receipt = run_stage("pipelines.removal", run, examples=examples)
+    if receipt != NO_RESULT:
+        from flows.affected_versions import name_affected_versions
+
+        name_affected_versions(receipt, run.work)
+    return receipt
 
 
-@flow(name="refresh-corpus")
+@flow(name="refresh-corpus", **FLOW_OPTIONS)
 def refresh_corpus(
     recipe: str = "tiny",
     source: str | None = None,
     work: str | None = None,
     overrides: list[str] | None = None,
+    settings: RecipeChanges = NO_CHANGES,
 ) -> str:
     """Bring the corpus, its vocabulary and its examples up to date.
 
@@ -50,10 +60,12 @@ def refresh_corpus(
         source: your own text: a file, folder, glob or URI. Without it, the recipe's.
         work: folder for all results. Without it, ALBERT_WORK, else `work`.
         overrides: settings that differ from the recipe's, `section.field=value` each.
+        settings: the same as a form; what `overrides` names goes before it.
 
     Returns:
         The report.
     """
+    overrides = with_form(settings, overrides)
     run = start_run(recipe, source, work, overrides)
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus)
@@ -67,9 +79,17 @@ def report(run: RecipeRun, receipt: str, **manifests: str) -> str:
     """Save what was done as an artifact of the flow run, and return it as text."""
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
     uris = {**manifests, "receipt": receipt}
-    done = build_text_report(run.recipe.name, made, uris, interpreter())
+    affected = [] if receipt == NO_RESULT else _affected(receipt)
+    done = build_text_report(run.recipe.name, made, uris, interpreter(), affected)
+    note_report(done.markdown())
     create_markdown_artifact(done.markdown(), key="refresh-corpus", description=done.title)
     return done.text()
+
+
+def _affected(receipt: str) -> list[str]:
+    from flows.affected_versions import named_versions
+
+    return named_versions(receipt)
 
 
 if __name__ == "__main__":

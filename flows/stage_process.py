@@ -15,16 +15,26 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import IO
 
+from albert_core.contract.credentials import redacted
 from albert_core.contract.errors import StageError
-from albert_core.contract.stage_command import FAILURE, FAILURE_STATUS, RESULT
+from albert_core.contract.log_lines import read_line
+from albert_core.contract.progress_report import ASKED_FOR, StageProgress
+from albert_core.contract.stage_command import (
+    FAILURE,
+    FAILURE_STATUS,
+    RESULT,
+    RUN_AGAIN_STATUS,
+)
+from flows.stage_limits import NO_LIMITS, SILENT_MINUTES, STAGE_HOURS, Limits
 
-WORKER_LOST_STATUS = os.EX_TEMPFAIL
-"""Exit status (75) of a stage that lost a worker process: the same command may well succeed."""
 GRACE_SECONDS = 30.0
 """How long a stage that is stopped may take, to save its checkpoint for example."""
 _LAST_LINES = 20
 _LOOK_SECONDS = 0.05
-_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+_WORTH_ANOTHER_TRY = {RUN_AGAIN_STATUS, -signal.SIGKILL, -signal.SIGTERM}
+"""A stage that ended so was killed, by the kernel for want of memory perhaps, or told to stop; it
+goes on from what is done."""
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", ASKED_FOR: "yes"}
 """Torch's threads sleep while they wait: a little slower on an idle machine, and nearly twice as
 fast beside another process that computes."""
 
@@ -39,8 +49,16 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
-class WorkerLostError(StageError):
-    """A stage lost one of its worker processes; running it again may well succeed."""
+class InterruptedStageError(StageError):
+    """A stage was cut short by what passes by itself; running it again may well succeed."""
+
+
+def distributed_argv(argv: Sequence[str], num_processes: int) -> list[str]:
+    """Return the command line of the training ``argv`` for so many processes on this machine."""
+    if num_processes == 1:
+        return list(argv)
+    launcher = ["-m", "albert_core.launcher", "--standalone", f"--nproc-per-node={num_processes}"]
+    return [sys.executable, *launcher, *argv[1:]]
 
 
 def run_stage_process(
@@ -48,6 +66,8 @@ def run_stage_process(
     log: Callable[[str], None],
     grace_seconds: float = GRACE_SECONDS,
     environment: Mapping[str, str] | None = None,
+    limits: Limits = NO_LIMITS,
+    on_progress: Callable[[StageProgress], None] | None = None,
 ) -> str:
     """Run the command line of a stage; return the URI of its manifest.
 
@@ -56,9 +76,11 @@ def run_stage_process(
         log: called with each line of the stage's output, but for those of its result.
         grace_seconds: time to end between SIGTERM and SIGKILL, when this call is interrupted.
         environment: variables that the process is to have besides this one's.
+        limits: how long it may take.
+        on_progress: called with what the stage reports, if it does.
 
     Raises:
-        WorkerLostError: exit status 75.
+        InterruptedStageError: exit status 75, killed, told to stop, or silent for too long.
         StageError: the stage's own message, when it failed with one; or its last lines.
     """
     process = subprocess.Popen(
@@ -73,13 +95,15 @@ def run_stage_process(
         start_new_session=True,
     )
     assert process.stdout is not None
-    output = _Output(log)
+    output = _Output(log, on_progress)
+    watch = _Watch(process, output, limits, grace_seconds)
     # In this thread's context: a logger may find there to whom it speaks.
     in_context = contextvars.copy_context().run
     reader = threading.Thread(target=in_context, args=(output.read, process.stdout), daemon=True)
     reader.start()
     try:
-        _wait(process)
+        with watch:
+            _wait(process)
     except BaseException:
         _stop(process, grace_seconds)
         raise
@@ -88,14 +112,19 @@ def run_stage_process(
         status = process.wait()
         reader.join(timeout=grace_seconds)
         process.stdout.close()
+    watch.check()
     return output.result(argv, status)
 
 
 class _Output:
     """What a stage has printed."""
 
-    def __init__(self, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, log: Callable[[str], None], on_progress: Callable[[StageProgress], None] | None
+    ) -> None:
         self.log = log
+        self.on_progress = on_progress
+        self.last_at = time.monotonic()
         self.lines: list[str] = []
         self.failure: list[str] = []
         self.manifest: str | None = None
@@ -105,23 +134,29 @@ class _Output:
             self._take(line.rstrip("\n"))
 
     def _take(self, line: str) -> None:
-        if line.startswith(RESULT):
-            self.manifest = line.removeprefix(RESULT)
-        elif line.startswith(FAILURE) or self.failure:
-            self.failure.append(line)
+        self.last_at = time.monotonic()
+        if progress := StageProgress.from_line(line):
+            if self.on_progress is not None:
+                self.on_progress(progress)
+            return
+        _, text, _ = read_line(line)
+        if text.startswith(RESULT):
+            self.manifest = text.removeprefix(RESULT)
+        elif text.startswith(FAILURE) or self.failure:
+            self.failure += redacted(text).splitlines()
         else:
-            self.lines = [*self.lines[1 - _LAST_LINES :], line]
-            self.log(line)
+            self.lines = [*self.lines[1 - _LAST_LINES :], redacted(text)]
+            self.log(redacted(line))
 
     def result(self, argv: Sequence[str], status: int) -> str:
         if status == 0 and self.manifest is not None:
             return self.manifest
+        again = status in _WORTH_ANOTHER_TRY
         message = self._message(status)
-        if message and status != WORKER_LOST_STATUS:
-            raise StageError(message)
-        last_lines = "\n  ".join(self.lines + self.failure)
-        text = f"{_named(argv)} {_ended(status)}. Its last lines:\n  {last_lines}"
-        raise WorkerLostError(text) if status == WORKER_LOST_STATUS else StageError(text)
+        if not message:
+            last_lines = "\n  ".join(self.lines + self.failure)
+            message = f"{_named(argv)} {_ended(status)}. Its last lines:\n  {last_lines}"
+        raise InterruptedStageError(message) if again else StageError(message)
 
     def _message(self, status: int) -> str:
         """Return the stage's own message, without what a launcher may have said after it."""
@@ -132,6 +167,60 @@ class _Output:
             indented = (i for i, line in enumerate(rest) if not line.startswith("  "))
             rest = rest[: next(indented, len(rest))]
         return "\n".join([first.removeprefix(FAILURE), *rest]).rstrip()
+
+
+class _Watch:
+    """A thread that stops a stage when it takes longer than its limits."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[str],
+        output: _Output,
+        limits: Limits,
+        grace_seconds: float,
+    ) -> None:
+        self._process, self._output, self._limits = process, output, limits
+        self._grace_seconds = grace_seconds
+        self._began = time.monotonic()
+        self._over = threading.Event()
+        self._error: StageError | None = None
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> None:
+        if self._limits != NO_LIMITS:
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def check(self) -> None:
+        """Raise what the stage was stopped for, if it was."""
+        if self._error is not None:
+            raise self._error
+
+    def _look(self) -> None:
+        while not self._over.wait(_LOOK_SECONDS):
+            self._error = self._overdue()
+            if self._error is not None:
+                _stop(self._process, self._grace_seconds)
+                _kill_group(self._process)
+                return
+
+    def _overdue(self) -> StageError | None:
+        now, limits = time.monotonic(), self._limits
+        if limits.seconds is not None and now - self._began > limits.seconds:
+            return StageError(
+                f"the stage was stopped: it took longer than {limits.seconds / 3600:g} hours. "
+                f"Raise {STAGE_HOURS}; what is done by now is kept."
+            )
+        if limits.silent_seconds is not None and now - self._output.last_at > limits.silent_seconds:
+            return InterruptedStageError(
+                f"the stage was stopped: it printed nothing for {limits.silent_seconds / 60:g} "
+                f"minutes. If that is its way, raise {SILENT_MINUTES}."
+            )
+        return None
 
 
 def _named(argv: Sequence[str]) -> str:

@@ -2,9 +2,11 @@
 
 import os
 import shlex
-import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from logging import Logger, LoggerAdapter, getLogger
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import Task, get_run_logger, task
@@ -12,19 +14,27 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import exponential_backoff
 
-from albert_core.contract import storage
+from albert_core.contract.credentials import hide_credentials_in_logs
 from albert_core.contract.errors import ConfigError
+from albert_core.contract.log_lines import read_line, use_format
 from albert_core.contract.manifest import Manifest, read_manifest
+from albert_core.contract.outage import is_passing
 from albert_core.contract.stage_command import stage_argv
 from flows.recipe import Recipe, load_recipe, save_recipe
-from flows.stage_process import WorkerLostError, run_stage_process
+from flows.report import tracking_uri
+from flows.stage_limits import limits_of
+from flows.stage_page import ProgressPage, save_stage_page
+from flows.stage_process import InterruptedStageError, distributed_argv, run_stage_process
+from flows.tracked_flow import begin_tracking, note_stage, stage_environment
+from flows.work_folder import work_folder
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 TRAINING = "albert_core.training"
-_RETRIES = 2
+_RETRIES = 4
 _FIRST_DELAY_SECONDS = 10
+"""Before the second try; twice as long before each further one."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +59,18 @@ def start_run(
     """
     resolved = load_recipe(recipe, overrides or (), source)
     folder = work_folder(work)
-    return RecipeRun(resolved, save_recipe(resolved, folder), folder)
-
-
-def work_folder(work: str | None) -> str:
-    """Return the folder for all results, absolute."""
-    return storage.absolute(work or os.environ.get("ALBERT_WORK") or "work")
+    uri = save_recipe(resolved, folder)
+    hide_credentials_in_logs()
+    use_format(getLogger("prefect"))
+    begin_tracking(folder, resolved.name, uri)
+    return RecipeRun(resolved, uri, folder)
 
 
 def stage_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
-    """Make a function a task called ``name``, tried again only when a worker process was lost.
+    """Make a function a task called ``name``, tried again after what passes by itself.
+
+    That is a stage that was killed, preempted, lost a worker or fell silent, and a server that
+    does not answer; a mistake in the settings or the data is not tried again.
 
     What was computed already is decided by the stage, by its manifest, not by Prefect's cache.
     """
@@ -68,7 +80,7 @@ def stage_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
         retries=_RETRIES,
         retry_delay_seconds=exponential_backoff(_FIRST_DELAY_SECONDS),
         retry_jitter_factor=0.5,
-        retry_condition_fn=_lost_a_worker,
+        retry_condition_fn=_may_pass,
     )
 
 
@@ -88,7 +100,18 @@ def run_stage(
         argv = _distributed(argv)
     log = get_run_logger()
     log.info("by hand: %s", shlex.join(argv))
-    return run_stage_process(argv, lambda line: log.info("%s", line), environment=environment)
+    began = time.time()
+    with ProgressPage(module.rpartition(".")[2]) as page:
+        manifest = run_stage_process(
+            argv,
+            partial(_relay, log),
+            environment={**stage_environment(), **(environment or {})},
+            limits=limits_of(module),
+            on_progress=page.report,
+        )
+    save_stage_page(manifest, tracking_uri(run.work))
+    note_stage(manifest, began)
+    return manifest
 
 
 def read_stage(manifest: str) -> tuple[Manifest, str]:
@@ -96,16 +119,20 @@ def read_stage(manifest: str) -> tuple[Manifest, str]:
     return read_manifest(manifest), manifest.rpartition("/")[0]
 
 
+def _relay(log: Logger | LoggerAdapter[Any], line: str) -> None:
+    """Log a line of a stage as the flow's own, with what it names in JSON."""
+    level, message, ids = read_line(line)
+    log.log(level, "%s", message, extra=dict(ids))
+
+
 def _distributed(argv: list[str]) -> list[str]:
     """Return the training's command line for ALBERT_TRAINING_PROCESSES processes, 1 if unset."""
     text = os.environ.get("ALBERT_TRAINING_PROCESSES", "1")
     if not text.isdigit() or int(text) < 1:
         raise ConfigError(f"ALBERT_TRAINING_PROCESSES={text!r} must be a whole number, at least 1")
-    if int(text) == 1:
-        return argv
-    launcher = ["-m", "albert_core.launcher", "--standalone", f"--nproc-per-node={text}"]
-    return [sys.executable, *launcher, *argv[1:]]
+    return distributed_argv(argv, int(text))
 
 
-def _lost_a_worker(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
-    return isinstance(state.result(raise_on_failure=False), WorkerLostError)
+def _may_pass(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, InterruptedStageError) or is_passing(error)

@@ -106,6 +106,41 @@ def write_bytes(uri: str, content: bytes) -> None:
         file.write(content)
 
 
+def create(uri: str, content: bytes) -> bool:
+    """Write ``content`` to ``uri`` if there is no file yet; return whether it was written.
+
+    Of several processes that try at once, one does it, on any host: locally and in S3, Google's
+    and Azure's stores.
+    """
+    fs, path = filesystem(uri)
+    try:
+        if isinstance(fs, LocalFileSystem):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "xb") as file:
+                file.write(content)
+        else:
+            fs.pipe_file(path, content, mode="create")
+    except FileExistsError:
+        return False
+    except OSError:  # a store may say so in other words, or the answer to a success was lost
+        if not exists(uri):
+            raise
+        return read_bytes(uri) == content
+    return True
+
+
+def put(uri: str, content: bytes) -> None:
+    """Write a small file; also while another thread has one open on the same store.
+
+    `open_atomic` uses fsspec's transactions, which all threads have in common.
+    """
+    fs, path = filesystem(uri)
+    if isinstance(fs, LocalFileSystem):
+        write_bytes(uri, content)
+    else:
+        fs.pipe_file(path, content)
+
+
 def sha256_of(uri: str) -> str:
     """Return the SHA-256 of the file at ``uri``, as 64 hexadecimal digits."""
     fs, path = filesystem(uri)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AlbertConfig, AlbertModel
 
-from albert_core.conversion import load_model, load_model_folder
+from albert_core.conversion.model_folder import load_model, load_model_folder
+from albert_core.conversion.tf_release import load_tf_release
 from albert_core.convert_model import convert_model, main
-from albert_core.tf_release import load_tf_release
 from tests.albert_core.tiny_tf_release import fake_tensorflow, tf_variables, write_tf_release
 from tests.albert_core.tiny_vocab import tiny_vocab
 

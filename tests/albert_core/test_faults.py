@@ -15,10 +15,11 @@ from albert_core.checkpoint import RECORD, STATE
 from albert_core.config import TrainingSettings
 from albert_core.contract.errors import ConfigError, TrainingError
 from albert_core.contract.manifest import read_manifest
+from albert_core.contract.stage_command import RUN_AGAIN_STATUS
 from albert_core.evaluation import evaluate
-from albert_core.preemption import RUN_AGAIN_STATUS, RunAgain
-from albert_core.train_step import TrainState, Update, train_step
-from albert_core.update_guard import NUM_NORMS, UpdateGuard
+from albert_core.preemption import RunAgain
+from albert_core.pretraining.train_step import TrainState, Update, train_step
+from albert_core.pretraining.update_guard import NUM_NORMS, UpdateGuard
 from pipelines import make_examples
 from pipelines.config import ExampleSettings
 from tests.albert_core.training_runs import (
@@ -151,7 +152,7 @@ def test_a_resumed_run_skips_the_same_spikes(
     monkeypatch: pytest.MonkeyPatch,
     around_step: Callable[[Callable[[TrainState], None]], None],
 ) -> None:
-    monkeypatch.setattr("albert_core.update_guard.NUM_NORMS", 4)
+    monkeypatch.setattr("albert_core.pretraining.update_guard.NUM_NORMS", 4)
     settings = with_settings(spike_factor=5.0)
 
     def spikes(state: TrainState) -> None:

@@ -17,8 +17,8 @@ from albert_core.contract import storage
 from albert_core.contract.arrow_files import read_arrow
 from albert_core.contract.errors import ConfigError, IntegrityError, TaskError, TrainingError
 from albert_core.contract.manifest import Manifest, check_shard, read_manifest
-from albert_core.encoder_weights import load_encoder
-from albert_core.finetuner import Finetuner
+from albert_core.conversion.encoder_weights import load_encoder
+from albert_core.downstream.finetuner import Finetuner
 from albert_core.metrics import METRICS
 from albert_core.tasks.catalogue import SCORED_WITH, TASKS
 from albert_core.tracking import open_client

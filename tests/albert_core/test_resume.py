@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from albert_core import training
+from albert_core.batches.example_order import example_order
 from albert_core.config import TrainingSettings
 from albert_core.contract.manifest import read_manifest
 from albert_core.contract.seeds import derive_seed
+from albert_core.contract.stage_command import RUN_AGAIN_STATUS
 from albert_core.data import ExampleShards
-from albert_core.example_order import example_order
-from albert_core.preemption import RUN_AGAIN_STATUS
 from tests.albert_core.training_runs import (
     MODEL,
     TRAINING,

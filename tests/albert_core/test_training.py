@@ -19,21 +19,22 @@ import pytest
 import torch
 from torch.multiprocessing.spawn import spawn
 
-from albert_core import run_speed, training
+from albert_core import training
+from albert_core.batches.example_order import example_order
+from albert_core.batches.update_batch import UpdateBatch
 from albert_core.config import TrainingSettings
 from albert_core.contract.errors import ConfigError, IntegrityError
 from albert_core.contract.manifest import read_manifest
 from albert_core.contract.stage_command import stage_argv
 from albert_core.data import Batch, ExampleShards
 from albert_core.distributed import ALONE, Ranks
-from albert_core.example_order import example_order
 from albert_core.launcher import status_of
 from albert_core.layer_execution import set_layer_execution
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer
+from albert_core.pretraining import run_speed
+from albert_core.pretraining.train_step import TrainState, train_step
 from albert_core.tracking import open_client
-from albert_core.train_step import TrainState, train_step
-from albert_core.update_batch import UpdateBatch
 from tests.albert_core.one_update import sizes_of, update_of
 from tests.albert_core.training_runs import (
     MODEL,

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 from albert_core import training
+from albert_core.batches.update_batch import UpdateBatch
 from albert_core.contract.stage_command import stage_main
 from albert_core.data import Batch
 from albert_core.preemption import ending_when_told_to
-from albert_core.train_step import TrainState, Update, train_step
-from albert_core.update_batch import UpdateBatch
+from albert_core.pretraining.train_step import TrainState, Update, train_step
 
 FAULTS: dict[str, Any] = json.loads(os.environ.get("FAULTS", "{}"))
 

@@ -43,7 +43,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     fake = FakeStages()
     monkeypatch.setattr(evaluate_albert, "run_stage", fake.run_stage)
     versions = SimpleNamespace(model_folder_of=lambda uri, work: f"/found/{uri[8:]}")
-    monkeypatch.setitem(sys.modules, "albert_core.model_versions", versions)
+    monkeypatch.setitem(sys.modules, "albert_core.model_registry.model_versions", versions)
     monkeypatch.setattr(albert_core, "model_versions", versions, raising=False)
     return fake
 

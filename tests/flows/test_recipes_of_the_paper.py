@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from albert_core.hardware import find_hardware
-from albert_core.parameters import PUBLISHED_SIZES, count_parameters
+from albert_core.planning.hardware import find_hardware
+from albert_core.planning.parameters import PUBLISHED_SIZES, count_parameters
 from flows.plan import plan_recipe
 from flows.recipe import SHIPPED, Recipe, load_recipe, shipped_recipes
 

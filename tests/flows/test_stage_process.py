@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from albert_core.contract.errors import StageError
-from flows.stage_process import WorkerLostError, run_stage_process
+from albert_core.contract.progress_report import StageProgress
+from flows.stage_limits import Limits
+from flows.stage_process import InterruptedStageError, run_stage_process
 
 STAGE = """
 import os, signal, subprocess, sys, time, warnings
@@ -33,6 +35,14 @@ elif how == "crash":
     raise RuntimeError("a defect")
 elif how == "worker lost":
     sys.exit(os.EX_TEMPFAIL)
+elif how == "server away":
+    print("error: the registry does not answer", file=sys.stderr)
+    sys.exit(os.EX_TEMPFAIL)
+elif how == "progress":
+    from albert_core.contract.progress_report import report_progress
+    report_progress(30.0, 120.0, "steps")
+    report_progress(31.0, 120.0, "steps")
+    print("manifest: m")
 elif how == "no manifest":
     sys.exit(0)
 elif how == "killed":
@@ -88,7 +98,7 @@ def test_a_users_mistake_is_the_stages_own_message(tmp_path: Path, how: str, mes
     with pytest.raises(StageError) as caught:
         run(how, tmp_path)
     assert str(caught.value) == message
-    assert not isinstance(caught.value, WorkerLostError)
+    assert not isinstance(caught.value, InterruptedStageError)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +107,6 @@ def test_a_users_mistake_is_the_stages_own_message(tmp_path: Path, how: str, mes
         ("crash", "ended with status 1", "RuntimeError: a defect"),
         ("usage", "ended with status 2", "stage: error: no such option"),
         ("no manifest", "ended without naming its manifest", "step 1"),
-        ("killed", "was killed by SIGKILL", "step 1"),
     ],
 )
 def test_a_crash_is_told_with_its_status_and_last_lines(
@@ -107,12 +116,50 @@ def test_a_crash_is_told_with_its_status_and_last_lines(
         run(how, tmp_path)
     assert ended in str(caught.value)
     assert line in str(caught.value)
-    assert not isinstance(caught.value, WorkerLostError)
+    assert not isinstance(caught.value, InterruptedStageError)
 
 
-def test_a_lost_worker_is_told_apart_because_it_is_worth_another_try(tmp_path: Path) -> None:
-    with pytest.raises(WorkerLostError, match="ended with status 75"):
-        run("worker lost", tmp_path)
+@pytest.mark.parametrize(
+    ("how", "ended"),
+    [
+        ("worker lost", "ended with status 75"),
+        ("killed", "was killed by SIGKILL"),
+        ("server away", "^the registry does not answer$"),
+    ],
+)
+def test_what_passes_by_itself_is_told_apart_because_it_is_worth_another_try(
+    tmp_path: Path, how: str, ended: str
+) -> None:
+    with pytest.raises(InterruptedStageError, match=ended):
+        run(how, tmp_path)
+
+
+def test_a_stage_that_falls_silent_is_stopped_to_be_tried_again(tmp_path: Path) -> None:
+    with pytest.raises(InterruptedStageError, match=r"printed nothing for 0\.01 minutes"):
+        run_stage_process(argv_of("patient", tmp_path), print, limits=Limits(silent_seconds=0.6))
+    assert_stopped(tmp_path)
+
+
+def test_a_stage_that_takes_too_long_is_stopped_for_good(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match=r"took longer than 0\.001 hours") as caught:
+        run_stage_process(argv_of("patient", tmp_path), print, limits=Limits(seconds=3.6))
+    assert not isinstance(caught.value, InterruptedStageError)
+    assert_stopped(tmp_path)
+
+
+def assert_stopped(folder: Path) -> None:
+    wait_until_gone(int((folder / "started").read_text()))
+    wait_until_gone(int((folder / "child").read_text()))
+    assert (folder / "saved").exists()
+
+
+def test_progress_is_told_and_not_logged(tmp_path: Path) -> None:
+    lines: list[str] = []
+    told: list[StageProgress] = []
+    run_stage_process(argv_of("progress", tmp_path), lines.append, on_progress=told.append)
+    assert told == [StageProgress(30.0, 120.0, "steps")]
+    assert told[0].share == 0.25
+    assert lines == ["step 1"]
 
 
 def test_what_a_killed_stage_had_started_ends_with_it(tmp_path: Path) -> None:

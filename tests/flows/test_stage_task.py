@@ -6,7 +6,7 @@ from prefect import flow
 
 from albert_core.contract.errors import ConfigError, StageError
 from flows.recipe import load_recipe, save_recipe
-from flows.stage_process import WorkerLostError
+from flows.stage_process import InterruptedStageError
 from flows.stage_task import TRAINING, RecipeRun, _distributed, run_stage, stage_task, start_run
 
 FAKE_STAGE = """
@@ -111,4 +111,4 @@ def test_training_on_several_devices_is_launched_by_the_launcher(
 
 
 def test_a_lost_worker_is_a_stage_error_like_the_others() -> None:
-    assert issubclass(WorkerLostError, StageError)
+    assert issubclass(InterruptedStageError, StageError)

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
 from albert_core.contract.tokenizer import Tokenizer
-from albert_core.conversion import (
+from albert_core.conversion.model_folder import (
     from_tf_variables,
     hf_names,
     load_model,
     tf_to_hf,
     to_hf_state,
 )
+from albert_core.conversion.tokenizer_export import fast_tokenizer
 from albert_core.losses import masked_lm_loss, sentence_order_loss
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import build_optimizer, learning_rate_at
-from albert_core.tokenizer_export import fast_tokenizer
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 pytestmark = pytest.mark.skipif(not SHARED.exists(), reason=f"{SHARED} is not here")

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from albert_core.contract.errors import AlbertError, ConfigError, SourceError
 from albert_core.contract.manifest import read_manifest
-from albert_core.contract.stage_command import stage_argv
-from flows.stage_process import WORKER_LOST_STATUS, WorkerLostError, run_stage_process
+from albert_core.contract.stage_command import RUN_AGAIN_STATUS, stage_argv
+from flows.stage_process import InterruptedStageError, run_stage_process
 from pipelines import engine
 from tests.job_service import job_service, worker_pool
 from tests.pipelines.conftest import EXAMPLES, Made
@@ -232,7 +232,7 @@ def test_a_killed_worker_ends_the_stage_and_another_run_makes_the_same_bytes(
 ) -> None:
     environment(monkeypatch, WORKERS="2")
     argv = toy_argv(tmp_path, seconds=0.1, deadly=5)
-    with pytest.raises(WorkerLostError, match="a Beam worker process died"):
+    with pytest.raises(InterruptedStageError, match="a Beam worker process died"):
         run_stage_process(argv, print)
     assert (tmp_path / "work" / "died").exists()
     assert not (tmp_path / "work" / "groups").exists()
@@ -256,7 +256,7 @@ def test_examples_after_a_killed_worker_are_those_of_an_undisturbed_run(
     )
     stage = subprocess.Popen(argv, cwd=PROJECT, stdout=subprocess.DEVNULL)
     os.kill(wait_for_workers(stage.pid, 2)[0], signal.SIGKILL)
-    assert stage.wait(timeout=60) == WORKER_LOST_STATUS
+    assert stage.wait(timeout=60) == RUN_AGAIN_STATUS
     assert not list(tmp_path.rglob("manifest.json"))
     manifest = run_stage_process(argv, print)
     assert read_manifest(manifest).content == read_manifest(made.examples).content

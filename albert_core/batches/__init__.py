@@ -1,0 +1,1 @@
+"""Which examples an update has, and in what form they reach the model."""

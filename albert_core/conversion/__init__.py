@@ -1,0 +1,1 @@
+"""Model folders, and weights to and from Hugging Face and the TF release."""

@@ -1,0 +1,1 @@
+"""Many devices: which there are, state cut over ranks, TPUs."""

@@ -1,0 +1,1 @@
+"""What the model is made of: attention, dense layers, activation functions."""

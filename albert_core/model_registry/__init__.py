@@ -1,0 +1,1 @@
+"""Registered models: versions, the gate to champion, and what serves them."""

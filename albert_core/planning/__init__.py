@@ -1,0 +1,1 @@
+"""What a run costs, before it is paid for: arithmetic without torch."""

@@ -1,0 +1,160 @@
+"""What a person sees of a pretraining run: log lines, MLflow's curves, a summary at the end."""
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from albert_core.batches.update_batch import UpdateSizes
+from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.distributed import Ranks
+from albert_core.evaluation import Evaluation
+from albert_core.planning.flops import training_flops_of
+from albert_core.pretraining.progress_window import (
+    ProgressWindow,
+    RunTotals,
+    peak_memory_bytes,
+    progress_line,
+    trust_ratios,
+)
+from albert_core.pretraining.run_speed import ExpectedSpeed
+from albert_core.pretraining.train_step import TrainState, Update
+from albert_core.tracked_run import TrackedRun
+
+_SECONDS_PER_HOUR = 3600
+
+log = logging.getLogger("pretraining")
+
+
+class RunLog:
+    """The numbers of a run as it goes; every rank keeps them, the first tells them.
+
+    Args:
+        model: the model's settings.
+        settings: of the run.
+        vocab_size: V.
+        ranks: that do the run.
+        expected: the devices' speed.
+        tracked: the run in MLflow, on the first rank.
+        metrics: of the updates since the last progress line, where a run is resumed.
+    """
+
+    def __init__(
+        self,
+        model: ModelSettings,
+        settings: TrainingSettings,
+        vocab_size: int,
+        ranks: Ranks,
+        expected: ExpectedSpeed,
+        tracked: TrackedRun | None,
+        metrics: Iterable[dict[str, float]],
+    ) -> None:
+        self._model, self._settings, self._vocab_size = model, settings, vocab_size
+        self._ranks, self._expected, self._tracked = ranks, expected, tracked
+        self._totals = RunTotals()
+        self.window = ProgressWindow(metrics)
+
+    def add(self, sizes: UpdateSizes, update: Update, waited: float) -> None:
+        """Add an update that has waited so many seconds for its data."""
+        flops = training_flops_of(
+            self._model,
+            self._vocab_size,
+            sizes.num_sequences,
+            sizes.num_pieces,
+            sizes.sum_of_squares,
+            sizes.num_predictions,
+        )
+        self.window.add(update, sizes.num_pieces, flops, waited)
+
+    def say_plan(self, step: int) -> None:
+        """Tell how fast the updates from ``step`` on are planned to be, where that is known."""
+        setup = self._expected.setup
+        if setup is None or self._tracked is None:
+            return
+        speed = setup.predicted_pieces_per_second
+        num_examples = (self._settings.num_steps - step) * self._settings.batch_size
+        hours = num_examples * setup.sizes.num_pieces / speed / _SECONDS_PER_HOUR
+        devices = f"{setup.devices.num_devices} x {setup.devices.hardware.name}"
+        log.info(
+            "pretraining: planned for %s: %s pieces/s, %.2f hours", devices, f"{speed:,.0f}", hours
+        )
+        planned = {"planned_pieces_per_second": speed, "planned_hours": hours}
+        self._tracked.log_metrics(step, planned)
+
+    def note_skipped(self, state: TrainState, update: Update) -> None:
+        """Say that ``update`` was skipped."""
+        if self._tracked is None:
+            return
+        log.warning(
+            "pretraining: step %s was skipped (%s): gradient norm %.3g, masked LM loss %.3g; "
+            "%d in a row, %d in all",
+            f"{state.step:,}",
+            str(update.skipped).replace("_", " "),
+            update.metrics["grad_norm"],
+            update.metrics["masked_lm_loss"],
+            state.guard.num_in_a_row,
+            state.guard.total_skipped,
+        )
+
+    def report(self, state: TrainState) -> None:
+        """Tell the window that ends here, and begin another."""
+        point = {
+            **self.window.means(),
+            "learning_rate": state.optimizer.param_groups[0]["lr"],
+            "skipped_steps": float(state.guard.total_skipped),
+            **trust_ratios(state.optimizer),
+            **self.window.speed(self._ranks.device, self._expected.peak_flops),
+        }
+        if self._tracked is not None:
+            num_steps = self._settings.num_steps
+            seconds_an_update = self.window.seconds / self.window.num_updates
+            state.history.append({"step": state.step, **point})
+            self._tracked.log_metrics(state.step, point)
+            seconds_left = seconds_an_update * (num_steps - state.step)
+            log.info("pretraining: %s", progress_line(state.step, num_steps, point, seconds_left))
+        self._totals.add(self.window)
+        self.window = ProgressWindow()
+
+    def note_scores(self, step: int, scores: Evaluation) -> None:
+        """Tell the held-out scores of ``step``."""
+        if self._tracked is None:
+            return
+        log.info("pretraining: step %s, held-out: %s", f"{step:,}", say_scores(scores))
+        self._tracked.log_metrics(
+            step, {f"held_out/{name}": score.value for name, score in scores.items()}
+        )
+
+    def summarise(self, state: TrainState, after: Evaluation, checkpoint_seconds: float) -> None:
+        """Tell what the run took and reached, on the first rank.
+
+        Args:
+            state: after the last update.
+            after: its held-out scores.
+            checkpoint_seconds: that the training spent on checkpoints.
+        """
+        assert self._tracked is not None
+        totals, expected = self._totals, self._expected
+        spent = {"checkpoint": checkpoint_seconds, "tracking": self._tracked.seconds}
+        memory = peak_memory_bytes(self._ranks.device)
+        log.info(
+            "pretraining: %s",
+            totals.summary(spent, memory, expected.peak_flops, expected.peak_source),
+        )
+        if totals.num_updates:
+            last: dict[str, Any] = {
+                f"{what}_share": seconds / totals.seconds for what, seconds in spent.items()
+            }
+            if expected.setup is not None:
+                setup, flops_per_s = expected.setup, totals.num_flops / totals.seconds
+                last["speed_to_plan"] = setup.speed_to_plan(flops_per_s)
+                compared = setup.compared_with_plan(flops_per_s, totals.pieces_per_second)
+                log.info("pretraining: %s", compared)
+            self._tracked.log_metrics(state.step, last)
+        if total := state.guard.total_skipped:
+            reasons = ", ".join(f"{r} {n}" for r, n in state.guard.num_skipped.items() if n)
+            log.info("pretraining: %d updates were skipped (%s)", total, reasons.replace("_", " "))
+        log.info("pretraining: held-out, after: %s", say_scores(after))
+
+
+def say_scores(scores: Evaluation) -> str:
+    """Return scores, each with its interval, for a log line."""
+    return ", ".join(f"{name} {score}" for name, score in scores.items())

@@ -1,0 +1,252 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from albert_core.config import ModelSettings
+from albert_core.contract.errors import ConfigError, IntegrityError, SourceError
+from albert_core.conversion.tf_release import (
+    from_tf_variables,
+    load_tf_release,
+    read_tf_config,
+    read_tf_tokenizer,
+    tf_to_hf,
+)
+from albert_core.model import AlbertForPretraining
+from tests.albert_core.tiny_tf_release import (
+    TF_CONFIG_VALUES,
+    fake_tensorflow,
+    save_variables,
+    tf_variables,
+    write_tf_release,
+)
+from tests.albert_core.tiny_vocab import tiny_vocab
+
+__all__ = ["fake_tensorflow"]
+SHAPES = [(1, 1), (2, 1), (2, 2)]
+
+
+def assert_has_weights(
+    model: AlbertForPretraining, variables: dict[str, np.ndarray], inner_group_num: int
+) -> None:
+    """Compare with the variables, by names that are written down here once more."""
+    found = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    block = "bert/encoder/transformer/group_{}/inner_group_{}"
+    expected = {
+        "encoder.embeddings.word.weight": variables["bert/embeddings/word_embeddings"],
+        "encoder.pooler.weight": variables["bert/pooler/dense/kernel"].T,
+        "masked_lm.dense.weight": variables["cls/predictions/transform/dense/kernel"].T,
+        "masked_lm.bias": variables["cls/predictions/output_bias"],
+        "sentence_order.weight": variables["cls/seq_relationship/output_weights"],
+    }
+    projection = "bert/encoder/embedding_hidden_mapping_in/kernel"
+    if projection in variables:
+        expected["encoder.projection.weight"] = variables[projection].T
+    for number in range(len(model.encoder.attentions)):
+        prefix = block.format(*divmod(number, inner_group_num))
+        attention, ffn = f"encoder.attentions.{number}", f"encoder.feed_forwards.{number}"
+        expected |= {
+            f"{attention}.query.weight": variables[f"{prefix}/attention_1/self/query/kernel"].T,
+            f"{attention}.norm.weight": variables[f"{prefix}/LayerNorm/gamma"],
+            f"{ffn}.inner.weight": variables[f"{prefix}/ffn_1/intermediate/dense/kernel"].T,
+            f"{ffn}.output.bias": variables[f"{prefix}/ffn_1/intermediate/output/dense/bias"],
+            f"{ffn}.norm.bias": variables[f"{prefix}/LayerNorm_1/beta"],
+        }
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.mark.usefixtures("fake_tensorflow")
+@pytest.mark.parametrize(("groups", "inner"), SHAPES)
+def test_a_release_gives_its_weights_shape_and_vocabulary(
+    groups: int, inner: int, tmp_path: Path
+) -> None:
+    variables = tf_variables(groups, inner)
+    write_tf_release(tmp_path, variables, num_hidden_groups=groups, inner_group_num=inner)
+    for uri in (str(tmp_path), str(tmp_path / "model.ckpt-best")):
+        model = load_tf_release(uri)
+        assert len(model.encoder.attentions) == groups * inner
+        assert_has_weights(model, variables, inner)
+        tokenizer = read_tf_tokenizer(uri)
+        assert tokenizer.pieces == tiny_vocab().pieces
+        assert (tokenizer.lower_case, tokenizer.split_digit_commas) == (True, True)
+
+
+@pytest.mark.usefixtures("fake_tensorflow")
+def test_a_release_has_no_projection_where_e_is_h(tmp_path: Path) -> None:
+    variables = tf_variables(embedding_size=16)
+    write_tf_release(tmp_path, variables, embedding_size=16)
+    model = load_tf_release(str(tmp_path))
+    assert isinstance(model.encoder.projection, nn.Identity)
+    assert_has_weights(model, variables, 1)
+
+
+def test_gelu_of_the_release_is_the_tanh_approximation(tmp_path: Path) -> None:
+    write_tf_release(tmp_path, {}, hidden_dropout_prob=0.1)
+    settings = read_tf_config(str(tmp_path))
+    assert settings.hidden_act == "gelu_new"
+    assert settings.hidden_dropout_prob == 0.1
+    assert (settings.sharing, settings.num_hidden_layers) == ("all", 4)
+
+
+def test_what_a_release_s_config_leaves_out_is_as_in_the_reference(tmp_path: Path) -> None:
+    (tmp_path / "albert_config.json").write_text("{}")
+    settings = read_tf_config(str(tmp_path))
+    sizes = (settings.hidden_size, settings.num_attention_heads, settings.intermediate_size)
+    assert sizes == (4096, 64, 16384)
+
+
+def test_an_activation_that_this_project_does_not_have_is_refused(tmp_path: Path) -> None:
+    write_tf_release(tmp_path, {}, hidden_act="linear")
+    with pytest.raises(ConfigError, match=r"albert_config.json: hidden_act: .*'linear'"):
+        read_tf_config(str(tmp_path))
+
+
+@pytest.mark.usefixtures("fake_tensorflow")
+def test_a_release_is_read_from_any_store(tmp_path: Path) -> None:
+    write_tf_release(tmp_path, tf_variables())
+    fsspec.filesystem("memory").put(f"{tmp_path}/", "/release", recursive=True)
+    try:
+        assert_has_weights(load_tf_release("memory://release"), tf_variables(), 1)
+    finally:
+        fsspec.filesystem("memory").rm("/release", recursive=True)
+
+
+def test_without_tensorflow_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tf_release(tmp_path, tf_variables())
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(ConfigError, match=r"model.ckpt-best .* Run `pip install tensorflow`"):
+        load_tf_release(str(tmp_path))
+
+
+def test_of_several_checkpoints_one_must_be_named(tmp_path: Path) -> None:
+    write_tf_release(tmp_path, {})
+    (tmp_path / "model.ckpt-5000.index").write_bytes(b"")
+    with pytest.raises(
+        SourceError, match=r"\['model.ckpt-5000', 'model.ckpt-best'\], expected one"
+    ):
+        load_tf_release(str(tmp_path))
+
+
+def test_what_a_release_lacks_is_named(tmp_path: Path) -> None:
+    write_tf_release(tmp_path, {})
+    (tmp_path / "30k-clean.model").unlink()
+    with pytest.raises(IntegrityError, match="the SentencePiece models none, expected one"):
+        read_tf_tokenizer(str(tmp_path))
+    (tmp_path / "albert_config.json").unlink()
+    with pytest.raises(IntegrityError, match=r"albert_config.json is missing"):
+        load_tf_release(str(tmp_path))
+
+
+def test_groups_that_the_reference_cuts_unevenly_are_refused() -> None:
+    settings = ModelSettings(
+        embedding_size=8,
+        hidden_size=16,
+        num_hidden_layers=22,
+        num_hidden_groups=22,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=16,
+    )
+    with pytest.raises(ConfigError, match="22 layers out to 22 groups unevenly"):
+        from_tf_variables(tf_variables(22), settings)
+
+
+WRITE_BY_TENSORFLOW = """
+import sys
+import numpy as np
+import tensorflow as tf
+variables, prefix = sys.argv[1:]
+with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    for name, value in np.load(variables).items():
+        tf.compat.v1.get_variable(name, initializer=value)
+    session.run(tf.compat.v1.global_variables_initializer())
+    tf.compat.v1.train.Saver().save(session, prefix)
+"""
+READ_BY_US = """
+import sys
+tensorflow, folder, result = sys.argv[1:]
+sys.path.append(tensorflow)  # last, so that every other library is this environment's
+import torch
+from albert_core.contract.errors import AlbertError
+from albert_core.conversion.tf_release import load_tf_release
+try:
+    torch.save(load_tf_release(folder).state_dict(), result)
+except AlbertError as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+def run_python(python: str, code: str, *arguments: str) -> str:
+    root = str(Path(__file__).parents[3])
+    return subprocess.run(
+        [python, "-c", code, *arguments], capture_output=True, text=True, check=True, cwd=root
+    ).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("ALBERT_TF_PYTHON" not in os.environ, reason="names no python with tensorflow")
+@pytest.mark.parametrize(("groups", "inner"), SHAPES)
+def test_a_checkpoint_that_tensorflow_wrote_gives_its_weights_to_the_bit(
+    groups: int, inner: int, tmp_path: Path
+) -> None:
+    """ALBERT_TF_PYTHON must be of this interpreter's version: its tensorflow is imported here."""
+    python, variables = os.environ["ALBERT_TF_PYTHON"], tf_variables(groups, inner)
+    save_variables(tmp_path / "variables.npz", variables)
+    folder = tmp_path / "release"
+    config = TF_CONFIG_VALUES | {"num_hidden_groups": groups, "inner_group_num": inner}
+    folder.mkdir()
+    (folder / "albert_config.json").write_text(json.dumps(config))
+    prefix = folder / "model.ckpt-best"
+    run_python(python, WRITE_BY_TENSORFLOW, str(tmp_path / "variables.npz"), str(prefix))
+    where = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    library = run_python(python, where).strip()
+    given = (sys.executable, READ_BY_US, library, str(folder), str(tmp_path / "found.pt"))
+    assert run_python(*given) == ""
+    settings = read_tf_config(str(folder))
+    found = AlbertForPretraining(settings, config["vocab_size"])
+    found.load_state_dict(torch.load(tmp_path / "found.pt", weights_only=True))
+    assert_has_weights(found, variables, inner)
+    expected = from_tf_variables(variables, settings).state_dict()
+    torch.testing.assert_close(found.state_dict(), expected, rtol=0, atol=0)
+    [data] = folder.glob("*.data-*")
+    data.write_bytes(data.read_bytes()[::-1])
+    assert run_python(*given).startswith(f"IntegrityError: {prefix}: TensorFlow cannot read it")
+
+
+def test_tf_variables_get_their_names_and_optimizer_state_is_left_out() -> None:
+    block = "bert/encoder/transformer/group_1/inner_group_0"
+    kernel = np.arange(6, dtype=np.float32).reshape(2, 3)
+    found = tf_to_hf(
+        {
+            "global_step": np.array([7], np.float32),
+            f"module/{block}/ffn_1/intermediate/output/dense/kernel:0": kernel,
+            f"{block}/ffn_1/intermediate/output/dense/kernel/adam_m": kernel,
+            f"{block}/LayerNorm_1/gamma": kernel[0],
+            "cls/seq_relationship/output_weights": kernel,
+        }
+    )
+    layer = "albert.encoder.albert_layer_groups.1.albert_layers.0"
+    expected = {
+        f"{layer}.ffn_output.weight": torch.tensor(kernel.T),
+        f"{layer}.full_layer_layer_norm.weight": torch.tensor(kernel[0]),
+        "sop_classifier.classifier.weight": torch.tensor(kernel),
+    }
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["output_weights", "bert/encoder/transformer/group_0/inner_group_0/other/kernel"]
+)
+def test_an_unknown_tf_variable_is_refused_by_name(name: str) -> None:
+    with pytest.raises(IntegrityError, match=f"the variable {name}, which"):
+        tf_to_hf({name: np.zeros(2, np.float32)})

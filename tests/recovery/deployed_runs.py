@@ -1,0 +1,157 @@
+"""Runs of a deployment, for tests: started, followed, and what they left behind."""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from albert_core.contract.manifest import read_manifest
+from tests.generated_text import write_jsonl
+
+TERMINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+AWAY_SECONDS = 300.0
+LOOK_SECONDS = 2.0
+TINY = {
+    "source.file_share": 1.0,
+    "vocabulary.vocab_size": 150,
+    "examples.held_out_share": 0.2,
+    "training.num_steps": 160,
+    "training.warmup_steps": 10,
+    "training.batch_size": 16,
+    "training.log_steps": 20,
+    "training.checkpoint_steps": 20,
+    "finetuning.num_steps": 10,
+    "finetuning.warmup_steps": 2,
+    "finetuning.evaluation_steps": 5,
+}
+"""Settings of the tiny recipe with which the whole way takes a minute."""
+
+
+class PrefectApi:
+    """Prefect's REST interface, with patience for a server that is away."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Return the answer to a GET, or with ``body`` to a POST."""
+        content = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"{self.url}/api{path}", content, {"Content-Type": "application/json"}
+        )
+        deadline = time.monotonic() + AWAY_SECONDS
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    return json.loads(answer.read() or b"null")
+            except urllib.error.HTTPError as error:
+                if error.code < 500 or time.monotonic() > deadline:
+                    raise AssertionError(f"{path}: {error} {error.read()!r}") from error
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(1.0)
+
+    def start(self, name: str, **parameters: object) -> str:
+        """Start a run of the deployment ``name``; return its id."""
+        deployment = self.ask(f"/deployments/name/{name}/{name}")["id"]
+        body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+        return str(self.ask(f"/deployments/{deployment}/create_flow_run", body)["id"])
+
+    def state(self, run_id: str) -> tuple[str, str]:
+        """Return type and name of the state of a flow run."""
+        state = self.ask(f"/flow_runs/{run_id}")["state"]
+        return state["type"], state["name"]
+
+    def await_state(self, run_id: str, types: set[str], seconds: float) -> str:
+        """Return the type of the flow run's state as soon as it is one of ``types``."""
+        deadline = time.monotonic() + seconds
+        while True:
+            kind, name = self.state(run_id)
+            if kind in types:
+                return kind
+            assert time.monotonic() < deadline, f"run {run_id} is {name}, not {types}"
+            time.sleep(LOOK_SECONDS)
+
+    def log_of(self, run_id: str) -> str:
+        """Return the lines of a flow run's log, the oldest first."""
+        lines: list[str] = []
+        while True:
+            body = {
+                "logs": {"flow_run_id": {"any_": [run_id]}},
+                "sort": "TIMESTAMP_ASC",
+                "offset": len(lines),
+            }
+            page = self.ask("/logs/filter", body)
+            if not page:
+                return "\n".join(lines)
+            lines += [line["message"] for line in page]
+
+    def artifacts_of(self, run_id: str) -> dict[str, Any]:
+        """Return the content of a flow run's artifacts, by their keys."""
+        body = {"artifacts": {"flow_run_id": {"any_": [run_id]}}}
+        return {found["key"]: found["data"] for found in self.ask("/artifacts/filter", body)}
+
+    def cancel(self, run_id: str) -> None:
+        """Ask for the cancellation of a flow run, as `prefect flow-run cancel` does."""
+        self.ask(f"/flow_runs/{run_id}/set_state", {"state": {"type": "CANCELLING"}})
+
+    def under_way(self) -> list[str]:
+        """Return the flow runs and task runs that are said to be running."""
+        running = {"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}}
+        flows = self.ask("/flow_runs/filter", {"flow_runs": running})
+        tasks = self.ask("/task_runs/filter", {"task_runs": running})
+        return [f"flow run {run['name']}" for run in flows] + [
+            f"task run {run['name']}" for run in tasks
+        ]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a run is to do."""
+
+    source: Path
+    work: Path
+    model_name: str
+
+    def parameters(self) -> dict[str, object]:
+        """Return the deployment's parameters."""
+        settings = {**TINY, "registry.model_name": self.model_name}
+        return {
+            "recipe": "tiny",
+            "source": str(self.source),
+            "work": str(self.work),
+            "overrides": [f"{name}={value}" for name, value in settings.items()],
+        }
+
+
+def write_source(folder: Path) -> Path:
+    """Write generated text, three files; return the folder."""
+    folder.mkdir(exist_ok=True)
+    for number in range(3):
+        write_jsonl(folder / f"{number}.jsonl", range(number * 40, number * 40 + 40))
+    return folder
+
+
+def num_versions(mlflow_url: str, model_name: str) -> int:
+    """Return how many versions the registered model has."""
+    from mlflow import MlflowClient
+
+    return len(MlflowClient(mlflow_url).search_model_versions(f"name='{model_name}'"))
+
+
+def digests(work: Path) -> dict[str, str]:
+    """Return what was made below ``work``: of each stage the key and a digest of all its files.
+
+    The key of a registration has the model's name in it, which differs from run to run.
+    """
+    found: dict[str, str] = {}
+    for path in sorted(work.glob("*/*/manifest.json")):
+        manifest = read_manifest(str(path))
+        key = manifest.key if manifest.stage != "registration" else ""
+        assert manifest.stage not in found, f"two results of {manifest.stage} in {work}"
+        found[manifest.stage] = f"{key} {manifest.content}"
+    return found
