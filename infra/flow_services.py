@@ -1,13 +1,18 @@
 """What runs flows on one machine: a Prefect server, its deployments and workers."""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from infra.services import PROJECT, Services
 
 POOL = "albert"
 PREFECT = "Prefect"
+_PATIENCE = {
+    "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+    "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "30",
+}
+"""Seconds that a query and a connection may take, instead of 10 and 5: beside a training that has
+all cores the database may well be slow."""
 _COMMAND = (sys.executable, "-m", "prefect", "--no-prompt")
 
 
@@ -27,9 +32,7 @@ def flow_environment(work: Path, prefect_url: str, mlflow_url: str) -> dict[str,
     }
 
 
-def start_prefect(
-    services: Services, host: str, port: int, database: str, more: Mapping[str, str] | None = None
-) -> None:
+def start_prefect(services: Services, host: str, port: int, database: str) -> None:
     """Start the Prefect server.
 
     Args:
@@ -37,9 +40,8 @@ def start_prefect(
         host: address that it listens on.
         port: that it listens on.
         database: URL of SQLAlchemy, in the server's environment only: it may hold a password.
-        more: further variables of the server.
     """
-    environment = {"PREFECT_SERVER_DATABASE_CONNECTION_URL": database, **(more or {})}
+    environment = {"PREFECT_SERVER_DATABASE_CONNECTION_URL": database, **_PATIENCE}
     address = ("--host", host, "--port", str(port))
     services.start(PREFECT, *_COMMAND, "server", "start", *address, environment=environment)
 

@@ -221,8 +221,9 @@ def test_the_registered_version_is_evaluated(team: Team) -> None:
 
 def test_two_runs_of_a_deployment_follow_each_other(team: Team) -> None:
     before = len(team.completed("refresh-corpus"))
+    parameters = json.dumps({"source": f"{team.source}/*.jsonl", "overrides": OVERRIDES})
     for _ in range(2):
-        team.prefect("deployment", "run", "refresh-corpus")
+        team.prefect("deployment", "run", "refresh-corpus", "--params", parameters)
     wait_until(lambda: len(team.completed("refresh-corpus")) == before + 2, 600, "two refreshes")
     first, second = team.completed("refresh-corpus")[before:]
     assert first["end_time"] < second["start_time"]
