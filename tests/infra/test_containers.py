@@ -60,7 +60,7 @@ def test_the_dockerfile_has_no_findings() -> None:
     ("sound", "fault", "finding"),
     [
         ("USER 1000:1000", "USER 0:0", "DL3002"),
-        ('CMD ["prefect", "worker", "start", "--pool", "albert"]', "CMD prefect worker", "DL3025"),
+        ('ENTRYPOINT ["tini", "--"]', "ENTRYPOINT tini --", "DL3025"),
         ("WORKDIR /opt/prefect", "WORKDIR opt/prefect", "DL3000"),
     ],
 )
@@ -125,7 +125,7 @@ def test_no_password_stands_in_the_files() -> None:
 
 def test_only_this_machine_reaches_the_ports_unless_told_otherwise() -> None:
     def addresses(**variables: str) -> set[str]:
-        services = compose("compose.yaml", **variables)["services"].values()
+        services = compose("compose.yaml", env_file=EXAMPLE, **variables)["services"].values()
         return {port["host_ip"] for service in services for port in service.get("ports", [])}
 
     assert addresses() == {"127.0.0.1"}
@@ -162,7 +162,7 @@ def test_mlflow_is_one_process_that_knows_the_name_it_is_called_by() -> None:
 
 def test_a_worker_that_is_stopped_has_time_to_let_its_training_save() -> None:
     worker = compose("compose.yaml")["services"]["worker"]
-    assert worker["stop_signal"] == "SIGINT"
+    assert worker["command"][:3] == ["python", "-m", "infra.outlive"]
     assert worker["stop_grace_period"] == "2m0s"
 
 

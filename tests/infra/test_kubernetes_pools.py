@@ -50,8 +50,13 @@ def rendered(pool: str, **variables: Any) -> dict[str, Any]:
     run = FlowRun(id=uuid4(), name="loud-toad", flow_id=uuid4())
     configuration.prepare_for_flow_run(
         flow_run=run,
-        flow=Flow(id=run.flow_id, name="pretrain-albert"),
-        work_pool=WorkPool(name=f"albert-{pool}", type="kubernetes", base_job_template=base),
+        flow=Flow(id=run.flow_id, name="pretrain-albert", labels={}),
+        work_pool=WorkPool(
+            name=f"albert-{pool}",
+            type="kubernetes",
+            base_job_template=base,
+            default_queue_id=uuid4(),
+        ),
         worker_name="worker",
     )
     job = configuration.job_manifest
