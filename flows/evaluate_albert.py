@@ -17,6 +17,7 @@ from flows.finetuning_processes import Slots, num_processes, visible_devices
 from flows.orphaned_tasks import end_orphaned_tasks
 from flows.planned_finetunings import MNLI, Planned, PlannedTasks, planned
 from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
+from flows.run_names import run_name
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
 
 GENERATED_TASK = "cola"
@@ -28,7 +29,12 @@ SLOTS = Slots(num_processes(), visible_devices())
 _GENERATED_FOLDER = "CoLA"
 
 
-@flow(name="evaluate-albert", task_runner=_TASK_RUNNER, on_running=[end_orphaned_tasks])
+@flow(
+    name="evaluate-albert",
+    flow_run_name=run_name,
+    task_runner=_TASK_RUNNER,
+    on_running=[end_orphaned_tasks],
+)
 def evaluate_albert(
     model: str,
     task_folder: str | None = None,

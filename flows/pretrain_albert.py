@@ -13,10 +13,11 @@ from flows.orphaned_tasks import end_orphaned_tasks
 from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
 from flows.refresh_corpus import clean_corpus, make_examples, train_vocab
 from flows.report import build_report, tracking_uri
+from flows.run_names import run_name
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
 
 
-@flow(name="pretrain-albert", on_running=[end_orphaned_tasks])
+@flow(name="pretrain-albert", flow_run_name=run_name, on_running=[end_orphaned_tasks])
 def pretrain_albert(
     recipe: str = "tiny",
     source: str | None = None,

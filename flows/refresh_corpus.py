@@ -11,6 +11,7 @@ from flows.corpus_event import tell_of_change
 from flows.orphaned_tasks import end_orphaned_tasks
 from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
 from flows.report import build_text_report
+from flows.run_names import run_name
 from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
 
 
@@ -38,7 +39,7 @@ def removal_receipt(run: RecipeRun, examples: str) -> str:
     return run_stage("pipelines.removal", run, examples=examples)
 
 
-@flow(name="refresh-corpus", on_running=[end_orphaned_tasks])
+@flow(name="refresh-corpus", flow_run_name=run_name, on_running=[end_orphaned_tasks])
 def refresh_corpus(
     recipe: str = "tiny",
     source: str | None = None,

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from infra.production import Production, ProductionSettings, running
-from tests.infra.test_serve import free_ports
+from tests.infra.free_ports import free_ports
 
 
 @contextmanager
