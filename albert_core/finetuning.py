@@ -34,6 +34,7 @@ from albert_core.contract.manifest import (
 from albert_core.contract.seeds import derive_seed
 from albert_core.contract.stage_command import stage_main
 from albert_core.conversion.encoder_weights import load_encoder
+from albert_core.devices.machines import note_machine, noted_machines
 from albert_core.downstream.finetuned_model import save_finetuned
 from albert_core.downstream.finetuner import Finetuner
 from albert_core.downstream.hyperparameters import hyperparameters_of
@@ -195,6 +196,7 @@ class Finetuning:
             storage.join(self.folder, CHECKPOINTS), _KEEP_CHECKPOINTS
         )
         self.tracked = self._track()
+        note_machine(self.folder, 1, self.finetuner.device)
 
     def train(self, stop: StopRequest) -> None:
         """Do all updates, those before a kill not again; evaluate now and then.
@@ -355,6 +357,7 @@ class Finetuning:
             "model_folder": MODEL_FOLDER,
             "predictions": {each.name: each.path for each in found},
             "submission": [shard.path for shard in shards if shard.kind == SUBMISSION],
+            "machines": noted_machines(self.folder),
             "mlflow_run_id": self.tracked.run_id,
         }
 

@@ -41,6 +41,7 @@ from albert_core.contract.seeds import derive_seed
 from albert_core.contract.stage_command import stage_main
 from albert_core.data import ExampleShards
 from albert_core.devices.chosen_devices import ranks_of_environment
+from albert_core.devices.machines import note_machine, noted_machines
 from albert_core.devices.state_sharding import shard_state
 from albert_core.distributed import Ranks
 from albert_core.evaluation import Evaluation, evaluate
@@ -140,6 +141,8 @@ class Pretraining:
         )
         metrics = self._resume(start)
         self.tracked: TrackedRun | None = self._track() if ranks.is_first else None
+        if ranks.is_first:
+            note_machine(self.folder, ranks.world_size, ranks.device)
         self.run_log = RunLog(
             model,
             settings,
@@ -382,6 +385,7 @@ class Pretraining:
             "before": {name: score.model_dump() for name, score in self.before.items()},
             "after": {name: score.model_dump() for name, score in after.items()},
             "settings": self._resolved_settings(),
+            "machines": noted_machines(self.folder),
             "mlflow_run_id": self.tracked.run_id,
         }
 

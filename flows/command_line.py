@@ -22,7 +22,7 @@ from prefect.settings import (
 from albert_core.contract import storage
 from albert_core.contract.errors import AlbertError
 from flows.recipe import load_recipe, shipped_recipes
-from flows.stage_task import work_folder
+from flows.work_folder import work_folder
 
 DATABASE = "prefect.db"
 """Prefect's database in the work folder: `make serve` shows the runs made by hand as well."""

@@ -6,6 +6,7 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
 from albert_core.contract.manifest import read_manifest
+from albert_core.contract.stage_command import NO_RESULT
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.corpus_event import tell_of_change
 from flows.orphaned_tasks import end_orphaned_tasks
@@ -35,8 +36,13 @@ def make_examples(run: RecipeRun, corpus: str, vocab: str) -> str:
 
 @stage_task("removal-receipt")
 def removal_receipt(run: RecipeRun, examples: str) -> str:
-    """Certify that documents which are gone from the corpus are in no shard."""
-    return run_stage("pipelines.removal", run, examples=examples)
+    """Certify that documents which are gone from the corpus are in no shard; name the versions."""
+    receipt = run_stage("pipelines.removal", run, examples=examples)
+    if receipt != NO_RESULT:
+        from flows.affected_versions import name_affected_versions
+
+        name_affected_versions(receipt, run.work)
+    return receipt
 
 
 @flow(name="refresh-corpus", flow_run_name=run_name, on_running=[end_orphaned_tasks])
@@ -73,9 +79,16 @@ def report(run: RecipeRun, receipt: str, **manifests: str) -> str:
     """Save what was done as an artifact of the flow run, and return it as text."""
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
     uris = {**manifests, "receipt": receipt}
-    done = build_text_report(run.recipe.name, made, uris, interpreter())
+    affected = [] if receipt == NO_RESULT else _affected(receipt)
+    done = build_text_report(run.recipe.name, made, uris, interpreter(), affected)
     create_markdown_artifact(done.markdown(), key="refresh-corpus", description=done.title)
     return done.text()
+
+
+def _affected(receipt: str) -> list[str]:
+    from flows.affected_versions import named_versions
+
+    return named_versions(receipt)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What a run of pretrain-albert did, from its manifests: on the terminal and as an artifact."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,11 @@ def build_report(
 
 
 def build_text_report(
-    recipe_name: str, made: Mapping[str, Manifest], uris: Mapping[str, str], python: str = "python"
+    recipe_name: str,
+    made: Mapping[str, Manifest],
+    uris: Mapping[str, str],
+    python: str = "python",
+    affected: Sequence[str] = (),
 ) -> Report:
     """Return what a refresh of the corpus did.
 
@@ -82,10 +86,13 @@ def build_text_report(
         made: the manifests of corpus, vocab and examples.
         uris: their URIs, and under "receipt" that of the removal receipt or `NO_RESULT`.
         python: the interpreter to look at the shards with.
+        affected: registered versions that were made of removed documents.
     """
     removed = "No document of an earlier corpus is gone."
     if uris["receipt"] != NO_RESULT:
         removed = f"Documents of earlier corpora are gone; the receipt is {uris['receipt']}."
+        if affected:
+            removed += f" Registered versions made of them: {', '.join(affected)}."
     facts = made["vocab"].facts
     return Report(
         title=f"{recipe_name}: corpus, vocabulary and examples are up to date",

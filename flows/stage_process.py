@@ -51,6 +51,14 @@ class InterruptedStageError(StageError):
     """A stage was cut short by what passes by itself; running it again may well succeed."""
 
 
+def distributed_argv(argv: Sequence[str], num_processes: int) -> list[str]:
+    """Return the command line of the training ``argv`` for so many processes on this machine."""
+    if num_processes == 1:
+        return list(argv)
+    launcher = ["-m", "albert_core.launcher", "--standalone", f"--nproc-per-node={num_processes}"]
+    return [sys.executable, *launcher, *argv[1:]]
+
+
 def run_stage_process(
     argv: Sequence[str],
     log: Callable[[str], None],

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -12,7 +11,6 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import exponential_backoff
 
-from albert_core.contract import storage
 from albert_core.contract.errors import ConfigError
 from albert_core.contract.manifest import Manifest, read_manifest
 from albert_core.contract.outage import is_passing
@@ -21,7 +19,8 @@ from flows.recipe import Recipe, load_recipe, save_recipe
 from flows.report import tracking_uri
 from flows.stage_limits import limits_of
 from flows.stage_page import ProgressPage, save_stage_page
-from flows.stage_process import InterruptedStageError, run_stage_process
+from flows.stage_process import InterruptedStageError, distributed_argv, run_stage_process
+from flows.work_folder import work_folder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,11 +54,6 @@ def start_run(
     resolved = load_recipe(recipe, overrides or (), source)
     folder = work_folder(work)
     return RecipeRun(resolved, save_recipe(resolved, folder), folder)
-
-
-def work_folder(work: str | None) -> str:
-    """Return the folder for all results, absolute."""
-    return storage.absolute(work or os.environ.get("ALBERT_WORK") or "work")
 
 
 def stage_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
@@ -118,10 +112,7 @@ def _distributed(argv: list[str]) -> list[str]:
     text = os.environ.get("ALBERT_TRAINING_PROCESSES", "1")
     if not text.isdigit() or int(text) < 1:
         raise ConfigError(f"ALBERT_TRAINING_PROCESSES={text!r} must be a whole number, at least 1")
-    if int(text) == 1:
-        return argv
-    launcher = ["-m", "albert_core.launcher", "--standalone", f"--nproc-per-node={text}"]
-    return [sys.executable, *launcher, *argv[1:]]
+    return distributed_argv(argv, int(text))
 
 
 def _may_pass(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:

@@ -25,6 +25,7 @@ from albert_core.contract import storage
 from albert_core.contract.arrow_files import write_arrow
 from albert_core.contract.code_version import code_digest, library_versions
 from albert_core.contract.errors import AccountingError, SourceError
+from albert_core.contract.lineage import SOURCE_FILES, write_made_with
 from albert_core.contract.manifest import (
     Account,
     Shard,
@@ -44,7 +45,6 @@ from pipelines.readers.broken_file import BrokenFileError
 from pipelines.readers.source_bytes import open_content, packed_ending
 from pipelines.repeated_documents import Sent, find_repeated, send_hashes, write_shard
 from pipelines.source_files import (
-    SOURCE_FILES,
     SourceFile,
     describe_changes,
     digest_of_files,
@@ -293,6 +293,7 @@ def _finish(
             "the settings of section 'cleaning'."
         )
     write_files(files, storage.join(folder, SOURCE_FILES))
+    write_made_with((unit.folder for unit in units), work, folder)
     facts = {
         "source": source.uri,
         "num_documents": kept,

@@ -22,6 +22,7 @@ from albert_core.contract import storage
 from albert_core.contract.arrow_files import read_arrow, write_arrow
 from albert_core.contract.code_version import code_digest, library_versions
 from albert_core.contract.errors import AccountingError, SourceError
+from albert_core.contract.lineage import write_made_with
 from albert_core.contract.manifest import (
     Account,
     Manifest,
@@ -150,6 +151,7 @@ def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
         reports = run_pipeline(transform.expand, parts, scratch, progress)
     tally = reduce(_add, (read_tally(uri) for uri, _ in parts))
     _check_nothing_is_lost(example_plan, corpus_manifest, reports, tally)
+    write_made_with((uri for uri, _ in parts), work, plan.folder(work))
     manifest = _finish(plan, work, reports, tally, vocab_manifest)
     if not examples.keep_parts:
         for uri, _ in to_make:

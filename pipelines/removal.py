@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from albert_core.contract import storage
-from albert_core.contract.arrow_files import open_arrow
 from albert_core.contract.errors import ConfigError, IntegrityError, SourceError
+from albert_core.contract.lineage import SOURCE_FILES
 from albert_core.contract.manifest import (
     MANIFEST,
     Manifest,
@@ -36,16 +36,28 @@ from albert_core.contract.manifest import (
 )
 from albert_core.contract.stage_command import NO_RESULT, stage_main
 from pipelines.clean_unit import UNIT_DONE, ids_of
-from pipelines.source_files import SOURCE_FILES, SourceFile, read_excluded_ids, read_files
+from pipelines.source_files import SourceFile, read_excluded_ids, read_files
+from pipelines.text_files import (
+    ID_COLUMNS,
+    OF_REPEATED_ID,
+    batches_of,
+    files_below,
+    folders_in,
+    is_in,
+    is_passing,
+    name_of,
+    results_in,
+    text_column,
+    without_ending,
+)
 
 NOTHING_REMOVED = NO_RESULT
+VERSIONS = "registered_versions"
+"""What `flows.affected_versions` adds to a receipt."""
 _STAGES = ("task", "examples", "parts", "units", "corpus")
 """Folders with text, in the order of deletion: what tells that a document is removed goes last."""
 _DONE = (MANIFEST, UNIT_DONE)
 """What makes a folder whole."""
-_ID_COLUMNS = ("id", "document_id", "other_document_id")
-_OF_REPEATED_ID = "~[0-9a-f]{8}$"
-"""The end of a document's id when an earlier document has the same one; see `ids_of`."""
 
 log = logging.getLogger("removal")
 
@@ -95,7 +107,7 @@ def run(work: str, examples: str, purge: str = "no") -> str:
     protected = {_key(uri) for uri in (corpus_uri, made_of, examples)}
     checked = [_check(uri, removed) for uri in (corpus_uri, examples)]
     holding = _still_holding(work, removed, protected)
-    if not len(removed.documents) and all(_is_passing(_name(uri)) for uri in holding):
+    if not len(removed.documents) and all(is_passing(name_of(uri)) for uri in holding):
         return _nothing()
     receipt = {
         "documents": removed.documents.to_pylist(),
@@ -138,7 +150,7 @@ def find_removed(work: str, corpus_uri: str) -> Removed:
     """
     folder = corpus_uri.rpartition("/")[0]
     now = read_files(storage.join(folder, SOURCE_FILES))
-    lists = {uri: files for uri, files in _source_lists(work) if _name(uri) != _name(folder)}
+    lists = {uri: files for uri, files in _source_lists(work) if name_of(uri) != name_of(folder)}
     gone = {file.uri for file in _not_there(lists, now)}
     now_at = {file.uri: file for file in now} | {file.name: file for file in now}
     versions = [
@@ -176,7 +188,7 @@ def _current_corpus(work: str, made_of: str) -> str:
     makes another corpus, but the same examples.
     """
     content = read_manifest(made_of).content
-    uris = [storage.join(folder, MANIFEST) for folder in _folders(work, "corpus")]
+    uris = [storage.join(folder, MANIFEST) for folder in folders_in(work, "corpus")]
     others = [uri for uri in uris if storage.exists(uri) and _key(uri) != _key(made_of)]
     same = [made_of, *(uri for uri in others if read_manifest(uri).content == content)]
     if len(same) == 1:
@@ -192,7 +204,7 @@ def _current_corpus(work: str, made_of: str) -> str:
 
 
 def _source_lists(work: str) -> Iterator[tuple[str, list[SourceFile]]]:
-    for folder in _folders(work, "corpus"):
+    for folder in folders_in(work, "corpus"):
         uri = storage.join(folder, SOURCE_FILES)
         if storage.exists(uri):
             yield folder, read_files(uri)
@@ -229,23 +241,23 @@ def _ids_in(sources: Mapping[str, set[str]]) -> pa.Array:
     found = [
         ids
         for folder, uris in sources.items()
-        for file in _files(folder)
+        for file in files_below(folder)
         for ids in _ids_from(file, _strings(sorted(uris)))
     ]
     return _unique(found)
 
 
 def _ids_of(work: str, stage: str, sources: pa.Array) -> pa.Array:
-    files = [file for files in _results(work, stage).values() for file in files]
+    files = [file for files in results_in(work, stage).values() for file in files]
     return _unique([ids for file in files for ids in _ids_from(file, sources)])
 
 
 def _ids_from(uri: str, sources: pa.Array) -> Iterator[pa.Array]:
     """Yield the ids of the documents in an Arrow file that are of ``sources``."""
-    for batch in _batches(uri):
+    for batch in batches_of(uri):
         if "source" in batch.schema.names:
-            is_wanted = _is_in(_column(batch, "source"), sources)
-            yield pc.unique(_without_ending(_column(batch, "id").filter(is_wanted)))
+            is_wanted = is_in(text_column(batch, "source"), sources)
+            yield pc.unique(without_ending(text_column(batch, "id").filter(is_wanted)))
 
 
 def _check(manifest_uri: str, removed: Removed) -> dict[str, Any]:
@@ -253,7 +265,7 @@ def _check(manifest_uri: str, removed: Removed) -> dict[str, Any]:
     folder, manifest = manifest_uri.rpartition("/")[0], read_manifest(manifest_uri)
     for shard in manifest.shards:
         check_shard(shard, folder)
-    for uri in _files(folder):
+    for uri in files_below(folder):
         if _holds(uri, removed):
             raise IntegrityError(
                 f"{uri} holds a removed document. This is a defect of the stage "
@@ -278,20 +290,20 @@ def _still_holding(work: str, removed: Removed, protected: set[str]) -> list[str
     """
     found: list[str] = []
     for stage in _STAGES[1:]:
-        for uri, files in _results(work, stage).items():
-            if _name(uri) in protected:  # its shards hold none; a list beside them may
+        for uri, files in results_in(work, stage).items():
+            if name_of(uri) in protected:  # its shards hold none; a list beside them may
                 found += [file for file in files if _holds(file, removed)]
             elif any(_holds(file, removed) for file in files) or _has_lone_tfrecord(files):
                 found.append(uri)
-    sources = {_name(uri) for uri in found}
-    tasks = [uri for uri in _folders(work, "task") if _may_be_made_of(work, uri, sources)]
+    sources = {name_of(uri) for uri in found}
+    tasks = [uri for uri in folders_in(work, "task") if _may_be_made_of(work, uri, sources)]
     return [*_passing(work), *tasks, *found]
 
 
 def _holds(uri: str, removed: Removed) -> bool:
     if uri.endswith(".arrow"):
-        return any(_has_row(batch, removed) for batch in _batches(uri))
-    if uri.endswith(".jsonl") and _name(uri) != SOURCE_FILES:
+        return any(_has_row(batch, removed) for batch in batches_of(uri))
+    if uri.endswith(".jsonl") and name_of(uri) != SOURCE_FILES:
         return _has_line(uri, removed)
     return False
 
@@ -300,24 +312,24 @@ def _has_row(batch: pa.RecordBatch, removed: Removed) -> bool:
     names = batch.schema.names
     has_source = "source" in names
     wanted = removed.ids if has_source else removed.documents
-    if has_source and pc.any(_is_in(_column(batch, "source"), removed.files)).as_py():
+    if has_source and pc.any(is_in(text_column(batch, "source"), removed.files)).as_py():
         return True
-    for name in _ID_COLUMNS:
+    for name in ID_COLUMNS:
         if name in names and len(wanted):
-            ids = _column(batch, name)
+            ids = text_column(batch, name)
             if has_source:  # without one: a fingerprint of another work folder's document
                 ids = ids.filter(pc.is_valid(batch.column("source")))
-            if any(pc.any(_is_in(i, wanted)).as_py() for i in (ids, _without_ending(ids))):
+            if any(pc.any(is_in(i, wanted)).as_py() for i in (ids, without_ending(ids))):
                 return True
     return "content_hash" in names and _has_renamed(batch, wanted)
 
 
 def _has_renamed(batch: pa.RecordBatch, wanted: pa.Array) -> bool:
     """Return whether a document of a unit is one that the corpus has under another id."""
-    renamed = wanted.filter(pc.match_substring_regex(wanted, _OF_REPEATED_ID))
+    renamed = wanted.filter(pc.match_substring_regex(wanted, OF_REPEATED_ID))
     if not len(renamed):
         return False
-    rows = batch.filter(_is_in(_column(batch, "id"), _without_ending(renamed)))
+    rows = batch.filter(is_in(text_column(batch, "id"), without_ending(renamed)))
     pairs = zip(rows["id"].to_pylist(), rows["content_hash"].to_pylist(), strict=True)
     ids = {ids_of(document_id, hashed)[1] for document_id, hashed in pairs}
     return not ids.isdisjoint(renamed.to_pylist())
@@ -362,8 +374,8 @@ def _may_be_made_of(work: str, task: str, sources: set[str]) -> bool:
 
 def _made_of(work: str, stage: str, holding: list[str]) -> list[str]:
     """Return the manifests of a stage of which an input is among ``holding``."""
-    sources = {_name(uri) for uri in holding}
-    uris = [storage.join(folder, MANIFEST) for folder in _folders(work, stage)]
+    sources = {name_of(uri) for uri in holding}
+    uris = [storage.join(folder, MANIFEST) for folder in folders_in(work, stage)]
     return [
         uri
         for uri in uris
@@ -374,13 +386,13 @@ def _made_of(work: str, stage: str, holding: list[str]) -> list[str]:
 
 def _delete(uri: str) -> None:
     """Delete a result: first what makes it whole, last what tells that it must go."""
-    if _is_passing(_name(uri)):
+    if is_passing(name_of(uri)):
         storage.remove_abandoned(uri.rpartition("/")[0])
         return
     for name in _DONE:
         storage.remove(storage.join(uri, name))
-    for file in _files(uri):
-        if _name(file) != SOURCE_FILES:
+    for file in files_below(uri):
+        if name_of(file) != SOURCE_FILES:
             storage.remove(file)
     storage.remove(uri)
 
@@ -396,6 +408,7 @@ def _write(work: str, receipt: dict[str, Any]) -> str:
     if storage.exists(uri):
         before = json.loads(storage.read_bytes(uri))
         before.pop("written")
+        before.pop(VERSIONS, None)
         is_clean = before.get("left_after_purge") == []
         if before == receipt or (is_clean and not receipt["earlier_results_with_them"]):
             return uri
@@ -404,79 +417,21 @@ def _write(work: str, receipt: dict[str, Any]) -> str:
     return uri
 
 
-def _results(work: str, stage: str) -> dict[str, list[str]]:
-    """Return the folders and files right below a stage's folder, each with the files in it."""
-    folder = storage.join(work, stage)
-    results: dict[str, list[str]] = {}
-    for uri in _files(folder):
-        first = uri.removeprefix(folder).lstrip("/").partition("/")[0]
-        results.setdefault(storage.join(folder, first), []).append(uri)
-    return results
-
-
-def _folders(work: str, stage: str) -> list[str]:
-    folder = storage.join(work, stage)
-    entries = storage.list_folder(folder)
-    return [storage.join(folder, _name(e["name"])) for e in entries if e["type"] == "directory"]
-
-
-def _files(folder: str, *, passing: bool = False) -> list[str]:
-    """Return all files below ``folder``, or itself; without, or only, those still being written."""
-    fs, path = storage.filesystem(folder)
-    fs.invalidate_cache()
-    inner = (str(file).removeprefix(path).lstrip("/") for file in fs.find(path))
-    files = [storage.join(folder, each) if each else folder for each in inner]
-    return [file for file in sorted(files) if _is_passing(file.removeprefix(folder)) == passing]
-
-
 def _passing(work: str) -> list[str]:
     """Return temporary files and scratch folders: they may hold any text."""
     found: dict[str, None] = {}
     for stage in (*_STAGES, "vocab"):
         folder = storage.join(work, stage)
-        for file in _files(folder, passing=True):
+        for file in files_below(folder, passing=True):
             parts = file.removeprefix(folder).lstrip("/").split("/")
-            end = next(i for i, part in enumerate(parts, 1) if _is_passing(part))
+            end = next(i for i, part in enumerate(parts, 1) if is_passing(part))
             found[storage.join(folder, *parts[:end])] = None
     return list(found)
-
-
-def _is_passing(uri: str) -> bool:
-    """Return whether ``uri`` is, or is in, what a process deletes or renames at its end."""
-    return any(
-        part.startswith(".scratch-") or (part.startswith(".") and part.endswith(".tmp"))
-        for part in uri.split("/")
-    )
 
 
 def _key(uri: str) -> str:
     """Return the name of the folder that a manifest is in: the same in every moved work folder."""
     return uri.split("/")[-2]
-
-
-def _name(uri: str) -> str:
-    return str(uri).rpartition("/")[2]
-
-
-def _batches(uri: str) -> Iterator[pa.RecordBatch]:
-    if uri.endswith(".arrow"):
-        try:
-            reader = open_arrow(uri)
-        except pa.ArrowInvalid as error:
-            raise IntegrityError(f"{uri} can't be read: {error}. Delete its folder.") from error
-        yield from (reader.get_batch(index) for index in range(reader.num_record_batches))
-
-
-def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    return batch.column(name).cast(pa.large_string())
-
-
-def _is_in(values: pa.Array, wanted: pa.Array) -> pa.Array:
-    return pc.is_in(values, value_set=wanted)
-
-
-def _without_ending(ids: pa.Array) -> pa.Array:
-    return pc.replace_substring_regex(ids, _OF_REPEATED_ID, "")
 
 
 def _strings(values: list[str]) -> pa.Array:

@@ -19,8 +19,6 @@ from albert_core.contract.seeds import share_of
 from pipelines.config import INSTALLED_PYTHON, SourceSettings
 from pipelines.readers import can_split, format_of
 
-SOURCE_FILES = "source_files.jsonl"
-"""Beside a corpus's manifest: the files that it was made of."""
 MAX_UNIT_BYTES = 8 << 20
 _FILES_PER_UNIT = 256
 """Mean number of small files in a unit."""
@@ -148,7 +146,12 @@ def write_files(files: Iterable[SourceFile], uri: str) -> None:
 
 def read_files(uri: str) -> list[SourceFile]:
     """Return the list that `write_files` wrote."""
-    return [SourceFile(**json.loads(line)) for line in storage.read_bytes(uri).splitlines()]
+    return parse_files(storage.read_bytes(uri))
+
+
+def parse_files(content: bytes) -> list[SourceFile]:
+    """Return the list in the content of such a file."""
+    return [SourceFile(**json.loads(line)) for line in content.splitlines()]
 
 
 def read_excluded_ids(uri: str) -> list[str]:

@@ -17,7 +17,16 @@ def test_nobody_imports_whom_they_may_not_know() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["flows.pretrain_albert", "flows.refresh_corpus", "flows.evaluate_albert", "infra.serve"],
+    [
+        "flows.pretrain_albert",
+        "flows.refresh_corpus",
+        "flows.evaluate_albert",
+        "flows.lineage",
+        "flows.rebuild",
+        "flows.retention",
+        "flows.trace",
+        "infra.serve",
+    ],
 )
 def test_a_flow_is_read_without_the_heavy_libraries(module: str) -> None:
     assert loaded_by(module) & HEAVY == set()

@@ -39,11 +39,13 @@ class Typed:
     output: str
 
 
-def run_flow(source: Path, work: Path, **overrides: object) -> Typed:
+def run_flow(
+    source: Path, work: Path, flow: str = "flows.pretrain_albert", **overrides: object
+) -> Typed:
     """Run the flow as ``make demo`` does, with settings that take seconds."""
     settings = SMALLER | {name.replace("__", "."): value for name, value in overrides.items()}
     options = [f"--set={name}={value}" for name, value in settings.items()]
-    command = [sys.executable, "-m", "flows.pretrain_albert", "--recipe=tiny", *options]
+    command = [sys.executable, "-m", flow, "--recipe=tiny", *options]
     done = subprocess.run(
         [*command, f"--source={source}", f"--work={work}"],
         cwd=PROJECT,

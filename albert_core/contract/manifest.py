@@ -19,9 +19,12 @@ from pydantic import Field, model_validator
 
 from albert_core.contract import claim, storage
 from albert_core.contract.errors import AccountingError, AlbertError, IntegrityError
+from albert_core.contract.provenance import Provenance, provenance
 from albert_core.contract.settings import Settings
 
 MANIFEST = "manifest.json"
+BEGUN = "begun.json"
+"""Beside the manifest, and there before it: the same without what was made."""
 KEY_DIGITS = 16
 
 log = logging.getLogger(__name__)
@@ -75,6 +78,9 @@ class Manifest(Settings):
     shards: list[Shard]
     accounts: list[Account]
     facts: dict[str, Any] = Field(description="numbers and names that readers need")
+    provenance: Provenance | None = Field(
+        default=None, description="by what call, commit and machine; None: not recorded"
+    )
 
     @property
     def content(self) -> str:
@@ -129,6 +135,8 @@ class StagePlan:
         if not is_done() and claim.take(work, self._claim, is_done):
             if not is_done():
                 log.info("%s: to do, because %s", self.stage, self._why(work))
+                begun = self._manifest([], [], {}).model_dump_json(indent=1) + "\n"
+                storage.write_bytes(storage.join(self.folder(work), BEGUN), begun.encode())
                 return None
             claim.release(work, self._claim)
         log.info("%s: done already (%s)", self.stage, self.folder(work))
@@ -142,7 +150,19 @@ class StagePlan:
         facts: Mapping[str, Any],
     ) -> str:
         """Write the manifest, which makes the result whole; return its URI."""
-        manifest = Manifest(
+        manifest = self._manifest(shards, accounts, facts)
+        uri = storage.join(self.folder(work), MANIFEST)
+        storage.write_bytes(uri, (manifest.model_dump_json(indent=1) + "\n").encode())
+        claim.release(work, self._claim)
+        for account in manifest.accounts:
+            log.info("%s: %s", self.stage, account)
+        log.info("%s: done, wrote %s", self.stage, uri)
+        return uri
+
+    def _manifest(
+        self, shards: Iterable[Shard], accounts: Iterable[Account], facts: Mapping[str, Any]
+    ) -> Manifest:
+        return Manifest(
             stage=self.stage,
             key=self.key,
             settings=self.settings,
@@ -153,14 +173,8 @@ class StagePlan:
             shards=list(shards),
             accounts=list(accounts),
             facts=dict(facts),
+            provenance=provenance(),
         )
-        uri = storage.join(self.folder(work), MANIFEST)
-        storage.write_bytes(uri, (manifest.model_dump_json(indent=1) + "\n").encode())
-        claim.release(work, self._claim)
-        for account in manifest.accounts:
-            log.info("%s: %s", self.stage, account)
-        log.info("%s: done, wrote %s", self.stage, uri)
-        return uri
 
     def _why(self, work: str) -> str:
         before = newest_manifest(storage.join(work, self.stage))
@@ -207,7 +221,7 @@ def newest_manifest(stage_folder: str) -> Manifest | None:
         fs, _ = storage.filesystem(stage_folder)
         path = f"{entry['name']}/{MANIFEST}"
         if entry["type"] == "directory" and fs.exists(path):
-            found.append((_modified(fs.info(path)), str(fs.unstrip_protocol(path))))
+            found.append((modified_at(fs.info(path)), str(fs.unstrip_protocol(path))))
     for _, uri in sorted(found, reverse=True):
         try:
             return read_manifest(uri)
@@ -264,7 +278,8 @@ def scratch_folder(folder: str) -> Iterator[str]:
         storage.remove(scratch)
 
 
-def _modified(info: dict[str, Any]) -> float:
+def modified_at(info: Mapping[str, Any]) -> float:
+    """Return when the file of fsspec's entry changed, in seconds since 1970; 0: unknown."""
     stamp = info.get("mtime") or info.get("LastModified") or info.get("created") or 0.0
     return stamp.astimezone(UTC).timestamp() if isinstance(stamp, datetime) else float(stamp)
 

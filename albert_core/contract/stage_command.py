@@ -12,12 +12,13 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from albert_core.contract import claim, storage
 from albert_core.contract.errors import AlbertError, ConfigError
 from albert_core.contract.outage import is_passing
+from albert_core.contract.provenance import Call, called_as
 from albert_core.contract.settings import Settings
 
 Stage = Callable[..., str]
@@ -57,7 +58,9 @@ def run_command_line(run: Stage, argv: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout, force=True)
     logging.getLogger("apache_beam").setLevel(logging.ERROR)
     try:
-        manifest = run(**_arguments(run, argv))
+        arguments = _arguments(run, argv)
+        with called_as(_call(run, arguments)):
+            manifest = run(**arguments)
     except AlbertError as error:
         print(f"{FAILURE}{error}", file=sys.stderr, flush=True)
         return RUN_AGAIN_STATUS if is_passing(error) else FAILURE_STATUS
@@ -107,6 +110,17 @@ def _arguments(run: Stage, argv: Sequence[str]) -> dict[str, Any]:
         for name, section in sections.items()
     }
     return settings | options
+
+
+def _call(run: Stage, arguments: Mapping[str, Any]) -> Call:
+    spec = getattr(sys.modules[run.__module__], "__spec__", None)  # of "__main__" too
+    sections = {
+        n: v.model_dump(mode="json") for n, v in arguments.items() if isinstance(v, Settings)
+    }
+    others = {n: str(v) for n, v in arguments.items() if n not in sections and n != "work"}
+    return Call(
+        module=run.__module__ if spec is None else spec.name, recipe=sections, options=others
+    )
 
 
 def _read_recipe(uri: str) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from albert_core.model_registry.model_versions import (
     log_model,
     registry_errors,
 )
-from albert_core.tracking import experiment_id, open_client, tracking_uri, upload
+from albert_core.model_registry.version_lineage import upload_lineage
+from albert_core.tracking import experiment_id, open_client, tracking_uri
 
 STAGE = "registration"
 DIGEST_TAG = "model_digest"
@@ -231,8 +232,7 @@ def _register(
     name = candidate.name
     run_id = _open_run(client, plan, work, candidate)
     with fluent_uri(tracking_uri(work)), mlflow.start_run(run_id=run_id):
-        for uri, manifest in candidate.lineage.items():
-            upload(client, run_id, uri, f"lineage/{manifest.stage}-{manifest.key}")
+        upload_lineage(client, run_id, candidate.lineage)
         client.log_batch(run_id, metrics=_score_metrics(candidate.scores))
         model_uri = log_model(candidate.model_folder, candidate.served)
         create_name(client, name)

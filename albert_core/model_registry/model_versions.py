@@ -71,7 +71,7 @@ def model_folder_of(model_uri: str, work: str) -> str:
     """
     with registry_errors(work):
         client = open_client(work)
-        version = _version_at(client, model_uri, work)
+        version = version_at(client, model_uri, work)
         folder = _downloaded(client, version, work)
     if not (folder / "config.json").exists():
         raise RegistryError(
@@ -195,7 +195,12 @@ def _local_model(model_folder: str, scratch: str) -> Path:
     return copy
 
 
-def _version_at(client: MlflowClient, model_uri: str, work: str) -> ModelVersion:
+def version_at(client: MlflowClient, model_uri: str, work: str) -> ModelVersion:
+    """Return the version that ``model_uri`` names.
+
+    Raises:
+        RegistryError: there is none.
+    """
     match = re.fullmatch(r"models:/([^/@]+)(?:@([^/@]+)|/(\d+))", model_uri)
     if match is None:
         raise RegistryError(

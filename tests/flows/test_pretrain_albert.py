@@ -121,6 +121,9 @@ def test_a_refresh_ends_with_the_examples_and_what_was_removed(
     assert str(tmp_path / at("examples")) in text
     assert "documents read    " in text
     assert "No document of an earlier corpus is gone." in text
-    stages.receipt = "/receipts/removal-1.json"
+    receipt = tmp_path / "removal-1.json"
+    receipt.write_text('{"registered_versions": {"made_of_them": ["models:/m/1 @champion"]}}')
+    stages.receipt = str(receipt)
     text = refresh_corpus.refresh_corpus("tiny", work=str(tmp_path))
-    assert "the receipt is /receipts/removal-1.json" in text
+    assert f"the receipt is {receipt}" in text
+    assert "Registered versions made of them: models:/m/1 @champion." in text

@@ -1,0 +1,76 @@
+"""Which registered versions were made of documents that are removed: said in the receipt."""
+
+import json
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from albert_core.contract import storage
+from albert_core.contract.errors import RegistryError
+from albert_core.contract.lineage import CORPUS, place_in, read_work
+from pipelines.removal import VERSIONS
+
+if TYPE_CHECKING:
+    from albert_core.model_registry.version_lineage import RegisteredVersion
+
+MADE_OF_THEM, NOT_LOOKED_THROUGH = "made_of_them", "not_looked_through"
+
+log = logging.getLogger("removal")
+
+
+def name_affected_versions(receipt: str, work: str) -> list[str]:
+    """Add to the receipt at this URI the versions made of what it names; return those.
+
+    Versions of corpora that are not in ``work`` are named too, apart: whether they have the
+    documents can't be told. Where there is no registry, or it does not answer, nothing is added.
+    """
+    from albert_core.model_registry.version_lineage import has_registry, registered_versions
+
+    if not has_registry(work):
+        return []
+    try:
+        versions = registered_versions(work)
+    except RegistryError as error:
+        log.warning("removal: the receipt names no registered versions: %s", error)
+        return []
+    content = json.loads(storage.read_bytes(receipt))
+    here = {result.place for result in read_work(work).of_stage(CORPUS)}
+    found = affected_versions(content, versions, here)
+    if content.get(VERSIONS) != found:
+        content[VERSIONS] = found
+        storage.write_bytes(receipt, (json.dumps(content, indent=1) + "\n").encode())
+    for version in found[MADE_OF_THEM]:
+        log.warning("removal: %s was made of removed documents", version)
+    return found[MADE_OF_THEM]
+
+
+def named_versions(receipt: str) -> list[str]:
+    """Return the versions that the receipt at this URI says were made of what it names."""
+    content = json.loads(storage.read_bytes(receipt))
+    return list(content.get(VERSIONS, {}).get(MADE_OF_THEM, []))
+
+
+def affected_versions(
+    receipt: dict[str, Any], versions: Iterable["RegisteredVersion"], corpora: set[str]
+) -> dict[str, list[str]]:
+    """Return the versions that were made of what a receipt names, and those of which is unknown.
+
+    Args:
+        receipt: as `pipelines.removal` writes it.
+        versions: all there are.
+        corpora: places of those that were looked through.
+    """
+    clean = {place_in(checked["manifest"]) for checked in receipt["in_no_shard_of"]}
+    names = ("earlier_results_with_them", "models_made_of_them", "vocabularies_made_of_them")
+    holding = {place_in(uri) for name in names for uri in receipt[name]} - clean - {""}
+    made_of_them, unknown = [], []
+    for version in versions:
+        if version.places & holding:
+            made_of_them.append(str(version))
+        elif not _corpora_of(version) <= corpora:
+            unknown.append(str(version))
+    return {MADE_OF_THEM: sorted(made_of_them), NOT_LOOKED_THROUGH: sorted(unknown)}
+
+
+def _corpora_of(version: "RegisteredVersion") -> set[str]:
+    return {place for place in version.places if place.startswith(f"{CORPUS}/")}
