@@ -190,6 +190,7 @@ def _write(
             "model": model.name,
             "average": model.average,
             "scores": {task: _medians(scores) for task, scores in model.tasks.items()},
+            "tasks": {task: _task_data(scores) for task, scores in model.tasks.items()},
             "text": as_text(table),
             "page": PAGE,
             "mlflow_run_id": tracked.run_id,

@@ -51,7 +51,7 @@ def build_report(
 
     Args:
         recipe_name: what the run is called.
-        made: the manifests of corpus, examples, pretraining, finetuning and registration.
+        made: the manifests of corpus, examples, pretraining, scores and registration.
         tracking: MLflow's tracking URI.
         python: the interpreter to use the model with.
     """
@@ -64,7 +64,7 @@ def build_report(
             "Pretraining, on held-out documents (95 % interval)": _pretraining_rows(
                 made["pretraining"]
             ),
-            "Downstream (95 % interval)": _downstream_rows(made["finetuning"]),
+            "Downstream, the median seed (95 % interval)": _downstream_rows(made["scores"]),
             "Registry": _registry_rows(registration),
         },
         note=_order_note(made["pretraining"]),
@@ -173,15 +173,20 @@ def _pretraining_rows(pretraining: Manifest) -> list[tuple[str, str]]:
     return [*rows[:3], ("unigram loss, nats", gain), *rows[3:]]
 
 
-def _downstream_rows(finetuning: Manifest) -> list[tuple[str, str]]:
-    facts = finetuning.facts
-    low, high = facts["interval"]
-    score = _estimate({"value": facts["score"], "low": low, "high": high})
-    if facts["metric"] == "matthews" and low <= 0 <= high:
-        score += "; the interval holds 0, so no better than chance"
-    main = (facts["metric"], score)
-    others = [(n, f"{v:z.3f}") for n, v in facts["scores"].items() if n != facts["metric"]]
-    return [("task", f"{facts['task']}, {facts['num_examples']:,} examples"), main, *others]
+def _downstream_rows(scores: Manifest) -> list[tuple[str, str]]:
+    rows = []
+    for task, facts in scores.facts["tasks"].items():
+        for number, (metric, found) in enumerate(facts["metrics"].items()):
+            low, high = found["interval"]
+            score = _estimate({"value": found["median"], "low": low, "high": high})
+            if metric == "matthews" and low <= 0 <= high:
+                score += "; the interval holds 0, so no better than chance"
+            rows.append((f"{task}, {metric}", score))
+            by_seed = found["by_seed"].values()
+            if number == 0 and len(by_seed) > 1:
+                spread = f"{min(by_seed):z.3f} to {max(by_seed):z.3f}"
+                rows.append((f"  over {len(by_seed)} seeds", spread))
+    return rows
 
 
 def _registry_rows(registration: Manifest) -> list[tuple[str, str]]:
@@ -189,9 +194,22 @@ def _registry_rows(registration: Manifest) -> list[tuple[str, str]]:
     return [
         ("model", f"{facts['name']}, version {facts['version']}"),
         ("alias", facts["alias"] or "none"),
+        ("the gate", facts["verdict"]),
         ("because", facts["reason"]),
+        *_gate_rows(facts),
         ("address", facts["model_uri"]),
     ]
+
+
+def _gate_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what was compared, task by task."""
+    return [(f"  {task['task']}", _compared(task, facts["against"])) for task in facts["tasks"]]
+
+
+def _compared(task: Mapping[str, Any], version: str) -> str:
+    against = f"{task['candidate']:z.4f} against {task['champion']:z.4f} of version {version}"
+    bounds = f"[{task['low']:+z.4f}, {task['high']:+z.4f}]"
+    return f"{against}: {task['difference']:+z.4f} {bounds}"
 
 
 def _order_note(pretraining: Manifest) -> str:
