@@ -22,8 +22,8 @@ FLOW_OPTIONS = --recipe '$(RECIPE)' --work '$(WORK)' \
 	$(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
 DATA_BENCHMARKS := data_pipeline masking cleaning_rules near_duplicates wiki_markup tfrecord engines memory scale
 
-.PHONY: help demo refresh evaluate models rollback plan serve production test check format bench bench-data bench-train bench-loader \
-	bench-finetune bench-tracking bench-gpu clean
+.PHONY: help demo refresh evaluate models rollback plan serve production test check format bench bench-data \
+	bench-train bench-loader bench-finetune bench-tracking bench-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## this list

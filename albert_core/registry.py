@@ -24,7 +24,7 @@ from albert_core.model_registry.champion import DIGEST_TAG, STAGE, Candidate, en
 from albert_core.model_registry.gate import Measured
 from albert_core.model_registry.measured import data_digest, measure, read_measured
 from albert_core.model_registry.model_versions import ServedCode
-from albert_core.tracking import tracking_uri
+from albert_core.tracking import shown_tracking_uri
 
 log = logging.getLogger(STAGE)
 
@@ -140,7 +140,7 @@ def _plan(registry: RegistrySettings, candidate: Candidate, scores: str, work: s
             "pretraining": candidate.lineage[pretraining].content,
             "scores": digest_of(read_manifest(scores).inputs),
             "model": candidate.digest,
-            "registry": digest_of(tracking_uri(work)),
+            "registry": digest_of(shown_tracking_uri(work)),
         },
         code=digest_of([code_digest(__name__), code_digest(SERVED.module)])[:16],
         libraries=library_versions(*SERVED.requirements),

@@ -14,11 +14,11 @@ from albert_core.contract.errors import TaskError
 from albert_core.contract.manifest import newest_manifest
 from flows.command_line import recipe_parser, run_by_hand
 from flows.finetuning_processes import Slots, num_processes, visible_devices
-from flows.orphaned_tasks import end_orphaned_tasks
+from flows.flow_options import FLOW_OPTIONS
 from flows.planned_finetunings import MNLI, Planned, PlannedTasks, planned
 from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
-from flows.run_names import run_name
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
+from flows.tracked_flow import note_report
 
 TASK_RUNNER = cast(
     TaskRunner[PrefectFuture[Any]], ThreadPoolTaskRunner[Any](max_workers=num_processes())
@@ -28,12 +28,7 @@ _GENERATED_FOLDER = "CoLA"
 """Whose files the task made from held-out documents has."""
 
 
-@flow(
-    name="evaluate-albert",
-    flow_run_name=run_name,
-    task_runner=TASK_RUNNER,
-    on_running=[end_orphaned_tasks],
-)
+@flow(name="evaluate-albert", task_runner=TASK_RUNNER, **FLOW_OPTIONS)
 def evaluate_albert(
     model: str,
     task_folder: str | None = None,
@@ -175,6 +170,7 @@ def report(scores: str) -> str:
     manifest, folder = read_stage(scores)
     markdown = storage.read_bytes(storage.join(folder, "scores.md")).decode()
     page = storage.join(folder, manifest.facts["page"])
+    note_report(markdown)
     create_markdown_artifact(markdown, key="scores", description=manifest.facts["model"])
     create_link_artifact(page, link_text="the page with the plot", key="scores-page")
     return f"{manifest.facts['text']}\n\nThe same as a page: {page}"

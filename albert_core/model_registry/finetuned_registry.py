@@ -20,7 +20,7 @@ from albert_core.finetuning import model_digest
 from albert_core.model_registry.champion import STAGE, Candidate, enter, lineage_of
 from albert_core.model_registry.measured import measure, read_measured
 from albert_core.model_registry.model_versions import ServedCode
-from albert_core.tracking import tracking_uri
+from albert_core.tracking import shown_tracking_uri
 
 REQUIREMENTS = (
     "torch", "transformers", "tokenizers", "safetensors", "sentencepiece", "numpy", "pandas",
@@ -51,7 +51,7 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         inputs={
             "finetuning": digest_of([scores.key, scores.content]),
             "model": candidate.digest,
-            "registry": digest_of(tracking_uri(work)),
+            "registry": digest_of(shown_tracking_uri(work)),
         },
         code=digest_of([code_digest(__name__), code_digest(_CODE)])[:16],
         libraries=library_versions(*REQUIREMENTS),
