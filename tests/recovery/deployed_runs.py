@@ -26,6 +26,7 @@ TINY = {
     "finetuning.num_steps": 10,
     "finetuning.warmup_steps": 2,
     "finetuning.evaluation_steps": 5,
+    "evaluation.num_seeds": 1,
 }
 """Settings of the tiny recipe with which the whole way takes a minute."""
 

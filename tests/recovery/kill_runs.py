@@ -163,7 +163,7 @@ class KillRuns:
             if share > 0.5:
                 self._find(run_id, lambda: stage_process(order.work, "pipelines.make_examples"))
             self._find(run_id, lambda: beam_worker(order.work))
-            time.sleep(2 * (share % 0.5))
+            time.sleep(share % 0.5)
             found = self._find(run_id, lambda: beam_worker(order.work))
         else:
             time.sleep(share * 0.95 * self.run_seconds)

@@ -18,7 +18,7 @@ def stage_process(work: Path, module: str = "") -> int | None:
     for entry in Path("/proc").glob("[0-9]*"):
         pid = int(entry.name)
         line = words(pid)
-        if f"--work={work}" in line and "-m" in line[:3] and module in line:
+        if f"--work={work}" in line and "-m" in line[:3] and (not module or module in line):
             return pid
     return None
 
