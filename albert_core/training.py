@@ -36,6 +36,7 @@ from albert_core.contract.manifest import (
     StagePlan,
     read_manifest,
 )
+from albert_core.contract.progress_report import report_progress
 from albert_core.contract.seeds import derive_seed
 from albert_core.contract.stage_command import stage_main
 from albert_core.data import ExampleShards
@@ -185,6 +186,8 @@ class Pretraining:
 
     def _do_what_is_due(self, update: Update) -> None:
         """Report, evaluate, save or leave, as it is due after ``update``."""
+        if self.ranks.is_first:
+            report_progress(self.state.step, self.settings.num_steps, "steps")
         if update.skipped is not None:
             self._note_skipped(update)
         if self._is_due(self.settings.log_steps):

@@ -14,7 +14,10 @@ from albert_core.contract.errors import TaskError
 from albert_core.contract.manifest import newest_manifest
 from flows.command_line import recipe_parser, run_by_hand
 from flows.finetuning_processes import Slots, num_processes, visible_devices
+from flows.orphaned_tasks import end_orphaned_tasks
 from flows.planned_finetunings import MNLI, Planned, PlannedTasks, planned
+from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
+from flows.run_names import run_name
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
 
 GENERATED_TASK = "cola"
@@ -26,7 +29,12 @@ SLOTS = Slots(num_processes(), visible_devices())
 _GENERATED_FOLDER = "CoLA"
 
 
-@flow(name="evaluate-albert", task_runner=_TASK_RUNNER)
+@flow(
+    name="evaluate-albert",
+    flow_run_name=run_name,
+    task_runner=_TASK_RUNNER,
+    on_running=[end_orphaned_tasks],
+)
 def evaluate_albert(
     model: str,
     task_folder: str | None = None,
@@ -36,6 +44,7 @@ def evaluate_albert(
     work: str | None = None,
     overrides: list[str] | None = None,
     corpus: str | None = None,
+    settings: RecipeChanges = NO_CHANGES,
 ) -> str:
     """Fine-tune a model on every task that is there, several times, and score it.
 
@@ -51,11 +60,14 @@ def evaluate_albert(
         overrides: settings that differ from the recipe's, `section.field=value` each.
         corpus: manifest of the corpus that the model was pretrained on, to say how much of each
             dev set it has.
+        settings: the same as a form; what `overrides` names goes before it.
 
     Returns:
         The table.
     """
-    run = start_run(recipe, None, work, [*(overrides or []), *as_overrides(tasks, seeds)])
+    run = start_run(
+        recipe, None, work, [*with_form(settings, overrides), *as_overrides(tasks, seeds)]
+    )
     folder = folder_of_tasks(run, task_folder)
     wanted = find_tasks(run, folder)
     finetunings = finetune_all(run, wanted, find_model(model, run.work), folder)

@@ -9,17 +9,21 @@ from albert_core.contract import storage
 from albert_core.contract.manifest import read_manifest
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.evaluate_albert import GENERATED_TASK, finetune, task_folder_of
+from flows.orphaned_tasks import end_orphaned_tasks
+from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
 from flows.refresh_corpus import clean_corpus, make_examples, train_vocab
 from flows.report import build_report, tracking_uri
+from flows.run_names import run_name
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
 
 
-@flow(name="pretrain-albert")
+@flow(name="pretrain-albert", flow_run_name=run_name, on_running=[end_orphaned_tasks])
 def pretrain_albert(
     recipe: str = "tiny",
     source: str | None = None,
     work: str | None = None,
     overrides: list[str] | None = None,
+    settings: RecipeChanges = NO_CHANGES,
 ) -> str:
     """Clean the text, train a vocabulary, pretrain, fine-tune, score and register an ALBERT.
 
@@ -30,10 +34,12 @@ def pretrain_albert(
         source: your own text: a file, folder, glob or URI. Without it, the recipe's.
         work: folder for all results. Without it, ALBERT_WORK, else `work`.
         overrides: settings that differ from the recipe's, `section.field=value` each.
+        settings: the same as a form; what `overrides` names goes before it.
 
     Returns:
         The report.
     """
+    overrides = with_form(settings, overrides)
     run = start_run(recipe, source, work, overrides)
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus)

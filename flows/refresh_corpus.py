@@ -9,7 +9,10 @@ from albert_core.contract.manifest import read_manifest
 from albert_core.contract.stage_command import NO_RESULT
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.corpus_event import tell_of_change
+from flows.orphaned_tasks import end_orphaned_tasks
+from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
 from flows.report import build_text_report
+from flows.run_names import run_name
 from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
 
 
@@ -42,12 +45,13 @@ def removal_receipt(run: RecipeRun, examples: str) -> str:
     return receipt
 
 
-@flow(name="refresh-corpus")
+@flow(name="refresh-corpus", flow_run_name=run_name, on_running=[end_orphaned_tasks])
 def refresh_corpus(
     recipe: str = "tiny",
     source: str | None = None,
     work: str | None = None,
     overrides: list[str] | None = None,
+    settings: RecipeChanges = NO_CHANGES,
 ) -> str:
     """Bring the corpus, its vocabulary and its examples up to date.
 
@@ -56,10 +60,12 @@ def refresh_corpus(
         source: your own text: a file, folder, glob or URI. Without it, the recipe's.
         work: folder for all results. Without it, ALBERT_WORK, else `work`.
         overrides: settings that differ from the recipe's, `section.field=value` each.
+        settings: the same as a form; what `overrides` names goes before it.
 
     Returns:
         The report.
     """
+    overrides = with_form(settings, overrides)
     run = start_run(recipe, source, work, overrides)
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus)

@@ -16,7 +16,9 @@ from albert_core.contract.manifest import Manifest, read_manifest
 from albert_core.contract.outage import is_passing
 from albert_core.contract.stage_command import stage_argv
 from flows.recipe import Recipe, load_recipe, save_recipe
+from flows.report import tracking_uri
 from flows.stage_limits import limits_of
+from flows.stage_page import ProgressPage, save_stage_page
 from flows.stage_process import InterruptedStageError, distributed_argv, run_stage_process
 from flows.work_folder import work_folder
 
@@ -88,12 +90,16 @@ def run_stage(
         argv = _distributed(argv)
     log = get_run_logger()
     log.info("by hand: %s", shlex.join(argv))
-    return run_stage_process(
-        argv,
-        lambda line: log.info("%s", line),
-        environment=environment,
-        limits=limits_of(module),
-    )
+    with ProgressPage(module.rpartition(".")[2]) as page:
+        manifest = run_stage_process(
+            argv,
+            lambda line: log.info("%s", line),
+            environment=environment,
+            limits=limits_of(module),
+            on_progress=page.report,
+        )
+    save_stage_page(manifest, tracking_uri(run.work))
+    return manifest
 
 
 def read_stage(manifest: str) -> tuple[Manifest, str]:

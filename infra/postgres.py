@@ -6,6 +6,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -34,7 +35,10 @@ class Postgres:
         self.folder = folder
         self.port = port
         self.password_file = password_file
-        self._binaries = find_binaries()
+
+    @cached_property
+    def _binaries(self) -> Path:
+        return find_binaries()
 
     def prepare(self) -> None:
         """Make the cluster, if it is not there.
@@ -42,21 +46,24 @@ class Postgres:
         Raises:
             ServeError: it cannot be made there.
         """
-        if (self.folder / "PG_VERSION").exists():
+        if self.folder.exists():
             return
         self.password_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.password_file.touch(mode=0o600)
         self.password_file.write_text(secrets.token_urlsafe(24))
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        unfinished = self.folder.with_name(f"{self.folder.name}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)  # of one that was killed
+        unfinished.mkdir(parents=True, mode=0o700)
         with NamedTemporaryFile("w", dir="/tmp") as readable:
             readable.write(self._password())
             readable.flush()
-            self._hand_over(self.folder, Path(readable.name))
+            self._hand_over(unfinished, Path(readable.name))
             self._run(
-                *("initdb", "--pgdata", str(self.folder), "--username", USER),
+                *("initdb", "--pgdata", str(unfinished), "--username", USER),
                 *("--auth", "scram-sha-256", "--pwfile", readable.name),
                 *("--encoding", "UTF8", "--locale", "C.UTF-8"),
             )
+        unfinished.rename(self.folder)
 
     def command(self) -> list[str]:
         """Return the command line of the server."""
@@ -97,7 +104,7 @@ class Postgres:
             raise ServeError(f"Postgres in {self.folder}: {program} failed: {done.stderr.strip()}")
         return done.stdout
 
-    def _hand_over(self, *paths: Path) -> None:
+    def _hand_over(self, folder: Path, file: Path) -> None:
         """Give the folder and the file to the user that Postgres runs as.
 
         Raises:
@@ -112,12 +119,12 @@ class Postgres:
                 f"Postgres does not run as root, and there is no user {_SYSTEM_USER!r}: "
                 "install Debian's package `postgresql`, or do not be root"
             ) from error
-        for path in paths:
+        for path in (folder, file):
             os.chown(path, user.pw_uid, user.pw_gid)
-        reach = _unprivileged(["test", "-w", str(self.folder)])
+        reach = _unprivileged(["test", "-w", str(folder)])
         if subprocess.run(reach, check=False, cwd="/").returncode != 0:
             raise ServeError(
-                f"the user {_SYSTEM_USER!r}, as whom Postgres runs, cannot enter {self.folder}: "
+                f"the user {_SYSTEM_USER!r}, as whom Postgres runs, cannot enter {folder}: "
                 "a folder above it is closed to others. Open that (`chmod o+x`), or give "
                 "another with --postgres-folder"
             )

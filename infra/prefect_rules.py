@@ -110,9 +110,9 @@ def apply_automation(
         return f"{automation['name']}: none, without {', '.join(sorted(unknown))}"
     filled = _filled(automation, names)
     switch = filled.pop("enabled", "")
-    enabled = switch == "true" if switch else bool(there and there[0].enabled)
-    if "enabled" not in automation and not there:
-        enabled = True
+    at_first = "enabled" not in automation
+    as_it_is = there[0].enabled if there else at_first
+    enabled = switch == "true" if switch else as_it_is
     wanted = AutomationCore.model_validate({**filled, "enabled": enabled})
     if there:
         client.update_automation(there[0].id, wanted)

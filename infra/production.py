@@ -7,11 +7,12 @@ on the loopback address, unless told otherwise.
 
 import argparse
 import os
+import secrets
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.flow_services import PREFECT, deploy, flow_environment, start_prefect, start_worker
@@ -24,6 +25,7 @@ MEMORY = "memory"
 """As the place of artifacts: an S3 server that keeps them in memory."""
 MLFLOW, POSTGRES, S3 = "MLflow", "Postgres", "S3"
 _BUCKET = "albert"
+_USERS = "mlflow_users"
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class ProductionSettings:
     """Folder for all results and all data of the services, absolute."""
     artifacts: str = ""
     """Where MLflow keeps files: `s3://bucket/path`, a folder, `memory`; without it, in `work`."""
+    mlflow_auth: bool = False
+    """Whether MLflow asks for a name and a password."""
     num_workers: int = 2
     host: str = LOOPBACK
     """Address that Prefect and MLflow listen on; the databases listen on the loopback alone."""
@@ -43,6 +47,8 @@ class ProductionSettings:
     s3_port: int = 9000
     postgres_folder: Path | None = None
     """Of the databases' files, on this machine; without it, in `work`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Further variables of the servers, the workers and their flow runs."""
 
 
 class Production:
@@ -57,7 +63,10 @@ class Production:
         host = settings.host if settings.host != "0.0.0.0" else LOOPBACK  # noqa: S104 - compared
         self.prefect_url = f"http://{host}:{settings.prefect_port}"
         self.mlflow_url = f"http://{host}:{settings.mlflow_port}"
-        self.environment = flow_environment(settings.work, self.prefect_url, self.mlflow_url)
+        self.environment = {
+            **flow_environment(settings.work, self.prefect_url, self.mlflow_url),
+            **settings.environment,
+        }
         """What a client needs to reach the servers, as the workers have it."""
         self.services = Services(settings.work / "logs", self.environment)
         self.postgres = Postgres(
@@ -152,12 +161,35 @@ class Production:
                 "AWS_DEFAULT_REGION": "us-east-1",
             }
             self.wait_until_up(S3)
+        if self.settings.mlflow_auth:
+            environment |= self._authentication()
         self.services.start(
             *(MLFLOW, sys.executable, "-m", "mlflow", "server", "--workers", "1"),
             *("--host", self.settings.host, "--port", str(self.settings.mlflow_port)),
             *("--serve-artifacts", "--artifacts-destination", self._artifacts()),
+            *(("--app-name", "basic-auth") if self.settings.mlflow_auth else ()),
             environment=environment,
         )
+
+    def _authentication(self) -> dict[str, str]:
+        """Return what has MLflow keep its users in a database of their own.
+
+        The first of them, the administrator, it takes from MLFLOW_AUTH_ADMIN_PASSWORD.
+        """
+        self.postgres.create_database(_USERS)
+        settings = self.postgres.password_file.with_name("mlflow-auth.ini")
+        settings.touch(mode=0o600)
+        settings.write_text(
+            "[mlflow]\n"
+            f"database_uri = {self.postgres.url(_USERS, 'postgresql')}\n"
+            "admin_username = albert\n"
+            "default_permission = EDIT\n"
+            "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+        )
+        return {
+            "MLFLOW_AUTH_CONFIG_PATH": str(settings),
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(),
+        }
 
     @property
     def _s3_url(self) -> str:
@@ -230,6 +262,12 @@ def _settings(argv: Sequence[str] | None) -> ProductionSettings:
         "--host",
         default=environment("ALBERT_HOST", LOOPBACK),
         help="address that Prefect and MLflow listen on: put authentication before them first",
+    )
+    parser.add_argument(
+        "--mlflow-auth",
+        action="store_true",
+        default=environment("ALBERT_MLFLOW_AUTH") == "true",
+        help="have MLflow ask for a name and a password (ALBERT_MLFLOW_AUTH=true); see README",
     )
     for service, port in (("prefect", 4200), ("mlflow", 5000), ("postgres", 5433), ("s3", 9000)):
         variable = f"ALBERT_{service.upper()}_PORT"

@@ -61,7 +61,7 @@ class Services:
         self.services: dict[str, Service] = {}
         self.watched = False
         """Whether somebody calls `start_ended_again`: an end is then nothing to raise for."""
-        self._mark = uuid.uuid4().hex
+        self.mark = uuid.uuid4().hex
 
     def start(
         self,
@@ -200,7 +200,7 @@ class Services:
         return marked(MARK, self._mark_of(service.name))
 
     def _mark_of(self, name: str) -> str:
-        return f"{self._mark}:{name}"
+        return f"{self.mark}:{name}"
 
     def _tail(self, name: str) -> str:
         lines = self.log_of(name).read_text(errors="replace").splitlines()[-15:]

@@ -8,6 +8,7 @@ from collections import Counter
 from types import TracebackType
 
 from albert_core.contract import storage
+from albert_core.contract.progress_report import report_progress
 
 _FIRST_LINE_SECONDS = 2.0
 _LINES_SLOW_DOWN = 1.1
@@ -89,6 +90,7 @@ class Progress:
             pause *= _LINES_SLOW_DOWN
             try:
                 log.info("%s", self.line())
+                report_progress(self._sum()["bytes"], self.total_bytes, "bytes")
             except (OSError, ValueError) as error:  # counts are no reason to end a stage
                 log.debug("%s: no counts now (%s)", self.what, error)
 

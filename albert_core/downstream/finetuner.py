@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from albert_core.batches.example_order import example_order
 from albert_core.config import FinetuningSettings
+from albert_core.contract.progress_report import report_progress
 from albert_core.contract.seeds import derive_seed
 from albert_core.downstream.hyperparameters import Hyperparameters
 from albert_core.layer_execution import products_in
@@ -115,6 +116,7 @@ class Finetuner:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
+        report_progress(self.step, self.hyperparameters.num_steps, "steps")
         return total
 
     def outputs(self, inputs: Inputs) -> dict[str, NDArray[Any]]:

@@ -230,12 +230,7 @@ def _register(
 ) -> ModelVersion:
     """Return a new version that holds the candidate."""
     name = candidate.name
-    mlflow_run = client.create_run(
-        experiment_id(client, work),
-        run_name=f"registration-{name}",
-        tags={"stage_folder": plan.folder(work), DIGEST_TAG: candidate.digest},
-    )
-    run_id = mlflow_run.info.run_id
+    run_id = _open_run(client, plan, work, candidate)
     with fluent_uri(tracking_uri(work)), mlflow.start_run(run_id=run_id):
         upload_lineage(client, run_id, candidate.lineage)
         client.log_batch(run_id, metrics=_score_metrics(candidate.scores))
@@ -248,6 +243,20 @@ def _register(
             tags=candidate.tags(plan.key),
             model_id=model_uri.partition("/")[2],
         )
+
+
+def _open_run(client: MlflowClient, plan: StagePlan, work: str, candidate: Candidate) -> str:
+    """Return the MLflow run of the registration: that of a process that was killed, if any."""
+    experiment, folder = experiment_id(client, work), plan.folder(work)
+    unfinished = f"tags.stage_folder = '{folder}' and attributes.status != 'FINISHED'"
+    for left in client.search_runs([experiment], unfinished, max_results=1):
+        return str(left.info.run_id)
+    created = client.create_run(
+        experiment,
+        run_name=f"registration-{candidate.name}",
+        tags={"stage_folder": folder, DIGEST_TAG: candidate.digest},
+    )
+    return str(created.info.run_id)
 
 
 def _score_metrics(scores: Manifest) -> list[mlflow.entities.Metric]:

@@ -26,13 +26,14 @@ from albert_core.conversion.huggingface import Architecture
 from albert_core.conversion.model_folder import load_model_folder, save_model_folder
 from albert_core.finetuning import model_digest
 from albert_core.model import AlbertForPretraining
+from albert_core.model_registry import champion as champion_rule
 from albert_core.model_registry import model_versions
 from albert_core.model_registry.model_versions import (
     MODEL_ARTIFACT,
     champion_folder,
     model_folder_of,
 )
-from albert_core.tracking import open_client
+from albert_core.tracking import experiment_id, open_client
 from tests.albert_core.tiny_model import MAX_POSITIONS, save_tiny_model
 from tests.albert_core.tiny_vocab import tiny_vocab
 
@@ -250,6 +251,28 @@ def test_a_lost_manifest_does_not_make_a_second_version(work: str, client: Mlflo
     assert after.facts["version"] == before.facts["version"] == "1"
     assert after.facts["alias"] == "champion"
     assert len(client.search_model_versions("name = 'lost'")) == 1
+
+
+def test_the_run_of_a_registration_that_was_killed_is_gone_on_with(
+    work: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KilledError(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(champion_rule, "log_model", killed)
+        with pytest.raises(KilledError):
+            register(work, "killed", 0, 0.5)
+    experiment = experiment_id(client, work)
+    [run] = client.search_runs([experiment], "attributes.run_name = 'registration-killed'")
+    client.update_run(run.info.run_id, status="RUNNING")  # as kill -9 leaves it
+    version = register(work, "killed", 0, 0.5)
+    [found] = client.search_runs([experiment], "attributes.run_name = 'registration-killed'")
+    assert found.info.run_id == run.info.run_id == version.facts["mlflow_run_id"]
+    assert found.info.status == "FINISHED"
 
 
 def test_a_deleted_version_is_registered_again(work: str, client: MlflowClient) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from infra.services import ServeError, Services
+from tests.infra.free_ports import free_ports
+from tests.infra.test_services import descendants
 
 PROJECT = Path(__file__).parents[2]
 PREFECT = Path(sys.executable).with_name("prefect")
@@ -105,16 +105,6 @@ def read_greeting(process: "subprocess.Popen[str]") -> str:
     raise AssertionError("".join(lines))
 
 
-def free_ports(number: int) -> list[int]:
-    probes = [socket.socket() for _ in range(number)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 def test_it_prints_two_addresses_and_both_answer(served: Served) -> None:
     for port in (served.prefect_port, served.mlflow_port):
         assert f"http://127.0.0.1:{port}\n" in served.greeting
@@ -174,43 +164,3 @@ def test_ctrl_c_stops_everything(served: Served) -> None:
     served.process.send_signal(signal.SIGINT)
     assert served.process.wait(timeout=60) == 0
     assert [pid for pid in family if Path(f"/proc/{pid}").exists()] == []
-
-
-def test_a_service_that_ends_by_itself_is_named_with_its_last_words(tmp_path: Path) -> None:
-    services = Services(tmp_path, {})
-    services.start("MLflow", sys.executable, "-c", "import sys; sys.exit('no such database')")
-    services.services["MLflow"].process.wait()
-    with pytest.raises(
-        ServeError, match=r"(?s)MLflow ended by itself, with status 1.*no such database"
-    ):
-        services.check()
-
-
-def test_what_ignores_the_signals_is_killed_with_what_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("infra.services._STOP_SECONDS", 0.5)
-    stubborn = (
-        "import signal, subprocess, time; signal.signal(signal.SIGINT, signal.SIG_IGN);"
-        "subprocess.Popen(['sleep', '600'], start_new_session=True); print('up', flush=True);"
-        "time.sleep(600)"
-    )
-    services = Services(tmp_path, {})
-    services.start("worker", sys.executable, "-c", stubborn)
-    while "up" not in services.log_of("worker").read_text():
-        time.sleep(0.05)
-    family = [services.pid("worker"), *descendants(services.pid("worker"))]
-    assert len(family) == 2
-    services.stop()
-    assert [pid for pid in family if is_running(pid)] == []
-
-
-def is_running(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and not stat.read_text().rpartition(") ")[2].startswith("Z")
-
-
-def descendants(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    children = [int(child) for task in tasks for child in task.read_text().split()]
-    return [*children, *(grandchild for child in children for grandchild in descendants(child))]

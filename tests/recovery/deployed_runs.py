@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from albert_core.contract.manifest import read_manifest
+from tests.generated_text import write_jsonl
 
 TERMINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 AWAY_SECONDS = 300.0
-LOOK_SECONDS = 0.3
+LOOK_SECONDS = 2.0
 TINY = {
     "source.file_share": 1.0,
     "vocabulary.vocab_size": 150,
@@ -75,6 +76,29 @@ class PrefectApi:
             assert time.monotonic() < deadline, f"run {run_id} is {name}, not {types}"
             time.sleep(LOOK_SECONDS)
 
+    def log_of(self, run_id: str) -> str:
+        """Return the lines of a flow run's log, the oldest first."""
+        lines: list[str] = []
+        while True:
+            body = {
+                "logs": {"flow_run_id": {"any_": [run_id]}},
+                "sort": "TIMESTAMP_ASC",
+                "offset": len(lines),
+            }
+            page = self.ask("/logs/filter", body)
+            if not page:
+                return "\n".join(lines)
+            lines += [line["message"] for line in page]
+
+    def artifacts_of(self, run_id: str) -> dict[str, Any]:
+        """Return the content of a flow run's artifacts, by their keys."""
+        body = {"artifacts": {"flow_run_id": {"any_": [run_id]}}}
+        return {found["key"]: found["data"] for found in self.ask("/artifacts/filter", body)}
+
+    def cancel(self, run_id: str) -> None:
+        """Ask for the cancellation of a flow run, as `prefect flow-run cancel` does."""
+        self.ask(f"/flow_runs/{run_id}/set_state", {"state": {"type": "CANCELLING"}})
+
     def under_way(self) -> list[str]:
         """Return the flow runs and task runs that are said to be running."""
         running = {"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}}
@@ -102,6 +126,21 @@ class Order:
             "work": str(self.work),
             "overrides": [f"{name}={value}" for name, value in settings.items()],
         }
+
+
+def write_source(folder: Path) -> Path:
+    """Write generated text, three files; return the folder."""
+    folder.mkdir(exist_ok=True)
+    for number in range(3):
+        write_jsonl(folder / f"{number}.jsonl", range(number * 40, number * 40 + 40))
+    return folder
+
+
+def num_versions(mlflow_url: str, model_name: str) -> int:
+    """Return how many versions the registered model has."""
+    from mlflow import MlflowClient
+
+    return len(MlflowClient(mlflow_url).search_model_versions(f"name='{model_name}'"))
 
 
 def digests(work: Path) -> dict[str, str]:

@@ -8,16 +8,23 @@ and prints a table.
 import argparse
 import json
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from infra.production import Production, ProductionSettings, running
-from tests.generated_text import write_jsonl
-from tests.infra.test_serve import free_ports
-from tests.recovery.deployed_runs import TERMINAL, Order, PrefectApi, digests
+from infra.production import Production
+from tests.recovery.deployed_runs import (
+    TERMINAL,
+    Order,
+    PrefectApi,
+    digests,
+    num_versions,
+    write_source,
+)
+from tests.recovery.stack import stack
 from tests.recovery.victims import (
     beam_worker,
     flow_process,
@@ -39,7 +46,9 @@ VICTIMS = (
 DEPLOYMENT = "pretrain-albert"
 RUN_SECONDS = 900.0
 SETTLE_SECONDS = 240.0
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.3
+_LOOKS_A_QUESTION = 10
+"""Looks at the machine's processes for each question to Prefect, which costs it more."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,10 @@ class Row:
         return self.is_equal and self.num_versions == 1 and not self.left_running
 
 
+class RunEndedError(Exception):
+    """The run was over before its moment came: other processes left it more of the machine."""
+
+
 class KillRuns:
     """A stack of servers, a source, and runs that are disturbed one after the other."""
 
@@ -74,11 +87,9 @@ class KillRuns:
         self.production, self.folder = production, folder
         self.api = PrefectApi(production.prefect_url)
         self.random = random.Random(seed)
-        self.source = folder / "source"
-        self.source.mkdir(exist_ok=True)
-        for number in range(3):
-            write_jsonl(self.source / f"{number}.jsonl", range(number * 40, number * 40 + 40))
+        self.source = write_source(folder / "source")
         self.expected: dict[str, str] = {}
+        self.num_orders = 0
         self.run_seconds = self.training_seconds = 0.0
 
     def undisturbed(self) -> float:
@@ -99,10 +110,16 @@ class KillRuns:
 
     def disturbed(self, number: int, victim: str) -> Row:
         """Do a run and kill ``victim`` at a random moment of it."""
-        order = self._order(f"{number:02d}")
-        run_id = self._start(order)
-        began = time.monotonic()
-        pid, stage = self._victim(victim, order, run_id)
+        while True:
+            self.num_orders += 1
+            order = self._order(f"{number:02d}-{self.num_orders}")
+            run_id = self._start(order)
+            began = time.monotonic()
+            try:
+                pid, stage = self._victim(victim, order, run_id)
+                break
+            except RunEndedError:
+                print(f"{victim}: the run was over before the moment came; another", flush=True)
         killed = time.monotonic()
         kill(pid)
         state = self.api.await_state(run_id, TERMINAL, RUN_SECONDS)
@@ -123,7 +140,7 @@ class KillRuns:
             carried_on=carried_on,
             seconds=round(seconds),
             is_equal=digests(order.work) == self.expected,
-            num_versions=self._num_versions(order.model_name),
+            num_versions=num_versions(self.production.mlflow_url, order.model_name),
             left_running=self._left_running(),
         )
 
@@ -150,6 +167,8 @@ class KillRuns:
             found = self._find(run_id, lambda: beam_worker(order.work))
         else:
             time.sleep(share * 0.95 * self.run_seconds)
+            if self.api.state(run_id)[0] in TERMINAL:
+                raise RunEndedError
             found = self._find(run_id, lambda: self._pid(victim, run_id))
         return found, stage_name(order.work)
 
@@ -167,13 +186,15 @@ class KillRuns:
         return self.production.pid("Postgres")
 
     def _find(self, run_id: str, look: Callable[[], int | None]) -> int:
-        deadline = time.monotonic() + RUN_SECONDS
-        while time.monotonic() < deadline:
+        looked = 0
+        while True:
             found = look()
             if found is not None and is_there(found):
                 return found
+            looked += 1
+            if looked % _LOOKS_A_QUESTION == 0 and self.api.state(run_id)[0] in TERMINAL:
+                raise RunEndedError
             time.sleep(_LOOK_SECONDS)
-        raise AssertionError(f"run {run_id}: the process did not come")
 
     def _tries(self, run_id: str) -> list[str]:
         body = {"flow_runs": {"id": {"any_": [run_id]}}}
@@ -183,12 +204,6 @@ class KillRuns:
     def _until_up(self) -> None:
         for name in ("Postgres", "S3", "MLflow", "Prefect", "worker 1", "worker 2"):
             self.production.wait_until_up(name)
-
-    def _num_versions(self, model_name: str) -> int:
-        from mlflow import MlflowClient
-
-        client = MlflowClient(self.production.mlflow_url)
-        return len(client.search_model_versions(f"name='{model_name}'"))
 
     def _left_running(self) -> list[str]:
         """Return what is still said to run, after some time for the rules to see it."""
@@ -208,39 +223,50 @@ class KillRuns:
         return [f"MLflow run {run.info.run_name}" for run in runs]
 
 
-def kill_runs(folder: Path, num_kills: int, seed: int = 0) -> Iterator[Row]:
-    """Yield a row for each kill; the first before the others are done."""
-    folder.mkdir(parents=True, exist_ok=True)
-    prefect, mlflow, postgres, s3 = free_ports(4)
-    settings = ProductionSettings(
-        work=folder / "stack",
-        artifacts="memory",
-        prefect_port=prefect,
-        mlflow_port=mlflow,
-        postgres_port=postgres,
-        s3_port=s3,
-    )
-    with running(settings) as production:
+def kill_runs(folder: Path, num_kills: int, seed: int = 0, first: int = 0) -> Iterator[Row]:
+    """Yield a row for each kill; the first before the others are done.
+
+    Args:
+        folder: of all data.
+        num_kills: of the victims in turn.
+        seed: of the moments.
+        first: number of the victim to begin with.
+    """
+    with stack(folder) as production:
         print(production.greeting(), flush=True)
         runs = KillRuns(production, folder, seed)
         print(f"undisturbed: {runs.undisturbed():.0f} s", flush=True)
         for number in range(num_kills):
-            yield runs.disturbed(number + 1, VICTIMS[number % len(VICTIMS)])
+            yield runs.disturbed(number + 1, VICTIMS[(first + number) % len(VICTIMS)])
 
 
 def table(rows: list[Row]) -> str:
     """Return the rows as Markdown."""
-    lines = [
-        "| killed | in stage, at | the run | who carried on | seconds | digests | versions | left |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    head = [
+        "killed",
+        "in stage, at",
+        "the run",
+        "who carried on",
+        "s",
+        "digests",
+        "versions",
+        "left",
     ]
-    for row in rows:
-        lines.append(
-            f"| {row.victim} | {row.stage}, {row.at_seconds:.0f} s | {row.at_once} | "
-            f"{row.carried_on} | {row.seconds:.0f} | {'equal' if row.is_equal else 'DIFFER'} | "
-            f"{row.num_versions} | {', '.join(row.left_running) or '-'} |"
-        )
-    return "\n".join(lines)
+    lines = [head, ["---"] * len(head), *map(_cells, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        row.victim,
+        f"{row.stage}, {row.at_seconds:.0f} s",
+        row.at_once,
+        row.carried_on,
+        f"{row.seconds:.0f}",
+        "equal" if row.is_equal else "DIFFER",
+        str(row.num_versions),
+        ", ".join(row.left_running) or "none",
+    ]
 
 
 def main() -> int:
@@ -249,10 +275,12 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the stack is stopped
     rows: list[Row] = []
     folder = options.folder.absolute()
-    for row in kill_runs(folder, options.kills, options.seed):
+    for row in kill_runs(folder, options.kills, options.seed, options.first):
         rows.append(row)
         with (folder / "rows.jsonl").open("a") as file:
             file.write(json.dumps(asdict(row)) + "\n")

@@ -1,0 +1,36 @@
+"""End the task runs whose flow run has ended without them.
+
+A flow process that is killed ends no task: Prefect 3.8 makes the flow run Crashed, by its worker or
+by an automation, and leaves its tasks Running for ever. The next flow run ends them.
+"""
+
+from typing import Any
+
+from prefect import Flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+)
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
+from prefect.states import Crashed
+
+_UNDER_WAY = [StateType.RUNNING, StateType.PENDING]
+_MESSAGE = "The process of its flow run ended without it."
+
+
+def end_orphaned_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Make every such task run Crashed; a hook of flows, for when they begin."""
+    ended = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(TERMINAL_STATES)))
+    )
+    under_way = TaskRunFilter(
+        state=TaskRunFilterState(type=TaskRunFilterStateType(any_=_UNDER_WAY))
+    )
+    with get_client(sync_client=True) as client:
+        for task_run in client.read_task_runs(flow_run_filter=ended, task_run_filter=under_way):
+            client.set_task_run_state(task_run.id, Crashed(message=_MESSAGE), force=True)

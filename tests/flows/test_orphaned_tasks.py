@@ -1,0 +1,40 @@
+from uuid import UUID
+
+import pytest
+from prefect import flow, task
+from prefect.client.orchestration import get_client
+from prefect.context import TaskRunContext
+from prefect.states import Crashed, Running
+
+from flows.orphaned_tasks import end_orphaned_tasks
+
+
+@task
+def ran() -> UUID:
+    context = TaskRunContext.get()
+    assert context is not None
+    return context.task_run.id
+
+
+@flow
+def killed() -> UUID:
+    return ran()
+
+
+@flow(on_running=[end_orphaned_tasks])
+def next_one() -> UUID:
+    return ran()
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_the_next_run_ends_the_tasks_of_a_killed_one() -> None:
+    state = killed(return_state=True)
+    orphan: UUID = state.result()
+    assert state.state_details.flow_run_id is not None
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(state.state_details.flow_run_id, Crashed(), force=True)
+        client.set_task_run_state(orphan, Running(), force=True)
+        assert client.read_task_run(orphan).state_type == "RUNNING"
+        own = next_one()
+        assert client.read_task_run(orphan).state_type == "CRASHED"
+        assert client.read_task_run(own).state_type != "CRASHED"

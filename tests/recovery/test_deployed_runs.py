@@ -1,0 +1,192 @@
+"""Runs of deployments on real servers: cancelled, preempted, doubled, repeated, refreshed."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from infra.production import Production
+from infra.services import PROJECT
+from tests.generated_text import write_jsonl
+from tests.recovery.deployed_runs import (
+    TERMINAL,
+    Order,
+    PrefectApi,
+    digests,
+    num_versions,
+    write_source,
+)
+from tests.recovery.stack import stack
+from tests.recovery.victims import is_there, stage_process
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+RUN_SECONDS = 900.0
+TRAINING = "albert_core.training"
+
+
+@dataclass
+class Deployed:
+    """The stack, and what was done in it."""
+
+    production: Production
+    api: PrefectApi
+    folder: Path
+    source: Path
+
+    def order(self, name: str) -> Order:
+        return Order(self.source, self.folder / name, f"albert-{name}")
+
+    def start(self, order: Order, deployment: str = "pretrain-albert") -> str:
+        return self.api.start(deployment, **order.parameters())
+
+    def finish(self, run_id: str) -> str:
+        return self.api.await_state(run_id, TERMINAL, RUN_SECONDS)
+
+    def run(self, order: Order, deployment: str = "pretrain-albert") -> str:
+        run_id = self.start(order, deployment)
+        assert self.finish(run_id) == "COMPLETED", self.api.log_of(run_id)
+        return run_id
+
+    def seconds(self, run_id: str) -> float:
+        return float(self.api.ask(f"/flow_runs/{run_id}")["total_run_time"])
+
+    def num_versions(self, order: Order) -> int:
+        return num_versions(self.production.mlflow_url, order.model_name)
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    folder = tmp_path_factory.mktemp("deployed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_HOME", str(folder / "home"))
+        with stack(folder) as production:
+            api = PrefectApi(production.prefect_url)
+            source = write_source(folder / "source")
+            yield Deployed(production, api, folder, source)
+
+
+@pytest.fixture(scope="module")
+def first(deployed: Deployed) -> tuple[Order, str]:
+    """A run that nothing disturbs, and its id."""
+    order = deployed.order("first")
+    return order, deployed.run(order)
+
+
+def wait_for(look: Callable[[], int | None]) -> int:
+    deadline = time.monotonic() + RUN_SECONDS
+    while time.monotonic() < deadline:
+        if (found := look()) is not None:
+            return found
+        time.sleep(0.1)
+    raise AssertionError("the process did not come")
+
+
+def wait_for_checkpoint(work: Path) -> int:
+    """Return the training process as soon as it has written a checkpoint."""
+
+    def look() -> int | None:
+        pid = stage_process(work, TRAINING)
+        return pid if pid and any(work.glob("pretraining/*/checkpoints/step-*")) else None
+
+    return wait_for(look)
+
+
+def test_a_repeated_run_takes_seconds_and_registers_nothing_new(
+    deployed: Deployed, first: tuple[Order, str]
+) -> None:
+    order, run_id = first
+    before = digests(order.work)
+    again = deployed.run(order)
+    assert "to do, because" not in deployed.api.log_of(again)
+    assert digests(order.work) == before
+    assert deployed.num_versions(order) == 1
+    refresh = deployed.run(order, "refresh-corpus")
+    assert "to do, because" not in deployed.api.log_of(refresh)
+    took = {name: round(deployed.seconds(i)) for name, i in (("first", run_id), ("again", again))}
+    print(f"seconds: {took}, a refresh with nothing new {deployed.seconds(refresh):.0f}")
+
+
+def test_each_stage_has_a_page_with_its_numbers(
+    deployed: Deployed, first: tuple[Order, str]
+) -> None:
+    artifacts = deployed.api.artifacts_of(first[1])
+    assert {"corpus", "vocab", "examples", "pretraining", "finetuning", "registration"} <= set(
+        artifacts
+    )
+    assert "| documents | 120 in = 120 kept |" in artifacts["corpus"]
+    assert re.search(r"\[MLflow run\]\(http://127.0.0.1:\d+/#/runs/\w+\)", artifacts["pretraining"])
+    assert artifacts["training-progress"] > 0
+
+
+def test_a_cancelled_run_saves_its_training_and_the_next_one_goes_on(
+    deployed: Deployed, first: tuple[Order, str]
+) -> None:
+    order = deployed.order("cancelled")
+    run_id = deployed.start(order)
+    training = wait_for_checkpoint(order.work)
+    deployed.api.cancel(run_id)
+    assert deployed.finish(run_id) == "CANCELLED"
+    assert not is_there(training)
+    assert "told to stop: step" in deployed.api.log_of(run_id)
+    deployed.run(order)
+    assert digests(order.work) == digests(first[0].work)
+
+
+def test_a_preempted_training_is_tried_again_in_the_same_run_and_resumes(
+    deployed: Deployed, first: tuple[Order, str]
+) -> None:
+    order = deployed.order("preempted")
+    run_id = deployed.start(order)
+    os.kill(wait_for_checkpoint(order.work), signal.SIGTERM)
+    assert deployed.finish(run_id) == "COMPLETED"
+    assert "ended with status 75" in deployed.api.log_of(run_id)
+    assert digests(order.work) == digests(first[0].work)
+
+
+def test_of_two_runs_at_once_one_works_and_the_other_waits(
+    deployed: Deployed, first: tuple[Order, str]
+) -> None:
+    """One by a worker and one by hand: limits of queues know nothing of the latter."""
+    order = deployed.order("twice")
+    by_worker = deployed.start(order)
+    parameters = order.parameters()
+    overrides = parameters["overrides"]
+    assert isinstance(overrides, list)
+    by_hand = subprocess.run(
+        [
+            *(sys.executable, "-m", "flows.pretrain_albert", "--recipe=tiny"),
+            *(f"--source={order.source}", f"--work={order.work}"),
+            *(f"--set={override}" for override in overrides),
+        ],
+        cwd=PROJECT,
+        env={**os.environ, **deployed.production.environment},
+        capture_output=True,
+        text=True,
+    )
+    assert by_hand.returncode == 0, by_hand.stdout + by_hand.stderr
+    assert deployed.finish(by_worker) == "COMPLETED"
+    lines = by_hand.stdout + by_hand.stderr + deployed.api.log_of(by_worker)
+    assert re.search(r"is being made by process \d+ on .*, since .*: waiting", lines)
+    assert lines.count("corpus: to do, because") == lines.count("pretraining: to do, because") == 1
+    assert digests(order.work) == digests(first[0].work)
+    assert deployed.num_versions(order) == 1
+
+
+def test_one_new_file_is_all_the_work_of_a_refresh(
+    deployed: Deployed, first: tuple[Order, str]
+) -> None:
+    order = first[0]
+    write_jsonl(order.source / "9.jsonl", range(500, 510))
+    try:
+        said = deployed.api.log_of(deployed.run(order, "refresh-corpus"))
+    finally:
+        (order.source / "9.jsonl").unlink()
+    assert "1 new (9.jsonl)" in said
+    assert re.search(r"corpus: 1 of \d+ units of files to clean", said)
