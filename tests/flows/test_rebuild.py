@@ -141,7 +141,7 @@ def test_inputs_are_those_that_were_made_anew_and_the_machine_is_set_as_it_was(
 
 def test_a_list_of_results_is_one_of_those_that_were_made_anew(tmp_path: Path) -> None:
     work, into = str(tmp_path / "then"), str(tmp_path / "now")
-    made = []
+    made: list[str] = []
     for number in range(2):
         options = {"corpora": json.dumps(made), "title": "0/model"} if made else {}
         module = f"stage_{number}"
