@@ -14,6 +14,7 @@ TASKS ?=
 SEEDS ?=
 CORPUS ?=
 ARTIFACTS ?=
+NAME ?=
 ARGS ?=
 SOURCES := albert_core pipelines flows infra tests benchmarks
 
@@ -21,8 +22,8 @@ FLOW_OPTIONS = --recipe '$(RECIPE)' --work '$(WORK)' \
 	$(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
 DATA_BENCHMARKS := data_pipeline masking cleaning_rules near_duplicates wiki_markup tfrecord engines memory scale
 
-.PHONY: help demo refresh evaluate plan serve production test check format bench bench-data bench-train bench-loader \
-	bench-finetune bench-tracking bench-gpu clean
+.PHONY: help demo refresh evaluate models rollback plan serve production test check format bench bench-data \
+	bench-train bench-loader bench-finetune bench-tracking bench-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -41,6 +42,12 @@ evaluate: $(READY) ## a model on all tasks in a folder; MODEL=... TASKS=<folder>
 	@$(PY) -m flows.evaluate_albert --model '$(MODEL)' --recipe '$(RECIPE)' --work '$(WORK)' \
 	  $(if $(TASKS),--task-folder '$(TASKS)') $(if $(SEEDS),--seeds '$(SEEDS)') \
 	  $(if $(CORPUS),--corpus '$(CORPUS)') $(foreach setting,$(SET),--set '$(setting)') $(ARGS)
+
+models: $(READY) ## the registry's models; NAME=albert-tiny for its versions, and why they are champion or not
+	@$(PY) -m albert_core.model_registry --work '$(WORK)' list $(NAME)
+
+rollback: $(READY) ## the previous champion again; NAME=albert-tiny ARGS='--to 3 --reason "..."'
+	@$(PY) -m albert_core.model_registry --work '$(WORK)' rollback '$(NAME)' $(ARGS)
 
 plan: $(READY) ## what a run will take in memory, hours and cost; ARGS='--hardware l4'
 	@$(PY) -m flows.plan --recipe '$(RECIPE)' $(foreach setting,$(SET),--set '$(setting)') $(ARGS)

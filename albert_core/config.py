@@ -327,6 +327,20 @@ class RegistrySettings(Settings):
     """Where a finished model is registered and what makes it champion."""
 
     model_name: str = Field(default="albert", min_length=1, description="registered model's name")
+    confidence: float = Field(
+        default=0.95,
+        gt=0.5,
+        lt=1,
+        description="of the bounds that decide: an equal candidate is refused this often",
+    )
     min_score_gain: float = Field(
-        default=0.0, description="what a candidate's score must exceed the champion's by"
+        default=0.0,
+        ge=0,
+        description="what the lower bound of a candidate's gain must exceed; the mean over the "
+        "tasks of scores 0..1, so that 0.01 is a point",
+    )
+    max_task_drop: float = Field(
+        default=0.02,
+        ge=0,
+        description="by how much no task's score, 0..1, may fall, unless it may be by chance",
     )

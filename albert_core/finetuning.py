@@ -45,7 +45,7 @@ from albert_core.tasks.examples import Examples, Split, Task
 from albert_core.tasks.problem import Inputs, Scored
 from albert_core.tasks.problems import problem_of
 from albert_core.tasks.submission import submission_files
-from albert_core.tracking import TrackedRun, tracked_run
+from albert_core.tracked_run import TrackedRun, tracked_run
 
 STAGE = "finetuning"
 MODEL_FOLDER, PREDICTIONS, SUBMISSION = "model", "predictions", "submission"

@@ -1,8 +1,13 @@
 """Stage: a pretrained model and its scores -> a version in the registry, perhaps champion.
 
-Its tags say what the version was made of, down to the corpus, and how it scored.
+Its tags say what the version was made of, down to the corpus, how it scored, and what the gate
+decided.
 """
 
+import logging
+from collections.abc import Mapping
+
+from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
@@ -13,10 +18,15 @@ from albert_core.contract.code_version import code_digest, library_versions
 from albert_core.contract.errors import RegistryError
 from albert_core.contract.manifest import Manifest, StagePlan, digest_of, read_manifest
 from albert_core.contract.stage_command import stage_main
+from albert_core.finetuning import STAGE as FINETUNING
 from albert_core.finetuning import model_digest
 from albert_core.model_registry.champion import DIGEST_TAG, STAGE, Candidate, enter, lineage_of
+from albert_core.model_registry.gate import Measured
+from albert_core.model_registry.measured import data_digest, measure, read_measured
 from albert_core.model_registry.model_versions import ServedCode
-from albert_core.tracking import tracking_uri
+from albert_core.tracking import shown_tracking_uri
+
+log = logging.getLogger(STAGE)
 
 SERVED = ServedCode(
     module="albert_core.model_registry.registered_model",
@@ -33,79 +43,109 @@ SERVED = ServedCode(
 def run(
     registry: RegistrySettings,
     pretraining: str,
-    finetuning: str,
-    champion_finetuning: str = "",
+    scores: str,
+    champion_scores: str = "",
     work: str = "work",
 ) -> str:
-    """Register the model and make it champion if it is the best; return the manifest.
+    """Register the model and make it champion if the gate says so; return the manifest.
 
     Args:
         registry: settings.
         pretraining: manifest of the model.
-        finetuning: manifest of its scores.
-        champion_finetuning: manifest of the present champion's scores on the same task, if any.
+        scores: manifest of its scores, over tasks and seeds.
+        champion_scores: manifest of the present champion's scores on the same tasks; without it,
+            those that it was registered with.
         work: folder for all results.
 
     Raises:
+        IntegrityError: a manifest or a file is missing.
         RegistryError: the scores are another model's, or the registry does not answer.
     """
-    candidate = read_candidate(registry.model_name, pretraining, finetuning)
+    candidate = read_candidate(registry.model_name, pretraining, scores)
 
-    def champion_score(champion: ModelVersion) -> float | None:
-        return _measured(champion, candidate.task, champion_finetuning)
+    def champion_measured(client: MlflowClient, champion: ModelVersion) -> Mapping[str, Measured]:
+        if champion_scores:
+            try:
+                return read_scores(champion_scores, champion.tags.get(DIGEST_TAG, ""))
+            except RegistryError as error:
+                log.warning("%s: the champion changed meanwhile: %s", STAGE, error)
+        return read_measured(client, champion)
 
-    return enter(_plan(registry, candidate, work), work, registry, candidate, champion_score)
+    return enter(
+        _plan(registry, candidate, scores, work), work, registry, candidate, champion_measured
+    )
 
 
-def read_candidate(name: str, pretraining: str, finetuning: str) -> Candidate:
+def read_candidate(name: str, pretraining: str, scores: str) -> Candidate:
     """Return the model of one manifest with the scores of the other.
 
     Raises:
         IntegrityError: a manifest or a file is missing.
         RegistryError: the scores are another model's.
     """
-    model, scores = read_manifest(pretraining), read_manifest(finetuning)
+    model = read_manifest(pretraining)
     folder = storage.join(pretraining.rpartition("/")[0], model.facts["model_folder"])
     digest = model_digest(folder)
-    if scores.inputs.get("model") != digest:
-        raise RegistryError(
-            f"{finetuning} scores the model {str(scores.inputs.get('model'))[:12]}, but "
-            f"{pretraining} is of the model {digest[:12]}. Fine-tune the model in {folder}."
-        )
-    lineage = lineage_of(pretraining, finetuning)
-    return Candidate(name, folder, digest, scores, task_digest(scores), lineage, SERVED)
+    return Candidate(
+        name=name,
+        model_folder=folder,
+        digest=digest,
+        measured=read_scores(scores, digest),
+        over_seeds=True,
+        lineage=lineage_of(pretraining, scores),
+        served=SERVED,
+    )
 
 
-def task_digest(scores: Manifest) -> str:
-    """Return a digest of what makes scores comparable: the task's files and the settings."""
-    files = {name: digest for name, digest in scores.inputs.items() if name != "model"}
-    return digest_of([files, scores.settings])
+def read_scores(scores: str, digest: str) -> dict[str, Measured]:
+    """Return how the model with this digest does, by task.
+
+    Args:
+        scores: manifest of a table of scores.
+        digest: of the model's files.
+
+    Raises:
+        IntegrityError: a manifest or the predictions are missing.
+        RegistryError: the scores are another model's.
+    """
+    uris = list(read_manifest(scores).input_manifests.values())
+    found = {uri: manifest for uri in uris if (manifest := read_manifest(uri)).stage == FINETUNING}
+    own = {uri for uri, manifest in found.items() if manifest.inputs["model"] == digest}
+    others = found.keys() - own
+    # A task may start from the model that was fine-tuned on MNLI.
+    started = {_finetuned_digest(uri, found[uri]) for uri in own} if own and others else set()
+    for uri in sorted(others):
+        if (other := found[uri].inputs["model"]) not in started:
+            raise RegistryError(
+                f"{scores} has scores of the model {other[:12]} (in {uri}), but they were to be of "
+                f"the model {digest[:12]}. Fine-tune that one on all tasks and score it."
+            )
+    data_of = {
+        manifest.facts["task"]: digest_of([data_digest(manifest), uri in own])
+        for uri, manifest in found.items()
+    }
+    return measure(list(found), data_of)
 
 
-def _plan(registry: RegistrySettings, candidate: Candidate, work: str) -> StagePlan:
-    nearest = list(candidate.lineage.items())[:2]
+def _finetuned_digest(uri: str, finetuning: Manifest) -> str:
+    return model_digest(storage.join(uri.rpartition("/")[0], finetuning.facts["model_folder"]))
+
+
+def _plan(registry: RegistrySettings, candidate: Candidate, scores: str, work: str) -> StagePlan:
+    pretraining = next(iter(candidate.lineage))
     return StagePlan(
         stage=STAGE,
         settings={"registry": registry.model_dump()},
         inputs={
-            **{manifest.stage: manifest.content for _, manifest in nearest},
-            "task": candidate.task,
+            "pretraining": candidate.lineage[pretraining].content,
+            "scores": digest_of(read_manifest(scores).inputs),
             "model": candidate.digest,
-            "registry": digest_of(tracking_uri(work)),
+            "registry": digest_of(shown_tracking_uri(work)),
         },
         code=digest_of([code_digest(__name__), code_digest(SERVED.module)])[:16],
         libraries=library_versions(*SERVED.requirements),
-        input_manifests={manifest.stage: uri for uri, manifest in nearest},
+        input_manifests={"pretraining": pretraining, "scores": storage.absolute(scores)},
     )
-
-
-def _measured(champion: ModelVersion, task: str, finetuning: str) -> float | None:
-    """Return the champion's score in this fine-tuning's manifest, if it is the champion's."""
-    if not finetuning:
-        return None
-    scores = read_manifest(finetuning)
-    is_its = scores.inputs.get("model") == champion.tags.get(DIGEST_TAG)
-    return float(scores.facts["score"]) if is_its and task_digest(scores) == task else None
 
 
 if __name__ == "__main__":

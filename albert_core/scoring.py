@@ -32,7 +32,7 @@ from albert_core.scores.picture import as_png
 from albert_core.scores.published import PUBLISHED
 from albert_core.scores.table import ModelScores, Run, ScoreTable, TaskScores, build_table
 from albert_core.scores.text import as_markdown, as_text
-from albert_core.tracking import TrackedRun, tracked_run
+from albert_core.tracked_run import TrackedRun, tracked_run
 
 STAGE = "scores"
 DATA, MARKDOWN, PAGE, PICTURE = "scores.json", "scores.md", "scores.html", "scores.png"
@@ -190,6 +190,7 @@ def _write(
             "model": model.name,
             "average": model.average,
             "scores": {task: _medians(scores) for task, scores in model.tasks.items()},
+            "tasks": {task: _task_data(scores) for task, scores in model.tasks.items()},
             "text": as_text(table),
             "page": PAGE,
             "mlflow_run_id": tracked.run_id,
@@ -219,8 +220,7 @@ def _track(
     for (name, digest), uri in sets.items():
         tracked.log_dataset(name, digest, uri)
     for each in done:
-        if child := each.manifest.facts["mlflow_run_id"]:
-            tracked.adopt(child)
+        tracked.adopt(each.manifest.stage, each.folder, each.manifest.facts["mlflow_run_id"])
     for uri in files:
         tracked.log_artifact(uri)
 

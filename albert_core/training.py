@@ -58,7 +58,7 @@ from albert_core.pretraining.starting_point import (
 )
 from albert_core.pretraining.train_step import PAIR_TASKS, TrainState, Update, train_step
 from albert_core.pretraining.training_result import CURVES, write_result
-from albert_core.tracking import TrackedRun, tracked_run
+from albert_core.tracked_run import TrackedRun, tracked_run
 
 STAGE = "pretraining"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from prefect import Flow
 from prefect.settings import (
@@ -21,6 +21,7 @@ from prefect.settings import (
 
 from albert_core.contract import storage
 from albert_core.contract.errors import AlbertError
+from albert_core.contract.log_lines import is_json, say, use_format
 from flows.recipe import load_recipe, shipped_recipes
 from flows.work_folder import work_folder
 
@@ -59,17 +60,23 @@ def run_by_hand(flow: Callable[..., object], **options: Any) -> int:
     one message, without a traceback.
     """
     try:
+        use_format(logging.getLogger("prefect"))
         load_recipe(options["recipe"], options["overrides"] or (), options.get("source"))
         with _own_server(work_folder(options.get("work"))), _one_message():
             result = flow(**options)
     except AlbertError as error:
-        print(f"\nerror: {error}", file=sys.stderr)
+        _say(f"error: {error}", sys.stderr, logging.ERROR)
         return 1
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from here", file=sys.stderr)
+        _say("stopped; the same command goes on from here", sys.stderr, logging.WARNING)
         return _INTERRUPTED_STATUS
-    print(f"\n{result}")
+    _say(str(result), sys.stdout, logging.INFO)
     return 0
+
+
+def _say(text: str, stream: TextIO, level: int) -> None:
+    """Print what a run ends with, apart from the lines before it."""
+    say(text if is_json() else f"\n{text}", stream, level)
 
 
 def interpreter() -> str:

@@ -14,27 +14,21 @@ from albert_core.contract.errors import TaskError
 from albert_core.contract.manifest import newest_manifest
 from flows.command_line import recipe_parser, run_by_hand
 from flows.finetuning_processes import Slots, num_processes, visible_devices
-from flows.orphaned_tasks import end_orphaned_tasks
+from flows.flow_options import FLOW_OPTIONS
 from flows.planned_finetunings import MNLI, Planned, PlannedTasks, planned
 from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
-from flows.run_names import run_name
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
+from flows.tracked_flow import note_report
 
-GENERATED_TASK = "cola"
-"""Whose files the task made from held-out documents has."""
-_TASK_RUNNER = cast(
+TASK_RUNNER = cast(
     TaskRunner[PrefectFuture[Any]], ThreadPoolTaskRunner[Any](max_workers=num_processes())
 )
 SLOTS = Slots(num_processes(), visible_devices())
 _GENERATED_FOLDER = "CoLA"
+"""Whose files the task made from held-out documents has."""
 
 
-@flow(
-    name="evaluate-albert",
-    flow_run_name=run_name,
-    task_runner=_TASK_RUNNER,
-    on_running=[end_orphaned_tasks],
-)
+@flow(name="evaluate-albert", task_runner=TASK_RUNNER, **FLOW_OPTIONS)
 def evaluate_albert(
     model: str,
     task_folder: str | None = None,
@@ -68,11 +62,22 @@ def evaluate_albert(
     run = start_run(
         recipe, None, work, [*with_form(settings, overrides), *as_overrides(tasks, seeds)]
     )
-    folder = folder_of_tasks(run, task_folder)
-    wanted = find_tasks(run, folder)
-    finetunings = finetune_all(run, wanted, find_model(model, run.work), folder)
-    contamination = find_contamination(run, corpus, folder) if corpus else ""
-    return report(score(run, title_of(model), finetunings, wanted.missing, contamination))
+    return report(evaluate(run, model, folder_of_tasks(run, task_folder), corpus))
+
+
+def evaluate(run: RecipeRun, model: str, task_folder: str, corpus: str | None = None) -> str:
+    """Fine-tune on all tasks that are there, with all seeds, and score; return the manifest.
+
+    Args:
+        run: its recipe names tasks and seeds.
+        model: folder of a model, or an address in the registry.
+        task_folder: of the public tasks; empty if there are own ones only.
+        corpus: manifest of the model's corpus, to look for dev sets in; None: don't.
+    """
+    wanted = find_tasks(run, task_folder)
+    finetunings = finetune_all(run, wanted, find_model(model, run.work), task_folder)
+    contamination = find_contamination(run, corpus, task_folder) if corpus else ""
+    return score(run, title_of(model), finetunings, wanted.missing, contamination)
 
 
 @stage_task("find-model")
@@ -165,6 +170,7 @@ def report(scores: str) -> str:
     manifest, folder = read_stage(scores)
     markdown = storage.read_bytes(storage.join(folder, "scores.md")).decode()
     page = storage.join(folder, manifest.facts["page"])
+    note_report(markdown)
     create_markdown_artifact(markdown, key="scores", description=manifest.facts["model"])
     create_link_artifact(page, link_text="the page with the plot", key="scores-page")
     return f"{manifest.facts['text']}\n\nThe same as a page: {page}"

@@ -8,16 +8,16 @@ from prefect.artifacts import create_markdown_artifact
 from albert_core.contract import storage
 from albert_core.contract.manifest import read_manifest
 from flows.command_line import interpreter, recipe_parser, run_by_hand
-from flows.evaluate_albert import GENERATED_TASK, finetune, task_folder_of
-from flows.orphaned_tasks import end_orphaned_tasks
+from flows.evaluate_albert import TASK_RUNNER, evaluate, task_folder_of
+from flows.flow_options import FLOW_OPTIONS
 from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
 from flows.refresh_corpus import clean_corpus, make_examples, train_vocab
 from flows.report import build_report, tracking_uri
-from flows.run_names import run_name
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
+from flows.tracked_flow import note_report
 
 
-@flow(name="pretrain-albert", flow_run_name=run_name, on_running=[end_orphaned_tasks])
+@flow(name="pretrain-albert", task_runner=TASK_RUNNER, **FLOW_OPTIONS)
 def pretrain_albert(
     recipe: str = "tiny",
     source: str | None = None,
@@ -26,6 +26,8 @@ def pretrain_albert(
     settings: RecipeChanges = NO_CHANGES,
 ) -> str:
     """Clean the text, train a vocabulary, pretrain, fine-tune, score and register an ALBERT.
+
+    It becomes champion if the gate finds it better than the present one on the same tasks.
 
     Every stage that was done before, with the same settings and inputs, is done at once.
 
@@ -44,18 +46,18 @@ def pretrain_albert(
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus)
     examples = make_examples(run, corpus, vocab)
-    task = make_task(run, examples, corpus)
+    task_folder = folder_of_tasks(run, examples, corpus)
     pretraining = pretrain(run, examples)
-    finetuning = finetune_on(run, task, model_folder_of_run(pretraining))
-    champion = champion_folder(run)
-    champion_finetuning = finetune_on(run, task, champion) if champion else ""
-    registration = register(run, pretraining, finetuning, champion_finetuning)
+    scores = evaluate(run, model_folder_of_run(pretraining), task_folder)
+    champion = champion_to_beat(run, pretraining)
+    champion_scores = evaluate(run, champion, task_folder) if champion else ""
+    registration = register(run, pretraining, scores, champion_scores)
     return report(
         run,
         corpus=corpus,
         examples=examples,
         pretraining=pretraining,
-        finetuning=finetuning,
+        scores=scores,
         registration=registration,
     )
 
@@ -72,30 +74,35 @@ def pretrain(run: RecipeRun, examples: str) -> str:
     return run_stage("albert_core.training", run, examples=examples)
 
 
-def finetune_on(run: RecipeRun, task: str, model_folder: str) -> str:
-    """Fine-tune the model once on the generated task; return the manifest."""
-    return finetune(
-        run, model_folder, task_folder_of(task), GENERATED_TASK, run.recipe.evaluation.seed
-    )
+def folder_of_tasks(run: RecipeRun, examples: str, corpus: str) -> str:
+    """Return the folder of the tasks to score on: the recipe's, else that of a generated one.
+
+    It is empty if the recipe has tasks of its own only.
+    """
+    evaluation = run.recipe.evaluation
+    if evaluation.task_folder or evaluation.own_tasks:
+        return evaluation.task_folder
+    return task_folder_of(make_task(run, examples, corpus))
 
 
 @stage_task("champion")
-def champion_folder(run: RecipeRun) -> str | None:
-    """Return the folder of the model to beat, to be scored on the same task; None if none is."""
+def champion_to_beat(run: RecipeRun, pretraining: str) -> str:
+    """Return the address of the model to beat; empty if there is none, or it is this one."""
     from albert_core.model_registry import model_versions
 
-    return model_versions.champion_folder(run.recipe.registry.model_name, run.work)
+    name = run.recipe.registry.model_name
+    return model_versions.champion_to_beat(name, pretraining, run.work)
 
 
 @stage_task("register")
-def register(run: RecipeRun, pretraining: str, finetuning: str, champion_finetuning: str) -> str:
-    """Stage: model + scores -> model version, champion if the rule says so."""
+def register(run: RecipeRun, pretraining: str, scores: str, champion_scores: str) -> str:
+    """Stage: model + scores -> model version, champion if the gate says so."""
     return run_stage(
         "albert_core.registry",
         run,
         pretraining=pretraining,
-        finetuning=finetuning,
-        champion_finetuning=champion_finetuning,
+        scores=scores,
+        champion_scores=champion_scores,
     )
 
 
@@ -103,6 +110,7 @@ def report(run: RecipeRun, **manifests: str) -> str:
     """Save what was done as an artifact of the flow run, and return it as text."""
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
     done = build_report(run.recipe.name, made, tracking_uri(run.work), interpreter())
+    note_report(done.markdown())
     create_markdown_artifact(done.markdown(), key="pretrain-albert", description=done.title)
     return done.text()
 

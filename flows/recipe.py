@@ -20,7 +20,7 @@ from albert_core.config import (
 from albert_core.contract import storage
 from albert_core.contract.errors import ConfigError
 from albert_core.contract.manifest import digest_of
-from albert_core.contract.settings import Settings
+from albert_core.contract.settings import Settings, refuse_credentials
 from pipelines.config import (
     INSTALLED_PYTHON,
     CleaningSettings,
@@ -85,6 +85,7 @@ def load_recipe(recipe: str, overrides: Sequence[str] = (), source: str | None =
     Raises:
         ConfigError: the recipe is not there, or a setting is unknown or impossible.
     """
+    refuse_credentials([recipe, source or "", *overrides], "the flow's parameters")
     uri = _recipe_uri(recipe)
     values = _read_toml(uri)
     values.setdefault("name", Path(uri).stem)

@@ -9,11 +9,11 @@ from albert_core.contract.manifest import read_manifest
 from albert_core.contract.stage_command import NO_RESULT
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.corpus_event import tell_of_change
-from flows.orphaned_tasks import end_orphaned_tasks
+from flows.flow_options import FLOW_OPTIONS
 from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
 from flows.report import build_text_report
-from flows.run_names import run_name
 from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
+from flows.tracked_flow import note_report
 
 
 @stage_task("clean-corpus")
@@ -45,7 +45,7 @@ def removal_receipt(run: RecipeRun, examples: str) -> str:
     return receipt
 
 
-@flow(name="refresh-corpus", flow_run_name=run_name, on_running=[end_orphaned_tasks])
+@flow(name="refresh-corpus", **FLOW_OPTIONS)
 def refresh_corpus(
     recipe: str = "tiny",
     source: str | None = None,
@@ -81,6 +81,7 @@ def report(run: RecipeRun, receipt: str, **manifests: str) -> str:
     uris = {**manifests, "receipt": receipt}
     affected = [] if receipt == NO_RESULT else _affected(receipt)
     done = build_text_report(run.recipe.name, made, uris, interpreter(), affected)
+    note_report(done.markdown())
     create_markdown_artifact(done.markdown(), key="refresh-corpus", description=done.title)
     return done.text()
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from albert_core.contract import storage
+from albert_core.contract.credentials import redacted
 from albert_core.contract.manifest import Account, Manifest
 from albert_core.contract.stage_command import NO_RESULT
 
@@ -51,7 +52,7 @@ def build_report(
 
     Args:
         recipe_name: what the run is called.
-        made: the manifests of corpus, examples, pretraining, finetuning and registration.
+        made: the manifests of corpus, examples, pretraining, scores and registration.
         tracking: MLflow's tracking URI.
         python: the interpreter to use the model with.
     """
@@ -64,7 +65,7 @@ def build_report(
             "Pretraining, on held-out documents (95 % interval)": _pretraining_rows(
                 made["pretraining"]
             ),
-            "Downstream (95 % interval)": _downstream_rows(made["finetuning"]),
+            "Downstream, the median seed (95 % interval)": _downstream_rows(made["scores"]),
             "Registry": _registry_rows(registration),
         },
         note=_order_note(made["pretraining"]),
@@ -111,8 +112,12 @@ def build_text_report(
 
 
 def tracking_uri(work: str) -> str:
-    """Return where MLflow keeps runs and models: MLFLOW_TRACKING_URI, else the work folder."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{storage.join(work, 'mlflow.db')}"
+    """Return where MLflow keeps runs and models: MLFLOW_TRACKING_URI, else the work folder.
+
+    It is for readers: without credentials.
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{storage.join(work, 'mlflow.db')}"
+    return redacted(uri)
 
 
 def next_commands(facts: Mapping[str, Any], tracking: str, python: str) -> str:
@@ -173,15 +178,20 @@ def _pretraining_rows(pretraining: Manifest) -> list[tuple[str, str]]:
     return [*rows[:3], ("unigram loss, nats", gain), *rows[3:]]
 
 
-def _downstream_rows(finetuning: Manifest) -> list[tuple[str, str]]:
-    facts = finetuning.facts
-    low, high = facts["interval"]
-    score = _estimate({"value": facts["score"], "low": low, "high": high})
-    if facts["metric"] == "matthews" and low <= 0 <= high:
-        score += "; the interval holds 0, so no better than chance"
-    main = (facts["metric"], score)
-    others = [(n, f"{v:z.3f}") for n, v in facts["scores"].items() if n != facts["metric"]]
-    return [("task", f"{facts['task']}, {facts['num_examples']:,} examples"), main, *others]
+def _downstream_rows(scores: Manifest) -> list[tuple[str, str]]:
+    rows = []
+    for task, facts in scores.facts["tasks"].items():
+        for number, (metric, found) in enumerate(facts["metrics"].items()):
+            low, high = found["interval"]
+            score = _estimate({"value": found["median"], "low": low, "high": high})
+            if metric == "matthews" and low <= 0 <= high:
+                score += "; the interval holds 0, so no better than chance"
+            rows.append((f"{task}, {metric}", score))
+            by_seed = found["by_seed"].values()
+            if number == 0 and len(by_seed) > 1:
+                spread = f"{min(by_seed):z.3f} to {max(by_seed):z.3f}"
+                rows.append((f"  over {len(by_seed)} seeds", spread))
+    return rows
 
 
 def _registry_rows(registration: Manifest) -> list[tuple[str, str]]:
@@ -189,9 +199,22 @@ def _registry_rows(registration: Manifest) -> list[tuple[str, str]]:
     return [
         ("model", f"{facts['name']}, version {facts['version']}"),
         ("alias", facts["alias"] or "none"),
+        ("the gate", facts["verdict"]),
         ("because", facts["reason"]),
+        *_gate_rows(facts),
         ("address", facts["model_uri"]),
     ]
+
+
+def _gate_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what was compared, task by task."""
+    return [(f"  {task['task']}", _compared(task, facts["against"])) for task in facts["tasks"]]
+
+
+def _compared(task: Mapping[str, Any], version: str) -> str:
+    against = f"{task['candidate']:z.4f} against {task['champion']:z.4f} of version {version}"
+    bounds = f"[{task['low']:+z.4f}, {task['high']:+z.4f}]"
+    return f"{against}: {task['difference']:+z.4f} {bounds}"
 
 
 def _order_note(pretraining: Manifest) -> str:

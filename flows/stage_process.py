@@ -15,7 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import IO
 
+from albert_core.contract.credentials import redacted
 from albert_core.contract.errors import StageError
+from albert_core.contract.log_lines import read_line
 from albert_core.contract.progress_report import ASKED_FOR, StageProgress
 from albert_core.contract.stage_command import (
     FAILURE,
@@ -136,13 +138,15 @@ class _Output:
         if progress := StageProgress.from_line(line):
             if self.on_progress is not None:
                 self.on_progress(progress)
-        elif line.startswith(RESULT):
-            self.manifest = line.removeprefix(RESULT)
-        elif line.startswith(FAILURE) or self.failure:
-            self.failure.append(line)
+            return
+        _, text, _ = read_line(line)
+        if text.startswith(RESULT):
+            self.manifest = text.removeprefix(RESULT)
+        elif text.startswith(FAILURE) or self.failure:
+            self.failure += redacted(text).splitlines()
         else:
-            self.lines = [*self.lines[1 - _LAST_LINES :], line]
-            self.log(line)
+            self.lines = [*self.lines[1 - _LAST_LINES :], redacted(text)]
+            self.log(redacted(line))
 
     def result(self, argv: Sequence[str], status: int) -> str:
         if status == 0 and self.manifest is not None:

@@ -2,8 +2,11 @@
 
 import os
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from logging import Logger, LoggerAdapter, getLogger
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import Task, get_run_logger, task
@@ -11,7 +14,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import exponential_backoff
 
+from albert_core.contract.credentials import hide_credentials_in_logs
 from albert_core.contract.errors import ConfigError
+from albert_core.contract.log_lines import read_line, use_format
 from albert_core.contract.manifest import Manifest, read_manifest
 from albert_core.contract.outage import is_passing
 from albert_core.contract.stage_command import stage_argv
@@ -20,6 +25,7 @@ from flows.report import tracking_uri
 from flows.stage_limits import limits_of
 from flows.stage_page import ProgressPage, save_stage_page
 from flows.stage_process import InterruptedStageError, distributed_argv, run_stage_process
+from flows.tracked_flow import begin_tracking, note_stage, stage_environment
 from flows.work_folder import work_folder
 
 P = ParamSpec("P")
@@ -53,7 +59,11 @@ def start_run(
     """
     resolved = load_recipe(recipe, overrides or (), source)
     folder = work_folder(work)
-    return RecipeRun(resolved, save_recipe(resolved, folder), folder)
+    uri = save_recipe(resolved, folder)
+    hide_credentials_in_logs()
+    use_format(getLogger("prefect"))
+    begin_tracking(folder, resolved.name, uri)
+    return RecipeRun(resolved, uri, folder)
 
 
 def stage_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
@@ -90,21 +100,29 @@ def run_stage(
         argv = _distributed(argv)
     log = get_run_logger()
     log.info("by hand: %s", shlex.join(argv))
+    began = time.time()
     with ProgressPage(module.rpartition(".")[2]) as page:
         manifest = run_stage_process(
             argv,
-            lambda line: log.info("%s", line),
-            environment=environment,
+            partial(_relay, log),
+            environment={**stage_environment(), **(environment or {})},
             limits=limits_of(module),
             on_progress=page.report,
         )
     save_stage_page(manifest, tracking_uri(run.work))
+    note_stage(manifest, began)
     return manifest
 
 
 def read_stage(manifest: str) -> tuple[Manifest, str]:
     """Return a manifest and its folder."""
     return read_manifest(manifest), manifest.rpartition("/")[0]
+
+
+def _relay(log: Logger | LoggerAdapter[Any], line: str) -> None:
+    """Log a line of a stage as the flow's own, with what it names in JSON."""
+    level, message, ids = read_line(line)
+    log.log(level, "%s", message, extra=dict(ids))
 
 
 def _distributed(argv: list[str]) -> list[str]:

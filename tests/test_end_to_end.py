@@ -13,7 +13,16 @@ import pytest
 from tests.generated_text import write_jsonl
 
 PROJECT = Path(__file__).parents[1]
-STAGES = ["corpus", "vocab", "examples", "task", "pretraining", "finetuning", "registration"]
+STAGES = [
+    "corpus",
+    "vocab",
+    "examples",
+    "task",
+    "pretraining",
+    "finetuning",
+    "scores",
+    "registration",
+]
 SMALLER = {
     "source.file_share": 1.0,
     "vocabulary.vocab_size": 150,
@@ -26,6 +35,7 @@ SMALLER = {
     "finetuning.num_steps": 10,
     "finetuning.warmup_steps": 2,
     "finetuning.evaluation_steps": 5,
+    "evaluation.num_seeds": 2,
 }
 
 
@@ -74,6 +84,7 @@ def test_the_first_run_ends_with_a_registered_champion(first: Typed) -> None:
     assert re.search(r"sentence order accuracy +0\.\d+ \[", first.output)
     assert re.search(r"model +albert-tiny, version 1", first.output)
     assert re.search(r"alias +champion", first.output)
+    assert re.search(r"the gate +first", first.output)
 
 
 def test_the_registered_model_fills_masks_in_a_fresh_process(first: Typed) -> None:
@@ -109,6 +120,8 @@ def test_a_changed_file_is_named_and_what_depends_on_it_is_redone(first: Typed) 
     assert "source files: 1 changed (1.jsonl)" in again.output
     assert "examples: to do, because input corpus was" in again.output
     assert re.search(r"model +albert-tiny, version 2", again.output)
+    assert re.search(r"the gate +(refused|promoted)", again.output)
+    assert re.search(r"cola +-?\d\.\d+ against -?\d\.\d+ of version 1", again.output)
 
 
 def test_a_mistake_of_a_later_stage_ends_in_one_message_and_leaves_no_half_result(

@@ -13,9 +13,17 @@ AlbertError            something a user can mend; shown as one message, without 
 └── StageError         a stage's process ended without its manifest
 """
 
+from albert_core.contract.credentials import redacted
+
 
 class AlbertError(Exception):
-    """Base of all errors with a message for the user: where, what was found, what to do."""
+    """Base of all errors with a message for the user: where, what was found, what to do.
+
+    A message is shown and kept: it has no credentials, whatever the texts it is made of.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(AlbertError):

@@ -1,9 +1,11 @@
 """The base of every settings model: frozen and strict, so that a misspelt key is refused."""
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from albert_core.contract.credentials import has_credentials, redacted
 from albert_core.contract.errors import ConfigError
 
 
@@ -21,12 +23,39 @@ class Settings(BaseModel):
             where: the file they came from, for the message.
 
         Raises:
-            ConfigError: naming every setting that is unknown, missing or impossible.
+            ConfigError: naming every setting that is unknown, missing or impossible, or has
+                credentials in it.
         """
+        refuse_credentials(values, where)
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             raise ConfigError(f"{where}: {describe(error)}") from None
+
+
+def refuse_credentials(values: Any, where: str) -> None:
+    """Refuse URIs with passwords, tokens or signatures: settings are saved, shown and kept.
+
+    Args:
+        values: texts, in any depth of tables and lists.
+        where: what they are, for the message.
+
+    Raises:
+        ConfigError: naming the setting, without its value.
+    """
+    if isinstance(values, Mapping):
+        for name, value in values.items():
+            refuse_credentials(value, f"{where}, {name}")
+    elif isinstance(values, list | tuple):
+        for value in values:
+            refuse_credentials(value, where)
+    elif isinstance(values, str) and has_credentials(values):
+        raise ConfigError(
+            f"{where}: {redacted(values)} has credentials in it, but settings are saved with all "
+            "that is made of them. Leave them out here and give them in the environment: AWS_... "
+            "for s3, FSSPEC_HTTP_CLIENT_KWARGS or a netrc file for http, MLFLOW_TRACKING_USERNAME "
+            "and ..._PASSWORD for MLflow."
+        )
 
 
 def describe(error: ValidationError) -> str:

@@ -12,14 +12,17 @@ import json
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from albert_core.contract import claim, storage
+from albert_core.contract.credentials import redacted
 from albert_core.contract.errors import AlbertError, ConfigError
+from albert_core.contract.log_lines import say, set_up_log
 from albert_core.contract.outage import is_passing
 from albert_core.contract.provenance import Call, called_as
-from albert_core.contract.settings import Settings
+from albert_core.contract.settings import Settings, refuse_credentials
 
 Stage = Callable[..., str]
 RESULT = "manifest: "
@@ -43,7 +46,7 @@ def stage_main(run: Stage) -> NoReturn:
     try:
         status = run_command_line(run, sys.argv[1:])
     except Exception:  # noqa: BLE001
-        sys.excepthook(*sys.exc_info())
+        say(redacted(traceback.format_exc()).rstrip(), sys.stderr, logging.ERROR)
         status = DEFECT_STATUS
     # The interpreter's own end can wait for ever: for a thread that a library left running, or
     # for a lock that such a thread (gRPC's) held when it was stopped.
@@ -55,24 +58,24 @@ def stage_main(run: Stage) -> NoReturn:
 
 def run_command_line(run: Stage, argv: Sequence[str]) -> int:
     """Run the stage ``run`` with ``argv``, print its result or its message; return the status."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout, force=True)
     logging.getLogger("apache_beam").setLevel(logging.ERROR)
     try:
+        set_up_log(_module_of(run))
         arguments = _arguments(run, argv)
         with called_as(_call(run, arguments)):
             manifest = run(**arguments)
     except AlbertError as error:
-        print(f"{FAILURE}{error}", file=sys.stderr, flush=True)
+        say(f"{FAILURE}{error}", sys.stderr, logging.ERROR)
         return RUN_AGAIN_STATUS if is_passing(error) else FAILURE_STATUS
     except Exception as error:
         if not is_passing(error):
             raise
-        named = f"{type(error).__name__}: {error}"
-        print(f"{FAILURE}a server or store is away ({named})", file=sys.stderr, flush=True)
+        named = redacted(f"{type(error).__name__}: {error}")
+        say(f"{FAILURE}a server or store is away ({named})", sys.stderr, logging.ERROR)
         return RUN_AGAIN_STATUS
     finally:
         claim.release_all()
-    print(f"{RESULT}{manifest}", flush=True)
+    say(f"{RESULT}{manifest}", sys.stdout)
     return 0
 
 
@@ -101,6 +104,7 @@ def _arguments(run: Stage, argv: Sequence[str]) -> dict[str, Any]:
                 default=parameter.default,
             )
     options = vars(parser.parse_args(argv))
+    refuse_credentials(options, "the command line")
     recipe_uri = options.pop("recipe")
     if not storage.exists(recipe_uri):
         raise ConfigError(f"{recipe_uri} is missing: give --recipe a resolved recipe (JSON).")
@@ -113,14 +117,16 @@ def _arguments(run: Stage, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _call(run: Stage, arguments: Mapping[str, Any]) -> Call:
-    spec = getattr(sys.modules[run.__module__], "__spec__", None)  # of "__main__" too
     sections = {
         n: v.model_dump(mode="json") for n, v in arguments.items() if isinstance(v, Settings)
     }
     others = {n: str(v) for n, v in arguments.items() if n not in sections and n != "work"}
-    return Call(
-        module=run.__module__ if spec is None else spec.name, recipe=sections, options=others
-    )
+    return Call(module=_module_of(run), recipe=sections, options=others)
+
+
+def _module_of(run: Stage) -> str:
+    spec = getattr(sys.modules[run.__module__], "__spec__", None)  # of "__main__" too
+    return run.__module__ if spec is None else str(spec.name)
 
 
 def _read_recipe(uri: str) -> dict[str, Any]:

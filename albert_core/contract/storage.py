@@ -66,7 +66,7 @@ def open_atomic(uri: str) -> Iterator[IO[bytes]]:
     """
     fs, path = filesystem(uri)
     if not isinstance(fs, LocalFileSystem):
-        with fs.transaction, fs.open(path, "wb") as file:
+        with _shown_when_closed(fs, path) as file:
             yield file
         return
     target = Path(path)
@@ -80,6 +80,24 @@ def open_atomic(uri: str) -> Iterator[IO[bytes]]:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _shown_when_closed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
+    if not fs.async_impl:
+        with fs.transaction, fs.open(path, "wb") as file:
+            yield file
+        return
+    # fsspec gives all threads of a process one file system for S3, Google's and Azure's stores: a
+    # transaction that one thread ends would commit what another is still writing.
+    file = fs._open(path, "wb", autocommit=False)  # noqa: SLF001 - `open` would join a transaction
+    try:
+        with file:
+            yield file
+        file.commit()
+    except BaseException:
+        file.discard()
+        raise
 
 
 def write_bytes(uri: str, content: bytes) -> None:

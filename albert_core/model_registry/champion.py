@@ -1,9 +1,13 @@
-"""The rule of the champion: a candidate becomes a version, and the best version is champion."""
+"""A candidate becomes a version; the gate says whether it becomes champion; all of it is kept."""
 
+import json
 import logging
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from statistics import mean
+from typing import cast
 
 import mlflow
 from mlflow import MlflowClient
@@ -12,60 +16,69 @@ from mlflow.entities.model_registry import ModelVersion
 from albert_core.config import RegistrySettings
 from albert_core.contract import storage
 from albert_core.contract.manifest import Manifest, StagePlan, read_manifest
-from albert_core.model_registry.model_versions import (
+from albert_core.model_registry.aliases import (
     CHAMPION,
-    KEY_TAG,
-    PREVIOUS,
-    ServedCode,
     champion_of,
+    is_same,
+    make_candidate,
+    make_champion,
+)
+from albert_core.model_registry.gate import Decision, Measured, Verdict, gate
+from albert_core.model_registry.measured import ARTIFACT, write_measured
+from albert_core.model_registry.model_versions import (
+    KEY_TAG,
+    ServedCode,
     create_name,
     find_version,
     fluent_uri,
-    is_same,
     log_model,
     registry_errors,
 )
+from albert_core.model_registry.promotion_lock import promotion_lock
 from albert_core.model_registry.version_lineage import upload_lineage
 from albert_core.tracking import experiment_id, open_client, tracking_uri
 
 STAGE = "registration"
 DIGEST_TAG = "model_digest"
-_TASK_TAG, _SCORE_TAG = "task_digest", "score"
+DECISION_TAG = "decision"
+"""The sentence; what stands after a point in the names of others is a part of the decision."""
+_VERDICT_TAG, _AGAINST_TAG = f"{DECISION_TAG}.verdict", f"{DECISION_TAG}.against"
 
 log = logging.getLogger(STAGE)
 
-ChampionScore = Callable[[ModelVersion], float | None]
-"""The present champion -> its score on the candidate's task, if that was measured anew."""
+ChampionMeasured = Callable[[MlflowClient, ModelVersion], Mapping[str, Measured]]
+"""The present champion -> how it does on the candidate's tasks; empty if that is not known."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model to register: what it is, how it scored, and where all of it came from."""
+    """A model to register: what it is, how it does, and where all of it came from."""
 
     name: str
     """Of the registered model."""
     model_folder: str
     digest: str
     """Of the model's files."""
-    scores: Manifest
-    """Of the fine-tuning."""
-    task: str
-    """A digest of what makes scores comparable."""
+    measured: Mapping[str, Measured]
+    """By the tasks' names."""
+    over_seeds: bool
+    """See `gate`."""
     lineage: dict[str, Manifest]
     """All manifests it was made of, by URI, the nearest first."""
     served: ServedCode
 
+    @property
+    def score(self) -> float:
+        """The mean over the tasks."""
+        return mean(task.score for task in self.measured.values())
+
     def tags(self, key: str) -> dict[str, str]:
         """Return the tags of its version."""
-        facts = self.scores.facts
         tags = {
             KEY_TAG: key,
             DIGEST_TAG: self.digest,
-            _TASK_TAG: self.task,
-            _SCORE_TAG: repr(facts["score"]),
-            "task": str(facts["task"]),
-            "metric": str(facts["metric"]),
-            **{f"score.{name}": repr(value) for name, value in facts["scores"].items()},
+            "score": repr(self.score),
+            **{f"score.{name}": repr(task.score) for name, task in self.measured.items()},
         }
         for uri, manifest in self.lineage.items():
             for tag, value in (("lineage", manifest.key), ("manifest", uri)):
@@ -74,45 +87,37 @@ class Candidate:
         return tags
 
 
-@dataclass(frozen=True)
-class Decision:
-    """Whether a version is champion, and why."""
-
-    is_champion: bool
-    reason: str
-    champion_score: float | None
-    """Of the champion there is now, on the candidate's task; None if unknown."""
-
-
 def enter(
     plan: StagePlan,
     work: str,
     settings: RegistrySettings,
     candidate: Candidate,
-    champion_score: ChampionScore,
+    champion_measured: ChampionMeasured,
 ) -> str:
     """Make a version of the candidate and perhaps champion, if not yet done; return the manifest.
+
+    What was decided once is not decided again, whatever is champion by then; only a candidate
+    that could not be compared is.
 
     Args:
         plan: of the stage.
         work: folder for all results.
-        settings: the rule.
+        settings: of the gate.
         candidate: what to register.
-        champion_score: what the champion is worth, where its tags do not say.
+        champion_measured: how the champion does.
 
     Raises:
         RegistryError: the registry does not answer.
     """
     with registry_errors(work):
         client = open_client(work)
-        done = plan.find(work)
-        if done and (version := find_version(client, candidate.name, plan.key)):
+        done, version = plan.find(work), find_version(client, candidate.name, plan.key)
+        if done and version and read_manifest(done).facts["verdict"] != "undecided":
             _keep_true(plan, work, client, version, read_manifest(done))
             return done
-        version = find_version(client, candidate.name, plan.key) or _register(
-            client, plan, work, candidate
-        )
-        decision = _decide(client, settings, candidate, version, champion_score)
+        version = version or _register(client, plan, work, candidate)
+        with promotion_lock(client, candidate.name):
+            decision = _decide(client, settings, candidate, version, champion_measured)
         return _write(plan, work, client, version, decision)
 
 
@@ -133,66 +138,54 @@ def _decide(
     settings: RegistrySettings,
     candidate: Candidate,
     version: ModelVersion,
-    champion_score: ChampionScore,
+    champion_measured: ChampionMeasured,
 ) -> Decision:
-    """Make ``version`` champion if the rule says so."""
+    """Make ``version`` champion if the gate says so, and keep the decision with it."""
     champion = champion_of(client, candidate.name)
-    score: float = candidate.scores.facts["score"]
-    if champion is not None and is_same(champion, version):
-        return Decision(True, "it is the champion already", score)
-    best = None if champion is None else _score_of(champion, candidate, champion_score)
-    decision = _rule(candidate.scores.facts, champion, best, settings.min_score_gain)
-    if decision.is_champion:
-        if champion is not None:
-            client.set_registered_model_alias(candidate.name, PREVIOUS, champion.version)
-        client.set_registered_model_alias(candidate.name, CHAMPION, version.version)
+    before = cast(Verdict, version.tags.get(_VERDICT_TAG, "undecided"))
+    if before != "undecided":
+        return Decision(before, version.tags[DECISION_TAG])
+    if champion is None:
+        decision = Decision("first", f"the first champion: its score is {candidate.score:.4f}")
+    elif is_same(champion, version):  # the process that made it champion was killed then
+        decision = Decision("promoted", "it is the champion already")
+    else:
+        theirs = champion_measured(client, champion)
+        decision = gate(settings, candidate.measured, theirs, candidate.over_seeds)
+    if decision.is_promoted:
+        make_champion(client, version)
+    against = "" if champion is None else str(champion.version)
+    for tag, value in decision_tags(decision, against).items():
+        client.set_model_version_tag(candidate.name, version.version, tag, value)
     return decision
 
 
-def _rule(
-    facts: Mapping[str, Any], champion: ModelVersion | None, best: float | None, min_gain: float
-) -> Decision:
-    metric, score = facts["metric"], facts["score"]
-    if champion is None:
-        return Decision(True, f"the first champion, with {metric} {score:.3f}", score)
-    if best is None:
-        return Decision(
-            False,
-            f"the champion, version {champion.version}, was not scored on the same task data "
-            "with the same settings: score it and give its manifest as champion_finetuning",
-            None,
-        )
-    more = f" by more than {min_gain:g}" if min_gain else ""
-    against = f"{metric} {score:.4f} against {best:.4f} of version {champion.version}"
-    if score - best > min_gain:
-        return Decision(True, f"better than the champion{more}: {against}", score)
-    return Decision(False, f"not better than the champion{more}: {against}", best)
-
-
-def _score_of(
-    champion: ModelVersion, candidate: Candidate, champion_score: ChampionScore
-) -> float | None:
-    """Return the champion's score on the candidate's task, or None if there is none."""
-    if (measured := champion_score(champion)) is not None:
-        return measured
-    is_comparable = champion.tags.get(_TASK_TAG) == candidate.task
-    return float(champion.tags[_SCORE_TAG]) if is_comparable else None
+def decision_tags(decision: Decision, against: str) -> dict[str, str]:
+    """Return what is kept with the version; that it was decided comes last."""
+    facts = decision.facts()
+    return {
+        DECISION_TAG: decision.reason,
+        _AGAINST_TAG: against,
+        f"{DECISION_TAG}.difference": json.dumps(facts["difference"]),
+        f"{DECISION_TAG}.lower_bound": json.dumps(facts["lower_bound"]),
+        f"{DECISION_TAG}.tasks": json.dumps(facts["tasks"]),
+        _VERDICT_TAG: decision.verdict,
+    }
 
 
 def _write(
     plan: StagePlan, work: str, client: MlflowClient, version: ModelVersion, decision: Decision
 ) -> str:
-    name = str(version.name)
-    alias = CHAMPION if decision.is_champion else None
+    name, champion = str(version.name), champion_of(client, str(version.name))
+    alias = CHAMPION if champion is not None and is_same(champion, version) else None
     log.info(
         "%s: %s, version %s, %s: %s",
         STAGE,
         name,
         version.version,
-        f"alias {alias}" if alias else "no alias",
+        decision.verdict,
         decision.reason,
     )
-    client.set_model_version_tag(name, version.version, "decision", decision.reason)
     return plan.write(
         work,
         shards=[],
@@ -201,9 +194,9 @@ def _write(
             "name": name,
             "version": str(version.version),
             "alias": alias,
-            "reason": decision.reason,
+            **decision.facts(),
+            "against": client.get_model_version(name, str(version.version)).tags[_AGAINST_TAG],
             "model_uri": f"models:/{name}/{version.version}",
-            "champion_score": decision.champion_score,
             "mlflow_run_id": version.run_id,
         },
     )
@@ -214,15 +207,19 @@ def _keep_true(
 ) -> None:
     """Write the manifest again if the alias has moved since: it says what is, it decides nothing.
 
-    A person may have moved it, and knows why.
+    A person may have moved it, and knows why; or a better model came.
     """
     champion = champion_of(client, str(version.name))
     is_champion = champion is not None and is_same(champion, version)
     if is_champion == (manifest.facts["alias"] == CHAMPION):
         return
     now = "none is" if champion is None else f"version {champion.version} is"
-    reason = f"the alias was moved after the registration: now {now} champion"
-    _write(plan, work, client, version, Decision(is_champion, reason, None))
+    moved = {
+        "alias": CHAMPION if is_champion else None,
+        "reason": f"the alias was moved after the registration: now {now} champion",
+    }
+    log.info("%s: %s", STAGE, moved["reason"])
+    plan.write(work, shards=[], accounts=[], facts=manifest.facts | moved)
 
 
 def _register(
@@ -233,16 +230,18 @@ def _register(
     run_id = _open_run(client, plan, work, candidate)
     with fluent_uri(tracking_uri(work)), mlflow.start_run(run_id=run_id):
         upload_lineage(client, run_id, candidate.lineage)
-        client.log_batch(run_id, metrics=_score_metrics(candidate.scores))
+        _keep_measured(client, run_id, candidate.measured)
         model_uri = log_model(candidate.model_folder, candidate.served)
         create_name(client, name)
-        return client.create_model_version(
+        version = client.create_model_version(
             name,
             model_uri,
             run_id,
             tags=candidate.tags(plan.key),
             model_id=model_uri.partition("/")[2],
         )
+    make_candidate(client, version)
+    return version
 
 
 def _open_run(client: MlflowClient, plan: StagePlan, work: str, candidate: Candidate) -> str:
@@ -259,8 +258,13 @@ def _open_run(client: MlflowClient, plan: StagePlan, work: str, candidate: Candi
     return str(created.info.run_id)
 
 
-def _score_metrics(scores: Manifest) -> list[mlflow.entities.Metric]:
-    return [
-        mlflow.entities.Metric(f"dev/{name}", value, 0, 0)
-        for name, value in scores.facts["scores"].items()
+def _keep_measured(client: MlflowClient, run_id: str, measured: Mapping[str, Measured]) -> None:
+    """Log how the candidate does: as numbers, and as what later candidates are compared with."""
+    points = [
+        mlflow.entities.Metric(f"dev/{task}", each.score, 0, 0) for task, each in measured.items()
     ]
+    client.log_batch(run_id, metrics=points)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = str(Path(scratch, ARTIFACT))
+        write_measured(measured, path)
+        client.log_artifact(run_id, path)

@@ -1,4 +1,7 @@
-"""Stage: a fine-tuned model -> a version in the registry, champion if it is the best on dev.
+"""Stage: a fine-tuned model -> a version in the registry, champion if the gate says so.
+
+The weights that were scored are the model itself, so that no seed is noise, only the choice of
+dev's examples. Both models' best evaluations were chosen on that dev set.
 
 ``python -m albert_core.model_registry.finetuned_registry --recipe=... --finetuning=<its manifest>``
 """
@@ -15,8 +18,9 @@ from albert_core.contract.stage_command import stage_main
 from albert_core.downstream.finetuned_model import read_task
 from albert_core.finetuning import model_digest
 from albert_core.model_registry.champion import STAGE, Candidate, enter, lineage_of
+from albert_core.model_registry.measured import measure, read_measured
 from albert_core.model_registry.model_versions import ServedCode
-from albert_core.tracking import tracking_uri
+from albert_core.tracking import shown_tracking_uri
 
 REQUIREMENTS = (
     "torch", "transformers", "tokenizers", "safetensors", "sentencepiece", "numpy", "pandas",
@@ -27,7 +31,7 @@ _TAKES_ALONG = "albert_core.downstream.prediction"
 
 
 def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str = "work") -> str:
-    """Register a fine-tuned model; make it champion if it is the best; return the manifest.
+    """Register a fine-tuned model; make it champion if it is better; return the manifest.
 
     Args:
         registry: settings.
@@ -40,20 +44,20 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         RegistryError: the registry does not answer.
     """
     candidate = read_candidate(name, registry.model_name, finetuning)
+    scores = candidate.lineage[storage.absolute(finetuning)]
     plan = StagePlan(
         stage=STAGE,
         settings={"registry": registry.model_dump(), "name": candidate.name},
         inputs={
-            "finetuning": digest_of([candidate.scores.key, candidate.scores.content]),
-            "task": candidate.task,
+            "finetuning": digest_of([scores.key, scores.content]),
             "model": candidate.digest,
-            "registry": digest_of(tracking_uri(work)),
+            "registry": digest_of(shown_tracking_uri(work)),
         },
         code=digest_of([code_digest(__name__), code_digest(_CODE)])[:16],
         libraries=library_versions(*REQUIREMENTS),
         input_manifests={"finetuning": finetuning},
     )
-    return enter(plan, work, registry, candidate, lambda champion: None)
+    return enter(plan, work, registry, candidate, read_measured)
 
 
 def read_candidate(name: str, model_name: str, finetuning: str) -> Candidate:
@@ -74,12 +78,13 @@ def read_candidate(name: str, model_name: str, finetuning: str) -> Candidate:
     facts = scores.facts
     folder = storage.join(finetuning.rpartition("/")[0], facts["model_folder"])
     kind = str(read_task(folder)["task"]["kind"])
+    data = digest_of([facts["task"], facts["metric"], scores.inputs["dev"]])
     return Candidate(
         name=name or f"{model_name}-{facts['task']}",
         model_folder=folder,
         digest=model_digest(folder),
-        scores=scores,
-        task=digest_of([facts["task"], facts["metric"], scores.inputs["dev"]]),
+        measured=measure([finetuning], {facts["task"]: data}),
+        over_seeds=False,
         lineage=lineage_of(finetuning),
         served=ServedCode(_CODE, _signature(kind), REQUIREMENTS, _TAKES_ALONG),
     )

@@ -23,16 +23,14 @@ from mlflow.models import ModelSignature
 from albert_core.contract import storage
 from albert_core.contract.code_version import library_versions, reachable_sources
 from albert_core.contract.errors import RegistryError
-from albert_core.contract.manifest import digest_of
+from albert_core.contract.manifest import digest_of, read_manifest
+from albert_core.model_registry.aliases import ABSENT, champion_of
 from albert_core.tracking import TRACKING_URI, open_client, shown_tracking_uri, tracking_uri
 
-CHAMPION, PREVIOUS = "champion", "previous"
-"""Aliases: the model to use, and the one that was it before."""
 KEY_TAG = "registration_key"
 MODEL_ARTIFACT = "model"  # registered_model.MODEL_ARTIFACT, which is not imported: it is data here
 
 _DOWNLOADS = "registered_models"
-_ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 
 
 @dataclass(frozen=True)
@@ -48,15 +46,24 @@ class ServedCode:
     """A module of this project that it imports: it and all it reaches go along. Empty: none."""
 
 
-def champion_folder(name: str, work: str) -> str | None:
-    """Return the local folder of the champion of ``name``, or None if there is none.
+def champion_to_beat(name: str, pretraining: str, work: str) -> str:
+    """Return ``models:/<name>/<version>`` of the champion; "" if there is none.
+
+    Args:
+        name: of the registered model.
+        pretraining: the candidate's manifest; "" too if the champion is of that pretraining.
+        work: folder for all results.
 
     Raises:
-        RegistryError: the registry does not answer, or the champion is no ALBERT of this project.
+        RegistryError: the registry does not answer.
     """
     with registry_errors(work):
         champion = champion_of(open_client(work), name)
-    return None if champion is None else model_folder_of(f"models:/{name}/{champion.version}", work)
+    if champion is None:
+        return ""
+    nearest = champion.tags.get("lineage.pretraining", "").partition(", ")[0]
+    is_itself = nearest == read_manifest(pretraining).key
+    return "" if is_itself else f"models:/{name}/{champion.version}"
 
 
 def model_folder_of(model_uri: str, work: str) -> str:
@@ -110,30 +117,20 @@ def create_name(client: MlflowClient, name: str) -> None:
             raise
 
 
+def named(name: str) -> str:
+    """Return the filter for what is of the registered model ``name``; MLflow knows no escapes."""
+    quote = '"' if "'" in name else "'"
+    return f"name = {quote}{name}{quote}"
+
+
 def find_version(client: MlflowClient, name: str, key: str) -> ModelVersion | None:
     """Return the version that was registered under ``key``, if it is there."""
-    escaped = name.replace("'", "''")
-    found = client.search_model_versions(f"name = '{escaped}' AND tags.{KEY_TAG} = '{key}'")
+    found = client.search_model_versions(f"{named(name)} AND tags.{KEY_TAG} = '{key}'")
     ready = [version for version in found if version.status == "READY"]
     if not ready:
         return None
     newest = max(ready, key=lambda version: int(version.version))
     return client.get_model_version(name, newest.version)
-
-
-def is_same(one: ModelVersion, other: ModelVersion) -> bool:
-    """Return whether both are the same version of one name."""
-    return str(one.version) == str(other.version)  # a number from a database, text from a server
-
-
-def champion_of(client: MlflowClient, name: str) -> ModelVersion | None:
-    """Return the version of ``name`` that is champion, or None."""
-    try:
-        return client.get_model_version_by_alias(name, CHAMPION)
-    except MlflowException as error:
-        if error.error_code in _ABSENT:
-            return None
-        raise
 
 
 @contextmanager
@@ -213,7 +210,7 @@ def version_at(client: MlflowClient, model_uri: str, work: str) -> ModelVersion:
             return client.get_model_version_by_alias(name, alias)
         return client.get_model_version(name, version)
     except MlflowException as error:
-        if error.error_code not in _ABSENT:
+        if error.error_code not in ABSENT:
             raise
         raise RegistryError(
             f"{model_uri} is not in the registry at {shown_tracking_uri(work)}. Register a model "

@@ -18,7 +18,7 @@ from albert_core.pretraining.progress_window import (
 )
 from albert_core.pretraining.run_speed import ExpectedSpeed
 from albert_core.pretraining.train_step import TrainState, Update
-from albert_core.tracking import TrackedRun
+from albert_core.tracked_run import TrackedRun
 
 _SECONDS_PER_HOUR = 3600
 

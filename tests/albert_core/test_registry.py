@@ -1,4 +1,4 @@
-"""Registering a tiny model, the champion's rule, and using a version in a fresh process."""
+"""Registering a tiny model, what the gate makes of it, and a version in a fresh process."""
 
 import json
 import logging
@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -21,7 +21,7 @@ from albert_core import registry as stage
 from albert_core.config import ModelSettings, RegistrySettings
 from albert_core.contract import storage
 from albert_core.contract.errors import RegistryError
-from albert_core.contract.manifest import Manifest, StagePlan, read_manifest
+from albert_core.contract.manifest import Manifest, read_manifest
 from albert_core.conversion.huggingface import Architecture
 from albert_core.conversion.model_folder import load_model_folder, save_model_folder
 from albert_core.finetuning import model_digest
@@ -30,10 +30,11 @@ from albert_core.model_registry import champion as champion_rule
 from albert_core.model_registry import model_versions
 from albert_core.model_registry.model_versions import (
     MODEL_ARTIFACT,
-    champion_folder,
+    champion_to_beat,
     model_folder_of,
 )
 from albert_core.tracking import experiment_id, open_client
+from tests.albert_core.made_scores import finetuned, model_of, pretrained, scored, write_stage
 from tests.albert_core.tiny_model import MAX_POSITIONS, save_tiny_model
 from tests.albert_core.tiny_vocab import tiny_vocab
 
@@ -57,56 +58,16 @@ def holder(client: MlflowClient, name: str, alias: str) -> str:
     return str(client.get_model_version_by_alias(name, alias).version)
 
 
-def write_stage(work: str, name: str, facts: dict[str, Any], **changes: Any) -> str:
-    plan = StagePlan(
-        name,
-        changes.get("settings", {}),
-        changes.get("inputs", {}),
-        "code",
-        {},
-        changes.get("input_manifests", {}),
-    )
-    return plan.write(work, [], [], facts)
-
-
-def pretrained(work: str, seed: int) -> str:
-    """Return the manifest of a pretraining that never was, with a model and all before it."""
-    corpus = write_stage(work, "corpus", {})
-    vocab = write_stage(work, "vocab", {}, input_manifests={"corpus": corpus})
-    examples = write_stage(work, "examples", {}, input_manifests={"corpus": corpus, "vocab": vocab})
-    uri = write_stage(
-        work,
-        "pretraining",
-        {"model_folder": "model"},
-        inputs={"seed": str(seed)},
-        input_manifests={"examples": examples, "vocab": vocab},
-    )
-    save_tiny_model(f"{uri.rpartition('/')[0]}/model", seed)
-    return uri
-
-
-def scored(work: str, pretraining: str, score: float, dev: str = "dev") -> str:
-    """Return the manifest of a fine-tuning that never was."""
-    return write_stage(
-        work,
-        "finetuning",
-        {
-            "task": "cola",
-            "metric": "matthews",
-            "score": score,
-            "scores": {"matthews": score, "accuracy": 0.5},
-        },
-        inputs={"model": model_digest(f"{pretraining.rpartition('/')[0]}/model"), "dev": dev},
-        settings={"score": "not a setting", "num_steps": 1},
-        input_manifests={"pretraining": pretraining, "task": write_stage(work, "task", {})},
-    )
-
-
-def register(work: str, name: str, seed: int, score: float, **options: Any) -> Manifest:
+def register(
+    work: str, name: str, seed: int, score: float | Mapping[str, float], **options: Any
+) -> Manifest:
+    """Register the model of this seed with scores that never were; options go to both."""
     pretraining = pretrained(work, seed)
-    finetuning = scored(work, pretraining, score, options.pop("dev", "dev"))
-    settings = RegistrySettings(model_name=name, min_score_gain=options.pop("min_score_gain", 0.0))
-    return read_manifest(stage.run(settings, pretraining, finetuning, work=work, **options))
+    about = {key: options.pop(key) for key in ("dev", "num_seeds") if key in options}
+    inputs = {key: options.pop(key) for key in ("champion_scores",) if key in options}
+    settings = RegistrySettings(model_name=name, **options)
+    scores = scored(work, pretraining, score, **about)
+    return read_manifest(stage.run(settings, pretraining, scores, work=work, **inputs))
 
 
 @pytest.fixture(scope="module")
@@ -133,21 +94,22 @@ def in_a_fresh_process(work: str, program: str) -> Any:
 
 def test_the_first_version_is_champion(first: Manifest, work: str, client: MlflowClient) -> None:
     assert first.facts["alias"] == "champion"
-    assert first.facts["reason"] == "the first champion, with matthews 0.250"
+    assert first.facts["verdict"] == "first"
+    assert first.facts["reason"] == "the first champion: its score is 0.2500"
     assert first.facts["model_uri"] == "models:/tiny/1"
-    assert first.facts["champion_score"] == 0.25
     assert holder(client, "tiny", "champion") == first.facts["version"]
     assert "MLFLOW_TRACKING_URI" not in os.environ
 
 
 def test_its_tags_lead_down_to_the_corpus(first: Manifest, work: str, client: MlflowClient) -> None:
     version = client.get_model_version("tiny", first.facts["version"])
-    for name in ("corpus", "vocab", "examples", "pretraining", "finetuning", "task"):
-        manifest = read_manifest(version.tags[f"manifest.{name}"])
+    for name in ("corpus", "vocab", "examples", "pretraining", "finetuning", "task", "scores"):
+        manifest = read_manifest(version.tags[f"manifest.{name}"].split(", ")[0])
         assert manifest.stage == name
-        assert manifest.key == version.tags[f"lineage.{name}"]
-    assert version.tags["score.matthews"] == "0.25"
-    assert version.tags["metric"] == "matthews"
+        assert manifest.key == version.tags[f"lineage.{name}"].split(", ")[0]
+    assert len(version.tags["lineage.finetuning"].split(", ")) == 3
+    assert float(version.tags["score.sst-2"]) == float(version.tags["score"]) == 0.25
+    assert version.tags["decision.verdict"] == "first"
     assert version.run_id is not None
     lineage = [file.path for file in client.list_artifacts(version.run_id, "lineage")]
     assert f"lineage/corpus-{version.tags['lineage.corpus']}" in lineage
@@ -283,32 +245,81 @@ def test_a_deleted_version_is_registered_again(work: str, client: MlflowClient) 
     assert holder(client, "deleted", "champion") == "2"
 
 
-def test_only_a_better_one_becomes_champion(work: str, client: MlflowClient) -> None:
-    register(work, "rule", 0, 0.5)
-    equal = register(work, "rule", 1, 0.5)
-    assert equal.facts["alias"] is None
-    assert equal.facts["champion_score"] == 0.5
-    assert equal.facts["reason"] == (
-        "not better than the champion: matthews 0.5000 against 0.5000 of version 1"
-    )
-    better = register(work, "rule", 2, 0.75)
+def test_a_better_one_becomes_champion(work: str, client: MlflowClient) -> None:
+    register(work, "better", 0, 0.70)
+    better = register(work, "better", 1, 0.75)
     assert better.facts["alias"] == "champion"
-    assert holder(client, "rule", "champion") == "3"
-    assert holder(client, "rule", "previous") == "1"
-    too_little = register(work, "rule", 3, 0.8, min_score_gain=0.1)
-    assert too_little.facts["alias"] is None
-    assert "by more than 0.1" in too_little.facts["reason"]
+    assert (better.facts["verdict"], better.facts["against"]) == ("promoted", "1")
+    assert better.facts["difference"] == pytest.approx(0.05)
+    assert 0 < better.facts["lower_bound"] < 0.05
+    assert holder(client, "better", "champion") == "2"
+    assert holder(client, "better", "previous") == "1"
+    assert "candidate" not in client.get_registered_model("better").aliases
+
+
+@pytest.mark.parametrize(("name", "score"), [("equal", 0.70), ("worse", 0.60)])
+def test_an_equal_and_a_worse_one_stay_candidates_with_the_reason(
+    name: str, score: float, work: str, client: MlflowClient
+) -> None:
+    register(work, name, 0, 0.70)
+    refused = register(work, name, 1, score)
+    assert refused.facts["alias"] is None
+    assert holder(client, name, "champion") == "1"
+    assert holder(client, name, "candidate") == "2"
+    tags = client.get_model_version(name, "2").tags
+    assert tags["decision.verdict"] == "refused"
+    assert tags["decision"] == refused.facts["reason"]
+    assert tags["decision"].startswith(f"not surely better than the champion: {score - 0.7:+.4f}")
+    assert tags["decision.against"] == "1"
+    assert float(tags["decision.lower_bound"]) <= 0
+    (task,) = json.loads(tags["decision.tasks"])
+    assert (task["task"], task["champion"]) == ("sst-2", pytest.approx(0.70))
+
+
+def test_one_that_fell_on_a_task_is_refused(work: str) -> None:
+    register(work, "fell", 0, {"sst-2": 0.70, "rte": 0.70})
+    fell = register(work, "fell", 1, {"sst-2": 0.90, "rte": 0.60})
+    assert fell.facts["verdict"] == "refused"
+    assert fell.facts["lower_bound"] > 0
+    assert fell.facts["reason"].endswith("fell by more than 0.02: rte by 0.1000")
+    allowed = register(work, "fell", 2, {"sst-2": 0.90, "rte": 0.60}, max_task_drop=0.2)
+    assert allowed.facts["verdict"] == "promoted"
+
+
+def test_the_setting_says_how_much_better(work: str) -> None:
+    register(work, "much", 0, 0.70)
+    assert register(work, "much", 1, 0.75, min_score_gain=0.05).facts["verdict"] == "refused"
+    assert register(work, "much", 1, 0.75, min_score_gain=0.02).facts["verdict"] == "promoted"
 
 
 def test_scores_on_other_data_are_not_compared_but_the_champions_new_ones_are(work: str) -> None:
     register(work, "data", 0, 0.9, dev="old dev")
     other = register(work, "data", 1, 0.95, dev="new dev")
-    assert other.facts["alias"] is None
-    assert "was not scored on the same task data" in other.facts["reason"]
-    champion = scored(work, pretrained(work, 0), 0.6, dev="new dev")
-    compared = register(work, "data", 2, 0.7, dev="new dev", champion_finetuning=champion)
-    assert compared.facts["alias"] == "champion"
-    assert "0.7000 against 0.6000 of version 1" in compared.facts["reason"]
+    assert (other.facts["alias"], other.facts["verdict"]) == (None, "undecided")
+    assert "was not scored on the same files of sst-2" in other.facts["reason"]
+    new = scored(work, pretrained(work, 0), 0.6, dev="new dev")
+    compared = register(work, "data", 1, 0.95, dev="new dev", champion_scores=new)
+    assert compared.facts["version"] == other.facts["version"] == "2"
+    assert compared.facts["verdict"] == "promoted"
+    assert compared.facts["difference"] == pytest.approx(0.35)
+
+
+def test_scores_of_one_that_was_champion_are_not_taken_for_the_champions(
+    work: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for seed, score in ((0, 0.6), (1, 0.9)):
+        register(work, "changed", seed, score)
+    stale = scored(work, pretrained(work, 0), 0.6)
+    late = register(work, "changed", 2, 0.8, champion_scores=stale)
+    assert (late.facts["verdict"], late.facts["against"]) == ("refused", "2")
+    assert "the champion changed meanwhile" in caplog.text
+
+
+def test_one_seed_is_not_enough(work: str) -> None:
+    register(work, "one-seed", 0, 0.5)
+    only = register(work, "one-seed", 1, 0.9, num_seeds=1)
+    assert only.facts["verdict"] == "undecided"
+    assert "sst-2 was fine-tuned with 1 seed; give at least 2" in only.facts["reason"]
 
 
 def test_an_alias_that_a_person_moved_is_reported_and_left(work: str, client: MlflowClient) -> None:
@@ -317,25 +328,52 @@ def test_an_alias_that_a_person_moved_is_reported_and_left(work: str, client: Ml
     client.set_registered_model_alias("moved", "champion", "1")
     again = register(work, "moved", 1, 0.6)
     assert again.facts["alias"] is None
+    assert again.facts["verdict"] == "promoted"
     assert again.facts["reason"].endswith("now version 1 is champion")
     assert holder(client, "moved", "champion") == "1"
 
 
+def test_what_was_decided_is_not_decided_again(work: str, client: MlflowClient) -> None:
+    """Not even when the manifest is lost: a person may have rolled back since."""
+    register(work, "decided", 0, 0.5)
+    promoted = register(work, "decided", 1, 0.6)
+    client.set_registered_model_alias("decided", "champion", "1")
+    storage.remove(f"{work}/registration/{promoted.key}")
+    again = register(work, "decided", 1, 0.6)
+    assert (again.facts["verdict"], again.facts["alias"]) == ("promoted", None)
+    assert holder(client, "decided", "champion") == "1"
+
+
 def test_the_scores_of_another_model_are_refused(work: str) -> None:
     one, other = pretrained(work, 0), pretrained(work, 1)
-    with pytest.raises(RegistryError, match="Fine-tune the model in"):
+    with pytest.raises(RegistryError, match="Fine-tune that one"):
         stage.run(RegistrySettings(), one, scored(work, other, 0.5), work=work)
 
 
-def test_the_champions_folder_is_found(first: Manifest, work: str) -> None:
-    folder = champion_folder("tiny", work)
-    assert folder is not None
-    assert model_digest(folder) == read_digest(first)
-    assert champion_folder("nobody", work) is None
+def test_a_task_may_start_from_the_model_fine_tuned_on_mnli(work: str) -> None:
+    model = pretrained(work, 0)
+    mnli = [finetuned(work, model_of(model), "mnli", 0.8, seed) for seed in range(2)]
+    rte = []
+    for seed, uri in enumerate(mnli):
+        save_tiny_model(model_of(uri), 10 + seed)
+        rte.append(finetuned(work, model_of(uri), "rte", 0.7, seed))
+    inputs = {f"finetuning-{n}": uri for n, uri in enumerate([*mnli, *rte])}
+    scores = write_stage(work, "scores", {}, inputs={"all": "four"}, input_manifests=inputs)
+    found = stage.read_scores(scores, model_digest(model_of(model)))
+    assert {task: each.scores for task, each in found.items()} == {
+        "mnli": (0.8, 0.8),
+        "rte": (0.7, 0.7),
+    }
+    straight = scored(work, model, {"rte": 0.7}, num_seeds=2)
+    other = stage.read_scores(straight, model_digest(model_of(model)))
+    assert other["rte"].data != found["rte"].data
 
 
-def read_digest(manifest: Manifest) -> str:
-    return manifest.inputs["model"]
+def test_the_champion_to_beat_is_the_champion_unless_it_is_the_candidate(work: str) -> None:
+    register(work, "beat", 0, 0.5)
+    assert champion_to_beat("beat", pretrained(work, 1), work) == "models:/beat/1"
+    assert champion_to_beat("beat", pretrained(work, 0), work) == ""
+    assert champion_to_beat("nobody", pretrained(work, 0), work) == ""
 
 
 def test_a_model_far_away_is_downloaded_once(
@@ -344,7 +382,7 @@ def test_a_model_far_away_is_downloaded_once(
     monkeypatch.setattr(model_versions, "_local_source", lambda *_: None)
     folder = model_folder_of("models:/tiny@champion", work)
     assert folder.startswith(f"{work}/registered_models/")
-    assert model_digest(folder) == read_digest(first)
+    assert model_digest(folder) == first.inputs["model"]
     monkeypatch.setattr("mlflow.artifacts.download_artifacts", None)
     assert model_folder_of("models:/tiny/1", work) == folder
 
@@ -369,7 +407,7 @@ def test_a_registry_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(RegistryError, match=r"the registry at http://127\.0\.0\.1:9 refuses"):
-        champion_folder("tiny", str(tmp_path))
+        model_folder_of("models:/tiny/1", str(tmp_path))
 
 
 def serve(folder: str) -> Any:

@@ -44,13 +44,42 @@ FACTS: dict[str, dict[str, Any]] = {
         "scores": {"matthews": 0.125, "accuracy": 0.5625},
         "num_examples": 1000,
     },
+    "scores": {
+        "tasks": {
+            "cola": {
+                "metrics": {
+                    "matthews": {
+                        "median": 0.125,
+                        "interval": [0.0625, 0.1875],
+                        "by_seed": {"1": 0.1, "2": 0.125, "3": 0.2},
+                    },
+                    "accuracy": {
+                        "median": 0.5625,
+                        "interval": [0.5, 0.625],
+                        "by_seed": {"1": 0.55, "2": 0.5625, "3": 0.57},
+                    },
+                }
+            }
+        }
+    },
     "registration": {
         "name": "albert-tiny",
         "version": "3",
         "alias": "champion",
-        "reason": "0.125 exceeds the champion's 0.100",
+        "verdict": "promoted",
+        "reason": "better than the champion",
+        "against": "2",
+        "tasks": [
+            {
+                "task": "cola",
+                "candidate": 0.125,
+                "champion": 0.1,
+                "difference": 0.025,
+                "low": 0.005,
+                "high": 0.045,
+            }
+        ],
         "model_uri": "models:/albert-tiny/3",
-        "champion_score": 0.1,
     },
 }
 

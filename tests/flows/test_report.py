@@ -5,7 +5,7 @@ import pytest
 from flows.report import Report, build_report
 from tests.flows.made_manifests import FACTS, made_manifest
 
-STAGES = ("corpus", "examples", "pretraining", "finetuning", "registration")
+STAGES = ("corpus", "examples", "pretraining", "scores", "registration")
 
 
 def report(**changed: dict[str, object]) -> Report:
@@ -33,11 +33,14 @@ def row(text: str, name: str) -> str:
         ("masked LM loss, nats", "8.300 [8.200, 8.400]  ->  5.750 [5.700, 5.800]"),
         ("unigram loss, nats", "6.500; the model ends 0.750 below it"),
         ("sentence order accuracy", "0.500 [0.470, 0.530]  ->  0.510 [0.480, 0.540]"),
-        ("matthews", "0.125 [0.062, 0.188]"),
-        ("accuracy  ", "0.562"),
+        ("cola, matthews", "0.125 [0.062, 0.188]"),
+        ("over 3 seeds", "0.100 to 0.200"),
+        ("cola, accuracy", "0.562 [0.500, 0.625]"),
         ("model  ", "albert-tiny, version 3"),
         ("alias", "champion"),
-        ("because", "0.125 exceeds the champion's 0.100"),
+        ("the gate", "promoted"),
+        ("because", "better than the champion"),
+        ("cola", "0.1250 against 0.1000 of version 2: +0.0250 [+0.0050, +0.0450]"),
     ],
 )
 def test_the_report_says(name: str, value: str) -> None:
@@ -56,14 +59,20 @@ def test_a_model_above_the_unigram_loss_is_told_so() -> None:
     assert row(text, "unigram loss, nats") == "6.500; the model ends 0.500 above it"
 
 
+def scores(median: float, low: float, high: float) -> dict[str, object]:
+    found = {"median": median, "interval": [low, high], "by_seed": {"1": median}}
+    return {"tasks": {"cola": {"metrics": {"matthews": found}}}}
+
+
 def test_a_score_that_may_be_chance_is_told_so() -> None:
-    text = report(finetuning={"interval": [-0.1, 0.2]}).text()
+    text = report(scores=scores(0.125, -0.1, 0.2)).text()
     assert row(text, "matthews").endswith("the interval holds 0, so no better than chance")
 
 
 def test_a_score_of_zero_has_no_sign() -> None:
-    text = report(finetuning={"score": -0.0, "interval": [-0.0001, 0.0]}).text()
+    text = report(scores=scores(-0.0, -0.0001, 0.0)).text()
     assert row(text, "matthews").startswith("0.000 [0.000, 0.000]")
+    assert "seeds" not in text
 
 
 def test_the_next_commands_load_the_model_by_its_alias() -> None:

@@ -11,15 +11,23 @@ import pytest
 
 from albert_core.contract import storage
 from albert_core.contract.errors import SourceError
+from tests.s3_server import serve_s3
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    with serve_s3("storage"):
+        yield "s3://storage"
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty folder on a local disk or in memory."""
+    """An empty folder on a local disk, in memory or in S3."""
     if request.param == "local":
         yield str(tmp_path / "folder")
         return
-    uri = f"memory://{uuid4().hex}"
+    root = request.getfixturevalue("s3") + "/" if request.param == "s3" else "memory://"
+    uri = f"{root}{uuid4().hex}"
     yield uri
     storage.remove(uri)
 
@@ -50,6 +58,19 @@ def test_an_interrupted_write_leaves_nothing(folder: str) -> None:
     storage.write_bytes(storage.join(folder, "other"), b"")
     interrupt_writing(storage.join(folder, "x"))
     assert names_in(folder) == ["other"]
+
+
+def test_what_one_thread_writes_is_not_shown_when_another_has_written(folder: str) -> None:
+    long, short = storage.join(folder, "long"), storage.join(folder, "short")
+    with storage.open_atomic(long) as file:
+        file.write(b"half of it, ")
+        other = threading.Thread(target=storage.write_bytes, args=(short, b"all of it"))
+        other.start()
+        other.join()
+        assert storage.read_bytes(short) == b"all of it"
+        assert not storage.exists(long)
+        file.write(b"and the rest")
+    assert storage.read_bytes(long) == b"half of it, and the rest"
 
 
 def test_an_interrupted_overwrite_leaves_what_was_there(folder: str) -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import transformers
 
 from albert_core.config import FinetuningSettings, ModelSettings, RegistrySettings
+from albert_core.contract.arrow_files import write_arrow
 from albert_core.contract.errors import TaskError
 from albert_core.contract.manifest import Manifest, StagePlan, read_manifest
 from albert_core.downstream.finetuned_model import save_finetuned
@@ -185,6 +187,20 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield str(tmp_path_factory.mktemp("work"))
 
 
+def predictions(task: str, share_right: float) -> pa.Table:
+    """Return what a fine-tuned model said of 40 examples, the first of which it has right."""
+    is_right = [i < 40 * share_right for i in range(40)]
+    if TASKS[task].kind == "spans":
+        values = [float(right) for right in is_right]
+        return pa.table({"f1": values, "exact_match": values})
+    if TASKS[task].kind == "regression":
+        numbers = [float(i) for i in range(40)]
+        return pa.table({"target": numbers, "prediction": numbers[::-1]})
+    one, other, *_ = TASKS[task].labels
+    said = [one if right else other for right in is_right]
+    return pa.table({"target": [one] * 40, "prediction": said})
+
+
 def register(work: str, task: str, score: float, seed: int = 0, name: str = "") -> Manifest:
     """Register the model of a fine-tuning that never was."""
     plan = StagePlan(
@@ -192,9 +208,10 @@ def register(work: str, task: str, score: float, seed: int = 0, name: str = "") 
     )
     save(f"{plan.folder(work)}/model", task, run=seed)
     key = TASKS[task].metrics[0]
+    write_arrow(predictions(task, score), f"{plan.folder(work)}/dev.arrow")
     facts = {
-        "task": task, "metric": key, "score": score, "scores": {key: score},
-        "model_folder": "model",
+        "task": task, "kind": TASKS[task].kind, "metric": key, "score": score,
+        "scores": {key: score}, "model_folder": "model", "predictions": {"dev": "dev.arrow"},
     }  # fmt: skip
     uri = plan.write(work, [], [], facts)
     return read_manifest(stage.run(RegistrySettings(model_name="tiny"), uri, name, work))
@@ -248,12 +265,15 @@ def test_the_version_has_no_pickle_and_transformers_reads_it(work: str) -> None:
     assert model.config.id2label == {0: "0", 1: "1"}
 
 
-def test_the_best_on_the_same_dev_set_is_champion(work: str) -> None:
+def test_the_gate_decides_by_the_examples_of_the_same_dev_set(work: str) -> None:
     first = register(work, "rte", 0.5, seed=1)
     worse = register(work, "rte", 0.25, seed=2)
-    better = register(work, "rte", 0.75, seed=3)
-    assert [m.facts["alias"] for m in (first, worse, better)] == ["champion", None, "champion"]
+    equal = register(work, "rte", 0.5, seed=3)
+    better = register(work, "rte", 0.75, seed=4)
+    verdicts = [each.facts["verdict"] for each in (first, worse, equal, better)]
+    assert verdicts == ["first", "refused", "refused", "promoted"]
     champion = open_client(work).get_model_version_by_alias("tiny-rte", "champion")
-    assert str(champion.version) == "3"
-    assert champion.tags["score.accuracy"] == "0.75"
-    assert "not better than the champion: accuracy 0.2500 against 0.5000" in worse.facts["reason"]
+    assert str(champion.version) == better.facts["version"] == "4"
+    assert champion.tags["score.rte"] == "0.75"
+    assert worse.facts["reason"].startswith("not surely better than the champion: -0.2500 on rte")
+    assert (worse.facts["alias"], worse.facts["against"]) == (None, "1")

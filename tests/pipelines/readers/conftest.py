@@ -1,13 +1,8 @@
 """Real servers: S3 by moto, HTTP with ranges and without."""
 
 import contextlib
-import os
 import re
-import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -16,52 +11,14 @@ from typing import Any
 
 import pytest
 
-S3_START_SECONDS = 60
+from tests.s3_server import serve_s3
 
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
-    """A bucket on a server that speaks S3, found by the usual variables of the environment."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    endpoint = f"http://127.0.0.1:{port}"
-    variables = {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_CONFIG_FILE": os.devnull,
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in variables.items():
-                patch.setenv(name, value)
-            _wait_for(port, server)
-            yield _new_bucket()
-    finally:
-        server.kill()
-        server.wait()
-
-
-def _wait_for(port: int, server: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + S3_START_SECONDS
-    while server.poll() is None and time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    pytest.fail(f"moto's server did not answer on port {port}")
-
-
-def _new_bucket() -> str:
-    import fsspec
-
-    fsspec.filesystem("s3").mkdir("corpus")
-    return "s3://corpus"
+    """A bucket on a server that speaks S3."""
+    with serve_s3("corpus"):
+        yield "s3://corpus"
 
 
 class PlainHandler(SimpleHTTPRequestHandler):

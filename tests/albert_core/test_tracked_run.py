@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from albert_core import tracking
+from albert_core import tracked_run as tracked_run_module
 from albert_core.contract import storage
-from albert_core.tracking import RUN_ID, open_client, tracked_run, tracking_uri
+from albert_core.tracked_run import tracked_run
+from albert_core.tracking import RUN_ID, open_client, tracking_uri
+from albert_core.tracking_journal import journals_of
 
 AWAY = "http://127.0.0.1:9"
 
@@ -112,22 +114,28 @@ def test_a_deleted_run_is_replaced(work: str, client: MlflowClient) -> None:
     assert second.run_id not in (None, first.run_id)
 
 
-def test_a_server_that_is_away_is_said_once_and_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_server_that_is_away_stops_nothing_and_gets_everything_later(
+    tmp_path: Path,
+    work: str,
+    client: MlflowClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Here the later one is a server at the same address: the database."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", AWAY)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr(tracked_run_module, "AWAY_SECONDS", 0.5)
     with caplog.at_level(logging.WARNING, "tracking"):
         run = tracked_run(str(tmp_path), f"{tmp_path}/a", "away")
         for step in range(3):
             run.log_metrics(step, {"loss": 1.0})
         assert run.run_id is None
         run.finish("FINISHED")
-    assert run.num_failures == 5
     messages = [record.getMessage() for record in caplog.records if record.name == "tracking"]
     assert len(messages) == 2
-    assert f"MLflow at {AWAY} does not log" in messages[0]
-    assert "5 entries" in messages[1]
+    [journal] = journals_of(str(tmp_path))
+    assert f"MLflow at {AWAY} does not answer" in messages[0]
+    assert f"is away: 4 entries of this run wait in {journal}" in messages[1]
 
 
 def test_one_refused_entry_does_not_hold_up_the_next(work: str, client: MlflowClient) -> None:
@@ -143,11 +151,11 @@ def test_one_refused_entry_does_not_hold_up_the_next(work: str, client: MlflowCl
 def test_finishing_waits_for_a_limited_time(
     work: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tracking, "CLOSING_SECONDS", 0.0)
+    monkeypatch.setattr(tracked_run_module, "CLOSING_SECONDS", 0.0)
     run = tracked_run(work, f"{work}/slow", "slow")
     with caplog.at_level(logging.WARNING, "tracking"):
         run.finish("FINISHED")
-    assert "is slow: gave up after 0 s" in caplog.text
+    assert "is slow: 1 entries of this run wait in" in caplog.text
     run._thread.join(60)
 
 
@@ -170,7 +178,7 @@ def test_a_process_that_ends_without_a_word_ends_its_run_as_failed(
     work: str, client: MlflowClient
 ) -> None:
     program = (
-        "from albert_core.tracking import tracked_run\n"
+        "from albert_core.tracked_run import tracked_run\n"
         f"run = tracked_run({work!r}, {work + '/silent'!r}, 'silent')\n"
         "run.log_metrics(1, {'loss': 1.0})\n"
         "raise SystemExit(2)"

@@ -1,0 +1,137 @@
+"""Credentials: what they look like, and how a text is shown without them.
+
+They belong into the environment: into variables whose name says that they are secret, into the
+URIs of servers there, into fsspec's configuration, or into files that these name. In recipes and
+options they are refused, since those are saved, shown and kept; see `Settings.read`.
+"""
+
+import json
+import logging
+import os
+import re
+import traceback
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+HIDDEN = "***"
+
+_USERINFO = r"(?:https?://[^\s/?#'\"<>]+|://[^\s/?#'\"<>]*:[^\s/?#'\"<>]*)@"
+_PARAMETER = (
+    r"[?&;](?:x-(?:amz|goog)-(?:signature|credential|security-token)|sig|signature|auth|"
+    r"authorization|\w*token|\w*password|passwd|pwd|\w*secret|(?:\w+_)?api_?key|key|"
+    r"awsaccesskeyid)="
+)
+IN_URI = re.compile(f"{_USERINFO}|{_PARAMETER}[^&\\s]", re.IGNORECASE)
+"""What only a URI with credentials has."""
+
+_USERINFO_OF_URI = re.compile(r"(https?://|://)([^\s/?#'\"<>:]*:)?([^\s/?#'\"<>]*)@", re.IGNORECASE)
+_VALUE_OF_PARAMETER = re.compile(rf"({_PARAMETER})([^&\s'\"<>)]+)", re.IGNORECASE)
+_HEADER = re.compile(r"(authorization\W{1,4}(?:basic|bearer|token)?\s*)([^\s'\",]+)", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    "password|passwd|secret|token|credential|api_?key|access_?key|private_?key|auth_string|"
+    "authorization|webhook",
+    re.IGNORECASE,
+)
+_SECRET_KEY = re.compile(f"^(?:key|auth|{_SECRET_NAME.pattern})", re.IGNORECASE)
+_MIN_CHARACTERS = 6
+"""Of a secret that is looked for by its value: shorter ones stand in other words too."""
+
+
+def has_credentials(text: str) -> bool:
+    """Return whether ``text`` has a URI with a password, a token or a signature in it."""
+    return IN_URI.search(text) is not None
+
+
+def redacted(text: str) -> str:
+    """Return ``text`` with ``***`` in place of credentials.
+
+    Those are what stands in URIs and headers, and the values that the environment has: of
+    variables that are named for secrets, in its URIs, and in fsspec's configuration.
+    """
+    for secret in sorted(secrets_of(os.environ), key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    text = _USERINFO_OF_URI.sub(_without_userinfo, text)
+    text = _VALUE_OF_PARAMETER.sub(rf"\1{HIDDEN}", text)
+    return _HEADER.sub(rf"\1{HIDDEN}", text)
+
+
+def hide_credentials_in_logs() -> None:
+    """Have every log record of this process made without credentials, its traceback too."""
+    make = logging.getLogRecordFactory()
+    if getattr(make, "hides_credentials", False):
+        return
+
+    def make_redacted(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        try:
+            record.msg, record.args = redacted(record.getMessage()), ()
+        except (TypeError, ValueError):
+            return record  # a wrong format: logging says so itself
+        if record.exc_info and record.exc_info[0] is not None:
+            record.exc_text = redacted("".join(traceback.format_exception(*record.exc_info))[:-1])
+        return record
+
+    make_redacted.hides_credentials = True  # type: ignore[attr-defined]
+    logging.setLogRecordFactory(make_redacted)
+
+
+def secrets_of(environment: Mapping[str, str]) -> set[str]:
+    """Return the secrets in the values of environment variables, as they may stand in a text."""
+    found: set[str] = set()
+    for name, value in environment.items():
+        found.update(_secrets_in_uris(value))
+        if name.startswith("FSSPEC_"):
+            found.update(_secrets_in_json(value, name))
+        elif _SECRET_NAME.search(name) and not _is_of_a_file(name, value):
+            found.update((value, value.rpartition(":")[2]))
+    forms = {form for each in found for form in (each, unquote(each), quote(each, safe=""))}
+    return set(filter(_may_be_secret, forms))
+
+
+def _secrets_in_uris(text: str) -> Iterator[str]:
+    for _, user, password in _USERINFO_OF_URI.findall(text):
+        if user or "http" in text:
+            yield password
+    for _, value in _VALUE_OF_PARAMETER.findall(text):
+        yield value
+
+
+def _secrets_in_json(text: str, name: str) -> Iterator[str]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    yield from _leaves(value, name.removeprefix("FSSPEC_").partition("_")[2])
+
+
+def _leaves(value: Any, name: str) -> Iterator[str]:
+    """Yield the texts of a configuration that stand under a secret's name."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(inner, str(key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner, name)
+    elif isinstance(value, str) and _SECRET_KEY.search(name):
+        secret = value.rpartition(" ")[2]
+        yield secret
+        try:
+            yield b64decode(secret, validate=True).decode().partition(":")[2]  # of basic auth
+        except ValueError:
+            return
+
+
+def _is_of_a_file(name: str, value: str) -> bool:
+    return name.upper().endswith(("_FILE", "_PATH")) or value.startswith(("/", "~"))
+
+
+def _may_be_secret(text: str) -> bool:
+    return len(text) >= _MIN_CHARACTERS and not text.isdecimal()
+
+
+def _without_userinfo(match: re.Match[str]) -> str:
+    scheme, user, _ = match.groups()
+    has_password = bool(user) or scheme.lower().startswith("http")
+    return f"{scheme}{HIDDEN}@" if has_password else match.group()

@@ -1,0 +1,23 @@
+#!/bin/sh
+# Sets up, or brings up to date, a Prefect worker on a host by ssh (Debian or Ubuntu, NVIDIA's driver
+# if it has GPUs). From the repository's root, what is committed goes over:
+#
+#   cp infra/hosts/albert-worker.env.example worker.env     # and fill it in
+#   sh infra/hosts/deploy_by_ssh.sh root@gpu1.example.org worker.env
+#
+# A training that runs there saves and leaves; start it again with `prefect flow-run retry ID`.
+set -eu
+host=${1:?root@HOST}
+settings=${2:?file with the host\'s settings}
+
+git archive HEAD | ssh "$host" 'mkdir -p /opt/albert && tar -xf - -C /opt/albert'
+ssh "$host" 'install -D -m 600 /dev/stdin /etc/albert/worker.env' < "$settings"
+ssh "$host" 'set -eu
+  id albert >/dev/null 2>&1 || useradd --create-home albert
+  cd /opt/albert
+  make --silent .venv/.ready PYTHON="$(command -v python3.13 || command -v python3.12 || command -v python3.11)"
+  install -m 644 infra/hosts/albert-worker.service /etc/systemd/system/
+  systemctl daemon-reload
+  systemctl enable albert-worker
+  systemctl restart albert-worker
+  systemctl --no-pager --lines 5 status albert-worker'

@@ -1,0 +1,44 @@
+#!/bin/bash
+# Startup script of a TPU VM: installs the project, and starts a Prefect worker as a service. Each
+# boot runs it again, which brings the code up to date. A queued resource waits until Google has one:
+#
+#   prefect work-pool create albert-tpu --type process
+#   prefect deploy --name pretrain-albert --pool albert-tpu
+#   gcloud compute tpus queued-resources create albert --node-id albert --zone europe-west4-b \
+#     --accelerator-type v5litepod-8 --runtime-version v2-alpha-tpuv5-lite --spot \
+#     --metadata albert-archive=gs://bucket/albert.tar.gz,albert-settings="$(cat worker.env)" \
+#     --metadata-from-file startup-script=infra/tpu/startup.sh
+#
+# albert.tar.gz is of `git archive --format tar.gz HEAD`; worker.env is filled in as
+# infra/hosts/albert-worker.env.example has it, with ALBERT_POOL=albert-tpu and ALBERT_WORK=gs://... .
+# Whoever reads the VM's metadata reads what is in worker.env: no passwords there, but rights of the
+# VM's account. One process has all chips of the host; several hosts are not supported.
+set -euo pipefail
+
+metadata() {
+  curl --fail --silent --show-error --header 'Metadata-Flavor: Google' \
+    "http://metadata.google.internal/computeMetadata/v1/instance/attributes/$1"
+}
+
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+apt-get install -y -qq python3.11 python3.11-venv
+id albert >/dev/null 2>&1 || useradd --create-home albert
+
+mkdir -p /opt/albert
+gcloud storage cp "$(metadata albert-archive)" /tmp/albert.tar.gz
+tar -xzf /tmp/albert.tar.gz -C /opt/albert
+cd /opt/albert
+
+# torch 2.9.1 and PyTorch/XLA are pinned by infra/tpu; all else is as everywhere.
+test -x .venv/bin/python || python3.11 -m venv .venv
+grep -v '^torch==' constraints.txt > /tmp/constraints.txt
+.venv/bin/pip install --quiet -c infra/tpu/constraints.txt -c /tmp/constraints.txt \
+  -e '.[tpu,flows,pipelines]' 'gcsfs>=2025.3'
+
+install -d -m 700 /etc/albert
+(umask 077; metadata albert-settings > /etc/albert/worker.env; echo PJRT_DEVICE=TPU >> /etc/albert/worker.env)
+install -m 644 infra/hosts/albert-worker.service /etc/systemd/system/
+systemctl daemon-reload
+systemctl enable albert-worker
+systemctl restart albert-worker

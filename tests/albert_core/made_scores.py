@@ -1,0 +1,118 @@
+"""Pretrained models with the scores of fine-tunings that never were, as their stages write them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from albert_core.contract import storage
+from albert_core.contract.arrow_files import write_arrow
+from albert_core.contract.manifest import MANIFEST, StagePlan, read_manifest
+from albert_core.finetuning import model_digest
+from tests.albert_core.tiny_model import save_tiny_model
+
+NUM_EXAMPLES = 400
+SPREAD = 0.005
+"""Between the accuracies of one seed and the next."""
+
+
+def write_stage(work: str, name: str, facts: dict[str, Any], **changes: Any) -> str:
+    """Return the manifest of a stage that wrote nothing else."""
+    plan = StagePlan(
+        name,
+        changes.get("settings", {}),
+        changes.get("inputs", {}),
+        changes.get("code", "code"),
+        {},
+        changes.get("input_manifests", {}),
+    )
+    return plan.write(work, [], [], facts)
+
+
+def pretrained(work: str, seed: int) -> str:
+    """Return the manifest of a pretraining that never was, with a model and all before it."""
+    corpus = write_stage(work, "corpus", {})
+    vocab = write_stage(work, "vocab", {}, input_manifests={"corpus": corpus})
+    examples = write_stage(work, "examples", {}, input_manifests={"corpus": corpus, "vocab": vocab})
+    uri = write_stage(
+        work,
+        "pretraining",
+        {"model_folder": "model"},
+        inputs={"seed": str(seed)},
+        input_manifests={"examples": examples, "vocab": vocab},
+    )
+    save_tiny_model(f"{uri.rpartition('/')[0]}/model", seed)
+    return uri
+
+
+def model_of(pretraining: str) -> str:
+    """Return the folder of its model."""
+    return f"{pretraining.rpartition('/')[0]}/model"
+
+
+def scored(
+    work: str,
+    pretraining: str,
+    score: float | Mapping[str, float],
+    dev: str = "dev",
+    num_seeds: int = 3,
+) -> str:
+    """Return the manifest of the scores of a model.
+
+    Args:
+        work: folder for all results.
+        pretraining: the model's manifest.
+        score: accuracy of the middle seed, on one task or by the tasks' names. The first examples
+            are the easy ones.
+        dev: stands for the digest of the dev sets.
+        num_seeds: fine-tunings of each task.
+    """
+    by_task = score if isinstance(score, Mapping) else {"sst-2": score}
+    folder = model_of(pretraining)
+    uris = [
+        finetuned(work, folder, task, value + SPREAD * (seed - num_seeds // 2), seed, dev)
+        for task, value in by_task.items()
+        for seed in range(num_seeds)
+    ]
+    return scores_of(work, uris)
+
+
+def scores_of(work: str, finetunings: Sequence[str]) -> str:
+    """Return the manifest of the scores of these fine-tunings."""
+    manifests = {f"finetuning-{read_manifest(uri).key}": uri for uri in finetunings}
+    inputs = {name: read_manifest(uri).content for name, uri in manifests.items()}
+    return write_stage(work, "scores", {}, inputs=inputs, input_manifests=manifests)
+
+
+def finetuned(
+    work: str, model_folder: str, task: str, score: float, seed: int, dev: str = "dev"
+) -> str:
+    """Return the manifest of one fine-tuning of the model with this accuracy."""
+    beside = f"{model_folder.rpartition('/')[0]}/{MANIFEST}"
+    before = {"pretraining": beside} if storage.exists(beside) else {}
+    plan = StagePlan(
+        "finetuning",
+        {"finetuning": {"num_steps": 1}, "task": task, "seed": seed},
+        {"model": model_digest(model_folder), "train": "train", "dev": dev},
+        f"score {score}",  # another score, another folder
+        {},
+        before | {"task": write_stage(work, "task", {})},
+    )
+    folder = plan.folder(work)
+    num_right = round(score * NUM_EXAMPLES)
+    targets = ["no", "yes"] * (NUM_EXAMPLES // 2)
+    wrong = {"no": "yes", "yes": "no"}
+    said = [target if i < num_right else wrong[target] for i, target in enumerate(targets)]
+    write_arrow(pa.table({"target": targets, "prediction": said}), f"{folder}/dev.arrow")
+    described = {"task": {"labels": ["no", "yes"]}, "settings": {}}
+    storage.write_bytes(f"{folder}/model/task.json", json.dumps(described).encode())
+    facts = {
+        "task": task,
+        "kind": "classification",
+        "metric": "accuracy",
+        "score": num_right / NUM_EXAMPLES,
+        "model_folder": "model",
+        "predictions": {"dev": "dev.arrow"},
+    }
+    return plan.write(work, [], [], facts)

@@ -1,0 +1,92 @@
+"""Through the flow, with the real registry: who is promoted, who is not, and back again."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from albert_core import registry
+from albert_core.config import RegistrySettings
+from albert_core.contract.manifest import read_manifest
+from albert_core.finetuning import model_digest
+from albert_core.model_registry.__main__ import main
+from albert_core.tracking import open_client
+from flows import evaluate_albert, pretrain_albert, refresh_corpus
+from flows.stage_task import RecipeRun
+from tests.albert_core.made_scores import finetuned, pretrained, scores_of, write_stage
+from tests.flows.made_manifests import FACTS
+
+NAME = "albert-tiny"
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+class Stages:
+    """The registry's stage is real; what comes before it is made in no time."""
+
+    def __init__(self, work: str) -> None:
+        self.work, self.seed = work, 0
+        self.accuracy: dict[str, float] = {}
+        """By the model's digest."""
+
+    def next_model(self, accuracy: float) -> None:
+        self.seed += 1
+        folder = read_manifest(pretrained(self.work, self.seed))
+        self.accuracy[model_digest(f"{self.work}/pretraining/{folder.key}/model")] = accuracy
+
+    def run_stage(self, module: str, run: RecipeRun, environment: Any = None, **inputs: str) -> str:
+        stage = module.rpartition(".")[2]
+        if stage == "training":
+            return pretrained(self.work, self.seed)
+        if stage == "finetuning":
+            folder = inputs["model_folder"]
+            accuracy = self.accuracy[model_digest(folder)] + 0.005 * (int(inputs["seed"]) % 2)
+            return finetuned(self.work, folder, inputs["task"], accuracy, int(inputs["seed"]))
+        if stage == "scoring":
+            return scores_of(self.work, json.loads(inputs["finetunings"]))
+        if stage == "registry":
+            return registry.run(RegistrySettings(model_name=NAME), work=self.work, **inputs)
+        names = {"clean_corpus": "corpus", "train_vocab": "vocab", "make_examples": "examples"}
+        return write_stage(self.work, names[stage], FACTS[names[stage]])
+
+
+@pytest.fixture
+def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
+    made = Stages(f"{tmp_path}/work")
+    for module in (pretrain_albert, refresh_corpus, evaluate_albert):
+        monkeypatch.setattr(module, "run_stage", made.run_stage)
+    monkeypatch.setattr(pretrain_albert, "report", lambda run, **made: made["registration"])
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
+    for split in ("train", "dev"):
+        file = tmp_path / "tasks" / "GLUE" / "RTE" / f"{split}.tsv"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    return made
+
+
+def run_flow(stages: Stages, tasks: Path) -> Mapping[str, Any]:
+    settings = [f"evaluation.task_folder={tasks}", "evaluation.num_seeds=3"]
+    uri = pretrain_albert.pretrain_albert("tiny", work=stages.work, overrides=settings)
+    return read_manifest(uri).facts
+
+
+def aliases(work: str) -> dict[str, str]:
+    found = open_client(work).get_registered_model(NAME).aliases
+    return {name: str(version) for name, version in found.items()}
+
+
+def test_a_better_model_is_promoted_a_worse_and_an_equal_one_are_not_and_there_is_a_way_back(
+    stages: Stages, tmp_path: Path
+) -> None:
+    verdicts = []
+    for accuracy in (0.70, 0.80, 0.60, 0.80):
+        stages.next_model(accuracy)
+        verdicts.append(run_flow(stages, tmp_path / "tasks")["verdict"])
+    assert verdicts == ["first", "promoted", "refused", "refused"]
+    assert aliases(stages.work) == {"champion": "2", "previous": "1", "candidate": "4"}
+    again = run_flow(stages, tmp_path / "tasks")
+    assert (again["version"], again["verdict"]) == ("4", "refused")
+    assert main(["--work", stages.work, "rollback", NAME, "--reason", "a test"]) == 0
+    assert aliases(stages.work) == {"champion": "1", "previous": "2", "candidate": "4"}

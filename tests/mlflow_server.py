@@ -1,0 +1,136 @@
+"""A real MLflow server for tests, and a gate before it that shuts, or loses answers."""
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Self
+
+HOST = "127.0.0.1"
+_START_SECONDS = 180.0
+_UNAUTHORIZED = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        return int(free.getsockname()[1])
+
+
+class MlflowServer:
+    """An MLflow server in ``folder``, at the same address each time that it is started.
+
+    Args:
+        folder: of its files.
+        database: where it keeps runs; without it, a SQLite file.
+    """
+
+    def __init__(self, folder: Path, database: str = "") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.port = folder, free_port()
+        self.url = f"http://{HOST}:{self.port}"
+        self._database = database or f"sqlite:///{folder / 'server.db'}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start it; return when it answers."""
+        command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
+        command += ["--host", HOST, "--port", str(self.port)]
+        command += ["--artifacts-destination", str(self.folder / "artifacts")]
+        environment = {name: v for name, v in os.environ.items() if not name.startswith("MLFLOW")}
+        environment["MLFLOW_BACKEND_STORE_URI"] = self._database  # in no list of processes
+        environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._answers():
+            said = (self.folder / "server.log").read_text()
+            assert self._process.poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        """Kill it and all that it started."""
+        if self._process is not None:
+            os.killpg(self._process.pid, 9)
+            self._process.wait()
+            self._process = None
+
+    def _answers(self) -> bool:
+        try:
+            urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
+        except (OSError, urllib.error.URLError):
+            return False
+        return True
+
+
+class Gate:
+    """A port before a server, which can be shut without stopping the server.
+
+    Args:
+        port: of the server.
+        authorization: the header without which nobody comes through; empty: everybody does.
+    """
+
+    def __init__(self, port: int, authorization: str = "") -> None:
+        self.is_shut = False
+        """Whether who comes is sent away."""
+        self.lost_answers = ""
+        """Part of the paths of requests that arrive, but whose answers are lost."""
+        self.num_lost = 0
+        self._server_port, self._authorization = port, authorization
+        self._listener = socket.create_server((HOST, 0))
+        self.url = f"http://{HOST}:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            client, _ = self._listener.accept()
+            threading.Thread(target=self._forward, args=[client], daemon=True).start()
+
+    def _forward(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError), client:
+            if self.is_shut:
+                return
+            with socket.create_connection((HOST, self._server_port)) as server:
+                self._exchange(client, server)
+
+    def _exchange(self, client: socket.socket, server: socket.socket) -> None:
+        is_lost = False
+        while True:
+            for source in select.select([client, server], [], [])[0]:
+                data = source.recv(1 << 16)
+                if self.is_shut or not data:
+                    return
+                if source is client:
+                    if _begins_request(data) and self._authorization.encode() not in data:
+                        client.sendall(_UNAUTHORIZED)
+                        return
+                    is_lost |= bool(self.lost_answers) and self.lost_answers.encode() in data
+                    server.sendall(data)
+                elif is_lost:
+                    self.num_lost += 1
+                    return
+                else:
+                    client.sendall(data)
+
+
+def _begins_request(data: bytes) -> bool:
+    return data.startswith((b"GET ", b"POST ", b"PUT ", b"PATCH ", b"DELETE "))

@@ -1,0 +1,202 @@
+"""Planted credentials are in nothing that a refresh and a pretraining leave or say.
+
+Real servers: a file server and an MLflow server with basic authentication, a Prefect server.
+Several minutes: ``pytest -m slow tests/test_planted_credentials.py``.
+"""
+
+import base64
+import gzip
+import json
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from mlflow import MlflowClient
+
+from tests.generated_text import write_jsonl
+from tests.mlflow_server import HOST, Gate, MlflowServer
+from tests.test_end_to_end import PROJECT, SMALLER
+
+SOURCE = "source-planted-4711"
+MLFLOW = "mlflow-planted-4711"
+PREFECT = "prefect-planted-4711"
+PLANTED = {
+    "AWS_ACCESS_KEY_ID": "AKIAPLANTED4711",
+    "AWS_SECRET_ACCESS_KEY": "aws/planted+4711",
+    "AWS_SESSION_TOKEN": "session-planted-4711",
+    "PREFECT_API_AUTH_STRING": f"admin:{PREFECT}",
+    "PREFECT_SERVER_API_AUTH_STRING": f"admin:{PREFECT}",
+    "ALERT_WEBHOOK_URL": "https://hooks.example.org/planted-4711?token=hook-planted-4711",
+    "REPORTS_DATABASE": "postgresql://me:postgres-planted-4711@127.0.0.1:9/reports",
+}
+REFUSED = "https://reader:uri-planted-4711@example.org/texts"
+
+
+def basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def forms(secret: str) -> set[bytes]:
+    """Return how a secret may stand in a file: as it is, in a URL, in a header, in JSON."""
+    texts = {secret, quote(secret, safe=""), json.dumps(secret)[1:-1]}
+    return {text.encode() for text in texts}
+
+
+def find_leaks(where: dict[str, bytes]) -> list[str]:
+    """Return where a planted credential stands, and which."""
+    secrets = {*PLANTED.values(), SOURCE, MLFLOW, PREFECT, "planted-4711"}
+    secrets |= {basic("reader", SOURCE)[6:], basic("writer", MLFLOW)[6:]}
+    return [
+        f"{name}: {secret}"
+        for name, content in where.items()
+        for secret in sorted(secrets)
+        if any(form in content for form in forms(secret))
+    ]
+
+
+def all_files(folder: Path) -> dict[str, bytes]:
+    """Return the content of every file, databases among them; what is packed, unpacked."""
+    found = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            found[str(path)] = content
+            if content[:2] == b"\x1f\x8b":
+                found[f"{path}, unpacked"] = gzip.decompress(content)
+            elif zipfile.is_zipfile(path):
+                with zipfile.ZipFile(path) as packed:
+                    found |= {f"{path}, {name}": packed.read(name) for name in packed.namelist()}
+    return found
+
+
+class GuardedFiles(SimpleHTTPRequestHandler):
+    """Files for those who have the password."""
+
+    def log_message(self, *_: object) -> None:
+        """Be quiet."""
+
+    def do_HEAD(self) -> None:
+        if self._may():
+            super().do_HEAD()
+
+    def do_GET(self) -> None:
+        if self._may():
+            super().do_GET()
+
+    def _may(self) -> bool:
+        if self.headers.get("Authorization") == basic("reader", SOURCE):
+            return True
+        self.send_error(401)
+        return False
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("planted")
+
+
+@pytest.fixture(scope="module")
+def source(folder: Path) -> Iterator[str]:
+    texts = folder / "texts"
+    texts.mkdir()
+    write_jsonl(texts / "a.jsonl", range(100))
+    handler = partial(GuardedFiles, directory=str(texts))
+    with ThreadingHTTPServer((HOST, 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://{HOST}:{server.server_port}/a.jsonl"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def mlflow_server(folder: Path) -> Iterator[MlflowServer]:
+    with MlflowServer(folder / "mlflow-server") as server:
+        yield server
+
+
+def run_flow(name: str, folder: Path, source: str, **variables: str) -> tuple[int, str]:
+    """Run a flow with all credentials planted; return its status and all that it said."""
+    header = json.dumps({"headers": {"Authorization": basic("reader", SOURCE)}})
+    environment = {
+        **os.environ,
+        **PLANTED,
+        "FSSPEC_HTTP_CLIENT_KWARGS": header,
+        "PREFECT_API_URL": "",
+        "PREFECT_HOME": str(folder / "prefect-home"),
+        "PREFECT_LOGGING_LEVEL": "DEBUG",
+        **variables,
+    }
+    settings = [f"--set={setting}={value}" for setting, value in SMALLER.items()]
+    command = [sys.executable, "-m", f"flows.{name}", "--recipe=tiny", *settings]
+    done = subprocess.run(
+        [*command, f"--source={source}", f"--work={folder / 'work'}"],
+        cwd=PROJECT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_planted_credentials_are_in_nothing_that_the_flows_leave_or_say(
+    folder: Path, source: str, mlflow_server: MlflowServer
+) -> None:
+    gate = Gate(mlflow_server.port, basic("writer", MLFLOW))
+    said = {}
+    in_uri = gate.url.replace("//", f"//writer:{MLFLOW}@")
+    status, said["refresh"] = run_flow(
+        "refresh_corpus", folder, source, MLFLOW_TRACKING_URI=in_uri, ALBERT_LOG_FORMAT="json"
+    )
+    assert status == 0, said["refresh"]
+    assert all(line.startswith("{") for line in said["refresh"].splitlines()), said["refresh"]
+    status, said["pretrain"] = run_flow(
+        *("pretrain_albert", folder, source),
+        MLFLOW_TRACKING_URI=gate.url,
+        MLFLOW_TRACKING_USERNAME="writer",
+        MLFLOW_TRACKING_PASSWORD=MLFLOW,
+    )
+    assert status == 0, said["pretrain"]
+    status, said["wrong source password"] = run_flow(
+        *("refresh_corpus", folder, source.replace("a.jsonl", "b.jsonl")),
+        MLFLOW_TRACKING_URI=in_uri,
+        FSSPEC_HTTP_CLIENT_KWARGS='{"headers": {"Authorization": "Basic wrong-planted-4711"}}',
+    )
+    assert status == 1, said["wrong source password"]
+    gate.is_shut = True
+    status, said["MLflow away"] = run_flow(
+        "pretrain_albert", folder, source, MLFLOW_TRACKING_URI=in_uri
+    )
+    assert status == 1, said["MLflow away"]
+    status, said["refused"] = run_flow("refresh_corpus", folder, REFUSED)
+    assert status == 1
+    assert "https://***@example.org/texts has credentials in it" in said["refused"]
+
+    assert find_leaks({name: text.encode() for name, text in said.items()}) == []
+    assert find_leaks(all_files(folder)) == []
+    client = MlflowClient(mlflow_server.url)  # not through the gate
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    names = {run.info.run_name.partition("-")[0].partition(":")[0] for run in runs}
+    assert {"corpus", "vocab", "pretraining", "finetuning", "refresh", "pretrain"} <= names
+
+
+def test_a_planted_leak_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"x AKIAPLANTED4711 y"))
+    (tmp_path / "b.txt").write_text("s3://k:aws%2Fplanted%2B4711@bucket")
+    (tmp_path / "c.db").write_bytes(b"\x00\x01" + basic("writer", MLFLOW).encode() + b"\x02")
+    (tmp_path / "d.txt").write_text("nothing")
+    leaks = find_leaks(all_files(tmp_path))
+    assert {leak.rpartition("/")[2].partition(":")[0] for leak in leaks} == {
+        "a.gz, unpacked",
+        "b.txt",
+        "c.db",
+    }
