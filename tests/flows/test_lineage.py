@@ -16,7 +16,7 @@ from flows.lineage import ModelLineage, as_json, as_text, read_model_lineage
 from tests.flows.tiny_way import Tiny
 from tests.test_end_to_end import PROJECT
 
-STAGES = {"corpus", "vocab", "examples", "task", "pretraining", "finetuning"}
+STAGES = {"corpus", "vocab", "examples", "task", "pretraining", "finetuning", "scores"}
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from tests.generated_text import write_jsonl
 from tests.test_end_to_end import PROJECT, run_flow
 
 CHAMPION = "models:/albert-tiny@champion"
-STAGES = ["corpus", "vocab", "examples", "pretraining", "task", "finetuning"]
+STAGES = ["corpus", "vocab", "examples", "pretraining", "task", "finetuning", "scores"]
 
 
 @pytest.mark.usefixtures("one_worker")
