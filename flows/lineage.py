@@ -245,7 +245,10 @@ def _commit(provenance: Provenance | None) -> str:
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+    return ", ".join(
+        f"{name} ({_pairs(value)})" if isinstance(value, Mapping) else f"{name} {value}"
+        for name, value in values.items()
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

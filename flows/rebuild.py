@@ -180,7 +180,9 @@ def _command(
 
 
 def _moved(address: str, into: str, new_places: Mapping[str, str]) -> str:
-    """Return what stands now for an address in a result of then."""
+    """Return what stands now for an address in a result of then; or a JSON list of such."""
+    if address.startswith("["):
+        return json.dumps([_moved(each, into, new_places) for each in json.loads(address)])
     place = place_in(address)
     if place not in new_places:
         return address

@@ -1,19 +1,22 @@
 """What a registered model was made of, as the registry alone tells it."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from albert_core.contract.lineage import STAGES as KNOWN
 from albert_core.contract.manifest import StagePlan, read_manifest
 from albert_core.contract.storage import sha256_of
 from flows import lineage
 from flows.lineage import ModelLineage, as_json, as_text, read_model_lineage
 from tests.flows.tiny_way import Tiny
+from tests.test_end_to_end import PROJECT
 
-STAGES = {"corpus", "vocab", "examples", "task", "pretraining", "finetuning"}
+STAGES = {"corpus", "vocab", "examples", "task", "pretraining", "finetuning", "scores"}
 
 
 @contextmanager
@@ -98,6 +101,14 @@ def test_a_folder_of_a_run_will_do_as_well(
     assert stages == ["corpus", "vocab", "examples", "pretraining"]
     assert found["version"] is None
     assert sum(len(files) for files in found["source_files"].values()) == 3
+
+
+def test_every_stage_has_a_place() -> None:
+    files = [
+        file for part in ("albert_core", "pipelines") for file in PROJECT.glob(f"{part}/**/*.py")
+    ]
+    named = [re.findall('^STAGE = "(.*)"$', file.read_text(), re.MULTILINE) for file in files]
+    assert {name for names in named for name in names} == set(KNOWN)
 
 
 def test_what_is_nothing_here_is_one_message(

@@ -23,7 +23,7 @@ from tests.generated_text import write_jsonl
 from tests.test_end_to_end import PROJECT, run_flow
 
 CHAMPION = "models:/albert-tiny@champion"
-STAGES = ["corpus", "vocab", "examples", "pretraining", "task", "finetuning"]
+STAGES = ["corpus", "vocab", "examples", "pretraining", "task", "finetuning", "scores"]
 
 
 @pytest.mark.usefixtures("one_worker")
@@ -137,6 +137,25 @@ def test_inputs_are_those_that_were_made_anew_and_the_machine_is_set_as_it_was(
     }
     recipe = next(each for each in argv if each.startswith("--recipe=")).partition("=")[2]
     assert json.loads(Path(recipe).read_text())["training"]["num_steps"] == 20
+
+
+def test_a_list_of_results_is_one_of_those_that_were_made_anew(tmp_path: Path) -> None:
+    work, into = str(tmp_path / "then"), str(tmp_path / "now")
+    made: list[str] = []
+    for number in range(2):
+        options = {"corpora": json.dumps(made), "title": "0/model"} if made else {}
+        module = f"stage_{number}"
+        with called_as(Call(module=module, recipe={}, options=options)):
+            inputs = {str(n): uri for n, uri in enumerate(made)}
+            plan = StagePlan(("corpus", "vocab")[number], {}, {}, "code", {}, inputs)
+            made.append(plan.write(work, [], [], {}))
+    found = ModelLineage("x", Lineage([Result(uri, read_manifest(uri)) for uri in made]), {})
+    stages = MadeStages(found.lineage, into)
+    assert rebuild(found, into, stages.run).is_equal
+    argv, _ = stages.commands["vocab"]
+    corpus = stages.then["corpus"].key[::-1]
+    assert f'--corpora=["{into}/corpus/{corpus}/manifest.json"]' in argv
+    assert "--title=0/model" in argv
 
 
 def test_the_first_stage_that_differs_is_named_with_its_files_and_why(

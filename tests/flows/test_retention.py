@@ -175,7 +175,8 @@ def test_all_that_a_registered_version_is_made_of_stays_and_what_only_saves_work
     made = plan_for(copied, NOTHING_NEW, time.time())
     kept = {entry.area: why for entry, why in made.kept.items()}
     assert set(kept) == {
-        "corpus", "vocab", "examples", "task", "pretraining", "finetuning", "registration",
+        "corpus", "vocab", "examples", "task", "pretraining", "finetuning", "scores",
+        "registration",
     }  # fmt: skip
     assert set(kept.values()) == {"models:/albert-tiny/1 @champion is made of it"}
     assert {entry.area for entry in made.superfluous} == {"units", "parts", "recipes"}

@@ -2,7 +2,7 @@
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_core.contract.lineage import Lineage, place_in
@@ -37,6 +37,7 @@ def entry(name: str, days: float = 100, num_bytes: int = 10, is_finished: bool =
     return Entry(name, num_bytes, NOW - days * DAY, is_finished)
 
 
+@settings(deadline=None)
 @given(
     graphs(),
     st.integers(0, 3),
@@ -76,6 +77,7 @@ def test_nothing_that_a_kept_result_was_made_of_is_ever_deleted(
             assert all(gone.index(name) < gone.index(other) for other in made_of)
 
 
+@settings(deadline=None)
 @given(graphs())
 def test_without_versions_and_with_nothing_new_everything_may_go(graph: list[set[int]]) -> None:
     entries = [entry(place_of(n)) for n in range(len(graph))]

@@ -80,7 +80,13 @@ def make_tiny(source: Path, work: str) -> Tiny:
         task="cola",
         seed="12345",
     )
+    made["scores"] = stage(
+        "albert_core.scoring",
+        model="tiny",
+        finetunings=json.dumps([made["finetuning"]]),
+        missing="{}",
+    )
     made["registration"] = stage(
-        "albert_core.registry", pretraining=made["pretraining"], finetuning=made["finetuning"]
+        "albert_core.registry", pretraining=made["pretraining"], scores=made["scores"]
     )
     return Tiny(source, work, made)

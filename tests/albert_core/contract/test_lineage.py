@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_core.contract.errors import IntegrityError
@@ -63,6 +63,7 @@ def reached(graph: list[set[int]], first: int) -> set[int]:
     return found
 
 
+@settings(deadline=None)
 @given(graphs())
 def test_each_result_comes_after_all_that_it_was_made_of(graph: list[set[int]]) -> None:
     order = list(lineage_of_graph(graph).results)
@@ -71,6 +72,7 @@ def test_each_result_comes_after_all_that_it_was_made_of(graph: list[set[int]]) 
         assert all(order.index(f"corpus/{key_of(other)}") < mine for other in made_of)
 
 
+@settings(deadline=None)
 @given(graphs(), st.data())
 def test_what_is_before_one_has_it_after(graph: list[set[int]], data: st.DataObject) -> None:
     lineage = lineage_of_graph(graph)
