@@ -22,7 +22,7 @@ FLOW_OPTIONS = --recipe '$(RECIPE)' --work '$(WORK)' \
 	$(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
 DATA_BENCHMARKS := data_pipeline masking cleaning_rules near_duplicates wiki_markup tfrecord engines memory scale
 
-.PHONY: help demo refresh evaluate models rollback plan serve production test check format bench bench-data \
+.PHONY: help demo refresh evaluate models rollback plan serve production test test-long check format bench bench-data \
 	bench-train bench-loader bench-finetune bench-tracking bench-gpu clean
 .DEFAULT_GOAL := help
 
@@ -60,6 +60,9 @@ production: $(READY) ## the same for a team: Postgres, S3, two workers; ARTIFACT
 
 test: $(READY) ## all tests; ARGS=tests/flows for some
 	$(PY) -m pytest $(ARGS)
+
+test-long: $(READY) ## tests of minutes with real servers (Postgres, S3, MLflow, Prefect), and of kills
+	$(PY) -m pytest -m long $(ARGS)
 
 check: $(READY) ## format, lint, types, who may import whom
 	$(VENV)/bin/ruff format --check .

@@ -80,7 +80,8 @@ def simulate(
         seed: of everything.
         shares: see this module.
     """
-    candidate, champion = {}, {}
+    candidate: dict[str, Measured] = {}
+    champion: dict[str, Measured] = {}
     for task in tasks:
         generator = np.random.default_rng(derive_seed(seed, "simulated-models", task.name))
         difficulty = generator.standard_normal(task.num_examples, np.float32)

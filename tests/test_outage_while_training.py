@@ -54,7 +54,7 @@ def server(tmp_path: Path) -> Iterator[MlflowServer]:
         shutil.rmtree(open_to_all)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_two_minutes_without_mlflow_cost_no_point_and_no_time(
     tmp_path: Path, server: MlflowServer

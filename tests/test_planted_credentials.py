@@ -152,7 +152,7 @@ def run_flow(name: str, folder: Path, source: str, **variables: str) -> tuple[in
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_planted_credentials_are_in_nothing_that_the_flows_leave_or_say(
     folder: Path, source: str, mlflow_server: MlflowServer

@@ -233,7 +233,7 @@ def test_what_was_made_without_a_call_cannot_be_repeated(tmp_path: Path) -> None
         check(ModelLineage("x", Lineage([Result(uri, read_manifest(uri))]), {}))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_model_of_the_flow_and_of_two_ranks_is_rebuilt_by_one_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

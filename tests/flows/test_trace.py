@@ -201,7 +201,7 @@ def test_without_a_registry_a_receipt_stays_as_it_is(
     assert not read_work(str(tmp_path)).results
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_removed_document_through_the_flow_trace_refresh_receipt_trace(tmp_path: Path) -> None:
     source, work = write_source(tmp_path / "source", 40), tmp_path / "work"
     first = run_flow(source, work)

@@ -31,7 +31,7 @@ from tests.generated_text import write_jsonl
 from tests.infra.free_ports import free_ports
 from tests.test_end_to_end import SMALLER
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 OVERRIDES = [f"{name}={value}" for name, value in SMALLER.items()]
 SHORT = [setting for setting in OVERRIDES if setting.startswith("finetuning.")]
 LOAD = (

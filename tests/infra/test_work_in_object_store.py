@@ -30,7 +30,7 @@ def run_flow(module: str, source: Path, home: Path, variables: dict[str, str]) -
     return done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_what_one_machine_refreshed_another_finds_done_and_trains_on(tmp_path: Path) -> None:
     source = tmp_path / "source"

@@ -26,7 +26,7 @@ from tests.recovery.deployed_runs import (
 from tests.recovery.stack import stack
 from tests.recovery.victims import is_there, stage_process
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 RUN_SECONDS = 900.0
 TRAINING = "albert_core.training"
 

@@ -10,7 +10,7 @@ from tests.recovery.kill_runs import RUN_SECONDS, VICTIMS, kill_runs, table
 NUM_KILLS = int(os.environ.get("ALBERT_TEST_KILLS", str(len(VICTIMS))))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(2 * (NUM_KILLS + 1) * RUN_SECONDS)
 def test_whatever_is_killed_the_result_is_the_same_and_nothing_stays_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
