@@ -93,11 +93,16 @@ def find_model(model: str, work: str) -> str:
 
 @stage_task("find-tasks")
 def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
-    """Return the tasks to do, and why others can't be done."""
+    """Return the tasks to do, and why others can't be done.
+
+    In the folder of the generated task nobody misses the others, unless they were asked for.
+    """
     from albert_core.tasks.catalogue import SCORED_WITH, present_tasks
 
     evaluation = run.recipe.evaluation
     present, missing = present_tasks(task_folder, evaluation.own_tasks)
+    if task_folder.endswith(f"/{_GENERATED_FOLDER}") and not evaluation.tasks:
+        missing = {}
     there = [files.task.name for files in present if files.task.name not in SCORED_WITH]
     return planned(evaluation, there, missing)
 

@@ -106,8 +106,8 @@ def _arguments(run: Stage, argv: Sequence[str]) -> dict[str, Any]:
     options = vars(parser.parse_args(argv))
     refuse_credentials(options, "the command line")
     recipe_uri = options.pop("recipe")
-    if not storage.exists(recipe_uri):
-        raise ConfigError(f"{recipe_uri} is missing: give --recipe a resolved recipe (JSON).")
+    if not recipe_uri or not storage.exists(recipe_uri):
+        raise ConfigError(f"{recipe_uri!r} is missing: give --recipe a resolved recipe (JSON).")
     recipe = _read_recipe(recipe_uri)
     settings = {
         name: section.read(recipe.get(name, {}), f"{recipe_uri}, section {name}")

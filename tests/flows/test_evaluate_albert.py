@@ -139,6 +139,7 @@ def test_without_a_folder_the_task_generated_last_is_done(
     evaluate_albert.evaluate_albert("/m", seeds=1, work=str(tmp_path))
     (finetuning,) = stages.of("finetuning")
     assert (finetuning["task"], finetuning["task_folder"]) == ("cola", f"{folder}/CoLA")
+    assert json.loads(stages.of("scoring")[0]["missing"]) == {}
 
 
 def test_without_a_generated_task_a_folder_must_be_given(tmp_path: Path) -> None:

@@ -131,7 +131,8 @@ def test_a_mistake_in_the_recipe_is_named(
 
 def test_a_missing_recipe_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = failure(str(tmp_path / "none.json"), capsys)
-    assert "none.json is missing: give --recipe a resolved recipe" in message
+    assert "none.json' is missing: give --recipe a resolved recipe" in message
+    assert "'' is missing: give --recipe a resolved recipe" in failure("", capsys)
 
 
 @pytest.mark.parametrize(
