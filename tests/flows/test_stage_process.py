@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -168,6 +169,15 @@ def test_what_a_killed_stage_had_started_ends_with_it(tmp_path: Path) -> None:
     wait_until_gone(int((tmp_path / "child").read_text()))
 
 
+@pytest.fixture
+def heeds_interrupts() -> Iterator[None]:
+    """Have SIGINT interrupt this process, also where a shell started it in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_interrupts")
 @pytest.mark.parametrize("how", ["patient", "stubborn"])
 def test_an_interruption_stops_the_whole_group(tmp_path: Path, how: str) -> None:
     interrupt = threading.Thread(target=interrupt_when_started, args=(tmp_path,))
