@@ -61,8 +61,8 @@ def make(run: RecipeRun, stage: str) -> str:
 
 
 @flow(name="made-flow", **FLOW_OPTIONS)
-def made_flow(work: str, fails: bool = False) -> None:
-    run = start_run("tiny", None, work, ["training.seed=3"])
+def made_flow(work: str, fails: bool = False, recipe: str = "tiny") -> None:
+    run = start_run(recipe, None, work, ["training.seed=3"])
     for stage in ("vocab", "pretraining"):
         note_stage(make(run, stage), began=0.0)
     note_report("# what was done")
