@@ -29,7 +29,7 @@ def code_digest(module: str) -> str:
     corpus; nor do the modules of `HOW_NOT_WHAT`.
     """
     digest = hashlib.sha256()
-    for name, source in sorted(reachable_sources(module).items()):
+    for name, source in sorted(reachable_sources(module, HOW_NOT_WHAT).items()):
         digest.update(f"{name}\n{_meaning(source)}\n".encode())
     return digest.hexdigest()[:16]
 
@@ -48,8 +48,13 @@ def library_versions(*names: str) -> dict[str, str]:
     return found
 
 
-def reachable_sources(module: str) -> dict[str, str]:
-    """Return the source of ``module`` and of every project module it reaches, by name."""
+def reachable_sources(module: str, without: frozenset[str] = frozenset()) -> dict[str, str]:
+    """Return the source of ``module`` and of every project module it reaches, by name.
+
+    Args:
+        module: where to begin.
+        without: modules to leave out, and what is reached through them alone.
+    """
     sources: dict[str, str] = {}
     queue = [module]
     while queue:
@@ -58,7 +63,7 @@ def reachable_sources(module: str) -> dict[str, str]:
             continue
         name = spec.name  # of "__main__" too, so that a stage run by hand is the same one
         sources[name] = Path(spec.origin).read_text(encoding="utf-8")
-        queue.extend(_imports(sources[name]))
+        queue.extend(found for found in _imports(sources[name]) if found not in without)
     return sources
 
 
@@ -70,7 +75,6 @@ def _imports(source: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             names.append(node.module)
             names += [f"{node.module}.{alias.name}" for alias in node.names]
-    names = [name for name in names if name not in HOW_NOT_WHAT]
     return [name for name in names if name.split(".")[0] in FIRST_PARTY and _is_module(name)]
 
 

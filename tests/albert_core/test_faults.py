@@ -416,6 +416,7 @@ def test_settings_that_do_not_change_the_result_do_not_make_another_run(
         "keep_checkpoints": 1,
         "max_skipped_steps": 0,
         "accept_other_examples": True,
+        "system_metrics": True,
     }
     assert other.keys() == TrainingSettings.HOW_NOT_WHAT
     work = str(Path(uninterrupted).parents[2])

@@ -406,7 +406,7 @@ def test_a_model_that_is_not_there_is_said(
 def test_a_registry_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(RegistryError, match=r"the registry at http://127\.0\.0\.1:9 refuses"):
+    with pytest.raises(RegistryError, match=r"at http://\*\*\*@127\.0\.0\.1:9 refuses"):
         model_folder_of("models:/tiny/1", str(tmp_path))
 
 
