@@ -1,4 +1,3 @@
-import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -104,4 +103,3 @@ def test_log_lines_and_tracebacks_of_a_process_have_none(tmp_path: Path) -> None
     assert "OSError: no answer from https://***@host/b" in done.stderr
     assert "100 %" in done.stderr
     assert "xy99zz77" not in done.stderr.replace("'https://u:xy99zz77@host/a'", "")
-    assert logging.getLogRecordFactory() is logging.LogRecord
