@@ -16,7 +16,7 @@ from albert_core.contract import storage
 from albert_core.contract.errors import RegistryError
 from albert_core.contract.lineage import SOURCE_FILES, Lineage, Result
 from albert_core.contract.manifest import MANIFEST, Manifest, read_manifest
-from albert_core.model_registry.model_versions import registry_errors, version_at
+from albert_core.model_registry.model_versions import named, registry_errors, version_at
 from albert_core.tracking import open_client, tracking_uri, upload
 
 LINEAGE = "lineage"
@@ -150,9 +150,9 @@ def _aliases(client: MlflowClient) -> Iterator[tuple[str, dict[str, tuple[str, .
 
 
 def _versions(client: MlflowClient, name: str) -> Iterator[ModelVersion]:
-    token, wanted = None, "name = '{}'".format(name.replace("'", "''"))
+    token = None
     while True:
-        page = client.search_model_versions(wanted, page_token=token)
+        page = client.search_model_versions(named(name), page_token=token)
         yield from page
         if not (token := page.token):
             return

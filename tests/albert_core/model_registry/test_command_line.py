@@ -10,6 +10,7 @@ from albert_core.model_registry.__main__ import main
 from albert_core.model_registry.aliases import make_candidate, make_champion
 from albert_core.model_registry.champion import DECISION_TAG, decision_tags
 from albert_core.model_registry.gate import Decision, TaskDifference
+from albert_core.model_registry.version_lineage import registered_versions
 from albert_core.tracking import open_client
 
 NAME = "albert-it's"
@@ -54,6 +55,14 @@ def type_in(work: str, *words: str) -> int:
 def aliases(work: str) -> dict[str, str]:
     found = open_client(work).get_registered_model(NAME).aliases
     return {name: str(version) for name, version in found.items()}
+
+
+def test_the_versions_that_lineage_asks_for_are_all_there(work: str) -> None:
+    assert [str(version) for version in registered_versions(work)] == [
+        f"models:/{NAME}/3 @candidate",
+        f"models:/{NAME}/2 @champion",
+        f"models:/{NAME}/1 @previous",
+    ]
 
 
 def test_the_list_has_aliases_scores_and_decisions(
