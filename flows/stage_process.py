@@ -36,7 +36,7 @@ _WORTH_ANOTHER_TRY = {RUN_AGAIN_STATUS, -signal.SIGKILL, -signal.SIGTERM}
 goes on from what is done."""
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", ASKED_FOR: "yes"}
 """Torch's threads sleep while they wait: a little slower on an idle machine, and nearly twice as
-fast beside another process that computes."""
+fast beside another process that computes. And the stage reports how far it is."""
 
 _TIED = """
 import ctypes, os, signal, sys

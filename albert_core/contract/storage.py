@@ -132,7 +132,8 @@ def create(uri: str, content: bytes) -> bool:
 def put(uri: str, content: bytes) -> None:
     """Write a small file; also while another thread has one open on the same store.
 
-    `open_atomic` uses fsspec's transactions, which all threads have in common.
+    `open_atomic` takes a transaction of the file system where it has no other way, and all threads
+    have that in common.
     """
     fs, path = filesystem(uri)
     if isinstance(fs, LocalFileSystem):

@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 
 from albert_core.contract.errors import AlbertError, RegistryError
-from albert_core.model_registry.aliases import MOVED_TAG, promote_by_hand, roll_back, version_with
+from albert_core.model_registry.aliases import MOVED_TAG, champion_of, promote_by_hand, roll_back
 from albert_core.model_registry.champion import DECISION_TAG
 from albert_core.model_registry.model_versions import named, registry_errors
 from albert_core.model_registry.promotion_lock import promotion_lock
@@ -94,7 +94,7 @@ def _names(client: MlflowClient) -> str:
 
 
 def _champion(client: MlflowClient, name: str) -> str:
-    champion = version_with(client, name, "champion")
+    champion = champion_of(client, name)
     return "no champion" if champion is None else f"champion: version {champion.version}"
 
 

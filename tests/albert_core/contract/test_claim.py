@@ -10,15 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from albert_core.contract import claim, lease, storage
 from albert_core.contract.claim import LockFile
 from albert_core.contract.lease import Lease
 from albert_core.contract.owner import Owner
+from tests.s3_server import serve_s3
 
-START_SECONDS = 60
 MAKER = """
 import logging, sys, time
 from pathlib import Path
@@ -41,29 +40,8 @@ if not done:
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
     """A bucket of an S3 server on this machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    variables = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_CONFIG_FILE": os.devnull,
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in variables.items():
-                patch.setenv(name, value)
-            wait_for_port(port)
-            fsspec.filesystem("s3", skip_instance_cache=True).mkdir("claims")
-            yield "s3://claims"
-    finally:
-        server.kill()
-        server.wait()
+    with serve_s3("claims"):
+        yield "s3://claims"
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -71,16 +49,6 @@ def work(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "local":
         return str(tmp_path)
     return f"{request.getfixturevalue('s3')}/{tmp_path.name}"
-
-
-def wait_for_port(port: int) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    pytest.fail(f"no S3 server answered on port {port}")
 
 
 class Makers:
