@@ -27,7 +27,7 @@ DATA_BENCHMARKS := data_pipeline masking cleaning_rules near_duplicates wiki_mar
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 	@echo
 	@echo "  Variables: RECIPE=$(RECIPE) WORK=$(WORK) SOURCE=<file, folder, glob or URI>"
 	@echo "             SET='section.field=value ...' ARGS=<for pytest> PYTHON=$(PYTHON)"
