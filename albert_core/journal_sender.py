@@ -13,14 +13,8 @@ from mlflow.exceptions import MlflowException
 
 from albert_core.contract import storage
 from albert_core.contract.credentials import redacted
-from albert_core.tracking import (
-    PARENT_TAG,
-    RUN_ID,
-    experiment_id,
-    open_client,
-    shown_tracking_uri,
-    upload,
-)
+from albert_core.contract.tracking_address import shown_tracking_uri
+from albert_core.tracking import PARENT_TAG, RUN_ID, experiment_id, open_client, upload
 from albert_core.tracking_journal import Entry, Journal, journals_of
 
 JOURNAL_TAG = "journal"

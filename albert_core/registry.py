@@ -18,13 +18,13 @@ from albert_core.contract.code_version import code_digest, library_versions
 from albert_core.contract.errors import RegistryError
 from albert_core.contract.manifest import Manifest, StagePlan, digest_of, read_manifest
 from albert_core.contract.stage_command import stage_main
+from albert_core.contract.tracking_address import shown_tracking_uri
 from albert_core.finetuning import STAGE as FINETUNING
 from albert_core.finetuning import model_digest
 from albert_core.model_registry.champion import DIGEST_TAG, STAGE, Candidate, enter, lineage_of
 from albert_core.model_registry.gate import Measured
 from albert_core.model_registry.measured import data_digest, measure, read_measured
 from albert_core.model_registry.model_versions import ServedCode
-from albert_core.tracking import shown_tracking_uri
 
 log = logging.getLogger(STAGE)
 

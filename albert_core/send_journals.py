@@ -5,8 +5,8 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from albert_core.contract.tracking_address import TRACKING_URI, shown_tracking_uri
 from albert_core.journal_sender import ServerAwayError, send_left
-from albert_core.tracking import TRACKING_URI, shown_tracking_uri
 from albert_core.tracking_journal import journal_folder
 
 log = logging.getLogger("tracking")

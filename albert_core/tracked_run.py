@@ -16,8 +16,9 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from albert_core.contract import storage
 from albert_core.contract.log_lines import note_ids
+from albert_core.contract.tracking_address import shown_tracking_uri
 from albert_core.journal_sender import JournalSender, ServerAwayError, said, send_left
-from albert_core.tracking import PARENT_TAG, shown_tracking_uri
+from albert_core.tracking import PARENT_TAG
 from albert_core.tracking_journal import Journal
 
 PARENT_VARIABLE = "ALBERT_MLFLOW_PARENT"

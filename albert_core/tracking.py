@@ -1,6 +1,5 @@
 """The tracking server: where it is, a client of it, the experiment, files of a run."""
 
-import fcntl
 import logging
 import os
 from pathlib import Path
@@ -17,17 +16,17 @@ os.environ.update(
     | dict(os.environ)
 )
 
+from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from albert_core.contract import storage
-from albert_core.contract.credentials import redacted
+from albert_core.contract.tracking_address import tracking_uri
 
 EXPERIMENT = "albert"
 RUN_ID = "mlflow_run_id"
 """File in a stage's folder that says which MLflow run is its own."""
 PARENT_TAG = "mlflow.parentRunId"
-TRACKING_URI = "MLFLOW_TRACKING_URI"
 
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 """MLflow's pages then open with the training runs, not with traces of language models."""
@@ -35,21 +34,6 @@ _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 for _library in ("alembic", "mlflow"):
     logging.getLogger(_library).setLevel(logging.WARNING)
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it tells of every retry
-
-
-def tracking_uri(work: str) -> str:
-    """Return where MLflow keeps runs and models.
-
-    That is ``MLFLOW_TRACKING_URI`` when it is set, else a SQLite file in ``work``; in the
-    working directory when ``work`` is not on this machine.
-    """
-    folder = storage.local_path(work) or Path()
-    return os.environ.get(TRACKING_URI) or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
-
-
-def shown_tracking_uri(work: str) -> str:
-    """Return `tracking_uri` for a message: without a user's name and password."""
-    return redacted(tracking_uri(work))
 
 
 def open_client(work: str) -> MlflowClient:
@@ -60,8 +44,7 @@ def open_client(work: str) -> MlflowClient:
     if path == uri:
         return MlflowClient(uri, registry_uri)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with Path(f"{path}.lock").open("w") as lock:  # two that make its tables at once break them
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(f"{path}.lock"):  # two that make its tables at once break them
         client = MlflowClient(uri, registry_uri)
         client.search_experiments(max_results=1)
     return client

@@ -7,13 +7,14 @@ from prefect.artifacts import create_markdown_artifact
 
 from albert_core.contract import storage
 from albert_core.contract.manifest import read_manifest
+from albert_core.contract.tracking_address import shown_tracking_uri
 from flows.addresses import Address
 from flows.command_line import interpreter, recipe_parser, run_by_hand
 from flows.evaluate_albert import TASK_RUNNER, evaluate, task_folder_of
 from flows.flow_options import FLOW_OPTIONS
 from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
 from flows.refresh_corpus import clean_corpus, make_examples, train_vocab
-from flows.report import build_report, tracking_uri
+from flows.report import build_report
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
 from flows.tracked_flow import note_report
 
@@ -110,7 +111,7 @@ def register(run: RecipeRun, pretraining: str, scores: str, champion_scores: str
 def report(run: RecipeRun, **manifests: str) -> str:
     """Save what was done as an artifact of the flow run, and return it as text."""
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
-    done = build_report(run.recipe.name, made, tracking_uri(run.work), interpreter())
+    done = build_report(run.recipe.name, made, shown_tracking_uri(run.work), interpreter())
     note_report(done.markdown())
     create_markdown_artifact(done.markdown(), key="pretrain-albert", description=done.title)
     return done.text()

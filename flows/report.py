@@ -1,12 +1,9 @@
 """What a run of pretrain-albert did, from its manifests: on the terminal and as an artifact."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from albert_core.contract import storage
-from albert_core.contract.credentials import redacted
 from albert_core.contract.manifest import Account, Manifest
 from albert_core.contract.stage_command import NO_RESULT
 
@@ -109,15 +106,6 @@ def build_text_report(
         note=removed,
         commands=f"{python} -m pipelines.audit {uris['examples']} --corpus {uris['corpus']}",
     )
-
-
-def tracking_uri(work: str) -> str:
-    """Return where MLflow keeps runs and models: MLFLOW_TRACKING_URI, else the work folder.
-
-    It is for readers: without credentials.
-    """
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{storage.join(work, 'mlflow.db')}"
-    return redacted(uri)
 
 
 def next_commands(facts: Mapping[str, Any], tracking: str, python: str) -> str:

@@ -106,7 +106,7 @@ def check_registry(work: str) -> None:
     Raises:
         RegistryError: a result was registered elsewhere, where its version would not be seen.
     """
-    from albert_core.tracking import shown_tracking_uri, tracking_uri
+    from albert_core.contract.tracking_address import shown_tracking_uri, tracking_uri
 
     here = {digest_of(uri(work)) for uri in (tracking_uri, shown_tracking_uri)}
     for result in read_work(work).of_stage(REGISTRATION):

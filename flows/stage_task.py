@@ -20,8 +20,8 @@ from albert_core.contract.log_lines import FORMAT, is_json, read_line, use_forma
 from albert_core.contract.manifest import Manifest, read_manifest
 from albert_core.contract.outage import is_passing
 from albert_core.contract.stage_command import stage_argv
+from albert_core.contract.tracking_address import shown_tracking_uri
 from flows.recipe import Recipe, load_recipe, save_recipe
-from flows.report import tracking_uri
 from flows.stage_limits import limits_of
 from flows.stage_page import ProgressPage, save_stage_page
 from flows.stage_process import InterruptedStageError, distributed_argv, run_stage_process
@@ -113,7 +113,7 @@ def run_stage(
             limits=limits_of(module),
             on_progress=page.report,
         )
-    save_stage_page(manifest, tracking_uri(run.work))
+    save_stage_page(manifest, shown_tracking_uri(run.work))
     note_stage(manifest, began)
     return manifest
 

@@ -16,6 +16,7 @@ from mlflow.entities.model_registry import ModelVersion
 from albert_core.config import RegistrySettings
 from albert_core.contract import storage
 from albert_core.contract.manifest import Manifest, StagePlan, read_manifest
+from albert_core.contract.tracking_address import tracking_uri
 from albert_core.model_registry.aliases import (
     CHAMPION,
     champion_of,
@@ -36,7 +37,7 @@ from albert_core.model_registry.model_versions import (
 )
 from albert_core.model_registry.promotion_lock import promotion_lock
 from albert_core.model_registry.version_lineage import upload_lineage
-from albert_core.tracking import experiment_id, open_client, tracking_uri
+from albert_core.tracking import experiment_id, open_client
 
 STAGE = "registration"
 DIGEST_TAG = "model_digest"

@@ -15,12 +15,12 @@ from albert_core.contract import storage
 from albert_core.contract.code_version import code_digest, library_versions
 from albert_core.contract.manifest import StagePlan, digest_of, read_manifest
 from albert_core.contract.stage_command import stage_main
+from albert_core.contract.tracking_address import shown_tracking_uri
 from albert_core.downstream.finetuned_model import read_task
 from albert_core.finetuning import model_digest
 from albert_core.model_registry.champion import STAGE, Candidate, enter, lineage_of
 from albert_core.model_registry.measured import measure, read_measured
 from albert_core.model_registry.model_versions import ServedCode
-from albert_core.tracking import shown_tracking_uri
 
 REQUIREMENTS = (
     "torch", "transformers", "tokenizers", "safetensors", "sentencepiece", "numpy", "pandas",

@@ -24,8 +24,9 @@ from albert_core.contract import storage
 from albert_core.contract.code_version import library_versions, reachable_sources
 from albert_core.contract.errors import RegistryError
 from albert_core.contract.manifest import digest_of, read_manifest
+from albert_core.contract.tracking_address import TRACKING_URI, shown_tracking_uri, tracking_uri
 from albert_core.model_registry.aliases import ABSENT, champion_of
-from albert_core.tracking import TRACKING_URI, open_client, shown_tracking_uri, tracking_uri
+from albert_core.tracking import open_client
 
 KEY_TAG = "registration_key"
 MODEL_ARTIFACT = "model"  # registered_model.MODEL_ARTIFACT, which is not imported: it is data here

@@ -16,8 +16,9 @@ from albert_core.contract import storage
 from albert_core.contract.errors import RegistryError
 from albert_core.contract.lineage import SOURCE_FILES, Lineage, Result
 from albert_core.contract.manifest import MANIFEST, Manifest, read_manifest
+from albert_core.contract.tracking_address import tracking_uri
 from albert_core.model_registry.model_versions import named, registry_errors, version_at
-from albert_core.tracking import open_client, tracking_uri, upload
+from albert_core.tracking import open_client, upload
 
 LINEAGE = "lineage"
 """Folder of the manifests among the files of a version's run."""

@@ -67,3 +67,7 @@ def update_of(
     tensors = state.tensors()
     if rank == 0:
         torch.save([tensors["model"], update.metrics], Path(folder, "after.pt"))
+    if len(parts) > 1:
+        ranks.wait()
+        dist.destroy_process_group()
+        os._exit(0)  # threads of the libraries can abort an interpreter that is being taken down

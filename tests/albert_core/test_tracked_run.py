@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from albert_core import tracked_run as tracked_run_module
 from albert_core.contract import storage
 from albert_core.tracked_run import tracked_run
-from albert_core.tracking import RUN_ID, open_client, tracking_uri
+from albert_core.tracking import RUN_ID, open_client
 from albert_core.tracking_journal import journals_of
 
 AWAY = "http://127.0.0.1:9"
@@ -36,14 +36,6 @@ def client(work: str) -> MlflowClient:
 def history(client: MlflowClient, run_id: str | None, name: str) -> list[tuple[int, float]]:
     assert run_id is not None
     return [(point.step, point.value) for point in client.get_metric_history(run_id, name)]
-
-
-def test_runs_are_kept_in_the_work_folder_unless_a_server_is_named(
-    work: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert tracking_uri(work) == f"sqlite:///{work}/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", AWAY)
-    assert tracking_uri(work) == AWAY
 
 
 def test_a_run_holds_settings_curves_data_sets_and_files(work: str, client: MlflowClient) -> None:
