@@ -144,13 +144,13 @@ def test_when_a_host_dies_in_the_middle_the_rest_make_the_same_bytes(
 
 
 def writer_of_a_file(folder: Path, stage: "subprocess.Popen[str]") -> int:
-    """Return the worker process that is just writing a file below ``folder``."""
+    """Return the worker process that is just writing a file below ``folder``; not the stage's."""
     while stage.poll() is None:
         for _, _, names in os.walk(folder):
             for name in names:
-                temporary = re.fullmatch(r"\.(.+)~.+-([0-9]+)-[0-9a-f]{8}\.tmp", name)
-                if temporary and temporary.group(1) != "driver-was-here":
-                    return int(temporary.group(2))
+                temporary = re.fullmatch(r"\..+~.+-([0-9]+)-[0-9a-f]{8}\.tmp", name)
+                if temporary and int(temporary.group(1)) != stage.pid:
+                    return int(temporary.group(1))
         time.sleep(0.001)
     raise AssertionError("the stage has ended, and no worker was seen to write")
 
