@@ -1,4 +1,7 @@
-"""Scores, each with the 95 % interval that says how far to trust it."""
+"""Scores, each with the 95 % interval that says how far to trust it.
+
+The libraries of the rarer scores are loaded when one is asked for: pretraining needs none.
+"""
 
 import math
 import warnings
@@ -10,8 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import f1_score, matthews_corrcoef
 
 from albert_core.contract.errors import ShapeError
 from albert_core.contract.seeds import random_uniform
@@ -100,6 +101,8 @@ def f1(labels: Array, predictions: Array) -> float:
 
     It is 0 when no example of class 1 is predicted as such.
     """
+    from sklearn.metrics import f1_score
+
     cells = _cells(labels, predictions)
     is_positive = [cells.labels == 1, cells.predictions == 1]
     return float(f1_score(*is_positive, sample_weight=cells.counts, zero_division=0.0))
@@ -113,6 +116,8 @@ def matthews(labels: Array, predictions: Array) -> float:
     Source: Gorodkin 2004, "Comparing two K-category assignments by a K-category correlation
     coefficient"; the metric of CoLA in Warstadt et al. 2019.
     """
+    from sklearn.metrics import matthews_corrcoef
+
     cells = _cells(labels, predictions)
     if _is_constant(cells.labels) or _is_constant(cells.predictions):
         return 0.0
@@ -121,11 +126,15 @@ def matthews(labels: Array, predictions: Array) -> float:
 
 def pearson(labels: Array, predictions: Array) -> float:
     """Return Pearson's correlation of numbers, -1..1; 0 when either are all the same."""
+    from scipy.stats import pearsonr
+
     return _correlation(pearsonr, labels, predictions)
 
 
 def spearman(labels: Array, predictions: Array) -> float:
     """Return Spearman's rank correlation of numbers, -1..1; 0 when either are all the same."""
+    from scipy.stats import spearmanr
+
     return _correlation(spearmanr, labels, predictions)
 
 

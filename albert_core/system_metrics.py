@@ -5,12 +5,10 @@ the server is away. Here the numbers are points of the run's curves.
 """
 
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from mlflow.system_metrics.metrics.base_metrics_monitor import BaseMetricsMonitor
-from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
-from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
-from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
-from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+if TYPE_CHECKING:
+    from mlflow.system_metrics.metrics.base_metrics_monitor import BaseMetricsMonitor
 
 PREFIX = "system/"
 """MLflow's pages show such metrics on a tab of their own."""
@@ -20,6 +18,12 @@ class SystemMetrics:
     """Measures now and then; the processor's load is the mean since the time before."""
 
     def __init__(self) -> None:
+        # MLflow takes a second or two to load, and a run that is done already measures nothing.
+        from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+        from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+        from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+        from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+
         self._monitors: list[BaseMetricsMonitor] = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
         with suppress(ImportError, RuntimeError):  # no nvidia-ml-py, or no GPU
             self._monitors.append(GPUMonitor())

@@ -34,9 +34,17 @@ _LOOK_SECONDS = 0.05
 _WORTH_ANOTHER_TRY = {RUN_AGAIN_STATUS, -signal.SIGKILL, -signal.SIGTERM}
 """A stage that ended so was killed, by the kernel for want of memory perhaps, or told to stop; it
 goes on from what is done."""
-_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", ASKED_FOR: "yes"}
+_KERNELS_KEPT = "64"
+_ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "LRU_CACHE_CAPACITY": _KERNELS_KEPT,
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": _KERNELS_KEPT,
+    ASKED_FOR: "yes",
+}
 """Torch's threads sleep while they wait: a little slower on an idle machine, and nearly twice as
-fast beside another process that computes. And the stage reports how far it is."""
+fast beside another process that computes. Of the kernels that oneDNN makes for each length of a
+batch, torch and oneDNN keep as many as a model needs at a time, not the last 1,024, which packed
+batches, each of another length, would make gigabytes of. And the stage reports how far it is."""
 
 _TIED = """
 import ctypes, os, signal, sys

@@ -3,7 +3,8 @@
 Dimensions: B sequences, N heads, S pieces, D head size; T pieces of a packed batch, end to end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # torch 2.9, which PyTorch/XLA needs, has none
-    varlen_attn = None  # type: ignore[assignment]
+varlen_attn: Callable[..., Any] | None = None
+if torch.backends.cuda.is_built():  # without a GPU it is of no use, and loads torch's compiler
+    with suppress(ImportError):  # torch 2.9 has none
+        from torch.nn.attention.varlen import varlen_attn
 
 Runs = Sequence[tuple[int, int]]
 """How the pieces of a batch lie end to end: so many sequences, of that length; and so on."""
@@ -90,6 +91,7 @@ def attend_packed(
     """
     if layout.ends is not None and key_mask is None and not dropout_prob:
         longest = layout.longest
+        assert varlen_attn is not None
         together = varlen_attn(query, key, value, layout.ends, layout.ends, longest, longest)
         assert isinstance(together, Tensor)
         return together

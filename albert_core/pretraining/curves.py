@@ -2,9 +2,10 @@
 
 import io
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Points = Sequence[dict[str, float]]
 
@@ -24,6 +25,8 @@ def draw_curves(
         unigram_nats: loss of guessing by piece frequency, drawn as a line to compare with.
         pair_task: what is learnt from pairs, as metrics call it; None for nothing.
     """
+    from matplotlib.figure import Figure  # takes a second to load, and is needed at the end
+
     figure = Figure(figsize=(9 if pair_task else 6, 3.2), layout="constrained")
     losses, *others = figure.subplots(1, 3 if pair_task else 2)
     _draw(losses, "masked_lm_loss", history, evaluations, "tab:blue")
@@ -46,7 +49,7 @@ def draw_curves(
     return picture.getvalue()
 
 
-def _draw(axes: Axes, name: str, history: Points, evaluations: Points, color: str) -> None:
+def _draw(axes: "Axes", name: str, history: Points, evaluations: Points, color: str) -> None:
     points = [(point["step"], point[name]) for point in history if name in point]
     axes.plot(*zip(*points, strict=True), color=color, label="training")
     held_out = [(point["step"], point[name]) for point in evaluations if name in point]
