@@ -58,8 +58,8 @@ serve: $(READY) ## Prefect, MLflow and a worker on this machine, until Ctrl-C
 production: $(READY) ## the same for a team: Postgres, S3, two workers; ARTIFACTS=s3://bucket/path
 	@exec $(PY) -m infra.production --work '$(WORK)' $(if $(ARTIFACTS),--artifacts '$(ARTIFACTS)') $(ARGS)
 
-test: $(READY) ## all tests; ARGS=tests/flows for some
-	$(PY) -m pytest $(ARGS)
+test: $(READY) ## all tests, as many files at a time as there are cores; ARGS=tests/flows for some
+	$(PY) -m pytest -n auto --dist loadfile $(ARGS)
 
 test-long: $(READY) ## tests of minutes with real servers (Postgres, S3, MLflow, Prefect), and of kills
 	$(PY) -m pytest -m long $(ARGS)
