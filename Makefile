@@ -59,7 +59,7 @@ production: $(READY) ## the same for a team: Postgres, S3, two workers; ARTIFACT
 	@exec $(PY) -m infra.production --work '$(WORK)' $(if $(ARTIFACTS),--artifacts '$(ARTIFACTS)') $(ARGS)
 
 test: $(READY) ## all tests, as many files at a time as there are cores; ARGS=tests/flows for some
-	$(PY) -m pytest -n auto --dist loadfile $(ARGS)
+	$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: $(READY) ## tests of minutes with real servers (Postgres, S3, MLflow, Prefect), and of kills
 	$(PY) -m pytest -m long $(ARGS)

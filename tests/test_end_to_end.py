@@ -13,6 +13,7 @@ import pytest
 from tests.generated_text import write_jsonl
 
 PROJECT = Path(__file__).parents[1]
+pytestmark = pytest.mark.slow
 STAGES = [
     "corpus",
     "vocab",

@@ -18,6 +18,7 @@ from tests.albert_core.training_runs import (
     with_settings,
 )
 
+pytestmark = pytest.mark.slow
 SHARDED = with_settings(shard_state=True)
 
 
