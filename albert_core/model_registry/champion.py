@@ -73,6 +73,15 @@ class Candidate:
         """The mean over the tasks."""
         return mean(task.score for task in self.measured.values())
 
+    def description(self, version: str, decision: Decision) -> str:
+        """Return what the registry's page says of its version, as Markdown."""
+        scores = ", ".join(f"{task} {each.score:.4f}" for task, each in self.measured.items())
+        return (
+            f"On dev: {scores}.\n\n"
+            f"The gate: {decision.verdict}, {decision.reason}.\n\n"
+            f"What it was made of: `python -m flows.lineage models:/{self.name}/{version}`"
+        )
+
     def tags(self, key: str) -> dict[str, str]:
         """Return the tags of its version."""
         tags = {
@@ -155,6 +164,8 @@ def _decide(
         decision = gate(settings, candidate.measured, theirs, candidate.over_seeds)
     if decision.is_promoted:
         make_champion(client, version)
+    about = candidate.description(str(version.version), decision)
+    client.update_model_version(candidate.name, version.version, about)
     against = "" if champion is None else str(champion.version)
     for tag, value in decision_tags(decision, against).items():
         client.set_model_version_tag(candidate.name, version.version, tag, value)

@@ -116,6 +116,16 @@ def test_its_tags_lead_down_to_the_corpus(first: Manifest, work: str, client: Ml
     assert client.get_run(version.run_id).info.status == "FINISHED"
 
 
+def test_its_page_says_how_it_does_what_was_decided_and_how_to_see_what_it_was_made_of(
+    first: Manifest, client: MlflowClient
+) -> None:
+    about = client.get_model_version("tiny", "1").description or ""
+    scores, decision, lineage = about.split("\n\n")
+    assert scores == "On dev: sst-2 0.2500."
+    assert decision == f"The gate: first, {first.facts['reason']}."
+    assert lineage.endswith("`python -m flows.lineage models:/tiny/1`")
+
+
 def test_the_version_is_self_contained_and_has_no_pickle(first: Manifest, work: str) -> None:
     folder = Path(model_folder_of("models:/tiny@champion", work))
     root = folder.parents[1]
