@@ -1,6 +1,6 @@
 """MLflow, on Postgres, is away for two minutes while a model is trained.
 
-About six minutes: ``pytest -m slow -s tests/test_outage_while_training.py`` prints the table.
+About six minutes: ``pytest -m long -s tests/test_outage_while_training.py`` prints the table.
 """
 
 import json
