@@ -348,6 +348,7 @@ class Finetuning:
                 for name, scores in estimates.items()
                 if scores
             },
+            "constant_scores": self.problem.constant_scores(self.dev),
             "found": {each.name: dict(each.scored.facts) for each in found},
             "hyperparameters": self.hyperparameters.model_dump(),
             "best_step": self.finetuner.best.step,

@@ -151,7 +151,8 @@ METRICS: dict[str, Metric] = {
     "spearman": spearman,
     "mse": mse,
 }
-"""By name; of all but "mse" the higher is the better."""
+LOWER_IS_BETTER = frozenset({"mse"})
+"""Of all others the higher is the better."""
 
 
 @dataclass(frozen=True)

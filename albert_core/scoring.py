@@ -11,22 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from albert_core.config import ScoringSettings
 from albert_core.contract import storage
-from albert_core.contract.arrow_files import read_arrow
 from albert_core.contract.code_version import code_digest, library_versions
 from albert_core.contract.errors import ConfigError
 from albert_core.contract.manifest import Manifest, StagePlan, read_manifest, shard_of
 from albert_core.contract.stage_command import stage_main
-from albert_core.downstream.finetuned_model import read_task
-from albert_core.scores.constant_answers import (
-    constant_label_scores,
-    constant_number_scores,
-    no_answer_scores,
-)
 from albert_core.scores.page import as_page
 from albert_core.scores.picture import as_png
 from albert_core.scores.published import PUBLISHED
@@ -108,36 +98,6 @@ class Finetuned:
         """Of the manifest."""
         return self.uri.rpartition("/")[0]
 
-    def constants(self) -> dict[str, float]:
-        """Return what the best constant answer to dev gets, by metric, where there is one."""
-        facts = self.manifest.facts
-        predictions = read_arrow(storage.join(self.folder, facts["predictions"][_DEV]))
-        labels = read_task(storage.join(self.folder, facts["model_folder"]))["task"]["labels"]
-        return constant_scores(facts["kind"], labels, list(facts["scores"]), predictions)
-
-
-def constant_scores(
-    kind: str, labels: Sequence[str], metrics: Sequence[str], predictions: pa.Table
-) -> dict[str, float]:
-    """Return what the best constant answer gets, by metric, where there is one.
-
-    Args:
-        kind: of the task.
-        labels: of the task, in order; none if it has none.
-        metrics: of the task; those that are not of all its examples are left out.
-        predictions: of dev, with the column "target"; of spans "answers".
-    """
-    if kind == "spans":
-        has_answer = np.array([bool(texts) for texts in predictions["answers"].to_pylist()])
-        return {} if has_answer.all() else no_answer_scores(metrics, has_answer)
-    whole = [name for name in metrics if not name.startswith("accuracy_")]
-    targets = predictions["target"]
-    if kind == "regression":
-        return constant_number_scores(whole, targets.to_numpy())
-    names = list(labels) or sorted(set(targets.to_pylist()))
-    numbers = np.array([names.index(name) for name in targets.to_pylist()], np.int64)
-    return constant_label_scores(whole, numbers, len(names))
-
 
 def dev_overlap(contamination: Manifest) -> dict[str, float]:
     """Return the share of each task's dev examples that the corpus has, by the task's name."""
@@ -152,13 +112,7 @@ def _table(
     shares: Mapping[str, float],
     missing: Mapping[str, str],
 ) -> ScoreTable:
-    constants: dict[str, dict[str, float]] = {}
-    runs = []
-    for each in done:
-        facts = each.manifest.facts
-        if facts["task"] not in constants:  # the dev set of a task is the same for all seeds
-            constants[facts["task"]] = each.constants()
-        runs.append(Run.of_facts(model, facts, constants[facts["task"]]))
+    runs = [Run.of_facts(model, each.manifest.facts) for each in done]
     beside = [PUBLISHED[name] for name in scoring.published]
     try:
         return build_table(runs, shares, beside, missing)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from math import floor
 
-from albert_core.scores.table import LOWER_IS_BETTER, ModelScores, ScoreTable, TaskScores
+from albert_core.metrics import LOWER_IS_BETTER
+from albert_core.scores.table import ModelScores, ScoreTable, TaskScores
 from albert_core.scores.text import metric_name, percent
 
 WIDTH = 1000

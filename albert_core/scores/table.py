@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any, Self
 
+from albert_core.metrics import LOWER_IS_BETTER
 from albert_core.scores.published import PublishedScores
 
 PAPER_COLUMNS = ("squad-1.1", "squad-2.0", "mnli", "sst-2", "race")
 """The tasks of the paper's Table 2, whose mean is its Avg."""
 GLUE_COLUMNS = ("mnli", "qnli", "qqp", "rte", "sst-2", "mrpc", "cola", "sts-b", "wnli")
 """The tasks of the paper's Table 9, in its order; and WNLI."""
-LOWER_IS_BETTER = frozenset({"mse"})
 """Metrics that are errors; all others are shares or correlations."""
 _ORDER = tuple(dict.fromkeys((*PAPER_COLUMNS, *GLUE_COLUMNS)))
 
@@ -45,9 +45,7 @@ class Run:
     """By metric, what the best constant answer gets on dev."""
 
     @classmethod
-    def of_facts(
-        cls, model: str, facts: Mapping[str, Any], baselines: Mapping[str, float] | None = None
-    ) -> Self:
+    def of_facts(cls, model: str, facts: Mapping[str, Any]) -> Self:
         """Return the run that a fine-tuning's manifest has these facts of."""
         key = str(facts["metric"])
         scores = {key: float(facts["score"])} | dict(facts["scores"])
@@ -63,7 +61,7 @@ class Run:
             scores=scores,
             intervals=intervals,
             num_steps=facts["num_steps"],
-            baselines=dict(baselines or {}),
+            baselines=dict(facts["constant_scores"]),
             **{name: facts[name] for name in names},
         )
 

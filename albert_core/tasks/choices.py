@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from albert_core.config import ModelSettings
 from albert_core.contract.manifest import Account
 from albert_core.contract.tokenizer import Tokenizer
+from albert_core.tasks.constant_answers import constant_label_scores
 from albert_core.tasks.examples import ChoiceExamples, Task
 from albert_core.tasks.problem import Head, Inputs, Ints, Outputs, Problem, Scored, Scorer
 from albert_core.tasks.sequences import Sequences
@@ -80,6 +81,11 @@ class ChoiceProblem(Problem[ChoiceExamples]):
             **label_columns(self.task.labels, predictions, targets, logits),
         }
         return Scored(pa.table(columns), _scorers(self.task, examples, predictions))
+
+    def constant_scores(self, examples: ChoiceExamples) -> dict[str, float]:
+        """Return what the most frequent option gets, over all questions."""
+        assert examples.targets is not None
+        return constant_label_scores([ACCURACY], examples.targets, len(self.task.labels))
 
 
 def _scorers(task: Task, examples: ChoiceExamples, predictions: Ints) -> dict[str, Scorer]:

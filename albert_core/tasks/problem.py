@@ -95,3 +95,11 @@ class Problem(ABC, Generic[E]):
     @abstractmethod
     def score(self, outputs: Outputs, inputs: Inputs, examples: E) -> Scored:
         """Return predictions and scorers from the head's outputs for all units."""
+
+    @abstractmethod
+    def constant_scores(self, examples: E) -> dict[str, float]:
+        """Return what the best constant answer gets, by metric: the score to beat.
+
+        Args:
+            examples: with labels.
+        """

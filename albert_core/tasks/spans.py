@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from albert_core.config import ModelSettings, SpanSettings
 from albert_core.contract.tokenizer import Tokenizer
+from albert_core.tasks.constant_answers import first_words_scores, no_answer_scores
 from albert_core.tasks.examples import SpanExamples, Task
 from albert_core.tasks.problem import Head, Inputs, Outputs, Problem, Scored, Scorer
 from albert_core.tasks.span_decoding import RankedAnswers, rank_answers
@@ -90,6 +91,14 @@ class SpanProblem(Problem[SpanExamples]):
         judged = judge(_best_texts(ranked), answers, ranked)
         scorers = {} if judged.scores is None else self._scorers(judged.scores)
         return Scored(_table(examples, answers, judged, ranked), scorers, judged.facts)
+
+    def constant_scores(self, examples: SpanExamples) -> dict[str, float]:
+        """Return what no answer gets where that may be right, else the paragraph's first words."""
+        answers = [tuple(answer.text for answer in of_one) for of_one in examples.answers]
+        if self.task.has_answerless:
+            return no_answer_scores(self.task.metrics, np.array([not each for each in answers]))
+        paragraphs = [examples.paragraphs[number] for number in examples.paragraph_of]
+        return first_words_scores(paragraphs, answers)
 
     def _judge(
         self, texts: list[str], answers: list[tuple[str, ...]], ranked: RankedAnswers

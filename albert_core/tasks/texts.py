@@ -14,6 +14,7 @@ from albert_core.config import ModelSettings
 from albert_core.contract.manifest import Account
 from albert_core.contract.tokenizer import Tokenizer
 from albert_core.metrics import METRICS
+from albert_core.tasks.constant_answers import constant_label_scores, constant_number_scores
 from albert_core.tasks.examples import TextExamples
 from albert_core.tasks.problem import Head, Inputs, Ints, Outputs, Problem, Scored, Scorer
 from albert_core.tasks.sequences import Sequences
@@ -70,6 +71,14 @@ class TextProblem(Problem[TextExamples]):
             columns = label_columns(self.task.labels, predictions, targets, logits)
         table = pa.table({"id": pa.array(examples.ids, pa.string())} | columns)
         return Scored(table, scorers_of(self.task.metrics, targets, predictions))
+
+    def constant_scores(self, examples: TextExamples) -> dict[str, float]:
+        """Return what the most frequent label gets, or the mean of the numbers."""
+        metrics, targets = self.task.metrics, examples.targets
+        assert targets is not None
+        if self.task.kind == "regression":
+            return constant_number_scores(metrics, targets)
+        return constant_label_scores(metrics, targets.astype(np.int64), len(self.task.labels))
 
 
 def cut_pair(a: Pieces, b: Pieces, room: int) -> tuple[Pieces, Pieces]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from mlflow import MlflowClient
@@ -17,7 +16,6 @@ from albert_core.contract import storage
 from albert_core.contract.arrow_files import write_arrow
 from albert_core.contract.errors import ConfigError, IntegrityError
 from albert_core.contract.manifest import Manifest, StagePlan, read_manifest, shard_of
-from albert_core.scores.constant_answers import constant_label_scores
 from albert_core.scores.published import PUBLISHED
 from albert_core.tracking import experiment_id, open_client
 
@@ -47,6 +45,7 @@ def finetuned(work: str, seed: int, score: float, task: str = "sst-2", **changes
         "metric": "accuracy", "score": score, "interval": [score - 0.1, score + 0.1],
         "scores": {"accuracy": score}, "intervals": {"accuracy": [score - 0.1, score + 0.1]},
         "best_step": 1, "num_steps": 2, "num_train": 8, "num_examples": 4,
+        "constant_scores": {"accuracy": 0.75},
         "model_folder": "model", "predictions": {"dev": "predictions/dev.arrow"},
         "submission": [], "mlflow_run_id": mlflow_run.info.run_id,
     }  # fmt: skip
@@ -169,32 +168,3 @@ def test_fine_tunings_on_other_data_make_no_table(tmp_path: Path) -> None:
 
 def test_the_rows_that_settings_know_are_those_there_are() -> None:
     assert get_args(PublishedRow) == tuple(PUBLISHED)
-
-
-def test_the_best_constant_label_is_the_best_of_each_metric() -> None:
-    targets = np.array([0, 0, 0, 1, 1])
-    found = constant_label_scores(["accuracy", "matthews", "f1"], targets, 2)
-    assert found == {"accuracy": 0.6, "matthews": 0.0, "f1": pytest.approx(4 / 7)}
-
-
-@pytest.mark.parametrize("answers", [[["a"], []], [["a"], ["b", "c"]]])
-def test_of_spans_the_constant_is_no_answer_where_that_may_be_right(
-    answers: list[list[str]],
-) -> None:
-    table = pa.table({"answers": pa.array(answers, pa.list_(pa.string()))})
-    found = stage.constant_scores("spans", [], ["f1", "exact_match"], table)
-    assert found == ({} if all(answers) else {"f1": 0.5, "exact_match": 0.5})
-
-
-def test_of_a_regression_the_constant_is_the_mean() -> None:
-    table = pa.table({"target": [1.0, 2.0, 6.0]})
-    assert stage.constant_scores("regression", [], ["pearson", "mse"], table) == {
-        "pearson": 0.0,
-        "mse": pytest.approx(14 / 3),
-    }
-
-
-def test_of_a_choice_the_constant_is_the_most_frequent_option() -> None:
-    table = pa.table({"target": ["A", "D", "D", "B"]})
-    metrics = ["accuracy", "accuracy_high"]
-    assert stage.constant_scores("choice", [], metrics, table) == {"accuracy": 0.5}

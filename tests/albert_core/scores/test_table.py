@@ -103,9 +103,9 @@ def test_the_facts_of_a_manifest_make_a_run() -> None:
         "intervals": {"accuracy": [0.7, 0.9], "matthews": [0.4, 0.6]},
         "other_scores": {"mnli-mm": {"accuracy": {"value": 0.7, "low": 0.6, "high": 0.75}}},
         "best_step": 80, "num_steps": 100, "num_train": 4000, "num_examples": 500,
-        "model_folder": "model", "mlflow_run_id": None,
+        "constant_scores": {"matthews": 0.0}, "model_folder": "model", "mlflow_run_id": None,
     }  # fmt: skip
-    run = Run.of_facts("mine", facts, {"matthews": 0.0})
+    run = Run.of_facts("mine", facts)
     assert list(run.scores) == ["matthews", "accuracy", "accuracy of mnli-mm"]
     assert run.intervals["accuracy of mnli-mm"] == (0.6, 0.75)
     assert run.intervals["accuracy"] == (0.7, 0.9)
