@@ -18,6 +18,7 @@ from albert_core.contract import claim, storage
 from albert_core.contract.errors import AlbertError, RegistryError
 from albert_core.contract.lineage import REGISTRATION, STAGES, Lineage, read_made_with, read_work
 from albert_core.contract.manifest import BEGUN, MANIFEST, digest_of, modified_at
+from albert_core.contract.tracking_address import shown_tracking_uri, tracking_uri
 from flows.retention_plan import (
     AREAS,
     PARTS,
@@ -106,8 +107,6 @@ def check_registry(work: str) -> None:
     Raises:
         RegistryError: a result was registered elsewhere, where its version would not be seen.
     """
-    from albert_core.contract.tracking_address import shown_tracking_uri, tracking_uri
-
     here = {digest_of(uri(work)) for uri in (tracking_uri, shown_tracking_uri)}
     for result in read_work(work).of_stage(REGISTRATION):
         if result.manifest.inputs.get("registry") not in here:

@@ -36,8 +36,6 @@ def finetuned(work: str, seed: int, score: float, task: str = "sst-2", **changes
     folder = plan.folder(work)
     predictions = f"{folder}/predictions/dev.arrow"
     write_arrow(pa.table({"target": TARGETS, "score": [score] * 4}), predictions)
-    described = {"task": {"labels": ["yes", "no"]}, "settings": {}}
-    storage.write_bytes(f"{folder}/model/task.json", json.dumps(described).encode())
     client = open_client(work)
     mlflow_run = client.create_run(experiment_id(client, work), run_name=f"{task}-{seed}")
     facts = {

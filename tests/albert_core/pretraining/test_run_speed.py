@@ -77,10 +77,11 @@ def test_the_peak_of_a_cpu_is_what_its_products_reach(examples: ExampleShards) -
     one = torch.randn(1024, 1024)
     rates = []
     for _ in range(20):
-        began = time.perf_counter()
+        began = time.process_time()
         _ = one @ one
-        rates.append(2 * 1024**3 / (time.perf_counter() - began))
-    assert 0.3 < peak / max(rates) < 10  # the clock also counts what other processes take
+        seconds = (time.process_time() - began) / torch.get_num_threads()
+        rates.append(2 * 1024**3 / seconds)
+    assert 0.3 < peak / max(rates) < 3
     expected = expected_speed(MODEL, TRAINING, examples, ALONE)
     assert expected.peak_flops is not None
     assert expected.peak_source == "measured at the start"
