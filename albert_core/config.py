@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from albert_core.contract.settings import Settings
 
 Sharing = Literal["all", "attention", "ffn", "none"]
-Activation = Literal["gelu_new", "gelu", "relu", "tanh"]
+Activation = Literal["gelu_new", "gelu", "relu", "tanh", "linear"]
 Schedule = Literal["linear", "google"]
 
 

@@ -21,7 +21,7 @@ from albert_core.config import EvaluationSettings, FinetuningSettings
 from albert_core.contract import storage
 from albert_core.contract.arrow_files import write_arrow
 from albert_core.contract.code_version import code_digest, library_versions
-from albert_core.contract.errors import IntegrityError, TrainingError
+from albert_core.contract.errors import IntegrityError, TaskError, TrainingError
 from albert_core.contract.manifest import (
     MANIFEST,
     Account,
@@ -150,7 +150,7 @@ class Predicted:
         """Return its scores with their intervals, by name; none without labels."""
         num_examples = self.scored.predictions.num_rows
         return {
-            name: bootstrap_interval(scorer, num_examples, seed)
+            name: bootstrap_interval(scorer, num_examples, seed, self.scored.groups)
             for name, scorer in self.scored.scorers.items()
         }
 
@@ -169,18 +169,19 @@ class Finetuning:
     ) -> None:
         self.plan, self.work, self.settings = plan, work, settings
         self.folder, self.seed = plan.folder(work), int(plan.settings["seed"])
-        self.files, self.also = files, also
-        self.task = task = files.task
+        self.files, self.task = files, files.task
+        task = self.task
         self.problem = problem_of(task, settings)
         encoder, self.tokenizer = load_encoder(model_folder)
-        train = read_examples(task, files, _TRAIN)
+        train, self.dev = read_examples(task, files, _TRAIN), read_examples(task, files, _DEV)
+        self.others = _other_sets(files, also)  # a malformed one is an error before the training
         self.num_train = len(train)
         self.hyperparameters = hyperparameters_of(
             task.name, settings, encoder.settings.max_position_embeddings, len(train)
         )
-        self.train_inputs = self._inputs(train)
-        self.dev = read_examples(task, files, _DEV)
-        self.dev_inputs = self._inputs(self.dev)
+        self.train_inputs, self.dev_inputs = self._inputs(train), self._inputs(self.dev)
+        self._check_labels(_TRAIN, self.train_inputs)
+        self._check_labels(_DEV, self.dev_inputs)
         torch.manual_seed(derive_seed(self.seed, "initial-head"))
         head = self.problem.head(encoder.settings, self.hyperparameters.classifier_dropout_prob)
         self.finetuner = Finetuner(
@@ -246,19 +247,23 @@ class Finetuning:
     def _predict(self) -> Iterator["Predicted"]:
         """Yield what is predicted for dev, then for every other split without training data."""
         yield Predicted(self.task, _DEV, self._score(self.dev, self.dev_inputs), _DEV)
-        for files in (self.files, *self.also):
-            is_own = files is self.files
-            for split in files.splits:
-                if is_own and split in (_TRAIN, _DEV):
-                    continue
-                examples = read_examples(files.task, files, split)
-                scored = self._score(examples, self._inputs(examples))
-                name = split if is_own else f"{files.task.name}.{split}"
-                yield Predicted(files.task, split, scored, name)
+        for task, split, examples in self.others:
+            inputs = self._inputs(examples)
+            outputs = self.finetuner.outputs(inputs)
+            scored = problem_of(task, self.settings).score(outputs, inputs, examples)
+            name = split if task is self.task else f"{task.name}.{split}"
+            yield Predicted(task, split, scored, name)
 
     def _inputs(self, examples: Examples) -> Inputs:
         length = self.hyperparameters.max_seq_length
         return self.problem.inputs(examples, self.tokenizer, length)
+
+    def _check_labels(self, split: Split, inputs: Inputs) -> None:
+        if not inputs.targets:
+            raise TaskError(
+                f"{self.files.splits[split][0]}: the {split} set of {self.task.name!r} has no "
+                "labels. Give one that has: it is learned from, or scored on."
+            )
 
     def _score(self, examples: Examples, inputs: Inputs) -> Scored:
         return self.problem.score(self.finetuner.outputs(inputs), inputs, examples)
@@ -275,7 +280,7 @@ class Finetuning:
 
     def _evaluate(self, loss: float, seconds_per_step: float) -> None:
         scored, rows = self._score(self.dev, self.dev_inputs), np.arange(len(self.dev))
-        scores = {name: scored.scorers[name](rows) for name in self.task.metrics}
+        scores = {name: scorer(rows) for name, scorer in scored.scorers.items()}
         key = self.task.metrics[0]
         self.finetuner.note_score(scores[key])
         dev = {f"dev/{name}": value for name, value in scores.items()}
@@ -370,6 +375,20 @@ class Finetuning:
         for split, uris in self.files.splits.items():
             run.log_dataset(f"{self.task.title}/{split}", self.plan.inputs[split], uris[0])
         return run
+
+
+def _other_sets(files: TaskFiles, also: list[TaskFiles]) -> list[tuple[Task, Split, Examples]]:
+    """Return what the model predicts besides dev: its own test set, and other tasks' sets.
+
+    Raises:
+        TaskError: one is malformed.
+    """
+    return [
+        (each.task, split, read_examples(each.task, each, split))
+        for each in (files, *also)
+        for split in each.splits
+        if each is not files or split not in (_TRAIN, _DEV)
+    ]
 
 
 def _manifests_beside(**folders: str) -> dict[str, str]:

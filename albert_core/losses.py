@@ -12,6 +12,8 @@ from albert_core.contract.errors import ShapeError
 
 IGNORED = -100
 """The label of what is padding: it adds nothing to a loss, and no score can equal it."""
+EXTRA_PREDICTIONS = 1e-5
+"""What the reference adds to the number of predictions of an update. Source: REFERENCE.md A.1."""
 _LOGITS_PER_BLOCK = 1 << 19
 """About as many are worked on at once, few enough for a processor's cache."""
 
@@ -23,8 +25,9 @@ def masked_lm_loss(logits: Tensor, labels: Tensor, num_predictions: Tensor | flo
         logits: float (M, V), unnormalised scores at the masked positions; any precision.
         labels: int64 (M,), the pieces that stood there before masking; `IGNORED` at padding.
         num_predictions: a number or float32 scalar, predictions in the whole update: every
-            micro-batch, every rank; at least 1. Summed over those parts, the result is
-            one mean over all predictions, however the batch was cut.
+            micro-batch, every rank; above 0. Summed over those parts, the result is
+            one mean over all predictions, however the batch was cut. Training adds
+            `EXTRA_PREDICTIONS` to it.
 
     Returns:
         float32 scalar, >= 0; float64 for float64 logits.

@@ -64,28 +64,41 @@ def ratio_interval(totals: Array, counts: Array) -> Estimate:
 
 
 def bootstrap_interval(
-    scorer: Callable[[NDArray[np.int64]], float], num_examples: int, seed: int
+    scorer: Callable[[NDArray[np.int64]], float],
+    num_examples: int,
+    seed: int,
+    groups: NDArray[np.int64] | None = None,
 ) -> Estimate:
     """Return the score of all examples with its percentile bootstrap interval.
 
     Args:
         scorer: the score of some of the examples: their numbers (M,), repeats allowed, -> score.
             It is called 1,001 times.
-        num_examples: N, at least 1; the examples independent of each other.
+        num_examples: N, at least 1.
         seed: of the resamples; the same seed gives the same interval on every machine.
+        groups: (N,), the group of each example, such as the paragraph that it asks about: those
+            of a group resemble each other and are drawn together. Without groups, or with one
+            alone, the examples count as independent of each other.
 
     Raises:
         ShapeError: there is no example.
 
-    Source: Efron 1979, "Bootstrap methods: another look at the jackknife".
+    Source: Efron 1979, "Bootstrap methods: another look at the jackknife"; Davison and Hinkley
+    1997, section 3.8 (groups).
     """
     if num_examples < 1:
         raise ShapeError(f"the score of {num_examples} examples has no interval; give at least 1")
+    group_of = np.arange(num_examples)
+    if groups is not None and (groups != groups[0]).any():
+        _, group_of = np.unique(groups, return_inverse=True)
+    order = np.argsort(group_of, kind="stable")
+    num_groups = int(group_of.max()) + 1
     scores = np.empty(NUM_RESAMPLES)
     for resample in range(NUM_RESAMPLES):
-        counters = np.arange(resample * num_examples, (resample + 1) * num_examples)
-        rows = (random_uniform(seed, counters) * num_examples).astype(np.int64)
-        scores[resample] = scorer(rows)
+        counters = np.arange(resample * num_groups, (resample + 1) * num_groups)
+        drawn = (random_uniform(seed, counters) * num_groups).astype(np.int64)
+        times = np.bincount(drawn, minlength=num_groups)
+        scores[resample] = scorer(np.repeat(order, times[group_of[order]]))
     low, high = np.quantile(scores, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     value = scorer(np.arange(num_examples))
     return Estimate(value=float(value), low=float(low), high=float(high))

@@ -8,6 +8,7 @@ identity, which are undone on the way back. A model of BERT's shape fits the BER
 Source: REFERENCE.md A.4 and E; `modeling_albert.py` and `modeling_bert.py` of transformers 5.23.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,6 +25,8 @@ Architecture = Literal["albert", "bert"]
 """Hugging Face's model_type: which family of classes reads the weights."""
 SETTINGS_KEY = "albert_core"
 """Where config.json has our `ModelSettings`; Hugging Face has no word for every sharing."""
+
+log = logging.getLogger(__name__)
 
 PROJECTION = "albert.encoder.embedding_hidden_mapping_in"
 
@@ -331,7 +334,22 @@ def read_hf_config(config: Mapping[str, Any], where: str) -> tuple[ModelSettings
             "ALBERT or BERT model."
         )
     if SETTINGS_KEY in config:
-        return ModelSettings.read(config[SETTINGS_KEY], f"{where}, {SETTINGS_KEY}"), architecture
+        ours = ModelSettings.read(config[SETTINGS_KEY], f"{where}, {SETTINGS_KEY}")
+        written = hf_config(ours, config.get("vocab_size", 0), architecture)
+        changed = [
+            name
+            for name in ModelSettings.model_fields
+            if config.get(name, written.get(name)) != written.get(name)
+        ]
+        if not changed:
+            return ours, architecture
+        log.warning(
+            "%s: %s is not what %s was written with: somebody changed it since, so Hugging Face's "
+            "fields are read",
+            where,
+            ", ".join(changed),
+            SETTINGS_KEY,
+        )
     values = dict(_LAYOUTS[architecture].defaults) | dict(config)
     if architecture == "bert":
         values["embedding_size"] = values.get("hidden_size", ModelSettings().hidden_size)

@@ -109,6 +109,7 @@ def _examples(kind: str, rows: Sequence[Row]) -> Examples:
             paragraph_of=paragraph_of,
             questions=_texts(rows, "question"),
             answers=[()] * len(rows),
+            is_labelled=False,
         )
     if kind == "choice":
         articles, article_of = _once(_texts(rows, "article"))

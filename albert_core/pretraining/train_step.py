@@ -25,7 +25,7 @@ from albert_core.devices.state_sharding import (
 )
 from albert_core.distributed import Ranks
 from albert_core.layer_execution import products_in
-from albert_core.losses import masked_lm_loss, sentence_order_loss
+from albert_core.losses import EXTRA_PREDICTIONS, masked_lm_loss, sentence_order_loss
 from albert_core.model import AlbertForPretraining
 from albert_core.optimizer import AdamW
 from albert_core.preemption import NEVER, StopRequest
@@ -40,8 +40,6 @@ PAIR_TASKS: dict[str, str | None] = {
 
 _NUM_SCORES = 4
 """Loss and accuracy of masked LM and of the pairs."""
-_NORM_EPSILON = 1e-6
-"""Added to a gradient's length before it divides, as `torch.nn.utils.clip_grad_norm_` does."""
 
 
 @dataclass(kw_only=True)
@@ -211,7 +209,8 @@ def _backward(
     """
     with products_in(settings.precision, device):
         lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)  # (M, V), (B, 2)
-    lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, sizes.num_predictions)
+    num_predictions = sizes.num_predictions + EXTRA_PREDICTIONS
+    lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, num_predictions)
     lm_right = (lm_logits.detach().max(-1).indices == batch.masked_lm_labels).sum()
     pair, pair_right = torch.zeros_like(lm), torch.zeros_like(lm)
     if pair_task is not None:
@@ -233,5 +232,8 @@ def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
 
 
 def _clip(gradients: list[Tensor], norm: Tensor, max_norm: float) -> None:
-    """Scale ``gradients``, whose common length is ``norm``, to at most ``max_norm``."""
-    torch._foreach_mul_(gradients, (max_norm / (norm + _NORM_EPSILON)).clamp(max=1.0))
+    """Scale ``gradients``, whose common length is ``norm``, to at most ``max_norm``.
+
+    Source: REFERENCE.md C.2; nothing is added to the length, as torch's own function does.
+    """
+    torch._foreach_mul_(gradients, max_norm / norm.clamp(min=max_norm))

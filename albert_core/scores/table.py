@@ -51,9 +51,10 @@ class Run:
         scores = {key: float(facts["score"])} | dict(facts["scores"])
         intervals = {name: (low, high) for name, (low, high) in facts["intervals"].items()}
         for part, estimates in facts.get("other_scores", {}).items():
+            other = part.removesuffix(".dev")
             for name, estimate in estimates.items():
-                scores[f"{name} of {part}"] = estimate["value"]
-                intervals[f"{name} of {part}"] = (estimate["low"], estimate["high"])
+                scores[f"{name} of {other}"] = estimate["value"]
+                intervals[f"{name} of {other}"] = (estimate["low"], estimate["high"])
         names = ("task", "title", "kind", "seed", "num_examples", "num_train", "best_step")
         return cls(
             model=model,

@@ -117,7 +117,8 @@ def find_files(task: Task, task_folder: str) -> TaskFiles:
     Args:
         task: one of `TASKS`.
         task_folder: the task's own folder, called as in its archive; or one that holds it, as
-            GLUE's does; or one that holds folders that do. Of several folders with files of the
+            GLUE's does; or one that holds folders that do. SQuAD's and RACE's folder may have any
+            name. Of several folders with files of the
             task, that with a training set and the most splits is taken.
     """
     return _Finder(task_folder).files_of(task)
@@ -181,7 +182,10 @@ def looked_for(task: Task, task_folder: str, found: Mapping[Split, tuple[str, ..
         for split, alternatives in _names_of(task).items()
         if split not in found and split != "test"
     }
-    return f"{', '.join(names.values())} in {task_folder} or {_folder_of(task)} below it"
+    return (
+        f"{', '.join(names.values())} in {task_folder} or, at most two folders further down, in "
+        f"{_folder_of(task)}"
+    )
 
 
 def read_examples(task: Task, files: TaskFiles, split: Split) -> Examples:
@@ -243,14 +247,11 @@ class _Finder:
     def _folders_of(self, task: Task) -> list[str]:
         """Return the folders that may be the task's, the nearest first."""
         names = [name.lower() for name in _folder_names(task)]
-        above = [self.task_folder, *self._below(self.task_folder)]
+        below = self._below(self.task_folder)
+        folders = [self.task_folder, *below, *(each for one in below for each in self._below(one))]
         if not names:
-            return above
-        named = [
-            folder
-            for folder in [self.task_folder, *(each for a in above for each in self._below(a))]
-            if folder.rpartition("/")[2].lower() in names
-        ]
+            return folders
+        named = [folder for folder in folders if folder.rpartition("/")[2].lower() in names]
         # A task's own folder before one that it may share.
         return sorted(named, key=lambda folder: names.index(folder.rpartition("/")[2].lower()))
 

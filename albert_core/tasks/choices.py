@@ -80,7 +80,8 @@ class ChoiceProblem(Problem[ChoiceExamples]):
             "group": pa.array(examples.groups, pa.string()),
             **label_columns(self.task.labels, predictions, targets, logits),
         }
-        return Scored(pa.table(columns), _scorers(self.task, examples, predictions))
+        scorers = _scorers(self.task, examples, predictions)
+        return Scored(pa.table(columns), scorers, examples.article_of)
 
     def constant_scores(self, examples: ChoiceExamples) -> dict[str, float]:
         """Return what the most frequent option gets, over all questions."""

@@ -93,6 +93,8 @@ class SpanExamples:
     questions: list[str]
     answers: list[tuple[Answer, ...]]
     """As the annotators gave them; none of a question without an answer."""
+    is_labelled: bool = True
+    """Whether ``answers`` are known: if not, they are all empty and nothing can be scored."""
 
     def __len__(self) -> int:
         return len(self.ids)

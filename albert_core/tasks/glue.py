@@ -146,6 +146,8 @@ class _Content:
             if label_at is not None:
                 labels.append(fields[label_at])
         self._check_texts(texts, lines)
+        if self.split == "test":
+            self._check_ids(ids, lines)
         hidden = label_at is None or (self.split == "test" and are_hidden(labels))
         return TextExamples(
             ids=ids,
@@ -154,6 +156,17 @@ class _Content:
             targets=None if hidden else targets_of(self.task, labels, lines, self.uri),
             skipped=dict(self.skipped),
         )
+
+    def _check_ids(self, ids: list[str], lines: list[int]) -> None:
+        """Refuse an id that stands twice: the server wants one prediction of each."""
+        line_of: dict[str, int] = {}
+        for each, line in zip(ids, lines, strict=True):
+            if each in line_of:
+                raise TaskError(
+                    f"{self.uri}, line {line}: id {each!r} is that of line {line_of[each]} too. "
+                    "Use the file as GLUE distributes it."
+                )
+            line_of[each] = line
 
     def _check_texts(self, texts: list[list[str]], lines: list[int]) -> None:
         if not lines:

@@ -106,7 +106,14 @@ def _read_columns(settings: OwnTaskSettings, uri: str, split: Split) -> _Columns
             )
     lines = [line for line, _ in rows]
     texts = [[_text(row[name], name, line, uri) for line, row in rows] for name in names]
-    labels = texts.pop() if len(names) > len(settings.text_columns) else None
+    labels = None
+    if len(names) > len(settings.text_columns):
+        labels = [label.strip() for label in texts.pop()]
+        if split != "test" and "" in labels:
+            raise TaskError(
+                f"{uri}, line {lines[labels.index('')]}: no label in column "
+                f"{settings.label_column!r}. Give one, or remove the line."
+            )
     for line, of_row in zip(lines, zip(*texts, strict=True), strict=True):
         if not any(map(str.strip, of_row)):
             raise TaskError(f"{uri}, line {line}: no text. Remove the line.")
@@ -115,7 +122,7 @@ def _read_columns(settings: OwnTaskSettings, uri: str, split: Split) -> _Columns
 
 def _text(value: Any, name: str, line: int, uri: str) -> str:
     """Return ``value`` as text: of a label that is a number or a truth value, as JSON has it."""
-    if value is None:
+    if value is None or value != value:  # a missing value, of which pandas makes NaN
         return ""
     if isinstance(value, str):
         return value
@@ -128,19 +135,22 @@ def _text(value: Any, name: str, line: int, uri: str) -> str:
 
 
 Rows = Iterator[tuple[int, dict[str, Any]]]
+_MAX_CHARACTERS = 2**31 - 1
+"""Of a field of a .csv; Python's own limit of 131,072 is less than a document may have."""
 
 
 def _tsv_rows(uri: str) -> Rows:
     lines = read_lines(uri)
-    header = lines[0].split("\t") if lines else []
+    header = _header(lines[0].split("\t") if lines else [], uri)
     for number, line in enumerate(lines[1:], start=2):
         yield number, _named(header, line.split("\t"), "tab", number, uri)
 
 
 def _csv_rows(uri: str) -> Rows:
     reader = csv.reader(io.StringIO(decode(uri, read_file(uri)), newline=""), strict=True)
+    csv.field_size_limit(_MAX_CHARACTERS)
     try:
-        header = next(reader, [])
+        header = _header(next(reader, []), uri)
         for fields in reader:
             if fields:
                 yield reader.line_num, _named(header, fields, "comma", reader.line_num, uri)
@@ -172,6 +182,14 @@ def _parquet_rows(uri: str) -> Rows:
 
 
 _READERS = {"tsv": _tsv_rows, "csv": _csv_rows, "jsonl": _jsonl_rows, "parquet": _parquet_rows}
+
+
+def _header(names: list[str], uri: str) -> list[str]:
+    """Return ``names``, of which none may stand twice."""
+    for name in names:
+        if names.count(name) > 1:
+            raise TaskError(f"{uri}, line 1: two columns are called {name!r}. Rename one.")
+    return names
 
 
 def _named(header: list[str], fields: list[str], by: str, line: int, uri: str) -> dict[str, Any]:

@@ -74,6 +74,9 @@ class Scored:
     what was right."""
     scorers: Mapping[str, Scorer]
     """By the names of `Task.metrics`; empty for a split without labels."""
+    groups: Ints | None = None
+    """(N,), which examples share an article or a paragraph, so that their scores hang together;
+    None where each stands by itself."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Further numbers worth keeping, such as a threshold that was searched."""
 

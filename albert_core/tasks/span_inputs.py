@@ -52,7 +52,7 @@ def span_inputs(
 ) -> Inputs:
     """Return a unit for each window.
 
-    Targets, where any question has an answer: ``start_positions`` and ``end_positions``, int64
+    Targets, where the answers are known: ``start_positions`` and ``end_positions``, int64
     (W,), positions of the answer's first and last piece in the sequence; ``is_impossible``, bool
     (W,), whether the window has no answer or not the whole of it: both positions are then 0.
     Details: `Windows`.
@@ -74,8 +74,9 @@ def span_inputs(
         (query_begins[of], query_lengths[of]),
         (paragraphs.first_pieces[examples.paragraph_of[of]] + windows.first, windows.lengths),
     )
-    is_labelled = any(examples.answers)
-    targets = window_targets(windows, span_targets(examples, paragraphs)) if is_labelled else {}
+    targets: dict[str, NDArray[np.generic]] = {}
+    if examples.is_labelled:
+        targets = window_targets(windows, span_targets(examples, paragraphs))
     total, kept = int(encoded.lengths[num_paragraphs:].sum()), int(query_lengths.sum())
     account = Account(
         what="question pieces", total=total, kept=kept, dropped={"too_long": total - kept}

@@ -88,9 +88,10 @@ class SpanProblem(Problem[SpanExamples]):
         ranked = rank_answers(outputs, inputs.details, examples, self.settings)
         answers = [tuple(answer.text for answer in of_one) for of_one in examples.answers]
         judge = self._judge_with_threshold if self.task.has_answerless else self._judge
-        judged = judge(_best_texts(ranked), answers, ranked)
+        judged = judge(_best_texts(ranked), answers if examples.is_labelled else None, ranked)
         scorers = {} if judged.scores is None else self._scorers(judged.scores)
-        return Scored(_table(examples, answers, judged, ranked), scorers, judged.facts)
+        table = _table(examples, answers, judged, ranked)
+        return Scored(table, scorers, examples.paragraph_of, judged.facts)
 
     def constant_scores(self, examples: SpanExamples) -> dict[str, float]:
         """Return what no answer gets where that may be right, else the paragraph's first words."""
@@ -101,23 +102,23 @@ class SpanProblem(Problem[SpanExamples]):
         return first_words_scores(paragraphs, answers)
 
     def _judge(
-        self, texts: list[str], answers: list[tuple[str, ...]], ranked: RankedAnswers
+        self, texts: list[str], answers: list[tuple[str, ...]] | None, ranked: RankedAnswers
     ) -> "_Judged":
         """Return what is predicted where each question has an answer, and how good it is."""
         judged = _Judged(texts=texts, is_answered=ranked.numbers > 0)
-        if not any(answers):
+        if answers is None:
             return judged
         scores = score_answers(texts, answers, has_answerless=False)
         return replace(judged, scores=scores, facts={"official": squad_1_scores(scores)})
 
     def _judge_with_threshold(
-        self, texts: list[str], answers: list[tuple[str, ...]], ranked: RankedAnswers
+        self, texts: list[str], answers: list[tuple[str, ...]] | None, ranked: RankedAnswers
     ) -> "_Judged":
         """Return what is predicted with the best threshold, and how good it is."""
         null_scores = self._null_scores(ranked)
         no_answer_probs = _sigmoid(null_scores)
         threshold, scores, facts = UNSEARCHED_THRESHOLD, None, dict[str, Any]()
-        if any(answers):
+        if answers is not None:
             has_answer = np.array([bool(of_one) for of_one in answers], np.bool_)
             raw = score_answers(texts, answers, has_answerless=True)
             threshold = best_threshold(raw.f1, texts, has_answer, no_answer_probs).value

@@ -1,7 +1,9 @@
 """Fine-tuning a tiny model on a task that can be learned."""
 
+import json
 import logging
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,17 @@ from albert_core.contract.manifest import Manifest, check_shard, read_manifest
 from albert_core.conversion.encoder_weights import load_encoder
 from albert_core.downstream.finetuner import Finetuner
 from albert_core.metrics import METRICS
+from albert_core.scores.table import Run, build_table
+from albert_core.scores.text import score_cell
 from albert_core.tasks.catalogue import SCORED_WITH, TASKS
 from albert_core.tracking import open_client
-from tests.albert_core.tasks.task_files import squad_question, write_glue, write_race, write_squad
+from tests.albert_core.tasks.task_files import (
+    squad_question,
+    write,
+    write_glue,
+    write_race,
+    write_squad,
+)
 from tests.albert_core.tiny_model import MAX_POSITIONS, save_tiny_model
 from tests.albert_core.tiny_vocab import tiny_sentences
 
@@ -274,6 +284,11 @@ def all_task_files(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Every task of the paper, each in the layout in which it is distributed."""
     folder = tmp_path_factory.mktemp("tasks")
     write_glue(folder / "glue")
+    columns = "Lexical Semantics\tPredicate-Argument Structure\tLogic\tKnowledge\tDomain"
+    write(
+        folder / "glue/diagnostic/diagnostic-full.tsv",
+        f"{columns}\tPremise\tHypothesis\tLabel\n\t\t\t\t\tA.\tB.\tneutral\n",
+    )
     write_race(folder / "RACE")
     answered = squad_question("q1", ("cat", 2))
     unanswered = squad_question("q2", is_impossible=True)
@@ -295,8 +310,53 @@ def test_every_task_is_fine_tuned_and_scored_from_its_original_layout(
     assert facts["metric"] == TASKS[task].metrics[0]
     assert facts["interval"][0] <= facts["score"] <= facts["interval"][1]
     if task == "mnli":
-        assert {"mnli-mm.dev", "mnli-mm.test", "ax.test"} <= set(facts["predictions"])
-        assert "mnli-mm.dev" in facts["other_scores"]
+        assert {"mnli-mm.dev", "mnli-mm.test", "ax.dev", "ax.test"} <= set(facts["predictions"])
+        scores = Run.of_facts("mine", facts).scores
+        assert {"accuracy of mnli-mm", "matthews of ax"} <= set(scores)
+        (model,) = build_table([Run.of_facts("mine", facts)]).models
+        _, mismatched = score_cell(model.tasks["mnli"]).split("/")
+        assert float(mismatched) == pytest.approx(100 * scores["accuracy of mnli-mm"], abs=0.05)
+
+
+def test_race_may_have_one_of_its_two_groups_only(model_folder: str, tmp_path: Path) -> None:
+    write_race(tmp_path / "RACE")
+    for split in ("train", "dev"):
+        shutil.rmtree(tmp_path / "RACE" / split / "middle")
+    few = settings(num_steps=2, warmup_steps=0, batch_size=2)
+    facts = read_manifest(
+        finetune(few, model_folder, str(tmp_path), str(tmp_path / "work"), task="race")
+    ).facts
+    assert set(facts["scores"]) == {"accuracy", "accuracy_high"}
+
+
+def test_a_dev_set_of_unanswerable_questions_alone_is_scored(
+    model_folder: str, tmp_path: Path
+) -> None:
+    questions = [squad_question("q1", ("cat", 2)), squad_question("q2", is_impossible=True)]
+    write_squad(tmp_path / "train-v2.0.json", questions)
+    write_squad(tmp_path / "dev-v2.0.json", questions[1:])
+    few = settings(num_steps=2, warmup_steps=0, batch_size=2)
+    facts = read_manifest(
+        finetune(few, model_folder, str(tmp_path), str(tmp_path / "work"), task="squad-2.0")
+    ).facts
+    assert facts["scores"]["f1"] == facts["constant_scores"]["f1"] == 1.0
+
+
+def test_what_is_malformed_is_said_before_the_training(model_folder: str, tmp_path: Path) -> None:
+    write_glue(tmp_path / "glue")
+    write_race(tmp_path / "RACE")
+    with (tmp_path / "glue/CoLA/test.tsv").open("a") as file:
+        file.write("too\tmany\tfields\n")
+    for passage in (tmp_path / "RACE/train").glob("*/*.txt"):
+        values = json.loads(passage.read_text())
+        del values["answers"]
+        passage.write_text(json.dumps(values))
+    work = str(tmp_path / "work")
+    with pytest.raises(TaskError, match=r"CoLA/test.tsv, line \d+: 3 tab-separated fields"):
+        finetune(settings(), model_folder, str(tmp_path), work, task="cola")
+    with pytest.raises(TaskError, match=r"RACE/train/.*: the train set of 'race' has no labels"):
+        finetune(settings(), model_folder, str(tmp_path), work, task="race")
+    assert not list(Path(work).rglob("*checkpoint*"))
 
 
 def test_a_task_without_training_data_of_its_own_is_refused_with_the_one_to_ask_for(

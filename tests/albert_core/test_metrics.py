@@ -102,6 +102,34 @@ def test_the_bootstrap_draws_as_many_examples_as_there_are_and_repeats_some() ->
     assert np.bincount(np.concatenate(drawn)).min() > 800
 
 
+def test_groups_are_drawn_whole_and_as_many_as_there_are() -> None:
+    groups = np.array([5, 5, 9, 9, 9, 2])
+    drawn: list[NDArray[np.int64]] = []
+
+    def score(rows: NDArray[np.int64]) -> float:
+        drawn.append(rows)
+        return float(rows.mean())
+
+    bootstrap_interval(score, 6, seed=3, groups=groups)
+    assert len({len(rows) for rows in drawn}) > 1
+    for rows in drawn:
+        times = np.bincount(rows, minlength=6)
+        assert times[0] == times[1]
+        assert times[2] == times[3] == times[4]
+        assert times[0] + times[2] + times[5] == 3
+
+
+def test_what_a_group_says_with_one_voice_counts_once() -> None:
+    right = np.repeat(np.arange(100) % 2, 4)
+
+    def width(groups: NDArray[np.int64] | None) -> float:
+        found = bootstrap_interval(lambda rows: float(right[rows].mean()), 400, 1, groups)
+        return found.high - found.low
+
+    assert width(np.repeat(np.arange(100), 4)) == pytest.approx(2 * width(None), rel=0.15)
+    assert width(np.arange(400)) == width(np.zeros(400, np.int64)) == width(None)
+
+
 def test_no_example_has_no_interval() -> None:
     with pytest.raises(ShapeError, match="at least 1"):
         bootstrap_interval(lambda rows: 0.0, 0, seed=1)

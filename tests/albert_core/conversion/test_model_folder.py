@@ -169,6 +169,21 @@ def test_weights_that_transformers_read_and_wrote_again_are_equal_to_the_bit(
     torch.testing.assert_close(found.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("changes", [{}, {"sharing": "none"}, BERT])
+def test_what_transformers_changed_in_our_configuration_counts(
+    changes: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_model_folder(random_model(**changes), tiny_vocab(), str(tmp_path / "ours"))
+    hf = AutoModelForPreTraining.from_pretrained(
+        tmp_path / "ours", hidden_act="relu", hidden_dropout_prob=0.25
+    )
+    hf.save_pretrained(tmp_path / "theirs")
+    found = load_model(str(tmp_path / "theirs")).eval()
+    assert found.encoder.settings.hidden_dropout_prob == 0.25
+    assert_says_the_same(found, hf)
+    assert "hidden_act, hidden_dropout_prob is not what" in caplog.text
+
+
 @pytest.mark.parametrize(("groups", "inner"), [(1, 1), (2, 1), (2, 2)])
 def test_reads_a_folder_that_transformers_wrote(groups: int, inner: int, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -104,8 +104,8 @@ def test_what_a_release_s_config_leaves_out_is_as_in_the_reference(tmp_path: Pat
 
 
 def test_an_activation_that_this_project_does_not_have_is_refused(tmp_path: Path) -> None:
-    write_tf_release(tmp_path, {}, hidden_act="linear")
-    with pytest.raises(ConfigError, match=r"albert_config.json: hidden_act: .*'linear'"):
+    write_tf_release(tmp_path, {}, hidden_act="swish")
+    with pytest.raises(ConfigError, match=r"albert_config.json: hidden_act: .*'swish'"):
         read_tf_config(str(tmp_path))
 
 

@@ -203,6 +203,7 @@ def test_an_encoder_with_a_tensor_too_few_is_said(tmp_path: Path) -> None:
     config = json.loads(storage.read_bytes(f"{tmp_path}/config.json"))
     config["albert_core"]["sharing"] = "none"
     config["albert_core"]["num_hidden_layers"] = 3
+    config |= {"num_hidden_layers": 3, "num_hidden_groups": 3}
     storage.write_bytes(f"{tmp_path}/config.json", json.dumps(config).encode())
     with pytest.raises(IntegrityError, match="does not hold the whole encoder of this shape"):
         read_finetuned(str(tmp_path))

@@ -101,7 +101,7 @@ def test_the_facts_of_a_manifest_make_a_run() -> None:
         "metric": "matthews", "score": 0.5, "interval": [0.4, 0.6],
         "scores": {"accuracy": 0.8, "matthews": 0.5},
         "intervals": {"accuracy": [0.7, 0.9], "matthews": [0.4, 0.6]},
-        "other_scores": {"mnli-mm": {"accuracy": {"value": 0.7, "low": 0.6, "high": 0.75}}},
+        "other_scores": {"mnli-mm.dev": {"accuracy": {"value": 0.7, "low": 0.6, "high": 0.75}}},
         "best_step": 80, "num_steps": 100, "num_train": 4000, "num_examples": 500,
         "constant_scores": {"matthews": 0.0}, "model_folder": "model", "mlflow_run_id": None,
     }  # fmt: skip

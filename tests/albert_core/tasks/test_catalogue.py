@@ -60,6 +60,18 @@ def test_one_archive_alone_is_found_as_well(tmp_path: Path, name: str, num_tasks
     assert len(present) == len(TASKS) - len(missing) == num_tasks
 
 
+def test_archives_are_found_two_folders_further_down(tmp_path: Path) -> None:
+    write_squad(tmp_path / "squad/v1.1/train-v1.1.json", [squad_question("q1", ("cat", 2))])
+    write_squad(tmp_path / "squad/v1.1/dev-v1.1.json", [squad_question("q1", ("cat", 2))])
+    write_race(tmp_path / "reading/RACE")
+    present, missing = present_tasks(str(tmp_path))
+    assert [files.task.name for files in present] == ["squad-1.1", "race"]
+    assert missing["squad-2.0"] == (
+        f"train-v2.0.json, dev-v2.0.json in {tmp_path} or, at most two folders further down, in "
+        "any folder"
+    )
+
+
 def test_links_to_folders_and_files_are_followed(tmp_path: Path) -> None:
     write_everything(tmp_path / "elsewhere")
     for name in ("glue", "RACE"):
@@ -87,14 +99,14 @@ def test_what_is_missing_is_named_with_what_was_looked_for(tmp_path: Path) -> No
     (tmp_path / "squad/train-v2.0.json").unlink()
     absent = own(tmp_path, "other").model_copy(update={"dev": "nowhere.tsv"})
     present, missing = present_tasks(str(tmp_path), [absent])
+    place = f"in {tmp_path} or, at most two folders further down, in"
     assert missing == {
-        "cola": f"dev.tsv in {tmp_path} or CoLA below it",
-        "mrpc": "train.tsv or msr_paraphrase_train.txt with dev_ids.tsv in "
-        f"{tmp_path} or MRPC below it",
-        "mnli": f"train.tsv in {tmp_path} or MNLI below it",
+        "cola": f"dev.tsv {place} CoLA",
+        "mrpc": f"train.tsv or msr_paraphrase_train.txt with dev_ids.tsv {place} MRPC",
+        "mnli": f"train.tsv {place} MNLI",
         "mnli-mm": "mnli, whose model predicts it",
         "ax": "mnli, whose model predicts it",
-        "squad-2.0": f"train-v2.0.json in {tmp_path} or any folder below it",
+        "squad-2.0": f"train-v2.0.json {place} any folder",
         "other": "nowhere.tsv",
     }
     assert {files.task.name for files in present} == TASKS.keys() - missing.keys()

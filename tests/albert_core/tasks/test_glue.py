@@ -224,6 +224,12 @@ def test_a_test_file_without_its_header_is_refused(tmp_path: Path) -> None:
         read_file("sst-2", tmp_path / "test.tsv", "0\tgood\n", "test")
 
 
+def test_an_id_of_a_test_file_that_stands_twice_is_said_with_both_lines(tmp_path: Path) -> None:
+    content = "index\tsentence\n0\tgood\n1\tbad\n0\tfair\n"
+    with pytest.raises(TaskError, match=r"test\.tsv, line 4: id '0' is that of line 2 too"):
+        read_file("sst-2", tmp_path / "test.tsv", content, "test")
+
+
 def test_pairs_of_dev_that_microsofts_file_lacks_are_said(tmp_path: Path) -> None:
     header = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
     write(tmp_path / "MRPC/msr_paraphrase_train.txt", f"{header}1\t11\t12\tA.\tB.\n")

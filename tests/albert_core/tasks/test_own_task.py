@@ -92,6 +92,22 @@ def test_labels_have_the_order_that_the_settings_give(tmp_path: Path) -> None:
     assert found.targets.tolist() == [0, 2, 1]
 
 
+def test_blanks_around_a_label_mean_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "train.tsv", "text\tlabel\na\tgood \nb\tgood\nc\tbad\n")
+    assert own_files(settings(tmp_path)).task.labels == ("bad", "good")
+
+
+def test_a_missing_label_of_a_parquet_file_is_no_class_of_its_own(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a", "b"], "label": [0, None]}), tmp_path / "train.parquet")
+    with pytest.raises(TaskError, match="line 2: no label"):
+        own_files(settings(tmp_path, "parquet"))
+
+
+def test_a_long_text_of_a_csv_file_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", f"text,label\n{'long ' * 40_000},a\nshort,b\n")
+    assert len(read(settings(tmp_path, "csv")).texts_a[0]) == 200_000
+
+
 def test_labels_that_are_numbers_or_truth_values_are_read_as_json_writes_them(
     tmp_path: Path,
 ) -> None:
@@ -121,6 +137,10 @@ def test_a_label_that_train_does_not_have_is_refused(tmp_path: Path) -> None:
         ("train.tsv", "text\tlabel\nfine\tgood\nfine\n", "line 3: 1 tab-separated fields"),
         ("train.tsv", "txt\tlabel\nfine\tgood\n", "line 2: no column 'text'; found txt, label"),
         ("train.tsv", "text\tlabel\n \tgood\n", "line 2: no text"),
+        ("train.tsv", "text\tlabel\nfine\tgood\nbad\t \n", "line 3: no label in column 'label'"),
+        ("train.jsonl", '{"text": "a", "label": null}', "line 1: no label in column 'label'"),
+        ("train.jsonl", '{"text": "a", "label": NaN}', "line 1: no label in column 'label'"),
+        ("train.tsv", "text\ttext\tlabel\na\tb\tc\n", "two columns are called 'text'"),
         ("train.tsv", "text\tlabel\n", "has no rows"),
         ("train.tsv", "", "has no rows"),
         ("train.tsv", "text\tlabel\nfine\tgood\n", "1 different labels, expected at least 2"),

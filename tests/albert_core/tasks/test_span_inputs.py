@@ -1,5 +1,6 @@
 """Windows of paragraphs, against the same in plain words, one after the other."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -129,9 +130,10 @@ def test_a_paragraph_of_nothing_has_a_window_all_the_same() -> None:
 
 
 def test_what_has_no_labels_has_no_targets() -> None:
-    assert not span_inputs(one_question("bade"), tiny_vocab(), 32, SpanSettings()).targets
-    examples = one_question("bade", Answer("bade", 0))
-    assert span_inputs(examples, tiny_vocab(), 32, SpanSettings()).targets
+    unlabelled = replace(one_question("bade"), is_labelled=False)
+    assert not span_inputs(unlabelled, tiny_vocab(), 32, SpanSettings()).targets
+    for examples in (one_question("bade"), one_question("bade", Answer("bade", 0))):
+        assert span_inputs(examples, tiny_vocab(), 32, SpanSettings()).targets
 
 
 def test_cut_questions_are_accounted_for() -> None:

@@ -153,7 +153,7 @@ def test_where_saying_nothing_is_best_nothing_is_said() -> None:
 
 def test_without_labels_answers_are_given_where_they_are_more_probable_than_none() -> None:
     examples = three_questions()
-    unlabelled = SpanExamples(**{**vars(examples), "answers": [(), (), ()]})
+    unlabelled = SpanExamples(**{**vars(examples), "answers": [(), (), ()], "is_labelled": False})
     problem = SpanProblem(SQUAD_2, SpanSettings())
     inputs = problem.inputs(unlabelled, tiny_vocab(), MAX_SEQ_LENGTH)
     said = outputs_that_say(inputs, [words()[0]] * 3, [1.0] * 3, [-0.1, 0.1, 5.0])
