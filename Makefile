@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 RECIPE ?= tiny
-WORK ?= work
+WORK ?= $(or $(ALBERT_WORK),work)
 SOURCE ?=
 SET ?=
 MODEL ?= models:/albert-tiny@champion

@@ -243,7 +243,7 @@ class FinetuningSettings(TaskHyperparameters):
     )
 
     def of_task(self, task: str) -> dict[str, Any]:
-        """What a fine-tuning on ``task`` depends on, but for the number of its micro-batches."""
+        """What a fine-tuning on ``task`` depends on: all but how often it is saved."""
         how_not_what = {"checkpoint_steps", "per_task"}
         own = self.per_task.get(task, TaskHyperparameters()).model_dump(exclude_none=True)
         return self.model_dump(exclude=how_not_what) | own

@@ -5,7 +5,9 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from albert_core.contract.errors import ConfigError
 from albert_core.contract.tracking_address import TRACKING_URI, shown_tracking_uri
+from albert_core.contract.work_folder import work_folder
 from albert_core.journal_sender import ServerAwayError, send_left
 from albert_core.tracking_journal import journal_folder
 
@@ -17,11 +19,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m albert_core.send_journals", description=main.__doc__
     )
-    parser.add_argument("--work", default="work", help="folder for all results")
-    work = parser.parse_args(argv).work
+    parser.add_argument("--work", help="folder for all results (ALBERT_WORK, else 'work')")
+    options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout, force=True)
     try:
+        work = work_folder(options.work)
         found = send_left(work)
+    except ConfigError as error:
+        log.error("error: %s", error)  # noqa: TRY400  its message says it all
+        return 1
     except ServerAwayError as error:
         log.error(  # noqa: TRY400  its message says it all
             "error: MLflow at %s does not answer (%s). Start it, or set %s; nothing is lost.",

@@ -22,8 +22,8 @@ from prefect.settings import (
 from albert_core.contract import storage
 from albert_core.contract.errors import AlbertError
 from albert_core.contract.log_lines import is_json, say
+from albert_core.contract.work_folder import work_folder
 from flows.recipe import load_recipe, shipped_recipes
-from flows.work_folder import work_folder
 
 DATABASE = "prefect.db"
 """Prefect's database in the work folder: `make serve` shows the runs made by hand as well."""

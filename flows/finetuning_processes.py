@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
-from albert_core.contract.errors import ConfigError
+from albert_core.contract.whole_numbers import whole_number
 
 PROCESSES = "ALBERT_FINETUNING_PROCESSES"
 """The variable that says how many."""
@@ -19,10 +19,7 @@ def num_processes() -> int:
     Raises:
         ConfigError: that is not a whole number above 0.
     """
-    text = os.environ.get(PROCESSES, "1")
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"{PROCESSES}={text!r} must be a whole number, at least 1")
-    return int(text)
+    return whole_number(PROCESSES, 1)
 
 
 class Slots:

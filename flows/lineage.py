@@ -23,8 +23,8 @@ from albert_core.contract.lineage import (
 )
 from albert_core.contract.manifest import BEGUN, MANIFEST
 from albert_core.contract.provenance import Provenance
+from albert_core.contract.work_folder import work_folder
 from flows.recipe import Recipe
-from flows.work_folder import work_folder
 from pipelines.source_files import SourceFile, parse_files
 
 if TYPE_CHECKING:

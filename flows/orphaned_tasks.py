@@ -5,10 +5,13 @@ by an automation, and leaves its tasks Running for ever. The next flow run ends 
 """
 
 from typing import Any
+from uuid import UUID
 
 from prefect import Flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
     FlowRunFilter,
     FlowRunFilterState,
     FlowRunFilterStateType,
@@ -19,6 +22,8 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
 from prefect.states import Crashed
 
+FLOWS = ("refresh-corpus", "pretrain-albert", "evaluate-albert")
+"""Whose tasks they are: a server may have other projects' too."""
 _UNDER_WAY = [StateType.RUNNING, StateType.PENDING]
 _MESSAGE = "The process of its flow run ended without it."
 
@@ -31,6 +36,16 @@ def end_orphaned_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any
     under_way = TaskRunFilter(
         state=TaskRunFilterState(type=TaskRunFilterStateType(any_=_UNDER_WAY))
     )
+    ours = FlowFilter(name=FlowFilterName(any_=list(FLOWS)))
+    done: set[UUID] = set()
     with get_client(sync_client=True) as client:
-        for task_run in client.read_task_runs(flow_run_filter=ended, task_run_filter=under_way):
-            client.set_task_run_state(task_run.id, Crashed(message=_MESSAGE), force=True)
+        while found := [
+            task_run.id
+            for task_run in client.read_task_runs(
+                flow_filter=ours, flow_run_filter=ended, task_run_filter=under_way
+            )
+            if task_run.id not in done
+        ]:
+            for task_run_id in found:
+                client.set_task_run_state(task_run_id, Crashed(message=_MESSAGE), force=True)
+            done.update(found)

@@ -23,9 +23,9 @@ from albert_core.contract.lineage import CORPUS, FINETUNING, PRETRAINING, Result
 from albert_core.contract.manifest import Manifest, read_manifest
 from albert_core.contract.provenance import Call, Provenance, code_commit
 from albert_core.contract.stage_command import stage_argv
+from albert_core.contract.work_folder import work_folder
 from flows.lineage import ModelLineage, read_model_lineage
 from flows.stage_process import distributed_argv, run_stage_process
-from flows.work_folder import work_folder
 from pipelines.config import SourceSettings
 from pipelines.source_files import describe_changes, list_source
 
@@ -74,8 +74,8 @@ class Rebuild:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Rebuild what the command line names; return 0 if it came out equal, else 1."""
     options = _parser().parse_args(arguments)
-    work = work_folder(options.work)
     try:
+        work = work_folder(options.work)
         found = read_model_lineage(options.model, work)
         into = storage.absolute(options.into or f"{work}-rebuilt/{_name(found)}")
         for line in check(found, options.anyway):

@@ -19,6 +19,7 @@ from albert_core.contract.errors import AlbertError, RegistryError
 from albert_core.contract.lineage import REGISTRATION, STAGES, Lineage, read_made_with, read_work
 from albert_core.contract.manifest import BEGUN, MANIFEST, digest_of, modified_at
 from albert_core.contract.tracking_address import shown_tracking_uri, tracking_uri
+from albert_core.contract.work_folder import work_folder
 from flows.retention_plan import (
     AREAS,
     PARTS,
@@ -29,7 +30,6 @@ from flows.retention_plan import (
     Rules,
     plan_retention,
 )
-from flows.work_folder import work_folder
 
 _WHOLE = {UNITS: "unit.json"}
 """File that makes a folder whole, other than a manifest."""
@@ -39,9 +39,9 @@ _FIRST_DELETED = (MANIFEST, *_WHOLE.values())
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plan, delete if told to, and print what the command line asks for; return the status."""
     options = _parser().parse_args(arguments)
-    work = work_folder(options.work)
     rules = Rules(options.keep_newest, options.keep_days, options.registered)
     try:
+        work = work_folder(options.work)
         if not options.other_registry:
             check_registry(work)
         plan = plan_for(work, rules, time.time())
@@ -62,10 +62,10 @@ def plan_for(work: str, rules: Rules, now: float) -> RetentionPlan:
     Raises:
         RegistryError: the registry does not answer.
     """
-    lineage = read_work(work, begun=True)
+    lineage, entries = read_work(work, begun=True), find_entries(work)
     folders = {place: result.folder for place, result in lineage.results.items()}
     plan = plan_retention(
-        entries=find_entries(work),
+        entries=entries,
         lineage=lineage,
         made_with={place: _made_with(folder) for place, folder in folders.items()},
         registered=_registered(work, rules, lineage),
@@ -75,6 +75,11 @@ def plan_for(work: str, rules: Rules, now: float) -> RetentionPlan:
     for entry in list(plan.superfluous):
         if not entry.is_finished and entry.area in STAGES:
             _keep_if_being_made(plan, entry, work)
+    unfinished = (each for each in entries if each.area in STAGES and not each.is_finished)
+    if any(_is_held(entry, work) for entry in unfinished):
+        for entry in [each for each in plan.superfluous if each.area in (UNITS, PARTS)]:
+            plan.superfluous.remove(entry)
+            plan.kept[entry] = "a stage is being made, which may use it"
     return plan
 
 
@@ -185,14 +190,21 @@ def _registered(work: str, rules: Rules, lineage: Lineage) -> dict[str, str]:
 
 def _keep_if_being_made(plan: RetentionPlan, entry: Entry, work: str, hold: bool = False) -> bool:
     """Move the entry to what is kept if another process holds it; return whether."""
-    looks = iter((False, False))
-    if claim.take(work, _claim_of(entry), lambda: next(looks, True)):
-        if not hold:
-            claim.release(work, _claim_of(entry))
+    if not _is_held(entry, work, hold):
         return False
     plan.superfluous.remove(entry)
     plan.kept[entry] = "it is being made"
     return True
+
+
+def _is_held(entry: Entry, work: str, hold: bool = False) -> bool:
+    """Return whether another process holds the entry; ``hold`` it if not."""
+    looks = iter((False, False))
+    if not claim.take(work, _claim_of(entry), lambda: next(looks, True)):
+        return True
+    if not hold:
+        claim.release(work, _claim_of(entry))
+    return False
 
 
 def _claim_of(entry: Entry) -> str:

@@ -25,13 +25,26 @@ class Limits:
 
 
 NO_LIMITS = Limits()
+STAGE_MODULES = (
+    "clean_corpus",
+    "train_vocab",
+    "make_examples",
+    "removal",
+    "make_task",
+    "training",
+    "finetuning",
+    "contamination",
+    "scoring",
+    "registry",
+)
+"""Names of the stages' modules, in the order of the flows."""
 
 
 def limits_of(module: str) -> Limits:
     """Return the limits of the stage in ``module``, as the environment has them.
 
     Raises:
-        ConfigError: it has something else than numbers above 0.
+        ConfigError: it has something else than numbers above 0, or names no stage.
     """
     silent, hours = _number(SILENT_MINUTES, module), _number(STAGE_HOURS, module)
     return Limits(silent and silent * 60, hours and hours * 3600)
@@ -50,5 +63,9 @@ def _number(variable: str, module: str) -> float | None:
             raise ConfigError(
                 f"{variable}: {part!r} must be a number above 0, or stage=number, for example "
                 "training=120"
+            )
+        if name and name not in STAGE_MODULES:
+            raise ConfigError(
+                f"{variable}: there is no stage {name!r}; there is {', '.join(STAGE_MODULES)}"
             )
     return numbers.get(stage, numbers.get(""))

@@ -15,18 +15,18 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import exponential_backoff
 
 from albert_core.contract.credentials import hide_credentials_in_logs
-from albert_core.contract.errors import ConfigError
 from albert_core.contract.log_lines import FORMAT, is_json, read_line, use_format
 from albert_core.contract.manifest import Manifest, read_manifest
 from albert_core.contract.outage import is_passing
 from albert_core.contract.stage_command import stage_argv
 from albert_core.contract.tracking_address import shown_tracking_uri
+from albert_core.contract.whole_numbers import whole_number
+from albert_core.contract.work_folder import work_folder
 from flows.recipe import Recipe, load_recipe, save_recipe
 from flows.stage_limits import limits_of
 from flows.stage_page import ProgressPage, save_stage_page
 from flows.stage_process import InterruptedStageError, distributed_argv, run_stage_process
 from flows.tracked_flow import begin_tracking, note_stage, stage_environment
-from flows.work_folder import work_folder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -131,10 +131,7 @@ def _relay(log: Logger | LoggerAdapter[Any], line: str) -> None:
 
 def _distributed(argv: list[str]) -> list[str]:
     """Return the training's command line for ALBERT_TRAINING_PROCESSES processes, 1 if unset."""
-    text = os.environ.get("ALBERT_TRAINING_PROCESSES", "1")
-    if not text.isdigit() or int(text) < 1:
-        raise ConfigError(f"ALBERT_TRAINING_PROCESSES={text!r} must be a whole number, at least 1")
-    return distributed_argv(argv, int(text))
+    return distributed_argv(argv, whole_number("ALBERT_TRAINING_PROCESSES", 1))
 
 
 def _may_pass(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:

@@ -29,7 +29,7 @@ from albert_core.contract.lineage import (
     read_work,
 )
 from albert_core.contract.manifest import newest_manifest
-from flows.work_folder import work_folder
+from albert_core.contract.work_folder import work_folder
 from pipelines.document_search import Occurrence, find_document, may_be_in_task
 
 if TYPE_CHECKING:

@@ -1,13 +1,16 @@
 """Services that run in this terminal, until Ctrl-C or SIGTERM."""
 
+import argparse
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from albert_core.contract import storage
 from albert_core.contract.errors import AlbertError
 from infra.services import LOOK_SECONDS, ServeError, Services
 
@@ -41,13 +44,25 @@ def run_until_stopped(
             time.sleep(LOOK_SECONDS)
     except Stopped:
         print("\nstopping", flush=True)
-    except AlbertError as error:
+    except (AlbertError, OSError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         status = 1
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    services.stop()
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        services.stop()
     return status
+
+
+def local_folder(text: str) -> Path:
+    """Return a command line's folder, absolute; argparse's error if it is not on this machine."""
+    path = storage.local_path(text)
+    if path is None:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not on this machine, where the databases and logs of the services are to "
+            "be. Give a local folder here, and workers with ALBERT_WORK at that place"
+        )
+    return path.absolute()
 
 
 def refuse_taken(host: str, **ports: int) -> None:

@@ -48,9 +48,7 @@ class Postgres:
         """
         if self.folder.exists():
             return
-        self.password_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.password_file.touch(mode=0o600)
-        self.password_file.write_text(secrets.token_urlsafe(24))
+        self._make_password()
         unfinished = self.folder.with_name(f"{self.folder.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)  # of one that was killed
         unfinished.mkdir(parents=True, mode=0o700)
@@ -129,8 +127,25 @@ class Postgres:
                 "another with --postgres-folder"
             )
 
+    def _make_password(self) -> None:
+        """Write a new password, unless there is one: another cluster may have it."""
+        if self.password_file.exists():
+            return
+        self.password_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        unfinished = self.password_file.with_name(f"{self.password_file.name}.unfinished")
+        unfinished.unlink(missing_ok=True)
+        unfinished.touch(mode=0o600)
+        unfinished.write_text(secrets.token_urlsafe(24))
+        unfinished.rename(self.password_file)
+
     def _password(self) -> str:
-        return self.password_file.read_text()
+        try:
+            return self.password_file.read_text()
+        except FileNotFoundError as error:
+            raise ServeError(
+                f"{self.password_file}, the password of the databases in {self.folder}, is "
+                "missing. Put it back, or give another --postgres-folder for new databases"
+            ) from error
 
 
 def _unprivileged(command: Sequence[str]) -> list[str]:

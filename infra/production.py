@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.flow_services import PREFECT, deploy, flow_environment, start_prefect, start_worker
-from infra.foreground import refuse_taken, run_until_stopped
+from infra.foreground import local_folder, refuse_taken, run_until_stopped
 from infra.postgres import Postgres
 from infra.services import LOOK_SECONDS, PROJECT, Services, answers
 
@@ -245,7 +245,7 @@ def _settings(argv: Sequence[str] | None) -> ProductionSettings:
     environment = os.environ.get
     parser.add_argument(
         "--work",
-        type=_absolute,
+        type=local_folder,
         default=environment("ALBERT_WORK", "work"),
         help="local folder for all data (ALBERT_WORK, else 'work')",
     )
@@ -276,15 +276,11 @@ def _settings(argv: Sequence[str] | None) -> ProductionSettings:
         )
     parser.add_argument(
         "--postgres-folder",
-        type=_absolute,
+        type=local_folder,
         default=environment("ALBERT_POSTGRES_FOLDER"),
         help="of the databases' files, on a disk of this machine (default: in the work folder)",
     )
     return ProductionSettings(**vars(parser.parse_args(argv)))
-
-
-def _absolute(path: str) -> Path:
-    return Path(path).absolute()
 
 
 if __name__ == "__main__":

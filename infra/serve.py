@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infra.flow_services import PREFECT, deploy, flow_environment, start_prefect, start_worker
-from infra.foreground import refuse_taken, run_until_stopped
+from infra.foreground import local_folder, refuse_taken, run_until_stopped
 from infra.services import PROJECT, Services
 
 HOST = "127.0.0.1"
@@ -21,7 +21,7 @@ PREFECT_PORT, MLFLOW_PORT = 4200, 5000
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until Ctrl-C or SIGTERM; return the exit status."""
     options = _options(argv)
-    work = Path(options.work).absolute()
+    work: Path = options.work
     prefect_url = f"http://{HOST}:{options.prefect_port}"
     mlflow_url = f"http://{HOST}:{options.mlflow_port}"
     services = Services(work / "logs", flow_environment(work, prefect_url, mlflow_url))
@@ -39,6 +39,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     environment = os.environ.get
     parser.add_argument(
         "--work",
+        type=local_folder,
         default=environment("ALBERT_WORK", "work"),
         help="local folder for all data (ALBERT_WORK, else 'work')",
     )

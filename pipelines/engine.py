@@ -32,11 +32,9 @@ from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from albert_core.contract import errors, storage
 from albert_core.contract.errors import AlbertError, ConfigError
-from albert_core.contract.stage_command import worker_count
+from albert_core.contract.stage_command import RUN_AGAIN_STATUS, worker_count
 from pipelines.progress import Progress
 
-WORKER_DIED = 75
-"""Exit status (EX_TEMPFAIL) after a worker process died: running the stage again may help."""
 ON_EACH_HOST = "localhost:50000"
 """Where each Flink or Spark host has its pool of Python workers, unless the options say so."""
 CONNECT_SECONDS = 20.0
@@ -149,8 +147,8 @@ def _dask(scratch: str) -> Engine:
     address = _address("dask", "the scheduler's, such as tcp://host:8786")
     if not (find_spec("dask") and find_spec("distributed")):
         raise ConfigError(
-            "ALBERT_ENGINE=dask needs Dask: pip install 'albert-pretraining[dask]', here and on "
-            "every worker"
+            "ALBERT_ENGINE=dask needs Dask: pip install -e '.[dask]' in the project's folder, here "
+            "and on every worker"
         )
     from pipelines import dask_cluster
 
@@ -279,7 +277,7 @@ def _ending_when_a_worker_dies() -> Iterator[None]:
     def end(failure: threading.ExceptHookArgs) -> None:
         if "Worker subprocess exited" in str(failure.exc_value):
             log.error("a Beam worker process died (%s): run the stage again", failure.exc_value)
-            os._exit(WORKER_DIED)
+            os._exit(RUN_AGAIN_STATUS)
         if failure.thread and failure.thread.name == "beam_control_read":
             log.warning("the connection to a Beam worker broke (%s)", failure.exc_type.__name__)
         else:

@@ -119,6 +119,7 @@ def run(work: str, examples: str, purge: str = "no") -> str:
         "vocabularies_made_of_them": _made_of(work, "vocab", holding),
     }
     if purge == "yes":
+        _write(work, receipt | {"purged": False})  # a killed purge leaves a receipt as well
         for uri in holding:
             _delete(uri)
         receipt["left_after_purge"] = _still_holding(work, removed, protected)

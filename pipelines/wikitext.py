@@ -129,7 +129,7 @@ def plain_text_by_parser(markup: str, left_out: Collection[str] = LEFT_OUT) -> s
     except ImportError as error:
         raise ConfigError(
             "source.wiki_parser 'full' needs mwparserfromhell: "
-            "pip install 'albert-pretraining[wiki]', or set it to 'fast'"
+            "pip install -e '.[wiki]' in the project's folder, or set it to 'fast'"
         ) from error
     try:
         tree = mwparserfromhell.parse(markup)

@@ -17,7 +17,8 @@ from urllib.parse import quote, unquote
 
 HIDDEN = "***"
 
-_USERINFO = r"(?:https?://[^\s/?#'\"<>]+|://[^\s/?#'\"<>]*:[^\s/?#'\"<>]*)@"
+_NO_END = r"""[^\s/?#'"<>]"""
+_USERINFO = f"(?:https?://{_NO_END}+|://{_NO_END}*:{_NO_END}*)@"
 _PARAMETER = (
     r"[?&;](?:x-(?:amz|goog)-(?:signature|credential|security-token)|sig|signature|auth|"
     r"authorization|\w*token|\w*password|passwd|pwd|\w*secret|(?:\w+_)?api_?key|key|"
@@ -25,6 +26,18 @@ _PARAMETER = (
 )
 IN_URI = re.compile(f"{_USERINFO}|{_PARAMETER}[^&\\s]", re.IGNORECASE)
 """What only a URI with credentials has."""
+
+
+def _in_either_case(pattern: str) -> str:
+    """Return a pattern in small letters as one for which case means nothing."""
+    return re.sub(r"(?<!\\)[a-z]", lambda found: f"[{found[0]}{found[0].upper()}]", pattern)
+
+
+WITHOUT_CREDENTIALS = rf"^(?![\s\S]*(?:{_in_either_case(IN_URI.pattern)}))"
+"""What texts match that `has_credentials` passes, for JSON schemas: those know no flags.
+
+Python reads it, and JavaScript in its strict ("u") mode.
+"""
 
 _USERINFO_OF_URI = re.compile(r"(https?://|://)([^\s/?#'\"<>:]*:)?([^\s/?#'\"<>]*)@", re.IGNORECASE)
 _VALUE_OF_PARAMETER = re.compile(rf"({_PARAMETER})([^&\s'\"<>)]+)", re.IGNORECASE)

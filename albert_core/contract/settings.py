@@ -5,14 +5,33 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from albert_core.contract.credentials import has_credentials, redacted
+from albert_core.contract.credentials import WITHOUT_CREDENTIALS, has_credentials, redacted
 from albert_core.contract.errors import ConfigError
 
 
-class Settings(BaseModel):
-    """A frozen, strict record. Unknown keys and wrong types are errors that name their path."""
+def _check_texts(schema: dict[str, Any]) -> None:
+    """Have a JSON schema refuse credentials in every text that it allows, at any depth."""
+    if schema.get("type") == "string" and "enum" not in schema:
+        schema.setdefault("pattern", WITHOUT_CREDENTIALS)
+    tables = (schema.get(name) for name in ("items", "additionalProperties"))
+    for inner in (*schema.get("properties", {}).values(), *schema.get("anyOf", []), *tables):
+        if isinstance(inner, dict):
+            _check_texts(inner)
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+
+class Settings(BaseModel):
+    """A frozen, strict record. Unknown keys and wrong types are errors that name their path.
+
+    Its JSON schema, by which Prefect checks a form before it keeps it, refuses credentials too.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        validate_default=True,
+        json_schema_extra=_check_texts,
+    )
 
     @classmethod
     def read(cls, values: dict[str, Any], where: str) -> Self:

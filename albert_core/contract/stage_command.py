@@ -23,6 +23,7 @@ from albert_core.contract.log_lines import say, set_up_log
 from albert_core.contract.outage import is_passing
 from albert_core.contract.provenance import Call, called_as
 from albert_core.contract.settings import Settings, refuse_credentials
+from albert_core.contract.whole_numbers import whole_number
 
 Stage = Callable[..., str]
 RESULT = "manifest: "
@@ -143,9 +144,6 @@ def worker_count() -> int:
     """Return how many worker processes a stage may use: ALBERT_WORKERS, else the cores there are.
 
     Raises:
-        ConfigError: ALBERT_WORKERS is not a whole number above 0.
+        ConfigError: ALBERT_WORKERS is something else.
     """
-    text = os.environ.get("ALBERT_WORKERS", str(len(os.sched_getaffinity(0))))
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"ALBERT_WORKERS={text!r} must be a whole number of at least 1")
-    return int(text)
+    return whole_number("ALBERT_WORKERS", len(os.sched_getaffinity(0)))

@@ -117,7 +117,12 @@ def create(uri: str, content: bytes) -> bool:
         if isinstance(fs, LocalFileSystem):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             with open(path, "xb") as file:
-                file.write(content)
+                try:
+                    file.write(content)
+                    file.flush()
+                except OSError:  # the disk is full: what is half written must not stay
+                    Path(path).unlink()
+                    raise
         else:
             fs.pipe_file(path, content, mode="create")
     except FileExistsError:

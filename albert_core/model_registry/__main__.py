@@ -8,7 +8,6 @@ rollback  make the previous champion, or the version of --to, champion again
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 
 from albert_core.contract.errors import AlbertError, RegistryError
+from albert_core.contract.work_folder import work_folder
 from albert_core.model_registry.aliases import MOVED_TAG, champion_of, promote_by_hand, roll_back
 from albert_core.model_registry.champion import DECISION_TAG
 from albert_core.model_registry.model_versions import named, registry_errors
@@ -30,8 +30,9 @@ def main(argv: Sequence[str]) -> int:
     """Do what the command line says, print it, return the process's status."""
     options = _parser().parse_args(argv)
     try:
-        with registry_errors(options.work):
-            print(_answer(open_client(options.work), options))
+        work = work_folder(options.work)
+        with registry_errors(work):
+            print(_answer(open_client(work), options))
     except AlbertError as error:
         print(f"error: {error}", file=sys.stderr)
         return _FAILED
@@ -121,8 +122,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--work",
-        default=os.environ.get("ALBERT_WORK") or "work",
-        help="folder whose registry is meant when MLFLOW_TRACKING_URI names none",
+        help="folder whose registry is meant when MLFLOW_TRACKING_URI names none (ALBERT_WORK, "
+        "else 'work')",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     listed = commands.add_parser("list", help="names, or all versions of one")

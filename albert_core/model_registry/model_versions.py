@@ -233,7 +233,11 @@ def _downloaded(client: MlflowClient, version: ModelVersion, work: str) -> Path:
                 found = mlflow.artifacts.download_artifacts(
                     artifact_uri=f"models:/{version.name}/{version.version}", dst_path=scratch
                 )
-            Path(found).replace(target)
+            try:
+                Path(found).replace(target)
+            except OSError:  # another process had it meanwhile
+                if not target.exists():
+                    raise
     return target / "artifacts" / MODEL_ARTIFACT
 
 

@@ -1,6 +1,10 @@
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.events import Event
+from prefect.events.filters import EventFilter, EventNameFilter
 
 from albert_core.contract import storage
 from flows import corpus_event
@@ -15,10 +19,12 @@ Emitted = list[tuple[str, dict[str, str], dict[str, Any]]]
 def emitted(monkeypatch: pytest.MonkeyPatch) -> Emitted:
     events: Emitted = []
 
-    def emit(name: str, resource: dict[str, str], payload: dict[str, Any]) -> None:
+    def emit(name: str, resource: dict[str, str], payload: dict[str, Any]) -> Event:
         events.append((name, resource, payload))
+        return Event(event=name, resource=resource, occurred=datetime.now(UTC))
 
     monkeypatch.setattr(corpus_event, "emit_event", emit)
+    monkeypatch.setattr(corpus_event, "_has_arrived", lambda event: True)
     return events
 
 
@@ -73,3 +79,25 @@ def test_what_could_not_be_told_is_told_by_the_next_run(
             corpus_event.tell_of_change(run, examples, "tiny", None, None)
     assert corpus_event.tell_of_change(run, examples, "tiny", None, None)
     assert len(emitted) == 1
+
+
+def test_what_did_not_arrive_is_told_again(
+    run: RecipeRun, emitted: Emitted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = write_examples(run, "first")
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus_event, "_has_arrived", lambda event: False)
+        assert not corpus_event.tell_of_change(run, examples, "tiny", None, None)
+        patch.setattr(corpus_event, "emit_event", lambda *_, **__: None)
+        assert not corpus_event.tell_of_change(run, examples, "tiny", None, None)
+    assert corpus_event.tell_of_change(run, examples, "tiny", None, None)
+    assert len(emitted) == 2
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_it_is_noted_once_the_server_has_the_event(run: RecipeRun) -> None:
+    assert corpus_event.tell_of_change(run, write_examples(run, "real"), "tiny", None, None)
+    wanted = EventFilter(event=EventNameFilter(name=[corpus_event.EVENT]))
+    with get_client(sync_client=True) as client:
+        found = client.read_events(wanted, limit=50).events
+    assert "albert.examples.real" in {event.resource.id for event in found}

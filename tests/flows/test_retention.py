@@ -131,6 +131,8 @@ def test_what_is_being_made_stays_however_old_it_is(
 ) -> None:
     work, (corpus, *_) = old
     running = plan(7, "examples", corpus=corpus)
+    storage.write_bytes(f"{work}/units/old/unit.json", b"{}")
+    age(f"{work}/units/old/unit.json", 400)
     storage.write_bytes(f"{running.folder(work)}/part.arrow", b"x")
     age(f"{running.folder(work)}/part.arrow", 400)
     name = f"examples-{running.key}"
@@ -139,7 +141,10 @@ def test_what_is_being_made_stays_however_old_it_is(
     try:
         made = plan_for(work, NOTHING_NEW, time.time())
         kept = {entry.name: why for entry, why in made.kept.items()}
-        assert kept == {f"examples/{running.key}": "it is being made"}
+        assert kept == {
+            f"examples/{running.key}": "it is being made",
+            "units/old": "a stage is being made, which may use it",
+        }
     finally:
         other.release()
     made = plan_for(work, NOTHING_NEW, time.time())

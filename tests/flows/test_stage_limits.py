@@ -1,7 +1,11 @@
+import ast
+from pathlib import Path
+
 import pytest
 
+import flows
 from albert_core.contract.errors import ConfigError
-from flows.stage_limits import NO_LIMITS, Limits, limits_of
+from flows.stage_limits import NO_LIMITS, STAGE_MODULES, Limits, limits_of
 
 
 def test_without_a_word_there_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +27,21 @@ def test_what_is_no_time_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("ALBERT_STAGE_HOURS", text)
     with pytest.raises(ConfigError, match=r"ALBERT_STAGE_HOURS: .* must be a number above 0"):
         limits_of("albert_core.training")
+
+
+def test_a_stage_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALBERT_SILENT_MINUTES", "trainnig=120")
+    with pytest.raises(ConfigError, match="there is no stage 'trainnig'; there is clean_corpus"):
+        limits_of("albert_core.training")
+
+
+def test_every_stage_that_a_flow_runs_may_have_a_limit() -> None:
+    [folder] = flows.__path__
+    firsts = [
+        node.args[0]
+        for path in Path(folder).glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "run_stage"
+    ]
+    modules = [first.value for first in firsts if isinstance(first, ast.Constant)]
+    assert {str(module).rpartition(".")[2] for module in modules} == set(STAGE_MODULES)

@@ -79,6 +79,14 @@ def test_a_killed_postgres_comes_back_with_its_data(folder: Path) -> None:
         cluster.prepare()
         assert cluster.password_file.read_text() == before
         assert cluster.password_file.stat().st_mode & 0o077 == 0
+
+        other = Postgres(folder / "other", port, cluster.password_file)
+        other.prepare()
+        assert query(cluster, "select number from kept").stdout == "7\n"
+        assert cluster.password_file.read_text() == before
+        cluster.password_file.unlink()
+        with pytest.raises(ServeError, match=r"password, the password of .* is missing\. Put it"):
+            cluster.url("mlflow", "postgresql")
     finally:
         services.stop()
 

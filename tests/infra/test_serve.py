@@ -158,6 +158,18 @@ def test_a_second_one_says_that_the_ports_are_taken(served: Served) -> None:
     assert f"error: Prefect cannot listen at 127.0.0.1:{served.prefect_port}" in done.stderr
 
 
+@pytest.mark.parametrize("module", ["infra.serve", "infra.production"])
+def test_a_work_folder_in_a_bucket_is_refused(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--work=s3://bucket/work"],
+        capture_output=True,
+        text=True,
+        cwd=PROJECT,
+    )
+    assert done.returncode == 2
+    assert "s3://bucket/work is not on this machine" in done.stderr
+
+
 def test_ctrl_c_stops_everything(served: Served) -> None:
     family = descendants(served.process.pid)
     assert len(family) >= 3

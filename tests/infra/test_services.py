@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.foreground import run_until_stopped
 from infra.process_family import marked
 from infra.services import MARK, ServeError, Services
 
@@ -139,3 +140,27 @@ def descendants(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     children = [int(child) for task in tasks for child in task.read_text().split()]
     return [*children, *(grandchild for child in children for grandchild in descendants(child))]
+
+
+@pytest.mark.parametrize(("error", "status"), [(OSError("disk full"), 1), (ServeError("away"), 1)])
+def test_whatever_ends_the_watch_stops_the_services(
+    services: Services, error: Exception, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    started: list[int] = []
+
+    def begin() -> str:
+        started.append(start(services, SLEEPER))
+        return "all is up"
+
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        assert run_until_stopped(services, begin, fail) == status
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(number, handler)
+    assert f"error: {error}" in capsys.readouterr().err
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)

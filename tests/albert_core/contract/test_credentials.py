@@ -1,10 +1,17 @@
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from albert_core.contract.credentials import has_credentials, redacted, secrets_of
+from albert_core.contract.credentials import (
+    WITHOUT_CREDENTIALS,
+    has_credentials,
+    redacted,
+    secrets_of,
+)
 from albert_core.contract.errors import ConfigError, SourceError
 from albert_core.contract.settings import refuse_credentials
 from pipelines.config import SourceSettings
@@ -18,6 +25,12 @@ WITH = [
     "https://host/a?X-Amz-Credential=b&X-Amz-Signature=xy99zz77&c=d",
     "https://host/a?sv=1&sig=xy99zz77",
     "https://host/a?access_token=xy99zz77",
+    "https://host/a?key=xy99zz77",
+    "https://host/a?b=1&auth=xy99zz77",
+    "https://host/a?passwd=xy99zz77",
+    "https://host/a?AWSAccessKeyId=xy99zz77",
+    "https://host/a;token=xy99zz77",
+    "HTTPS://host/a?TOKEN=xy99zz77",
 ]
 WITHOUT = [
     "/data/texts@home/a:b.txt",
@@ -39,6 +52,18 @@ def test_credentials_in_a_uri_are_found_and_hidden(uri: str) -> None:
     assert "***" in shown
     assert shown.startswith("can't read '")
     assert shown.endswith("': away")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node.js to read the pattern with")
+def test_a_browser_reads_the_schemas_pattern_as_python_does() -> None:
+    program = (
+        "const [pattern, texts] = JSON.parse(require('fs').readFileSync(0));"
+        "const read = new RegExp(pattern, 'u');"
+        "console.log(JSON.stringify(texts.map(text => read.test(text))))"
+    )
+    given = json.dumps([WITHOUT_CREDENTIALS, WITH + WITHOUT])
+    done = subprocess.run(["node", "-e", program], input=given, capture_output=True, text=True)
+    assert json.loads(done.stdout) == [False] * len(WITH) + [True] * len(WITHOUT), done.stderr
 
 
 @pytest.mark.parametrize("text", WITHOUT)
