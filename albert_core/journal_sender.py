@@ -59,7 +59,8 @@ class JournalSender:
         self._client: MlflowClient | None = None
         self._header: Entry = {}
         self._last_time = 0
-        self._last_steps: dict[str, int] = {}
+        self._steps: dict[str, set[int]] = {}
+        self._finished_at: int | None = None
         self._params: set[str] = set()
 
     def send(self) -> None:
@@ -80,7 +81,11 @@ class JournalSender:
         Raises:
             ServerAwayError: the server does not answer.
         """
-        if not self.has_ended:
+        if self.has_ended:
+            return
+        if self._finished_at is not None:  # by a later process, whose journal came first
+            self._deliver([{"end": "FINISHED", "time": self._finished_at}])
+        else:
             self._deliver([{"end": "KILLED", "time": self._last_time}])
 
     def _open(self) -> None:
@@ -140,10 +145,12 @@ class JournalSender:
         if not storage.exists(uri) or storage.read_bytes(uri) != content:
             storage.write_bytes(uri, content)
         self._params = set(run.data.params)
-        self._last_steps = {
-            name: max(point.step for point in client.get_metric_history(run_id, name))
+        self._steps = {
+            name: {point.step for point in client.get_metric_history(run_id, name)}
             for name in run.data.metrics
         }
+        if run.info.status == "FINISHED" and self._may_be_there:
+            self._finished_at = run.info.end_time
         if run.info.status != "RUNNING":
             client.update_run(run_id, status="RUNNING")
         parent = self._header["tags"].get(PARENT_TAG)
@@ -156,6 +163,8 @@ class JournalSender:
         for tries in range(_TRIES):
             try:
                 self._do(entries)
+            except ServerAwayError:
+                raise
             except Exception as error:  # noqa: BLE001  whatever it is, the next entry is sent
                 self._raise_if_away(error)
                 if len(entries) > 1:
@@ -215,15 +224,16 @@ class JournalSender:
 
     def _send_metrics(self, client: MlflowClient, run_id: str, entries: list[Entry]) -> None:
         """Send the points that the server does not have, each with the time when it was made."""
-        new, steps = [], dict(self._last_steps)
+        new: dict[tuple[str, int], Metric] = {}
         for entry in entries:
             for name, value in entry["metrics"].items():
-                if entry["step"] > steps.get(name, -1):
-                    new.append(Metric(name, value, entry["time"], entry["step"]))
-                    steps[name] = entry["step"]
+                point = (name, entry["step"])
+                if entry["step"] not in self._steps.get(name, ()) and point not in new:
+                    new[point] = Metric(name, value, entry["time"], entry["step"])
         if new:
-            client.log_batch(run_id, metrics=new)
-        self._last_steps = steps
+            client.log_batch(run_id, metrics=list(new.values()))
+        for name, step in new:
+            self._steps.setdefault(name, set()).add(step)
 
     def _send_params(self, client: MlflowClient, run_id: str, params: dict[str, str]) -> None:
         new = [Param(name, value) for name, value in params.items() if name not in self._params]
@@ -232,7 +242,7 @@ class JournalSender:
 
     def _adopt(self, client: MlflowClient, run_id: str, stage: str, folder: str, run: str) -> None:
         """Nest another run below this one, or point to it if it is of an earlier flow run."""
-        child_id = _run_of_folder(self._work, folder) or run
+        child_id = _run_of_folder(self._work, folder, run)
         if not child_id:
             return  # that stage tracks nothing
         child, since = client.get_run(child_id), client.get_run(run_id).info.start_time
@@ -277,7 +287,11 @@ def send_left(work: str, folder: str = "", but: Path | None = None) -> LeftJourn
             found.num_busy += path.exists()
             continue
         try:
-            if journal.read(0)[0][0].get("server") != shown_tracking_uri(work):
+            header = next((entry for entry, _ in journal.read(0)), None)
+            if header is None:  # of a machine that lost its power
+                journal.remove()
+                continue
+            if header.get("server") != shown_tracking_uri(work):
                 found.num_elsewhere += 1
                 continue
             sender = JournalSender(work, journal, is_new=False)
@@ -310,14 +324,23 @@ def _dataset_input(name: str, digest: str, source: str, context: str) -> Dataset
     return DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
 
 
-def _run_of_folder(work: str, folder: str) -> str:
-    """Return the id of the run of a stage's folder, once what its process left is sent."""
+def _run_of_folder(work: str, folder: str, said: str) -> str:
+    """Return the id of the run of a stage's folder, once what its process left is sent.
+
+    Without one it is what the stage's manifest ``said``.
+
+    Raises:
+        ServerAwayError: another process is sending it, or the server does not answer.
+    """
     if not folder:
-        return ""
+        return said
     uri = storage.join(folder, RUN_ID)
-    if not storage.exists(uri):
-        send_left(work, folder)
-    return storage.read_bytes(uri).decode().strip() if storage.exists(uri) else ""
+    is_busy = not storage.exists(uri) and send_left(work, folder).num_busy > 0
+    if storage.exists(uri):
+        return storage.read_bytes(uri).decode().strip()
+    if is_busy and not said:
+        raise ServerAwayError(f"{folder} has no run yet, which another process is about to send")
+    return said
 
 
 def said(error: BaseException) -> str:

@@ -70,7 +70,12 @@ class Journal:
         file = passing.open("x+b", buffering=0)
         fcntl.flock(file, fcntl.LOCK_EX)
         journal = cls(place / name, file)
-        journal.append(header)
+        try:
+            journal.append(header)
+        except OSError:
+            passing.unlink()
+            journal.release()
+            raise
         passing.rename(journal.path)  # nobody has seen it without its lock and its header
         return journal
 
@@ -138,7 +143,8 @@ class Journal:
 def journals_of(work: str, folder: str = "") -> list[Path]:
     """Return the journals in ``work``, the oldest first; of one stage's folder if it is given."""
     label = re.sub(r"([*?[])", r"[\1]", _label(folder)) if folder else "*"
-    found = journal_folder(work).glob(f"{label}~*.jsonl")
+    glob = journal_folder(work).glob(f"{label}~*.jsonl")
+    found = [path for path in glob if not path.name.startswith(".")]  # those have no header yet
     return sorted(found, key=lambda path: path.name.rpartition("~")[2])
 
 

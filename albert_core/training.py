@@ -54,6 +54,7 @@ from albert_core.pretraining.run_speed import expected_speed
 from albert_core.pretraining.starting_point import (
     StartingPoint,
     continue_run,
+    earlier_results,
     find_starting_point,
 )
 from albert_core.pretraining.train_step import PAIR_TASKS, TrainState, Update, train_step
@@ -91,7 +92,11 @@ def run(model: ModelSettings, training: TrainingSettings, examples: str, work: s
         },
         code=code_digest(__name__),
         libraries=library_versions("torch"),
-        input_manifests={"examples": examples, "vocab": manifest.facts["vocab_manifest"]},
+        input_manifests={
+            "examples": examples,
+            "vocab": manifest.facts["vocab_manifest"],
+            **earlier_results(training),
+        },
     )
     if done := plan.find(work):
         return done

@@ -63,24 +63,21 @@ def plan_for(work: str, rules: Rules, now: float) -> RetentionPlan:
         RegistryError: the registry does not answer.
     """
     lineage, entries = read_work(work, begun=True), find_entries(work)
+    being_made = {
+        entry.name
+        for entry in entries
+        if entry.area in STAGES and not entry.is_finished and _is_held(entry, work)
+    }
     folders = {place: result.folder for place, result in lineage.results.items()}
-    plan = plan_retention(
+    return plan_retention(
         entries=entries,
         lineage=lineage,
         made_with={place: _made_with(folder) for place, folder in folders.items()},
+        being_made=being_made,
         registered=_registered(work, rules, lineage),
         rules=rules,
         now=now,
     )
-    for entry in list(plan.superfluous):
-        if not entry.is_finished and entry.area in STAGES:
-            _keep_if_being_made(plan, entry, work)
-    unfinished = (each for each in entries if each.area in STAGES and not each.is_finished)
-    if any(_is_held(entry, work) for entry in unfinished):
-        for entry in [each for each in plan.superfluous if each.area in (UNITS, PARTS)]:
-            plan.superfluous.remove(entry)
-            plan.kept[entry] = "a stage is being made, which may use it"
-    return plan
 
 
 def find_entries(work: str) -> list[Entry]:
@@ -129,7 +126,7 @@ def delete(plan: RetentionPlan, work: str) -> None:
     """
     for entry in list(plan.superfluous):
         is_result = entry.area in STAGES
-        if is_result and _keep_if_being_made(plan, entry, work, hold=True):
+        if is_result and _keep_if_being_made(plan, entry, work):
             continue
         for uri in _files_of(entry, work):
             storage.remove(uri)
@@ -188,9 +185,9 @@ def _registered(work: str, rules: Rules, lineage: Lineage) -> dict[str, str]:
     return needed
 
 
-def _keep_if_being_made(plan: RetentionPlan, entry: Entry, work: str, hold: bool = False) -> bool:
-    """Move the entry to what is kept if another process holds it; return whether."""
-    if not _is_held(entry, work, hold):
+def _keep_if_being_made(plan: RetentionPlan, entry: Entry, work: str) -> bool:
+    """Move the entry to what is kept if another process holds it, else hold it; return whether."""
+    if not _is_held(entry, work, hold=True):
         return False
     plan.superfluous.remove(entry)
     plan.kept[entry] = "it is being made"

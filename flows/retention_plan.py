@@ -71,6 +71,7 @@ def plan_retention(
     entries: Collection[Entry],
     lineage: Lineage,
     made_with: Mapping[str, Collection[str] | None],
+    being_made: Collection[str],
     registered: Mapping[str, str],
     rules: Rules,
     now: float,
@@ -82,6 +83,7 @@ def plan_retention(
         lineage: of all results, also of those that are begun.
         made_with: place of a corpus or of examples -> the names of the entries that would save
             work on the next; None: it does not say.
+        being_made: places that other processes are at work on: what may serve them is kept.
         registered: place -> a version that was made of it.
         rules: what to keep.
         now: seconds since 1970.
@@ -90,6 +92,11 @@ def plan_retention(
     for entry in entries:
         if place_in(entry.name) in registered:
             reasons[entry.name] = f"{registered[entry.name]} is made of it"
+    for entry in entries:
+        if entry.name in being_made:
+            reasons.setdefault(entry.name, "it is being made")
+        elif being_made and entry.area in (UNITS, PARTS):
+            reasons[entry.name] = "a stage is being made, which may use it"
     current = dict(_current(entries, rules, now))
     reasons |= {name: why for name, why in current.items() if name not in reasons}
     for place in list(reasons):

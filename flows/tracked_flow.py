@@ -9,8 +9,10 @@ Nothing here stops a flow: a server that is away gets it all later, see `albert_
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from prefect import Flow
@@ -52,6 +54,8 @@ class TrackedFlow:
 
         self._work = work
         self._children: list[TrackedRun] = []
+        self._times: Counter[str] = Counter()
+        self._counting = Lock()
         folder = storage.join(work, FLOW_RUNS, str(this_flow_run.id))
         name = f"{this_flow_run.flow_name}: {this_flow_run.name}"
         self._run = TrackedRun(work, folder, name, tags)
@@ -80,7 +84,10 @@ class TrackedFlow:
             self._children.append(self._logged(manifest, uri, began))
         else:
             self._run.adopt(manifest.stage, folder, manifest.facts.get("mlflow_run_id"))
-        self._run.log_metrics(0, headlines(manifest))
+        for name, value in headlines(manifest).items():
+            with self._counting:
+                number, self._times[name] = self._times[name], self._times[name] + 1
+            self._run.log_metrics(number, {name: value})  # several seeds of a task
         self._run.log_tags({f"stage.{manifest.stage}": uri})
 
     def note_report(self, markdown: str) -> None:

@@ -374,15 +374,19 @@ def _may_be_made_of(work: str, task: str, sources: set[str]) -> bool:
 
 
 def _made_of(work: str, stage: str, holding: list[str]) -> list[str]:
-    """Return the manifests of a stage of which an input is among ``holding``."""
+    """Return the manifests of a stage that are made of ``holding``, or of another such one."""
     sources = {name_of(uri) for uri in holding}
     uris = [storage.join(folder, MANIFEST) for folder in folders_in(work, stage)]
-    return [
-        uri
+    inputs = {
+        uri: {_key(made_of) for made_of in read_manifest(uri).input_manifests.values()}
         for uri in uris
         if storage.exists(uri)
-        and any(_key(made_of) in sources for made_of in read_manifest(uri).input_manifests.values())
-    ]
+    }
+    found: dict[str, None] = {}
+    while more := [u for u in inputs if u not in found and not sources.isdisjoint(inputs[u])]:
+        found |= dict.fromkeys(more)
+        sources |= {_key(uri) for uri in more}
+    return [uri for uri in inputs if uri in found]
 
 
 def _delete(uri: str) -> None:

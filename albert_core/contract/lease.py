@@ -4,7 +4,8 @@ Each holder has a number, one more than the last one's, and a file of that numbe
 process can create. The highest number holds the claim. Its file is rewritten every few seconds; one
 that stays as it is for `LEASE_SECONDS` of the onlooker's own clock, or whose process is gone from
 the onlooker's machine, is nobody's, and the next number may be created. A holder that finds a
-higher number, or its own file gone, was taken for dead: it ends its process, to be run again.
+higher number, or its own file gone or another's, was taken for dead: it ends its process, to be
+run again.
 """
 
 import logging
@@ -70,14 +71,14 @@ class Lease:
     def _renew(self, owner: Owner) -> None:
         while not self._over.wait(RENEW_SECONDS):
             try:
-                newest = self._newest()
-                if newest == self._number:
+                is_own = self._is_own(owner)
+                if is_own:
                     now = Owner.this_process().since
-                    storage.put(self._file(newest), replace(owner, since=now).to_json())
+                    storage.put(self._file(self._number), replace(owner, since=now).to_json())
             except Exception as error:  # noqa: BLE001  a store that is away comes back
                 log.debug("%s: not renewed (%s)", self.uri, error)
                 continue
-            if newest != self._number:
+            if not is_own:
                 log.error(
                     "%s: another process took over, for this one was silent for %.0f s. This one "
                     "ends; run it again.",
@@ -85,6 +86,13 @@ class Lease:
                     LEASE_SECONDS,
                 )
                 os._exit(os.EX_TEMPFAIL)
+
+    def _is_own(self, owner: Owner) -> bool:
+        """Return whether the highest number is this one's, and not given to another since."""
+        if self._newest() != self._number:
+            return False
+        found = Owner.read(self._file(self._number))
+        return found is None or replace(found, since=owner.since) == owner
 
     def _is_nobodys(self, number: int) -> bool:
         try:

@@ -12,6 +12,8 @@ CANDIDATE, CHAMPION, PREVIOUS = "candidate", "champion", "previous"
 """The model that came last and is not champion; the one to use; the one that was it before."""
 MOVED_TAG = "champion_by_hand"
 """Why and when a person made a version champion."""
+ROLLING_BACK_TAG = "rolling_back_to"
+"""Of the registered model: the version that a roll-back makes champion, until it is done."""
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """Codes of MLflow's errors for a model, version or alias that is not there."""
 
@@ -86,6 +88,10 @@ def roll_back(client: MlflowClient, name: str, version: str | None, reason: str)
     Raises:
         RegistryError: there is no previous champion, or no such version.
     """
+    champion = champion_of(client, name)
+    if version is None:  # of one that was killed, the aliases may be half moved
+        begun = client.get_registered_model(name).tags.get(ROLLING_BACK_TAG)
+        version = None if champion is not None and begun == str(champion.version) else begun
     if version is None:
         previous = version_with(client, name, PREVIOUS)
         if previous is None:
@@ -93,4 +99,8 @@ def roll_back(client: MlflowClient, name: str, version: str | None, reason: str)
                 f"{name} has no previous champion to roll back to; name a version with --to"
             )
         version = str(previous.version)
-    return promote_by_hand(client, name, version, f"rolled back: {reason}")
+    client.set_registered_model_tag(name, ROLLING_BACK_TAG, version)
+    try:
+        return promote_by_hand(client, name, version, f"rolled back: {reason}")
+    finally:
+        client.delete_registered_model_tag(name, ROLLING_BACK_TAG)

@@ -18,11 +18,14 @@ from albert_core.contract import storage
 from albert_core.contract.manifest import Manifest, StagePlan, read_manifest
 from albert_core.contract.tracking_address import tracking_uri
 from albert_core.model_registry.aliases import (
+    CANDIDATE,
     CHAMPION,
+    PREVIOUS,
     champion_of,
     is_same,
     make_candidate,
     make_champion,
+    version_with,
 )
 from albert_core.model_registry.gate import Decision, Measured, Verdict, gate
 from albert_core.model_registry.measured import ARTIFACT, write_measured
@@ -125,7 +128,10 @@ def enter(
         if done and version and read_manifest(done).facts["verdict"] != "undecided":
             _keep_true(plan, work, client, version, read_manifest(done))
             return done
-        version = version or _register(client, plan, work, candidate)
+        if version is None:
+            version = _register(client, plan, work, candidate)
+        elif not done:
+            _finish_registration(client, version)
         with promotion_lock(client, candidate.name):
             decision = _decide(client, settings, candidate, version, champion_measured)
         return _write(plan, work, client, version, decision)
@@ -151,29 +157,53 @@ def _decide(
     champion_measured: ChampionMeasured,
 ) -> Decision:
     """Make ``version`` champion if the gate says so, and keep the decision with it."""
-    champion = champion_of(client, candidate.name)
+    name, number = candidate.name, str(version.version)
     before = cast(Verdict, version.tags.get(_VERDICT_TAG, "undecided"))
     if before != "undecided":
         return Decision(before, version.tags[DECISION_TAG])
-    if champion is None:
-        decision = Decision("first", f"the first champion: its score is {candidate.score:.4f}")
-    elif is_same(champion, version):  # the process that made it champion was killed then
-        decision = Decision("promoted", "it is the champion already")
-    else:
-        theirs = champion_measured(client, champion)
-        decision = gate(settings, candidate.measured, theirs, candidate.over_seeds)
-    if decision.is_promoted:
+    champion = champion_of(client, name)
+    if champion is not None and is_same(champion, version):  # made so by a process killed then
+        verdict: Verdict = "promoted" if version.tags.get(_AGAINST_TAG) else "first"
+        decision = Decision(verdict, version.tags.get(DECISION_TAG, "it is the champion already"))
         make_champion(client, version)
-    about = candidate.description(str(version.version), decision)
-    client.update_model_version(candidate.name, version.version, about)
-    against = "" if champion is None else str(champion.version)
-    for tag, value in decision_tags(decision, against).items():
-        client.set_model_version_tag(candidate.name, version.version, tag, value)
+    else:
+        while True:
+            # Without a champion, if somebody deleted it, the one before it still counts.
+            against = champion or version_with(client, name, PREVIOUS)
+            decision = _compared(client, settings, candidate, against, champion_measured)
+            now = champion_of(client, name)
+            if _number(now) == _number(champion):
+                break
+            champion = now  # this took so long that another process took its turn
+        about = candidate.description(number, decision)
+        client.update_model_version(name, number, about)
+        for tag, value in decision_tags(decision, _number(against)).items():
+            client.set_model_version_tag(name, number, tag, value)
+        if decision.is_promoted:
+            make_champion(client, version)
+    client.set_model_version_tag(name, number, _VERDICT_TAG, decision.verdict)
     return decision
 
 
+def _compared(
+    client: MlflowClient,
+    settings: RegistrySettings,
+    candidate: Candidate,
+    against: ModelVersion | None,
+    champion_measured: ChampionMeasured,
+) -> Decision:
+    if against is None:
+        return Decision("first", f"the first champion: its score is {candidate.score:.4f}")
+    theirs = champion_measured(client, against)
+    return gate(settings, candidate.measured, theirs, candidate.over_seeds)
+
+
+def _number(version: ModelVersion | None) -> str:
+    return "" if version is None else str(version.version)
+
+
 def decision_tags(decision: Decision, against: str) -> dict[str, str]:
-    """Return what is kept with the version; that it was decided comes last."""
+    """Return what is kept with the version but the verdict: that comes last, once all is done."""
     facts = decision.facts()
     return {
         DECISION_TAG: decision.reason,
@@ -181,7 +211,6 @@ def decision_tags(decision: Decision, against: str) -> dict[str, str]:
         f"{DECISION_TAG}.difference": json.dumps(facts["difference"]),
         f"{DECISION_TAG}.lower_bound": json.dumps(facts["lower_bound"]),
         f"{DECISION_TAG}.tasks": json.dumps(facts["tasks"]),
-        _VERDICT_TAG: decision.verdict,
     }
 
 
@@ -254,6 +283,17 @@ def _register(
         )
     make_candidate(client, version)
     return version
+
+
+def _finish_registration(client: MlflowClient, version: ModelVersion) -> None:
+    """Do what `_register` does last, for a process that was killed before that."""
+    client.set_terminated(str(version.run_id))
+    newer = version_with(client, str(version.name), CANDIDATE)
+    champion = champion_of(client, str(version.name))
+    if champion is not None and is_same(champion, version):
+        return
+    if newer is None or int(newer.version) < int(version.version):
+        make_candidate(client, version)
 
 
 def _open_run(client: MlflowClient, plan: StagePlan, work: str, candidate: Candidate) -> str:

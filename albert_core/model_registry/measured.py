@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +14,7 @@ from albert_core.contract import storage
 from albert_core.contract.arrow_files import read_arrow, write_arrow
 from albert_core.contract.manifest import Manifest, digest_of, read_manifest
 from albert_core.downstream.finetuned_model import read_task
+from albert_core.model_registry.aliases import ABSENT
 from albert_core.model_registry.gate import Measured
 from albert_core.model_registry.jackknife import jackknife
 
@@ -68,14 +68,22 @@ def write_measured(measured: Mapping[str, Measured], uri: str) -> None:
 
 
 def read_measured(client: MlflowClient, version: ModelVersion) -> dict[str, Measured]:
-    """Return what was written when ``version`` was registered; nothing if nothing was."""
+    """Return what was written when ``version`` was registered; nothing if nothing was.
+
+    Raises:
+        MlflowException: the registry or its files do not answer. An OSError likewise.
+    """
+    run_id = str(version.run_id)
+    try:
+        names = {file.path for file in client.list_artifacts(run_id)}
+    except MlflowException as error:
+        if error.error_code not in ABSENT:
+            raise
+        return {}
+    if ARTIFACT not in names:
+        return {}
     with tempfile.TemporaryDirectory() as scratch:
-        try:
-            path = client.download_artifacts(str(version.run_id), ARTIFACT, scratch)
-        except (MlflowException, OSError):
-            return {}
-        if not Path(path).is_file():
-            return {}
+        path = client.download_artifacts(run_id, ARTIFACT, scratch)
         return {
             row["task"]: Measured(row["data"], tuple(row["scores"]), np.array(row["values"]))
             for row in read_arrow(path).to_pylist()

@@ -13,8 +13,10 @@ import torch
 
 from albert_core.checkpoint import checkpoint_digest, find_checkpoint, load_checkpoint
 from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.contract import storage
 from albert_core.contract.errors import ConfigError, IntegrityError, TrainingError
-from albert_core.contract.manifest import Manifest, read_manifest
+from albert_core.contract.lineage import place_in
+from albert_core.contract.manifest import BEGUN, MANIFEST, Manifest, read_manifest
 from albert_core.contract.seeds import derive_seed
 from albert_core.contract.tokenizer import Tokenizer
 from albert_core.conversion.initial_weights import load_initial_weights
@@ -60,6 +62,19 @@ def find_starting_point(
         )
         return StartingPoint(model=weights, inputs={"initial_model": _weights_digest(weights)})
     return StartingPoint()
+
+
+def earlier_results(settings: TrainingSettings) -> dict[str, str]:
+    """Return the manifest of the result that a run starts from, by its stage, if it is a stage's.
+
+    Of a run that is not finished it is the one that it was begun with.
+    """
+    uri = storage.absolute(settings.continue_from or settings.initial_model or ".")
+    if not (place := place_in(uri)):
+        return {}
+    folder = f"{uri[: uri.rindex(place)]}{place}"
+    found = (storage.join(folder, name) for name in (MANIFEST, BEGUN))
+    return next(({place.partition("/")[0]: each} for each in found if storage.exists(each)), {})
 
 
 def read_vocabulary(manifest: str) -> Tokenizer:

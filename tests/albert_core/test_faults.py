@@ -345,6 +345,7 @@ def test_dropout_is_removed_in_mid_run(
     assert first_norms[0] > 0
     manifest = read_manifest(second)
     assert manifest.inputs["continue_from"]
+    assert manifest.input_manifests["pretraining"] == first
     assert manifest.facts["settings"]["model"]["hidden_dropout_prob"] == 0
     again = training.run(MODEL, continued(first), examples, str(tmp_path))
     assert again == second

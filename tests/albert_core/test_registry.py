@@ -28,6 +28,7 @@ from albert_core.finetuning import model_digest
 from albert_core.model import AlbertForPretraining
 from albert_core.model_registry import champion as champion_rule
 from albert_core.model_registry import model_versions
+from albert_core.model_registry.gate import gate
 from albert_core.model_registry.model_versions import (
     MODEL_ARTIFACT,
     champion_to_beat,
@@ -228,12 +229,6 @@ def test_a_lost_manifest_does_not_make_a_second_version(work: str, client: Mlflo
 def test_the_run_of_a_registration_that_was_killed_is_gone_on_with(
     work: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class KilledError(BaseException):
-        pass
-
-    def killed(*_: object) -> None:
-        raise KilledError
-
     with monkeypatch.context() as patch:
         patch.setattr(champion_rule, "log_model", killed)
         with pytest.raises(KilledError):
@@ -245,6 +240,99 @@ def test_the_run_of_a_registration_that_was_killed_is_gone_on_with(
     [found] = client.search_runs([experiment], "attributes.run_name = 'registration-killed'")
     assert found.info.run_id == run.info.run_id == version.facts["mlflow_run_id"]
     assert found.info.status == "FINISHED"
+
+
+class KilledError(BaseException):
+    """The process ends there."""
+
+
+def killed(*_: object) -> None:
+    raise KilledError
+
+
+def test_a_registration_killed_after_its_version_was_made_is_ended(
+    work: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(work, "half", 0, 0.7)
+    with monkeypatch.context() as patch:
+        patch.setattr(champion_rule, "make_candidate", killed)
+        with pytest.raises(KilledError):
+            register(work, "half", 1, 0.6)
+    client.update_run(str(client.get_model_version("half", "2").run_id), status="RUNNING")
+    again = register(work, "half", 1, 0.6)
+    assert (again.facts["version"], again.facts["verdict"]) == ("2", "refused")
+    assert holder(client, "half", "candidate") == "2"
+    assert client.get_run(again.facts["mlflow_run_id"]).info.status == "FINISHED"
+
+
+@pytest.mark.parametrize("name", ["delete_registered_model_alias", "set_registered_model_alias"])
+def test_a_promotion_killed_half_way_is_ended_with_its_evidence(
+    name: str, work: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = f"halfway-{name[:3]}"
+    register(work, model, 0, 0.70)
+    real = getattr(MlflowClient, name)
+
+    def killed_by_then(self: MlflowClient, of: str, alias: str, *rest: str) -> None:
+        real(self, of, alias, *rest)
+        if alias == ("candidate" if name.startswith("delete") else "previous"):
+            raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, name, killed_by_then)
+        with pytest.raises(KilledError):
+            register(work, model, 1, 0.75)
+    again = register(work, model, 1, 0.75)
+    assert (again.facts["verdict"], again.facts["against"]) == ("promoted", "1")
+    assert (holder(client, model, "champion"), holder(client, model, "previous")) == ("2", "1")
+    tags = client.get_model_version(model, "2").tags
+    assert json.loads(tags["decision.difference"]) == pytest.approx(0.05)
+    assert tags["decision"] == again.facts["reason"]
+    assert "candidate" not in client.get_registered_model(model).aliases
+
+
+def test_a_registry_whose_files_are_away_decides_nothing(
+    work: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(work, "away", 0, 0.70)
+
+    def away(*_: object, **__: object) -> None:
+        raise ConnectionError("the store does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "download_artifacts", away)
+        with pytest.raises((ConnectionError, RegistryError), match="does not answer"):
+            register(work, "away", 1, 0.75)
+    assert register(work, "away", 1, 0.75).facts["verdict"] == "promoted"
+
+
+def test_without_its_champion_the_one_before_is_the_one_to_beat(
+    work: str, client: MlflowClient
+) -> None:
+    for seed, score in enumerate((0.70, 0.80)):
+        register(work, "gone", seed, score)
+    client.delete_model_version("gone", "2")
+    refused = register(work, "gone", 2, 0.60)
+    assert (refused.facts["verdict"], refused.facts["against"]) == ("refused", "1")
+    assert register(work, "gone", 3, 0.75).facts["verdict"] == "promoted"
+
+
+def test_a_champion_that_came_during_the_comparison_is_compared_with(
+    work: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(work, "meanwhile", 0, 0.70)
+    register(work, "meanwhile", 1, 0.60)
+    calls: list[tuple[Any, ...]] = []
+
+    def slow(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 1:
+            client.set_registered_model_alias("meanwhile", "champion", "2")
+        return gate(*given)
+
+    monkeypatch.setattr(champion_rule, "gate", slow)
+    assert register(work, "meanwhile", 2, 0.75).facts["against"] == "2"
+    assert len(calls) == 2
 
 
 def test_a_deleted_version_is_registered_again(work: str, client: MlflowClient) -> None:

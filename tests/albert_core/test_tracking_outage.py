@@ -18,7 +18,7 @@ from albert_core import tracked_run as tracked_run_module
 from albert_core.contract import storage
 from albert_core.tracked_run import TrackedRun, tracked_run
 from albert_core.tracking import RUN_ID
-from albert_core.tracking_journal import Journal, journals_of
+from albert_core.tracking_journal import Journal, journal_folder, journals_of
 from tests.mlflow_server import Gate, MlflowServer
 
 LOGGING_PROCESS = """
@@ -213,6 +213,43 @@ def test_a_journal_for_another_server_waits_for_it(
     assert send_journals.main(["--work", work]) == 0
     assert "0 sent, 0 of living processes, 1 for another server" in capsys.readouterr().out
     assert journal.path.exists()
+
+
+def test_a_journal_without_a_header_holds_up_no_other(
+    tmp_path: Path, gate: Gate, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, folder = str(tmp_path), f"{tmp_path}/pretraining/j"
+    kill_when(work, folder, lambda: True)
+    [left] = journals_of(work)
+    (left.parent / f".{left.name}").touch()  # of one that was killed as it began
+    (left.parent / "pretraining-a~1-host-2.jsonl").touch()
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", lambda file, line, at: 0)
+        with pytest.raises(OSError, match="No space left"):
+            Journal.begin(work, folder, {"name": "full"})
+    assert send_journals.main(["--work", work]) == 0
+    assert run_of(client, folder).info.status == "KILLED"
+    assert [path.name for path in left.parent.iterdir()] == [f".{left.name}"]
+
+
+def test_a_journal_that_comes_late_adds_its_points_and_ends_nothing(
+    tmp_path: Path, gate: Gate, client: MlflowClient
+) -> None:
+    work, folder = str(tmp_path), f"{tmp_path}/pretraining/k"
+    header = {"server": gate.url, "folder": folder, "name": "late", "tags": {}}
+    late = Journal.begin(f"{work}/another-machine", folder, header)
+    for step in range(5):
+        late.append({"metrics": {"loss": float(step)}, "step": step})
+    run = tracked_run(work, folder, "late")
+    log(run, 3, 10)
+    run.finish("FINISHED")
+    ended = run_of(client, folder).info.end_time
+    late.release()
+    late.path.rename(journal_folder(work) / late.path.name)
+    assert send_journals.main(["--work", work]) == 0
+    found = run_of(client, folder)
+    assert sorted(points(client, found.info.run_id)) == expected(0, 10)
+    assert (found.info.status, found.info.end_time) == ("FINISHED", ended)
 
 
 def test_half_a_line_of_a_killed_process_is_not_read(tmp_path: Path) -> None:

@@ -131,6 +131,9 @@ def test_what_is_being_made_stays_however_old_it_is(
 ) -> None:
     work, (corpus, *_) = old
     running = plan(7, "examples", corpus=corpus)
+    assert running.find(work) is None  # which notes what it is begun with
+    claim.release_all()
+    age(f"{running.folder(work)}/begun.json", 400)
     storage.write_bytes(f"{work}/units/old/unit.json", b"{}")
     age(f"{work}/units/old/unit.json", 400)
     storage.write_bytes(f"{running.folder(work)}/part.arrow", b"x")
@@ -143,6 +146,7 @@ def test_what_is_being_made_stays_however_old_it_is(
         kept = {entry.name: why for entry, why in made.kept.items()}
         assert kept == {
             f"examples/{running.key}": "it is being made",
+            "/".join(corpus.split("/")[-3:-1]): f"examples/{running.key} is made of it",
             "units/old": "a stage is being made, which may use it",
         }
     finally:

@@ -55,7 +55,7 @@ def test_nothing_that_a_kept_result_was_made_of_is_ever_deleted(
     ]
     versions = {place_of(n): "models:/m/1" for n in registered}
     rules = Rules(keep_newest, keep_days)
-    plan = plan_retention(entries, lineage_of(graph), {}, versions, rules, NOW)
+    plan = plan_retention(entries, lineage_of(graph), {}, (), versions, rules, NOW)
     kept = {each.name for each in plan.kept}
     for number in range(len(graph)):
         if place_of(number) in kept:
@@ -81,7 +81,7 @@ def test_nothing_that_a_kept_result_was_made_of_is_ever_deleted(
 @given(graphs())
 def test_without_versions_and_with_nothing_new_everything_may_go(graph: list[set[int]]) -> None:
     entries = [entry(place_of(n)) for n in range(len(graph))]
-    plan = plan_retention(entries, lineage_of(graph), {}, {}, Rules(0, 0), NOW)
+    plan = plan_retention(entries, lineage_of(graph), {}, (), {}, Rules(0, 0), NOW)
     assert not plan.kept
 
 
@@ -92,7 +92,7 @@ def test_each_thing_kept_says_why() -> None:
     entries += [entry(place_of(4), days=90), entry(place_of(5), days=1, is_finished=False)]
     entries.append(entry("corpus/mine", days=500))
     versions = {place_of(3): "models:/m/1 @champion"}
-    plan = plan_retention(entries, lineage, {}, versions, Rules(1, 30), NOW)
+    plan = plan_retention(entries, lineage, {}, (), versions, Rules(1, 30), NOW)
     assert {each.name: why for each, why in plan.kept.items()} == {
         place_of(0): f"{place_of(3)} is made of it",
         place_of(1): "among the newest 1 of vocab",
@@ -111,9 +111,9 @@ def test_units_and_parts_of_current_results_stay_and_those_of_registered_ones_ne
     made_with = {old: {"units/a", "units/b"}, new: {"units/b", "units/c"}}
     lineage = lineage_of([set(), set(), set(), set(), set()])
     versions = {old: "models:/m/1"}
-    plan = plan_retention(entries, lineage, made_with, versions, Rules(1, 30), NOW)
+    plan = plan_retention(entries, lineage, made_with, (), versions, Rules(1, 30), NOW)
     assert [each.name for each in plan.superfluous] == ["units/a"]
-    silent = plan_retention(entries, lineage, {new: None}, versions, Rules(1, 30), NOW)
+    silent = plan_retention(entries, lineage, {new: None}, (), versions, Rules(1, 30), NOW)
     assert not silent.superfluous
 
 

@@ -13,7 +13,7 @@ import pytest
 from albert_core.contract import storage
 from albert_core.contract.arrow_files import read_arrow
 from albert_core.contract.errors import IntegrityError
-from albert_core.contract.manifest import read_manifest
+from albert_core.contract.manifest import StagePlan, read_manifest
 from albert_core.contract.seeds import share_of
 from pipelines import clean_corpus, make_examples, make_task, removal, train_vocab
 from pipelines.config import CleaningSettings, SourceSettings, TaskSettings
@@ -284,3 +284,17 @@ def test_ids_are_looked_up_as_large_strings() -> None:
     assert removal._unique([]).type == pa.large_string()
     found = removal._unique([pa.array(["b", "a"], pa.large_string())] * 2)
     assert found.to_pylist() == ["a", "b"]
+
+
+def test_a_model_that_goes_on_from_one_with_removed_text_is_named_too(tmp_path: Path) -> None:
+    def trained(number: int, **made_of: str) -> str:
+        plan = StagePlan("pretraining", {"number": number}, {}, "code", {}, made_of)
+        return plan.write(str(tmp_path), [], [], {})
+
+    examples = f"{tmp_path}/examples/{'0' * 16}"
+    first = trained(1, examples=f"{examples}/manifest.json")
+    second = trained(2, examples="/clean/manifest.json", pretraining=first)
+    third = trained(3, examples="/clean/manifest.json", pretraining=second)
+    trained(4, examples="/clean/manifest.json")
+    found = removal._made_of(str(tmp_path), "pretraining", [examples])
+    assert sorted(found) == sorted([first, second, third])

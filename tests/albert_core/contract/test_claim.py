@@ -207,8 +207,10 @@ def test_a_lease_that_is_renewed_stays(
     holder.release()
 
 
-def test_who_was_taken_for_dead_ends_to_be_run_again(s3: str, tmp_path: Path) -> None:
-    uri = f"{s3}/{tmp_path.name}/late"
+@pytest.mark.parametrize("number", [1, 2])
+def test_who_was_taken_for_dead_ends_to_be_run_again(number: int, s3: str, tmp_path: Path) -> None:
+    """The next holder has the next number; or the same one, after another let go of that."""
+    uri = f"{s3}/{tmp_path.name}/late{number}"
     code = (
         "import sys, time\n"
         "from albert_core.contract import lease\n"
@@ -222,7 +224,7 @@ def test_who_was_taken_for_dead_ends_to_be_run_again(s3: str, tmp_path: Path) ->
         [sys.executable, "-c", code, uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     read_until(process, "holds")
-    storage.create(f"{uri}/000002.json", somebody().to_json())
+    storage.put(f"{uri}/00000{number}.json", somebody().to_json())
     _, said = process.communicate(timeout=30)
     assert process.returncode == os.EX_TEMPFAIL
     assert "another process took over" in said

@@ -1,5 +1,7 @@
 """Looking into the registry, promoting by hand and rolling back, as a person types it."""
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from albert_core.model_registry.__main__ import main
 from albert_core.model_registry.aliases import make_candidate, make_champion
 from albert_core.model_registry.champion import DECISION_TAG, decision_tags
 from albert_core.model_registry.gate import Decision, TaskDifference
+from albert_core.model_registry.promotion_lock import CLAIM
 from albert_core.model_registry.version_lineage import registered_versions
 from albert_core.tracking import open_client
 
@@ -44,7 +47,8 @@ def add(client: MlflowClient, score: str, decision: Decision) -> None:
     make_candidate(client, version)
     if decision.is_promoted:
         make_champion(client, version)
-    for tag, value in decision_tags(decision, "2").items():
+    verdict = {f"{DECISION_TAG}.verdict": decision.verdict}
+    for tag, value in (decision_tags(decision, "2") | verdict).items():
         client.set_model_version_tag(NAME, version.version, tag, value)
 
 
@@ -103,6 +107,35 @@ def test_a_rollback_is_one_command_and_a_second_undoes_it(
 def test_a_rollback_may_name_a_version(work: str) -> None:
     assert type_in(work, "rollback", NAME, "--to", "3") == 0
     assert aliases(work) == {"champion": "3", "previous": "2"}
+
+
+@pytest.mark.parametrize("alias", ["previous", "champion"])
+def test_a_rollback_that_was_killed_is_ended_by_the_next(
+    alias: str, work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = MlflowClient.set_registered_model_alias
+
+    def killed(self: MlflowClient, name: str, moved: str, version: str) -> None:
+        real(self, name, moved, version)
+        if moved == alias:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr(MlflowClient, "set_registered_model_alias", killed)
+        type_in(work, "rollback", NAME)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    client = open_client(work)
+    for tag in client.get_registered_model(NAME).tags:
+        if tag.startswith(CLAIM):  # which would run out
+            client.delete_registered_model_tag(NAME, tag)
+    if alias == "previous":
+        assert type_in(work, "rollback", NAME) == 0
+    assert aliases(work) == {"champion": "1", "previous": "2", "candidate": "3"}
+    assert type_in(work, "rollback", NAME) == 0
+    assert aliases(work) == {"champion": "2", "previous": "1", "candidate": "3"}
 
 
 def test_a_person_may_promote_for_a_reason(work: str) -> None:
