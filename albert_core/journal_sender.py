@@ -26,6 +26,8 @@ MAX_PARAMS = 100
 
 _TRIES = 3
 """Of an entry that fails while the server answers."""
+_UPLOAD_TRIES = 10
+"""Of a living run's file, with growing pauses: the store of files may be away when MLflow is not."""
 _FINAL = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED")
 _MAX_DIGEST_CHARACTERS = 36
 
@@ -55,6 +57,7 @@ class JournalSender:
         self.has_ended = False
         """Whether the run's end was sent."""
         self._work, self._journal, self._may_be_there = work, journal, not is_new
+        self._uploads_left = _UPLOAD_TRIES if is_new else 0
         self._position = 0
         self._client: MlflowClient | None = None
         self._header: Entry = {}
@@ -165,7 +168,7 @@ class JournalSender:
                 self._do(entries)
             except ServerAwayError:
                 raise
-            except Exception as error:  # noqa: BLE001  whatever it is, the next entry is sent
+            except Exception as error:
                 self._raise_if_away(error)
                 if len(entries) > 1:
                     for entry in entries:
@@ -174,6 +177,9 @@ class JournalSender:
                 is_final = isinstance(error, FileNotFoundError) or (
                     isinstance(error, MlflowException) and error.error_code in _FINAL
                 )
+                if "artifact" in entries[0] and self._uploads_left and not is_final:
+                    self._uploads_left -= 1
+                    raise ServerAwayError(f"its files: {said(error)}") from error
                 if is_final or tries == _TRIES - 1:
                     self._refuse(error)
                     return

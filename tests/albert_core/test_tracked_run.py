@@ -4,13 +4,16 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 
+from albert_core import journal_sender, tracking
 from albert_core import tracked_run as tracked_run_module
 from albert_core.contract import storage
 from albert_core.tracked_run import tracked_run
@@ -137,6 +140,32 @@ def test_one_refused_entry_does_not_hold_up_the_next(work: str, client: MlflowCl
     run.log_metrics(1, {"loss": 1.0})
     run.finish("FINISHED")
     assert run.num_failures == 2
+    assert history(client, run.run_id, "loss") == [(1, 1.0)]
+
+
+def test_a_store_of_files_that_is_away_for_a_while_gets_them_all(
+    work: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def upload(*given: Any) -> None:
+        tries.append(given)
+        if len(tries) < 5:
+            raise ConnectionError("the bucket does not answer")
+        tracking.upload(*given)
+
+    monkeypatch.setattr(journal_sender, "upload", upload)
+    Path(work, "report.txt").write_text("all is well")
+    run = tracked_run(work, f"{work}/away-store", "away-store")
+    run.log_artifact(f"{work}/report.txt")
+    run.log_metrics(1, {"loss": 1.0})
+    deadline = time.monotonic() + 60
+    while run.num_waiting:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    run.finish("FINISHED")
+    assert run.num_failures == 0
+    assert [file.path for file in client.list_artifacts(str(run.run_id))] == ["report.txt"]
     assert history(client, run.run_id, "loss") == [(1, 1.0)]
 
 
