@@ -27,7 +27,7 @@ MAX_PARAMS = 100
 _TRIES = 3
 """Of an entry that fails while the server answers."""
 _UPLOAD_TRIES = 10
-"""Of a living run's file, with growing pauses: the store of files may be away when MLflow is not."""
+"""Of a living run's file, with growing pauses: its store may be away when MLflow is not."""
 _FINAL = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED")
 _MAX_DIGEST_CHARACTERS = 36
 
