@@ -91,14 +91,14 @@ def test_a_cluster_without_an_address_is_refused(
 
 @pytest.mark.parametrize(
     ("name", "package", "advice"),
-    [("dask", "distributed", r"albert-pretraining\[dask\]"), ("dataflow", "apitools", "gcp")],
+    [("dask", "distributed", r"\.\[dask\]"), ("dataflow", "apitools", "gcp")],
 )
 def test_a_missing_package_is_named_with_how_to_install_it(
     name: str, package: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS="tcp://localhost:8786")
     monkeypatch.setattr(engine, "find_spec", lambda name: name != package and find_spec(name))
-    with pytest.raises(ConfigError, match=rf"needs .*pip install '.*{advice}"):
+    with pytest.raises(ConfigError, match=rf"needs .*pip install .*'.*{advice}"):
         engine.choose_engine(str(tmp_path))
 
 

@@ -99,7 +99,7 @@ def test_without_the_full_parser_the_error_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "mwparserfromhell", None)
-    with pytest.raises(ConfigError, match=r"pip install 'albert-pretraining\[wiki\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[wiki\]'"):
         plain_text_by_parser("a")
 
 
