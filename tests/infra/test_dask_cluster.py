@@ -54,7 +54,7 @@ class Source:
 def run(argv: list[str], environment: Mapping[str, str]) -> str:
     """Run a stage; return the URI of its manifest."""
     done = subprocess.run(
-        argv, env=environment, cwd=PROJECT, capture_output=True, text=True, timeout=120
+        argv, env=environment, cwd=PROJECT, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()[-1].removeprefix("manifest: ")
@@ -137,7 +137,7 @@ def test_when_a_host_dies_in_the_middle_the_rest_make_the_same_bytes(
     victim = os.getpgid(writer_of_a_file(work / "examples", stage))
     assert victim in [process.pid for process in cluster.processes]
     os.killpg(victim, signal.SIGKILL)
-    output = stage.communicate(timeout=120)[0]
+    output = stage.communicate(timeout=240)[0]
     assert stage.returncode == 0, output
     manifest = read_manifest(output.splitlines()[-1].removeprefix("manifest: "))
     assert manifest.content == made_locally["examples"]
