@@ -169,8 +169,8 @@ class Finetuning:
     ) -> None:
         self.plan, self.work, self.settings = plan, work, settings
         self.folder, self.seed = plan.folder(work), int(plan.settings["seed"])
-        self.files, self.task = files, files.task
-        task = self.task
+        self.files = files
+        self.task = task = files.task
         self.problem = problem_of(task, settings)
         encoder, self.tokenizer = load_encoder(model_folder)
         train, self.dev = read_examples(task, files, _TRAIN), read_examples(task, files, _DEV)

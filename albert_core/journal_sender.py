@@ -64,6 +64,7 @@ class JournalSender:
         self._last_time = 0
         self._steps: dict[str, set[int]] = {}
         self._finished_at: int | None = None
+        """When the run had ended well before this journal was sent."""
         self._params: set[str] = set()
 
     def send(self) -> None:
@@ -86,10 +87,10 @@ class JournalSender:
         """
         if self.has_ended:
             return
+        end: Entry = {"end": "KILLED", "time": self._last_time}
         if self._finished_at is not None:  # by a later process, whose journal came first
-            self._deliver([{"end": "FINISHED", "time": self._finished_at}])
-        else:
-            self._deliver([{"end": "KILLED", "time": self._last_time}])
+            end = {"end": "FINISHED", "time": self._finished_at}
+        self._deliver([end])
 
     def _open(self) -> None:
         if self._client is not None:
@@ -152,7 +153,7 @@ class JournalSender:
             name: {point.step for point in client.get_metric_history(run_id, name)}
             for name in run.data.metrics
         }
-        if run.info.status == "FINISHED" and self._may_be_there:
+        if run.info.status == "FINISHED":
             self._finished_at = run.info.end_time
         if run.info.status != "RUNNING":
             client.update_run(run_id, status="RUNNING")
@@ -168,7 +169,7 @@ class JournalSender:
                 self._do(entries)
             except ServerAwayError:
                 raise
-            except Exception as error:
+            except Exception as error:  # whatever it is, the next entry is sent
                 self._raise_if_away(error)
                 if len(entries) > 1:
                     for entry in entries:
@@ -330,23 +331,23 @@ def _dataset_input(name: str, digest: str, source: str, context: str) -> Dataset
     return DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
 
 
-def _run_of_folder(work: str, folder: str, said: str) -> str:
+def _run_of_folder(work: str, folder: str, otherwise: str) -> str:
     """Return the id of the run of a stage's folder, once what its process left is sent.
 
-    Without one it is what the stage's manifest ``said``.
+    Without one it is ``otherwise``, which is what the stage's manifest says.
 
     Raises:
         ServerAwayError: another process is sending it, or the server does not answer.
     """
     if not folder:
-        return said
+        return otherwise
     uri = storage.join(folder, RUN_ID)
     is_busy = not storage.exists(uri) and send_left(work, folder).num_busy > 0
     if storage.exists(uri):
         return storage.read_bytes(uri).decode().strip()
-    if is_busy and not said:
+    if is_busy and not otherwise:
         raise ServerAwayError(f"{folder} has no run yet, which another process is about to send")
-    return said
+    return otherwise
 
 
 def said(error: BaseException) -> str:

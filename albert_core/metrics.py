@@ -92,13 +92,14 @@ def bootstrap_interval(
     if groups is not None and (groups != groups[0]).any():
         _, group_of = np.unique(groups, return_inverse=True)
     order = np.argsort(group_of, kind="stable")
+    group_in_order = group_of[order]
     num_groups = int(group_of.max()) + 1
     scores = np.empty(NUM_RESAMPLES)
     for resample in range(NUM_RESAMPLES):
         counters = np.arange(resample * num_groups, (resample + 1) * num_groups)
         drawn = (random_uniform(seed, counters) * num_groups).astype(np.int64)
         times = np.bincount(drawn, minlength=num_groups)
-        scores[resample] = scorer(np.repeat(order, times[group_of[order]]))
+        scores[resample] = scorer(np.repeat(order, times[group_in_order]))
     low, high = np.quantile(scores, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     value = scorer(np.arange(num_examples))
     return Estimate(value=float(value), low=float(low), high=float(high))

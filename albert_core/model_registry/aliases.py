@@ -88,10 +88,11 @@ def roll_back(client: MlflowClient, name: str, version: str | None, reason: str)
     Raises:
         RegistryError: there is no previous champion, or no such version.
     """
-    champion = champion_of(client, name)
     if version is None:  # of one that was killed, the aliases may be half moved
+        champion = champion_of(client, name)
         begun = client.get_registered_model(name).tags.get(ROLLING_BACK_TAG)
-        version = None if champion is not None and begun == str(champion.version) else begun
+        is_done = champion is not None and begun == str(champion.version)
+        version = None if is_done else begun
     if version is None:
         previous = version_with(client, name, PREVIOUS)
         if previous is None:

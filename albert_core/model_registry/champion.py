@@ -167,17 +167,10 @@ def _decide(
         decision = Decision(verdict, version.tags.get(DECISION_TAG, "it is the champion already"))
         make_champion(client, version)
     else:
-        while True:
-            # Without a champion, if somebody deleted it, the one before it still counts.
-            against = champion or version_with(client, name, PREVIOUS)
-            decision = _compared(client, settings, candidate, against, champion_measured)
-            now = champion_of(client, name)
-            if _number(now) == _number(champion):
-                break
-            champion = now  # this took so long that another process took its turn
+        decision, against = _compared(client, settings, candidate, champion, champion_measured)
         about = candidate.description(number, decision)
         client.update_model_version(name, number, about)
-        for tag, value in decision_tags(decision, _number(against)).items():
+        for tag, value in decision_tags(decision, against).items():
             client.set_model_version_tag(name, number, tag, value)
         if decision.is_promoted:
             make_champion(client, version)
@@ -189,13 +182,22 @@ def _compared(
     client: MlflowClient,
     settings: RegistrySettings,
     candidate: Candidate,
-    against: ModelVersion | None,
+    champion: ModelVersion | None,
     champion_measured: ChampionMeasured,
-) -> Decision:
-    if against is None:
-        return Decision("first", f"the first champion: its score is {candidate.score:.4f}")
-    theirs = champion_measured(client, against)
-    return gate(settings, candidate.measured, theirs, candidate.over_seeds)
+) -> tuple[Decision, str]:
+    """Return what the gate says, and the number of the version that it compared with, if any."""
+    while True:
+        # Without a champion, if somebody deleted it, the one before it still counts.
+        against = champion or version_with(client, candidate.name, PREVIOUS)
+        if against is None:
+            decision = Decision("first", f"the first champion: its score is {candidate.score:.4f}")
+        else:
+            theirs = champion_measured(client, against)
+            decision = gate(settings, candidate.measured, theirs, candidate.over_seeds)
+        now = champion_of(client, candidate.name)
+        if _number(now) == _number(champion):
+            return decision, _number(against)
+        champion = now  # this took so long that another process took its turn
 
 
 def _number(version: ModelVersion | None) -> str:

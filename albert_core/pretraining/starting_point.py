@@ -69,12 +69,14 @@ def earlier_results(settings: TrainingSettings) -> dict[str, str]:
 
     Of a run that is not finished it is the one that it was begun with.
     """
-    uri = storage.absolute(settings.continue_from or settings.initial_model or ".")
-    if not (place := place_in(uri)):
+    source = settings.continue_from or settings.initial_model
+    if not source or not (place := place_in(uri := storage.absolute(source))):
         return {}
     folder = f"{uri[: uri.rindex(place)]}{place}"
-    found = (storage.join(folder, name) for name in (MANIFEST, BEGUN))
-    return next(({place.partition("/")[0]: each} for each in found if storage.exists(each)), {})
+    for name in (MANIFEST, BEGUN):
+        if storage.exists(manifest := storage.join(folder, name)):
+            return {place.partition("/")[0]: manifest}
+    return {}
 
 
 def read_vocabulary(manifest: str) -> Tokenizer:
