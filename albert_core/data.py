@@ -18,7 +18,7 @@ from albert_core.contract.arrow_files import read_arrow
 from albert_core.contract.errors import TrainingError
 from albert_core.contract.manifest import Manifest, check_shard, read_manifest
 from albert_core.contract.ragged import Ints, ranges
-from albert_core.layers.attention import Runs
+from albert_core.layers.buckets import Runs
 
 UInt16s = NDArray[np.uint16]
 

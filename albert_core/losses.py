@@ -1,7 +1,6 @@
 """The two losses of pretraining, each a part of one mean over the whole update."""
 # mypy: disable-error-code="no-untyped-call"
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,7 +42,7 @@ def masked_lm_loss(logits: Tensor, labels: Tensor, num_predictions: Tensor | flo
             f"(M, V) {tuple(logits.shape)}"
         )
     if logits.device.type == "cpu":
-        return _summed_by_rows(logits, labels) / num_predictions
+        return _mean_by_rows(logits, labels, num_predictions)
     return _summed(logits, labels) / num_predictions
 
 
@@ -78,40 +77,44 @@ def _summed(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(precise, labels, reduction="sum", ignore_index=IGNORED)
 
 
-def _summed_by_rows(logits: Tensor, labels: Tensor) -> Tensor:
+def _mean_by_rows(logits: Tensor, labels: Tensor, number: Tensor | float) -> Tensor:
     is_real = labels != IGNORED
     if not is_real.all():
         logits, labels = logits[is_real], labels[is_real]
-    total: Tensor = _CrossEntropy.apply(logits, labels)
-    return total
+    mean: Tensor = _CrossEntropy.apply(logits, labels, number)
+    return mean
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The sum over the rows of (M, V), a few at a time: of all, there is no copy in float32."""
+    """The sum over the rows of (M, V), divided by a number; a few rows at a time.
+
+    There is no copy of all in float32, and the gradient is made on the way: so each exponential
+    is computed once, while it is at hand.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        log_sums = [_at_least_float32(rows).logsumexp(1) for [rows] in _blocks(logits)]
-        log_sum = torch.cat(log_sums)  # (M,)
-        ctx.save_for_backward(logits, labels, log_sum)
-        return (log_sum - logits.gather(1, labels[:, None])[:, 0]).sum()
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, number: Tensor | float) -> Tensor:
+        of_logits = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
+        rows = max(1, _LOGITS_PER_BLOCK // logits.shape[1])
+        total = _at_least_float32(logits.new_zeros(()))
+        for first in range(0, len(logits), rows):
+            block = slice(first, first + rows)
+            shares, places = logits[block].to(total.dtype, copy=True), labels[block, None]
+            shares -= shares.amax(1, keepdim=True)
+            of_label = shares.gather(1, places)
+            sums = shares.exp_().sum(1, keepdim=True)
+            total += (sums.log() - of_label).sum()
+            if of_logits is not None:
+                shares.div_(sums).scatter_add_(1, places, shares.new_tensor(-1).expand_as(places))
+                of_logits[block] = shares.div_(number)
+        ctx.save_for_backward(of_logits)
+        return total / number
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         [gradient] = gradients
-        logits, labels, log_sum = ctx.saved_tensors
-        of_logits = torch.empty_like(logits)
-        blocks = _blocks(logits, log_sum[:, None], labels[:, None], of_logits)
-        for rows, log_sums, places, of_rows in blocks:
-            shares = (_at_least_float32(rows) - log_sums).exp_()
-            shares.scatter_add_(1, places, shares.new_tensor(-1).expand(places.shape))
-            torch.mul(shares, gradient, out=of_rows)
-        return of_logits, None
-
-
-def _blocks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    rows = max(1, _LOGITS_PER_BLOCK // logits.shape[1])
-    return zip(*(x.split(rows) for x in (logits, *others)), strict=True)
+        [of_logits] = ctx.saved_tensors
+        return of_logits if gradient == 1 else of_logits * gradient, None, None
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
 from albert_core.layers.activations import ACTIVATIONS
-from albert_core.layers.attention import Layout, Runs, attend_packed, layout_of
+from albert_core.layers.attention import Layout, attend_packed, layout_of
+from albert_core.layers.buckets import Runs
 from albert_core.layers.linear import Linear, weights_laid_out_once
 
 LAYER_NORM_EPSILON = 1e-12
@@ -98,15 +99,17 @@ class Attention(nn.Module):
 
         A mask of the keys, bool (B, 1, 1, S), is of a single run.
         """
+        asking = rows if layout.buckets is not None and key_mask is None else None
+        x_asking = x if asking is None else x.index_select(0, asking)
         query, key, value = (
-            projection(x).unflatten(1, (self.num_heads, -1))
-            for projection in (self.query, self.key, self.value)
+            projection(each).unflatten(1, (self.num_heads, -1))
+            for projection, each in ((self.query, x_asking), (self.key, x), (self.value, x))
         )  # (T, N, D)
         dropout_prob = self.weights_dropout_prob if self.training else 0.0
-        seen = attend_packed(query, key, value, layout, key_mask, dropout_prob).flatten(1)
-        if rows is not None:
-            x, seen = x.index_select(0, rows), seen.index_select(0, rows)
-        return self.norm(x + self.dropout(self.output(seen)))  # type: ignore[no-any-return]
+        seen = attend_packed(query, key, value, layout, key_mask, dropout_prob, asking).flatten(1)
+        if rows is not None and asking is None:
+            x_asking, seen = x.index_select(0, rows), seen.index_select(0, rows)
+        return self.norm(x_asking + self.dropout(self.output(seen)))  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):
@@ -190,8 +193,9 @@ class AlbertModel(nn.Module):
         Returns:
             (T, H), or (R, H).
         """
-        head_size = self.settings.hidden_size // self.settings.num_attention_heads
-        layout = layout_of(runs, input_ids.device, head_size)
+        num_heads = self.settings.num_attention_heads
+        head_size = self.settings.hidden_size // num_heads
+        layout = layout_of(runs, input_ids.device, num_heads, head_size)
         x = self.projection(self.embeddings(input_ids, token_type_ids, layout))
         last = len(self.route) - 1
         shares_blocks = len(set(self.route)) < len(self.route)

@@ -3,7 +3,7 @@
 Dimensions: B sequences, N heads, S pieces, D head size; T pieces of a packed batch, end to end.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,13 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from albert_core.layers.buckets import Buckets, Runs
+
 varlen_attn: Callable[..., Any] | None = None
 if torch.backends.cuda.is_built():  # without a GPU it is of no use, and loads torch's compiler
     with suppress(ImportError):  # torch 2.9 has none
         from torch.nn.attention.varlen import varlen_attn
-
-Runs = Sequence[tuple[int, int]]
-"""How the pieces of a batch lie end to end: so many sequences, of that length; and so on."""
 
 _FLASH_CAPABILITY = (8, 0)
 _FLASH_HEAD_MULTIPLE, _FLASH_LARGEST_HEAD = 8, 256
@@ -31,6 +30,8 @@ class Layout:
     """How the T pieces of a batch are sequences, as attention and the positions want to know it."""
 
     runs: Runs
+    buckets: Buckets | None = None
+    """Where attention is computed bucket by bucket; or None."""
     ends: Tensor | None = None
     """int32 (B + 1,), 0 and the end of each sequence, where one kernel does them all; or None."""
     positions: Tensor | None = None
@@ -39,15 +40,18 @@ class Layout:
     """Pieces of the longest sequence, where there are ``ends``."""
 
 
-def layout_of(runs: Runs, device: torch.device, head_size: int) -> Layout:
-    """Return the layout of a packed batch for a model with heads of this size.
+def layout_of(runs: Runs, device: torch.device, num_heads: int, head_size: int) -> Layout:
+    """Return the layout of a packed batch for a model with heads of this number and size.
 
     On a GPU in half precision (under autocast) flash attention does all sequences in one kernel,
-    whatever their lengths; each run by itself would be hundreds of small kernels a layer.
+    whatever their lengths; each run by itself would be hundreds of small kernels a layer. A CPU
+    does them in buckets.
     """
-    if not _has_flash(device, head_size):
-        return Layout(runs)
-    return _layout_on(tuple(runs), device)
+    if _has_flash(device, head_size):
+        return _layout_on(tuple(runs), device)
+    if device.type == "cpu" and not torch.compiler.is_compiling():
+        return Layout(runs, Buckets(runs, num_heads))
+    return Layout(runs)
 
 
 def _has_flash(device: torch.device, head_size: int) -> bool:
@@ -65,7 +69,7 @@ def _layout_on(runs: tuple[tuple[int, int], ...], device: torch.device) -> Layou
     starts, num_pieces = ends[:-1], sum(lengths)
     of_piece = torch.repeat_interleave(starts, ends.diff(), output_size=num_pieces)
     positions = torch.arange(num_pieces, device=device) - of_piece
-    return Layout(runs, ends.int(), positions, max(lengths))
+    return Layout(runs, None, ends.int(), positions, max(lengths))
 
 
 def attend_packed(
@@ -75,20 +79,26 @@ def attend_packed(
     layout: Layout,
     key_mask: Tensor | None,
     dropout_prob: float,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """Return `attend` of each sequence by itself, in a batch of sequences laid end to end.
 
     Args:
-        query: (T, N, D), as are the next two.
+        query: (T, N, D), as are the next two; or (R, N, D) of some ``rows``.
         key: one for each piece.
         value: one for each piece.
         layout: how the T pieces are sequences.
         key_mask: bool (B, 1, 1, S), false at padding, where a single run is padded.
         dropout_prob: share of the weights set to 0.
+        rows: int64 (R,), the pieces whose queries these are, where the layout has buckets and
+            nothing is padded; else None.
 
     Returns:
-        (T, N, D).
+        (T, N, D), or (R, N, D).
     """
+    if layout.buckets is not None and key_mask is None:
+        return _attend_in_buckets(query, key, value, layout.buckets, dropout_prob, rows)
+    assert rows is None
     if layout.ends is not None and key_mask is None and not dropout_prob:
         longest = layout.longest
         assert varlen_attn is not None
@@ -101,6 +111,25 @@ def attend_packed(
         for q, k, v in zip(queries, keys, values, strict=True)
     ]
     return seen[0] if len(seen) == 1 else torch.cat(seen)
+
+
+def _attend_in_buckets(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    buckets: Buckets,
+    dropout_prob: float,
+    rows: Tensor | None,
+) -> Tensor:
+    asking = buckets.pieces if rows is None else buckets.slots(rows)
+    filled = zip(
+        asking.fill(query),
+        buckets.pieces.fill(key),
+        buckets.pieces.fill(value),
+        buckets.key_masks,
+        strict=True,
+    )
+    return asking.empty([attend(*bucket, dropout_prob) for bucket in filled])
 
 
 def _by_run(x: Tensor, runs: Runs) -> list[Tensor]:
@@ -116,14 +145,14 @@ def attend(
     """Return, for each query, the mean of the values, weighted by softmax(query . key / sqrt(D)).
 
     Args:
-        query: (B, N, S, D), as are the next two.
-        key: one for each piece.
-        value: one for each piece.
+        query: (B, N, S, D), or another number of them.
+        key: (B, N, S, D).
+        value: (B, N, S, D).
         key_mask: bool (B, 1, 1, S), false at a key that no query may see; each query sees some.
         dropout_prob: share of the weights set to 0.
 
     Returns:
-        (B, N, S, D).
+        one for each query.
 
     Source: Vaswani et al. 2017, section 3.2.1.
     """
@@ -138,7 +167,8 @@ def attend(
 class _PlainAttention(torch.autograd.Function):
     """Attention by matrix products, which keeps its weights (B, N, S, S) for the way back.
 
-    A product copies what does not lie head after head: here each is laid so once, for all.
+    A product copies what does not lie head after head: here each is laid so once, for all. Of the
+    scores, and of their gradient, there is one tensor, changed in place.
     """
 
     @staticmethod
@@ -150,7 +180,7 @@ class _PlainAttention(torch.autograd.Function):
         scores = query @ key.transpose(-1, -2)
         if key_mask is not None:
             scores.masked_fill_(~key_mask, -torch.inf)
-        weights = torch.softmax(scores, -1)
+        weights = torch.softmax(scores, -1, out=scores)
         ctx.save_for_backward(query, key, value, weights)
         return weights @ value
 
@@ -158,8 +188,9 @@ class _PlainAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, weights = ctx.saved_tensors
         gradient = gradients[0].contiguous()
-        of_weights = gradient @ value.transpose(-1, -2)
-        of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)  # noqa: SLF001
+        of_scores = gradient @ value.transpose(-1, -2)  # yet of the weights
+        softmax_backward = torch.ops.aten._softmax_backward_data.out  # noqa: SLF001
+        softmax_backward(of_scores, weights, -1, weights.dtype, grad_input=of_scores)
         return (
             (of_scores @ key).mul_(ctx.scale),
             of_scores.transpose(-1, -2) @ query,

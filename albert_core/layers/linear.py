@@ -54,17 +54,24 @@ class Linear(nn.Linear):
         if laid_out is None or torch.compiler.is_compiling() or not _has_product(x, dtype):
             return super().forward(x)
         if self not in laid_out:
-            laid_out[self] = _LaidOut(self.weight.detach(), self.bias.detach(), dtype)
-        product: Tensor = _Product.apply(x.to(dtype), self.weight, self.bias, laid_out[self])
+            laid_out[self] = _LaidOut(self.weight, self.bias, dtype)
+        used = laid_out[self]
+        product: Tensor = _Product.apply(x.to(dtype), used.signal, used)
         return product
 
 
 class _LaidOut:
-    """A weight as oneDNN's products take it, for the way there and back."""
+    """A weight as oneDNN's products take it, for the way there and back; and its gradient.
+
+    The uses add their gradients up here. The ``signal`` that each has taken tells autograd when
+    the last has done so: their gradients of it are nothing, and those of `_Signal` the sums.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> None:
-        self._weight, self._bias = weight.to(dtype), bias.to(dtype)
+        self._weight, self._bias = weight.detach().to(dtype), bias.detach().to(dtype)
         self._there = torch.ops.mkldnn._reorder_linear_weight(self._weight)
+        self.of_weight, self.of_bias = _Sum(weight.dtype), _Sum(bias.dtype)
+        self.signal: Tensor = _Signal.apply(weight, bias, self)
 
     @cached_property
     def _back(self) -> Tensor:
@@ -80,20 +87,53 @@ class _LaidOut:
         return _times(gradient, self._back, None)
 
 
+class _Sum:
+    """A sum in a precision of its own."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._total: Tensor | None = None
+
+    def add(self, part: Tensor) -> None:
+        """Add ``part``, which is the caller's no more."""
+        if self._total is None:
+            self._total = part.to(self._dtype)
+            return
+        self._total.add_(part.to(self._dtype))
+
+    def take(self) -> Tensor | None:
+        """Return the total, or None of no parts, and begin again."""
+        total, self._total = self._total, None
+        return total
+
+
+class _Signal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, bias: Tensor, laid_out: _LaidOut) -> Tensor:
+        ctx.laid_out = laid_out
+        return weight.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.laid_out.of_weight.take(), ctx.laid_out.of_bias.take(), None
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, laid_out: _LaidOut) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.laid_out, ctx.dtype = laid_out, weight.dtype
+    def forward(ctx: Any, x: Tensor, signal: Tensor, laid_out: _LaidOut) -> Tensor:
+        ctx.save_for_backward(x, signal)
+        ctx.laid_out = laid_out
         return laid_out.there(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         [gradient] = gradients
-        [x] = ctx.saved_tensors
-        of_weight = (gradient.t() @ x).to(ctx.dtype)
-        of_bias = gradient.sum(0).to(ctx.dtype)
-        return ctx.laid_out.back(gradient), of_weight, of_bias, None
+        x, signal = ctx.saved_tensors
+        if ctx.needs_input_grad[1]:
+            ctx.laid_out.of_weight.add(gradient.t() @ x)
+            ctx.laid_out.of_bias.add(gradient.sum(0))
+        of_x = ctx.laid_out.back(gradient) if ctx.needs_input_grad[0] else None
+        return of_x, torch.zeros_like(signal), None
 
 
 def _times(x: Tensor, laid_out: Tensor, bias: Tensor | None) -> Tensor:

@@ -199,12 +199,17 @@ def _block_gradients(settings: ModelSettings, micro_batch: MicroBatch) -> int:
     in_attention = pieces * 6 * hidden * product
     in_feed_forward = pieces * (2 * hidden + inner) * product
     if _keeps_attention_weights(settings, micro_batch):
-        of_weights = 2 * settings.num_attention_heads * micro_batch.length
-        in_attention += pieces * (of_weights + hidden) * product  # the output's, laid head by head
+        of_scores = settings.num_attention_heads * micro_batch.length
+        in_attention += pieces * (of_scores + hidden) * product  # the output's, laid head by head
     if micro_batch.activation_checkpointing:
         block_input = pieces * hidden * product  # is there anyway
         in_attention += _attention_bytes(settings, micro_batch) - block_input
         in_feed_forward += _feed_forward_bytes(settings, micro_batch) - block_input
+        if micro_batch.device == "cpu" and micro_batch.precision == "bfloat16":
+            # While GELU is looked up again, its places, four bytes each, lie beside what goes in
+            # and comes out.
+            looked_up = pieces * (hidden + 5 * inner) * product
+            in_feed_forward = max(in_feed_forward, looked_up)
     weight = hidden * inner * _FLOAT32 + _cast_weights(hidden * inner, micro_batch)
     return max(in_attention, in_feed_forward) + weight
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from albert_core.contract.ragged import ranges
 from albert_core.contract.records import CLS, SEP
-from albert_core.layers.attention import Runs
+from albert_core.layers.buckets import Runs
 
 Ints = NDArray[np.int64]
 

@@ -103,7 +103,7 @@ def test_all_sequences_in_one_kernel_give_what_run_by_run_gives(
 def test_with_dropout_or_padding_attention_goes_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_has_flash", lambda *_: True)
     monkeypatch.setattr(attention, "varlen_attn", None)  # to call it would be an error
-    layout = layout_of(((2, 3),), torch.device("cpu"), 4)
+    layout = layout_of(((2, 3),), torch.device("cpu"), 2, 4)
     query, key, value = torch.randn(3, 6, 2, 4)
     mask = torch.tensor([[True, True, False], [True, True, True]])[:, None, None]
     for options in ((mask, 0.0), (None, 0.5)):
@@ -116,7 +116,7 @@ def test_the_kernel_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> N
     with FakeTensorMode():
         query, key, value = torch.empty(3, 30, 4, 64, dtype=torch.bfloat16, device="cuda")
         ends = torch.empty(4, dtype=torch.int32, device="cuda")
-        layout = attention.Layout((), ends, None, 12)
+        layout = attention.Layout((), None, ends, None, 12)
         seen = attention.attend_packed(query, key, value, layout, None, 0.0)
         assert (seen.shape, seen.dtype, seen.device.type) == ((30, 4, 64), query.dtype, "cuda")
 

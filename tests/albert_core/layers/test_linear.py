@@ -90,6 +90,37 @@ def test_a_block_computed_again_after_the_pass_uses_the_same_layout(dtype: torch
     torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
 
 
+@needs_products
+def test_only_the_uses_that_a_backward_pass_reaches_count_and_none_counts_twice() -> None:
+    layer, x = made()
+    with weights_laid_out_once():
+        first, second, apart = layer(x).sum(), layer(torch.tanh(x)).sum(), layer(x * 2).sum()
+    plain = nn.Linear(24, 24)
+    plain.load_state_dict(layer.state_dict())
+    for found, expected in (
+        (first + second, plain(x).sum() + plain(torch.tanh(x)).sum()),
+        (apart, plain(x * 2).sum()),
+    ):
+        torch.testing.assert_close(
+            torch.autograd.grad(found, [*layer.parameters(), x]),
+            torch.autograd.grad(expected, [*plain.parameters(), x]),
+        )
+
+
+@needs_products
+def test_a_frozen_layer_passes_the_gradient_on_and_gets_none() -> None:
+    layer, x = made()
+    _, of_x, _, _ = used_thrice(layer, x)
+    layer.zero_grad()
+    layer.requires_grad_(requires_grad=False)
+    with weights_laid_out_once():
+        y = layer(torch.tanh(layer(torch.tanh(layer(x)))))
+    y.square().sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, of_x)
+    assert layer.weight.grad is None
+
+
 def test_float64_is_multiplied_as_ever() -> None:
     layer, x = made()
     plain = used_thrice(layer.double(), x.double())
