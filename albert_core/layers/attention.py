@@ -69,7 +69,7 @@ def _layout_on(runs: tuple[tuple[int, int], ...], device: torch.device) -> Layou
     starts, num_pieces = ends[:-1], sum(lengths)
     of_piece = torch.repeat_interleave(starts, ends.diff(), output_size=num_pieces)
     positions = torch.arange(num_pieces, device=device) - of_piece
-    return Layout(runs, None, ends.int(), positions, max(lengths))
+    return Layout(runs, ends=ends.int(), positions=positions, longest=max(lengths))
 
 
 def attend_packed(

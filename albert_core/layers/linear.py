@@ -63,15 +63,15 @@ class Linear(nn.Linear):
 class _LaidOut:
     """A weight as oneDNN's products take it, for the way there and back; and its gradient.
 
-    The uses add their gradients up here. The ``signal`` that each has taken tells autograd when
-    the last has done so: their gradients of it are nothing, and those of `_Signal` the sums.
+    The uses add their gradients to the ``sums``. The ``signal`` that each has taken tells autograd
+    when the last has done so: their gradients of it are nothing, and those of `_Signal` the sums.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> None:
         self._weight, self._bias = weight.detach().to(dtype), bias.detach().to(dtype)
         self._there = torch.ops.mkldnn._reorder_linear_weight(self._weight)
-        self.of_weight, self.of_bias = _Sum(weight.dtype), _Sum(bias.dtype)
-        self.signal: Tensor = _Signal.apply(weight, bias, self)
+        self.sums = _Sum(weight.dtype), _Sum(bias.dtype)
+        self.signal: Tensor = _Signal.apply(weight, bias, self.sums)
 
     @cached_property
     def _back(self) -> Tensor:
@@ -96,10 +96,8 @@ class _Sum:
 
     def add(self, part: Tensor) -> None:
         """Add ``part``, which is the caller's no more."""
-        if self._total is None:
-            self._total = part.to(self._dtype)
-            return
-        self._total.add_(part.to(self._dtype))
+        part = part.to(self._dtype)
+        self._total = part if self._total is None else self._total.add_(part)
 
     def take(self) -> Tensor | None:
         """Return the total, or None of no parts, and begin again."""
@@ -109,13 +107,14 @@ class _Sum:
 
 class _Signal(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor, laid_out: _LaidOut) -> Tensor:
-        ctx.laid_out = laid_out
+    def forward(ctx: Any, weight: Tensor, bias: Tensor, sums: tuple[_Sum, _Sum]) -> Tensor:
+        ctx.sums = sums  # not what is laid out: that has this signal, and would never be freed
         return weight.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.laid_out.of_weight.take(), ctx.laid_out.of_bias.take(), None
+        of_weight, of_bias = ctx.sums
+        return of_weight.take(), of_bias.take(), None
 
 
 class _Product(torch.autograd.Function):
@@ -130,8 +129,9 @@ class _Product(torch.autograd.Function):
         [gradient] = gradients
         x, signal = ctx.saved_tensors
         if ctx.needs_input_grad[1]:
-            ctx.laid_out.of_weight.add(gradient.t() @ x)
-            ctx.laid_out.of_bias.add(gradient.sum(0))
+            of_weight, of_bias = ctx.laid_out.sums
+            of_weight.add(gradient.t() @ x)
+            of_bias.add(gradient.sum(0))
         of_x = ctx.laid_out.back(gradient) if ctx.needs_input_grad[0] else None
         return of_x, torch.zeros_like(signal), None
 

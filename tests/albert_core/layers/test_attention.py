@@ -116,7 +116,7 @@ def test_the_kernel_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> N
     with FakeTensorMode():
         query, key, value = torch.empty(3, 30, 4, 64, dtype=torch.bfloat16, device="cuda")
         ends = torch.empty(4, dtype=torch.int32, device="cuda")
-        layout = attention.Layout((), None, ends, None, 12)
+        layout = attention.Layout((), ends=ends, longest=12)
         seen = attention.attend_packed(query, key, value, layout, None, 0.0)
         assert (seen.shape, seen.dtype, seen.device.type) == ((30, 4, 64), query.dtype, "cuda")
 

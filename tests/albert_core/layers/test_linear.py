@@ -1,3 +1,6 @@
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -88,6 +91,33 @@ def test_a_block_computed_again_after_the_pass_uses_the_same_layout(dtype: torch
             again = checkpoint(layer, x, use_reentrant=False, context_fn=then_and_again)
     gradients = [torch.autograd.grad(y.sum(), [layer.weight, x]) for y in (kept, again)]
     torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+
+
+@needs_products
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_what_is_laid_out_is_freed_with_the_pass(
+    is_trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_ones: list[weakref.ref[linear._LaidOut]] = []
+
+    class Watched(linear._LaidOut):
+        def __init__(self, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> None:
+            super().__init__(weight, bias, dtype)
+            made_ones.append(weakref.ref(self))
+
+    monkeypatch.setattr(linear, "_LaidOut", Watched)
+    layer, x = made()
+    gc.disable()  # by counting references alone
+    try:
+        with weights_laid_out_once():
+            y = layer(torch.tanh(layer(x))).sum()
+        if is_trained:
+            y.backward()
+        del y
+    finally:
+        gc.enable()
+    [laid_out] = made_ones
+    assert laid_out() is None
 
 
 @needs_products
