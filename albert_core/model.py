@@ -99,7 +99,7 @@ class Attention(nn.Module):
 
         A mask of the keys, bool (B, 1, 1, S), is of a single run.
         """
-        asking = rows if layout.buckets is not None and key_mask is None else None
+        asking = rows if layout.buckets is not None else None
         x_asking = x if asking is None else x.index_select(0, asking)
         query, key, value = (
             projection(each).unflatten(1, (self.num_heads, -1))
@@ -195,7 +195,8 @@ class AlbertModel(nn.Module):
         """
         num_heads = self.settings.num_attention_heads
         head_size = self.settings.hidden_size // num_heads
-        layout = layout_of(runs, input_ids.device, num_heads, head_size)
+        is_padded = key_mask is not None
+        layout = layout_of(runs, input_ids.device, num_heads, head_size, is_padded)
         x = self.projection(self.embeddings(input_ids, token_type_ids, layout))
         last = len(self.route) - 1
         shares_blocks = len(set(self.route)) < len(self.route)

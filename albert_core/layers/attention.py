@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from albert_core.layers.buckets import Buckets, Runs
+from albert_core.layers.buckets import Buckets, Runs, lengths_of
 
 varlen_attn: Callable[..., Any] | None = None
 if torch.backends.cuda.is_built():  # without a GPU it is of no use, and loads torch's compiler
@@ -40,16 +40,18 @@ class Layout:
     """Pieces of the longest sequence, where there are ``ends``."""
 
 
-def layout_of(runs: Runs, device: torch.device, num_heads: int, head_size: int) -> Layout:
+def layout_of(
+    runs: Runs, device: torch.device, num_heads: int, head_size: int, is_padded: bool = False
+) -> Layout:
     """Return the layout of a packed batch for a model with heads of this number and size.
 
     On a GPU in half precision (under autocast) flash attention does all sequences in one kernel,
     whatever their lengths; each run by itself would be hundreds of small kernels a layer. A CPU
-    does them in buckets.
+    does them in buckets, but for a batch that is padded already.
     """
     if _has_flash(device, head_size):
         return _layout_on(tuple(runs), device)
-    if device.type == "cpu" and not torch.compiler.is_compiling():
+    if device.type == "cpu" and not is_padded and not torch.compiler.is_compiling():
         return Layout(runs, Buckets(runs, num_heads))
     return Layout(runs)
 
@@ -64,7 +66,7 @@ def _has_flash(device: torch.device, head_size: int) -> bool:
 @lru_cache(_LAYOUTS_KEPT)
 def _layout_on(runs: tuple[tuple[int, int], ...], device: torch.device) -> Layout:
     """Return the layout with its tensors, without waiting for the device."""
-    lengths = [length for number, length in runs for _ in range(number)]
+    lengths = lengths_of(runs)
     ends = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(device, non_blocking=True)
     starts, num_pieces = ends[:-1], sum(lengths)
     of_piece = torch.repeat_interleave(starts, ends.diff(), output_size=num_pieces)
@@ -90,13 +92,14 @@ def attend_packed(
         layout: how the T pieces are sequences.
         key_mask: bool (B, 1, 1, S), false at padding, where a single run is padded.
         dropout_prob: share of the weights set to 0.
-        rows: int64 (R,), the pieces whose queries these are, where the layout has buckets and
-            nothing is padded; else None.
+        rows: int64 (R,), the pieces whose queries these are, where the layout has buckets; else
+            None.
 
     Returns:
         (T, N, D), or (R, N, D).
     """
-    if layout.buckets is not None and key_mask is None:
+    if layout.buckets is not None:
+        assert key_mask is None
         return _attend_in_buckets(query, key, value, layout.buckets, dropout_prob, rows)
     assert rows is None
     if layout.ends is not None and key_mask is None and not dropout_prob:

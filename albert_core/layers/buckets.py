@@ -23,6 +23,11 @@ _PADDING_ALLOWED = 6_000
 """Scores of padding in a bucket, above which another bucket costs less."""
 
 
+def lengths_of(runs: Runs) -> list[int]:
+    """Return the length of each sequence."""
+    return [length for number, length in runs for _ in range(number)]
+
+
 @dataclass(frozen=True, slots=True)
 class Slots:
     """Where rows of a packed batch lie in its buckets, which have a slot for each row and head."""
@@ -84,9 +89,9 @@ class Buckets:
 
     def __init__(self, runs: Runs, num_heads: int) -> None:
         self._num_heads = num_heads
-        self._lengths = torch.tensor([length for number, length in runs for _ in range(number)])
-        self._order = self._lengths.argsort(descending=True, stable=True)
-        self._sizes = _bucket_sizes(self._lengths[self._order].tolist())
+        self._lengths = torch.tensor(lengths_of(runs))
+        by_length = self._lengths.argsort(descending=True, stable=True)
+        self._sequences = by_length.split(_bucket_sizes(self._lengths[by_length].tolist()))
 
     @cached_property
     def pieces(self) -> Slots:
@@ -104,7 +109,7 @@ class Buckets:
         )
         starts, lengths = torch.empty_like(numbers), torch.empty_like(numbers)
         shapes, num_slots = [], 0
-        for sequences in self._order.split(self._sizes):
+        for sequences in self._sequences:
             length = int(numbers[sequences].max())
             size = self._num_heads * length
             starts[sequences] = num_slots + torch.arange(len(sequences)) * size
@@ -121,8 +126,7 @@ class Buckets:
     def key_masks(self) -> list[Tensor | None]:
         """Return bool (n, 1, 1, S) for each bucket, false at padding; None where there is none."""
         masks = []
-        buckets = zip(self._order.split(self._sizes), self.pieces.shapes, strict=True)
-        for sequences, (_, _, length) in buckets:
+        for sequences, (_, _, length) in zip(self._sequences, self.pieces.shapes, strict=True):
             mask = torch.arange(length) < self._lengths[sequences, None]
             masks.append(None if mask.all() else mask[:, None, None])
         return masks

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from albert_core.config import ModelSettings, Sharing
+from albert_core.layers.buckets import lengths_of
 from albert_core.model import AlbertForPretraining, AlbertModel, block_route
 
 BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
@@ -165,7 +166,7 @@ def test_a_packed_batch_has_the_loss_and_gradients_of_the_padded_one(
 ) -> None:
     torch.manual_seed(0)
     model = AlbertForPretraining(settings, 50).double()
-    lengths = [length for number, length in runs for _ in range(number)]
+    lengths = lengths_of(runs)
     first = torch.tensor([0, *lengths[:-1]]).cumsum(0)
     rows = [(torch.randint(5, 50, (n,)), torch.arange(n) * 2 // n) for n in lengths]
     input_ids, token_types = (torch.cat(column) for column in zip(*rows, strict=True))

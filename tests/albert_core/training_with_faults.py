@@ -27,6 +27,7 @@ from albert_core import training
 from albert_core.batches.update_batch import UpdateBatch
 from albert_core.contract.stage_command import stage_main
 from albert_core.data import Batch
+from albert_core.layers.buckets import lengths_of
 from albert_core.preemption import ending_when_told_to
 from albert_core.pretraining.train_step import TrainState, Update, train_step
 
@@ -35,7 +36,7 @@ FAULTS: dict[str, Any] = json.loads(os.environ.get("FAULTS", "{}"))
 
 def names_of(batch: Batch) -> list[str]:
     """Return a name for each example: a digest of its real pieces and where its masks are."""
-    lengths = [length for number, length in batch.runs for _ in range(number)]
+    lengths = lengths_of(batch.runs)
     is_prediction = torch.zeros(batch.num_pieces, dtype=torch.bool)
     is_prediction[batch.masked_lm_positions] = True
     names = []

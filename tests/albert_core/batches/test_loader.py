@@ -18,6 +18,7 @@ from albert_core.contract.errors import IntegrityError
 from albert_core.contract.ragged import Ints
 from albert_core.contract.seeds import derive_seed
 from albert_core.data import Batch, ExampleShards, Rows
+from albert_core.layers.buckets import lengths_of
 from tests.albert_core.made_examples import assert_equal, made_examples
 
 NUM_EXAMPLES, LENGTH = 101, 60
@@ -72,14 +73,10 @@ def masked_rows(ranks: list[Taken]) -> dict[bytes, tuple[int, ...]]:
     for batch in (batch for taken in ranks for batch in taken.batches):
         before = batch.input_ids.clone()
         before[batch.masked_lm_positions] = batch.masked_lm_labels
-        lengths = lengths_of(batch)
+        lengths = lengths_of(batch.runs)
         for key, after in zip(before.split(lengths), batch.input_ids.split(lengths), strict=True):
             rows[key.numpy().tobytes()] = tuple(after.tolist())
     return rows
-
-
-def lengths_of(batch: Batch) -> list[int]:
-    return [length for number, length in batch.runs for _ in range(number)]
 
 
 def keys_of(examples: ExampleShards, numbers: Ints) -> list[bytes]:
@@ -184,7 +181,7 @@ def test_masks_are_drawn_afresh_each_epoch_where_that_is_asked_for(
 
 def test_micro_batches_are_sorted_and_keep_to_their_budget(examples: ExampleShards) -> None:
     for taken in take(examples, batch_size=64):
-        lengths = [n for batch in taken.batches for n in lengths_of(batch)]
+        lengths = [n for batch in taken.batches for n in lengths_of(batch.runs)]
         assert lengths == sorted(lengths, reverse=True)
         for batch in taken.batches:
             assert batch.num_pieces <= 4 * padded_length(LENGTH)

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from albert_core.config import ModelSettings
 from albert_core.layers import attention
 from albert_core.layers.attention import _PlainAttention, attend, layout_of
+from albert_core.layers.buckets import lengths_of
 from albert_core.model import AlbertForPretraining
 
 MASKS = [None, torch.tensor([[True, True, False], [True, True, True]])[:, None, None]]
@@ -71,7 +72,7 @@ def one_by_one(
 
 def packed(runs: tuple[tuple[int, int], ...]) -> dict[str, Any]:
     """Return random inputs of a packed batch."""
-    lengths = torch.tensor([length for number, length in runs for _ in range(number)])
+    lengths = torch.tensor(lengths_of(runs))
     first, num_pieces = lengths.cumsum(0) - lengths, int(lengths.sum())
     return {
         "input_ids": torch.randint(0, VOCAB_SIZE, (num_pieces,)),

@@ -8,16 +8,12 @@ from torch import Tensor
 
 from albert_core.layers import buckets
 from albert_core.layers.attention import attend, attend_packed, layout_of
-from albert_core.layers.buckets import Buckets
+from albert_core.layers.buckets import Buckets, lengths_of
 
 NUM_HEADS, HEAD_SIZE = 2, 4
 RUNS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=5)
 ALLOWED = st.sampled_from([0, 20, 10_000])
 """Padding in a bucket: none, some, so much that all lies in one."""
-
-
-def lengths_of(runs: list[tuple[int, int]]) -> list[int]:
-    return [length for number, length in runs for _ in range(number)]
 
 
 def drawn(number: int) -> Tensor:
