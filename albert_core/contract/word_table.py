@@ -1,7 +1,9 @@
 """Words and their pieces: each word is split into pieces when it is first met, and never again."""
 
+import threading
 from collections.abc import Callable
 from itertools import chain, count, repeat
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +16,7 @@ MAX_PIECES = 1 << 21
 
 
 class WordTable:
-    """Maps words to the ids of their pieces, many at a time.
+    """Maps words to the ids of their pieces, many at a time; any number of threads may ask.
 
     Args:
         encode: gives the ids of each of a list of words; they depend on nothing but the word.
@@ -22,12 +24,12 @@ class WordTable:
 
     def __init__(self, encode: Callable[[list[str]], list[list[int]]]) -> None:
         self._encode = encode
+        self._adding = threading.Lock()  # held to number words and to take the arrays they are in
         self._clear()
 
     def _clear(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._pieces = np.zeros(0, np.int32)
-        self._bounds = np.zeros(1, np.int64)
+        self._table = _Table(np.zeros(0, np.int32), np.zeros(1, np.int64))
 
     def pieces_of(self, words: pa.Array) -> tuple[NDArray[np.int32], Ints]:
         """Return the pieces of W words, an array of strings.
@@ -37,27 +39,42 @@ class WordTable:
             which sum to N.
         """
         distinct = words.dictionary_encode()
-        numbers = self._number(distinct.dictionary.to_pylist())[distinct.indices.to_numpy()]
-        lengths = np.diff(self._bounds)[numbers]
+        with self._adding:
+            numbers = self._number(distinct.dictionary.to_pylist())
+            table = self._table
+        numbers = numbers[distinct.indices.to_numpy()]
+        lengths = np.diff(table.bounds)[numbers]
         # Place i of the result is place i - shift of the table, where the shift is the word's.
-        shifts = np.cumsum(lengths) - lengths - self._bounds[numbers]
-        return self._pieces[np.arange(lengths.sum()) - np.repeat(shifts, lengths)], lengths
+        shifts = np.cumsum(lengths) - lengths - table.bounds[numbers]
+        return table.pieces[np.arange(lengths.sum()) - np.repeat(shifts, lengths)], lengths
 
     def _number(self, words: list[str]) -> Ints:
         """Return the place of each of ``words`` in the table, which has all of them afterwards."""
-        if len(self._pieces) > MAX_PIECES:
+        if len(self._table.pieces) > MAX_PIECES:
             self._clear()
         numbers = np.fromiter(map(self._numbers.get, words, repeat(-1)), np.int64, len(words))
         unknown = np.flatnonzero(numbers < 0)
         if len(unknown):
-            numbers[unknown] = np.arange(len(unknown)) + len(self._numbers)
+            numbers[unknown] = np.arange(len(unknown)) + len(self._table.bounds) - 1
             self._add([words[place] for place in unknown.tolist()])
         return numbers
 
     def _add(self, words: list[str]) -> None:
         encoded = self._encode(words)
-        self._numbers.update(zip(words, count(len(self._numbers)), strict=False))
+        before = self._table
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         pieces = np.fromiter(chain.from_iterable(encoded), np.int32, int(lengths.sum()))
-        self._bounds = np.append(self._bounds, self._bounds[-1] + np.cumsum(lengths))
-        self._pieces = np.append(self._pieces, pieces)
+        # The numbers come last: a word that has one is in the table, wherever an error cuts in.
+        self._table = _Table(
+            np.append(before.pieces, pieces),
+            np.append(before.bounds, before.bounds[-1] + np.cumsum(lengths)),
+        )
+        self._numbers.update(zip(words, count(len(before.bounds) - 1), strict=False))
+
+
+class _Table(NamedTuple):
+    """The pieces of all words, one word after the other; never changed, only replaced."""
+
+    pieces: NDArray[np.int32]
+    bounds: Ints
+    """Word n has the pieces from bounds[n] to bounds[n + 1]."""
