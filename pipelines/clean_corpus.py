@@ -36,6 +36,7 @@ from albert_core.contract.manifest import (
     scratch_folder,
 )
 from albert_core.contract.stage_command import stage_main
+from pipelines import steps
 from pipelines.clean_unit import EXCLUDED, KEPT, CleaningJob, Unit, clean_unit, is_done, size_of
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.decontamination import ngram_hashes, test_strings
@@ -134,11 +135,11 @@ class CleanCorpus(beam.PTransform):
         """Clean each unit, find repeated documents by their hashes, write the shards."""
         return (
             units
-            | "Clean" >> beam.FlatMap(_clean_and_send, self.job, self.num_partitions)
+            | "Clean" >> steps.each_to_many(_clean_and_send, self.job, self.num_partitions)
             | "ByHash" >> beam.GroupByKey()
-            | "FindRepeated" >> beam.FlatMap(find_repeated, self.num_partitions)
+            | "FindRepeated" >> steps.each_to_many(find_repeated, self.num_partitions)
             | "ByPart" >> beam.GroupByKey()
-            | "WriteShard" >> beam.Map(write_shard, self.folder, self.job.cleaning)
+            | "WriteShard" >> steps.each(write_shard, self.folder, self.job.cleaning)
         )
 
 

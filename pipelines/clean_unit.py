@@ -9,7 +9,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import chain
 
 import numpy as np
@@ -18,7 +17,9 @@ import pyarrow as pa
 from albert_core.contract import storage
 from albert_core.contract.arrow_files import read_arrow, write_arrow
 from albert_core.contract.errors import SourceError
+from albert_core.contract.loaded_once import loaded_once
 from albert_core.contract.records import DOCUMENT_SCHEMA, Document
+from pipelines import kept_files
 from pipelines.batching import cut_by_size
 from pipelines.cleaning import content_hash, normalise_text, reject_reasons
 from pipelines.config import CleaningSettings, SourceSettings
@@ -26,7 +27,7 @@ from pipelines.decontamination import TestNgrams, find_overlaps
 from pipelines.deduplication import HASH_BYTES
 from pipelines.language import detect_languages
 from pipelines.near_duplicates import NUM_BINS, signatures
-from pipelines.progress import report_done
+from pipelines.progress import report_done, warn
 from pipelines.readers import LEFT_OUT, Unreadable, read_documents
 from pipelines.readers.broken_file import NOT_READABLE
 from pipelines.sentences import sentence_lines
@@ -113,24 +114,31 @@ class Part:
 
 def is_done(unit: Unit) -> bool:
     """Return whether all parts of the unit were written before."""
-    return storage.exists(storage.join(unit.folder, UNIT_DONE))
+    return storage.exists(_note(unit))
 
 
 def size_of(unit: Unit) -> tuple[int, int]:
     """Return the number of parts of a unit that is done, and of records in its files."""
-    done = json.loads(storage.read_bytes(storage.join(unit.folder, UNIT_DONE)))
-    return done["num_parts"], done["num_records"]
+    facts = kept_files.read_facts(_note(unit))
+    return facts["num_parts"], facts["num_records"]
+
+
+def _note(unit: Unit) -> str:
+    return storage.join(unit.folder, UNIT_DONE)
 
 
 def clean_unit(unit: Unit, job: CleaningJob) -> list[Part]:
-    """Write the parts of the unit, unless they are there, and return them.
+    """Write the parts of the unit, unless they are there and undamaged, and return them.
 
     Raises:
         SourceError: a file can't be read now, or changed since it was listed.
     """
     if is_done(unit):
-        num_parts, _ = size_of(unit)
-        return [_part(unit, index) for index in range(num_parts)]
+        damaged = kept_files.damage(_note(unit))
+        if damaged is None:
+            num_parts, _ = size_of(unit)
+            return [_part(unit, index) for index in range(num_parts)]
+        warn(job.progress, f"{damaged}; its files are cleaned again")
     storage.remove_abandoned(unit.folder)
     tables = _known_documents(unit, job) if unit.known_shard else _clean_documents(unit, job)
     parts = []
@@ -144,8 +152,9 @@ def clean_unit(unit: Unit, job: CleaningJob) -> list[Part]:
         report_done(job.progress, note, num_bytes=0, num_documents=num_documents)
     for part in unit.ranges:
         check_unchanged(part.file)
-    done = {"num_parts": len(parts), "num_records": num_records}
-    storage.write_bytes(storage.join(unit.folder, UNIT_DONE), json.dumps(done).encode())
+    files = [uri for part in parts for uri in (part.uri, part.unreadable, part.overlaps)]
+    names = [uri.rpartition("/")[2] for uri in files if storage.exists(uri)]
+    kept_files.write_note(_note(unit), names, {"num_parts": len(parts), "num_records": num_records})
     num_files = sum(part.end is None for part in unit.ranges)
     report_done(job.progress, str(unit.number), num_bytes=unit.num_bytes, num_files=num_files)
     return parts
@@ -322,6 +331,6 @@ def _write_lines(uri: str, entries: Sequence[dict[str, object]]) -> None:
         storage.write_bytes(uri, "".join(json.dumps(e) + "\n" for e in entries).encode())
 
 
-@lru_cache(maxsize=1)
+@loaded_once
 def _test_ngrams(uri: str) -> TestNgrams:
     return TestNgrams.of(read_arrow(uri)["ngram"].to_numpy())

@@ -18,9 +18,10 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
@@ -31,20 +32,30 @@ from apache_beam.runners.runner import PipelineResult, PipelineRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from albert_core.contract import errors, storage
-from albert_core.contract.errors import AlbertError, ConfigError
+from albert_core.contract.errors import AlbertError, ConfigError, OutageError
 from albert_core.contract.stage_command import RUN_AGAIN_STATUS, worker_count
+from pipelines import job_server, steps
 from pipelines.progress import Progress
 
-ON_EACH_HOST = "localhost:50000"
-"""Where each Flink or Spark host has its pool of Python workers, unless the options say so."""
-CONNECT_SECONDS = 20.0
+CONNECT_SECONDS = 10.0
 _RUNNERS = "apache_beam.runners"
+_WORKER_COMMAND = "albert-beam-worker"
+_ENGINE_RETRIES = 3
+_RETRY_MILLIS = 2000
+_WORKERS_STAY_MILLIS = 60_000
+"""How long Flink and Spark keep Python workers for the next step of the same job."""
 _ADDED_BY_BEAM = " [while running "
 _RAISED_IN_WORKER = re.compile(
     rf".*albert_core\.contract\.errors\.(\w+): (.*?)(?:{re.escape(_ADDED_BY_BEAM)}|\n\n|\Z)",
     re.DOTALL,
 )
 """What follows the last mention of an error, whichever runner wraps it."""
+_OF_A_STEP = re.compile(r"\[while running |pipelines/steps\.py")
+"""What stands in the text of an error that a step raised."""
+_NOT_INSTALLED = re.compile(
+    rf"No module named '(albert_core|pipelines)\S*|Cannot run program \S*{_WORKER_COMMAND}.*"
+)
+_LONGEST_CAUSE = 400
 
 log = logging.getLogger(__name__)
 # Beam logs every worker's traceback, which is raised here as well.
@@ -64,6 +75,8 @@ class Engine:
     num_batches: int | None = None
     """Into how many batches the elements are dealt before they travel; None is one for each."""
     wait: Callable[[Any], None] = _wait
+    is_remote: bool = False
+    """Whether what runs the steps can be lost without this process."""
 
 
 def run_pipeline(
@@ -76,7 +89,7 @@ def run_pipeline(
 
     Args:
         transform: to a collection of (key, value that JSON can hold), of portable steps only:
-            Map, FlatMap and GroupByKey, one after the other.
+            those of `pipelines.steps` and GroupByKey, one after the other.
         elements: small descriptions of work, such as file names, those with the most work first:
             the engines deal them out to their workers beforehand.
         scratch: a folder that the workers can write to.
@@ -84,18 +97,25 @@ def run_pipeline(
 
     Raises:
         AlbertError: one that a worker raised, as it raised it.
-        ConfigError: the engine asked for is unknown, not installed or out of reach.
+        ConfigError: the engine asked for is unknown, not installed or out of reach, or a worker
+            has other code or libraries, or does not see ``scratch``.
+        OutageError: a worker, the engine or a store was lost on the way.
     """
     report = storage.join(scratch, "report.json")
+    seen = storage.join(scratch, "driver-was-here")
+    storage.write_bytes(seen, b"")
+    is_remote = False
     try:
-        with progress, _ending_when_a_worker_dies():
-            engine = choose_engine(scratch)
-            options = [*engine.options, *shlex.split(os.environ.get("ALBERT_BEAM_OPTIONS", ""))]
-            pipeline = beam.Pipeline(engine.runner, PipelineOptions(options))
-            build(pipeline, transform, _dealt(list(elements), engine.num_batches), report)
+        with progress, _ending_when_a_worker_dies(), ExitStack() as running:
+            engine = choose_engine(scratch, running)
+            is_remote = engine.is_remote
+            pipeline = beam.Pipeline(
+                engine.runner, PipelineOptions([*engine.options, *_more_options()])
+            )
+            build(pipeline, transform, _dealt(list(elements), engine.num_batches), seen, report)
             engine.wait(pipeline.run())
     except Exception as error:
-        raised = _as_raised_in_worker(error)
+        raised = _as_raised_in_worker(error, is_remote)
         if raised is error:
             raise
         raise raised from error
@@ -106,19 +126,24 @@ def build(
     pipeline: beam.Pipeline,
     transform: Callable[[PCollection[Any]], PCollection[Any]],
     batches: Sequence[Sequence[Any]],
+    seen: str,
     report: str,
 ) -> None:
     """Add to ``pipeline`` all that a stage does: from batches of elements to its report."""
     # Without the reshuffle, Beam fuses all up to the first GroupByKey into one task.
     created = pipeline | "Create" >> beam.Create(batches, reshuffle=True)
-    elements = created | "Each" >> beam.FlatMap(_each)
-    keyed = transform(elements) | "ToOneKey" >> beam.Map(_to_one_key)
+    elements = created | "Each" >> steps.each_to_many(_each, seen)
+    keyed = transform(elements) | "ToOneKey" >> steps.each(_to_one_key)
     together = keyed | "Together" >> beam.GroupByKey()
-    _ = together | "Report" >> beam.Map(_write_report, report)
+    _ = together | "Report" >> steps.each(_write_report, report)
 
 
-def choose_engine(scratch: str) -> Engine:
+def choose_engine(scratch: str, running: ExitStack) -> Engine:
     """Return the engine that the environment asks for.
+
+    Args:
+        scratch: a folder that the workers can write to.
+        running: is given what runs for the engine's sake, to be ended after it.
 
     Raises:
         ConfigError: it is unknown, lacks its address or package, or is out of reach.
@@ -126,16 +151,16 @@ def choose_engine(scratch: str) -> Engine:
     name = os.environ.get("ALBERT_ENGINE") or "local"
     if name not in _ENGINES:
         raise ConfigError(f"ALBERT_ENGINE={name!r} must be one of {', '.join(_ENGINES)}")
-    return _ENGINES[name](scratch)
+    return _ENGINES[name](scratch, running)
 
 
-def _local(scratch: str) -> Engine:
+def _local(scratch: str, running: ExitStack) -> Engine:
     workers = worker_count()
     if workers == 1:
         return Engine(FnApiRunner())
     # The worker processes log their start and end to stderr, whatever the log level asked for.
     worker_log = storage.local_path(storage.join(scratch, "workers.log"))
-    command = f"{shlex.quote(sys.executable)} -m apache_beam.runners.worker.sdk_worker_main"
+    command = f"exec {shlex.quote(sys.executable)} -m pipelines.worker_process"
     if worker_log is not None:
         worker_log.parent.mkdir(parents=True, exist_ok=True)
         command += f" 2>>{shlex.quote(str(worker_log))}"
@@ -143,7 +168,7 @@ def _local(scratch: str) -> Engine:
     return Engine(FnApiRunner(default_environment=environment), [f"--direct_num_workers={workers}"])
 
 
-def _dask(scratch: str) -> Engine:
+def _dask(scratch: str, running: ExitStack) -> Engine:
     address = _address("dask", "the scheduler's, such as tcp://host:8786")
     if not (find_spec("dask") and find_spec("distributed")):
         raise ConfigError(
@@ -152,48 +177,59 @@ def _dask(scratch: str) -> Engine:
         )
     from pipelines import dask_cluster
 
-    num_threads = dask_cluster.check_workers(address, scratch)
     # Dask's default of 128 elements a partition would be all of them, on one worker. And no
     # step after the first has more partitions than the first.
     return Engine(
         f"{_RUNNERS}.dask.dask_runner.DaskRunner",
         [f"--dask_client_address={address}", "--dask_partition_size=1"],
-        num_batches=num_threads * dask_cluster.PARTITIONS_PER_THREAD,
+        num_batches=dask_cluster.num_threads(address) * dask_cluster.PARTITIONS_PER_THREAD,
         wait=dask_cluster.wait,
     )
 
 
-def _flink(scratch: str) -> Engine:
+def _flink(scratch: str, running: ExitStack) -> Engine:
     address = _address("flink", "the master's, such as host:8081, or [local]")
     _require_java("flink")
-    return Engine(
-        f"{_RUNNERS}.portability.flink_runner.FlinkRunner",
-        [f"--flink_master={address}", *([] if address == "[local]" else _worker_pool())],
-    )
+    from apache_beam.runners.portability.flink_runner import FlinkJarJobServer
+
+    if address == "[local]":
+        options = [f"--flink_master={address}"]
+        return _with_job_server(FlinkJarJobServer, options, _WORKERS_HERE, running)
+    master = address if address.startswith(("http://", "https://")) else f"http://{address}"
+    options = [
+        f"--flink_master={master}",
+        f"--parallelism={max(1, _flink_slots(master))}",
+        f"--number_of_execution_retries={_ENGINE_RETRIES}",
+        f"--execution_retry_delay={_RETRY_MILLIS}",
+    ]
+    return _with_job_server(FlinkJarJobServer, options, _worker_processes(), running, master)
 
 
-def _spark(scratch: str) -> Engine:
+def _spark(scratch: str, running: ExitStack) -> Engine:
     address = _address("spark", "the master's, such as spark://host:7077, or local[4]")
     _require_java("spark")
-    return Engine(
-        f"{_RUNNERS}.portability.spark_runner.SparkRunner",
-        [
-            f"--spark_master_url={address}",
-            *([] if address.startswith("local") else _worker_pool()),
-        ],
-    )
+    from apache_beam.runners.portability.spark_runner import SparkJarJobServer
+
+    if address.startswith("spark://"):
+        masters = address.removeprefix("spark://").split(",")
+        _require_listener(masters, f"no Spark master answers at ALBERT_ENGINE_ADDRESS={address}")
+    workers = _WORKERS_HERE if address.startswith("local") else _worker_processes()
+    return _with_job_server(SparkJarJobServer, [f"--spark_master_url={address}"], workers, running)
 
 
-def _portable(scratch: str) -> Engine:
+def _portable(scratch: str, running: ExitStack) -> Engine:
     address = _address("portable", "of a Beam job service, such as host:8099")
-    _require_listener(address)
-    return Engine(
-        f"{_RUNNERS}.portability.portable_runner.PortableRunner",
-        [f"--job_endpoint={address}", *_worker_pool()],
-    )
+    _require_listener([address], f"nothing answers at ALBERT_ENGINE_ADDRESS={address}")
+    if not job_server.answers(address, CONNECT_SECONDS):
+        raise ConfigError(
+            f"what answers at ALBERT_ENGINE_ADDRESS={address} is no Beam job service. "
+            "infra/engines/README.md says how to start one."
+        )
+    kept = running.enter_context(job_server.keeper(job_server.temporary_folder()))
+    return _asking(address, kept, _worker_processes())
 
 
-def _dataflow(scratch: str) -> Engine:
+def _dataflow(scratch: str, running: ExitStack) -> Engine:
     if not find_spec("apitools"):
         raise ConfigError("ALBERT_ENGINE=dataflow needs pip install 'apache-beam[gcp]' gcsfs")
     if storage.local_path(scratch) is not None:
@@ -204,7 +240,7 @@ def _dataflow(scratch: str) -> Engine:
     return Engine(f"{_RUNNERS}.dataflow.dataflow_runner.DataflowRunner")
 
 
-_ENGINES: dict[str, Callable[[str], Engine]] = {
+_ENGINES: dict[str, Callable[[str, ExitStack], Engine]] = {
     "local": _local,
     "dask": _dask,
     "flink": _flink,
@@ -214,6 +250,49 @@ _ENGINES: dict[str, Callable[[str], Engine]] = {
 }
 
 
+def _with_job_server(
+    kind: type[Any],
+    options: Sequence[str],
+    workers: Sequence[str],
+    running: ExitStack,
+    flink_master: str = "",
+) -> Engine:
+    """Return the engine of a job server of this stage's own, of this kind of Beam's."""
+    folder = job_server.temporary_folder()
+    of_server = [
+        *options,
+        f"--artifacts_dir={folder}/artifacts",
+        f"--job_server_jvm_properties=-Djava.io.tmpdir={folder}",
+        *_more_options(),
+    ]
+    kept = running.enter_context(job_server.keeper(folder, flink_master))
+    command, endpoint = kind(PipelineOptions(of_server)).subprocess_cmd_and_endpoint()
+    kept.start(command, endpoint)
+    return _asking(endpoint, kept, [*options, *workers])
+
+
+def _asking(endpoint: str, kept: job_server.Keeper, options: Sequence[str]) -> Engine:
+    """Return the engine behind a job service."""
+
+    def wait(result: Any) -> None:
+        kept.watch(endpoint, result._job_id)  # noqa: SLF001 - it has no other name
+        result.wait_until_finish()
+        kept.forget()
+
+    return Engine(
+        f"{_RUNNERS}.portability.portable_runner.PortableRunner",
+        [
+            f"--job_endpoint={endpoint}",
+            f"--job_name={kept.folder.name}",
+            f"--environment_cache_millis={_WORKERS_STAY_MILLIS}",
+            "--requirements_cache=skip",
+            *options,
+        ],
+        wait=wait,
+        is_remote=True,
+    )
+
+
 def _address(engine: str, which: str) -> str:
     address = os.environ.get("ALBERT_ENGINE_ADDRESS")
     if not address:
@@ -221,16 +300,48 @@ def _address(engine: str, which: str) -> str:
     return address
 
 
-def _require_listener(address: str) -> None:
-    """Raise ConfigError unless a server answers, for which Beam itself would wait five minutes."""
-    host, _, port = address.rpartition(":")
+def _more_options() -> list[str]:
+    return shlex.split(os.environ.get("ALBERT_BEAM_OPTIONS", ""))
+
+
+def _require_listener(addresses: Sequence[str], otherwise: str) -> None:
+    """Raise unless a server answers at one of ``addresses``: Beam itself would wait for minutes.
+
+    Raises:
+        ConfigError: an address is none.
+        OutageError: nothing answers.
+    """
+    problems = []
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        try:
+            with socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS):
+                return
+        except (ValueError, OverflowError, socket.gaierror) as error:
+            raise ConfigError(f"{otherwise} ({error}). Give host:port.") from error
+        except OSError as error:
+            problems.append(str(error))
+    raise OutageError(
+        f"{otherwise} ({'; '.join(problems)}). Start it; infra/engines/README.md says how."
+    )
+
+
+def _flink_slots(master: str) -> int:
+    """Return how many tasks at a time Flink has room for; 0 if it starts task managers as needed.
+
+    Raises:
+        ConfigError: what answers is not Flink.
+        OutageError: nothing answers.
+    """
+    host, _, port = master.partition("://")[2].rstrip("/").rpartition(":")
+    what = f"no Flink master answers at ALBERT_ENGINE_ADDRESS={master}"
+    _require_listener([f"{host}:{port}"], what)
     try:
-        with socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS):
-            return
-    except (OSError, ValueError, OverflowError) as error:
+        return int(job_server.flink_answer(master.rstrip("/"), "/overview")["slots-total"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
-            f"nothing answers at ALBERT_ENGINE_ADDRESS={address} ({error}). Start Beam's job "
-            "service there; infra/engines/README.md says how."
+            f"{what}, but something else does ({error}). Give the address of the REST service of "
+            "Flink's job manager, such as host:8081."
         ) from error
 
 
@@ -243,11 +354,16 @@ def _require_java(engine: str) -> None:
         )
 
 
-def _worker_pool() -> list[str]:
+_WORKERS_HERE = ["--environment_type=LOOPBACK"]
+"""Of a master that runs within the job server: the workers are threads of this process."""
+
+
+def _worker_processes() -> list[str]:
     """Return options for Python workers without containers; Beam's own default needs Docker."""
     if "--environment_type" in os.environ.get("ALBERT_BEAM_OPTIONS", ""):
         return []
-    return ["--environment_type=EXTERNAL", f"--environment_config={ON_EACH_HOST}"]
+    command = Path(sys.executable).with_name(_WORKER_COMMAND)
+    return ["--environment_type=PROCESS", f"--environment_option=process_command={command}"]
 
 
 def _dealt(elements: list[Any], num_batches: int | None) -> list[list[Any]]:
@@ -256,7 +372,12 @@ def _dealt(elements: list[Any], num_batches: int | None) -> list[list[Any]]:
     return [elements[first::number] for first in range(number)]
 
 
-def _each(batch: Sequence[Any]) -> Iterator[Any]:
+def _each(batch: Sequence[Any], seen: str) -> Iterator[Any]:
+    if not storage.exists(seen):
+        raise ConfigError(
+            f"the worker on {socket.gethostname()} doesn't see {seen}. Give a work folder that all "
+            "machines share."
+        )
     yield from batch
 
 
@@ -291,16 +412,33 @@ def _ending_when_a_worker_dies() -> Iterator[None]:
         threading.excepthook = previous
 
 
-def _as_raised_in_worker(error: Exception) -> Exception:
-    """Return the AlbertError that Beam wrapped in the text of ``error``, or ``error`` itself."""
+def _as_raised_in_worker(error: Exception, is_remote: bool) -> Exception:
+    """Return the AlbertError that Beam wrapped in the text of ``error``, or ``error`` itself.
+
+    Args:
+        error: raised by a runner.
+        is_remote: whether the engine may have failed where no step did.
+    """
+    text = str(error)
     if isinstance(error, AlbertError):
-        return type(error)(str(error).partition(_ADDED_BY_BEAM)[0])
-    if raised := _RAISED_IN_WORKER.match(str(error)):
+        return type(error)(text.partition(_ADDED_BY_BEAM)[0])
+    if raised := _RAISED_IN_WORKER.match(text):
         kind: type[AlbertError] = getattr(errors, raised.group(1))
         return kind(raised.group(2))
-    if "Unable to fetch remote job server jar" in str(error):
+    if "Unable to fetch remote job server jar" in text:
         return ConfigError(
             f"{error}. Give --flink_job_server_jar or --spark_job_server_jar in "
             "ALBERT_BEAM_OPTIONS; infra/engines/README.md names the file."
+        )
+    if missing := _NOT_INSTALLED.search(text):
+        return ConfigError(
+            f"a worker lacks this project ({missing.group()}). Install the same version of it on "
+            "all machines, in the same place, or name the place in ALBERT_BEAM_OPTIONS."
+        )
+    if is_remote and not _OF_A_STEP.search(text):
+        cause = " ".join(text.split())[:_LONGEST_CAUSE]
+        return OutageError(
+            f"the engine lost a worker, or was lost itself ({cause}). Run the stage again: it goes "
+            "on from what is done."
         )
     return error

@@ -10,7 +10,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -20,11 +19,13 @@ from numpy.typing import NDArray
 
 from albert_core.contract import storage
 from albert_core.contract.arrow_files import open_arrow, read_arrow, write_arrow
+from albert_core.contract.loaded_once import loaded_once
 from albert_core.contract.masking import Masked, mask_examples
 from albert_core.contract.ragged import Ints, ranges
 from albert_core.contract.records import CLS, EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS, SEP
 from albert_core.contract.seeds import UInt64s, derive_seed, random_bits
 from albert_core.contract.tokenizer import Tokenizer
+from pipelines import kept_files
 from pipelines.batching import cut_by_size
 from pipelines.config import ExampleSettings
 from pipelines.google_fidelity import google_masks, google_pairs
@@ -75,7 +76,7 @@ class Rows:
     """(R,) ascending."""
 
 
-@lru_cache(maxsize=1)
+@loaded_once
 def load_tokenizer(folder: str, lower_case: bool, split_digit_commas: bool) -> Tokenizer:
     """Return the tokenizer of a vocabulary; the one asked for last stays in the process."""
     return Tokenizer.load(folder, lower_case, split_digit_commas)
@@ -207,8 +208,8 @@ def write_part(
     """Write the examples of one corpus shard to ``uri``, each kind in the order of the shuffle.
 
     Where each record batch begins in the shuffle is in the metadata of the schema. The tally is
-    beside the part, because a part is opened for each shard, and its tally once. It is written
-    first: a part that is there has one.
+    beside the part, because a part is opened for each shard, and its tally once. A note on both
+    is written last: a part that has one is whole.
     """
     text = encode_documents(documents, tokenizer)
     held_out = np.array([is_held_out(name, settings) for name in text.ids], bool)
@@ -223,6 +224,18 @@ def write_part(
         for kind in KINDS:
             for batch in record_batches(text, rows[kind], settings, tokenizer.starts_word):
                 writer.write_batch(batch)
+    names = [each.rpartition("/")[2] for each in (uri, _tally_uri(uri))]
+    kept_files.write_note(_note_uri(uri), names, {})
+
+
+def is_made(uri: str) -> bool:
+    """Return whether the part at ``uri`` was written whole."""
+    return storage.exists(_note_uri(uri))
+
+
+def damage(uri: str) -> str | None:
+    """Return what is wrong with the part at ``uri``, which is made; None if nothing is."""
+    return kept_files.damage(_note_uri(uri))
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +258,9 @@ def read_tally(uri: str) -> PartTally:
 
 
 def remove_part(uri: str) -> None:
-    """Remove the part at ``uri``, then its tally."""
-    storage.remove(uri)
-    storage.remove(_tally_uri(uri))
+    """Remove the part at ``uri``, first what makes it whole."""
+    for each in (_note_uri(uri), uri, _tally_uri(uri)):
+        storage.remove(each)
 
 
 def write_part_list(parts: Iterable[str], uri: str) -> None:
@@ -255,11 +268,10 @@ def write_part_list(parts: Iterable[str], uri: str) -> None:
     storage.write_bytes(uri, json.dumps(sorted(parts)).encode())
 
 
-@lru_cache(maxsize=1)
-def read_part_list(uri: str) -> list[str]:
-    """Return the URIs of all parts; the list asked for last stays in the process."""
-    parts: list[str] = json.loads(storage.read_bytes(uri))
-    return parts
+@loaded_once
+def read_part_list(uri: str) -> tuple[str, ...]:
+    """Return the URIs of all parts; what was asked for last stays in the process."""
+    return tuple(json.loads(storage.read_bytes(uri)))
 
 
 def rows_between(uri: str, kind: str, low: int, high: int) -> Iterator[pa.RecordBatch]:
@@ -327,6 +339,10 @@ def _write_tally(tally: PartTally, uri: str) -> None:
 
 def _tally_uri(uri: str) -> str:
     return f"{uri.removesuffix('.arrow')}.tally.arrow"
+
+
+def _note_uri(uri: str) -> str:
+    return f"{uri.removesuffix('.arrow')}.json"
 
 
 def _unigrams(text: Text, held_out: NDArray[np.bool_], vocab_size: int) -> Ints:

@@ -38,7 +38,7 @@ from albert_core.contract.ragged import Ints
 from albert_core.contract.records import NUM_SPECIAL_IN_PAIR
 from albert_core.contract.stage_command import stage_main
 from albert_core.contract.tokenizer import SPIECE_MODEL, Tokenizer
-from pipelines import example_part
+from pipelines import example_part, steps
 from pipelines.config import ExampleSettings
 from pipelines.engine import run_pipeline
 from pipelines.example_part import (
@@ -50,7 +50,7 @@ from pipelines.example_part import (
     read_tally,
     remove_part,
 )
-from pipelines.progress import Progress, report_done
+from pipelines.progress import Progress, report_done, warn
 from pipelines.segment_pairs import ALONE, BORROWED, NO_OTHER, TRUNCATED
 from pipelines.tf_examples import tf_examples
 from pipelines.tfrecord import write_tfrecord
@@ -132,7 +132,7 @@ def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
     for shard in vocab_manifest.shards:
         check_shard(shard, vocab.rpartition("/")[0])
     parts = _parts(corpus_manifest, vocab_manifest, examples, work)
-    to_make = [(uri, shard) for uri, shard in parts if not storage.exists(uri)]
+    to_make = [(uri, shard) for uri, shard in parts if not example_part.is_made(uri)]
     log.info("%s: %d of %d parts to make", STAGE, len(to_make), len(parts))
     with scratch_folder(plan.folder(work)) as scratch:
         example_plan = ExamplePlan(
@@ -176,11 +176,11 @@ class MakeExamples(beam.PTransform):
         """
         return (
             parts
-            | "MakePart" >> beam.Map(_make_part, self.plan)
+            | "MakePart" >> steps.each(_make_part, self.plan)
             | "AllParts" >> beam.GroupByKey()
-            | "EachShard" >> beam.FlatMap(_each_shard, self.plan)
+            | "EachShard" >> steps.each_to_many(_each_shard, self.plan)
             | "ByShard" >> beam.GroupByKey()
-            | "WriteShard" >> beam.Map(_write_shard, self.plan)
+            | "WriteShard" >> steps.each(_write_shard, self.plan)
         )
 
 
@@ -216,9 +216,9 @@ def _num_shards(corpus: Manifest, settings: ExampleSettings) -> dict[str, int]:
 
 
 def _make_part(part: tuple[str, Shard], plan: ExamplePlan) -> tuple[int, str]:
-    """Make one part, unless it is there; return its URI under the one key of all parts."""
+    """Make one part, unless it is there undamaged; return its URI, under the one key of all."""
     uri, shard = part
-    if not storage.exists(uri):
+    if not _is_there(uri, plan):
         check_shard(shard, plan.corpus_folder)
         documents = read_arrow(storage.join(plan.corpus_folder, shard.path))
         example_part.write_part(documents, uri, plan.settings, plan.tokenizer)
@@ -230,6 +230,15 @@ def _make_part(part: tuple[str, Shard], plan: ExamplePlan) -> tuple[int, str]:
             num_files=1,
         )
     return 0, uri
+
+
+def _is_there(uri: str, plan: ExamplePlan) -> bool:
+    if not example_part.is_made(uri):
+        return False
+    damaged = example_part.damage(uri)
+    if damaged is not None:
+        warn(plan.notes, f"{damaged}; the part is made again")
+    return damaged is None
 
 
 def _each_shard(

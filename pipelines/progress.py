@@ -1,5 +1,6 @@
 """Live counts of a stage, on every engine: workers leave small notes, the driver adds them up."""
 
+import hashlib
 import json
 import logging
 import threading
@@ -31,6 +32,19 @@ def report_done(
     """
     counts = {"bytes": num_bytes, "documents": num_documents, "files": num_files}
     storage.write_bytes(storage.join(folder, f"{name}.json"), json.dumps(counts).encode())
+
+
+def warn(folder: str, warning: str) -> None:
+    """Leave a note that the driver logs as a warning; called by workers, whose logs are elsewhere.
+
+    Args:
+        folder: the `Progress`'s.
+        warning: a sentence; the same one counts once.
+    """
+    name = hashlib.sha256(warning.encode()).hexdigest()[:16]
+    storage.write_bytes(
+        storage.join(folder, f"warning-{name}.json"), json.dumps({"warning": warning}).encode()
+    )
 
 
 class Progress:
@@ -98,8 +112,10 @@ class Progress:
         """Add up the notes; each is read once, because the same work leaves the same one."""
         for name in storage.list_names(self.folder):
             if name not in self._read and name.endswith(".json"):
-                note = storage.read_bytes(storage.join(self.folder, name))
-                self._read[name] = Counter(json.loads(note))
+                note = json.loads(storage.read_bytes(storage.join(self.folder, name)))
+                if "warning" in note:
+                    log.warning("%s: %s", self.what, note.pop("warning"))
+                self._read[name] = Counter(note)
         return sum(self._read.values(), Counter())
 
 

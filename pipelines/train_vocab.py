@@ -42,6 +42,7 @@ from albert_core.contract.records import MASK, PAD, SPECIAL_PIECES, UNK
 from albert_core.contract.seeds import derive_seed
 from albert_core.contract.stage_command import stage_main
 from albert_core.contract.tokenizer import SPIECE_MODEL, Tokenizer, normalise_for_pieces
+from pipelines import steps
 from pipelines.config import VocabularySettings
 from pipelines.engine import run_pipeline
 from pipelines.progress import Progress, report_done
@@ -245,7 +246,7 @@ class SampleDocuments(beam.PTransform):
         self, shards: PCollection[tuple[int, Shard]]
     ) -> PCollection[tuple[int, dict[str, Any]]]:
         """Write the sampled documents' sentences, normalised, a document a line."""
-        return shards | "Sample" >> beam.Map(_sample_shard, self.sample)
+        return shards | "Sample" >> steps.each(_sample_shard, self.sample)
 
 
 def _sample_shard(numbered: tuple[int, Shard], sample: Sample) -> tuple[int, dict[str, Any]]:

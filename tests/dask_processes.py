@@ -48,10 +48,13 @@ class DaskProcesses:
         (self.folder / "address").write_text(address)
         return process
 
-    def start_worker(self, inside: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
-        """Start a worker of one thread and its nanny; return the nanny, leader of their group."""
+    def start_worker(
+        self, inside: Sequence[str] = (), num_threads: int = 1
+    ) -> "subprocess.Popen[bytes]":
+        """Start a worker and its nanny; return the nanny, leader of their group."""
         local = f"--local-directory={self.folder / f'local-{len(self.processes)}'}"
-        process = self._start(inside, WORKER, self.address, "--nthreads=1", "--no-dashboard", local)
+        options = (f"--nthreads={num_threads}", "--no-dashboard", local)
+        process = self._start(inside, WORKER, self.address, *options)
         self._wait_for("Registered to:", 1)
         return process
 
@@ -93,13 +96,13 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 @contextmanager
-def local_cluster(folder: Path, num_workers: int) -> Iterator[DaskProcesses]:
+def local_cluster(folder: Path, num_workers: int, num_threads: int = 1) -> Iterator[DaskProcesses]:
     """Run a scheduler and workers on this host."""
     cluster = DaskProcesses(folder)
     try:
         cluster.start_scheduler()
         for _ in range(num_workers):
-            cluster.start_worker()
+            cluster.start_worker(num_threads=num_threads)
         yield cluster
     finally:
         cluster.stop()

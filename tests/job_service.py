@@ -66,11 +66,11 @@ def job_service(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def worker_pool(boot: Path, folder: Path) -> Iterator[str]:
-    """Run a pool that starts workers with the executable ``boot``; give its address."""
+def worker_pool(worker: Path, folder: Path) -> Iterator[str]:
+    """Run a pool that starts workers with the executable ``worker``; give its address."""
     log = folder / "worker_pool.log"
     pool = "apache_beam.runners.worker.worker_pool_main"
-    command = [sys.executable, "-m", pool, "--service_port=0", f"--container_executable={boot}"]
+    command = [sys.executable, "-m", pool, "--service_port=0", f"--container_executable={worker}"]
     with _running(command, log):
         said = "Started worker pool servicer at port: "
         deadline = time.monotonic() + 60
@@ -81,7 +81,7 @@ def worker_pool(boot: Path, folder: Path) -> Iterator[str]:
 
 @contextmanager
 def _running(command: Sequence[str], log: Path) -> Iterator[None]:
-    environment = os.environ | {"ALBERT_PYTHON": sys.executable}
+    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
     with log.open("wb") as file:
         process = subprocess.Popen(
             command, cwd=PROJECT, env=environment, stdout=file, stderr=file, start_new_session=True

@@ -18,6 +18,7 @@ from albert_core.contract import storage
 from albert_core.contract.errors import SourceError
 from albert_core.contract.settings import Settings
 from albert_core.contract.stage_command import stage_main
+from pipelines import steps
 from pipelines.engine import run_pipeline
 from pipelines.progress import Progress, report_done
 
@@ -32,6 +33,8 @@ class ToySettings(Settings):
     """How long each element takes."""
     failing: int = -1
     """This element raises an AlbertError of two lines."""
+    store_away_at: int = -1
+    """At this element a store does not answer."""
     deadly: int = -1
     """This element kills the process that works on it, once."""
     always_deadly: bool = False
@@ -47,10 +50,10 @@ class ToySteps(beam.PTransform[Any, Any]):
 
     def expand(self, numbers: PCollection[int]) -> PCollection[tuple[int, dict[str, Any]]]:
         """Write, group by remainder, write again."""
-        written = numbers | "WriteNumber" >> beam.Map(_write_number, self.toy, self.work)
+        written = numbers | "WriteNumber" >> steps.each(_write_number, self.toy, self.work)
         grouped = written | "ByRemainder" >> beam.GroupByKey()
         reports: PCollection[tuple[int, dict[str, Any]]]
-        reports = grouped | "WriteGroup" >> beam.Map(_write_group, self.work)
+        reports = grouped | "WriteGroup" >> steps.each(_write_group, self.work)
         return reports
 
 
@@ -69,6 +72,8 @@ def _write_number(number: int, toy: ToySettings, work: str) -> tuple[int, str]:
     time.sleep(toy.seconds)
     if number == toy.failing:
         raise SourceError(f"number {number} is bad:\n  look at 'it'.\n  Mend it.")
+    if number == toy.store_away_at:
+        raise ConnectionResetError("the store is away")
     if number == toy.deadly and (toy.always_deadly or not Path(work, "died").exists()):
         storage.write_bytes(storage.join(work, "died"), b"")
         os.kill(os.getpid(), signal.SIGKILL)

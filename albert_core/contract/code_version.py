@@ -14,7 +14,10 @@ HOW_NOT_WHAT = frozenset(
         "albert_core.contract.provenance",
         "pipelines.dask_cluster",
         "pipelines.engine",
+        "pipelines.job_server",
+        "pipelines.kept_files",
         "pipelines.progress",
+        "pipelines.steps",
     }
 )
 """Where and how visibly stages run, and what is noted of it. The same bytes on every engine are

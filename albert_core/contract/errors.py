@@ -10,7 +10,8 @@ AlbertError            something a user can mend; shown as one message, without 
 ├── TaskError          a downstream task's file is missing or malformed
 ├── TrainingError      a run cannot go on (non-finite loss, no examples, another data set)
 ├── RegistryError      a model version cannot be registered, promoted or found
-└── StageError         a stage's process ended without its manifest
+├── StageError         a stage's process ended without its manifest
+└── OutageError        a store, server or worker is away: the same command goes on later
 """
 
 from albert_core.contract.credentials import redacted
@@ -64,3 +65,7 @@ class RegistryError(AlbertError):
 
 class StageError(AlbertError):
     """A stage's process ended without its manifest."""
+
+
+class OutageError(AlbertError):
+    """A store, server or worker is away for a while: the same command goes on from what is done."""

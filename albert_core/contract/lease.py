@@ -74,7 +74,9 @@ class Lease:
                 is_own = self._is_own(owner)
                 if is_own:
                     now = Owner.this_process().since
-                    storage.put(self._file(self._number), replace(owner, since=now).to_json())
+                    storage.write_bytes(
+                        self._file(self._number), replace(owner, since=now).to_json()
+                    )
             except Exception as error:  # noqa: BLE001  a store that is away comes back
                 log.debug("%s: not renewed (%s)", self.uri, error)
                 continue

@@ -3,7 +3,7 @@
 import errno
 from collections.abc import Iterator
 
-from albert_core.contract.errors import ConfigError
+from albert_core.contract.errors import ConfigError, OutageError
 
 _MAX_CAUSES = 20
 _ERRNOS = {errno.EBUSY, errno.ESTALE, getattr(errno, "EREMOTEIO", errno.ESTALE)}
@@ -37,7 +37,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _passes(error: BaseException) -> bool:
-    if isinstance(error, ConnectionError | TimeoutError):
+    if isinstance(error, ConnectionError | TimeoutError | OutageError):
         return True
     if isinstance(error, OSError) and error.errno in _ERRNOS:
         return True

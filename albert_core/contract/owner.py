@@ -36,7 +36,7 @@ class Owner:
             host=socket.gethostname(),
             pid=os.getpid(),
             since=datetime.now(UTC).isoformat(timespec="seconds"),
-            machine=_machine(),
+            machine=storage.machine(),
             started=_started(os.getpid()),
             run=environment("TORCHELASTIC_RUN_ID") or address,
             rank=int(environment("RANK", "0")),
@@ -64,19 +64,11 @@ class Owner:
 
     def is_gone(self) -> bool:
         """Return whether the process is known to have ended; only its own machine knows."""
-        return self.machine == _machine() != "" and _started(self.pid) != self.started
+        return self.machine == storage.machine() != "" and _started(self.pid) != self.started
 
     def __str__(self) -> str:
         """Name it for a person."""
         return f"process {self.pid} on {self.host}, since {self.since}"
-
-
-def _machine() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""
 
 
 def _started(pid: int) -> str:

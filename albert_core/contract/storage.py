@@ -61,12 +61,14 @@ def read_bytes(uri: str) -> bytes:
 def open_atomic(uri: str) -> Iterator[IO[bytes]]:
     """Open ``uri`` for writing; the file appears under its name only when all is written.
 
-    Locally a temporary file in the same folder is renamed; object stores show an object only
-    when it is closed. When the block raises, nothing appears.
+    A temporary file in the same folder is renamed; object stores show an object only when it is
+    closed. When the block raises, nothing appears. Threads may write at once: none of this is
+    fsspec's transaction, which all files of a store in one process have in common.
     """
     fs, path = filesystem(uri)
     if not isinstance(fs, LocalFileSystem):
-        with _shown_when_closed(fs, path) as file:
+        write = _shown_when_closed if fs.async_impl else _renamed_when_closed
+        with write(fs, path) as file:
             yield file
         return
     target = Path(path)
@@ -84,12 +86,6 @@ def open_atomic(uri: str) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _shown_when_closed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
-    if not fs.async_impl:
-        with fs.transaction, fs.open(path, "wb") as file:
-            yield file
-        return
-    # fsspec gives all threads of a process one file system for S3, Google's and Azure's stores: a
-    # transaction that one thread ends would commit what another is still writing.
     file = fs._open(path, "wb", autocommit=False)  # noqa: SLF001 - `open` would join a transaction
     try:
         with file:
@@ -97,6 +93,21 @@ def _shown_when_closed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[
         file.commit()
     except BaseException:
         file.discard()
+        raise
+
+
+@contextmanager
+def _renamed_when_closed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
+    folder, _, name = path.rpartition("/")
+    temporary = f"{folder}/.{name}~{process_name()}.tmp"
+    fs.makedirs(folder, exist_ok=True)
+    try:
+        with fs.open(temporary, "wb") as file:
+            yield file
+        fs.mv(temporary, path)
+    except BaseException:
+        if fs.exists(temporary):
+            fs.rm(temporary)
         raise
 
 
@@ -134,19 +145,6 @@ def create(uri: str, content: bytes) -> bool:
     return True
 
 
-def put(uri: str, content: bytes) -> None:
-    """Write a small file; also while another thread has one open on the same store.
-
-    `open_atomic` takes a transaction of the file system where it has no other way, and all threads
-    have that in common.
-    """
-    fs, path = filesystem(uri)
-    if isinstance(fs, LocalFileSystem):
-        write_bytes(uri, content)
-    else:
-        fs.pipe_file(path, content)
-
-
 def sha256_of(uri: str) -> str:
     """Return the SHA-256 of the file at ``uri``, as 64 hexadecimal digits."""
     fs, path = filesystem(uri)
@@ -178,24 +176,42 @@ def list_names(uri: str) -> list[str]:
 
 
 def process_name() -> str:
-    """Return a name that no other process and no other call has: host, pid and a random part."""
-    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    """Return a name that no other process and no other call has: machine, pid, a random part."""
+    return f"{machine_name()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def machine() -> str:
+    """Return what tells the space of process numbers: the kernel's boot, and the container's own.
+
+    Two containers may have one host name, and the same numbers of other processes. Empty where
+    the kernel says neither.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def machine_name() -> str:
+    """Return a name for this machine's, or container's, space of process numbers."""
+    return f"{socket.gethostname()}-{hashlib.sha256(machine().encode()).hexdigest()[:8]}"
 
 
 def remove_abandoned(folder: str) -> None:
-    """Remove from ``folder`` what killed processes of this host were still writing."""
+    """Remove from ``folder`` what killed processes of this machine were still writing."""
     for name in list_names(folder):
         if is_abandoned(name):
             remove(join(folder, name))
 
 
 def is_abandoned(name: str) -> bool:
-    """Return whether ``name`` is a passing file or folder of a process of this host that is gone.
+    """Return whether ``name`` is a temporary file or folder of a process here that is gone.
 
     Those are ``.scratch-PROCESS`` and ``.NAME~PROCESS.tmp``; see `process_name`.
     """
-    host = re.escape(socket.gethostname())
-    made_by = re.fullmatch(rf"\.(?:scratch-|.+~){host}-([0-9]+)-\w+(?:\.tmp)?", name)
+    here = re.escape(machine_name())
+    made_by = re.fullmatch(rf"\.(?:scratch-|.+~){here}-([0-9]+)-\w+(?:\.tmp)?", name)
     if made_by is None:
         return False
     try:

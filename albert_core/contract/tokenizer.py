@@ -82,7 +82,11 @@ def starts_word(piece: str) -> bool:
 
 
 class Tokenizer:
-    """A SentencePiece model with ALBERT's special pieces.
+    """A SentencePiece model with ALBERT's special pieces; any number of threads may share one.
+
+    What is computed once is the same whoever does it: two threads that do so together, as
+    `cached_property` lets them from Python 3.12 on, only do it twice. The table of words, which
+    grows, has a lock.
 
     Args:
         model: serialised SentencePiece model.
@@ -100,6 +104,11 @@ class Tokenizer:
         self.model = model
         self.lower_case = lower_case
         self.split_digit_commas = split_digit_commas
+        # What was encoded before. Of two ways to split a word that are equally probable,
+        # SentencePiece takes the one that the rounding of the sentence's sum so far favours ("kkk"
+        # is "k", "kk" or "kk", "k"): this takes what it does when the word is alone. One sentence
+        # in 25,000 has such a word.
+        self._words = WordTable(self._encode_words)
         try:
             self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
@@ -190,16 +199,6 @@ class Tokenizer:
         return bool(blanks == list(chain(*words))) and not any(
             WORD_MARK in p[1:] for p in self.pieces
         )
-
-    @cached_property
-    def _words(self) -> WordTable:
-        """What was encoded before.
-
-        Of two ways to split a word that are equally probable, SentencePiece takes the one that
-        the rounding of the sentence's sum so far favours ("kkk" is "k", "kk" or "kk", "k"): this
-        takes what it does when the word is alone. One sentence in 25,000 has such a word.
-        """
-        return WordTable(self._encode_words)
 
     def _encode_words(self, words: list[str]) -> list[list[int]]:
         encoded: list[list[int]] = self.processor.encode(words, num_threads=1)

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("distributed", reason="Dask is an extra: albert-pretraining[dask]")
 
 from albert_core.contract.manifest import read_manifest
-from albert_core.contract.stage_command import stage_argv
+from albert_core.contract.stage_command import RUN_AGAIN_STATUS, stage_argv
 from tests.dask_processes import DaskProcesses, kill, local_cluster, two_hosts
 from tests.generated_text import write_jsonl
 from tests.pipelines.conftest import EXAMPLES, VOCABULARY
@@ -191,6 +191,13 @@ def test_both_workers_work_though_the_elements_are_few(
     assert len(workers) == 2
 
 
+def test_workers_of_several_threads_make_the_same_bytes(
+    source: Source, made_locally: dict[str, str], tmp_path: Path
+) -> None:
+    with local_cluster(tmp_path, 1, num_threads=4) as cluster:
+        assert make(source, tmp_path / "work", cluster) == made_locally
+
+
 def test_a_worker_that_kills_itself_is_replaced(cluster: DaskProcesses, tmp_path: Path) -> None:
     stage = start_toy(tmp_path, cluster, deadly=5, seconds=0.1)
     output = stage.communicate(timeout=60)[0]
@@ -231,7 +238,7 @@ def test_a_lost_scheduler_ends_the_stage(tmp_path: Path) -> None:
         writer_of_a_file(tmp_path / "work", stage)
         kill(cluster.processes[0])
         output = stage.communicate(timeout=60)[0]
-    assert stage.returncode == 2
+    assert stage.returncode == RUN_AGAIN_STATUS
     assert output.endswith(
         "error: the Dask scheduler was lost. Start it, and run the stage again.\n"
     )

@@ -225,6 +225,24 @@ def test_a_report_that_an_engine_lost_is_noticed(
         clean(tmp_path, work=tmp_path.parent / "work")
 
 
+@pytest.mark.parametrize("ending", ["00000.arrow", "00000.unreadable.jsonl", "unit.json"])
+def test_a_unit_with_a_flipped_bit_is_cleaned_again_and_that_is_said(
+    ending: str, clean: Clean, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "s.jsonl"
+    source.write_text(json.dumps({"text": document(1)}) + "\n{broken\n")
+    clean(source, max_unreadable_share=0.5)
+    expected = clean(source, max_unreadable_share=0.6, work=tmp_path / "undisturbed")
+    [file] = (tmp_path / "work" / "units").glob(f"*/{ending}")
+    whole = file.read_bytes()
+    middle = len(whole) // 2
+    file.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    found = clean(source, max_unreadable_share=0.6)
+    assert read_manifest(found).content == read_manifest(expected).content
+    assert f"{file} changed after it was written; its files are cleaned again" in caplog.text
+    assert file.read_bytes() == whole
+
+
 def test_a_moved_source_is_cleaned_anew(clean: Clean, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "s.jsonl", range(5))
     before = clean(tmp_path / "s.jsonl")

@@ -5,32 +5,31 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
-from apache_beam.options import pipeline_options
-from apache_beam.runners.portability.portable_runner import PortableRunner
-from apache_beam.runners.runner import create_runner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albert_core.contract.errors import AlbertError, ConfigError, SourceError
+from albert_core.contract.errors import AlbertError, ConfigError, OutageError, SourceError
 from albert_core.contract.manifest import read_manifest
 from albert_core.contract.stage_command import RUN_AGAIN_STATUS, stage_argv
 from flows.stage_process import InterruptedStageError, run_stage_process
-from pipelines import engine
+from pipelines import engine, steps
 from tests.job_service import job_service, worker_pool
 from tests.pipelines.conftest import EXAMPLES, Made
 from tests.toy_stage import ToySettings
 from tests.toy_stage import run as run_toy
 
 PROJECT = Path(__file__).parents[2]
-BOOT = PROJECT / "infra" / "engines" / "boot"
+WORKER = Path(sys.executable).with_name("albert-beam-worker")
 
 
 def environment(patch: pytest.MonkeyPatch, **variables: str) -> None:
@@ -40,8 +39,10 @@ def environment(patch: pytest.MonkeyPatch, **variables: str) -> None:
         patch.setenv(f"ALBERT_{name}", value)
 
 
-def options_of(chosen: engine.Engine, kind: type[Any]) -> Any:
-    return pipeline_options.PipelineOptions(list(chosen.options)).view_as(kind)
+def choose(folder: Path) -> engine.Engine:
+    """Return the engine that the environment asks for, whose servers have ended again."""
+    with ExitStack() as running:
+        return engine.choose_engine(str(folder), running)
 
 
 def toy_argv(folder: Path, **toy: object) -> list[str]:
@@ -77,7 +78,7 @@ def test_an_unknown_engine_is_refused_with_the_known_ones(
 ) -> None:
     environment(monkeypatch, ENGINE="ray")
     with pytest.raises(ConfigError, match="'ray' must be one of local, dask, flink, spark"):
-        engine.choose_engine(str(tmp_path))
+        choose(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["dask", "flink", "spark", "portable"])
@@ -86,7 +87,7 @@ def test_a_cluster_without_an_address_is_refused(
 ) -> None:
     environment(monkeypatch, ENGINE=name)
     with pytest.raises(ConfigError, match=rf"={name} needs ALBERT_ENGINE_ADDRESS, .* such as"):
-        engine.choose_engine(str(tmp_path))
+        choose(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_a_missing_package_is_named_with_how_to_install_it(
     environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS="tcp://localhost:8786")
     monkeypatch.setattr(engine, "find_spec", lambda name: name != package and find_spec(name))
     with pytest.raises(ConfigError, match=rf"needs .*pip install .*'.*{advice}"):
-        engine.choose_engine(str(tmp_path))
+        choose(tmp_path)
 
 
 def test_dataflow_refuses_a_local_work_folder(
@@ -108,7 +109,7 @@ def test_dataflow_refuses_a_local_work_folder(
     environment(monkeypatch, ENGINE="dataflow")
     monkeypatch.setattr(engine, "find_spec", lambda name: name)
     with pytest.raises(ConfigError, match="that begin with gs://"):
-        engine.choose_engine(str(tmp_path))
+        choose(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["flink", "spark"])
@@ -118,60 +119,89 @@ def test_a_job_server_needs_java(
     environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS="host:1")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="needs Java"):
-        engine.choose_engine(str(tmp_path))
+        choose(tmp_path)
 
 
-def test_an_address_where_nothing_answers_is_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["flink", "spark", "portable"])
+def test_an_address_where_nothing_answers_is_said_at_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment(monkeypatch, ENGINE="portable", ENGINE_ADDRESS="localhost:1")
+    scheme = "spark://" if name == "spark" else ""
+    environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS=f"{scheme}localhost:1")
     begin = time.monotonic()
-    with pytest.raises(ConfigError, match="nothing answers at ALBERT_ENGINE_ADDRESS=localhost:1"):
+    with pytest.raises(OutageError, match=r"answers at ALBERT_ENGINE_ADDRESS=\S*localhost:1"):
         run_toy(ToySettings(), str(tmp_path))
     assert time.monotonic() - begin < 5
 
 
+@pytest.mark.parametrize("address", ["no.such.host.invalid:8081", "localhost"])
+def test_an_address_that_is_none_is_a_mistake(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, ENGINE="flink", ENGINE_ADDRESS=address)
+    with pytest.raises(ConfigError, match=r"no Flink master answers at .* Give host:port"):
+        run_toy(ToySettings(), str(tmp_path))
+
+
+@pytest.fixture
+def web_page() -> Iterator[str]:
+    """A server that is neither Flink's nor Beam's."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
 @pytest.mark.parametrize(
-    ("name", "address", "runner"),
+    ("name", "message"), [("flink", "but something else does"), ("portable", "no Beam job service")]
+)
+def test_an_address_where_something_else_answers_is_a_mistake(
+    name: str, message: str, web_page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS=web_page)
+    begin = time.monotonic()
+    with pytest.raises(ConfigError, match=message):
+        run_toy(ToySettings(), str(tmp_path))
+    assert time.monotonic() - begin < 15
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "master"),
     [
-        ("flink", "master:8081", "FlinkRunner"),
-        ("flink", "[local]", "FlinkRunner"),
-        ("spark", "spark://master:7077", "SparkRunner"),
-        ("spark", "local[2]", "SparkRunner"),
+        ("flink", "[local]", "flink-master [local]"),
+        ("spark", "local[2]", "spark-master-url local[2]"),
     ],
 )
-def test_flink_and_spark_have_the_master_and_workers_without_containers(
-    name: str, address: str, runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_job_server_is_started_for_the_stage_and_ends_with_it(
+    name: str, address: str, master: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS=address)
-    monkeypatch.setattr(engine, "_require_java", lambda engine: None)
-    chosen = engine.choose_engine(str(tmp_path))
-    assert isinstance(chosen.runner, str)
-    made = create_runner(chosen.runner)
-    assert isinstance(made, PortableRunner)
-    assert type(made).__name__ == runner
-    master = {
-        "flink": options_of(chosen, pipeline_options.FlinkRunnerOptions).flink_master,
-        "spark": options_of(chosen, pipeline_options.SparkRunnerOptions).spark_master_url,
-    }[name]
-    assert master == address
-    portable = options_of(chosen, pipeline_options.PortableOptions)
-    local = "local" in address  # Beam starts it in this process's own host
-    assert portable.environment_type == (None if local else "EXTERNAL")
-    assert portable.environment_config == (None if local else engine.ON_EACH_HOST)
+    said = tmp_path / "said"
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f'#!/bin/sh\necho $$ > {said}\necho no such jar: "$@"; exec sleep 1\n')
+    java.chmod(0o755)
+    (tmp_path / "server.jar").touch()
+    monkeypatch.setenv("PATH", str(java.parent), prepend=os.pathsep)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    option = f"--{name}_job_server_jar={tmp_path}/server.jar"
+    environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS=address, BEAM_OPTIONS=option)
+    with pytest.raises(ConfigError, match="job server ended at its start") as raised:
+        run_toy(ToySettings(), str(tmp_path / "work"))
+    assert f"--{master} " in str(raised.value)
+    assert not Path(f"/proc/{said.read_text().strip()}").exists()
+    assert not list(tmp_path.glob("albert-*"))
 
 
-def test_own_options_come_last_and_replace_the_worker_pool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_own_options_come_last_and_replace_the_worker_processes(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    environment(
-        monkeypatch,
-        ENGINE="spark",
-        ENGINE_ADDRESS="spark://master:7077",
-        BEAM_OPTIONS="--environment_type=PROCESS --environment_option=process_command=/boot",
-    )
-    monkeypatch.setattr(engine, "_require_java", lambda engine: None)
-    assert engine.choose_engine(str(tmp_path)).options == ["--spark_master_url=spark://master:7077"]
+    environment(monkeypatch, BEAM_OPTIONS="--sdk_worker_parallelism=2")
+    assert f"process_command={WORKER}" in " ".join(engine._worker_processes())
+    environment(monkeypatch, BEAM_OPTIONS="--environment_type=DOCKER")
+    assert engine._worker_processes() == []
 
 
 @given(st.lists(st.integers()), st.none() | st.integers(1, 50))
@@ -196,14 +226,67 @@ RAISED = f"albert_core.contract.errors.SourceError: {MESSAGE}"
     ],
 )
 def test_an_error_is_found_in_what_beam_made_of_it(text: str) -> None:
-    found = engine._as_raised_in_worker(RuntimeError(text))
+    found = engine._as_raised_in_worker(RuntimeError(text), is_remote=True)
     assert type(found) is SourceError
     assert str(found) == MESSAGE
 
 
-def test_another_error_stays_what_it_is() -> None:
-    error = RuntimeError("no space left")
-    assert engine._as_raised_in_worker(error) is error
+OF_A_STEP = "TypeError: no number\n  File pipelines/steps.py, in process [while running 'C-9']"
+
+
+@pytest.mark.parametrize(("is_remote", "text"), [(False, "SDK worker lost"), (True, OF_A_STEP)])
+def test_an_error_of_a_step_or_of_the_engine_in_this_process_stays_what_it_is(
+    is_remote: bool, text: str
+) -> None:
+    error = RuntimeError(text)
+    assert engine._as_raised_in_worker(error, is_remote) is error
+
+
+@pytest.mark.parametrize(
+    "text", ["CANCELLED: client cancelled", "SDK worker disconnected", "Job aborted: executor lost"]
+)
+def test_what_no_step_raised_is_a_lost_worker_or_engine(text: str) -> None:
+    found = engine._as_raised_in_worker(RuntimeError(text), is_remote=True)
+    assert isinstance(found, OutageError)
+    assert text in str(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ModuleNotFoundError: No module named 'pipelines.make_examples'",
+        'java.io.IOException: Cannot run program "/opt/x/albert-beam-worker": error=2',
+    ],
+)
+def test_a_worker_without_the_project_is_said(text: str) -> None:
+    found = engine._as_raised_in_worker(RuntimeError(text), is_remote=True)
+    assert isinstance(found, ConfigError)
+    assert "lacks this project" in str(found)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_store_that_is_away_is_no_defect_of_a_step(
+    workers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, WORKERS=workers)
+    with pytest.raises(OutageError, match="ConnectionResetError: the store is away"):
+        run_toy(ToySettings(store_away_at=5), str(tmp_path))
+    with pytest.raises(InterruptedStageError, match="the store is away"):
+        run_stage_process(toy_argv(tmp_path, store_away_at=5), print)
+
+
+def test_a_worker_with_other_code_or_libraries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = steps.each(abs).fn
+    step.setup()
+    other = steps.installed() | {"pyarrow": "1.0"}
+    monkeypatch.setattr(steps, "installed", lambda: other)
+    with pytest.raises(ConfigError, match=r"has pyarrow 1.0, but the stage was started with \d"):
+        step.setup()
+
+
+def test_a_worker_that_does_not_see_the_work_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="work folder that all machines share"):
+        list(engine._each([1], f"{tmp_path}/nowhere"))
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -266,7 +349,7 @@ def wait_for_workers(stage: int, number: int) -> list[int]:
     """Return the Beam workers of the process ``stage``, once there are so many."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        workers = [pid for pid in descendants(stage) if b"sdk_worker_main" in command(pid)]
+        workers = [pid for pid in descendants(stage) if b"worker_process" in command(pid)]
         if len(workers) >= number:
             return workers
         time.sleep(0.01)
@@ -295,13 +378,10 @@ def test_a_job_service_with_workers_without_containers_makes_the_same_bytes(
     with ExitStack() as running:
         options = f"--environment_type={kind}"
         if kind == "EXTERNAL":
-            pool = running.enter_context(worker_pool(BOOT, tmp_path))
+            pool = running.enter_context(worker_pool(WORKER, tmp_path))
             options += f" --environment_config={pool}"
         if kind == "PROCESS":
-            options += (
-                f" --environment_option=process_command={BOOT}"
-                f" --environment_option=process_variables=ALBERT_PYTHON={sys.executable}"
-            )
+            options += f" --environment_option=process_command={WORKER}"
         service = running.enter_context(job_service(tmp_path))
         environment(monkeypatch, ENGINE="portable", ENGINE_ADDRESS=service, BEAM_OPTIONS=options)
         run_stage_process(toy_argv(tmp_path), print)

@@ -280,7 +280,7 @@ def test_parts_that_were_there_before_are_never_removed(tmp_path: Path, vocab: s
     settings = SETTINGS.model_copy(update={"keep_parts": False})
     make_examples.run(settings, corpus_of(tmp_path, *tables), vocab, str(work))
     assert sorted((work / "parts").iterdir()) == before
-    assert len(before) == 4  # each part and its tally
+    assert len(before) == 6  # each part, its tally and the note on both
 
 
 def test_a_part_that_is_there_has_its_tally(
@@ -293,6 +293,26 @@ def test_a_part_that_is_there_has_its_tally(
     with pytest.raises(KeyboardInterrupt):
         part_of(tmp_path, documents(range(10)))
     assert [path.name for path in tmp_path.iterdir()] == ["part.tally.arrow"]
+
+
+@pytest.mark.parametrize("ending", [".arrow", ".tally.arrow", ".json"])
+def test_a_part_with_a_flipped_bit_is_made_again_and_that_is_said(
+    ending: str, tmp_path: Path, vocab: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = tmp_path / "work"
+    corpus = corpus_of(tmp_path, documents(range(20)))
+    make_examples.run(SETTINGS, corpus, vocab, str(work))
+    other = SETTINGS.model_copy(update={"tfrecord": True})
+    expected = make_examples.run(other, corpus, vocab, str(tmp_path / "undisturbed"))
+    caplog.set_level("INFO")
+    [part] = [f for f in (work / "parts").iterdir() if f.name.partition(".")[2] == ending[1:]]
+    whole = part.read_bytes()
+    middle = len(whole) // 2
+    part.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    found = make_examples.run(other, corpus, vocab, str(work))
+    assert read_manifest(found).content == read_manifest(expected).content
+    assert f"{part} changed after it was written; the part is made again" in caplog.text
+    assert part.read_bytes() == whole
 
 
 def test_a_part_is_opened_without_its_tally(tmp_path: Path) -> None:

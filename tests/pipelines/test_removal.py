@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -216,7 +215,7 @@ def test_lists_beside_shards_and_abandoned_files_are_found_and_purged(
 ) -> None:
     gone = before.source / "1.jsonl"
     work = Path(before.work)
-    host = socket.gethostname()
+    host = storage.machine_name()
     unit, lists = work / "units" / "u", work / "corpus" / "c"
     unit.mkdir()
     lists.mkdir()

@@ -224,7 +224,7 @@ def test_who_was_taken_for_dead_ends_to_be_run_again(number: int, s3: str, tmp_p
         [sys.executable, "-c", code, uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     read_until(process, "holds")
-    storage.put(f"{uri}/00000{number}.json", somebody().to_json())
+    storage.write_bytes(f"{uri}/00000{number}.json", somebody().to_json())
     _, said = process.communicate(timeout=30)
     assert process.returncode == os.EX_TEMPFAIL
     assert "another process took over" in said

@@ -2,7 +2,6 @@ import dataclasses
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -297,7 +296,7 @@ def test_a_scratch_folder_is_gone_after_an_error(tmp_path: Path) -> None:
 
 
 def test_scratch_of_dead_processes_is_removed_and_that_of_living_ones_kept(tmp_path: Path) -> None:
-    host = socket.gethostname()
+    host = storage.machine_name()
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait()
     names = {

@@ -197,17 +197,17 @@ def ended_process() -> int:
 
 def test_what_a_living_process_made_is_not_abandoned() -> None:
     assert not storage.is_abandoned(f".scratch-{storage.process_name()}")
-    assert not storage.is_abandoned(f".scratch-{socket.gethostname()}-1-0123abcd")
+    assert not storage.is_abandoned(f".scratch-{storage.machine_name()}-1-0123abcd")
 
 
 def test_what_an_ended_process_of_this_host_made_is_abandoned() -> None:
-    made_by = f"{socket.gethostname()}-{ended_process()}-0123abcd"
+    made_by = f"{storage.machine_name()}-{ended_process()}-0123abcd"
     assert storage.is_abandoned(f".scratch-{made_by}")
     assert storage.is_abandoned(f".shard.arrow~{made_by}.tmp")
 
 
 def test_a_file_that_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
-    made_by = f"{socket.gethostname()}-{ended_process()}-0123abcd"
+    made_by = f"{storage.machine_name()}-{ended_process()}-0123abcd"
     for name in (f".a.arrow~{made_by}.tmp", f".b.arrow~{storage.process_name()}.tmp", "c.arrow"):
         (tmp_path / name).touch()
     storage.remove_abandoned(str(tmp_path))
@@ -220,6 +220,37 @@ def test_what_another_host_made_is_not_abandoned(monkeypatch: pytest.MonkeyPatch
     for host in ("node-2", "big-node-1", "1", "xnode-1"):
         assert not storage.is_abandoned(f".scratch-{host}-{pid}-0123abcd"), host
         assert not storage.is_abandoned(f".shard~{host}-{pid}-0123abcd.tmp"), host
+
+
+def test_what_another_container_of_the_same_name_made_is_not_abandoned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made_by = f"{storage.machine_name()}-{ended_process()}-0123abcd"
+    assert storage.is_abandoned(f".scratch-{made_by}")
+    monkeypatch.setattr(storage, "machine", lambda: "the same boot, pid:[4026532001]")
+    assert not storage.is_abandoned(f".scratch-{made_by}")
+
+
+def test_threads_that_write_to_one_store_at_once_do_not_show_each_others_halves() -> None:
+    begun, ended = threading.Barrier(2), threading.Event()
+
+    def write_slowly() -> None:
+        with storage.open_atomic("memory://threads/slow") as file:
+            file.write(b"ha")
+            begun.wait()
+            ended.wait()
+            file.write(b"lf")
+
+    thread = threading.Thread(target=write_slowly)
+    thread.start()
+    begun.wait()
+    with storage.open_atomic("memory://threads/quick") as file:
+        file.write(b"whole")
+    assert not storage.exists("memory://threads/slow")
+    ended.set()
+    thread.join()
+    assert storage.read_bytes("memory://threads/slow") == b"half"
+    assert storage.list_names("memory://threads") == ["quick", "slow"]
 
 
 @pytest.mark.parametrize("name", ["", "x", ".scratch-", "a-b-c", "4711"])

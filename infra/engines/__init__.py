@@ -1,1 +1,0 @@
-"""How to run the text stages on each Beam engine: see README.md."""
