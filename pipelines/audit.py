@@ -2,33 +2,55 @@
 
     python -m pipelines.audit MANIFEST_OR_FOLDER_OR_FILES... [--corpus MANIFEST] [--vocab FOLDER]
 
-Prints a table with a line for each check. The exit status is 0 when all is within bounds, 1 when
-something is not, and 2 when the shards cannot be read. Shards are read one by one, in pieces.
+Prints a table with a line for each check. Shards are read one by one, in pieces. Whatever is in a
+file, it is reported: one that cannot be read, of the shards, of the corpus or the vocabulary, is a
+failed line of the table, and all others are audited. A row that lacks a value or breaks the format
+is counted and left out of the other checks.
+
+The exit status is 0 when all is within bounds; 1 when something is not, also when no file at all
+can be read; and 2 when the call itself is wrong: nothing to audit, a file named that does not
+exist, or an option out of its range.
 """
 
 import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from albert_core.contract import storage
-from albert_core.contract.arrow_files import open_arrow
-from albert_core.contract.errors import AlbertError, ConfigError, IntegrityError, SourceError
+from albert_core.contract.errors import AlbertError, ConfigError, SourceError
 from albert_core.contract.manifest import MANIFEST, Manifest, Shard, check_shard, read_manifest
-from albert_core.contract.records import NUM_SPECIAL_IN_PAIR
+from albert_core.contract.records import MAX_VOCAB_SIZE, NUM_SPECIAL_IN_PAIR
 from albert_core.contract.seeds import UInt64s, random_bits
 from albert_core.contract.stage_command import FAILURE, FAILURE_STATUS
 from albert_core.contract.tokenizer import SPIECE_MODEL, Tokenizer
-from pipelines.audit_checks import Expected, Finding, Tally, judge, measure, none_of, sound_rows
-from pipelines.audit_rows import Rows, hash_of, rows_of_records, rows_of_table
+from pipelines.audit_checks import (
+    MAX_LENGTH,
+    MAX_RUN,
+    Expected,
+    Finding,
+    Tally,
+    judge,
+    measure,
+    none_of,
+)
+from pipelines.audit_rows import (
+    Rows,
+    decoding,
+    hash_of,
+    padded_length,
+    read_batches,
+    rows_of_records,
+    rows_of_table,
+)
 from pipelines.audit_truth import Claim, fault_of
-from pipelines.tfrecord import TFExample, read_tfrecord
+from pipelines.tfrecord import read_tfrecord
 
 _ROWS_PER_BATCH = 8192
 _RECORDS_PER_BATCH = 1024
@@ -36,6 +58,8 @@ _SAMPLE = 5 << 40
 """Counter of the draw of rows for the sentence order."""
 ARROW, TFRECORD = ".arrow", ".tfrecord"
 TFRECORD_KIND = "_tfrecord"
+_KINDS = ("train", "held_out")
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -66,16 +90,18 @@ class Sources:
     expected: Expected
     manifest: Manifest | None = None
     folder: str = ""
-    corpus: str = ""
-    """URI of the corpus' manifest, or nothing."""
+    corpus: list[str] = field(default_factory=list)
+    """URIs of the corpus' shards."""
     tokenizer: Tokenizer | None = None
     sample: int = 2000
     """Rows to look up in the corpus; 0: all."""
+    faults: list[str] = field(default_factory=list)
+    """What is there but cannot be read, so that the audit goes on without it."""
 
 
 @dataclass
 class _Seen:
-    """What is collected while the shards are read."""
+    """What is collected while the shards and the corpus are read."""
 
     main: Tally = field(default_factory=Tally)
     tfrecord: Tally = field(default_factory=Tally)
@@ -86,125 +112,146 @@ class _Seen:
     """Stem, and whether it is Arrow -> hash of the rows in order."""
     documents: dict[str, list[UInt64s]] = field(default_factory=dict)
     """Kind -> hashes of documents."""
-    claims: list[Claim] = field(default_factory=list)
-    unreadable: list[str] = field(default_factory=list)
+    claims: list[tuple[int, Claim]] = field(default_factory=list)
+    """With their draws, ascending."""
+    corpus: list[UInt64s] = field(default_factory=list)
+    """Hashes of the corpus' documents."""
+    texts: dict[str, str] = field(default_factory=dict)
+    """Of the documents that are claimed."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """URI -> why."""
 
 
 def audit(sources: Sources) -> list[Finding]:
-    """Return what every check found.
-
-    Raises:
-        SourceError: no row can be read.
-    """
+    """Return what every check found; that a file cannot be read is a finding, too."""
     seen = _Seen()
     twins = {file.stem for file in sources.files if file.is_arrow}
-    total = sum(_num_rows(file) for file in sources.files if sources.corpus and file.is_arrow)
     for file in sources.files:
         try:
-            _read(file, sources, seen, twins, total)
-        except (SourceError, pa.ArrowInvalid, ValueError, OSError) as error:
-            seen.unreadable.append(f"{file.uri}: {error}")
-    if not seen.main.counts["rows"]:
-        raise SourceError("; ".join(seen.unreadable) or "the shards have no rows")
+            _read(file, sources, seen, twins)
+        except SourceError as error:
+            seen.unreadable[file.uri] = f"{file.uri}: {error}"
+    wanted = {name for _, claim in seen.claims for name in (claim.document, claim.other)}
+    for uri in sources.corpus:
+        try:
+            _read_corpus(uri, wanted, seen)
+        except SourceError as error:
+            seen.unreadable[uri] = f"{uri}: {error}"
     return [
         *_judge_files(sources, seen),
-        *judge(seen.main, sources.expected),
+        *(judge(seen.main, sources.expected) if seen.main.counts["rows"] else []),
         *_judge_twins(sources, seen),
         *_judge_documents(sources, seen),
         *_judge_truth(sources, seen),
     ]
 
 
-def _read(file: File, sources: Sources, seen: _Seen, twins: set[str], total: int) -> None:
+def _read(file: File, sources: Sources, seen: _Seen, twins: set[str]) -> None:
     is_twin = not file.is_arrow and file.stem in twins
     tally = seen.tfrecord if is_twin else seen.main
     content = np.zeros(1, np.uint64)
     seen.rows[file.uri] = 0
-    for table, rows in _batches(file, sources.tokenizer):
-        seen.rows[file.uri] += len(rows)
+    for rows in _batches(file, sources.tokenizer):
+        begin = seen.rows[file.uri]
+        seen.rows[file.uri] += len(rows) + rows.left_out
         sound = measure(rows, sources.expected, tally)
         for part in (sound.documents, sound.others):
             if part is not None:
                 seen.documents.setdefault(file.kind, []).append(np.unique(part[part != 0]))
-        if len(sound):
-            content ^= np.bitwise_xor.reduce(
-                random_bits(sound.hashes, np.arange(len(sound)) + seen.rows[file.uri] - len(rows))
-            )
-        if table is not None and sources.corpus:
-            kept = table.filter(pa.array(sound_rows(rows)))
-            seen.claims += _claims(kept, sound, sources.sample, total)
+        if not len(sound):
+            continue
+        numbers = np.arange(begin, begin + len(sound))
+        content ^= np.bitwise_xor.reduce(random_bits(sound.hashes, numbers))
+        if sound.named is not None and sources.corpus:
+            _sample(sound, sources.sample, seen)
     seen.contents[file.stem, file.is_arrow] = content
 
 
-def _num_rows(file: File) -> int:
-    if file.shard is not None:
-        return file.shard.num_rows
-    reader = open_arrow(file.uri)
-    return sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))
-
-
-def _batches(file: File, tokenizer: Tokenizer | None) -> Iterator[tuple[pa.Table | None, Rows]]:
+def _batches(file: File, tokenizer: Tokenizer | None) -> Iterator[Rows]:
+    if file.uri.endswith(TFRECORD):
+        yield from rows_of_records(read_tfrecord(file.uri), _RECORDS_PER_BATCH)
+        return
     if not file.is_arrow:
-        for rows in rows_of_records(read_tfrecord(file.uri), _RECORDS_PER_BATCH):
-            yield None, rows
-        return
-    reader = open_arrow(file.uri)
-    for number in range(reader.num_record_batches):
-        table = pa.Table.from_batches([reader.get_batch(number)])
+        raise SourceError(f"is neither {ARROW} nor {TFRECORD}")
+    for batch in read_batches(file.uri):
+        table = pa.Table.from_batches([batch])
         for begin in range(0, table.num_rows, _ROWS_PER_BATCH):
-            part = table.slice(begin, _ROWS_PER_BATCH).combine_chunks()
-            yield part, rows_of_table(part, None if tokenizer is None else tokenizer.starts_word)
+            part = table.slice(begin, _ROWS_PER_BATCH)
+            yield rows_of_table(part, None if tokenizer is None else tokenizer.starts_word)
 
 
-def _claims(table: pa.Table, rows: Rows, sample: int, total: int) -> Iterator[Claim]:
-    """Yield the claims of a sample of ``rows``, the same in every run; of all when it is 0."""
-    if rows.documents is None or "first_sentence" not in table.column_names:
-        return
-    taken = np.arange(len(rows))
-    if 0 < sample < total:
-        limit = np.uint64(sample / total * 2.0**64)
-        taken = np.flatnonzero(random_bits(rows.hashes, _SAMPLE) < limit)
-    for row, values in zip(taken.tolist(), table.take(taken).to_pylist(), strict=True):
+def _sample(rows: Rows, size: int, seen: _Seen) -> None:
+    """Keep the ``size`` claims with the lowest draws, the same in every run; all when it is 0."""
+    assert rows.named is not None
+    draws = random_bits(rows.hashes, _SAMPLE)
+    taken = np.argsort(draws, kind="stable")[: size or None]
+    if size and len(seen.claims) == size:
+        taken = taken[draws[taken] < seen.claims[-1][0]]
+    for row, names in zip(taken.tolist(), rows.named.take(taken).to_pylist(), strict=True):
         begin, b_start, length = rows.starts[row], rows.b_starts[row], rows.lengths[row]
         pieces = rows.unmasked[begin : begin + length]
-        yield Claim(
+        claim = Claim(
             a=pieces[1 : b_start - 1],
             b=pieces[b_start:-1],
-            label=values["sentence_order_label"],
-            document=values["document_id"],
-            sentences=(values["first_sentence"], values["last_sentence"]),
-            other=values.get("other_document_id"),
+            label=int(rows.orders[row]),
+            document=names["document_id"],
+            sentences=(names["first_sentence"], names["last_sentence"]),
+            other=names.get("other_document_id"),
             other_sentences=(
-                values.get("other_first_sentence") or 0,
-                values.get("other_last_sentence") or 0,
+                names.get("other_first_sentence") or 0,
+                names.get("other_last_sentence") or 0,
             ),
         )
+        seen.claims.append((int(draws[row]), claim))
+    seen.claims = sorted(seen.claims, key=lambda drawn: drawn[0])[: size or None]
+
+
+def _read_corpus(uri: str, wanted: set[str | None], seen: _Seen) -> None:
+    for batch in read_batches(uri, ["id", "text"]):
+        if batch["id"].null_count or batch["text"].null_count:
+            raise SourceError("a document has no id or no text")
+        with decoding("id or text is no text"):
+            ids, texts = (batch[name].cast(pa.large_string()) for name in ("id", "text"))
+            names = ids.to_pylist()
+        rows = [row for row, name in enumerate(names) if name in wanted]
+        found = texts.take(pa.array(rows, pa.int64())).to_pylist()
+        seen.texts.update(zip((names[row] for row in rows), found, strict=True))
+        seen.corpus.append(np.array([hash_of(name) for name in names], np.uint64))
 
 
 def _judge_files(sources: Sources, seen: _Seen) -> Iterator[Finding]:
-    wrong = list(seen.unreadable)
+    wrong = [*sources.faults, *seen.unreadable.values()]
     for file in sources.files:
-        if file.shard is None:
-            continue
-        try:
-            check_shard(file.shard, sources.folder)
-        except IntegrityError as error:
-            wrong.append(str(error))
-        if seen.rows.get(file.uri) != file.shard.num_rows:
-            wrong.append(f"{file.uri} has {seen.rows.get(file.uri)} rows")
-    found = "; ".join(wrong) or f"{len(sources.files)} files are whole"
+        wrong += [] if file.shard is None else _faults_of_shard(file, file.shard, sources, seen)
+    if not wrong and not any(seen.rows.values()):
+        wrong.append("the shards have no rows")
     expected = "as the manifest says" if sources.manifest else "readable"
-    yield Finding("files", found, expected, not wrong)
+    for fault in wrong:
+        yield Finding("files", " ".join(fault.split()), expected, False)
+    if not wrong:
+        yield Finding("files", f"{len(sources.files)} files are whole", expected, True)
     yield _judge_sizes(sources, seen)
+
+
+def _faults_of_shard(file: File, shard: Shard, sources: Sources, seen: _Seen) -> Iterator[str]:
+    """Yield what is not as the manifest says of a file."""
+    try:
+        with decoding(file.uri):
+            check_shard(shard, sources.folder)
+    except AlbertError as error:
+        yield str(error)
+    if file.uri not in seen.unreadable and seen.rows[file.uri] != shard.num_rows:
+        yield f"{file.uri} has {seen.rows[file.uri]} rows, but {MANIFEST} says {shard.num_rows}"
+    if shard.kind not in [kind + TFRECORD_KIND * (not file.is_arrow) for kind in _KINDS]:
+        yield f"{file.uri} is of an unknown kind, {shard.kind!r}"
 
 
 def _judge_sizes(sources: Sources, seen: _Seen) -> Finding:
     """Rows go to shards by their hash: none is far from the mean of its kind."""
     wrong, largest = [], 0.0
-    for kind in {file.kind for file in sources.files}:
-        sizes = np.array(
-            [seen.rows.get(file.uri, 0) for file in sources.files if file.kind == kind]
-        )
+    files = [file for file in sources.files if file.uri not in seen.unreadable]
+    for kind in {file.kind for file in files}:
+        sizes = np.array([seen.rows[file.uri] for file in files if file.kind == kind])
         away = np.abs(sizes - sizes.mean()) / max(1.0, np.sqrt(sizes.mean()))
         largest = max(largest, float(away.max()))
         wrong += [kind] if away.max() > sources.expected.z + 1 else []
@@ -216,9 +263,9 @@ def _judge_twins(sources: Sources, seen: _Seen) -> Iterator[Finding]:
     """Judge TFRecord shards that have an Arrow shard beside them."""
     if not seen.tfrecord.counts["rows"]:
         return
-    formats = ("schema", "layout", "padding", "segment ids", "positions")
+    formats = ("schema", "vocabulary", "layout", "padding", "segment ids", "positions")
     for finding in judge(seen.tfrecord, sources.expected):
-        if finding.check in formats:
+        if finding.check in formats and finding.ok is not None:
             yield dataclasses.replace(finding, check=f"TFRecord {finding.check}")
     stems = {stem for stem, is_arrow in seen.contents if not is_arrow}
     differ = [
@@ -242,25 +289,23 @@ def _judge_documents(sources: Sources, seen: _Seen) -> Iterator[Finding]:
     yield none_of("held-out split", both, len(held_out), what)
     if sources.corpus:
         used = np.unique(np.concatenate(list(kinds.values())))
-        yield _judge_accounts(sources, used)
+        yield _judge_accounts(sources, seen, used)
 
 
-def _judge_accounts(sources: Sources, used: UInt64s) -> Finding:
+def _judge_accounts(sources: Sources, seen: _Seen, used: UInt64s) -> Finding:
     """Every document of the corpus is in a shard, or counted as dropped."""
-    corpus = np.concatenate(
-        [
-            np.array([hash_of(name) for name in table["id"].to_pylist()], np.uint64)
-            for table in _corpus_tables(sources.corpus, ["id"])
-        ]
-    )
+    corpus = np.concatenate([*seen.corpus, np.zeros(0, np.uint64)])
     missing, strange = len(np.setdiff1d(corpus, used)), len(np.setdiff1d(used, corpus))
     found = f"{missing:,} of {len(corpus):,} are in no shard, {strange:,} are not in the corpus"
+    check = "documents accounted"
     if sources.manifest is None:
-        return Finding("documents accounted", found, "no manifest counts them", not strange)
-    account = sources.manifest.account("documents")
+        return Finding(check, found, "no manifest counts them", not strange)
+    account = next((a for a in sources.manifest.accounts if a.what == "documents"), None)
+    if account is None:
+        return Finding(check, found, "an account of them in the manifest", False)
     dropped = sum(account.dropped.values())
     ok = missing == dropped and not strange and account.total == len(corpus)
-    return Finding("documents accounted", found, f"{dropped:,}, as the manifest counts", ok)
+    return Finding(check, found, f"{dropped:,}, as the manifest counts", ok)
 
 
 def _judge_truth(sources: Sources, seen: _Seen) -> Iterator[Finding]:
@@ -268,17 +313,16 @@ def _judge_truth(sources: Sources, seen: _Seen) -> Iterator[Finding]:
     if not sources.corpus or sources.tokenizer is None or not seen.claims:
         yield Finding(check, "needs --corpus, --vocab and Arrow shards", "", None)
         return
-    texts = _texts(sources.corpus, seen.claims)
     expected = sources.expected
     faults = [
         fault_of(
             claim,
-            texts,
+            seen.texts,
             sources.tokenizer.encode,
             expected.max_seq_length - NUM_SPECIAL_IN_PAIR,
             expected.fidelity == "paper",
         )
-        for claim in seen.claims
+        for _, claim in seen.claims
     ]
     names = sorted({fault for fault in faults if fault is not None})
     listed = ", ".join(f"{faults.count(name):,} {name}" for name in names)
@@ -286,64 +330,77 @@ def _judge_truth(sources: Sources, seen: _Seen) -> Iterator[Finding]:
     yield Finding(check, found, "all as their labels say", not names)
 
 
-def _texts(corpus: str, claims: Sequence[Claim]) -> dict[str, str]:
-    wanted = {name for claim in claims for name in (claim.document, claim.other)}
-    texts: dict[str, str] = {}
-    for table in _corpus_tables(corpus, ["id", "text"]):
-        ids = table["id"].to_pylist()
-        rows = [row for row, name in enumerate(ids) if name in wanted]
-        found = table["text"].take(pa.array(rows, pa.int64())).to_pylist()
-        texts.update((ids[row], text) for row, text in zip(rows, found, strict=True))
-    return texts
-
-
-def _corpus_tables(corpus: str, columns: list[str]) -> Iterator[pa.Table]:
-    for shard in read_manifest(corpus).shards_of("documents"):
-        reader = open_arrow(storage.join(corpus.rpartition("/")[0], shard.path))
-        for number in range(reader.num_record_batches):
-            yield pa.Table.from_batches([reader.get_batch(number)]).select(columns)
-
-
 def find_sources(paths: Sequence[str], options: argparse.Namespace) -> Sources:
     """Return what ``paths`` mean: one manifest or its folder, or files and globs.
 
+    What is there but damaged is told in the result.
+
     Raises:
-        SourceError: there is nothing to audit.
+        SourceError: there is nothing to audit, or nothing at one of the paths.
         ConfigError: the vocabulary or corpus named does not exist.
     """
-    manifest, folder, files = None, "", []
-    first = paths[0].removesuffix(f"/{MANIFEST}").rstrip("/")
-    if len(paths) == 1 and storage.exists(storage.join(first, MANIFEST)):
-        folder, manifest = first, read_manifest(storage.join(first, MANIFEST))
-        files = [
-            File(storage.join(folder, shard.path), shard.kind, shard) for shard in manifest.shards
-        ]
-    else:
-        files = [File(uri, _kind_of(uri)) for path in paths for uri in _expand(path)]
-    files = [file for file in files if file.uri.endswith((ARROW, TFRECORD))]
-    if not files:
-        raise SourceError(f"{paths} has no {ARROW} or {TFRECORD} files. Name shards or a manifest.")
+    faults: list[str] = []
+    with decoding(paths[0]):
+        folder = storage.absolute(paths[0]).removesuffix(f"/{MANIFEST}").rstrip("/")
+    manifest = None
+    uri = storage.join(folder, MANIFEST)
+    if len(paths) == 1 and _exists(uri):
+        manifest = _tried(lambda: read_manifest(uri), uri, faults)
+        paths = [folder]
+    files: list[File] = []
+    for path in paths:
+        found = _expand(path) if manifest is None else _named_by(manifest, folder)
+        if not any(file.uri.endswith((ARROW, TFRECORD)) for file in found) and not faults:
+            raise SourceError(
+                f"{path} has no {ARROW} or {TFRECORD} files. Name shards or a manifest."
+            )
+        files += found
     inputs = {} if manifest is None else manifest.input_manifests
-    corpus = _manifest_uri(options.corpus or _if_exists(inputs.get("corpus", "")))
-    vocab = options.vocab or _if_exists(inputs.get("vocab", "")).rpartition("/")[0]
-    tokenizer = _load_tokenizer(vocab, manifest) if vocab else None
-    expected = _expected(manifest, tokenizer, files, options)
+    tokenizer = _find_tokenizer(options.vocab, inputs.get("vocab", ""), manifest, faults)
     return Sources(
         files=files,
-        expected=expected,
+        expected=_expected(manifest, tokenizer, files, options, faults),
         manifest=manifest,
         folder=folder,
-        corpus=corpus,
+        corpus=_find_corpus(options.corpus, inputs.get("corpus", ""), faults),
         tokenizer=tokenizer,
         sample=options.sample,
+        faults=faults,
     )
 
 
-def _expand(path: str) -> list[str]:
-    fs, pattern = storage.filesystem(path)
-    if fs.isdir(pattern):
-        pattern = f"{pattern.rstrip('/')}/*"
-    return sorted(str(fs.unstrip_protocol(found)) for found in fs.glob(pattern))
+def _tried(read: Callable[[], _Read], where: str, faults: list[str]) -> _Read | None:
+    """Return what ``read`` returns; or None, and add to ``faults`` why not."""
+    try:
+        with decoding(where):
+            return read()
+    except AlbertError as error:
+        faults.append(str(error))
+        return None
+
+
+def _exists(uri: str) -> bool:
+    with decoding(uri):
+        return storage.exists(uri)
+
+
+def _is_folder(uri: str) -> bool:
+    with decoding(uri):
+        fs, path = storage.filesystem(uri)
+        return bool(fs.isdir(path))
+
+
+def _named_by(manifest: Manifest, folder: str) -> list[File]:
+    return [File(storage.join(folder, shard.path), shard.kind, shard) for shard in manifest.shards]
+
+
+def _expand(path: str) -> list[File]:
+    """Return the shards that ``path`` means: a file, a glob or a folder."""
+    pattern = storage.join(path, "*") if _is_folder(path) else path
+    with decoding(path):
+        fs, pattern = storage.filesystem(pattern)
+        found = sorted(str(fs.unstrip_protocol(name)) for name in fs.glob(pattern))
+    return [File(uri, _kind_of(uri)) for uri in found if uri.endswith((ARROW, TFRECORD))]
 
 
 def _kind_of(uri: str) -> str:
@@ -352,28 +409,52 @@ def _kind_of(uri: str) -> str:
     return kind + (TFRECORD_KIND if name.endswith(TFRECORD) else "")
 
 
-def _if_exists(uri: str) -> str:
-    return uri if uri and storage.exists(uri) else ""
+def _find_corpus(named: str, recorded: str, faults: list[str]) -> list[str]:
+    """Return the URIs of the shards of the corpus named, else of the one recorded."""
+    uri = named or recorded
+    uri = uri if not uri or uri.endswith(MANIFEST) else storage.join(uri, MANIFEST)
+    if not _is_there(uri, named):
+        return []
+    manifest = _tried(lambda: read_manifest(uri), uri, faults)
+    if manifest is None:
+        return []
+    shards = manifest.shards_of("documents")
+    faults += [] if shards else [f"{uri} has no shards of documents: it is no corpus"]
+    return [storage.join(uri.rpartition("/")[0], shard.path) for shard in shards]
 
 
-def _manifest_uri(uri: str) -> str:
-    if not uri or uri.endswith(MANIFEST):
-        return uri
-    return storage.join(uri, MANIFEST)
+def _find_tokenizer(
+    named: str, recorded: str, manifest: Manifest | None, faults: list[str]
+) -> Tokenizer | None:
+    """Return the vocabulary named, else the one that ``manifest`` records."""
+    place = (named or recorded).removesuffix(f"/{MANIFEST}")
+    model = place if named and not _is_folder(place) else storage.join(place, SPIECE_MODEL)
+    if not _is_there(model, named):
+        return None
+
+    def load() -> Tokenizer:
+        made_by = storage.join(model.rpartition("/")[0], MANIFEST)
+        facts = read_manifest(made_by).facts if storage.exists(made_by) else {}
+        split = manifest is not None and _setting(manifest, "fidelity") == "google"
+        lower_case = bool(facts.get("lower_case", True))
+        tokenizer = Tokenizer(storage.read_bytes(model), lower_case, split)
+        tokenizer.encode([" ".join(tokenizer.pieces)])
+        return tokenizer
+
+    return _tried(load, model, faults)
 
 
-def _load_tokenizer(vocab: str, manifest: Manifest | None) -> Tokenizer:
-    folder = vocab.removesuffix(f"/{MANIFEST}")
-    made_by = storage.join(folder, MANIFEST)
-    lower_case = True
-    if storage.exists(made_by):
-        lower_case = bool(read_manifest(made_by).facts.get("lower_case", True))
-    split = manifest is not None and _setting(manifest, "fidelity") == "google"
-    is_folder = storage.exists(storage.join(folder, SPIECE_MODEL))
-    model = storage.join(folder, SPIECE_MODEL) if is_folder else vocab
-    if not storage.exists(model):
-        raise ConfigError(f"--vocab {vocab}: there is no {SPIECE_MODEL}. Name its folder or file.")
-    return Tokenizer(storage.read_bytes(model), lower_case, split)
+def _is_there(uri: str, named: str) -> bool:
+    """Return whether there is something at ``uri``; ConfigError if not, though it was named."""
+    try:
+        there = bool(uri) and _exists(uri)
+    except AlbertError:
+        if named:
+            raise
+        there = False
+    if named and not there:
+        raise ConfigError(f"{named} does not exist. Name a manifest, its folder, or a model file.")
+    return there
 
 
 def _setting(manifest: Manifest, name: str) -> Any:
@@ -385,26 +466,37 @@ def _expected(
     tokenizer: Tokenizer | None,
     files: list[File],
     options: argparse.Namespace,
+    faults: list[str],
 ) -> Expected:
     values: dict[str, Any] = {"fidelity": "unknown", "max_seq_length": 512}
     if manifest is not None:
-        names = [field.name for field in dataclasses.fields(Expected)]
-        values |= {"fidelity": "paper"} | {name: _setting(manifest, name) for name in names}
-    elif not files[0].is_arrow:
-        values["max_seq_length"] = _padded_length(files[0].uri)
+        values["fidelity"] = "paper"
+        for name, parse in {**_OPTIONS, "vocab_size": _number(int, 1, MAX_VOCAB_SIZE)}.items():
+            found = _setting(manifest, name)
+            if found is None:
+                continue
+            try:
+                values[name] = parse(str(found))
+            except (ValueError, argparse.ArgumentTypeError) as error:
+                faults.append(f"{MANIFEST}: {name}: {error}")
+    elif files and not files[0].is_arrow:
+        values["max_seq_length"] = _padded_length(files) or values["max_seq_length"]
     if tokenizer is not None:
         values["vocab_size"] = tokenizer.vocab_size
-    values |= {name: getattr(options, name) for name in _OPTIONS if getattr(options, name)}
-    return Expected(**{name: value for name, value in values.items() if value is not None})
+    given = {name: getattr(options, name) for name in _OPTIONS}
+    values |= {name: value for name, value in given.items() if value is not None}
+    return Expected(**values)
 
 
-def _padded_length(uri: str) -> int:
-    try:
-        record = next(iter(read_tfrecord(uri)), b"")
-    except ValueError as error:
-        raise SourceError(str(error)) from error
-    features = TFExample.FromString(record).features.feature
-    return len(features["input_ids"].int64_list.value) or 512
+def _padded_length(files: list[File]) -> int:
+    """Return the length that the first TFRecord file that can be read is padded to; 0: none can."""
+    for file in files:
+        try:
+            if not file.is_arrow and (length := padded_length(read_tfrecord(file.uri))):
+                return length
+        except SourceError:
+            continue
+    return 0
 
 
 def table_of(findings: Sequence[Finding]) -> str:
@@ -422,15 +514,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Audit what the arguments name; return the exit status."""
     options = _parser().parse_args(argv)
     try:
-        findings = audit(find_sources(options.paths, options))
+        sources = find_sources(options.paths, options)
     except AlbertError as error:
         sys.stderr.write(f"{FAILURE}{error}\n")
         return FAILURE_STATUS
+    findings = audit(sources)
     if options.json:
         text = json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1)
     else:
         text = table_of(findings)
-    sys.stdout.write(text + "\n")
+    # A file's name may be no valid text.
+    sys.stdout.write(text.encode(errors="backslashreplace").decode() + "\n")
     return int(any(finding.ok is False for finding in findings))
 
 
@@ -439,26 +533,47 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("paths", nargs="+", help="a manifest or its folder; or files and globs")
     parser.add_argument("--corpus", default="", help="manifest of the corpus they were made of")
     parser.add_argument("--vocab", default="", help="folder with spiece.model, or a model file")
-    parser.add_argument("--sample", type=int, default=2000, help="rows to look up; 0: all")
+    parser.add_argument(
+        "--sample", type=_number(int, 0, 1 << 32), default=2000, help="rows to look up; 0: all"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     for name, of_type in _OPTIONS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=of_type, help="else the manifest's")
     return parser
 
 
-_OPTIONS: dict[str, type] = {
-    "max_seq_length": int,
-    "max_predictions": int,
-    "masked_lm_prob": float,
-    "max_ngram": int,
-    "objective": str,
-    "fidelity": str,
-    "z": float,
-    "min_budget_used": float,
-    "max_unknown_share": float,
-    "max_repeated_share": float,
-    "run_tolerance": float,
+def _number(of: type[int] | type[float], low: float, high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        if not low <= (value := of(text)) <= high:
+            raise argparse.ArgumentTypeError(f"{text} is not in {low} to {high}")
+        return value
+
+    return parse
+
+
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {names}")
+        return text
+
+    return parse
+
+
+_OPTIONS: dict[str, Callable[[str], Any]] = {
+    "max_seq_length": _number(int, NUM_SPECIAL_IN_PAIR, MAX_LENGTH),
+    "max_predictions": _number(int, 1, MAX_LENGTH),
+    "masked_lm_prob": _number(float, 0, 1),
+    "max_ngram": _number(int, 1, MAX_RUN - 1),
+    "objective": _one_of("sop", "nsp", "none"),
+    "fidelity": _one_of("paper", "google", "unknown"),
+    "z": _number(float, 0, 1e9),
+    "min_budget_used": _number(float, 0, 1e9),
+    "max_unknown_share": _number(float, 0, 1),
+    "max_repeated_share": _number(float, 0, 1),
+    "run_tolerance": _number(float, 0, 1),
 }
+"""Name -> what reads it, from the command line or a manifest: a number in its range, or a name."""
 
 
 if __name__ == "__main__":

@@ -21,19 +21,21 @@ from albert_core.contract.ragged import Ints
 from albert_core.contract.records import (
     CLS,
     MASK,
+    MAX_VOCAB_SIZE,
     NUM_SPECIAL,
-    NUM_SPECIAL_IN_PAIR,
     PAD,
     SEP,
     UNK,
 )
 from albert_core.contract.seeds import UInt64s, random_bits
-from pipelines.audit_rows import Rows
+from pipelines.audit_rows import Bools, Rows
 
 NUM_BUCKETS = 5
 """Lengths below a quarter, half, three quarters of the longest, below it, and the longest."""
 MAX_RUN = 12
 """Runs of masked words are counted up to this length."""
+MAX_LENGTH = 1 << 16
+"""Pieces of the longest row that is looked at: positions are stored as uint16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,8 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     arrays: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     hashes: dict[str, list[UInt64s]] = field(default_factory=dict)
+    wrong_columns: dict[str, None] = field(default_factory=dict)
+    """What is not as the schema has it, in words, each once."""
 
     def add(self, name: str, values: NDArray[np.generic]) -> None:
         """Add ``values`` to the sums called ``name``."""
@@ -113,24 +117,13 @@ class Tally:
         return np.concatenate(self.hashes.get(name, [np.zeros(0, np.uint64)]))
 
 
-def sound_rows(rows: Rows) -> NDArray[np.bool_]:
-    """Return bool (R,): whether a row's numbers lie inside it, so that it can be looked at."""
-    sound = (rows.lengths >= NUM_SPECIAL_IN_PAIR) & (rows.b_starts >= 2)
-    sound &= rows.b_starts < rows.lengths
-    of_prediction = np.repeat(np.arange(len(rows)), rows.num_predictions)
-    outside = (rows.positions < 0) | (rows.positions >= rows.lengths[of_prediction])
-    sound[of_prediction[outside]] = False
-    return sound
-
-
 def measure(rows: Rows, expected: Expected, tally: Tally) -> Rows:
     """Add what ``rows`` have to ``tally``; return those that could be looked at."""
     counts = tally.counts
-    counts["rows"] += len(rows)
+    counts["rows"] += len(rows) + rows.left_out
     counts.update(rows.faults)
-    sound = sound_rows(rows)
-    _measure_format(rows, sound, expected, tally)
-    rows = rows.only(sound)
+    tally.wrong_columns.update(dict.fromkeys(rows.wrong_columns))
+    rows = rows.only(_measure_format(rows, expected, tally))
     if not len(rows):
         return rows
     _measure_pieces(rows, expected, tally)
@@ -141,21 +134,39 @@ def measure(rows: Rows, expected: Expected, tally: Tally) -> Rows:
     return rows
 
 
-def _measure_format(rows: Rows, sound: NDArray[np.bool_], expected: Expected, tally: Tally) -> None:
-    counts = tally.counts
+def _measure_format(rows: Rows, expected: Expected, tally: Tally) -> Bools:
+    """Count what breaks a rule of the format.
+
+    Returns bool (R,): whether a row's numbers lie inside it and its ids are some vocabulary's, so
+    that it can be looked at.
+    """
+    counts, lengths = tally.counts, rows.lengths
     limit = expected.max_predictions or expected.max_seq_length
-    wrong = (rows.lengths > expected.max_seq_length) | (rows.num_predictions > limit)
+    wrong = (lengths > expected.max_seq_length) | (rows.num_predictions > limit)
     wrong |= (rows.orders < 0) | (rows.orders > 1)
     counts["schema"] += int(wrong.sum())
-    in_bounds = np.repeat(rows.lengths, rows.num_predictions)
-    outside = (rows.positions < 0) | (rows.positions >= in_bounds)
+
     of_prediction = np.repeat(np.arange(len(rows)), rows.num_predictions)
-    follows = of_prediction[1:] == of_prediction[:-1]
-    unsorted = np.append(False, follows & (np.diff(rows.positions) <= 0))
-    counts["positions"] += len(np.unique(of_prediction[outside | unsorted]))
-    counts["layout"] += int((~sound).sum()) - len(
-        np.unique(of_prediction[outside & ~sound[of_prediction]])
-    )
+
+    def rows_with(wrong: Bools, row_of: Ints) -> Bools:
+        return np.bincount(row_of[wrong], minlength=len(rows)) > 0
+
+    unsorted = np.zeros(len(rows.positions), bool)
+    unsorted[1:] = (np.diff(of_prediction) == 0) & (rows.positions[1:] <= rows.positions[:-1])
+    outside = (rows.positions < 0) | (rows.positions >= lengths[of_prediction])
+    misplaced = rows_with(outside, of_prediction) | (rows.num_predictions > lengths)
+    counts["positions"] += int((misplaced | rows_with(unsorted, of_prediction)).sum())
+
+    # [CLS] a [SEP] b [SEP], with a piece in a and one in b.
+    shaped = (rows.b_starts >= 3) & (rows.b_starts <= lengths - 2) & (lengths <= MAX_LENGTH)
+    counts["layout"] += int((~shaped).sum())
+
+    strange = np.zeros(len(rows), bool)
+    for values, row_of in ((rows.ids, rows.row_of), (rows.labels, of_prediction)):
+        above = values >= (expected.vocab_size or MAX_VOCAB_SIZE)
+        counts["vocabulary"] += int((above | (values < 0)).sum())
+        strange |= rows_with((values >= MAX_VOCAB_SIZE) | (values < 0), row_of)
+    return shaped & ~misplaced & ~strange
 
 
 def _measure_pieces(rows: Rows, expected: Expected, tally: Tally) -> None:
@@ -164,10 +175,6 @@ def _measure_pieces(rows: Rows, expected: Expected, tally: Tally) -> None:
     counts["pieces"] += len(pieces)
     counts["unknown"] += int((pieces == UNK).sum())
     counts["highest id"] = max(counts["highest id"], int(rows.ids.max()), int(pieces.max()))
-    if expected.vocab_size is not None:
-        counts["vocabulary"] += int(((rows.ids >= expected.vocab_size) & ~rows.chosen).sum())
-        counts["vocabulary"] += int((rows.ids[rows.where] >= expected.vocab_size).sum())
-        counts["vocabulary"] += int((rows.labels >= expected.vocab_size).sum())
     counts["pad pieces"] += int((pieces == PAD).sum())
     right = np.where(rows.at == 0, CLS, SEP)
     # A masked [CLS] or [SEP] is another check's finding.
@@ -361,13 +368,16 @@ def _judge_format(tally: Tally, expected: Expected) -> Iterator[Finding]:
         counts["schema"],
         rows,
         f"rows of wrong types, beyond {expected.max_seq_length} pieces or {limit} predictions, "
-        "or with another label than 0 and 1",
+        "or with another label than 0 and 1"
+        + "".join(f"; {wrong}" for wrong in tally.wrong_columns),
     )
-    if expected.vocab_size is None:
+    what = "rows that lack a value, or with values that contradict each other"
+    yield none_of("values", counts["values"], rows, what)
+    if expected.vocab_size is None and not counts["vocabulary"]:
         found = f"highest id {counts['highest id']}; no vocabulary given"
         yield Finding("vocabulary", found, "below its size", None)
     else:
-        what = f"ids at or above {expected.vocab_size}"
+        what = f"ids below 0, or at or above {expected.vocab_size or MAX_VOCAB_SIZE}"
         yield none_of("vocabulary", counts["vocabulary"], counts["pieces"], what)
     yield none_of("layout", counts["layout"], rows, "rows are not [CLS] a [SEP] b [SEP]")
     wrong = counts["padding"] + counts["pad pieces"]
@@ -407,11 +417,11 @@ def _judge_replacements(tally: Tally, expected: Expected, size: int) -> Iterator
     else:
         yield none_of(check, counts["special replacements"], number, "random pieces are special")
     check = "random pieces: evenly drawn"
-    if expected.vocab_size is None or number < 30:
-        yield Finding(check, "no vocabulary given, or too few", "", None)
-        return
     # Each is drawn from all ordinary pieces but the one that it replaces.
     low = 0 if expected.fidelity == "google" else NUM_SPECIAL
+    if expected.vocab_size is None or number < 30 or size - low < 2:
+        yield Finding(check, "no vocabulary given, or too few", "", None)
+        return
     total = (low + size - 1) * (size - low) / 2
     mean = (total - counts["sum of replaced"] / number) / (size - low - 1)
     room = expected.z * (size - low) / np.sqrt(12 * number)

@@ -1,6 +1,7 @@
 """Examples of a shard as flat arrays, whoever wrote it and in whichever format."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -9,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from albert_core.contract.errors import SourceError
+from albert_core.contract.arrow_files import open_arrow
+from albert_core.contract.errors import AlbertError, SourceError
 from albert_core.contract.ragged import Ints
-from albert_core.contract.records import EXAMPLE_SCHEMA
+from albert_core.contract.records import EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS
 from albert_core.contract.seeds import UInt64s, random_bits
 from pipelines.tfrecord import TFExample
 
@@ -23,7 +26,13 @@ PIECE_FEATURES = ("input_ids", "input_mask", "segment_ids")
 PREDICTION_FEATURES = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 ORDER_FEATURE = "next_sentence_labels"
 BOUNDARY_FEATURE = "token_boundary"
+_FEATURES = (*PIECE_FEATURES, *PREDICTION_FEATURES, ORDER_FEATURE)
 _CORE_COLUMNS = EXAMPLE_SCHEMA.names[:5]
+_NAMING_COLUMNS = ["document_id", "first_sentence", "last_sentence"]
+_OTHER_COLUMNS = [name for name, _ in OTHER_DOCUMENT_FIELDS]
+_COLUMNS: dict[str, pa.DataType] = {
+    field.name: field.type for field in [*EXAMPLE_SCHEMA, *pa.schema(OTHER_DOCUMENT_FIELDS)]
+}
 
 
 @dataclass(frozen=True)
@@ -52,8 +61,14 @@ class Rows:
     """(R,) hash of the other document's id, 0 where segment b has none of its own."""
     copies: Ints | None = None
     """(R,)"""
+    named: pa.Table | None = None
+    """(R,) the columns that say where a pair comes from, without nulls, if they are all there."""
     faults: dict[str, int] = field(default_factory=dict)
     """Rows that break a rule of the format: check -> rows."""
+    left_out: int = 0
+    """Rows of the shard that are not among these, since a value is missing."""
+    wrong_columns: tuple[str, ...] = ()
+    """What is not as the schema has it, in words."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -144,81 +159,171 @@ class Rows:
             documents=of_rows(self.documents),
             others=of_rows(self.others),
             copies=of_rows(self.copies),
+            named=None if self.named is None else self.named.filter(pa.array(keep)),
         )
 
 
+@contextmanager
+def decoding(where: str) -> Iterator[None]:
+    """Turn whatever a library raises on bytes that it cannot read into a SourceError.
+
+    Libraries promise nothing about damaged bytes: a KeyError, a MemoryError or one of their own.
+    """
+    try:
+        yield
+    except AlbertError:
+        raise
+    except Exception as error:
+        raise SourceError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def read_batches(uri: str, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of an Arrow file that may be damaged; of some ``columns`` only.
+
+    Every offset and every text in them is valid, and every value is in its buffer.
+
+    Raises:
+        SourceError: the file cannot be read, or has not these columns.
+    """
+    with decoding("no readable Arrow file"):
+        reader = open_arrow(uri)
+        for number in range(reader.num_record_batches):
+            batch = reader.get_batch(number)
+            batch = batch if columns is None else batch.select(columns)
+            batch.validate(full=True)
+            yield batch
+
+
 def rows_of_table(table: pa.Table, opens_word: Bools | None) -> Rows:
-    """Return the examples of an Arrow table.
+    """Return the examples of an Arrow table, whoever wrote it.
+
+    Numbers may be of any width; what differs from EXAMPLE_SCHEMA is told. A row is left out and
+    counted where it lacks a value, or where two of its values contradict each other.
 
     Args:
         table: at least the columns of EXAMPLE_SCHEMA up to the label.
         opens_word: bool (V,), if the vocabulary is known.
 
     Raises:
-        SourceError: such a column is missing, or null in a row.
+        SourceError: such a column is missing, or a column is not of numbers, lists or text.
     """
-    missing = [name for name in _CORE_COLUMNS if name not in table.column_names]
-    if missing:
-        raise SourceError(f"columns {missing} are missing; found {table.column_names}")
-    if nulls := [name for name in _CORE_COLUMNS if table[name].null_count]:
-        raise SourceError(f"columns {nulls} have rows without a value")
-    ids, lengths = _lists(table["input_ids"])
-    positions, num_predictions = _lists(table["masked_lm_positions"])
-    labels, num_labels = _lists(table["masked_lm_labels"])
-    wrong = num_labels != num_predictions
-    if wrong.any():
-        raise SourceError(f"{wrong.sum()} rows have unequal numbers of positions and labels")
+    columns = _wide_columns(table)
+    whole = _whole_rows(columns)
+    wrong_columns = _wrong_columns(table.schema)
+    if not whole.all():
+        columns = {name: column.filter(pa.array(whole)) for name, column in columns.items()}
+    ids, lengths = _lists(columns["input_ids"])
+    positions, num_predictions = _lists(columns["masked_lm_positions"])
+    labels, _ = _lists(columns["masked_lm_labels"])
     opens = None
     if opens_word is not None:
         unmasked = _unmask(ids, lengths, positions, labels, num_predictions)
-        opens = opens_word[np.minimum(unmasked, len(opens_word) - 1)]
-    names = table.column_names
+        opens = opens_word[np.clip(unmasked, 0, len(opens_word) - 1)]
+    names = [name for name in (*_NAMING_COLUMNS, *_OTHER_COLUMNS) if name in columns]
+    is_named = set(names) >= set(_NAMING_COLUMNS)
+    left_out = int((~whole).sum())
     return Rows(
         ids=ids,
         lengths=lengths,
-        b_starts=_numbers(table["segment_b_start"]),
+        b_starts=columns["segment_b_start"].to_numpy(),
         positions=positions,
         labels=labels,
         num_predictions=num_predictions,
-        orders=_numbers(table["sentence_order_label"]),
+        orders=columns["sentence_order_label"].to_numpy(),
         opens=opens,
-        documents=_hashed(table["document_id"]) if "document_id" in names else None,
-        others=_hashed(table["other_document_id"]) if "other_document_id" in names else None,
-        copies=_numbers(table["copy"]) if "copy" in names else None,
-        faults={"schema": _wrong_types(table.schema) * table.num_rows},
+        documents=_hashed(columns["document_id"]) if "document_id" in columns else None,
+        others=_hashed(columns["other_document_id"]) if "other_document_id" in columns else None,
+        copies=columns["copy"].to_numpy() if "copy" in columns else None,
+        named=pa.table({name: columns[name] for name in names}) if is_named else None,
+        faults={"schema": table.num_rows * bool(wrong_columns), "values": left_out},
+        left_out=left_out,
+        wrong_columns=wrong_columns,
     )
+
+
+def _wide_columns(table: pa.Table) -> dict[str, pa.Array]:
+    """Return the columns known here as int64, lists of int64, or text."""
+    with decoding("names of the columns"):
+        names = table.column_names
+    if missing := [name for name in _CORE_COLUMNS if name not in names]:
+        raise SourceError(f"columns {missing} are missing; found {names}")
+    if repeated := [name for name in _COLUMNS if names.count(name) > 1]:
+        raise SourceError(f"columns {repeated} are there twice; found {names}")
+    columns = {}
+    for name in set(names) & _COLUMNS.keys():
+        with decoding(f"column {name}"):
+            columns[name] = table[name].combine_chunks().cast(_wide(_COLUMNS[name]))
+    return columns
+
+
+def _wide(of: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(of):
+        return pa.large_list(pa.int64())
+    return pa.int64() if pa.types.is_integer(of) else pa.large_string()
+
+
+def _whole_rows(columns: dict[str, pa.Array]) -> Bools:
+    """Return bool (R,): which rows have all values, in agreement with each other."""
+    whole = np.ones(len(columns["input_ids"]), bool)
+    for name in columns.keys() - set(_OTHER_COLUMNS):
+        column = columns[name]
+        whole &= _has_value(column)
+        if pa.types.is_large_list(column.type):
+            whole[pc.list_parent_indices(column).to_numpy()[~_has_value(column.flatten())]] = False
+    sizes = [
+        pc.list_value_length(columns[name]).fill_null(0).to_numpy()
+        for name in ("masked_lm_positions", "masked_lm_labels")
+    ]
+    whole &= sizes[0] == sizes[1]
+    for other in ("", "other_"):
+        first, last = (columns.get(f"{other}{end}_sentence") for end in ("first", "last"))
+        if first is not None and last is not None:
+            first, last = (numbers.fill_null(0).to_numpy() for numbers in (first, last))
+            whole &= (first >= 0) & (first <= last)
+    if "copy" in columns:
+        whole &= columns["copy"].fill_null(0).to_numpy() >= 0
+    others = [_has_value(columns[name]) for name in _OTHER_COLUMNS if name in columns]
+    for there in others:
+        whole &= there == others[0]
+    return whole
+
+
+def _has_value(column: pa.Array) -> Bools:
+    return column.is_valid().to_numpy(zero_copy_only=False)
 
 
 def _unmask(ids: Ints, lengths: Ints, positions: Ints, labels: Ints, num_predictions: Ints) -> Ints:
     """Return ``ids`` with the labels in place, where positions are inside their rows."""
     starts = np.cumsum(lengths) - lengths
-    inside = positions < np.repeat(lengths, num_predictions)
+    inside = (positions >= 0) & (positions < np.repeat(lengths, num_predictions))
     unmasked = ids.copy()
     unmasked[(np.repeat(starts, num_predictions) + positions)[inside]] = labels[inside]
     return unmasked
 
 
-def _wrong_types(schema: pa.Schema) -> int:
-    return sum(
-        schema.field(wanted.name).type != wanted.type
-        for wanted in EXAMPLE_SCHEMA
-        if wanted.name in schema.names
+def _wrong_columns(schema: pa.Schema) -> tuple[str, ...]:
+    """Return in words what ``schema`` has that EXAMPLE_SCHEMA has not, and the other way round."""
+    found = {field.name: field.type for field in schema}
+    wanted = dict(_COLUMNS)
+    if not found.keys() & set(_OTHER_COLUMNS):
+        wanted = {name: wanted[name] for name in EXAMPLE_SCHEMA.names}
+    wrong = [f"{name} is missing" for name in wanted if name not in found]
+    wrong += [f"{name!r} is not known" for name in found if name not in wanted]
+    return *wrong, *(
+        f"{name} is {found[name]}, not {of}"
+        for name, of in wanted.items()
+        if name in found and found[name] != of
     )
 
 
-def _lists(column: pa.ChunkedArray) -> tuple[Ints, Ints]:
-    lists = column.combine_chunks()
-    values = lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-    return values, np.diff(lists.offsets.to_numpy()).astype(np.int64)
+def _lists(column: pa.Array) -> tuple[Ints, Ints]:
+    """Return the values (T,) of lists end to end, and the length of each (R,)."""
+    return column.flatten().to_numpy(), pc.list_value_length(column).to_numpy()
 
 
-def _numbers(column: pa.ChunkedArray) -> Ints:
-    return column.to_numpy().astype(np.int64)
-
-
-def _hashed(column: pa.ChunkedArray) -> UInt64s:
+def _hashed(column: pa.Array) -> UInt64s:
     """Return uint64 (R,) hashes of strings; 0 for null."""
-    encoded = column.combine_chunks().dictionary_encode()
+    encoded = column.dictionary_encode()
     hashes = np.array([hash_of(name) for name in encoded.dictionary.to_pylist()] + [0], np.uint64)
     return hashes[encoded.indices.fill_null(-1).to_numpy()]
 
@@ -232,36 +337,73 @@ def rows_of_records(records: Iterable[bytes], batch: int) -> Iterator[Rows]:
     """Yield the examples of serialised `tf.train.Example` records, ``batch`` at a time.
 
     Raises:
-        SourceError: a record is none, lacks a feature, or has features of other lengths.
+        SourceError: a record cannot be read or is none, or its features are not those of
+            examples or not of the same lengths as the first record's.
     """
-    iterator = iter(records)
-    while taken := list(islice(iterator, batch)):
-        yield rows_of_features(_features(taken))
+    iterator = enumerate(records)
+    widths: dict[str, int] = {}
+    while True:
+        with decoding("no readable TFRecord file"):
+            taken = list(islice(iterator, batch))
+        if not taken:
+            return
+        columns: dict[str, list[NDArray[Any]]] = {}
+        for number, record in taken:
+            features = _features(number, record)
+            found = _widths(features)
+            widths = widths or _checked_widths(found)
+            if found != widths:
+                raise SourceError(
+                    f"record {number} has features of lengths {found}, the first one {widths}"
+                )
+            for name, values in features.items():
+                columns.setdefault(name, []).append(values)
+        yield rows_of_features({name: np.stack(values) for name, values in columns.items()})
 
 
-def _features(records: list[bytes]) -> dict[str, Ints]:
-    columns: dict[str, list[NDArray[Any]]] = {}
-    for record in records:
-        try:
-            features = TFExample.FromString(record).features.feature
-        except Exception as error:  # protobuf's DecodeError has another base in each backend
-            raise SourceError(f"a record is no tf.train.Example: {error}") from error
-        for name, feature in features.items():
-            is_float = name == "masked_lm_weights"
+def padded_length(records: Iterable[bytes]) -> int:
+    """Return the length of the first record's `input_ids`; 0 where there is no record.
+
+    Raises:
+        SourceError: as `rows_of_records`.
+    """
+    with decoding("no readable TFRecord file"):
+        first = next(iter(records), None)
+    return 0 if first is None else _checked_widths(_widths(_features(0, first)))["input_ids"]
+
+
+def _widths(features: dict[str, NDArray[Any]]) -> dict[str, int]:
+    return {name: len(values) for name, values in features.items()}
+
+
+def _features(number: int, record: bytes) -> dict[str, NDArray[Any]]:
+    """Return the features known here; those that hold values of another type come out empty."""
+    with decoding(f"record {number} is no tf.train.Example"):
+        features = TFExample.FromString(record).features.feature
+    found: dict[str, NDArray[Any]] = {}
+    for name in (*_FEATURES, BOUNDARY_FEATURE):
+        if name in features:
+            feature, is_float = features[name], name == "masked_lm_weights"
             values = feature.float_list.value if is_float else feature.int64_list.value
-            of_type = np.float64 if is_float else np.int64
-            columns.setdefault(name, []).append(np.fromiter(values, of_type, len(values)))
-    wanted = {*PIECE_FEATURES, *PREDICTION_FEATURES, ORDER_FEATURE}
-    if missing := sorted(wanted - columns.keys()):
-        raise SourceError(f"features {missing} are missing; found {sorted(columns)}")
-    try:
-        return {name: np.stack(values) for name, values in columns.items()}
-    except ValueError as error:
-        raise SourceError(f"records have features of different lengths: {error}") from error
+            found[name] = np.fromiter(values, np.float64 if is_float else np.int64, len(values))
+    return found
+
+
+def _checked_widths(widths: dict[str, int]) -> dict[str, int]:
+    """Return ``widths``, the lengths of a record's features, if an example can have them."""
+    if missing := sorted(set(_FEATURES) - widths.keys()):
+        raise SourceError(f"features {missing} are missing; found {sorted(widths)}")
+    if empty := sorted(name for name, width in widths.items() if not width):
+        raise SourceError(f"features {empty} have no values, or none of their type")
+    of_pieces = {widths[name] for name in (*PIECE_FEATURES, BOUNDARY_FEATURE) if name in widths}
+    of_predictions = {widths[name] for name in PREDICTION_FEATURES}
+    if len(of_pieces) > 1 or len(of_predictions) > 1 or widths[ORDER_FEATURE] != 1:
+        raise SourceError(f"the features of a record do not fit each other; lengths {widths}")
+    return widths
 
 
 def rows_of_features(features: dict[str, Ints]) -> Rows:
-    """Return the examples of padded features, each (R, its length).
+    """Return the examples of padded features, each (R, its length), (R, 1) at least.
 
     A row ends at its last piece that is not padding, and segment b begins after its first [SEP]'s
     segment; where masks, segment ids, weights and padding say otherwise is counted.

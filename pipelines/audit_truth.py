@@ -41,10 +41,14 @@ def fault_of(
     if claim.document not in texts or (claim.other is not None and claim.other not in texts):
         return "names no document of the corpus"
     sentences = _pieces(texts[claim.document], claim.sentences, encode)
-    text = np.concatenate([*sentences, np.zeros(0, np.int64)])
+    if not sentences:
+        return "names sentences that its document does not have"
+    text = np.concatenate(sentences)
     if claim.other is not None:
         other = _pieces(texts[claim.other], claim.other_sentences, encode)
-        other_text = np.concatenate([*other, np.zeros(0, np.int64)])
+        if not other:
+            return "names sentences that its document does not have"
+        other_text = np.concatenate(other)
         if not places(text, claim.a) or not places(other_text, claim.b):
             return "is not in the sentences it names"
         return None if claim.label == 1 else "has segment b from elsewhere and label 0"
@@ -64,8 +68,11 @@ def fault_of(
 
 
 def _pieces(text: str, sentences: tuple[int, int], encode: Encode) -> list[Ints]:
-    lines = text.split("\n")[sentences[0] : sentences[1] + 1]
-    return [np.array(ids, np.int64) for ids in encode(lines)]
+    """Return the pieces of each of the ``sentences``; none unless all of them are in ``text``."""
+    lines, (first, last) = text.split("\n"), sentences
+    if not 0 <= first <= last < len(lines):
+        return []
+    return [np.array(ids, np.int64) for ids in encode(lines[first : last + 1])]
 
 
 def places(text: Ints, part: Ints) -> list[int]:
@@ -76,7 +83,7 @@ def places(text: Ints, part: Ints) -> list[int]:
     """
     if not len(part):
         return list(range(len(text) + 1))
-    candidates = np.flatnonzero(text[: len(text) - len(part) + 1] == part[0])
+    candidates = np.flatnonzero(text[: max(0, len(text) - len(part) + 1)] == part[0])
     return [
         begin for begin in candidates.tolist() if (text[begin : begin + len(part)] == part).all()
     ]

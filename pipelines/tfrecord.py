@@ -44,7 +44,7 @@ def read_tfrecord(uri: str) -> Iterator[bytes]:
         fits = content[offset + 8 : offset + 12] == _masked_crc(length)
         record = content[offset + 12 : end] if fits else b""
         if not fits or content[end : end + 4] != _masked_crc(record):
-            raise ValueError(f"{uri}: the record at byte {offset} does not fit its checksum")
+            raise ValueError(f"the record at byte {offset} does not fit its checksum")
         yield record
         offset = end + 4
 

@@ -496,6 +496,17 @@ def ids_out_of_vocabulary(good: Shards) -> None:
     good.spoil_rows(of_rows(spoil, 0.01))
 
 
+@fault("values")
+def sentences_backwards(good: Shards) -> None:
+    """Pairs that end before the sentence that they begin with."""
+
+    def spoil(row: Row, _: Random) -> Row:
+        first, last = row.sentences
+        return replace(row, sentences=(last + 1, first))
+
+    good.spoil_rows(of_rows(spoil, 0.01))
+
+
 @fault("unknown pieces")
 def unknown_pieces(good: Shards) -> None:
     """A vocabulary that does not know a thirtieth of the text."""

@@ -127,8 +127,6 @@ def test_the_exit_status_says_how_it_went(good: Shards, tmp_path: Path) -> None:
     assert audit.main([good.manifest]) == 0
     assert audit.main([good.manifest, "--min-budget-used", "1.01"]) == 1
     assert audit.main([str(tmp_path)]) == 2
-    (tmp_path / "x.tfrecord").write_bytes(b"no records")
-    assert audit.main([str(tmp_path / "x.tfrecord")]) == 2
 
 
 def test_a_sample_of_rows_need_not_touch_every_shard_of_the_corpus(good: Shards) -> None:
@@ -231,6 +229,17 @@ def test_a_segment_from_elsewhere_is_labelled_1() -> None:
 
 def test_a_part_longer_than_the_text_is_nowhere() -> None:
     assert places(np.array([1, 2]), np.array([1, 2, 3])) == []
+    assert places(np.array([1, 2, 3, 4]), np.arange(9)) == []
+    assert places(np.zeros(0, np.int64), np.array([1])) == []
+
+
+@pytest.mark.parametrize("sentences", [(0, 3), (3, 3), (2, 1), (-1, 2), (7, 9)])
+def test_sentences_that_a_document_does_not_have_are_a_fault(sentences: tuple[int, int]) -> None:
+    fault = "names sentences that its document does not have"
+    claim = Claim(np.array([1, 2]), np.array([3, 4, 5]), 0, "d", sentences)
+    assert fault_of(claim, TEXT, encode, 100, True) == fault
+    other = Claim(np.array([1]), np.array([6, 7]), 1, "d", (0, 0), "e", sentences)
+    assert fault_of(other, TEXT, encode, 100, True) == fault
 
 
 def reference_rows() -> Rows:
