@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+ENGINES := .engines
 
 RECIPE ?= tiny
 WORK ?= $(or $(ALBERT_WORK),work)
@@ -22,7 +23,7 @@ FLOW_OPTIONS = --recipe '$(RECIPE)' --work '$(WORK)' \
 	$(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
 DATA_BENCHMARKS := data_pipeline masking cleaning_rules near_duplicates wiki_markup tfrecord engines memory scale
 
-.PHONY: help demo refresh evaluate models rollback plan serve production test test-long check format bench bench-data \
+.PHONY: help demo refresh evaluate models rollback plan serve production test test-long test-engines check format bench bench-data \
 	bench-train bench-loader bench-finetune bench-tracking bench-gpu clean
 .DEFAULT_GOAL := help
 
@@ -64,6 +65,9 @@ test: $(READY) ## all tests, as many files at a time as there are cores; ARGS=te
 test-long: $(READY) ## tests of minutes with real servers (Postgres, S3, MLflow, Prefect), and of kills
 	$(PY) -m pytest -m long $(ARGS)
 
+test-engines: $(READY) $(ENGINES)/.ready ## text stages on real Flink, Spark and Prism, some of which die; ALBERT_ENGINES=<folder>
+	$(PY) -m pytest -m engines -rs $(ARGS) tests/engines
+
 check: $(READY) ## format, lint, types, who may import whom
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
@@ -98,6 +102,11 @@ bench-finetune: $(READY) ## fine-tuning and scoring against Hugging Face's Train
 
 clean: ## remove caches and the virtual environment; results in WORK stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(ENGINES)/.ready:
+	$(PYTHON) -m venv $(ENGINES)/flink && $(ENGINES)/flink/bin/pip install -qq apache-flink-libraries==1.19.3
+	$(PYTHON) -m venv $(ENGINES)/spark && $(ENGINES)/spark/bin/pip install -qq pyspark==3.5.1
+	@touch $@
 
 $(READY): pyproject.toml constraints.txt
 	@test -x $(PY) || $(PYTHON) -c 'import sys; sys.exit("Python 3.11 to 3.13 is needed, this is " + sys.version.split()[0] + "; give PYTHON=...") if not (3, 11) <= sys.version_info < (3, 14) else None'

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
+import grpc  # type: ignore[import-untyped]
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.pvalue import PCollection
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
@@ -44,6 +45,8 @@ _ENGINE_RETRIES = 3
 _RETRY_MILLIS = 2000
 _WORKERS_STAY_MILLIS = 60_000
 """How long Flink and Spark keep Python workers for the next step of the same job."""
+_LONGEST_JOB_SECONDS = 30 * 86_400
+"""Beam watches a job for so long; with its default of five minutes a longer one would fail."""
 _ADDED_BY_BEAM = " [while running "
 _RAISED_IN_WORKER = re.compile(
     rf".*albert_core\.contract\.errors\.(\w+): (.*?)(?:{re.escape(_ADDED_BY_BEAM)}|\n\n|\Z)",
@@ -60,6 +63,7 @@ _LONGEST_CAUSE = 400
 log = logging.getLogger(__name__)
 # Beam logs every worker's traceback, which is raised here as well.
 logging.getLogger("apache_beam.runners.portability").setLevel(logging.CRITICAL)
+logging.getLogger().addFilter(lambda record: record.module != "portable_runner")
 
 
 def _wait(result: PipelineResult) -> None:
@@ -112,6 +116,8 @@ def run_pipeline(
             pipeline = beam.Pipeline(
                 engine.runner, PipelineOptions([*engine.options, *_more_options()])
             )
+            # Made for transforms of other languages; a stage that is killed would leave it there.
+            shutil.rmtree(pipeline.local_tempdir)
             build(pipeline, transform, _dealt(list(elements), engine.num_batches), seen, report)
             engine.wait(pipeline.run())
     except Exception as error:
@@ -285,6 +291,7 @@ def _asking(endpoint: str, kept: job_server.Keeper, options: Sequence[str]) -> E
             f"--job_endpoint={endpoint}",
             f"--job_name={kept.folder.name}",
             f"--environment_cache_millis={_WORKERS_STAY_MILLIS}",
+            f"--job_server_timeout={_LONGEST_JOB_SECONDS}",
             "--requirements_cache=skip",
             *options,
         ],
@@ -399,8 +406,8 @@ def _ending_when_a_worker_dies() -> Iterator[None]:
         if "Worker subprocess exited" in str(failure.exc_value):
             log.error("a Beam worker process died (%s): run the stage again", failure.exc_value)
             os._exit(RUN_AGAIN_STATUS)
-        if failure.thread and failure.thread.name == "beam_control_read":
-            log.warning("the connection to a Beam worker broke (%s)", failure.exc_type.__name__)
+        if issubclass(failure.exc_type, grpc.RpcError):
+            log.warning("a connection of Beam's broke (%s)", failure.exc_type.__name__)
         else:
             previous(failure)
 

@@ -70,14 +70,15 @@ def worker_environment(argv: Sequence[str]) -> dict[str, str]:
     parser.add_argument("--control_endpoint", default="")
     parser.add_argument("--logging_endpoint", default="")
     given, _ = parser.parse_known_args(argv)
+    worker_id = given.id.strip("'")  # Prism quotes it as if for a shell
 
     from google.protobuf import json_format
 
-    info = _provision_info(given.provision_endpoint, given.id)
+    info = _provision_info(given.provision_endpoint, worker_id)
     control = given.control_endpoint or info.control_endpoint.url
     logging_service = given.logging_endpoint or info.logging_endpoint.url
     return {
-        "WORKER_ID": given.id,
+        "WORKER_ID": worker_id,
         "CONTROL_API_SERVICE_DESCRIPTOR": f'url: "{control}"',
         "LOGGING_API_SERVICE_DESCRIPTOR": f'url: "{logging_service}"',
         "PIPELINE_OPTIONS": json_format.MessageToJson(info.pipeline_options),

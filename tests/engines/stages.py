@@ -1,0 +1,133 @@
+"""The text stages as processes of their own, on the engine that an environment names."""
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from albert_core.contract.manifest import read_manifest
+from albert_core.contract.stage_command import stage_argv
+from tests.engines.real import PROJECT
+
+LOCAL = {"ALBERT_ENGINE": "local", "ALBERT_WORKERS": "1"}
+NAMES = {"clean_corpus": "corpus", "train_vocab": "vocab", "make_examples": "examples"}
+_OURS = (
+    b"pipelines.job_server",
+    b"albert-beam-worker",
+    b"pipelines.worker_process",
+    b"-job-server.jar",
+)
+_GONE_SECONDS = 30.0
+
+
+@dataclass
+class Stages:
+    """The three stages in one work folder."""
+
+    recipe: Path
+    work: Path
+    environment: Mapping[str, str]
+    manifests: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def contents(self) -> dict[str, str]:
+        """The digest of what each stage has made."""
+        return {name: read_manifest(uri).content for name, uri in self.manifests.items()}
+
+    def make_all(self) -> None:
+        """Run the three stages."""
+        for module in NAMES:
+            self.make(module)
+
+    def make(self, module: str) -> None:
+        """Run one stage, to which the manifests known so far are given."""
+        begin = time.monotonic()
+        done = finish(self.start(module))
+        assert done.status == 0, done.output
+        self.seconds[module] = time.monotonic() - begin
+        self.manifests[NAMES[module]] = done.manifest
+
+    def start(self, module: str) -> "subprocess.Popen[str]":
+        """Start one stage."""
+        argv = stage_argv(
+            f"pipelines.{module}", str(self.recipe), work=str(self.work), **self.manifests
+        )
+        return start(argv, self.environment)
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a stage has ended."""
+
+    status: int
+    output: str
+
+    @property
+    def manifest(self) -> str:
+        """The URI of its manifest."""
+        return self.output.splitlines()[-1].removeprefix("manifest: ")
+
+
+def start(argv: list[str], environment: Mapping[str, str]) -> "subprocess.Popen[str]":
+    """Start a stage's process on an engine."""
+    return subprocess.Popen(
+        argv,
+        env={**os.environ, "PYTHONPATH": str(PROJECT), **environment},
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(stage: "subprocess.Popen[str]", timeout: float = 300) -> Done:
+    """Wait for the end of a stage."""
+    output = stage.communicate(timeout=timeout)[0]
+    return Done(stage.returncode, output)
+
+
+def wait_for(happened: Callable[[], bool], stage: "subprocess.Popen[str]") -> None:
+    """Wait until something has happened while the stage runs."""
+    while not happened():
+        if stage.poll() is not None:
+            raise AssertionError(f"the stage has ended: {stage.communicate()[0]}")
+        time.sleep(0.02)
+
+
+def processes(*wanted: bytes) -> list[int]:
+    """Return the processes whose command line has one of these words."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = file.read_bytes()
+        except OSError:
+            continue
+        if any(word in command for word in wanted):
+            found.append(int(file.parent.name))
+    return sorted(found)
+
+
+def left_behind(before: set[str]) -> list[str]:
+    """Return the processes and temporary folders of stages that do not go by themselves."""
+    deadline = time.monotonic() + _GONE_SECONDS
+    while found := _there(before):
+        if time.monotonic() > deadline:
+            return found
+        time.sleep(0.5)
+    return []
+
+
+def temporary_names() -> set[str]:
+    """Return the names of all temporary files and folders of this machine."""
+    return {path.name for path in Path(tempfile.gettempdir()).iterdir()}
+
+
+def _there(before: set[str]) -> list[str]:
+    new = temporary_names() - before
+    folders = [name for name in new if name.startswith(("albert-", "beam-", "artifacts"))]
+    commands = [f"process {pid}" for pid in processes(*_OURS)]
+    return sorted(folders) + commands

@@ -1,0 +1,223 @@
+"""What is lost while a stage runs on a real engine: equal bytes, at once or by the next run."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from albert_core.contract.stage_command import FAILURE_STATUS, RUN_AGAIN_STATUS, stage_argv
+from tests.engines import real
+from tests.engines.stages import Done, Stages, finish, processes, start, wait_for
+from tests.engines.test_same_bytes import own_server, variables
+
+pytestmark = pytest.mark.engines
+
+WORKER = b"albert-beam-worker"
+
+
+def needs(kind: str) -> None:
+    if reason := real.missing(kind):
+        pytest.skip(reason)
+
+
+@contextmanager
+def running(kind: str, folder: Path) -> Iterator[Mapping[str, str]]:
+    """Run a cluster of this kind; give the environment of stages with a job server of their own."""
+    if kind == "prism":
+        with real.prism(folder / "prism"):
+            yield variables("portable", "localhost:8073")
+        return
+    cluster = real.flink_cluster if kind == "flink" else real.spark_cluster
+    address = "localhost:8081" if kind == "flink" else "spark://localhost:7077"
+    with cluster(folder / "cluster"):
+        yield own_server(kind, address, folder)
+
+
+def disturbed(
+    environment: Mapping[str, str],
+    made_locally: Stages,
+    folder: Path,
+    victims: "list[int] | None" = None,
+) -> Done:
+    """Make examples, and kill a process while parts are made; what comes of it is compared.
+
+    Args:
+        environment: of the engine.
+        made_locally: what is to be made.
+        folder: for the work.
+        victims: processes of which the first is killed; without them, a Python worker.
+    """
+    inputs = {stage: made_locally.manifests[stage] for stage in ("corpus", "vocab")}
+    stages = Stages(made_locally.recipe, folder, environment, inputs)
+    stage = stages.start("make_examples")
+    parts = folder / "parts"
+    wait_for(lambda: parts.exists() and any(parts.glob("*.json")), stage)
+    [victim, *_] = victims or processes(WORKER)
+    os.kill(victim, signal.SIGKILL)
+    done = finish(stage)
+    assert done.status in (0, RUN_AGAIN_STATUS), done.output
+    assert "Traceback" not in done.output
+    return done
+
+
+def examples_are_equal(environment: Mapping[str, str], made_locally: Stages, folder: Path) -> None:
+    """Run the stage again, or find it done."""
+    inputs = {stage: made_locally.manifests[stage] for stage in ("corpus", "vocab")}
+    stages = Stages(made_locally.recipe, folder, environment, inputs)
+    stages.make("make_examples")
+    assert stages.contents["examples"] == made_locally.contents["examples"]
+
+
+def test_prism_loses_a_worker(made_locally: Stages, tmp_path: Path) -> None:
+    needs("prism")
+    with real.prism(tmp_path / "prism"):
+        environment = variables("portable", "localhost:8073")
+        disturbed(environment, made_locally, tmp_path / "work")
+        examples_are_equal(environment, made_locally, tmp_path / "work")
+
+
+@pytest.mark.parametrize("restarts", [0, 3], ids=["as it comes", "with a restart strategy"])
+@pytest.mark.parametrize("lost", ["worker", "task manager"])
+def test_flink_loses_a_worker_or_a_task_manager(
+    lost: str, restarts: int, made_locally: Stages, tmp_path: Path
+) -> None:
+    needs("flink")
+    with real.flink_cluster(tmp_path / "cluster", restarts) as cluster:
+        environment = own_server("flink", "localhost:8081", tmp_path)
+        victims = [cluster.pid("taskmanager1")] if lost == "task manager" else None
+        disturbed(environment, made_locally, tmp_path / "work", victims)
+        examples_are_equal(environment, made_locally, tmp_path / "work")
+
+
+@pytest.mark.parametrize("lost", ["worker", "executor"])
+def test_spark_loses_a_worker_or_an_executor_and_goes_on(
+    lost: str, made_locally: Stages, tmp_path: Path
+) -> None:
+    needs("spark")
+    with real.spark_cluster(tmp_path / "cluster"):
+        environment = own_server("spark", "spark://localhost:7077", tmp_path)
+        executors = b"CoarseGrainedExecutorBackend"
+        inputs = {stage: made_locally.manifests[stage] for stage in ("corpus", "vocab")}
+        stages = Stages(made_locally.recipe, tmp_path / "work", environment, inputs)
+        stage = stages.start("make_examples")
+        parts = tmp_path / "work" / "parts"
+        wait_for(lambda: parts.exists() and any(parts.glob("*.json")), stage)
+        os.kill(processes(executors if lost == "executor" else WORKER)[0], signal.SIGKILL)
+        done = finish(stage)
+        assert done.status == 0, done.output
+        examples_are_equal(environment, made_locally, tmp_path / "work")
+
+
+def test_the_flink_master_is_lost_and_comes_back(made_locally: Stages, tmp_path: Path) -> None:
+    needs("flink")
+    with real.flink_cluster(tmp_path / "cluster") as cluster:
+        environment = own_server("flink", "localhost:8081", tmp_path)
+        master = [cluster.pid("jobmanager")]
+        done = disturbed(environment, made_locally, tmp_path / "work", master)
+        assert done.status == RUN_AGAIN_STATUS
+    with real.flink_cluster(tmp_path / "another"):
+        examples_are_equal(environment, made_locally, tmp_path / "work")
+
+
+def test_a_resident_job_server_is_lost_and_comes_back(made_locally: Stages, tmp_path: Path) -> None:
+    needs("prism")
+    environment = variables("portable", "localhost:8073")
+    with real.prism(tmp_path / "prism") as prism:
+        done = disturbed(environment, made_locally, tmp_path / "work", [prism.process.pid])
+        assert done.status == RUN_AGAIN_STATUS
+    with real.prism(tmp_path / "another"):
+        examples_are_equal(environment, made_locally, tmp_path / "work")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        variables("flink", "localhost:8081"),
+        variables("spark", "spark://localhost:7077"),
+        variables("portable", "localhost:8099"),
+    ],
+    ids=["flink", "spark", "portable"],
+)
+def test_an_unreachable_master_is_a_sentence_within_twenty_seconds(
+    environment: Mapping[str, str], made_locally: Stages, tmp_path: Path
+) -> None:
+    begin = time.monotonic()
+    done = finish(Stages(made_locally.recipe, tmp_path, environment).start("clean_corpus"))
+    assert time.monotonic() - begin < 20
+    assert done.status == RUN_AGAIN_STATUS
+    assert "answers at ALBERT_ENGINE_ADDRESS" in done.output
+    assert "Traceback" not in done.output
+
+
+def test_a_master_of_another_kind_is_a_mistake(made_locally: Stages, tmp_path: Path) -> None:
+    needs("prism")
+    with real.prism(tmp_path / "prism"):
+        begin = time.monotonic()
+        environment = variables("flink", "localhost:8074")
+        done = finish(Stages(made_locally.recipe, tmp_path, environment).start("clean_corpus"))
+        assert time.monotonic() - begin < 20
+    assert done.status == FAILURE_STATUS
+    assert "but something else does" in done.output
+
+
+def toy(folder: Path, **settings: object) -> list[str]:
+    """Return the command line of the toy stage."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe = folder / "recipe.json"
+    recipe.write_text(json.dumps({"toy": settings}))
+    return stage_argv("tests.toy_stage", str(recipe), work=str(folder / "work"))
+
+
+@pytest.mark.parametrize("kind", ["flink", "spark", "prism"])
+def test_a_store_that_is_away_is_tried_again(kind: str, tmp_path: Path) -> None:
+    needs(kind)
+    with running(kind, tmp_path) as environment:
+        done = finish(start(toy(tmp_path, store_away_at=3), environment))
+    assert done.status == RUN_AGAIN_STATUS, done.output
+    assert "ConnectionResetError: the store is away" in done.output
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("kind", ["flink", "spark", "prism"])
+def test_an_error_of_a_step_arrives_as_it_was_raised(kind: str, tmp_path: Path) -> None:
+    needs(kind)
+    with running(kind, tmp_path) as environment:
+        done = finish(start(toy(tmp_path, failing=3), environment))
+    assert done.status == FAILURE_STATUS, done.output
+    assert done.output.endswith("error: number 3 is bad:\n  look at 'it'.\n  Mend it.\n")
+
+
+@pytest.mark.parametrize("kind", ["flink", "spark", "prism"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+def test_a_stage_that_is_ended_leaves_nothing_and_its_job_is_cancelled(
+    number: signal.Signals, kind: str, tmp_path: Path
+) -> None:
+    needs(kind)
+    with running(kind, tmp_path) as environment:
+        argv = toy(tmp_path, num_elements=200, seconds=1.0)
+        stage = start(argv, environment)
+        numbers = tmp_path / "work" / "numbers"
+        wait_for(lambda: numbers.exists() and any(numbers.iterdir()), stage)
+        stage.send_signal(number)
+        finish(stage)
+        deadline = time.monotonic() + 30
+        while processes(WORKER) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert processes(WORKER) == []
+        made = len(list(numbers.iterdir()))
+        time.sleep(3)
+        assert len(list(numbers.iterdir())) == made
+
+
+@pytest.mark.parametrize("kind", ["flink", "spark", "prism"])
+def test_twenty_stages_leave_nothing(kind: str, tmp_path: Path) -> None:
+    needs(kind)
+    with running(kind, tmp_path) as environment:
+        for run in range(20):
+            done = finish(start(toy(tmp_path / str(run)), environment))
+            assert done.status == 0, done.output
