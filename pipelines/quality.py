@@ -11,12 +11,12 @@ Sources: Gopher, Rae et al. 2021, table A1; C4, Raffel et al. 2020, section 2.2.
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from albert_core.contract.loaded_once import loaded_once
 from pipelines.language import detect_languages
 
 _LETTERS: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -243,7 +243,7 @@ class _Ngrams:
         self.num_bytes = len(codes)
         self.ends = np.flatnonzero(codes == 0x20) + 1  # of the words, with the blank after
         self.begins = np.concatenate(([0], self.ends[:-1]))
-        powers = _powers(self.num_bytes)
+        powers = _powers()
         sums = np.cumsum(codes * powers[: self.num_bytes])
         self._sums_at_ends = sums[self.ends - 1]
         self._sums_at_begins = np.concatenate(([np.uint64(0)], self._sums_at_ends[:-1]))
@@ -261,14 +261,10 @@ class _Ngrams:
         return self.ends[n - 1 :][:count] - self.begins[:count]
 
 
-def _powers(num_bytes: int) -> npt.NDArray[np.uint64]:
-    """Return at least ``num_bytes`` powers of the base, from the 0th."""
-    return _powers_of(1 << 16 if num_bytes <= 1 << 16 else MAX_REPETITION_BYTES + 1)
-
-
-@cache
-def _powers_of(size: int) -> npt.NDArray[np.uint64]:
-    powers = np.full(size, _HASH_BASE)
+@loaded_once
+def _powers() -> npt.NDArray[np.uint64]:
+    """Return uint64 (MAX_REPETITION_BYTES + 1,): the powers of the base, from the 0th."""
+    powers = np.full(MAX_REPETITION_BYTES + 1, _HASH_BASE)
     powers[0] = 1
     return np.multiply.accumulate(powers)
 

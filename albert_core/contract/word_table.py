@@ -42,10 +42,11 @@ class WordTable:
         with self._adding:
             numbers = self._number(distinct.dictionary.to_pylist())
             table = self._table
-        numbers = numbers[distinct.indices.to_numpy()]
-        lengths = np.diff(table.bounds)[numbers]
+        begins = table.bounds[numbers]
+        word = distinct.indices.to_numpy()
+        lengths = (table.bounds[numbers + 1] - begins)[word]
         # Place i of the result is place i - shift of the table, where the shift is the word's.
-        shifts = np.cumsum(lengths) - lengths - table.bounds[numbers]
+        shifts = np.cumsum(lengths) - lengths - begins[word]
         return table.pieces[np.arange(lengths.sum()) - np.repeat(shifts, lengths)], lengths
 
     def _number(self, words: list[str]) -> Ints:

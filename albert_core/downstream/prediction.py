@@ -31,6 +31,9 @@ Said = dict[str, Any]
 class FinetunedModel:
     """Encoder, head and tokenizer of a task, ready to predict.
 
+    Any number of threads may ask one: nothing of it changes but the tokenizer's table of words,
+    which has a lock.
+
     Args:
         folder: URI of the folder that `save_finetuned` wrote.
         device: where to compute.

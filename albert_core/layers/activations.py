@@ -51,7 +51,10 @@ class _LookUp(torch.autograd.Function):
 @cache
 @torch.inference_mode(mode=False)  # else they would not do for training
 def _bfloat16_tables() -> tuple[Tensor, Tensor]:
-    """Return the values of `gelu_tanh`, and its slopes, of all 65,536 bfloat16, by their bits."""
+    """Return the values of `gelu_tanh`, and its slopes, of all 65,536 bfloat16, by their bits.
+
+    All threads share them, and none changes them.
+    """
     numbers = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
     x = numbers.double()
     slopes = torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate="tanh")

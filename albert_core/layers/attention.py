@@ -65,7 +65,10 @@ def _has_flash(device: torch.device, head_size: int) -> bool:
 
 @lru_cache(_LAYOUTS_KEPT)
 def _layout_on(runs: tuple[tuple[int, int], ...], device: torch.device) -> Layout:
-    """Return the layout with its tensors, without waiting for the device."""
+    """Return the layout with its tensors, without waiting for the device.
+
+    Batches share it, those of other threads too: nobody changes its tensors.
+    """
     lengths = lengths_of(runs)
     ends = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(device, non_blocking=True)
     starts, num_pieces = ends[:-1], sum(lengths)

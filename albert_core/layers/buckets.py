@@ -85,7 +85,7 @@ class _Emptied(torch.autograd.Function):
 
 
 class Buckets:
-    """The sequences of a packed batch in buckets, the longest first."""
+    """The sequences of a packed batch in buckets, the longest first; of the thread that made it."""
 
     def __init__(self, runs: Runs, num_heads: int) -> None:
         self._num_heads = num_heads

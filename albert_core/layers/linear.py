@@ -19,6 +19,7 @@ from torch import Tensor, nn
 _IN_THIS_PASS: ContextVar["dict[nn.Module, _LaidOut] | None"] = ContextVar(
     "_IN_THIS_PASS", default=None
 )
+"""Each thread has its own: passes of one model in several threads share nothing but its weights."""
 
 
 def weights_laid_out_once() -> AbstractContextManager[None]:

@@ -20,6 +20,7 @@ from albert_core.model_registry.aliases import MOVED_TAG, champion_of, promote_b
 from albert_core.model_registry.champion import DECISION_TAG
 from albert_core.model_registry.model_versions import named, registry_errors
 from albert_core.model_registry.promotion_lock import promotion_lock
+from albert_core.model_registry.thread_safety import FAULT, fault_of, remedy
 from albert_core.tracking import open_client
 
 _FAILED = 2
@@ -48,6 +49,7 @@ def listing(client: MlflowClient, name: str) -> str:
     lines = [
         f"{version.version:>4}  {', '.join(version.aliases) or '-':<20}"
         f"{float(version.tags.get('score', 'nan')):>7.4f}  {_decision_of(version)}"
+        f"{_mark(client, version)}"
         for version in _versions(client, name)
     ]
     return "\n".join([f"{'':>4}  {'alias':<20}{'score':>7}  decision", *lines])
@@ -64,6 +66,7 @@ def explanation(client: MlflowClient, name: str, number: str | None) -> str:
     if not found:
         raise RegistryError(f"{name} has no version {number}; `list {name}` shows those there are")
     version = found[0]
+    fault = fault_of(client, version)
     against = version.tags.get(f"{DECISION_TAG}.against", "")
     lines = [f"{name}, version {version.version}: {_decision_of(version)}"]
     for task in json.loads(version.tags.get(f"{DECISION_TAG}.tasks", "[]")):
@@ -73,6 +76,8 @@ def explanation(client: MlflowClient, name: str, number: str | None) -> str:
             f"version {against}: {task['difference']:+.4f} [{task['low']:+.4f}, "
             f"{task['high']:+.4f}], {task['num_examples']:,} examples{fell}"
         )
+    if fault:
+        lines.append(f"It {fault}." if fault != FAULT else f"It {FAULT}. {remedy(version)}")
     return "\n".join(lines)
 
 
@@ -96,7 +101,9 @@ def _names(client: MlflowClient) -> str:
 
 def _champion(client: MlflowClient, name: str) -> str:
     champion = champion_of(client, name)
-    return "no champion" if champion is None else f"champion: version {champion.version}"
+    if champion is None:
+        return "no champion"
+    return f"champion: version {champion.version}{_mark(client, champion)}"
 
 
 def _versions(client: MlflowClient, name: str) -> list[ModelVersion]:
@@ -112,6 +119,11 @@ def _decision_of(version: ModelVersion) -> str:
     said = f"{verdict}: {version.tags[DECISION_TAG]}" if verdict else "not decided yet"
     by_hand = version.tags.get(MOVED_TAG)
     return said + (f"; champion by hand, {by_hand}" if by_hand else "")
+
+
+def _mark(client: MlflowClient, version: ModelVersion) -> str:
+    fault = fault_of(client, version)
+    return f"; {fault}" if fault else ""
 
 
 def _parser() -> argparse.ArgumentParser:

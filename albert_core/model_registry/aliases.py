@@ -7,6 +7,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from albert_core.contract.errors import RegistryError
+from albert_core.model_registry.thread_safety import check_is_right
 
 CANDIDATE, CHAMPION, PREVIOUS = "candidate", "champion", "previous"
 """The model that came last and is not champion; the one to use; the one that was it before."""
@@ -58,7 +59,8 @@ def promote_by_hand(client: MlflowClient, name: str, version: str, reason: str) 
     """Make a version champion because a person says so; return a sentence.
 
     Raises:
-        RegistryError: there is no such version, it is champion already, or no reason is given.
+        RegistryError: there is no such version, it is champion already, its code is wrong for
+            several threads, or no reason is given.
     """
     if not reason.strip():
         raise RegistryError(f"{name}: give a reason for the promotion, which is kept with it")
@@ -73,6 +75,7 @@ def promote_by_hand(client: MlflowClient, name: str, version: str, reason: str) 
     champion = champion_of(client, name)
     if champion is not None and is_same(champion, found):
         raise RegistryError(f"version {version} of {name} is champion already")
+    check_is_right(client, found)
     instead = "" if champion is None else f" instead of version {champion.version}"
     at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     client.set_model_version_tag(name, version, MOVED_TAG, f"{at}{instead}: {reason}")
@@ -86,7 +89,8 @@ def roll_back(client: MlflowClient, name: str, version: str | None, reason: str)
     The champion there was becomes the previous one, so that a second roll-back undoes the first.
 
     Raises:
-        RegistryError: there is no previous champion, or no such version.
+        RegistryError: there is no previous champion, no such version, or its code is wrong for
+            several threads.
     """
     if version is None:  # of one that was killed, the aliases may be half moved
         champion = champion_of(client, name)

@@ -39,6 +39,7 @@ from albert_core.model_registry.model_versions import (
     registry_errors,
 )
 from albert_core.model_registry.promotion_lock import promotion_lock
+from albert_core.model_registry.thread_safety import RIGHT, THREADS_TAG, check_is_right
 from albert_core.model_registry.version_lineage import upload_lineage
 from albert_core.tracking import experiment_id, open_client
 
@@ -90,6 +91,7 @@ class Candidate:
         tags = {
             KEY_TAG: key,
             DIGEST_TAG: self.digest,
+            THREADS_TAG: RIGHT,  # `log_model` takes no other code
             "score": repr(self.score),
             **{f"score.{name}": repr(task.score) for name, task in self.measured.items()},
         }
@@ -120,7 +122,8 @@ def enter(
         champion_measured: how the champion does.
 
     Raises:
-        RegistryError: the registry does not answer.
+        RegistryError: the registry does not answer, or the code to serve it with is wrong for
+            several threads.
     """
     with registry_errors(work):
         client = open_client(work)
@@ -161,6 +164,7 @@ def _decide(
     before = cast(Verdict, version.tags.get(_VERDICT_TAG, "undecided"))
     if before != "undecided":
         return Decision(before, version.tags[DECISION_TAG])
+    check_is_right(client, version)
     champion = champion_of(client, name)
     if champion is not None and is_same(champion, version):  # made so by a process killed then
         verdict: Verdict = "promoted" if version.tags.get(_AGAINST_TAG) else "first"

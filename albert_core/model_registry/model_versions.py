@@ -26,6 +26,7 @@ from albert_core.contract.errors import RegistryError
 from albert_core.contract.manifest import digest_of, read_manifest
 from albert_core.contract.tracking_address import TRACKING_URI, shown_tracking_uri, tracking_uri
 from albert_core.model_registry.aliases import ABSENT, champion_of
+from albert_core.model_registry.thread_safety import WORD_TABLE, check_word_table
 from albert_core.tracking import open_client
 
 KEY_TAG = "registration_key"
@@ -90,7 +91,11 @@ def model_folder_of(model_uri: str, work: str) -> str:
 
 
 def log_model(model_folder: str, served: ServedCode) -> str:
-    """Log the model folder with the code that serves it to the active run; return its URI."""
+    """Log the model folder with the code that serves it to the active run; return its URI.
+
+    Raises:
+        RegistryError: that code is wrong for several threads.
+    """
     code = find_spec(served.module)
     assert code is not None
     assert code.origin is not None
@@ -171,6 +176,8 @@ def _copied_code(module: str, folder: Path) -> list[str] | None:
     if not module:
         return None
     sources = reachable_sources(module)
+    if WORD_TABLE in sources:
+        check_word_table(sources[WORD_TABLE])
     for package in {name.rpartition(".")[0] for name in sources} - {""}:
         sources.setdefault(package, "")
     for name, source in sources.items():

@@ -4,6 +4,7 @@ This file travels with the model version: it needs transformers, torch and panda
 this project.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,12 +22,18 @@ _IN_ORDER = 0
 
 
 class AlbertPyfunc(PythonModel):
-    """Fills masks, embeds texts and scores sentence order."""
+    """Fills masks, embeds texts and scores sentence order.
+
+    MLflow's server asks it from several threads. Of what it has only the tokenizer changes.
+    """
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load the model and its tokenizer from the version's own files."""
         folder = context.artifacts[MODEL_ARTIFACT]
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        # A call first sets how the tokenizer, one for all threads, is to cut and pad. While another
+        # thread's call encodes, some versions of the library refuse that ("Already borrowed").
+        self._tokenizing = threading.Lock()
         self.model = AutoModelForPreTraining.from_pretrained(folder).eval()
         heads = getattr(self.model, "cls", self.model)  # BertForPreTraining has them in a module
         self.masked_lm = heads.predictions
@@ -124,16 +131,15 @@ class AlbertPyfunc(PythonModel):
     def _batches(self, *texts: list[str]) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """Yield the number of the first row and the padded inputs of a few rows."""
         for begin in range(0, len(texts[0]), _BATCH_SIZE):
-            yield (
-                begin,
-                self.tokenizer(
+            with self._tokenizing:
+                inputs = self.tokenizer(
                     *(column[begin : begin + _BATCH_SIZE] for column in texts),
                     padding=True,
                     truncation=True,
                     max_length=self.max_seq_length,
                     return_tensors="pt",
-                ),
-            )
+                )
+            yield begin, inputs
 
 
 def _texts(rows: pd.DataFrame, column: str) -> list[str]:

@@ -16,7 +16,10 @@ MODEL_ARTIFACT = "model"
 
 
 class FinetunedPyfunc(PythonModel):
-    """Labels texts, answers questions, or chooses, as it was fine-tuned to."""
+    """Labels texts, answers questions, or chooses, as it was fine-tuned to.
+
+    MLflow's server asks it from several threads, as `FinetunedModel` allows.
+    """
 
     model: FinetunedModel
 

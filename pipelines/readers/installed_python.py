@@ -5,17 +5,27 @@ technical English that is on every machine which can run the demo.
 """
 
 import ast
+import contextlib
 import email
 import inspect
+import re
+import threading
 import warnings
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 from pipelines.config import SourceSettings
 from pipelines.readers.lines import bounded_content
 from pipelines.readers.record import TOO_LARGE, Record, max_document_bytes, unreadable
 
 METADATA_FIRST_LINE = b"Metadata-Version:"
+_SOURCE = "<source of a document>"
+"""The name under which Python parses and warns of every file."""
+_IGNORED = ("ignore", None, Warning, re.compile(re.escape(_SOURCE)), 0)
+"""As it stands in `warnings.filters`: what hits nothing but warnings of `_SOURCE`."""
+_parsing = threading.Lock()
+"""Held to make a tree. Python 3.11 counts its depth in one place for all threads: where the garbage
+collector runs a finalizer meanwhile, another thread comes between, and both get a SystemError."""
 
 
 def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
@@ -34,12 +44,27 @@ def _docstrings(source: bytes) -> Record:
     if b'"""' not in source and b"'''" not in source:
         return Record("")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(source)
+        tree = _parsed(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return unreadable("not_python", 0, source)
     return Record("\n\n".join(_in_source_order(tree)).encode(errors="replace").decode())
+
+
+def _parsed(source: bytes) -> ast.Module:
+    """Return the tree of ``source``, whatever Python has to warn of in it.
+
+    A process has one list of filters for warnings. `catch_warnings` puts a copy in its place and
+    the list back at its end: of two threads, one would take away the other's, and leave its own
+    behind. So the list stays, and has a filter more meanwhile that no other warning meets.
+    """
+    with _parsing:
+        filters = cast(list[Any], warnings.filters)
+        filters.insert(0, _IGNORED)
+        try:
+            return ast.parse(source, _SOURCE)
+        finally:
+            with contextlib.suppress(ValueError):  # another thread emptied the list
+                filters.remove(_IGNORED)
 
 
 def _in_source_order(node: ast.AST) -> Iterator[str]:

@@ -79,6 +79,7 @@ class Running:
     process: "subprocess.Popen[bytes]"
     folder: Path
     """Its logs, and the numbers of its processes: NAME.pid."""
+    environment: Mapping[str, str]
 
     def pid(self, name: str) -> int:
         """Return the number of one of the cluster's processes."""
@@ -92,6 +93,13 @@ def flink_cluster(folder: Path, restarts: int = 0) -> Iterator[Running]:
     with _started([ENGINES / "cluster", "flink", "2"], folder, "flink", environment) as running:
         _wait_until(lambda: b'"taskmanagers":2' in _page("http://localhost:8081/overview"))
         yield running
+
+
+def replace_task_manager(cluster: Running, name: str) -> None:
+    """Start a task manager in place of a lost one, as Kubernetes or YARN would."""
+    log = cluster.folder / "replacement.log"
+    command = f'"{ENGINES}/cluster" flink-worker {name} >"{log}" 2>&1 &'
+    subprocess.run(["sh", "-c", command], env=cluster.environment, check=True)
 
 
 @contextmanager
@@ -168,7 +176,7 @@ def _started(
             start_new_session=True,
         )
     try:
-        yield Running(process, folder)
+        yield Running(process, folder, os.environ | variables)
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):

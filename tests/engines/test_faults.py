@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,28 +39,37 @@ def running(kind: str, folder: Path) -> Iterator[Mapping[str, str]]:
         yield own_server(kind, address, folder)
 
 
-def disturbed(
+def disturbed_stage(
     environment: Mapping[str, str],
     made_locally: Stages,
     folder: Path,
-    victims: "list[int] | None" = None,
-) -> Done:
-    """Make examples, and kill a process while parts are made; what comes of it is compared.
+    victim: int | bytes = WORKER,
+) -> "subprocess.Popen[str]":
+    """Make examples, and kill a process while parts are made.
 
     Args:
         environment: of the engine.
         made_locally: what is to be made.
         folder: for the work.
-        victims: processes of which the first is killed; without them, a Python worker.
+        victim: number of the process to kill, or a word of its command line.
     """
     inputs = {stage: made_locally.manifests[stage] for stage in ("corpus", "vocab")}
     stages = Stages(made_locally.recipe, folder, environment, inputs)
     stage = stages.start("make_examples")
     parts = folder / "parts"
     wait_for(lambda: parts.exists() and any(parts.glob("*.json")), stage)
-    [victim, *_] = victims or processes(WORKER)
-    os.kill(victim, signal.SIGKILL)
-    done = finish(stage)
+    os.kill(victim if isinstance(victim, int) else processes(victim)[0], signal.SIGKILL)
+    return stage
+
+
+def disturbed(
+    environment: Mapping[str, str],
+    made_locally: Stages,
+    folder: Path,
+    victim: int | bytes = WORKER,
+) -> Done:
+    """Return how a stage ends of which a process was killed."""
+    done = finish(disturbed_stage(environment, made_locally, folder, victim))
     assert done.status in (0, RUN_AGAIN_STATUS), done.output
     assert "Traceback" not in done.output
     return done
@@ -89,8 +99,12 @@ def test_flink_loses_a_worker_or_a_task_manager(
     needs("flink")
     with real.flink_cluster(tmp_path / "cluster", restarts) as cluster:
         environment = own_server("flink", "localhost:8081", tmp_path)
-        victims = [cluster.pid("taskmanager1")] if lost == "task manager" else None
-        disturbed(environment, made_locally, tmp_path / "work", victims)
+        victim = cluster.pid("taskmanager1") if lost == "task manager" else WORKER
+        stage = disturbed_stage(environment, made_locally, tmp_path / "work", victim)
+        if lost == "task manager":
+            real.replace_task_manager(cluster, "taskmanager3")
+        done = finish(stage)
+        assert done.status in (0, RUN_AGAIN_STATUS), done.output
         examples_are_equal(environment, made_locally, tmp_path / "work")
 
 
@@ -101,13 +115,8 @@ def test_spark_loses_a_worker_or_an_executor_and_goes_on(
     needs("spark")
     with real.spark_cluster(tmp_path / "cluster"):
         environment = own_server("spark", "spark://localhost:7077", tmp_path)
-        executors = b"CoarseGrainedExecutorBackend"
-        inputs = {stage: made_locally.manifests[stage] for stage in ("corpus", "vocab")}
-        stages = Stages(made_locally.recipe, tmp_path / "work", environment, inputs)
-        stage = stages.start("make_examples")
-        parts = tmp_path / "work" / "parts"
-        wait_for(lambda: parts.exists() and any(parts.glob("*.json")), stage)
-        os.kill(processes(executors if lost == "executor" else WORKER)[0], signal.SIGKILL)
+        victim = b"CoarseGrainedExecutorBackend" if lost == "executor" else WORKER
+        stage = disturbed_stage(environment, made_locally, tmp_path / "work", victim)
         done = finish(stage)
         assert done.status == 0, done.output
         examples_are_equal(environment, made_locally, tmp_path / "work")
@@ -117,7 +126,7 @@ def test_the_flink_master_is_lost_and_comes_back(made_locally: Stages, tmp_path:
     needs("flink")
     with real.flink_cluster(tmp_path / "cluster") as cluster:
         environment = own_server("flink", "localhost:8081", tmp_path)
-        master = [cluster.pid("jobmanager")]
+        master = cluster.pid("jobmanager")
         done = disturbed(environment, made_locally, tmp_path / "work", master)
         assert done.status == RUN_AGAIN_STATUS
     with real.flink_cluster(tmp_path / "another"):
@@ -128,7 +137,7 @@ def test_a_resident_job_server_is_lost_and_comes_back(made_locally: Stages, tmp_
     needs("prism")
     environment = variables("portable", "localhost:8073")
     with real.prism(tmp_path / "prism") as prism:
-        done = disturbed(environment, made_locally, tmp_path / "work", [prism.process.pid])
+        done = disturbed(environment, made_locally, tmp_path / "work", prism.process.pid)
         assert done.status == RUN_AGAIN_STATUS
     with real.prism(tmp_path / "another"):
         examples_are_equal(environment, made_locally, tmp_path / "work")

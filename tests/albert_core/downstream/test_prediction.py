@@ -9,26 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 import transformers
 
-from albert_core.config import FinetuningSettings, ModelSettings, RegistrySettings
-from albert_core.contract.arrow_files import write_arrow
 from albert_core.contract.errors import TaskError
-from albert_core.contract.manifest import Manifest, StagePlan, read_manifest
-from albert_core.downstream.finetuned_model import save_finetuned
 from albert_core.downstream.prediction import load_finetuned
-from albert_core.model import AlbertModel
-from albert_core.model_registry import finetuned_registry as stage
 from albert_core.model_registry.model_versions import model_folder_of
-from albert_core.tasks.catalogue import TASKS
-from albert_core.tasks.problem import Head
-from albert_core.tasks.problems import problem_of
 from albert_core.tasks.sequences import Sequences
 from albert_core.tracking import open_client
-from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
+from tests.albert_core.tiny_finetuned import register_tiny, save_tiny_finetuned
+from tests.albert_core.tiny_vocab import tiny_sentences
 
 TEXTS = [" ".join(text.split()[:4]) for text in tiny_sentences(5, seed=5)]
 CONTEXT = " ".join(tiny_sentences(12, seed=6))
@@ -40,31 +31,11 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "squad-1.1": [{"question": text, "context": CONTEXT} for text in TEXTS],
     "squad-2.0": [{"question": text, "context": CONTEXT} for text in TEXTS],
 }
-SIZES = {
-    "embedding_size": 8,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 64,
-}
-
-
-def save(folder: str, task: str, **settings: Any) -> tuple[AlbertModel, Head]:
-    """Write a model with random weights; return its encoder and head."""
-    torch.manual_seed(0)
-    encoder = AlbertModel(ModelSettings.read(SIZES, "test"), tiny_vocab().vocab_size)
-    head = problem_of(TASKS[task], FinetuningSettings()).head(encoder.settings, 0.1)
-    for parameter in (*encoder.parameters(), *head.parameters()):
-        parameter.data += torch.randn_like(parameter) * 0.3
-    about = {"max_seq_length": 48} | settings
-    save_finetuned(folder, encoder, head, tiny_vocab(), TASKS[task], about)
-    return encoder.eval(), head.eval()
 
 
 @pytest.mark.parametrize("task", ["sst-2", "mnli"])
 def test_labels_have_the_probabilities_that_transformers_gives(task: str, tmp_path: Path) -> None:
-    save(str(tmp_path), task)
+    save_tiny_finetuned(str(tmp_path), task)
     said = load_finetuned(str(tmp_path)).predict(ROWS[task])
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
@@ -87,7 +58,7 @@ def test_labels_have_the_probabilities_that_transformers_gives(task: str, tmp_pa
 
 
 def test_a_number_is_the_one_that_transformers_gives(tmp_path: Path) -> None:
-    save(str(tmp_path), "sts-b")
+    save_tiny_finetuned(str(tmp_path), "sts-b")
     (said,) = load_finetuned(str(tmp_path)).predict([{"text": "bado kelu", "text_b": "ra vo sa"}])
     inputs = transformers.AutoTokenizer.from_pretrained(tmp_path)(
         "bado kelu", "ra vo sa", return_tensors="pt"
@@ -98,7 +69,7 @@ def test_a_number_is_the_one_that_transformers_gives(tmp_path: Path) -> None:
 
 
 def test_of_options_the_most_probable_one_is_chosen(tmp_path: Path) -> None:
-    save(str(tmp_path), "race")
+    save_tiny_finetuned(str(tmp_path), "race")
     for row, said in zip(
         ROWS["race"], load_finetuned(str(tmp_path)).predict(ROWS["race"]), strict=True
     ):
@@ -108,7 +79,7 @@ def test_of_options_the_most_probable_one_is_chosen(tmp_path: Path) -> None:
 
 
 def test_an_answer_is_a_slice_of_its_context(tmp_path: Path) -> None:
-    save(str(tmp_path), "squad-1.1")
+    save_tiny_finetuned(str(tmp_path), "squad-1.1")
     said = load_finetuned(str(tmp_path)).predict(ROWS["squad-1.1"])
     for row in said:
         assert row["answer"]
@@ -117,7 +88,7 @@ def test_an_answer_is_a_slice_of_its_context(tmp_path: Path) -> None:
 
 
 def test_transformers_gives_the_same_scores_of_start_and_end(tmp_path: Path) -> None:
-    encoder, head = save(str(tmp_path), "squad-1.1")
+    encoder, head = save_tiny_finetuned(str(tmp_path), "squad-1.1")
     model, report = transformers.AutoModelForQuestionAnswering.from_pretrained(
         tmp_path, output_loading_info=True
     )
@@ -138,7 +109,7 @@ def test_transformers_gives_the_same_scores_of_start_and_end(tmp_path: Path) -> 
 def test_the_threshold_of_dev_decides_whether_there_is_an_answer(
     threshold: float, is_answered: bool, tmp_path: Path
 ) -> None:
-    save(str(tmp_path), "squad-2.0", no_answer_threshold=threshold)
+    save_tiny_finetuned(str(tmp_path), "squad-2.0", no_answer_threshold=threshold)
     for row in load_finetuned(str(tmp_path)).predict(ROWS["squad-2.0"]):
         assert bool(row["answer"]) is is_answered
         assert (row["start"] is None) is not is_answered
@@ -146,7 +117,7 @@ def test_the_threshold_of_dev_decides_whether_there_is_an_answer(
 
 
 def test_rows_said_together_are_said_as_alone(tmp_path: Path) -> None:
-    save(str(tmp_path), "mnli")
+    save_tiny_finetuned(str(tmp_path), "mnli")
     model = load_finetuned(str(tmp_path))
     together = model.predict(ROWS["mnli"])
     for row, said in zip(ROWS["mnli"], together, strict=True):
@@ -174,7 +145,7 @@ def test_rows_said_together_are_said_as_alone(tmp_path: Path) -> None:
 def test_a_row_that_lacks_something_is_refused(
     task: str, rows: list[dict[str, Any]], message: str, tmp_path: Path
 ) -> None:
-    save(str(tmp_path), task)
+    save_tiny_finetuned(str(tmp_path), task)
     with pytest.raises(TaskError, match=message):
         load_finetuned(str(tmp_path)).predict(rows)
 
@@ -187,40 +158,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield str(tmp_path_factory.mktemp("work"))
 
 
-def predictions(task: str, share_right: float) -> pa.Table:
-    """Return what a fine-tuned model said of 40 examples, the first of which it has right."""
-    is_right = [i < 40 * share_right for i in range(40)]
-    if TASKS[task].kind == "spans":
-        values = [float(right) for right in is_right]
-        return pa.table({"f1": values, "exact_match": values})
-    if TASKS[task].kind == "regression":
-        numbers = [float(i) for i in range(40)]
-        return pa.table({"target": numbers, "prediction": numbers[::-1]})
-    one, other, *_ = TASKS[task].labels
-    said = [one if right else other for right in is_right]
-    return pa.table({"target": [one] * 40, "prediction": said})
-
-
-def register(work: str, task: str, score: float, seed: int = 0, name: str = "") -> Manifest:
-    """Register the model of a fine-tuning that never was."""
-    plan = StagePlan(
-        "finetuning", {"seed": seed, "score": score}, {"model": "m", "dev": "d"}, "code", {}
-    )
-    save(f"{plan.folder(work)}/model", task, run=seed)
-    key = TASKS[task].metrics[0]
-    write_arrow(predictions(task, score), f"{plan.folder(work)}/dev.arrow")
-    facts = {
-        "task": task, "kind": TASKS[task].kind, "metric": key, "score": score,
-        "scores": {key: score}, "model_folder": "model", "predictions": {"dev": "dev.arrow"},
-    }  # fmt: skip
-    uri = plan.write(work, [], [], facts)
-    return read_manifest(stage.run(RegistrySettings(model_name="tiny"), uri, name, work))
-
-
 def test_a_fresh_process_says_the_same_with_the_versions_own_code(work: str) -> None:
     tasks = ["mnli", "sts-b", "race", "squad-2.0"]
     for task in tasks:
-        registered = register(work, task, 0.5)
+        registered = register_tiny(work, task, 0.5)
         assert registered.facts["model_uri"] == f"models:/tiny-{task}/1"
     folders = {task: model_folder_of(f"models:/tiny-{task}@champion", work) for task in tasks}
     code = f"""
@@ -257,7 +198,7 @@ print(json.dumps([albert_core.downstream.prediction.__file__, found]))
 
 
 def test_the_version_has_no_pickle_and_transformers_reads_it(work: str) -> None:
-    register(work, "sst-2", 0.5, name="plain")
+    register_tiny(work, "sst-2", 0.5, name="plain")
     folder = Path(model_folder_of("models:/plain/1", work))
     files = {path.name for path in folder.parents[1].rglob("*") if path.is_file()}
     assert not [name for name in files if name.endswith((".pkl", ".bin", ".pt", ".pth"))]
@@ -266,10 +207,10 @@ def test_the_version_has_no_pickle_and_transformers_reads_it(work: str) -> None:
 
 
 def test_the_gate_decides_by_the_examples_of_the_same_dev_set(work: str) -> None:
-    first = register(work, "rte", 0.5, seed=1)
-    worse = register(work, "rte", 0.25, seed=2)
-    equal = register(work, "rte", 0.5, seed=3)
-    better = register(work, "rte", 0.75, seed=4)
+    first = register_tiny(work, "rte", 0.5, seed=1)
+    worse = register_tiny(work, "rte", 0.25, seed=2)
+    equal = register_tiny(work, "rte", 0.5, seed=3)
+    better = register_tiny(work, "rte", 0.75, seed=4)
     verdicts = [each.facts["verdict"] for each in (first, worse, equal, better)]
     assert verdicts == ["first", "refused", "refused", "promoted"]
     champion = open_client(work).get_model_version_by_alias("tiny-rte", "champion")

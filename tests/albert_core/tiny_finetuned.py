@@ -1,0 +1,78 @@
+"""A fine-tuned model with random weights and a tiny vocabulary; and one of them in the registry."""
+
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from albert_core.config import FinetuningSettings, ModelSettings, RegistrySettings
+from albert_core.contract.arrow_files import write_arrow
+from albert_core.contract.manifest import Manifest, StagePlan, read_manifest
+from albert_core.downstream.finetuned_model import save_finetuned
+from albert_core.model import AlbertModel
+from albert_core.model_registry import finetuned_registry
+from albert_core.tasks.catalogue import TASKS
+from albert_core.tasks.problem import Head
+from albert_core.tasks.problems import problem_of
+from tests.albert_core.tiny_vocab import tiny_vocab
+
+SIZES = {
+    "embedding_size": 8,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+}
+
+
+def save_tiny_finetuned(folder: str, task: str, **settings: Any) -> tuple[AlbertModel, Head]:
+    """Write a model to ``folder``; return its encoder and head.
+
+    Args:
+        folder: of the model.
+        task: its name in the catalogue.
+        settings: what is stored with it, "spans" of the head among it.
+    """
+    torch.manual_seed(0)
+    encoder = AlbertModel(ModelSettings.read(SIZES, "test"), tiny_vocab().vocab_size)
+    spans = {"spans": settings["spans"]} if "spans" in settings else {}
+    problem = problem_of(TASKS[task], FinetuningSettings.read(spans, "test"))
+    head = problem.head(encoder.settings, 0.1)
+    for parameter in (*encoder.parameters(), *head.parameters()):
+        parameter.data += torch.randn_like(parameter) * 0.3
+    about = {"max_seq_length": 48} | settings
+    save_finetuned(folder, encoder, head, tiny_vocab(), TASKS[task], about)
+    return encoder.eval(), head.eval()
+
+
+def register_tiny(work: str, task: str, score: float, seed: int = 0, name: str = "") -> Manifest:
+    """Register the model of a fine-tuning that never was."""
+    plan = StagePlan(
+        "finetuning", {"seed": seed, "score": score}, {"model": "m", "dev": "d"}, "code", {}
+    )
+    save_tiny_finetuned(f"{plan.folder(work)}/model", task, run=seed)
+    key = TASKS[task].metrics[0]
+    write_arrow(_predictions(task, score), f"{plan.folder(work)}/dev.arrow")
+    facts = {
+        "task": task, "kind": TASKS[task].kind, "metric": key, "score": score,
+        "scores": {key: score}, "model_folder": "model", "predictions": {"dev": "dev.arrow"},
+    }  # fmt: skip
+    uri = plan.write(work, [], [], facts)
+    return read_manifest(
+        finetuned_registry.run(RegistrySettings(model_name="tiny"), uri, name, work)
+    )
+
+
+def _predictions(task: str, share_right: float) -> pa.Table:
+    """Return what a fine-tuned model said of 40 examples, the first of which it has right."""
+    is_right = [i < 40 * share_right for i in range(40)]
+    if TASKS[task].kind == "spans":
+        values = [float(right) for right in is_right]
+        return pa.table({"f1": values, "exact_match": values})
+    if TASKS[task].kind == "regression":
+        numbers = [float(i) for i in range(40)]
+        return pa.table({"target": numbers, "prediction": numbers[::-1]})
+    one, other, *_ = TASKS[task].labels
+    said = [one if right else other for right in is_right]
+    return pa.table({"target": [one] * 40, "prediction": said})
