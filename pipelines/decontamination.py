@@ -36,7 +36,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class TestNgrams:
-    """The n-grams of the test texts, ready to be looked up."""
+    """The n-grams of the test texts, ready to be looked up, also by several threads at once."""
 
     __test__ = False  # the name is no invitation to pytest
 

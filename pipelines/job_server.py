@@ -120,9 +120,12 @@ def keeper(folder: Path, flink_master: str = "") -> Iterator[Keeper]:
         start_new_session=True,  # so that Ctrl-C, and a signal to the stage's group, leave it alone
     )
     found = Keeper(process, folder)
+    # Beam makes temporary folders that it never removes.
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
     try:
         yield found
     finally:
+        tempfile.tempdir = before
         found.end()
 
 

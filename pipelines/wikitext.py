@@ -132,7 +132,7 @@ def plain_text_by_parser(markup: str, left_out: Collection[str] = LEFT_OUT) -> s
             "pip install -e '.[wiki]' in the project's folder, or set it to 'fast'"
         ) from error
     try:
-        tree = mwparserfromhell.parse(markup)
+        tree = mwparserfromhell.parse(markup)  # by a parser of its own, as threads must have
     except mwparserfromhell.parser.ParserError:  # by its own words, a bug in it
         return plain_text(markup, left_out)
     return _tidy(_QUOTES.sub("", _shown(tree, left_out)))

@@ -1,6 +1,11 @@
 """What all tests have in common."""
 
 import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 
@@ -8,8 +13,68 @@ import pytest
 # have the cores it makes a test many times slower. Set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+_ENDING_SECONDS = 5.0
+"""What a thread is given that has been told to end."""
+_PREFECT_SERVICES = {
+    "prefect.events.worker": "EventsWorker",
+    "prefect.logging.handlers": "APILogWorker",
+}
+_WAITING = ("/queue.py", "/selectors.py", "/threading.py")
+"""Where a thread is that waits, for whatever it may be."""
+_IDLE = {
+    ("concurrent/futures/thread.py", "_worker"),  # of pools that end with their owner, as MLflow's
+    ("asyncio/base_events.py", "_run_once"),  # fsspec's loop and Prefect's two, one a process
+    ("anyio/_backends/_asyncio.py", "run"),  # of a pool that ends with its loop
+    ("apache_beam/utils/thread_pool_executor.py", "run"),  # of the process's one pool
+}
+"""Files and functions that wait for the next work of a pool or an event loop."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take long, so that none is left to run alone at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left_at_work() -> Iterator[None]:
+    """Fail a test that leaves a thread at work: it would meddle with one that knows nothing of it.
+
+    Threads that wait for work may stay, such as those of a library's pool that lives as long as
+    the process. So may those of fixtures that serve several tests: they were there before.
+    """
+    before = set(threading.enumerate())
+    yield
+    _end_connections_of_prefect()
+    until = time.monotonic() + _ENDING_SECONDS
+    while (left := threads_at_work(before)) and time.monotonic() < until:
+        time.sleep(0.01)
+    if left:
+        pytest.fail(f"threads are left at work: {', '.join(left)}", pytrace=False)
+
+
+def _end_connections_of_prefect() -> None:
+    """Have Prefect send what waits and end its connections; the next flow opens others.
+
+    On the one for events its loop pings every ten seconds, with a number from `random`: drawn
+    while Hypothesis tries an example of another test, that makes the example look unreliable.
+    """
+    for module, service in _PREFECT_SERVICES.items():
+        if module in sys.modules:
+            getattr(sys.modules[module], service).drain_all(timeout=_ENDING_SECONDS)
+
+
+def threads_at_work(before: set[threading.Thread]) -> list[str]:
+    """Return the names of the threads that are not in ``before`` and do something."""
+    frames = sys._current_frames()
+    others = [thread for thread in threading.enumerate() if thread not in before]
+    return sorted(each.name for each in others if _does_something(frames.get(each.ident or 0)))
+
+
+def _does_something(frame: FrameType | None) -> bool:
+    if frame is None:
+        return False
+    while frame.f_back and frame.f_code.co_filename.endswith(_WAITING):
+        frame = frame.f_back
+    file, function = frame.f_code.co_filename, frame.f_code.co_name
+    return not any(file.endswith(idle) and function == name for idle, name in _IDLE)

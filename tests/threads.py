@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 NUM_THREADS = 8
 _SWITCH_SECONDS = 1e-5
-"""Between switches of threads, five thousand times as many as Python makes by itself."""
+"""Between switches of threads, five hundred times as many as there are else."""
 _OBJECTS_PER_COLLECTION = 200
 _REMEMBERING = (
     *("albert_core.contract.tokenizer", "pipelines"),

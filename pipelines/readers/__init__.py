@@ -2,8 +2,9 @@
 
 A reader is a function ``read(file: BinaryIO, settings: SourceSettings)`` that yields a `Record`
 for each document in the file, in order, and a `Record` with a reason for what it could not read.
-It holds one record at a time, and raises for no content. `read_documents` gives it a file, or the
-part of one whose records begin in a range of bytes, and makes documents of what it yields.
+It holds one record at a time, keeps nothing from one file for the next, so that several threads may
+read at once, and raises for no content. `read_documents` gives it a file, or the part of one whose
+records begin in a range of bytes, and makes documents of what it yields.
 """
 
 import re

@@ -58,6 +58,7 @@ class _ZstdMember:
     """A frame of zstd with the interface of bz2's decompressor."""
 
     def __init__(self) -> None:
+        # A decompressor for each: two threads can't have one.
         self._frame = zstandard.ZstdDecompressor().decompressobj()
         self._pending = memoryview(b"")
 

@@ -173,6 +173,8 @@ def main_text(html: str) -> str | None:
 
     if not html.strip():
         return ""
+    # All threads have its HTML parser and its XPaths in common: lxml lets one at a time use each.
+    # Its caches hold what depends on nothing else, but for that of `deduplicate`, which is not on.
     try:
         found = extract(html, fast=True, include_comments=False, include_tables=False)
     except Exception:  # noqa: BLE001 - the next page may be sound, whatever this one did

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.stages import LOCAL, Stages, left_behind, temporary_names
+from tests.engines.stages import LOCAL, Stages, left_behind
 from tests.generated_text import write_jsonl
 
 _SECONDS: dict[str, dict[str, float]] = {}
@@ -47,11 +47,14 @@ def made_locally(
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    """Fail a test whose stages left a process or a folder."""
-    before = temporary_names()
+def nothing_is_left_behind(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Fail a test whose stages left a process or a temporary folder."""
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setenv("TMPDIR", str(temporary))
     yield
-    assert left_behind(before) == []
+    assert left_behind(temporary) == []
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -111,23 +110,12 @@ def processes(*wanted: bytes) -> list[int]:
     return sorted(found)
 
 
-def left_behind(before: set[str]) -> list[str]:
-    """Return the processes and temporary folders of stages that do not go by themselves."""
+def left_behind(temporary: Path) -> list[str]:
+    """Return the processes, and what is in a temporary folder, that do not go by themselves."""
     deadline = time.monotonic() + _GONE_SECONDS
-    while found := _there(before):
-        if time.monotonic() > deadline:
-            return found
+    while True:
+        there = [str(path) for path in temporary.iterdir()]
+        there += [f"process {pid}" for pid in processes(*_OURS)]
+        if not there or time.monotonic() > deadline:
+            return there
         time.sleep(0.5)
-    return []
-
-
-def temporary_names() -> set[str]:
-    """Return the names of all temporary files and folders of this machine."""
-    return {path.name for path in Path(tempfile.gettempdir()).iterdir()}
-
-
-def _there(before: set[str]) -> list[str]:
-    new = temporary_names() - before
-    folders = [name for name in new if name.startswith(("albert-", "beam-", "artifacts"))]
-    commands = [f"process {pid}" for pid in processes(*_OURS)]
-    return sorted(folders) + commands
