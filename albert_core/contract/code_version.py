@@ -11,6 +11,7 @@ from pathlib import Path
 FIRST_PARTY = ("albert_core", "pipelines", "flows")
 HOW_NOT_WHAT = frozenset(
     {
+        "albert_core.contract.loaded_once",
         "albert_core.contract.provenance",
         "pipelines.dask_cluster",
         "pipelines.engine",

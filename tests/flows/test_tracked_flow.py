@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,12 @@ def test_a_flow_goes_on_without_mlflow_and_tells_it_later(
     assert "the run goes on" in caplog.text
     assert not storage.exists(f"{tmp_path}/vocab/{made_manifest('vocab').key}/{RUN_ID}")
     assert PARENT_VARIABLE not in os.environ
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", client.tracking_uri)
+    deadline = time.monotonic() + 60
+    while journals_of(str(tmp_path)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert runs(client, str(tmp_path)).keys() == {"flow_runs", "vocab", "pretraining"}
 
 
 def test_names_are_made_of_what_mlflow_allows() -> None:
