@@ -31,7 +31,7 @@ class MetricsEndpoint:
 
         self._registry, self._run, self._make = CollectorRegistry(), run, Gauge
         self._gauges: dict[str, Gauge] = {}
-        start_http_server(port, host, self._registry)
+        self._server, self._thread = start_http_server(port, host, self._registry)
 
     @classmethod
     def of_environment(cls, run: str) -> Self | None:
@@ -63,3 +63,9 @@ class MetricsEndpoint:
                 gauge = self._make(f"albert_{safe}", name, ["run"], registry=self._registry)
                 self._gauges[name] = gauge
             self._gauges[name].labels(self._run).set(value)
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -25,6 +25,7 @@ _IDLE = {
     ("concurrent/futures/thread.py", "_worker"),  # of pools that end with their owner, as MLflow's
     ("asyncio/base_events.py", "_run_once"),  # fsspec's loop and Prefect's two, one a process
     ("anyio/_backends/_asyncio.py", "run"),  # of a pool that ends with its loop
+    ("tqdm/_monitor.py", "run"),  # looks now and then whether a bar of the process stands still
     ("apache_beam/utils/thread_pool_executor.py", "run"),  # of the process's one pool
 }
 """Files and functions that wait for the next work of a pool or an event loop."""

@@ -100,10 +100,17 @@ class Gate:
         self.url = f"http://{HOST}:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
+    def close(self) -> None:
+        """Be no port any more."""
+        self.is_shut = True
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
     def _accept(self) -> None:
-        while True:
-            client, _ = self._listener.accept()
-            threading.Thread(target=self._forward, args=[client], daemon=True).start()
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._forward, args=[client], daemon=True).start()
 
     def _forward(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError), client:

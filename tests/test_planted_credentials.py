@@ -194,6 +194,7 @@ def test_planted_credentials_are_in_nothing_that_the_flows_leave_or_say(
     runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
     names = {run.info.run_name.partition("-")[0].partition(":")[0] for run in runs}
     assert {"corpus", "vocab", "pretraining", "finetuning", "refresh", "pretrain"} <= names
+    gate.close()
 
 
 def test_a_planted_leak_is_found(tmp_path: Path) -> None:

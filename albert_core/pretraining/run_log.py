@@ -164,6 +164,8 @@ class RunLog:
             reasons = ", ".join(f"{r} {n}" for r, n in state.guard.num_skipped.items() if n)
             log.info("pretraining: %d updates were skipped (%s)", total, reasons.replace("_", " "))
         log.info("pretraining: held-out, after: %s", say_scores(after))
+        if self._endpoint is not None:
+            self._endpoint.close()
 
 
 def say_scores(scores: Evaluation) -> str:

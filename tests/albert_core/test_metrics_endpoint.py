@@ -1,3 +1,4 @@
+import urllib.error
 import urllib.request
 
 import pytest
@@ -23,6 +24,9 @@ def test_the_latest_metrics_are_shown_to_prometheus(
     assert 'albert_step{run="abc"} 10.0' in lines
     assert MetricsEndpoint.of_environment("def") is None
     assert f"no metrics at 127.0.0.1:{port}" in caplog.text
+    endpoint.close()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
 
 
 def test_without_a_port_there_is_no_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,13 +46,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
 
 
 @pytest.fixture
-def gate(server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> Gate:
+def gate(server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate(server.port)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", gate.url)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     monkeypatch.setattr(tracked_run_module, "MAX_SECONDS_BETWEEN_TRIES", 1.0)
     monkeypatch.setattr(tracked_run_module, "AWAY_SECONDS", 4.0)
-    return gate
+    yield gate
+    gate.close()
 
 
 @pytest.fixture
