@@ -231,7 +231,7 @@ def _portable(scratch: str, running: ExitStack) -> Engine:
             f"what answers at ALBERT_ENGINE_ADDRESS={address} is no Beam job service. "
             "infra/engines/README.md says how to start one."
         )
-    kept = running.enter_context(job_server.keeper(job_server.temporary_folder()))
+    kept = running.enter_context(job_server.keeper())
     return _asking(address, kept, _worker_processes())
 
 
@@ -264,14 +264,13 @@ def _with_job_server(
     flink_master: str = "",
 ) -> Engine:
     """Return the engine of a job server of this stage's own, of this kind of Beam's."""
-    folder = job_server.temporary_folder()
+    kept = running.enter_context(job_server.keeper(flink_master))
     of_server = [
         *options,
-        f"--artifacts_dir={folder}/artifacts",
-        f"--job_server_jvm_properties=-Djava.io.tmpdir={folder}",
+        f"--artifacts_dir={kept.folder}/artifacts",
+        f"--job_server_jvm_properties=-Djava.io.tmpdir={kept.folder}",
         *_more_options(),
     ]
-    kept = running.enter_context(job_server.keeper(folder, flink_master))
     command, endpoint = kind(PipelineOptions(of_server)).subprocess_cmd_and_endpoint()
     kept.start(command, endpoint)
     return _asking(endpoint, kept, [*options, *workers])

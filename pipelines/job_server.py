@@ -43,6 +43,7 @@ class Keeper:
     def __init__(self, process: "subprocess.Popen[str]", folder: Path) -> None:
         self._process = process
         self.folder = folder
+        """On this machine; its name is the job's too."""
 
     def start(self, command: Sequence[str], endpoint: str) -> None:
         """Start a job server and wait until it answers.
@@ -104,13 +105,13 @@ class Keeper:
 
 
 @contextmanager
-def keeper(folder: Path, flink_master: str = "") -> Iterator[Keeper]:
-    """Run a keeper.
+def keeper(flink_master: str = "") -> Iterator[Keeper]:
+    """Run a keeper, with a folder for temporary files that goes in the end.
 
     Args:
-        folder: for temporary files, which goes in the end.
         flink_master: URL at which Flink itself is asked to cancel jobs with the folder's name.
     """
+    folder = Path(tempfile.mkdtemp(prefix="albert-"))
     process = subprocess.Popen(
         [sys.executable, "-m", "pipelines.job_server", str(folder), flink_master],
         stdin=subprocess.PIPE,
@@ -127,11 +128,6 @@ def keeper(folder: Path, flink_master: str = "") -> Iterator[Keeper]:
     finally:
         tempfile.tempdir = before
         found.end()
-
-
-def temporary_folder() -> Path:
-    """Return a new folder on this machine; its name is that of a job too."""
-    return Path(tempfile.mkdtemp(prefix="albert-"))
 
 
 def answers(endpoint: str, seconds: float) -> bool:

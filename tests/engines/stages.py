@@ -37,6 +37,11 @@ class Stages:
         """The digest of what each stage has made."""
         return {name: read_manifest(uri).content for name, uri in self.manifests.items()}
 
+    def elsewhere(self, work: Path, environment: Mapping[str, str]) -> "Stages":
+        """Return the last stage, on the same corpus and vocabulary, in another work folder."""
+        inputs = {stage: self.manifests[stage] for stage in ("corpus", "vocab")}
+        return Stages(self.recipe, work, environment, inputs)
+
     def make_all(self) -> None:
         """Run the three stages."""
         for module in NAMES:

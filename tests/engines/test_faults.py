@@ -5,8 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from albert_core.contract.stage_command import FAILURE_STATUS, RUN_AGAIN_STATUS, stage_argv
 from tests.engines import real
 from tests.engines.stages import Done, Stages, finish, processes, start, wait_for
-from tests.engines.test_same_bytes import own_server, variables
+from tests.engines.test_same_bytes import engine, own_server, variables
 
 pytestmark = pytest.mark.engines
 
@@ -26,17 +25,11 @@ def needs(kind: str) -> None:
         pytest.skip(reason)
 
 
-@contextmanager
-def running(kind: str, folder: Path) -> Iterator[Mapping[str, str]]:
-    """Run a cluster of this kind; give the environment of stages with a job server of their own."""
-    if kind == "prism":
-        with real.prism(folder / "prism"):
-            yield variables("portable", "localhost:8073")
-        return
-    cluster = real.flink_cluster if kind == "flink" else real.spark_cluster
-    address = "localhost:8081" if kind == "flink" else "spark://localhost:7077"
-    with cluster(folder / "cluster"):
-        yield own_server(kind, address, folder)
+CLUSTERS = {
+    "flink": "flink cluster, own job server",
+    "spark": "spark cluster, own job server",
+    "prism": "prism",
+}
 
 
 def disturbed_stage(
@@ -53,9 +46,7 @@ def disturbed_stage(
         folder: for the work.
         victim: number of the process to kill, or a word of its command line.
     """
-    inputs = {stage: made_locally.manifests[stage] for stage in ("corpus", "vocab")}
-    stages = Stages(made_locally.recipe, folder, environment, inputs)
-    stage = stages.start("make_examples")
+    stage = made_locally.elsewhere(folder, environment).start("make_examples")
     parts = folder / "parts"
     wait_for(lambda: parts.exists() and any(parts.glob("*.json")), stage)
     os.kill(victim if isinstance(victim, int) else processes(victim)[0], signal.SIGKILL)
@@ -77,8 +68,7 @@ def disturbed(
 
 def examples_are_equal(environment: Mapping[str, str], made_locally: Stages, folder: Path) -> None:
     """Run the stage again, or find it done."""
-    inputs = {stage: made_locally.manifests[stage] for stage in ("corpus", "vocab")}
-    stages = Stages(made_locally.recipe, folder, environment, inputs)
+    stages = made_locally.elsewhere(folder, environment)
     stages.make("make_examples")
     assert stages.contents["examples"] == made_locally.contents["examples"]
 
@@ -184,8 +174,7 @@ def toy(folder: Path, **settings: object) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["flink", "spark", "prism"])
 def test_a_store_that_is_away_is_tried_again(kind: str, tmp_path: Path) -> None:
-    needs(kind)
-    with running(kind, tmp_path) as environment:
+    with engine(CLUSTERS[kind], tmp_path) as environment:
         done = finish(start(toy(tmp_path, store_away_at=3), environment))
     assert done.status == RUN_AGAIN_STATUS, done.output
     assert "ConnectionResetError: the store is away" in done.output
@@ -194,8 +183,7 @@ def test_a_store_that_is_away_is_tried_again(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["flink", "spark", "prism"])
 def test_an_error_of_a_step_arrives_as_it_was_raised(kind: str, tmp_path: Path) -> None:
-    needs(kind)
-    with running(kind, tmp_path) as environment:
+    with engine(CLUSTERS[kind], tmp_path) as environment:
         done = finish(start(toy(tmp_path, failing=3), environment))
     assert done.status == FAILURE_STATUS, done.output
     assert done.output.endswith("error: number 3 is bad:\n  look at 'it'.\n  Mend it.\n")
@@ -206,8 +194,7 @@ def test_an_error_of_a_step_arrives_as_it_was_raised(kind: str, tmp_path: Path) 
 def test_a_stage_that_is_ended_leaves_nothing_and_its_job_is_cancelled(
     number: signal.Signals, kind: str, tmp_path: Path
 ) -> None:
-    needs(kind)
-    with running(kind, tmp_path) as environment:
+    with engine(CLUSTERS[kind], tmp_path) as environment:
         argv = toy(tmp_path, num_elements=200, seconds=1.0)
         stage = start(argv, environment)
         numbers = tmp_path / "work" / "numbers"
@@ -225,8 +212,7 @@ def test_a_stage_that_is_ended_leaves_nothing_and_its_job_is_cancelled(
 
 @pytest.mark.parametrize("kind", ["flink", "spark", "prism"])
 def test_twenty_stages_leave_nothing(kind: str, tmp_path: Path) -> None:
-    needs(kind)
-    with running(kind, tmp_path) as environment:
+    with engine(CLUSTERS[kind], tmp_path) as environment:
         for run in range(20):
             done = finish(start(toy(tmp_path / str(run)), environment))
             assert done.status == 0, done.output

@@ -111,11 +111,10 @@ def test_the_three_stages_make_the_bytes_of_one_local_worker(
     "name", ["prism", "flink [local], resident job server", "spark local, resident job server"]
 )
 def test_examples_are_equal_in_ten_runs_of_eight_threads(
-    name: str, recipe: Path, made_locally: Stages, tmp_path: Path
+    name: str, made_locally: Stages, tmp_path: Path
 ) -> None:
-    inputs = {stage: made_locally.manifests[stage] for stage in ("corpus", "vocab")}
     with engine(name, tmp_path) as environment:
         for run in range(NUM_RUNS):
-            stages = Stages(recipe, tmp_path / f"work-{run}", environment, dict(inputs))
+            stages = made_locally.elsewhere(tmp_path / f"work-{run}", environment)
             stages.make("make_examples")
             assert stages.contents["examples"] == made_locally.contents["examples"], run
