@@ -17,7 +17,11 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
+
+_UNUSED = frozenset({"boto3", "pandas"})
+"""What Beam imports wherever it is installed and no stage uses: half of a worker's start-up."""
 
 _LOOK_SECONDS = 1.0
 _GRACE_SECONDS = 20.0
@@ -29,11 +33,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     if arguments := list(sys.argv[1:] if argv is None else argv):
         os.environ.update(worker_environment(arguments))
-    from apache_beam.runners.worker import sdk_worker_main
-
+    beam_worker = import_beam_worker()
     status = 1
     try:
-        log_handler, harness, _ = sdk_worker_main.create_harness(os.environ)
+        log_handler, harness, _ = beam_worker.create_harness(os.environ)
         threading.Thread(target=_end_with_connection, args=(harness,), daemon=True).start()
         harness.run()
         if log_handler:
@@ -43,6 +46,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         logging.getLogger(__name__).exception("the worker lost its runner")
     finally:
         os._exit(status)  # whatever its other threads wait for
+
+
+def import_beam_worker() -> ModuleType:
+    """Import Beam's worker, as if `_UNUSED` were not installed."""
+    hidden = dict.fromkeys(_UNUSED - sys.modules.keys())
+    sys.modules.update(hidden)  # type: ignore[arg-type]  # None: not to be imported
+    from apache_beam.runners.worker import sdk_worker_main
+
+    for name in hidden:
+        del sys.modules[name]
+    return sdk_worker_main
 
 
 def _end_with_parent(parent: int) -> None:

@@ -284,6 +284,14 @@ def test_a_worker_with_other_code_or_libraries_is_refused(monkeypatch: pytest.Mo
         step.setup()
 
 
+def test_a_worker_starts_without_libraries_that_only_beam_would_import() -> None:
+    started = (
+        "import sys; from pipelines.worker_process import import_beam_worker;"
+        "import_beam_worker(); assert not {'pandas', 'boto3'} & sys.modules.keys(); import pandas"
+    )
+    subprocess.run([sys.executable, "-c", started], cwd=PROJECT, check=True, timeout=60)
+
+
 def test_a_worker_that_does_not_see_the_work_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="work folder that all machines share"):
         list(engine._each([1], f"{tmp_path}/nowhere"))
