@@ -179,7 +179,8 @@ class MakeExamples(beam.PTransform):
             | "MakePart" >> steps.each(_make_part, self.plan)
             | "AllParts" >> beam.GroupByKey()
             | "EachShard" >> steps.each_to_many(_each_shard, self.plan)
-            | "ByShard" >> beam.GroupByKey()
+            # Grouped by their hashes, the shards would be unevenly dealt out to the workers.
+            | "Deal" >> beam.Reshuffle()
             | "WriteShard" >> steps.each(_write_shard, self.plan)
         )
 
@@ -250,10 +251,8 @@ def _each_shard(
         yield name, plan.part_list
 
 
-def _write_shard(
-    grouped: tuple[str, Iterable[str]], plan: ExamplePlan
-) -> tuple[str, dict[str, Any]]:
-    name, [part_list] = grouped
+def _write_shard(shard: tuple[str, str], plan: ExamplePlan) -> tuple[str, dict[str, Any]]:
+    name, part_list = shard
     settings = plan.settings
     kind, number = plan.shards[name]
     total = plan.num_shards[kind]

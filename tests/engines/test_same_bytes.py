@@ -13,6 +13,8 @@ pytestmark = pytest.mark.engines
 
 NUM_THREADS = 8
 NUM_RUNS = 10
+ONE_JAR = f"--files_to_stage={real.ENGINES / 'beam-job-servers.jar'}"
+"""Of the job server's class path, all that the cluster does not have itself."""
 
 
 @contextmanager
@@ -47,7 +49,8 @@ def flink_cluster(folder: Path, running: ExitStack) -> Mapping[str, str]:
 def resident_flink(folder: Path, running: ExitStack) -> Mapping[str, str]:
     running.enter_context(real.flink_cluster(folder / "cluster"))
     server = real.job_server("flink", "localhost:8081", folder / "server")
-    return variables("portable", running.enter_context(server), "--parallelism=2")
+    options = f"--parallelism=2 {ONE_JAR}"
+    return variables("portable", running.enter_context(server), options)
 
 
 def resident_local_flink(folder: Path, running: ExitStack) -> Mapping[str, str]:
@@ -64,7 +67,7 @@ def spark_cluster(folder: Path, running: ExitStack) -> Mapping[str, str]:
 def resident_spark(folder: Path, running: ExitStack) -> Mapping[str, str]:
     running.enter_context(real.spark_cluster(folder / "cluster"))
     server = real.job_server("spark", "spark://localhost:7077", folder / "server")
-    return variables("portable", running.enter_context(server))
+    return variables("portable", running.enter_context(server), ONE_JAR)
 
 
 def resident_local_spark(folder: Path, running: ExitStack) -> Mapping[str, str]:

@@ -27,24 +27,24 @@ COUNT_PARAMETER = beam.DoFn.StateParam(COUNT)
 
 
 class Graph(PipelineVisitor):
-    """What a pipeline consists of, but for the inside of Create."""
+    """What a pipeline consists of, but for the inside of Create and Reshuffle."""
 
     def __init__(self) -> None:
         self.leaves: list[AppliedPTransform] = []
         self.made: set[PValue] = set()
         self.used: set[PValue] = set()
-        self._creates = 0
+        self._inside = 0
 
     def enter_composite_transform(self, transform_node: AppliedPTransform) -> None:
-        self._creates += isinstance(transform_node.transform, beam.Create)
+        self._inside += isinstance(transform_node.transform, beam.Create | beam.Reshuffle)
 
     def leave_composite_transform(self, transform_node: AppliedPTransform) -> None:
-        self._creates -= isinstance(transform_node.transform, beam.Create)
+        self._inside -= isinstance(transform_node.transform, beam.Create | beam.Reshuffle)
 
     def visit_transform(self, transform_node: AppliedPTransform) -> None:
         self.made.update(transform_node.outputs.values())
         self.used.update(transform_node.inputs)
-        if not self._creates:
+        if not self._inside:
             self.leaves.append(transform_node)
 
     def faults(self) -> Iterator[str]:
