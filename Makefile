@@ -45,13 +45,13 @@ evaluate: $(READY) ## a model on all tasks in a folder; MODEL=... TASKS=<folder>
 	  $(if $(CORPUS),--corpus '$(CORPUS)') $(foreach setting,$(SET),--set '$(setting)') $(ARGS)
 
 models: $(READY) ## the registry's models; NAME=albert-tiny for its versions, and why they are champion or not
-	@$(PY) -m albert_core.model_registry --work '$(WORK)' list $(NAME)
+	@$(PY) -m albert_core.registry --work '$(WORK)' list $(NAME)
 
 rollback: $(READY) ## the previous champion again; NAME=albert-tiny ARGS='--to 3 --reason "..."'
-	@$(PY) -m albert_core.model_registry --work '$(WORK)' rollback '$(NAME)' $(ARGS)
+	@$(PY) -m albert_core.registry --work '$(WORK)' rollback '$(NAME)' $(ARGS)
 
 plan: $(READY) ## what a run will take in memory, hours and cost; ARGS='--hardware l4'
-	@$(PY) -m flows.plan --recipe '$(RECIPE)' $(foreach setting,$(SET),--set '$(setting)') $(ARGS)
+	@$(PY) -m flows.commands.plan --recipe '$(RECIPE)' $(foreach setting,$(SET),--set '$(setting)') $(ARGS)
 
 serve: $(READY) ## Prefect, MLflow and a worker on this machine, until Ctrl-C
 	@exec $(PY) -m infra.serve --work '$(WORK)' $(ARGS)

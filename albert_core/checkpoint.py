@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from albert_core.contract import storage
-from albert_core.contract.errors import ConfigError, IntegrityError, TrainingError
-from albert_core.contract.manifest import MANIFEST
+from albert_core.stage import storage
+from albert_core.stage.errors import ConfigError, IntegrityError, TrainingError
+from albert_core.stage.manifest import MANIFEST
 
 STATE, RECORD = "state.pt", "checkpoint.json"
 """Tensors; and what they are, written last: a folder without it is no checkpoint."""

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from albert_core.contract.errors import ShapeError
-from albert_core.contract.seeds import random_uniform
-from albert_core.contract.settings import Settings
+from albert_core.stage.errors import ShapeError
+from albert_core.stage.settings import Settings
+from albert_core.text.seeds import random_uniform
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 1000

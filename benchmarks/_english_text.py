@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from albert_core.contract.arrow_files import read_arrow
-from albert_core.contract.manifest import read_manifest
-from albert_core.contract.stage_command import stage_argv
+from albert_core.stage.command import stage_argv
+from albert_core.stage.manifest import read_manifest
+from albert_core.text.arrow_files import read_arrow
 from flows.recipe import load_recipe, save_recipe
 from flows.stage_process import run_stage_process
 

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from albert_core.batches.example_order import padded_length
-from albert_core.data import Rows
+from albert_core.training.order import padded_length
+from albert_core.training.shards import Rows
 
 _IGNORED = -100
 

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from albert_core.contract.seeds import derive_seed
-from albert_core.model_registry.gate import Measured
-from albert_core.model_registry.jackknife import jackknife
+from albert_core.registry.gate import Measured, jackknife
+from albert_core.text.seeds import derive_seed
 
 Array = NDArray[np.float64]
 Normals = NDArray[np.float32]

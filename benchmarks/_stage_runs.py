@@ -16,7 +16,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 from types import TracebackType
 from typing import Any
 
-from albert_core.contract.stage_command import stage_argv
+from albert_core.stage.command import stage_argv
 from flows.recipe import load_recipe
 from flows.stage_process import run_stage_process
 

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipelines.cleaning import content_hash, normalise_text, reject_reasons
 from pipelines.config import CleaningSettings
-from pipelines.language import detect_languages
-from pipelines.sentences import sentence_lines, split_sentences
+from pipelines.corpus.cleaning import content_hash, normalise_text, reject_reasons
+from pipelines.corpus.language import detect_languages
+from pipelines.corpus.sentences import sentence_lines, split_sentences
 
 CORPUS = Path(__file__).parents[2] / "shared/data/corpora/wiki_extracted/enwiki2018"
 PEER_PUBLISHED = [0.41, 0.58]

@@ -20,9 +20,9 @@ from typing import Any
 from _english_text import write_english
 from _stage_runs import StageRun, hardware, run_stage, write_recipe
 
-from albert_core.contract.arrow_files import read_arrow
-from albert_core.contract.manifest import read_manifest
-from albert_core.contract.tokenizer import Tokenizer, normalise_for_pieces
+from albert_core.stage.manifest import read_manifest
+from albert_core.text.arrow_files import read_arrow
+from albert_core.text.tokenizer import Tokenizer, normalise_for_pieces
 
 RESULTS = Path(__file__).parent / "results" / "data_pipeline.json"
 REFERENCE_PIECES_PER_CPU_SECOND = 58_000

@@ -19,8 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from albert_core.contract.manifest import read_manifest
-from albert_core.contract.stage_command import stage_argv
+from albert_core.stage.command import stage_argv
+from albert_core.stage.manifest import read_manifest
 from flows.recipe import load_recipe
 from flows.stage_process import run_stage_process
 from tests.dask_processes import local_cluster

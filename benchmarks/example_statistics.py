@@ -23,12 +23,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from albert_core.contract.records import MASK
-from albert_core.contract.tokenizer import Tokenizer
+from albert_core.text.records import MASK
+from albert_core.text.tokenizer import Tokenizer
 from pipelines.config import ExampleSettings
-from pipelines.example_part import TRAIN, Text, encode_documents, make_rows, record_batches
-from pipelines.google_fidelity import NgramCounts, google_masks, words_of
-from pipelines.segment_pairs import SegmentPairs
+from pipelines.examples.google_fidelity import NgramCounts, google_masks, words_of
+from pipelines.examples.pairs import SegmentPairs
+from pipelines.examples.part import TRAIN, Text, encode_documents, make_rows, record_batches
 
 REFERENCE = Path(__file__).parents[2] / "shared/reference"
 NUM_SEEDS = 40

@@ -39,16 +39,16 @@ from transformers import (
 )
 
 from albert_core.config import FinetuningSettings, ModelSettings
-from albert_core.contract.tokenizer import Tokenizer
-from albert_core.conversion.encoder_weights import encoder_to_hf_state
 from albert_core.conversion.huggingface import hf_config
-from albert_core.downstream.finetuner import Finetuner
-from albert_core.downstream.hyperparameters import Hyperparameters
-from albert_core.model import AlbertModel
+from albert_core.conversion.model_folder import encoder_to_hf_state
+from albert_core.finetuning.hyperparameters import Hyperparameters
+from albert_core.finetuning.loop import Finetuner
+from albert_core.model.albert import AlbertModel
 from albert_core.tasks.catalogue import TASKS, TaskFiles, read_examples
 from albert_core.tasks.problem import Head, Inputs
 from albert_core.tasks.problems import problem_of
 from albert_core.tasks.sequences import Sequences
+from albert_core.text.tokenizer import Tokenizer
 
 RESULTS = Path(__file__).parent / "results" / "finetuning.json"
 DATA = Path(os.environ.get("ALBERT_BENCH_TASKS", "/work/shared/data/tasks"))

@@ -31,20 +31,20 @@ from _real_examples import make_examples
 from _stage_runs import PUBLISHED_MODEL, hardware
 from torch import Tensor
 
-from albert_core.batches.loader import UpdateLoader
-from albert_core.batches.update_batch import UpdateBatch, UpdateSizes
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.model_folder import hf_config, to_hf_state
-from albert_core.data import Batch, ExampleShards, Rows
-from albert_core.distributed import Ranks
-from albert_core.layer_execution import set_layer_execution
-from albert_core.losses import masked_lm_loss, sentence_order_loss
-from albert_core.model import AlbertForPretraining
-from albert_core.optimizer import build_optimizer
+from albert_core.model.albert import AlbertForPretraining
+from albert_core.model.execution import set_layer_execution
+from albert_core.model.losses import masked_lm_loss, sentence_order_loss
 from albert_core.planning.flops import training_flops_of
 from albert_core.planning.hardware import hardware_called
-from albert_core.pretraining.run_speed import measured_peak_flops
-from albert_core.pretraining.train_step import TrainState, train_step
+from albert_core.training.loader import UpdateLoader
+from albert_core.training.optimizer import build_optimizer
+from albert_core.training.order import UpdateBatch, UpdateSizes
+from albert_core.training.ranks import Ranks
+from albert_core.training.shards import Batch, ExampleShards, Rows
+from albert_core.training.speed import measured_peak_flops
+from albert_core.training.step import TrainState, train_step
 from flows.recipe import load_recipe
 
 RESULTS = Path(__file__).parent / "results" / "gpu_training.json"

@@ -31,14 +31,13 @@ from _stage_runs import hardware
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling
 
-from albert_core.batches.example_order import LENGTH_MULTIPLE, padded_length
-from albert_core.batches.fresh_masks import FreshMasks
-from albert_core.batches.loader import UpdateLoader
-from albert_core.contract.ragged import Ints
-from albert_core.contract.records import NUM_SPECIAL
-from albert_core.contract.tokenizer import Tokenizer
-from albert_core.conversion.tokenizer_export import tokenizer_files
-from albert_core.data import ExampleShards
+from albert_core.conversion.model_folder import tokenizer_files
+from albert_core.text.ragged import Ints
+from albert_core.text.records import NUM_SPECIAL
+from albert_core.text.tokenizer import Tokenizer
+from albert_core.training.loader import FreshMasks, UpdateLoader
+from albert_core.training.order import LENGTH_MULTIPLE, padded_length
+from albert_core.training.shards import ExampleShards
 
 RESULTS = Path(__file__).parent / "results" / "loader.json"
 LENGTHS = (128, 512)

@@ -10,9 +10,9 @@ import time
 
 import numpy as np
 
-from albert_core.contract.masking import mask_examples
-from albert_core.contract.records import CLS, NUM_SPECIAL, SEP
-from albert_core.contract.seeds import random_bits
+from albert_core.text.masking import mask_examples
+from albert_core.text.records import CLS, NUM_SPECIAL, SEP
+from albert_core.text.seeds import random_bits
 
 VOCAB_SIZE = 30_000
 LENGTH = 512

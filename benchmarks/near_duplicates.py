@@ -26,19 +26,19 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from pipelines import decontamination
-from pipelines.decontamination import TestNgrams, find_overlaps, ngram_hashes
-from pipelines.deduplication import candidate_pairs
-from pipelines.near_duplicates import (
+from pipelines.corpus import overlaps
+from pipelines.corpus.duplicates import (
     band_hashes,
     bands_for,
+    candidate_pairs,
     least_estimate,
     recall_of,
     shingles,
     signatures,
     similarity_of,
 )
-from pipelines.word_hashes import batches, hash_words
+from pipelines.corpus.overlaps import TestNgrams, find_overlaps, ngram_hashes
+from pipelines.corpus.word_hashes import batches, hash_words
 
 SETTINGS = (0.5, 0.6, 0.7, 0.8, 0.9)
 REPLACED_SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12)
@@ -183,9 +183,9 @@ def squad_overlaps(articles: list[tuple[str, str]], folder: Path) -> dict[str, A
     for path in files:
         content = path.read_bytes()
         try:
-            strings += decontamination.test_strings(path.name, content)
+            strings += overlaps.test_strings(path.name, content)
             titles |= {each["title"].replace("_", " ") for each in json.loads(content)["data"]}
-        except (ValueError, decontamination.SourceError) as error:
+        except (ValueError, overlaps.SourceError) as error:
             print(f"left out: {error}", file=sys.stderr)
     known = TestNgrams.of(ngram_hashes(strings))
     found = find_overlaps([text for _, text in articles], known)

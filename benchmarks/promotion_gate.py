@@ -26,8 +26,8 @@ from _stage_runs import hardware, report
 from scipy.stats import binomtest
 
 from albert_core.config import RegistrySettings
-from albert_core.contract.seeds import derive_seed
-from albert_core.model_registry.gate import gate
+from albert_core.registry.gate import gate
+from albert_core.text.seeds import derive_seed
 
 RESULTS = Path(__file__).parent / "results" / "promotion_gate.json"
 LIMIT = 0.05

@@ -25,12 +25,12 @@ import numpy as np
 from _stage_runs import hardware, report
 
 from albert_core.config import SpanSettings
-from albert_core.contract.records import NUM_SPECIAL_IN_PAIR
-from albert_core.contract.tokenizer import WORD_MARK, Tokenizer, normalise_for_pieces
 from albert_core.tasks.examples import SpanExamples, Task
 from albert_core.tasks.span_inputs import Windows
 from albert_core.tasks.spans import SpanProblem
 from albert_core.tasks.squad import read_squad
+from albert_core.text.records import NUM_SPECIAL_IN_PAIR
+from albert_core.text.tokenizer import WORD_MARK, Tokenizer, normalise_for_pieces
 
 RESULTS = Path(__file__).parent / "results" / "span_features.json"
 _DATA = Path(os.environ.get("ALBERT_BENCH_DATA", "/work/shared/data"))

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from albert_core.contract.records import EXAMPLE_SCHEMA, NUM_SPECIAL
-from pipelines.tf_examples import tf_examples
-from pipelines.tfrecord import write_tfrecord
+from albert_core.text.records import EXAMPLE_SCHEMA, NUM_SPECIAL
+from pipelines.examples.tfrecord import tf_examples, write_tfrecord
 
 VOCAB_SIZE = 30_000
 LENGTH, PREDICTIONS = 512, 77

@@ -40,10 +40,11 @@ def run_once(examples: str, work: str, num_steps: int) -> dict[str, float]:
     begin = time.perf_counter()
     importlib.import_module("torch")
     imported_torch = time.perf_counter()
-    tracking = importlib.import_module("albert_core.tracked_run")
+    tracking = importlib.import_module("albert_core.tracking.run")
     imported_tracking = time.perf_counter()
-    from albert_core import checkpoint, training
+    from albert_core import checkpoint
     from albert_core.config import ModelSettings, TrainingSettings
+    from albert_core.training import pretrain
 
     cpu_of_threads: dict[str, float] = {}
     run_thread = threading.Thread.run
@@ -70,7 +71,7 @@ def run_once(examples: str, work: str, num_steps: int) -> dict[str, float]:
     model = ModelSettings(
         hidden_size=256, num_hidden_layers=3, num_attention_heads=4, intermediate_size=1024
     )
-    training.run(model, settings, examples, work)
+    pretrain.run(model, settings, examples, work)
     return {
         "run": time.perf_counter() - begin,
         "import_torch": imported_torch - begin,

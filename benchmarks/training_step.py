@@ -31,17 +31,16 @@ from _stage_runs import hardware, report
 from transformers import AlbertConfig
 from transformers import AlbertForPreTraining as HuggingFaceAlbert
 
-from albert_core.batches.example_order import deal_update
-from albert_core.batches.update_batch import UpdateBatch, UpdateSizes
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.contract.ragged import Ints
 from albert_core.conversion.model_folder import hf_config, to_hf_state
-from albert_core.data import ExampleShards, Rows
-from albert_core.distributed import ALONE
-from albert_core.model import AlbertForPretraining
-from albert_core.optimizer import build_optimizer
+from albert_core.model.albert import AlbertForPretraining
 from albert_core.planning.flops import training_flops
-from albert_core.pretraining.train_step import TrainState, train_step
+from albert_core.text.ragged import Ints
+from albert_core.training.optimizer import build_optimizer
+from albert_core.training.order import UpdateBatch, UpdateSizes, deal_update
+from albert_core.training.ranks import ALONE
+from albert_core.training.shards import ExampleShards, Rows
+from albert_core.training.step import TrainState, train_step
 
 RESULTS = Path(__file__).parent / "results" / "training_step.json"
 MODEL, VOCAB_SIZE = ModelSettings(), 30_000

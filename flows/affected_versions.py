@@ -5,13 +5,13 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from albert_core.contract import storage
-from albert_core.contract.errors import RegistryError
-from albert_core.contract.lineage import CORPUS, place_in, read_work
+from albert_core.stage import storage
+from albert_core.stage.errors import RegistryError
+from albert_core.stage.lineage import CORPUS, place_in, read_work
 from pipelines.removal import VERSIONS
 
 if TYPE_CHECKING:
-    from albert_core.model_registry.version_lineage import RegisteredVersion
+    from albert_core.registry.version_lineage import RegisteredVersion
 
 MADE_OF_THEM, NOT_LOOKED_THROUGH = "made_of_them", "not_looked_through"
 
@@ -24,7 +24,7 @@ def name_affected_versions(receipt: str, work: str) -> list[str]:
     Versions of corpora that are not in ``work`` are named too, apart: whether they have the
     documents can't be told. Where there is no registry, or it does not answer, nothing is added.
     """
-    from albert_core.model_registry.version_lineage import has_registry, registered_versions
+    from albert_core.registry.version_lineage import has_registry, registered_versions
 
     if not has_registry(work):
         return []

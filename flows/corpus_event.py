@@ -7,7 +7,7 @@ from prefect.client.orchestration import get_client
 from prefect.events import Event, emit_event
 from prefect.events.filters import EventFilter, EventIDFilter
 
-from albert_core.contract import storage
+from albert_core.stage import storage
 from flows.stage_task import RecipeRun, read_stage
 
 EVENT = "albert.corpus.changed"

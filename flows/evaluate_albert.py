@@ -9,15 +9,21 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.futures import PrefectFuture
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
-from albert_core.contract import storage
-from albert_core.contract.errors import TaskError
-from albert_core.contract.manifest import newest_manifest
-from flows.addresses import Address
-from flows.command_line import recipe_parser, run_by_hand
-from flows.finetuning_processes import Slots, num_processes, visible_devices
+from albert_core.stage import storage
+from albert_core.stage.errors import TaskError
+from albert_core.stage.manifest import newest_manifest
+from flows.commands.command_line import recipe_parser, run_by_hand
+from flows.finetunings import (
+    MNLI,
+    Planned,
+    PlannedTasks,
+    Slots,
+    num_processes,
+    planned,
+    visible_devices,
+)
 from flows.flow_options import FLOW_OPTIONS
-from flows.planned_finetunings import MNLI, Planned, PlannedTasks, planned
-from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
+from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, with_form
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
 from flows.tracked_flow import note_report
 
@@ -86,7 +92,7 @@ def find_model(model: str, work: str) -> str:
     """Return the model's folder: itself, or that of a registered version."""
     if not model.startswith("models:/"):
         return storage.absolute(model)
-    from albert_core.model_registry.model_versions import model_folder_of
+    from albert_core.registry.versions import model_folder_of
 
     return model_folder_of(model, work)
 
@@ -112,7 +118,7 @@ def finetune(run: RecipeRun, model_folder: str, task_folder: str, task: str, see
     """Stage: model + task + seed -> fine-tuned model and its scores."""
     with SLOTS.taken() as environment:
         return run_stage(
-            "albert_core.finetuning",
+            "albert_core.finetuning.finetune",
             run,
             environment,
             model_folder=model_folder,
@@ -136,7 +142,7 @@ def score(
 ) -> str:
     """Stage: all fine-tunings -> one table of scores."""
     return run_stage(
-        "albert_core.scoring",
+        "albert_core.scores.collect",
         run,
         model=model,
         finetunings=json.dumps(finetunings),

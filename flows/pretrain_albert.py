@@ -5,14 +5,13 @@ import sys
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
-from albert_core.contract import storage
-from albert_core.contract.manifest import read_manifest
-from albert_core.contract.tracking_address import shown_tracking_uri
-from flows.addresses import Address
-from flows.command_line import interpreter, recipe_parser, run_by_hand
+from albert_core.stage import storage
+from albert_core.stage.environment import shown_tracking_uri
+from albert_core.stage.manifest import read_manifest
+from flows.commands.command_line import interpreter, recipe_parser, run_by_hand
 from flows.evaluate_albert import TASK_RUNNER, evaluate, task_folder_of
 from flows.flow_options import FLOW_OPTIONS
-from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
+from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, with_form
 from flows.refresh_corpus import clean_corpus, make_examples, train_vocab
 from flows.report import build_report
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
@@ -73,7 +72,7 @@ def make_task(run: RecipeRun, examples: str, corpus: str) -> str:
 @stage_task("pretrain")
 def pretrain(run: RecipeRun, examples: str) -> str:
     """Stage: examples -> pretrained model, resumed from its last checkpoint."""
-    return run_stage("albert_core.training", run, examples=examples)
+    return run_stage("albert_core.training.pretrain", run, examples=examples)
 
 
 def folder_of_tasks(run: RecipeRun, examples: str, corpus: str) -> str:
@@ -90,17 +89,17 @@ def folder_of_tasks(run: RecipeRun, examples: str, corpus: str) -> str:
 @stage_task("champion")
 def champion_to_beat(run: RecipeRun, pretraining: str) -> str:
     """Return the address of the model to beat; empty if there is none, or it is this one."""
-    from albert_core.model_registry import model_versions
+    from albert_core.registry import versions
 
     name = run.recipe.registry.model_name
-    return model_versions.champion_to_beat(name, pretraining, run.work)
+    return versions.champion_to_beat(name, pretraining, run.work)
 
 
 @stage_task("register")
 def register(run: RecipeRun, pretraining: str, scores: str, champion_scores: str) -> str:
     """Stage: model + scores -> model version, champion if the gate says so."""
     return run_stage(
-        "albert_core.registry",
+        "albert_core.registry.register",
         run,
         pretraining=pretraining,
         scores=scores,

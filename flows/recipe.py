@@ -17,10 +17,10 @@ from albert_core.config import (
     ScoringSettings,
     TrainingSettings,
 )
-from albert_core.contract import storage
-from albert_core.contract.errors import ConfigError
-from albert_core.contract.manifest import digest_of
-from albert_core.contract.settings import Settings, refuse_credentials
+from albert_core.stage import storage
+from albert_core.stage.errors import ConfigError
+from albert_core.stage.manifest import digest_of
+from albert_core.stage.settings import Settings, refuse_credentials
 from pipelines.config import (
     INSTALLED_PYTHON,
     CleaningSettings,

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
@@ -20,7 +20,8 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from albert_core.contract.settings import Settings
+from albert_core.stage.credentials import WITHOUT_CREDENTIALS
+from albert_core.stage.settings import Settings
 from flows.recipe import Recipe
 
 _BARE_KEY = re.compile("[A-Za-z0-9_-]+")
@@ -106,3 +107,7 @@ def _toml(value: Any) -> str:
 
 def _key(name: str) -> str:
     return name if _BARE_KEY.fullmatch(name) else json.dumps(name)
+
+
+Address = Annotated[str, Field(json_schema_extra={"pattern": WITHOUT_CREDENTIALS})]
+"""A path, a URI or a name."""

@@ -5,13 +5,12 @@ import sys
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
-from albert_core.contract.manifest import read_manifest
-from albert_core.contract.stage_command import NO_RESULT
-from flows.addresses import Address
-from flows.command_line import interpreter, recipe_parser, run_by_hand
+from albert_core.stage.command import NO_RESULT
+from albert_core.stage.manifest import read_manifest
+from flows.commands.command_line import interpreter, recipe_parser, run_by_hand
 from flows.corpus_event import tell_of_change
 from flows.flow_options import FLOW_OPTIONS
-from flows.recipe_form import NO_CHANGES, RecipeChanges, with_form
+from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, with_form
 from flows.report import build_text_report
 from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
 from flows.tracked_flow import note_report

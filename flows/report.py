@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from albert_core.contract.manifest import Account, Manifest
-from albert_core.contract.stage_command import NO_RESULT
+from albert_core.stage.command import NO_RESULT
+from albert_core.stage.manifest import Account, Manifest
 
 _SCORES = {
     "masked_lm_loss": "masked LM loss, nats",
@@ -104,7 +104,8 @@ def build_text_report(
             "Manifests": [(stage, uris[stage]) for stage in made],
         },
         note=removed,
-        commands=f"{python} -m pipelines.audit {uris['examples']} --corpus {uris['corpus']}",
+        commands=f"{python} -m pipelines.audit.audit_examples {uris['examples']} "
+        f"--corpus {uris['corpus']}",
     )
 
 

@@ -15,10 +15,10 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
-from albert_core.contract import storage
-from albert_core.contract.errors import IntegrityError
-from albert_core.contract.manifest import Manifest, read_manifest
-from albert_core.contract.progress_report import StageProgress
+from albert_core.stage import storage
+from albert_core.stage.errors import IntegrityError
+from albert_core.stage.log import StageProgress
+from albert_core.stage.manifest import Manifest, read_manifest
 
 _SECONDS_BETWEEN = 5.0
 _CLOSING_SECONDS = 5.0

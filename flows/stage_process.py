@@ -12,20 +12,73 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import IO
 
-from albert_core.contract.credentials import redacted
-from albert_core.contract.errors import StageError
-from albert_core.contract.log_lines import read_line
-from albert_core.contract.progress_report import ASKED_FOR, StageProgress
-from albert_core.contract.stage_command import (
-    FAILURE,
-    FAILURE_STATUS,
-    RESULT,
-    RUN_AGAIN_STATUS,
+from albert_core.stage.command import FAILURE, FAILURE_STATUS, RESULT, RUN_AGAIN_STATUS
+from albert_core.stage.credentials import redacted
+from albert_core.stage.errors import ConfigError, StageError
+from albert_core.stage.log import ASKED_FOR, StageProgress, read_line
+
+SILENT_MINUTES = "ALBERT_SILENT_MINUTES"
+STAGE_HOURS = "ALBERT_STAGE_HOURS"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one stage, in seconds; None is no limit."""
+
+    silent_seconds: float | None = None
+    seconds: float | None = None
+
+
+NO_LIMITS = Limits()
+STAGE_MODULES = (
+    "clean_corpus",
+    "train_vocab",
+    "make_examples",
+    "removal",
+    "make_task",
+    "training",
+    "finetuning",
+    "contamination",
+    "scoring",
+    "registry",
 )
-from flows.stage_limits import NO_LIMITS, SILENT_MINUTES, STAGE_HOURS, Limits
+"""Names of the stages' modules, in the order of the flows."""
+
+
+def limits_of(module: str) -> Limits:
+    """Return the limits of the stage in ``module``, as the environment has them.
+
+    Raises:
+        ConfigError: it has something else than numbers above 0, or names no stage.
+    """
+    silent, hours = _number(SILENT_MINUTES, module), _number(STAGE_HOURS, module)
+    return Limits(silent and silent * 60, hours and hours * 3600)
+
+
+def _number(variable: str, module: str) -> float | None:
+    stage = module.rpartition(".")[2]
+    numbers: dict[str, float] = {}
+    for part in filter(None, os.environ.get(variable, "").replace(" ", "").split(",")):
+        name, _, text = part.rpartition("=")
+        try:
+            numbers[name] = float(text)
+        except ValueError:
+            numbers[name] = 0.0
+        if not 0 < numbers[name] < float("inf"):
+            raise ConfigError(
+                f"{variable}: {part!r} must be a number above 0, or stage=number, for example "
+                "training=120"
+            )
+        if name and name not in STAGE_MODULES:
+            raise ConfigError(
+                f"{variable}: there is no stage {name!r}; there is {', '.join(STAGE_MODULES)}"
+            )
+    return numbers.get(stage, numbers.get(""))
+
 
 GRACE_SECONDS = 30.0
 """How long a stage that is stopped may take, to save its checkpoint for example."""
@@ -65,7 +118,12 @@ def distributed_argv(argv: Sequence[str], num_processes: int) -> list[str]:
     """Return the command line of the training ``argv`` for so many processes on this machine."""
     if num_processes == 1:
         return list(argv)
-    launcher = ["-m", "albert_core.launcher", "--standalone", f"--nproc-per-node={num_processes}"]
+    launcher = [
+        "-m",
+        "albert_core.training.launcher",
+        "--standalone",
+        f"--nproc-per-node={num_processes}",
+    ]
     return [sys.executable, *launcher, *argv[1:]]
 
 

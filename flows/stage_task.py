@@ -14,24 +14,26 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import exponential_backoff
 
-from albert_core.contract.credentials import hide_credentials_in_logs
-from albert_core.contract.log_lines import FORMAT, is_json, read_line, use_format
-from albert_core.contract.manifest import Manifest, read_manifest
-from albert_core.contract.outage import is_passing
-from albert_core.contract.stage_command import stage_argv
-from albert_core.contract.tracking_address import shown_tracking_uri
-from albert_core.contract.whole_numbers import whole_number
-from albert_core.contract.work_folder import work_folder
+from albert_core.stage.command import stage_argv
+from albert_core.stage.credentials import hide_credentials_in_logs
+from albert_core.stage.environment import shown_tracking_uri, whole_number, work_folder
+from albert_core.stage.log import FORMAT, is_json, read_line, use_format
+from albert_core.stage.manifest import Manifest, read_manifest
+from albert_core.stage.outage import is_passing
 from flows.recipe import Recipe, load_recipe, save_recipe
-from flows.stage_limits import limits_of
 from flows.stage_page import ProgressPage, save_stage_page
-from flows.stage_process import InterruptedStageError, distributed_argv, run_stage_process
+from flows.stage_process import (
+    InterruptedStageError,
+    distributed_argv,
+    limits_of,
+    run_stage_process,
+)
 from flows.tracked_flow import begin_tracking, note_stage, stage_environment
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-TRAINING = "albert_core.training"
+TRAINING = "albert_core.training.pretrain"
 _RETRIES = 4
 _FIRST_DELAY_SECONDS = 10
 """Before the second try; twice as long before each further one."""

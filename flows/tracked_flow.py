@@ -4,7 +4,7 @@ A stage that trains or scores tracks itself, and learns from its environment who
 text stages know no MLflow: what they made is logged here, from their manifests. A stage that was
 done before is not logged again; a tag points to its run.
 
-Nothing here stops a flow: a server that is away gets it all later, see `albert_core.tracked_run`.
+Nothing here stops a flow: a server that is away gets it all later, see `albert_core.tracking.run`.
 """
 
 import logging
@@ -19,13 +19,13 @@ from prefect import Flow
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.runtime import flow_run as this_flow_run
 
-from albert_core.contract import storage
-from albert_core.contract.errors import IntegrityError
-from albert_core.contract.log_lines import FLOW_RUN
-from albert_core.contract.manifest import MANIFEST, Manifest, read_manifest
+from albert_core.stage import storage
+from albert_core.stage.errors import IntegrityError
+from albert_core.stage.log import FLOW_RUN
+from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
 
 if TYPE_CHECKING:
-    from albert_core.tracked_run import TrackedRun
+    from albert_core.tracking.run import TrackedRun
 
 FLOW_RUNS = "flow_runs"
 """Folder in the work folder, with a folder for each flow run."""
@@ -50,7 +50,7 @@ class TrackedFlow:
     def __init__(
         self, work: str, recipe: str, tags: Mapping[str, str], params: Mapping[str, Any]
     ) -> None:
-        from albert_core.tracked_run import TrackedRun
+        from albert_core.tracking.run import TrackedRun
 
         self._work = work
         self._children: list[TrackedRun] = []
@@ -64,7 +64,7 @@ class TrackedFlow:
 
     def environment(self) -> dict[str, str]:
         """Return what tells a stage's process whose child it is, if that is known yet."""
-        from albert_core.tracked_run import PARENT_VARIABLE
+        from albert_core.tracking.run import PARENT_VARIABLE
 
         parent = self._run.known_run_id
         return {PARENT_VARIABLE: parent} if parent else {}
@@ -76,7 +76,7 @@ class TrackedFlow:
             uri: of its manifest.
             began: when it was started, in seconds since 1970.
         """
-        from albert_core.tracking import RUN_ID
+        from albert_core.tracking.server import RUN_ID
 
         manifest, folder = read_manifest(uri), uri.rpartition("/")[0]
         tracks_itself = "mlflow_run_id" in manifest.facts
@@ -102,8 +102,8 @@ class TrackedFlow:
 
     def _logged(self, manifest: Manifest, uri: str, began: float) -> "TrackedRun":
         """Log a text stage's run; return it ended, with its last entries on their way."""
-        from albert_core.tracked_run import PARENT_VARIABLE, TrackedRun
-        from albert_core.tracking import PARENT_TAG
+        from albert_core.tracking.run import PARENT_VARIABLE, TrackedRun
+        from albert_core.tracking.server import PARENT_TAG
 
         folder = uri.rpartition("/")[0]
         parent = self.environment().get(PARENT_VARIABLE)

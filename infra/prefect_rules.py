@@ -21,7 +21,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 
-from albert_core.contract.errors import ConfigError
+from albert_core.stage.errors import ConfigError
 from infra.flow_services import POOL
 
 RULES = Path(__file__).with_name("prefect_rules.yaml")

@@ -16,9 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.flow_services import PREFECT, deploy, flow_environment, start_prefect, start_worker
-from infra.foreground import local_folder, refuse_taken, run_until_stopped
 from infra.postgres import Postgres
-from infra.services import LOOK_SECONDS, PROJECT, Services, answers
+from infra.services import (
+    LOOK_SECONDS,
+    PROJECT,
+    Services,
+    answers,
+    local_folder,
+    refuse_taken,
+    run_until_stopped,
+)
 
 LOOPBACK = "127.0.0.1"
 MEMORY = "memory"

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infra.flow_services import PREFECT, deploy, flow_environment, start_prefect, start_worker
-from infra.foreground import local_folder, refuse_taken, run_until_stopped
-from infra.services import PROJECT, Services
+from infra.services import PROJECT, Services, local_folder, refuse_taken, run_until_stopped
 
 HOST = "127.0.0.1"
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000

@@ -1,7 +1,9 @@
 """The services of one machine: processes that are started, watched, started again and stopped."""
 
+import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,10 +13,76 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from types import FrameType
+from typing import IO, NoReturn
 
-from albert_core.contract.errors import AlbertError
-from infra.process_family import family, is_alive, marked, send_signal
+from albert_core.stage import storage
+from albert_core.stage.errors import AlbertError
+
+
+def family(root: int) -> list[int]:
+    """Return ``root``, the processes of its group and all below them, whatever their sessions."""
+    processes = _processes()
+    found: list[int] = []
+    queue = [root, *(pid for pid, _, group in processes if group == root)]
+    while queue:
+        pid = queue.pop()
+        if pid not in found:
+            found.append(pid)
+            queue += [child for child, parent, _ in processes if parent == pid]
+    return found
+
+
+def marked(variable: str, value: str) -> list[int]:
+    """Return the processes that were started with this variable in their environment.
+
+    A process that outlives its parent, in a session of its own, is in no family; this finds it.
+    Only Linux shows the environment of others: elsewhere none is found.
+    """
+    wanted = f"{variable}={value}".encode()
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if wanted in environ.read_bytes().split(b"\0"):
+                found.append(int(environ.parent.name))
+        except OSError:
+            continue  # it has just ended, or is another user's
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether there is such a process."""
+    return bool(send_signal([pid], 0))
+
+
+def send_signal(pids: Sequence[int], number: int) -> list[int]:
+    """Send a signal to each process; return those that were there."""
+    there = []
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+        there.append(pid)
+    return there
+
+
+def _processes() -> list[tuple[int, int, int]]:
+    """Return the number of each process of this machine, of its parent and of its group."""
+    if sys.platform == "linux":
+        return [found for stat in Path("/proc").glob("[0-9]*/stat") if (found := _numbers(stat))]
+    ps = ["ps", "-A", "-o", "pid=,ppid=,pgid="]
+    lines = subprocess.run(ps, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [(int(pid), int(parent), int(group)) for pid, parent, group in map(str.split, lines)]
+
+
+def _numbers(stat: Path) -> tuple[int, int, int] | None:
+    try:
+        _, parent, group, *_ = stat.read_text().rpartition(") ")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None  # it has just ended
+    return int(stat.parent.name), int(parent), int(group)
+
 
 PROJECT = Path(__file__).parent.parent
 MARK = "ALBERT_SERVICE"
@@ -222,3 +290,71 @@ def _how_it_ended(service: Service) -> str:
 
 def _say(line: str) -> None:
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", file=sys.stdout, flush=True)
+
+
+class Stopped(Exception):  # noqa: N818 - nothing went wrong
+    """The user asked to stop."""
+
+
+def run_until_stopped(
+    services: Services, start: Callable[[], str], watch: Callable[[], None]
+) -> int:
+    """Start the services, print a greeting, and watch them until a signal comes; then stop all.
+
+    Args:
+        services: that ``start`` starts.
+        start: returns the greeting.
+        watch: called again and again; what it raises ends all.
+
+    Returns:
+        The exit status.
+    """
+    # A signal with a handler here is not ignored in the children: a worker that ignores SIGINT,
+    # as in a background job of a shell, could not be stopped.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _raise_stopped)
+    status = 0
+    try:
+        print(start(), flush=True)
+        while True:
+            watch()
+            time.sleep(LOOK_SECONDS)
+    except Stopped:
+        print("\nstopping", flush=True)
+    except (AlbertError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        status = 1
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        services.stop()
+    return status
+
+
+def local_folder(text: str) -> Path:
+    """Return a command line's folder, absolute; argparse's error if it is not on this machine."""
+    path = storage.local_path(text)
+    if path is None:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not on this machine, where the databases and logs of the services are to "
+            "be. Give a local folder here, and workers with ALBERT_WORK at that place"
+        )
+    return path.absolute()
+
+
+def refuse_taken(host: str, **ports: int) -> None:
+    """Raise ServeError if something listens already where a service is to listen."""
+    for name, port in ports.items():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                raise ServeError(
+                    f"{name} cannot listen at {host}:{port}: {error.strerror}. Stop what listens "
+                    f"there (another `make serve`?), or give ARGS='--{name.lower()}-port ...'"
+                ) from error
+
+
+def _raise_stopped(_: int, __: FrameType | None) -> NoReturn:
+    raise Stopped

@@ -21,12 +21,12 @@ import pyarrow as pa
 from apache_beam.pvalue import PCollection
 from numpy.typing import NDArray
 
-from albert_core.contract import storage
-from albert_core.contract.arrow_files import write_arrow
-from albert_core.contract.code_version import code_digest, library_versions
-from albert_core.contract.errors import AccountingError, SourceError
-from albert_core.contract.lineage import SOURCE_FILES, write_made_with
-from albert_core.contract.manifest import (
+from albert_core.stage import storage
+from albert_core.stage.code_version import code_digest, library_versions
+from albert_core.stage.command import stage_main
+from albert_core.stage.errors import AccountingError, SourceError
+from albert_core.stage.lineage import SOURCE_FILES, write_made_with
+from albert_core.stage.manifest import (
     Account,
     Shard,
     StagePlan,
@@ -35,14 +35,14 @@ from albert_core.contract.manifest import (
     read_manifest,
     scratch_folder,
 )
-from albert_core.contract.stage_command import stage_main
-from pipelines import steps
+from albert_core.text.arrow_files import write_arrow
 from pipelines.clean_unit import EXCLUDED, KEPT, CleaningJob, Unit, clean_unit, is_done, size_of
 from pipelines.config import CleaningSettings, SourceSettings
-from pipelines.decontamination import ngram_hashes, test_strings
-from pipelines.engine import run_pipeline
-from pipelines.progress import Progress
-from pipelines.readers.broken_file import BrokenFileError
+from pipelines.corpus.overlaps import ngram_hashes, test_strings
+from pipelines.engine import steps
+from pipelines.engine.progress import Progress
+from pipelines.engine.runner import run_pipeline
+from pipelines.readers.record import BrokenFileError
 from pipelines.readers.source_bytes import open_content, packed_ending
 from pipelines.repeated_documents import Sent, find_repeated, send_hashes, write_shard
 from pipelines.source_files import (

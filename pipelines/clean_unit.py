@@ -14,23 +14,22 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from albert_core.contract import storage
-from albert_core.contract.arrow_files import read_arrow, write_arrow
-from albert_core.contract.errors import SourceError
-from albert_core.contract.loaded_once import loaded_once
-from albert_core.contract.records import DOCUMENT_SCHEMA, Document
-from pipelines import kept_files
-from pipelines.batching import cut_by_size
-from pipelines.cleaning import content_hash, normalise_text, reject_reasons
+from albert_core.stage import storage
+from albert_core.stage.errors import SourceError
+from albert_core.stage.loaded_once import loaded_once
+from albert_core.text.arrow_files import read_arrow, write_arrow
+from albert_core.text.records import DOCUMENT_SCHEMA, Document
 from pipelines.config import CleaningSettings, SourceSettings
-from pipelines.decontamination import TestNgrams, find_overlaps
-from pipelines.deduplication import HASH_BYTES
-from pipelines.language import detect_languages
-from pipelines.near_duplicates import NUM_BINS, signatures
-from pipelines.progress import report_done, warn
+from pipelines.corpus.batching import cut_by_size
+from pipelines.corpus.cleaning import content_hash, normalise_text, reject_reasons
+from pipelines.corpus.duplicates import HASH_BYTES, NUM_BINS, signatures
+from pipelines.corpus.language import detect_languages
+from pipelines.corpus.overlaps import TestNgrams, find_overlaps
+from pipelines.corpus.sentences import sentence_lines
+from pipelines.engine import kept_files
+from pipelines.engine.progress import report_done, warn
 from pipelines.readers import LEFT_OUT, Unreadable, read_documents
-from pipelines.readers.broken_file import NOT_READABLE
-from pipelines.sentences import sentence_lines
+from pipelines.readers.record import NOT_READABLE
 from pipelines.source_files import SourceRange, check_unchanged
 
 PART_BYTES = 16 << 20

@@ -4,8 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from albert_core.contract.records import MAX_VOCAB_SIZE, NUM_SPECIAL, NUM_SPECIAL_IN_PAIR
-from albert_core.contract.settings import Settings
+from albert_core.stage.settings import Settings
+from albert_core.text.records import MAX_VOCAB_SIZE, NUM_SPECIAL, NUM_SPECIAL_IN_PAIR
 
 INSTALLED_PYTHON = "installed-python"
 OVERLAP_WORDS = 13

@@ -18,12 +18,12 @@ import apache_beam as beam
 import numpy as np
 from apache_beam.pvalue import PCollection
 
-from albert_core.contract import storage
-from albert_core.contract.arrow_files import read_arrow, write_arrow
-from albert_core.contract.code_version import code_digest, library_versions
-from albert_core.contract.errors import AccountingError, SourceError
-from albert_core.contract.lineage import write_made_with
-from albert_core.contract.manifest import (
+from albert_core.stage import storage
+from albert_core.stage.code_version import code_digest, library_versions
+from albert_core.stage.command import stage_main
+from albert_core.stage.errors import AccountingError, SourceError
+from albert_core.stage.lineage import write_made_with
+from albert_core.stage.manifest import (
     Account,
     Manifest,
     Shard,
@@ -34,14 +34,17 @@ from albert_core.contract.manifest import (
     scratch_folder,
     shard_of,
 )
-from albert_core.contract.ragged import Ints
-from albert_core.contract.records import NUM_SPECIAL_IN_PAIR
-from albert_core.contract.stage_command import stage_main
-from albert_core.contract.tokenizer import SPIECE_MODEL, Tokenizer
-from pipelines import example_part, steps
+from albert_core.text.arrow_files import read_arrow, write_arrow
+from albert_core.text.ragged import Ints
+from albert_core.text.records import NUM_SPECIAL_IN_PAIR
+from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
 from pipelines.config import ExampleSettings
-from pipelines.engine import run_pipeline
-from pipelines.example_part import (
+from pipelines.engine import steps
+from pipelines.engine.progress import Progress, report_done, warn
+from pipelines.engine.runner import run_pipeline
+from pipelines.examples import part as example_part
+from pipelines.examples.pairs import ALONE, BORROWED, NO_OTHER, TRUNCATED
+from pipelines.examples.part import (
     HELD_OUT,
     KINDS,
     TRAIN,
@@ -50,10 +53,7 @@ from pipelines.example_part import (
     read_tally,
     remove_part,
 )
-from pipelines.progress import Progress, report_done, warn
-from pipelines.segment_pairs import ALONE, BORROWED, NO_OTHER, TRUNCATED
-from pipelines.tf_examples import tf_examples
-from pipelines.tfrecord import write_tfrecord
+from pipelines.examples.tfrecord import tf_examples, write_tfrecord
 
 STAGE = "examples"
 PARTS = "parts"

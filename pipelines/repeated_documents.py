@@ -14,23 +14,21 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from albert_core.contract import storage
-from albert_core.contract.arrow_files import read_arrow, write_arrow
-from albert_core.contract.manifest import shard_of
-from albert_core.contract.records import DOCUMENT_SCHEMA
+from albert_core.stage import storage
+from albert_core.stage.manifest import shard_of
+from albert_core.text.arrow_files import read_arrow, write_arrow
+from albert_core.text.records import DOCUMENT_SCHEMA
 from pipelines.clean_unit import KEPT, PART_BITS, Part, counts_of, ids_of
 from pipelines.config import CleaningSettings
-from pipelines.deduplication import (
+from pipelines.corpus.duplicates import (
     HASH_BYTES,
-    candidate_pairs,
-    partition_hashes,
-    repeated_rows,
-)
-from pipelines.near_duplicates import (
     NUM_BINS,
     band_hashes,
     bands_for,
+    candidate_pairs,
     least_estimate,
+    partition_hashes,
+    repeated_rows,
     similarity_of,
 )
 

@@ -12,10 +12,10 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from albert_core.contract import storage
-from albert_core.contract.errors import SourceError
-from albert_core.contract.manifest import digest_of
-from albert_core.contract.seeds import share_of
+from albert_core.stage import storage
+from albert_core.stage.errors import SourceError
+from albert_core.stage.manifest import digest_of
+from albert_core.text.seeds import share_of
 from pipelines.config import INSTALLED_PYTHON, SourceSettings
 from pipelines.readers import can_split, format_of
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from albert_core.contract import storage
-from albert_core.contract.arrow_files import open_arrow
-from albert_core.contract.errors import IntegrityError
+from albert_core.stage import storage
+from albert_core.stage.errors import IntegrityError
+from albert_core.text.arrow_files import open_arrow
 
 ID_COLUMNS = ("id", "document_id", "other_document_id")
 OF_REPEATED_ID = "~[0-9a-f]{8}$"

@@ -24,11 +24,11 @@ import pyarrow as pa
 import sentencepiece
 from apache_beam.pvalue import PCollection
 
-from albert_core.contract import storage
-from albert_core.contract.arrow_files import read_arrow
-from albert_core.contract.code_version import code_digest, library_versions
-from albert_core.contract.errors import IntegrityError, VocabularyError
-from albert_core.contract.manifest import (
+from albert_core.stage import storage
+from albert_core.stage.code_version import code_digest, library_versions
+from albert_core.stage.command import stage_main
+from albert_core.stage.errors import IntegrityError, VocabularyError
+from albert_core.stage.manifest import (
     Account,
     Manifest,
     Shard,
@@ -38,14 +38,14 @@ from albert_core.contract.manifest import (
     scratch_folder,
     shard_of,
 )
-from albert_core.contract.records import MASK, PAD, SPECIAL_PIECES, UNK
-from albert_core.contract.seeds import derive_seed
-from albert_core.contract.stage_command import stage_main
-from albert_core.contract.tokenizer import SPIECE_MODEL, Tokenizer, normalise_for_pieces
-from pipelines import steps
+from albert_core.text.arrow_files import read_arrow
+from albert_core.text.records import MASK, PAD, SPECIAL_PIECES, UNK
+from albert_core.text.seeds import derive_seed
+from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer, normalise_for_pieces
 from pipelines.config import VocabularySettings
-from pipelines.engine import run_pipeline
-from pipelines.progress import Progress, report_done
+from pipelines.engine import steps
+from pipelines.engine.progress import Progress, report_done
+from pipelines.engine.runner import run_pipeline
 from pipelines.vocabulary_report import VocabularyReport, measure
 
 STAGE = "vocab"

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from albert_core.contract.records import NUM_SPECIAL, UNK
+from albert_core.text.records import NUM_SPECIAL, UNK
 
 WORD_MARK = "▁"
 """SentencePiece's blank: what a piece that opens a word begins with."""

@@ -21,10 +21,10 @@ def test_nobody_imports_whom_they_may_not_know() -> None:
         "flows.pretrain_albert",
         "flows.refresh_corpus",
         "flows.evaluate_albert",
-        "flows.lineage",
-        "flows.rebuild",
-        "flows.retention",
-        "flows.trace",
+        "flows.commands.lineage",
+        "flows.commands.rebuild",
+        "flows.commands.retention",
+        "flows.commands.trace",
         "infra.serve",
     ],
 )
@@ -38,7 +38,7 @@ def test_text_stages_are_read_without_torch() -> None:
 
 
 def test_the_contract_is_read_without_the_heavy_libraries() -> None:
-    modules = "albert_core.contract.manifest, albert_core.contract.tokenizer, albert_core.config"
+    modules = "albert_core.stage.manifest, albert_core.text.tokenizer, albert_core.config"
     assert loaded_by(modules) & (HEAVY | {"prefect"}) == set()
 
 

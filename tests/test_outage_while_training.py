@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from albert_core.tracking import RUN_ID
-from albert_core.tracking_journal import journals_of
+from albert_core.tracking.journal import journals_of
+from albert_core.tracking.server import RUN_ID
 from infra.postgres import Postgres
 from tests.albert_core.training_runs import make_days, recipe_file, with_settings
 from tests.mlflow_server import MlflowServer, free_port
@@ -64,7 +64,7 @@ def test_two_minutes_without_mlflow_cost_no_point_and_no_time(
         num_steps=1_000_000, log_steps=LOG_STEPS, checkpoint_steps=500, evaluation_steps=500
     )
     work = tmp_path / "work"
-    command = [sys.executable, "-m", "albert_core.training", f"--examples={examples}"]
+    command = [sys.executable, "-m", "albert_core.training.pretrain", f"--examples={examples}"]
     command += [f"--recipe={recipe_file(tmp_path, settings)}", f"--work={work}"]
     environment = {**os.environ, "MLFLOW_TRACKING_URI": server.url}
     with (tmp_path / "training.log").open("wb") as log:

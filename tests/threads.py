@@ -14,7 +14,7 @@ _SWITCH_SECONDS = 1e-5
 """Between switches of threads, five hundred times as many as there are else."""
 _OBJECTS_PER_COLLECTION = 200
 _REMEMBERING = (
-    *("albert_core.contract.tokenizer", "pipelines"),
+    *("albert_core.text.tokenizer", "pipelines"),
     *("charset_normalizer", "courlan", "ftfy", "htmldate", "justext", "trafilatura"),
 )
 """Packages whose functions remember what they gave."""

@@ -14,13 +14,13 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.pvalue import PCollection
 
-from albert_core.contract import storage
-from albert_core.contract.errors import SourceError
-from albert_core.contract.settings import Settings
-from albert_core.contract.stage_command import stage_main
-from pipelines import steps
-from pipelines.engine import run_pipeline
-from pipelines.progress import Progress, report_done
+from albert_core.stage import storage
+from albert_core.stage.command import stage_main
+from albert_core.stage.errors import SourceError
+from albert_core.stage.settings import Settings
+from pipelines.engine import steps
+from pipelines.engine.progress import Progress, report_done
+from pipelines.engine.runner import run_pipeline
 
 NUM_GROUPS = 3
 

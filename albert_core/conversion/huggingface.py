@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
-from albert_core.contract.errors import ConfigError, IntegrityError
-from albert_core.contract.records import CLS, PAD, SEP
-from albert_core.model import LAYER_NORM_EPSILON, AlbertForPretraining
+from albert_core.model.albert import LAYER_NORM_EPSILON, AlbertForPretraining
+from albert_core.stage.errors import ConfigError, IntegrityError
+from albert_core.text.records import CLS, PAD, SEP
 
 Architecture = Literal["albert", "bert"]
 """Hugging Face's model_type: which family of classes reads the weights."""

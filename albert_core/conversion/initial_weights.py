@@ -28,10 +28,6 @@ from torch import Tensor
 
 from albert_core.checkpoint import RECORD, load_checkpoint
 from albert_core.config import ModelSettings
-from albert_core.contract import storage
-from albert_core.contract.errors import ConfigError, IntegrityError, SourceError
-from albert_core.contract.manifest import MANIFEST, read_manifest
-from albert_core.contract.tokenizer import SPIECE_MODEL, Tokenizer
 from albert_core.conversion.huggingface import (
     Architecture,
     OwnState,
@@ -48,7 +44,11 @@ from albert_core.conversion.tf_release import (
     tf_names,
     tf_to_hf,
 )
-from albert_core.model import AlbertForPretraining, block_route
+from albert_core.model.albert import AlbertForPretraining, block_route
+from albert_core.stage import storage
+from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
+from albert_core.stage.manifest import MANIFEST, read_manifest
+from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
 
 _PARTS = {
     "encoder.pooler": "pooler",

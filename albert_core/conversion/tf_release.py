@@ -22,9 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from albert_core.config import ModelSettings
-from albert_core.contract import storage
-from albert_core.contract.errors import ConfigError, IntegrityError, SourceError
-from albert_core.contract.tokenizer import Tokenizer
 from albert_core.conversion.huggingface import (
     PROJECTION,
     check_whole,
@@ -32,7 +29,10 @@ from albert_core.conversion.huggingface import (
     names_by_group,
     own_state,
 )
-from albert_core.model import AlbertForPretraining
+from albert_core.model.albert import AlbertForPretraining
+from albert_core.stage import storage
+from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
+from albert_core.text.tokenizer import Tokenizer
 
 TF_CONFIG, INDEX = "albert_config.json", ".index"
 

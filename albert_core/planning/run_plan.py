@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.contract.errors import ConfigError
 from albert_core.planning.flops import training_flops_of, undone_share
 from albert_core.planning.hardware import Basis, Hardware
 from albert_core.planning.parameters import ParameterCounts, count_parameters
@@ -23,6 +22,7 @@ from albert_core.planning.training_memory import (
     largest_micro_batch,
     training_memory,
 )
+from albert_core.stage.errors import ConfigError
 
 PAPER_BATCH_SIZE = 4096
 PAPER_LEARNING_RATE = 0.00176

@@ -1,7 +1,7 @@
 """How much memory a training step takes: arithmetic, without building the model.
 
 What autograd keeps for the backward pass is added up part by part, as the layers of
-`albert_core.model` keep it; the tests hold the sums against what a real step keeps and takes.
+`albert_core.model.albert` keep it; the tests hold the sums against what a real step takes.
 
 Letters: B sequences, S pieces, P predictions, V vocabulary, E embedding, H hidden, N heads,
 F feed-forward.
@@ -25,7 +25,7 @@ _EMBEDDING_GRADIENTS = 3
 _LOGIT_COPY_BYTES = 8
 """Of a logit in the loss's backward pass, beside the log-probabilities kept for it."""
 _LOGITS_PER_BLOCK = 1 << 19
-"""As `albert_core.losses` works on at once on a CPU."""
+"""As `albert_core.model.losses` works on at once on a CPU."""
 _LAYER_NORM_STATISTICS = 2
 """Mean and deviation."""
 
@@ -148,7 +148,7 @@ def largest_micro_batch(
 def saved_for_backward(settings: ModelSettings, vocab_size: int, micro_batch: MicroBatch) -> int:
     """Return the bytes that autograd keeps between the forward and the backward pass.
 
-    The weights that `albert_core.layers.linear` lays out are not among them.
+    The weights that `albert_core.model.dense` lays out are not among them.
     """
     layer_input = micro_batch.num_pieces * settings.hidden_size * micro_batch.stream_bytes(settings)
     if micro_batch.activation_checkpointing:
@@ -251,7 +251,7 @@ def _query_key_value_bytes(settings: ModelSettings, micro_batch: MicroBatch) -> 
 
 
 def _keeps_attention_weights(settings: ModelSettings, micro_batch: MicroBatch) -> bool:
-    """Return whether attention is not fused: see `albert_core.layers.attention`."""
+    """Return whether attention is not fused: see `albert_core.model.attention`."""
     return micro_batch.device == "cpu" and (
         settings.attention_probs_dropout_prob > 0 or micro_batch.precision == "bfloat16"
     )
@@ -289,7 +289,7 @@ def _head_bytes(settings: ModelSettings, vocab_size: int, micro_batch: MicroBatc
 
 
 def _is_laid_out(settings: ModelSettings, micro_batch: MicroBatch) -> bool:
-    """Return whether the blocks' weights are cast once a pass: see `albert_core.layers.linear`."""
+    """Return whether the blocks' weights are cast once a pass: see `albert_core.model.dense`."""
     shares_blocks = (
         settings.sharing == "all" and settings.num_hidden_groups < settings.num_hidden_layers
     )

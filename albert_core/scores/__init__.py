@@ -1,1 +1,1 @@
-"""The table of downstream scores: made of fine-tunings, laid out as text, page and picture."""
+"""The table of downstream scores: collected from fine-tunings, as text and as a page."""

@@ -4,12 +4,12 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from albert_core.metrics import LOWER_IS_BETTER
-from albert_core.scores.published import PublishedScores
 from albert_core.scores.table import (
     GLUE_COLUMNS,
     PAPER_COLUMNS,
     MetricSummary,
     ModelScores,
+    PublishedScores,
     ScoreTable,
     TaskScores,
     in_order,

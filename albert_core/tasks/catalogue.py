@@ -6,12 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from albert_core.config import OwnTaskSettings
-from albert_core.contract import storage
-from albert_core.contract.errors import TaskError
-from albert_core.contract.manifest import digest_of
+from albert_core.stage import storage
+from albert_core.stage.errors import TaskError
+from albert_core.stage.manifest import digest_of
 from albert_core.tasks.examples import Examples, Split, Task
-from albert_core.tasks.glue import read_glue
-from albert_core.tasks.glue_files import GLUE
+from albert_core.tasks.glue import GLUE, read_glue
 from albert_core.tasks.own_task import own_task, read_own
 from albert_core.tasks.race import ALL_PASSAGES, GROUPS, read_race
 from albert_core.tasks.squad import read_squad

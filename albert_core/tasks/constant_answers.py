@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_core.metrics import LOWER_IS_BETTER, METRICS
-from albert_core.tasks.squad_metrics import score_answers
+from albert_core.tasks.squad import score_answers
 
 _NUMBERS_OF_WORDS = (1, 2, 3, 5, 8, 12, 20, 30)
 

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from albert_core.config import OwnTaskSettings
-from albert_core.contract.errors import TaskError
-from albert_core.tasks.examples import Split, Task, TextExamples
-from albert_core.tasks.targets import are_hidden, targets_of
+from albert_core.stage.errors import TaskError
+from albert_core.tasks.examples import Split, Task, TextExamples, are_hidden, targets_of
 from albert_core.tasks.text_lines import decode, read_file, read_lines
 
 

@@ -11,15 +11,16 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
-from albert_core.contract.manifest import Account
-from albert_core.contract.tokenizer import Tokenizer
-from albert_core.model import AlbertModel
+from albert_core.model.albert import AlbertModel
+from albert_core.stage.manifest import Account
 from albert_core.tasks.examples import ChoiceExamples, SpanExamples, Task, TextExamples
-from albert_core.tasks.sequences import SequenceBatch, Sequences
+from albert_core.tasks.sequences import SequenceBatch, Sequences, batches_by_length
+from albert_core.text.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
 Outputs = Mapping[str, NDArray[Any]]
@@ -106,3 +107,42 @@ class Problem(ABC, Generic[E]):
         Args:
             examples: with labels.
         """
+
+
+def unit_lengths(inputs: Inputs) -> Ints:
+    """Return the pieces, (U,), of each unit's sequences together."""
+    lengths: Ints = inputs.sequences.lengths.reshape(inputs.num_units, -1).sum(axis=1)
+    return lengths
+
+
+def batch_of_units(inputs: Inputs, units: Ints, device: torch.device) -> SequenceBatch:
+    """Return the sequences of these units as a batch on ``device``."""
+    each = inputs.sequences_per_unit
+    rows = (units[:, None] * each + np.arange(each)).ravel()
+    return inputs.sequences.batch(rows, device)
+
+
+@torch.no_grad()
+def outputs_of(
+    encoder: AlbertModel,
+    head: Head,
+    inputs: Inputs,
+    device: torch.device,
+    micro_batch_pieces: int,
+) -> dict[str, NDArray[Any]]:
+    """Return what the head gives for each of the U units, in their order.
+
+    Args:
+        encoder: on ``device``, in evaluation mode, as is the head.
+        head: of the task.
+        inputs: at least one unit.
+        device: where to compute.
+        micro_batch_pieces: of one forward pass; units of similar length go together.
+    """
+    batches = batches_by_length(unit_lengths(inputs), micro_batch_pieces)
+    parts = []
+    for units in batches:
+        outputs = head.outputs(encoder, batch_of_units(inputs, units, device))
+        parts.append({name: values.cpu().numpy() for name, values in outputs.items()})
+    order = np.argsort(np.concatenate(batches), kind="stable")
+    return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}

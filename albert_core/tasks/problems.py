@@ -3,11 +3,10 @@
 from typing import Any
 
 from albert_core.config import FinetuningSettings
-from albert_core.tasks.choices import ChoiceProblem
 from albert_core.tasks.examples import Task
 from albert_core.tasks.problem import Problem
 from albert_core.tasks.spans import SpanProblem
-from albert_core.tasks.texts import TextProblem
+from albert_core.tasks.texts import ChoiceProblem, TextProblem
 
 
 def problem_of(task: Task, settings: FinetuningSettings) -> Problem[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from albert_core.contract.errors import TaskError
+from albert_core.stage.errors import TaskError
 from albert_core.tasks.examples import ChoiceExamples
 from albert_core.tasks.text_lines import decode, read_file
 

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from albert_core.contract.ragged import ranges
-from albert_core.contract.records import CLS, SEP
-from albert_core.layers.buckets import Runs
+from albert_core.model.attention import Runs
+from albert_core.text.ragged import ranges
+from albert_core.text.records import CLS, SEP
 
 Ints = NDArray[np.int64]
 

@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_core.config import SpanSettings
-from albert_core.contract.errors import ConfigError
-from albert_core.contract.manifest import Account
-from albert_core.contract.piece_offsets import encode_with_spans
-from albert_core.contract.ragged import Ints, ranges
-from albert_core.contract.records import CLS, NUM_SPECIAL_IN_PAIR, SEP
-from albert_core.contract.tokenizer import Tokenizer
+from albert_core.stage.errors import ConfigError
+from albert_core.stage.manifest import Account
 from albert_core.tasks.examples import SpanExamples
 from albert_core.tasks.problem import Inputs
 from albert_core.tasks.sequences import Sequences
 from albert_core.tasks.span_targets import ParagraphPieces, SpanTargets, span_targets
+from albert_core.text.piece_offsets import encode_with_spans
+from albert_core.text.ragged import Ints, ranges
+from albert_core.text.records import CLS, NUM_SPECIAL_IN_PAIR, SEP
+from albert_core.text.tokenizer import Tokenizer
 
 _LENGTH_BONUS = 0.01
 """What a piece of a window's length counts beside a piece of context."""

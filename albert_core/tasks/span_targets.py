@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_core.contract.piece_offsets import PieceSpans
-from albert_core.contract.ragged import Ints
 from albert_core.tasks.examples import Answer, SpanExamples
+from albert_core.text.piece_offsets import PieceSpans
+from albert_core.text.ragged import Ints
 
 NO_PIECE = -1
 

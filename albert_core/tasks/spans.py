@@ -14,14 +14,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from albert_core.config import ModelSettings, SpanSettings
-from albert_core.contract.tokenizer import Tokenizer
 from albert_core.tasks.constant_answers import first_words_scores, no_answer_scores
 from albert_core.tasks.examples import SpanExamples, Task
 from albert_core.tasks.problem import Head, Inputs, Outputs, Problem, Scored, Scorer
-from albert_core.tasks.span_decoding import RankedAnswers, rank_answers
-from albert_core.tasks.span_heads import AnswerabilityHead, StartEndHead
+from albert_core.tasks.span_heads import (
+    AnswerabilityHead,
+    RankedAnswers,
+    StartEndHead,
+    rank_answers,
+)
 from albert_core.tasks.span_inputs import span_inputs
-from albert_core.tasks.squad_metrics import (
+from albert_core.tasks.squad import (
     AnswerScores,
     apply_threshold,
     best_threshold,
@@ -29,6 +32,7 @@ from albert_core.tasks.squad_metrics import (
     squad_1_scores,
     squad_2_scores,
 )
+from albert_core.text.tokenizer import Tokenizer
 
 Floats = NDArray[np.float64]
 UNSEARCHED_THRESHOLD = 0.5

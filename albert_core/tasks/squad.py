@@ -5,13 +5,18 @@ Sources: Rajpurkar et al. 2016 and 2018.
 
 import json
 import logging
-from collections.abc import Iterator
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from albert_core.contract.errors import TaskError
+from albert_core.stage.errors import ShapeError, TaskError
 from albert_core.tasks.examples import Answer, SpanExamples
 from albert_core.tasks.text_lines import decode, read_file
 
@@ -176,3 +181,169 @@ def _parse(uri: str) -> Any:
             f"{uri}, line {error.lineno}, column {error.colno} (character {error.pos:,} of "
             f"{len(text):,}): not JSON ({error.msg}). {hint}"
         ) from None
+
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_REMEMBERED_TEXTS = 1 << 16
+
+
+@dataclass(frozen=True)
+class AnswerScores:
+    """How well each question is answered: the best over its annotated answers."""
+
+    exact_match: Floats
+    """(N,), 1 if the prediction is an answer but for case, articles, punctuation and blanks."""
+    f1: Floats
+    """(N,), of the words that prediction and answer have in common, 0..1."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """From which no-answer score on to give no answer."""
+
+    total: float
+    """Sum of all N scores when questions above ``value`` are left without an answer."""
+    value: float
+    """The highest no-answer score at which a prediction still stands."""
+
+
+@lru_cache(_REMEMBERED_TEXTS)
+def normalise_answer(text: str) -> str:
+    """Return ``text`` in lower case without ASCII punctuation, articles and needless blanks."""
+    bare = text.lower().translate(_WITHOUT_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+def score_answers(
+    predictions: Sequence[str], answers: Sequence[Sequence[str]], has_answerless: bool
+) -> AnswerScores:
+    """Return the scores of N predictions.
+
+    Args:
+        predictions: the answers' texts; "" says that there is none.
+        answers: of each question the annotated texts; none of a question without an answer.
+        has_answerless: score by the rules of SQuAD 2.0, else by those of 1.1.
+
+    Raises:
+        ShapeError: there are not as many predictions as questions; or a question has no answer
+            by the rules of 1.1, which know none.
+    """
+    if len(predictions) != len(answers):
+        raise ShapeError(f"{len(predictions)} predictions for {len(answers)} questions")
+    if not has_answerless and not all(answers):
+        raise ShapeError(
+            f"question {next(i for i, each in enumerate(answers) if not each)} has no answer; "
+            "only SQuAD 2.0's rules score such"
+        )
+    exact_match, f1 = np.zeros(len(answers)), np.zeros(len(answers))
+    for row, (prediction, texts) in enumerate(zip(predictions, answers, strict=True)):
+        said = normalise_answer(prediction)
+        right = {normalise_answer(text) for text in texts}
+        if has_answerless:
+            right = right - {""} or {""}
+        exact_match[row] = said in right
+        f1[row] = max(_shared_words(said, text, has_answerless) for text in right)
+    return AnswerScores(exact_match, f1)
+
+
+def squad_1_scores(scores: AnswerScores) -> dict[str, float]:
+    """Return what ``evaluate-v1.1.py`` prints, in percent."""
+    return {"exact_match": _percent(scores.exact_match), "f1": _percent(scores.f1)}
+
+
+def squad_2_scores(
+    scores: AnswerScores,
+    predictions: Sequence[str],
+    has_answer: Bools,
+    no_answer_scores: Floats | None = None,
+    threshold: float = 1.0,
+) -> dict[str, float]:
+    """Return what ``evaluate-v2.0.py`` prints, in percent: all, HasAns, NoAns, best threshold.
+
+    Args:
+        scores: of ``predictions``.
+        predictions: N texts, "" where none is given.
+        has_answer: (N,).
+        no_answer_scores: (N,), higher where the model believes that there is no answer; without
+            them nothing is said about the best threshold.
+        threshold: a question with a higher no-answer score counts as left without an answer.
+    """
+    no_answer = np.zeros(len(has_answer)) if no_answer_scores is None else no_answer_scores
+    exact = apply_threshold(scores.exact_match, no_answer, has_answer, threshold)
+    f1 = apply_threshold(scores.f1, no_answer, has_answer, threshold)
+    found: dict[str, float] = {}
+    parts = {"": np.ones_like(has_answer), "HasAns_": has_answer, "NoAns_": ~has_answer}
+    for prefix, rows in parts.items():
+        if rows.any() or not prefix:
+            found |= {
+                f"{prefix}exact": _percent(exact[rows]),
+                f"{prefix}f1": _percent(f1[rows]),
+                f"{prefix}total": int(rows.sum()),
+            }
+    if no_answer_scores is not None:
+        for name, raw in (("exact", scores.exact_match), ("f1", scores.f1)):
+            best = best_threshold(raw, predictions, has_answer, no_answer)
+            total = 100.0 * best.total / len(raw)
+            found |= {f"best_{name}": total, f"best_{name}_thresh": best.value}
+    return found
+
+
+def apply_threshold(
+    scores: Floats, no_answer_scores: Floats, has_answer: Bools, threshold: float
+) -> Floats:
+    """Return float64 (N,): ``scores`` when questions above ``threshold`` are left without answer.
+
+    Args:
+        scores: (N,) of the predictions as they stand.
+        no_answer_scores: (N,).
+        has_answer: (N,).
+        threshold: see `Threshold.value`.
+    """
+    return np.where(no_answer_scores > threshold, ~has_answer, scores).astype(np.float64)
+
+
+def best_threshold(
+    scores: Floats, predictions: Sequence[str], has_answer: Bools, no_answer_scores: Floats
+) -> Threshold:
+    """Return the threshold with the best score, as the official evaluation searches it.
+
+    Questions are answered one after the other, the surest first and of equal ones the first; the
+    first best place to stop counts, so that a threshold may lie between questions of the same
+    no-answer score. Before any is answered, each question without an answer is right, and the
+    threshold is 0.
+
+    Args:
+        scores: (N,) of the predictions as they stand.
+        predictions: N texts, "" where none is given.
+        has_answer: (N,).
+        no_answer_scores: (N,), finite.
+    """
+    gives_text = np.array([bool(text) for text in predictions], bool)
+    order = np.argsort(no_answer_scores, kind="stable")
+    gains = np.where(has_answer, scores, -gives_text.astype(np.float64))[order]
+    unanswered = float((~has_answer).sum())
+    # One after the other, as the official loop adds: the sums are equal to the last bit.
+    sums = np.cumsum(np.concatenate([[unanswered], gains]))
+    best = int(sums.argmax())
+    value = 0.0 if best == 0 else float(no_answer_scores[order[best - 1]])
+    return Threshold(float(sums[best]), value)
+
+
+def _shared_words(prediction: str, answer: str, has_answerless: bool) -> float:
+    """Return the F1 of the words of two normalised texts."""
+    said, right = prediction.split(), answer.split()
+    if has_answerless and not (said and right):
+        return float(said == right)
+    num_shared = sum((Counter(said) & Counter(right)).values())
+    if not num_shared:
+        return 0.0
+    precision, recall = num_shared / len(said), num_shared / len(right)
+    return (2 * precision * recall) / (precision + recall)
+
+
+def _percent(scores: Floats) -> float:
+    return 100.0 * float(scores.mean())

@@ -5,7 +5,7 @@ import math
 
 import pyarrow as pa
 
-from albert_core.contract.errors import TaskError
+from albert_core.stage.errors import TaskError
 from albert_core.tasks.examples import Task
 
 GLUE_NAMES = {

@@ -1,7 +1,7 @@
 """The lines of UTF-8 text files: with or without byte order mark, ended by LF or CRLF."""
 
-from albert_core.contract import storage
-from albert_core.contract.errors import TaskError
+from albert_core.stage import storage
+from albert_core.stage.errors import TaskError
 
 _BYTE_ORDER_MARK = "\ufeff"
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from albert_core.contract.records import Document
+from albert_core.text.records import Document
 from pipelines.config import SourceSettings
 from pipelines.readers import (
     gutenberg,
@@ -26,10 +26,9 @@ from pipelines.readers import (
     whole_text,
     wiki_extracted,
 )
-from pipelines.readers.broken_file import BrokenFileError
 from pipelines.readers.encodings import check_encoding
 from pipelines.readers.formats import format_of
-from pipelines.readers.record import MAX_CONTENT_BYTES, Record
+from pipelines.readers.record import MAX_CONTENT_BYTES, BrokenFileError, Record
 from pipelines.readers.source_bytes import (
     has_random_access,
     open_content,

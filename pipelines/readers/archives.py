@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import zstandard
 
-from pipelines.readers.broken_file import CORRUPT, TRUNCATED, BrokenFileError
+from pipelines.readers.record import CORRUPT, TRUNCATED, BrokenFileError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -5,7 +5,7 @@ import logging
 
 from charset_normalizer import from_bytes
 
-from albert_core.contract.errors import ConfigError
+from albert_core.stage.errors import ConfigError
 
 AUTO = "auto"
 NOT_UTF8, NOT_DECODABLE = "not_utf8", "not_decodable"

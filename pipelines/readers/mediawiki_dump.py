@@ -13,8 +13,8 @@ from functools import partial
 from typing import BinaryIO
 from xml.etree import ElementTree as ET
 
-from pipelines import wikitext
 from pipelines.config import SourceSettings
+from pipelines.corpus import wikitext
 from pipelines.readers.record import TOO_LARGE, Record, max_document_bytes, unreadable
 
 BROKEN_XML = "broken_xml"

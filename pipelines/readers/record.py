@@ -35,3 +35,17 @@ def unreadable(reason: str, offset: int, content: bytes = b"", key: str = "") ->
 def max_document_bytes(settings: SourceSettings) -> int:
     """Return the size of the largest record read, in bytes."""
     return int(settings.max_document_mb * 1_000_000)
+
+
+NOT_READABLE = "not_readable"
+TRUNCATED, CORRUPT = "truncated_archive", "corrupt_archive"
+
+
+class BrokenFileError(Exception):
+    """A file breaks off; what came before was read."""
+
+    def __init__(self, reason: str, offset: int) -> None:
+        super().__init__(reason, offset)
+        self.reason = reason
+        self.offset = offset
+        """Where it broke, in the unpacked content."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import fsspec
 
-from albert_core.contract import storage
+from albert_core.stage import storage
 from pipelines.readers.archives import PACKED_ENDINGS, unpacked
-from pipelines.readers.broken_file import NOT_READABLE, BrokenFileError
+from pipelines.readers.record import NOT_READABLE, BrokenFileError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -7,13 +7,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from albert_core.contract import storage
-from albert_core.contract.manifest import MANIFEST, StagePlan, shard_of
-from albert_core.contract.masking import mask_examples
-from albert_core.contract.records import CLS, EXAMPLE_SCHEMA, NUM_SPECIAL, SEP
-from albert_core.contract.seeds import random_bits
-from albert_core.contract.tokenizer import SPIECE_MODEL
-from albert_core.data import Batch
+from albert_core.stage import storage
+from albert_core.stage.manifest import MANIFEST, StagePlan, shard_of
+from albert_core.text.masking import mask_examples
+from albert_core.text.records import CLS, EXAMPLE_SCHEMA, NUM_SPECIAL, SEP
+from albert_core.text.seeds import random_bits
+from albert_core.text.tokenizer import SPIECE_MODEL
+from albert_core.training.shards import Batch
 from tests.albert_core.tiny_vocab import tiny_vocab
 
 MASKED_LM_PROB, MAX_NGRAM = 0.15, 3

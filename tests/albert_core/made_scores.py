@@ -6,10 +6,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from albert_core.contract import storage
-from albert_core.contract.arrow_files import write_arrow
-from albert_core.contract.manifest import MANIFEST, StagePlan, read_manifest
-from albert_core.finetuning import model_digest
+from albert_core.finetuning.finetune import model_digest
+from albert_core.stage import storage
+from albert_core.stage.manifest import MANIFEST, StagePlan, read_manifest
+from albert_core.text.arrow_files import write_arrow
 from tests.albert_core.tiny_model import save_tiny_model
 
 NUM_EXAMPLES = 400

@@ -21,8 +21,8 @@ from albert_core.checkpoint import (
     load_newest,
     save_checkpoint,
 )
-from albert_core.contract import storage
-from albert_core.contract.errors import ConfigError, IntegrityError, TrainingError
+from albert_core.stage import storage
+from albert_core.stage.errors import ConfigError, IntegrityError, TrainingError
 
 EXAMPLES = "e" * 64
 
@@ -109,7 +109,7 @@ def test_an_interrupted_save_leaves_the_checkpoint_before(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    what = "torch.save" if written == STATE else "albert_core.contract.storage.write_bytes"
+    what = "torch.save" if written == STATE else "albert_core.stage.storage.write_bytes"
     monkeypatch.setattr(what, full)
     with pytest.raises(OSError, match="No space left"):
         save(tmp_path, 2, keep=1)

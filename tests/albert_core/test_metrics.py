@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from albert_core.contract.errors import ShapeError
 from albert_core.metrics import (
     METRICS,
     Array,
@@ -27,6 +26,7 @@ from albert_core.metrics import (
     ratio_interval,
     spearman,
 )
+from albert_core.stage.errors import ShapeError
 
 LABELS = np.array([0, 0, 0, 1, 1, 1, 1, 0] * 20)
 PREDICTIONS = np.array([0, 1, 0, 1, 1, 0, 1, 0] * 20)

@@ -6,14 +6,14 @@ import pyarrow as pa
 import torch
 
 from albert_core.config import FinetuningSettings, ModelSettings, RegistrySettings
-from albert_core.contract.arrow_files import write_arrow
-from albert_core.contract.manifest import Manifest, StagePlan, read_manifest
-from albert_core.downstream.finetuned_model import save_finetuned
-from albert_core.model import AlbertModel
-from albert_core.model_registry import finetuned_registry
+from albert_core.finetuning.finetuned_model import save_finetuned
+from albert_core.model.albert import AlbertModel
+from albert_core.registry import register_finetuned
+from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
 from albert_core.tasks.catalogue import TASKS
 from albert_core.tasks.problem import Head
 from albert_core.tasks.problems import problem_of
+from albert_core.text.arrow_files import write_arrow
 from tests.albert_core.tiny_vocab import tiny_vocab
 
 SIZES = {
@@ -60,7 +60,7 @@ def register_tiny(work: str, task: str, score: float, seed: int = 0, name: str =
     }  # fmt: skip
     uri = plan.write(work, [], [], facts)
     return read_manifest(
-        finetuned_registry.run(RegistrySettings(model_name="tiny"), uri, name, work)
+        register_finetuned.run(RegistrySettings(model_name="tiny"), uri, name, work)
     )
 
 

@@ -4,7 +4,7 @@ import torch
 
 from albert_core.config import ModelSettings
 from albert_core.conversion.model_folder import save_model_folder
-from albert_core.model import AlbertForPretraining
+from albert_core.model.albert import AlbertForPretraining
 from tests.albert_core.tiny_vocab import tiny_vocab
 
 MAX_POSITIONS = 48

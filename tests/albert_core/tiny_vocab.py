@@ -6,7 +6,7 @@ from functools import cache
 
 import sentencepiece
 
-from albert_core.contract.tokenizer import Tokenizer
+from albert_core.text.tokenizer import Tokenizer
 
 SYLLABLES = [consonant + vowel for consonant in "bdklmnprstvz" for vowel in "aeiou"]
 

@@ -95,7 +95,12 @@ def run_with_faults(
         f"--examples={examples}",
         f"--work={folder / 'work'}",
     ]
-    launcher = ["albert_core.launcher", "--standalone", f"--nproc-per-node={num_ranks}", "-m"]
+    launcher = [
+        "albert_core.training.launcher",
+        "--standalone",
+        f"--nproc-per-node={num_ranks}",
+        "-m",
+    ]
     return subprocess.run(
         [
             sys.executable,

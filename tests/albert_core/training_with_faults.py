@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 
-from albert_core import training
-from albert_core.batches.update_batch import UpdateBatch
-from albert_core.contract.stage_command import stage_main
-from albert_core.data import Batch
-from albert_core.layers.buckets import lengths_of
-from albert_core.preemption import ending_when_told_to
-from albert_core.pretraining.train_step import TrainState, Update, train_step
+from albert_core.model.attention import lengths_of
+from albert_core.stage.command import stage_main
+from albert_core.training import pretrain
+from albert_core.training.order import UpdateBatch
+from albert_core.training.preemption import ending_when_told_to
+from albert_core.training.shards import Batch
+from albert_core.training.step import TrainState, Update, train_step
 
 FAULTS: dict[str, Any] = json.loads(os.environ.get("FAULTS", "{}"))
 
@@ -81,9 +81,9 @@ def main() -> None:
         planted.remove()
         return update
 
-    training.train_step = faulty_step  # type: ignore[attr-defined]
+    pretrain.train_step = faulty_step  # type: ignore[attr-defined]
     with ending_when_told_to():
-        stage_main(training.run)
+        stage_main(pretrain.run)
 
 
 if __name__ == "__main__":

@@ -17,15 +17,15 @@ from dataclasses import replace
 
 import torch
 
-from albert_core.batches.loader import UpdateLoader
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.contract.manifest import read_manifest
-from albert_core.data import ExampleShards
-from albert_core.devices.chosen_devices import ranks_of_environment
-from albert_core.evaluation import evaluate
-from albert_core.model import AlbertForPretraining
-from albert_core.optimizer import build_optimizer, learning_rate_at
-from albert_core.pretraining.train_step import TrainState, train_step
+from albert_core.model.albert import AlbertForPretraining
+from albert_core.stage.manifest import read_manifest
+from albert_core.training.devices import ranks_of_environment
+from albert_core.training.held_out import evaluate
+from albert_core.training.loader import UpdateLoader
+from albert_core.training.optimizer import build_optimizer, learning_rate_at
+from albert_core.training.shards import ExampleShards
+from albert_core.training.step import TrainState, train_step
 
 
 def num_compiled() -> int:

@@ -114,7 +114,7 @@ def spark_cluster(folder: Path) -> Iterator[Running]:
 @contextmanager
 def job_server(kind: str, master: str, folder: Path) -> Iterator[str]:
     """Run a resident job server; give its address."""
-    from pipelines.job_server import answers
+    from pipelines.engine.job_server import answers
 
     port = "8099" if kind == "flink" else "8098"
     with _started([ENGINES / "job-server", kind, master, port], folder, kind):

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from albert_core.contract.manifest import read_manifest
-from albert_core.contract.stage_command import stage_argv
+from albert_core.stage.command import stage_argv
+from albert_core.stage.manifest import read_manifest
 from tests.engines.real import PROJECT
 
 LOCAL = {"ALBERT_ENGINE": "local", "ALBERT_WORKERS": "1"}
 NAMES = {"clean_corpus": "corpus", "train_vocab": "vocab", "make_examples": "examples"}
 _OURS = (
-    b"pipelines.job_server",
+    b"pipelines.engine.job_server",
     b"albert-beam-worker",
-    b"pipelines.worker_process",
+    b"pipelines.engine.worker_process",
     b"-job-server.jar",
 )
 _GONE_SECONDS = 30.0

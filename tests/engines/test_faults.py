@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from albert_core.contract.stage_command import FAILURE_STATUS, RUN_AGAIN_STATUS, stage_argv
+from albert_core.stage.command import FAILURE_STATUS, RUN_AGAIN_STATUS, stage_argv
 from tests.engines import real
 from tests.engines.stages import Done, Stages, finish, processes, start, wait_for
 from tests.engines.test_same_bytes import engine, own_server, variables

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from albert_core.contract.manifest import Account, Manifest
+from albert_core.stage.manifest import Account, Manifest
 
 LOSS = "masked_lm_loss"
 

@@ -7,11 +7,11 @@ import pytest
 from prefect import Flow
 from prefect.utilities.schema_tools import is_valid_schema, validate
 
-from albert_core.contract.credentials import WITHOUT_CREDENTIALS, has_credentials
+from albert_core.stage.credentials import WITHOUT_CREDENTIALS, has_credentials
 from flows.evaluate_albert import evaluate_albert
 from flows.pretrain_albert import pretrain_albert
 from flows.refresh_corpus import refresh_corpus
-from tests.albert_core.contract.test_credentials import WITH, WITHOUT
+from tests.albert_core.stage.test_credentials import WITH, WITHOUT
 
 
 @pytest.mark.parametrize("uri", WITH + WITHOUT)

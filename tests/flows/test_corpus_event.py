@@ -6,7 +6,7 @@ from prefect.client.orchestration import get_client
 from prefect.events import Event
 from prefect.events.filters import EventFilter, EventNameFilter
 
-from albert_core.contract import storage
+from albert_core.stage import storage
 from flows import corpus_event
 from flows.recipe import load_recipe
 from flows.stage_task import RecipeRun

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import albert_core
-from albert_core.contract import storage
-from albert_core.contract.errors import TaskError
+from albert_core.stage import storage
+from albert_core.stage.errors import TaskError
 from flows import evaluate_albert, stage_task
 from flows.evaluate_albert import newest_task_folder
 from flows.stage_task import RecipeRun
@@ -44,7 +44,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     monkeypatch.setattr(evaluate_albert, "run_stage", fake.run_stage)
     monkeypatch.setattr(stage_task, "begin_tracking", lambda *_: None)
     versions = SimpleNamespace(model_folder_of=lambda uri, work: f"/found/{uri[8:]}")
-    monkeypatch.setitem(sys.modules, "albert_core.model_registry.model_versions", versions)
+    monkeypatch.setitem(sys.modules, "albert_core.registry.versions", versions)
     monkeypatch.setattr(albert_core, "model_versions", versions, raising=False)
     return fake
 

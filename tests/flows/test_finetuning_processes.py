@@ -4,8 +4,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from albert_core.contract.errors import ConfigError
-from flows.finetuning_processes import PROCESSES, Slots, num_processes, visible_devices
+from albert_core.stage.errors import ConfigError
+from flows.finetunings import PROCESSES, Slots, num_processes, visible_devices
 
 
 @pytest.fixture(autouse=True)

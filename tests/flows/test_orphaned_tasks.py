@@ -6,7 +6,7 @@ from prefect.client.orchestration import get_client
 from prefect.context import TaskRunContext
 from prefect.states import Crashed, Running
 
-from flows.orphaned_tasks import end_orphaned_tasks
+from flows.flow_options import end_orphaned_tasks
 
 
 @task

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from albert_core import model_registry
-from albert_core.contract import storage
+from albert_core import registry as model_registry
+from albert_core.stage import storage
 from flows import evaluate_albert, pretrain_albert, refresh_corpus, stage_task
 from flows.stage_task import RecipeRun
 from tests.flows.made_manifests import made_manifest
@@ -16,10 +16,10 @@ STAGE_OF = {
     "pipelines.train_vocab": "vocab",
     "pipelines.make_examples": "examples",
     "pipelines.make_task": "task",
-    "albert_core.training": "pretraining",
-    "albert_core.finetuning": "finetuning",
-    "albert_core.scoring": "scores",
-    "albert_core.registry": "registration",
+    "albert_core.training.pretrain": "pretraining",
+    "albert_core.finetuning.finetune": "finetuning",
+    "albert_core.scores.collect": "scores",
+    "albert_core.registry.register": "registration",
 }
 
 
@@ -63,7 +63,7 @@ def set_champion(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
         champion_to_beat=lambda name, pretraining, work: address,
         model_folder_of=lambda model_uri, work: "/elsewhere/champion",
     )
-    monkeypatch.setitem(sys.modules, "albert_core.model_registry.model_versions", registry)
+    monkeypatch.setitem(sys.modules, "albert_core.registry.versions", registry)
     monkeypatch.setattr(model_registry, "model_versions", registry, raising=False)
 
 

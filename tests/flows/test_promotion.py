@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from albert_core import registry
 from albert_core.config import RegistrySettings
-from albert_core.contract.manifest import read_manifest
-from albert_core.finetuning import model_digest
-from albert_core.model_registry.__main__ import main
-from albert_core.tracking import open_client
+from albert_core.finetuning.finetune import model_digest
+from albert_core.registry import register
+from albert_core.registry.__main__ import main
+from albert_core.stage.manifest import read_manifest
+from albert_core.tracking.server import open_client
 from flows import evaluate_albert, pretrain_albert, refresh_corpus
 from flows.stage_task import RecipeRun
 from tests.albert_core.made_scores import finetuned, pretrained, scores_of, write_stage
@@ -46,7 +46,7 @@ class Stages:
         if stage == "scoring":
             return scores_of(self.work, json.loads(inputs["finetunings"]))
         if stage == "registry":
-            return registry.run(RegistrySettings(model_name=NAME), work=self.work, **inputs)
+            return register.run(RegistrySettings(model_name=NAME), work=self.work, **inputs)
         names = {"clean_corpus": "corpus", "train_vocab": "vocab", "make_examples": "examples"}
         return write_stage(self.work, names[stage], FACTS[names[stage]])
 

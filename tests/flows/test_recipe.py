@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from albert_core.contract.errors import ConfigError
+from albert_core.stage.errors import ConfigError
 from flows.recipe import Recipe, load_recipe, save_recipe, shipped_recipes
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from albert_core.planning.hardware import find_hardware
 from albert_core.planning.parameters import PUBLISHED_SIZES, count_parameters
-from flows.plan import plan_recipe
+from flows.commands.plan import plan_recipe
 from flows.recipe import SHIPPED, Recipe, load_recipe, shipped_recipes
 
 ALBERT_SIZES = ("base", "large", "xlarge", "xxlarge")

@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from albert_core.contract.progress_report import StageProgress
+from albert_core.stage.log import StageProgress
 from flows import stage_page as page
 from flows.stage_page import ProgressPage, artifact_key
 from tests.flows.made_manifests import made_manifest

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from albert_core.contract.errors import StageError
-from albert_core.contract.progress_report import StageProgress
-from flows.stage_limits import Limits
-from flows.stage_process import InterruptedStageError, run_stage_process
+from albert_core.stage.errors import StageError
+from albert_core.stage.log import StageProgress
+from flows.stage_process import InterruptedStageError, Limits, run_stage_process
 
 STAGE = """
 import os, signal, subprocess, sys, time, warnings
@@ -40,7 +39,7 @@ elif how == "server away":
     print("error: the registry does not answer", file=sys.stderr)
     sys.exit(os.EX_TEMPFAIL)
 elif how == "progress":
-    from albert_core.contract.progress_report import report_progress
+    from albert_core.stage.log import report_progress
     report_progress(30.0, 120.0, "steps")
     report_progress(31.0, 120.0, "steps")
     print("manifest: m")

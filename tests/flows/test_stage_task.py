@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from prefect import flow
 
-from albert_core.contract.errors import ConfigError, StageError
+from albert_core.stage.errors import ConfigError, StageError
 from flows.recipe import load_recipe, save_recipe
 from flows.stage_process import InterruptedStageError
 from flows.stage_task import TRAINING, RecipeRun, _distributed, run_stage, stage_task, start_run
@@ -13,8 +13,8 @@ FAKE_STAGE = """
 import os, sys
 from pathlib import Path
 from albert_core.config import TrainingSettings
-from albert_core.contract.errors import SourceError
-from albert_core.contract.stage_command import stage_main
+from albert_core.stage.errors import SourceError
+from albert_core.stage.command import stage_main
 
 def run(training: TrainingSettings, corpus: str, work: str) -> str:
     tries = Path(work) / "tries"
@@ -100,7 +100,7 @@ def test_training_on_several_devices_is_launched_by_the_launcher(
     monkeypatch.setenv("ALBERT_TRAINING_PROCESSES", "4")
     assert _distributed(argv)[1:5] == [
         "-m",
-        "albert_core.launcher",
+        "albert_core.training.launcher",
         "--standalone",
         "--nproc-per-node=4",
     ]

@@ -10,20 +10,14 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from prefect import flow
 
-from albert_core.contract import storage
-from albert_core.contract.manifest import Manifest
-from albert_core.tracked_run import PARENT_VARIABLE, TrackedRun
-from albert_core.tracking import PARENT_TAG, RUN_ID
-from albert_core.tracking_journal import journals_of
+from albert_core.stage import storage
+from albert_core.stage.manifest import Manifest
+from albert_core.tracking.journal import journals_of
+from albert_core.tracking.run import PARENT_VARIABLE, TrackedRun
+from albert_core.tracking.server import PARENT_TAG, RUN_ID
 from flows.flow_options import FLOW_OPTIONS
 from flows.stage_task import RecipeRun, start_run
-from flows.tracked_flow import (
-    NOTE_TAG,
-    allowed_name,
-    note_report,
-    note_stage,
-    stage_environment,
-)
+from flows.tracked_flow import NOTE_TAG, allowed_name, note_report, note_stage, stage_environment
 from tests.flows.made_manifests import made_manifest
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -128,7 +122,7 @@ def test_a_flow_goes_on_without_mlflow_and_tells_it_later(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr("albert_core.tracked_run.AWAY_SECONDS", 0.5)
+    monkeypatch.setattr("albert_core.tracking.run.AWAY_SECONDS", 0.5)
     caplog.set_level(logging.WARNING, "tracking")
     made_flow(str(tmp_path))
     assert len(journals_of(str(tmp_path))) == 3

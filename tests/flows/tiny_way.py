@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from albert_core.contract.errors import StageError
-from albert_core.contract.stage_command import FAILURE_STATUS, run_command_line, stage_argv
+from albert_core.stage.command import FAILURE_STATUS, run_command_line, stage_argv
+from albert_core.stage.errors import StageError
 from flows.recipe import load_recipe, save_recipe
-from tests.albert_core.contract.test_stage_command import own_logging
+from tests.albert_core.stage.test_command import own_logging
 from tests.generated_text import write_jsonl
 from tests.test_end_to_end import SMALLER
 
@@ -72,21 +72,21 @@ def make_tiny(source: Path, work: str) -> Tiny:
         return run_in_this_process(stage_argv(module, recipe, **options, work=work), {})
 
     made["task"] = stage("pipelines.make_task", examples=examples, corpus=corpus)
-    made["pretraining"] = stage("albert_core.training", examples=examples)
+    made["pretraining"] = stage("albert_core.training.pretrain", examples=examples)
     made["finetuning"] = stage(
-        "albert_core.finetuning",
+        "albert_core.finetuning.finetune",
         model_folder=made["pretraining"].replace("manifest.json", "model"),
         task_folder=made["task"].replace("manifest.json", "CoLA"),
         task="cola",
         seed="12345",
     )
     made["scores"] = stage(
-        "albert_core.scoring",
+        "albert_core.scores.collect",
         model="tiny",
         finetunings=json.dumps([made["finetuning"]]),
         missing="{}",
     )
     made["registration"] = stage(
-        "albert_core.registry", pretraining=made["pretraining"], scores=made["scores"]
+        "albert_core.registry.register", pretraining=made["pretraining"], scores=made["scores"]
     )
     return Tiny(source, work, made)

@@ -16,8 +16,8 @@ import pytest
 
 pytest.importorskip("distributed", reason="Dask is an extra: albert-pretraining[dask]")
 
-from albert_core.contract.manifest import read_manifest
-from albert_core.contract.stage_command import RUN_AGAIN_STATUS, stage_argv
+from albert_core.stage.command import RUN_AGAIN_STATUS, stage_argv
+from albert_core.stage.manifest import read_manifest
 from tests.dask_processes import DaskProcesses, kill, local_cluster, two_hosts
 from tests.generated_text import write_jsonl
 from tests.pipelines.conftest import EXAMPLES, VOCABULARY

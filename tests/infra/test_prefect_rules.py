@@ -11,7 +11,7 @@ import yaml
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.events.schemas.automations import AutomationCore
 
-from albert_core.contract.errors import ConfigError
+from albert_core.stage.errors import ConfigError
 from infra import prefect_rules
 from infra.prefect_rules import RULES, apply_automation, limit_queues, switches
 

@@ -24,9 +24,8 @@ from typing import Any
 import pytest
 
 from infra.postgres import find_binaries
-from infra.process_family import is_alive
 from infra.production import MEMORY, Production, ProductionSettings, running
-from infra.services import PROJECT, ServeError
+from infra.services import PROJECT, ServeError, is_alive
 from tests.generated_text import write_jsonl
 from tests.infra.free_ports import free_ports
 from tests.test_end_to_end import SMALLER

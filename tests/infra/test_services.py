@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.foreground import run_until_stopped
-from infra.process_family import marked
-from infra.services import MARK, ServeError, Services
+from infra.services import MARK, ServeError, Services, marked, run_until_stopped
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 PARENT = (

@@ -5,8 +5,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from albert_core.contract.records import CLS, SEP
-from albert_core.contract.tokenizer import Tokenizer
+from albert_core.text.records import CLS, SEP
+from albert_core.text.tokenizer import Tokenizer
 from benchmarks.example_statistics import (
     REFERENCE,
     Row,

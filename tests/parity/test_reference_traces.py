@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
-from albert_core.contract.tokenizer import Tokenizer
 from albert_core.conversion.model_folder import (
+    fast_tokenizer,
     from_tf_variables,
     hf_names,
     load_model,
     tf_to_hf,
     to_hf_state,
 )
-from albert_core.conversion.tokenizer_export import fast_tokenizer
-from albert_core.losses import EXTRA_PREDICTIONS, masked_lm_loss, sentence_order_loss
-from albert_core.model import AlbertForPretraining
-from albert_core.optimizer import build_optimizer, learning_rate_at
+from albert_core.model.albert import AlbertForPretraining
+from albert_core.model.losses import EXTRA_PREDICTIONS, masked_lm_loss, sentence_order_loss
+from albert_core.text.tokenizer import Tokenizer
+from albert_core.training.optimizer import build_optimizer, learning_rate_at
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 pytestmark = pytest.mark.skipif(not SHARED.exists(), reason=f"{SHARED} is not here")

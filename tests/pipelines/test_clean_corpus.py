@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from albert_core.contract.arrow_files import read_arrow
-from albert_core.contract.errors import AccountingError, SourceError
-from albert_core.contract.manifest import read_manifest
-from albert_core.contract.records import Document
+from albert_core.stage.errors import AccountingError, SourceError
+from albert_core.stage.manifest import read_manifest
+from albert_core.text.arrow_files import read_arrow
+from albert_core.text.records import Document
 from pipelines import clean_corpus
 from pipelines.config import CleaningSettings, SourceSettings
-from pipelines.engine import run_pipeline
+from pipelines.engine.runner import run_pipeline
 from pipelines.readers import Unreadable, read_documents
 from tests.generated_text import document, write_jsonl
 

@@ -12,15 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_core.config import EvaluationSettings, OwnTaskSettings
-from albert_core.contract.arrow_files import read_arrow
-from albert_core.contract.errors import TaskError
-from albert_core.contract.manifest import Manifest, read_manifest
-from albert_core.contract.storage import join
+from albert_core.stage.errors import TaskError
+from albert_core.stage.manifest import Manifest, read_manifest
+from albert_core.stage.storage import join
 from albert_core.tasks.examples import Answer, ChoiceExamples, SpanExamples, TextExamples
-from pipelines import contamination, engine
+from albert_core.text.arrow_files import read_arrow
+from pipelines import contamination
 from pipelines.config import ContaminationSettings
-from pipelines.decontamination import TestNgrams, ngram_hashes, shared_ngrams
-from pipelines.example_overlaps import Part, overlaps_of, parts_of
+from pipelines.corpus.overlaps import (
+    Part,
+    TestNgrams,
+    ngram_hashes,
+    overlaps_of,
+    parts_of,
+    shared_ngrams,
+)
+from pipelines.engine import runner
 from tests.albert_core.tasks.task_files import (
     passage,
     squad_question,
@@ -29,7 +36,7 @@ from tests.albert_core.tasks.task_files import (
     write_squad,
 )
 from tests.pipelines.conftest import Made
-from tests.pipelines.test_portable_subset import faults
+from tests.pipelines.engine.test_portable_subset import faults
 
 WORDS = st.lists(st.sampled_from("abc"), max_size=12).map(" ".join)
 OTHER = " ".join(f"unseen{number}" for number in range(20))
@@ -174,8 +181,8 @@ def test_the_stage_builds_a_portable_pipeline(
         build(pipeline, *arguments)
         found.append(faults(pipeline))
 
-    build = engine.build
-    monkeypatch.setattr(engine, "build", build_and_walk)
+    build = runner.build
+    monkeypatch.setattr(runner, "build", build_and_walk)
     write(tmp_path / "CoLA/dev.tsv", f"gj04\t1\t\t{OTHER}\n")
     run(made, tmp_path, tmp_path / "work")
     assert found == [[]]

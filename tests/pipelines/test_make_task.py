@@ -4,7 +4,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albert_core.contract.manifest import read_manifest
+from albert_core.stage.manifest import read_manifest
 from pipelines import make_task
 from pipelines.config import TaskSettings
 from pipelines.make_task import acceptability_rows, is_suitable, swap_two_words

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from albert_core.contract.arrow_files import read_arrow
-from albert_core.contract.errors import IntegrityError
-from albert_core.contract.manifest import read_manifest
+from albert_core.stage.errors import IntegrityError
+from albert_core.stage.manifest import read_manifest
+from albert_core.text.arrow_files import read_arrow
 from pipelines import removal
 from tests.generated_text import write_jsonl
 from tests.pipelines.conftest import Made, make

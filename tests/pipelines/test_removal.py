@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from albert_core.contract import storage
-from albert_core.contract.arrow_files import read_arrow
-from albert_core.contract.errors import IntegrityError
-from albert_core.contract.manifest import StagePlan, read_manifest
-from albert_core.contract.seeds import share_of
+from albert_core.stage import storage
+from albert_core.stage.errors import IntegrityError
+from albert_core.stage.manifest import StagePlan, read_manifest
+from albert_core.text.arrow_files import read_arrow
+from albert_core.text.seeds import share_of
 from pipelines import clean_corpus, make_examples, make_task, removal, train_vocab
 from pipelines.config import CleaningSettings, SourceSettings, TaskSettings
 from tests.generated_text import document, write_jsonl

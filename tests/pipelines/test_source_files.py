@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albert_core.contract import storage
-from albert_core.contract.errors import SourceError
+from albert_core.stage import storage
+from albert_core.stage.errors import SourceError
 from pipelines.config import SourceSettings
 from pipelines.source_files import (
     MAX_UNIT_BYTES,

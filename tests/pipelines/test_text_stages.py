@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from albert_core.contract.arrow_files import read_arrow
-from albert_core.contract.errors import IntegrityError, SourceError, VocabularyError
-from albert_core.contract.manifest import Manifest, read_manifest
-from albert_core.contract.records import EXAMPLE_SCHEMA
-from albert_core.contract.tokenizer import Tokenizer
+from albert_core.stage.errors import IntegrityError, SourceError, VocabularyError
+from albert_core.stage.manifest import Manifest, read_manifest
+from albert_core.text.arrow_files import read_arrow
+from albert_core.text.records import EXAMPLE_SCHEMA
+from albert_core.text.tokenizer import Tokenizer
 from pipelines import clean_corpus, make_examples, train_vocab
 from pipelines.config import CleaningSettings, SourceSettings, VocabularySettings
-from pipelines.held_out import is_held_out
-from pipelines.tfrecord import TFExample, read_tfrecord
+from pipelines.corpus.held_out import is_held_out
+from pipelines.examples.tfrecord import TFExample, read_tfrecord
 from tests.generated_text import document, write_jsonl
 from tests.pipelines.conftest import EXAMPLES, VOCABULARY, Made, make
 

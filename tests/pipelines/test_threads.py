@@ -13,21 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from albert_core.contract.arrow_files import write_arrow
-from albert_core.contract.tokenizer import Tokenizer
-from pipelines import (
-    clean_corpus,
-    clean_unit,
-    corpus_search,
-    example_part,
-    language,
-    make_examples,
-    mojibake,
-    quality,
-    train_vocab,
-)
-from pipelines.cleaning import normalise_text, reject_reasons
+from albert_core.text.arrow_files import write_arrow
+from albert_core.text.tokenizer import Tokenizer
+from pipelines import clean_corpus, clean_unit, contamination, make_examples, train_vocab
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings
+from pipelines.corpus import language, mojibake, quality
+from pipelines.corpus.cleaning import normalise_text, reject_reasons
+from pipelines.examples import part as example_part
 from tests.generated_text import document, write_jsonl
 from tests.pipelines.conftest import VOCABULARY
 from tests.pipelines.conftest import Made as MadeByBeam
@@ -190,7 +182,7 @@ def arrow_of_ngrams(folder: Path) -> str:
     return uri
 
 
-@pytest.mark.parametrize("load", [clean_unit._test_ngrams, corpus_search._look_up])
+@pytest.mark.parametrize("load", [clean_unit._test_ngrams, contamination._look_up])
 def test_threads_load_ngrams_once(load: Callable[[str], object], tmp_path: Path) -> None:
     uri = arrow_of_ngrams(tmp_path)
     assert_one(lambda: load(uri))

@@ -12,9 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from albert_core.contract.arrow_files import write_arrow
-from albert_core.contract.errors import VocabularyError
-from albert_core.contract.manifest import (
+from albert_core.stage.errors import VocabularyError
+from albert_core.stage.manifest import (
     Account,
     Manifest,
     StagePlan,
@@ -22,8 +21,9 @@ from albert_core.contract.manifest import (
     read_manifest,
     shard_of,
 )
-from albert_core.contract.records import DOCUMENT_SCHEMA
-from albert_core.contract.tokenizer import Tokenizer
+from albert_core.text.arrow_files import write_arrow
+from albert_core.text.records import DOCUMENT_SCHEMA
+from albert_core.text.tokenizer import Tokenizer
 from pipelines import train_vocab
 from pipelines.config import VocabularySettings
 from pipelines.train_vocab import SampleShares, sample_share, shares_for

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_core.contract.records import NUM_SPECIAL
-from albert_core.contract.tokenizer import Tokenizer, normalise_for_pieces
+from albert_core.text.records import NUM_SPECIAL
+from albert_core.text.tokenizer import Tokenizer, normalise_for_pieces
 from pipelines.vocabulary_report import NUM_LISTED, VocabularyReport, measure
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 

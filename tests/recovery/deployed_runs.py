@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from albert_core.contract.manifest import read_manifest
+from albert_core.stage.manifest import read_manifest
 from tests.generated_text import write_jsonl
 
 TERMINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}

@@ -97,9 +97,9 @@ class KillRuns:
         order = self._order("undisturbed")
         run_id = self._start(order)
         began = time.monotonic()
-        self._find(run_id, lambda: stage_process(order.work, "albert_core.training"))
+        self._find(run_id, lambda: stage_process(order.work, "albert_core.training.pretrain"))
         trains = time.monotonic()
-        while stage_process(order.work, "albert_core.training"):
+        while stage_process(order.work, "albert_core.training.pretrain"):
             time.sleep(_LOOK_SECONDS)
         self.training_seconds = time.monotonic() - trains
         state = self.api.await_state(run_id, TERMINAL, RUN_SECONDS)
@@ -156,9 +156,11 @@ class KillRuns:
         """Wait for a random moment at which the victim is there; return it, and the stage."""
         share = self.random.random()
         if victim == "training process":
-            self._find(run_id, lambda: stage_process(order.work, "albert_core.training"))
+            self._find(run_id, lambda: stage_process(order.work, "albert_core.training.pretrain"))
             time.sleep(share * 0.9 * self.training_seconds)
-            found = self._find(run_id, lambda: stage_process(order.work, "albert_core.training"))
+            found = self._find(
+                run_id, lambda: stage_process(order.work, "albert_core.training.pretrain")
+            )
         elif victim == "Beam worker":
             if share > 0.5:
                 self._find(run_id, lambda: stage_process(order.work, "pipelines.make_examples"))

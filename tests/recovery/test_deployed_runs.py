@@ -28,7 +28,7 @@ from tests.recovery.victims import is_there, stage_process
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 RUN_SECONDS = 900.0
-TRAINING = "albert_core.training"
+TRAINING = "albert_core.training.pretrain"
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from infra.process_family import family, marked
+from infra.services import family, marked
 
 
 def flow_process(run_id: str) -> int | None:

@@ -21,12 +21,12 @@ from transformers import (
 )
 
 from albert_core.config import ModelSettings
-from albert_core.contract.errors import ConfigError, IntegrityError, SourceError
-from albert_core.contract.manifest import StagePlan
 from albert_core.conversion.initial_weights import load_initial_weights, load_pretrained
 from albert_core.conversion.model_folder import load_model, save_model_folder
 from albert_core.conversion.tf_release import from_tf_variables, read_tf_config
-from albert_core.model import AlbertForPretraining
+from albert_core.model.albert import AlbertForPretraining
+from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
+from albert_core.stage.manifest import StagePlan
 from tests.albert_core.tiny_tf_release import fake_tensorflow, tf_variables, write_tf_release
 from tests.albert_core.tiny_vocab import tiny_vocab
 

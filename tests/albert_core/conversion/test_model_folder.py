@@ -17,8 +17,6 @@ from transformers import (
 )
 
 from albert_core.config import ModelSettings
-from albert_core.contract.errors import ConfigError, IntegrityError
-from albert_core.contract.records import CLS, SEP
 from albert_core.conversion.model_folder import (
     from_hf_state,
     load_model,
@@ -26,7 +24,9 @@ from albert_core.conversion.model_folder import (
     save_model_folder,
     to_hf_state,
 )
-from albert_core.model import AlbertForPretraining
+from albert_core.model.albert import AlbertForPretraining
+from albert_core.stage.errors import ConfigError, IntegrityError
+from albert_core.text.records import CLS, SEP
 from tests.albert_core.tiny_vocab import tiny_vocab
 
 BERT: dict[str, Any] = {"embedding_size": 16, "sharing": "none", "hidden_act": "gelu"}

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from albert_core.config import ModelSettings
-from albert_core.contract.errors import ConfigError, IntegrityError, SourceError
 from albert_core.conversion.tf_release import (
     from_tf_variables,
     load_tf_release,
@@ -19,7 +18,8 @@ from albert_core.conversion.tf_release import (
     read_tf_tokenizer,
     tf_to_hf,
 )
-from albert_core.model import AlbertForPretraining
+from albert_core.model.albert import AlbertForPretraining
+from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
 from tests.albert_core.tiny_tf_release import (
     TF_CONFIG_VALUES,
     fake_tensorflow,
@@ -177,7 +177,7 @@ import sys
 tensorflow, folder, result = sys.argv[1:]
 sys.path.append(tensorflow)  # last, so that every other library is this environment's
 import torch
-from albert_core.contract.errors import AlbertError
+from albert_core.stage.errors import AlbertError
 from albert_core.conversion.tf_release import load_tf_release
 try:
     torch.save(load_tf_release(folder).state_dict(), result)

@@ -6,10 +6,10 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from albert_core.contract.errors import VocabularyError
-from albert_core.contract.records import CLS, MASK, SEP, SPECIAL_PIECES
-from albert_core.contract.tokenizer import Tokenizer
-from albert_core.conversion.tokenizer_export import fast_tokenizer, tokenizer_files
+from albert_core.conversion.model_folder import fast_tokenizer, tokenizer_files
+from albert_core.stage.errors import VocabularyError
+from albert_core.text.records import CLS, MASK, SEP, SPECIAL_PIECES
+from albert_core.text.tokenizer import Tokenizer
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 
 VOCABULARIES = [tiny_vocab(), tiny_vocab(lower_case=False)]

@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from albert_core.config import ModelSettings
-from albert_core.model import AlbertForPretraining
+from albert_core.model.albert import AlbertForPretraining
 from albert_core.planning.flops import training_flops, training_flops_of
 
 VOCAB_SIZE = 50

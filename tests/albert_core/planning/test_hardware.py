@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 
-from albert_core.contract.errors import ConfigError
 from albert_core.planning.hardware import (
     HARDWARE,
     Utilisation,
@@ -10,6 +9,7 @@ from albert_core.planning.hardware import (
     hardware_called,
     processor_name,
 )
+from albert_core.stage.errors import ConfigError
 
 
 def test_a_utilisation_lies_on_a_line_over_the_logarithm_of_the_width() -> None:

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_core.config import ModelSettings
-from albert_core.model import AlbertForPretraining
+from albert_core.model.albert import AlbertForPretraining
 from albert_core.planning.parameters import (
     PUBLISHED_SIZES,
     Convention,

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.contract.errors import ConfigError
 from albert_core.planning.flops import training_flops
 from albert_core.planning.hardware import find_hardware
 from albert_core.planning.run_plan import (
@@ -15,6 +14,7 @@ from albert_core.planning.run_plan import (
     batch_advice,
     plan_run,
 )
+from albert_core.stage.errors import ConfigError
 
 H200 = find_hardware("h200").with_given(
     peak_tflops=1000.0, memory_gib=None, utilisation=0.5, usd_per_hour=4.0

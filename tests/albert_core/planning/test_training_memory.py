@@ -8,14 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from albert_core import losses
 from albert_core.config import ModelSettings
-from albert_core.layers import attention as attention_module
-from albert_core.layers import linear
-from albert_core.layers.linear import then_and_again
-from albert_core.losses import masked_lm_loss, sentence_order_loss
-from albert_core.model import AlbertForPretraining
-from albert_core.optimizer import build_optimizer
+from albert_core.model import attention as attention_module
+from albert_core.model import dense, losses
+from albert_core.model.albert import AlbertForPretraining
+from albert_core.model.dense import then_and_again
+from albert_core.model.losses import masked_lm_loss, sentence_order_loss
 from albert_core.planning.training_memory import (
     MicroBatch,
     Precision,
@@ -23,6 +21,7 @@ from albert_core.planning.training_memory import (
     saved_for_backward,
     training_memory,
 )
+from albert_core.training.optimizer import build_optimizer
 from tests.albert_core.live_memory import LiveBytes, saved_bytes
 
 VOCAB_SIZE = 2000
@@ -115,7 +114,7 @@ def test_the_formula_gives_what_autograd_keeps_by_the_rules_of_autocast_on_cuda(
 
     monkeypatch.setattr(F, "layer_norm", in_float32)
     monkeypatch.setattr(losses._CrossEntropy, "apply", whole_loss)
-    monkeypatch.setattr(linear, "_has_product", lambda *_: False)
+    monkeypatch.setattr(dense, "_has_product", lambda *_: False)
     monkeypatch.setattr(attention_module, "attend", fused)
     step = Step(
         ModelSettings(**(SIZES | MODELS[kind])), replace(SHAPES[shape], precision="bfloat16")

@@ -6,11 +6,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from albert_core.scores.figure import as_svg
-from albert_core.scores.page import as_page
-from albert_core.scores.picture import as_png
-from albert_core.scores.published import PUBLISHED
-from albert_core.scores.table import ScoreTable, build_table
+from albert_core.scores.page import as_page, as_png, as_svg
+from albert_core.scores.table import PUBLISHED, ScoreTable, build_table
 from tests.albert_core.scores.made_runs import made_run, paper_runs
 
 VOID = {"meta"}

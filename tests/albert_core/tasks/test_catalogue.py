@@ -8,15 +8,9 @@ from pathlib import Path
 import pytest
 
 from albert_core.config import OwnTaskSettings
-from albert_core.contract.errors import TaskError
 from albert_core.metrics import METRICS
-from albert_core.tasks.catalogue import (
-    SCORED_WITH,
-    TASKS,
-    find_files,
-    present_tasks,
-    read_examples,
-)
+from albert_core.stage.errors import TaskError
+from albert_core.tasks.catalogue import SCORED_WITH, TASKS, find_files, present_tasks, read_examples
 from tests.albert_core.tasks.task_files import (
     DATA,
     squad_question,

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from albert_core.contract.records import CLS, SEP
-from albert_core.tasks.choices import MAX_QUESTION_PIECES, ChoiceProblem, with_option
 from albert_core.tasks.examples import ChoiceExamples, Task
+from albert_core.tasks.texts import MAX_QUESTION_PIECES, ChoiceProblem, with_option
+from albert_core.text.records import CLS, SEP
 from tests.albert_core.tiny_vocab import tiny_vocab
 
 RACE = Task(

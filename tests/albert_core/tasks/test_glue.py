@@ -7,10 +7,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from albert_core.contract.errors import TaskError
+from albert_core.stage.errors import TaskError
 from albert_core.tasks.catalogue import TASKS, TaskFiles, find_files, read_examples
 from albert_core.tasks.examples import Split, TextExamples
-from albert_core.tasks.glue_files import GLUE
+from albert_core.tasks.glue import GLUE
 from tests.albert_core.tasks.task_files import DATA, GLUE_ROWS, write, write_glue
 
 ROWS_OF_GLUE = [

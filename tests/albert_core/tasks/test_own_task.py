@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from albert_core.config import EvaluationSettings, OwnTaskSettings
-from albert_core.contract.errors import ConfigError, TaskError
+from albert_core.stage.errors import ConfigError, TaskError
 from albert_core.tasks.catalogue import own_files, read_examples
 from albert_core.tasks.examples import Split, TextExamples
 from tests.albert_core.tasks.task_files import write

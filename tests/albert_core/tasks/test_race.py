@@ -8,7 +8,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from albert_core.contract.errors import TaskError
+from albert_core.stage.errors import TaskError
 from albert_core.tasks.catalogue import TASKS, find_files, read_examples
 from albert_core.tasks.examples import ChoiceExamples, Split
 from albert_core.tasks.race import read_race

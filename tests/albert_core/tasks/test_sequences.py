@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albert_core.contract.records import CLS, SEP
 from albert_core.tasks.sequences import Sequences, batches_by_length
+from albert_core.text.records import CLS, SEP
 
 CPU = torch.device("cpu")
 _SEGMENTS = st.lists(st.integers(5, 30_000), max_size=9)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_core.config import SpanSettings
-from albert_core.contract.piece_offsets import encode_with_spans
-from albert_core.tasks import span_decoding
+from albert_core.tasks import span_heads
 from albert_core.tasks.examples import SpanExamples
-from albert_core.tasks.span_decoding import rank_answers
+from albert_core.tasks.span_heads import rank_answers
 from albert_core.tasks.span_inputs import Windows, span_inputs
+from albert_core.text.piece_offsets import encode_with_spans
 from tests.albert_core.tasks.made_spans import made_questions, one_question
 from tests.albert_core.tiny_vocab import tiny_vocab
 
@@ -112,7 +112,7 @@ def test_answers_are_those_of_the_reference(
     number = min(number, 5) if beam else number
     outputs = made_outputs(inputs, seed, number, beam)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(span_decoding, "_WINDOWS_AT_ONCE", windows_at_once)
+        patch.setattr(span_heads, "_WINDOWS_AT_ONCE", windows_at_once)
         ranked = rank_answers(outputs, inputs.details, examples, chosen)
     found = list(zip(ranked.texts, ranked.scores.tolist(), strict=True))
     expected = plain_answers(outputs, inputs.details, examples, chosen)

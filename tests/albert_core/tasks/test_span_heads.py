@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AlbertForQuestionAnswering
 
 from albert_core.config import ModelSettings
-from albert_core.model import AlbertModel
+from albert_core.model.albert import AlbertModel
 from albert_core.tasks.sequences import SequenceBatch, Sequences
 from albert_core.tasks.span_heads import (
     BEAM_SIZE,

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_core.config import SpanSettings
-from albert_core.contract.errors import ConfigError
-from albert_core.contract.records import CLS, SEP
+from albert_core.stage.errors import ConfigError
 from albert_core.tasks.examples import Answer, SpanExamples
 from albert_core.tasks.span_inputs import span_inputs
+from albert_core.text.records import CLS, SEP
 from tests.albert_core.tasks.made_spans import made_questions, one_question
 from tests.albert_core.tiny_vocab import tiny_vocab
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_core.contract.piece_offsets import encode_with_spans
-from albert_core.contract.tokenizer import Tokenizer
 from albert_core.tasks.examples import Answer, SpanExamples
 from albert_core.tasks.span_report import main, recovered_answers, report
 from albert_core.tasks.span_targets import NO_PIECE, ParagraphPieces, span_targets
 from albert_core.tasks.squad import read_squad
+from albert_core.text.piece_offsets import encode_with_spans
+from albert_core.text.tokenizer import Tokenizer
 from tests.albert_core.tasks.made_spans import made_questions, one_question
 from tests.albert_core.tiny_vocab import tiny_vocab
 

@@ -9,15 +9,14 @@ import pytest
 import torch
 
 from albert_core.config import ModelSettings, SpanSettings
-from albert_core.contract.tokenizer import Tokenizer
-from albert_core.model import AlbertModel
+from albert_core.model.albert import AlbertModel
 from albert_core.tasks.examples import Answer, SpanExamples, Task
 from albert_core.tasks.problem import Head, Inputs, Outputs
 from albert_core.tasks.sequences import batches_by_length
 from albert_core.tasks.span_heads import AnswerabilityHead, StartEndHead
 from albert_core.tasks.spans import SpanProblem
-from albert_core.tasks.squad import read_squad
-from albert_core.tasks.squad_metrics import score_answers
+from albert_core.tasks.squad import read_squad, score_answers
+from albert_core.text.tokenizer import Tokenizer
 from tests.albert_core.tasks.made_spans import made_questions, one_question
 from tests.albert_core.tiny_vocab import tiny_vocab
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from albert_core.contract.errors import TaskError
+from albert_core.stage.errors import TaskError
 from albert_core.tasks.examples import Answer
 from albert_core.tasks.squad import read_squad
 from tests.albert_core.tasks.task_files import DATA, squad_question, write, write_squad

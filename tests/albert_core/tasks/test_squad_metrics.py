@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albert_core.contract.errors import ShapeError
-from albert_core.tasks.squad_metrics import (
+from albert_core.stage.errors import ShapeError
+from albert_core.tasks.squad import (
     best_threshold,
     normalise_answer,
     score_answers,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albert_core.contract.errors import TaskError
+from albert_core.stage.errors import TaskError
 from albert_core.tasks.catalogue import TASKS
 from albert_core.tasks.submission import submission_files
 

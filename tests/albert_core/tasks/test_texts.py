@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albert_core.contract.records import CLS, SEP
 from albert_core.tasks.examples import Task, TextExamples
 from albert_core.tasks.texts import TextProblem, cut_pair
+from albert_core.text.records import CLS, SEP
 from tests.albert_core.tiny_vocab import tiny_vocab
 
 SENTIMENT = Task(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import zstandard
 
-from albert_core.contract import storage
-from albert_core.contract.records import Document
+from albert_core.stage import storage
+from albert_core.text.records import Document
 from pipelines.config import SourceFormat, SourceSettings
 from pipelines.readers import Unreadable, format_of, read_documents
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albert_core.contract import storage
-from albert_core.contract.records import Document
+from albert_core.stage import storage
+from albert_core.text.records import Document
 from pipelines.readers import Unreadable
 from pipelines.readers.archives import PACKED_ENDINGS
 from tests.generated_text import document

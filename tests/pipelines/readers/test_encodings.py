@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albert_core.contract.errors import ConfigError
-from albert_core.contract.records import Document
+from albert_core.stage.errors import ConfigError
+from albert_core.text.records import Document
 from pipelines.config import SourceFormat
 from pipelines.readers import Unreadable
 from tests.pipelines.readers.reading import (

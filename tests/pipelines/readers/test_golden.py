@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from albert_core.contract.records import Document
+from albert_core.text.records import Document
 from pipelines.config import SourceFormat
 from tests.pipelines.readers.reading import CORPORA, read
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_core.contract import storage
-from albert_core.contract.records import Document
+from albert_core.stage import storage
+from albert_core.text.records import Document
 from pipelines.config import SourceSettings
 from pipelines.readers import READERS, Unreadable, read_documents
 from tests.generated_text import document

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albert_core.contract import storage
-from albert_core.contract.errors import ConfigError
-from albert_core.contract.records import Document
+from albert_core.stage import storage
+from albert_core.stage.errors import ConfigError
+from albert_core.text.records import Document
 from pipelines.config import SourceFormat, SourceSettings
 from pipelines.readers import READERS, Unreadable, can_split, format_of
 from pipelines.readers.record import MAX_CONTENT_BYTES, Record

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from albert_core.contract import storage
+from albert_core.stage import storage
 from pipelines.config import SourceSettings
 from pipelines.readers import can_split, format_of, read_documents
 from tests.generated_text import document

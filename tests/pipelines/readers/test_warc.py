@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albert_core.contract.records import Document
+from albert_core.text.records import Document
 from pipelines.readers import LEFT_OUT, Unreadable
 from tests.pipelines.readers.reading import (
     CORPORA,

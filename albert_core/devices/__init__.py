@@ -1,1 +1,0 @@
-"""Many devices: which there are, state cut over ranks, TPUs."""

@@ -1,1 +1,0 @@
-"""The parts of fine-tuning: settings, loop, the model as a folder, its predictions."""

@@ -1,1 +1,0 @@
-"""What the model is made of: attention, dense layers, activation functions."""

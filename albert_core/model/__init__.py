@@ -1,0 +1,1 @@
+"""ALBERT on one page, what it is made of, and its losses."""

@@ -1,0 +1,294 @@
+"""ALBERT on one page: factorized embeddings, layers that share their weights, two heads.
+
+BERT is the same model with ``embedding_size == hidden_size`` and ``sharing = "none"``.
+
+Dimensions: B sequences, S pieces, P predictions, V vocabulary, E embedding, H hidden, N heads,
+D head size, F feed-forward, L layers; T pieces and M predictions of a whole batch, end to end.
+
+A batch is padded, (B, S), or packed, (T,): sequences laid end to end, those of equal length beside
+each other. Inside, it is always packed; a padded one is a run of B sequences of S pieces, with a
+mask. A packed batch costs what its real pieces cost, and no piece sees another sequence.
+
+Under autocast, pass ``cache_enabled=False``: each use of a shared weight then has its own cast,
+so that its gradients are summed in float32.
+
+Source: Lan et al. 2020, section 3; google-research/albert `modeling.py` (REFERENCE.md A).
+"""
+
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from albert_core.config import ModelSettings
+from albert_core.model.attention import Layout, Runs, attend_packed, layout_of
+from albert_core.model.dense import ACTIVATIONS, Linear, weights_laid_out_once
+
+LAYER_NORM_EPSILON = 1e-12
+
+
+def block_route(settings: ModelSettings) -> list[tuple[int, int]]:
+    """Return which (attention, feed-forward) blocks a piece passes through, in order.
+
+    The list has L * inner_group_num entries. What the layers share has the index of the layer's
+    group, what they do not share that of the layer itself.
+    """
+
+    def block(layer: int, inner: int, shared: bool) -> int:
+        owner = layer * settings.num_hidden_groups // settings.num_hidden_layers
+        return (owner if shared else layer) * settings.inner_group_num + inner
+
+    return [
+        (
+            block(layer, inner, settings.sharing in ("all", "attention")),
+            block(layer, inner, settings.sharing in ("all", "ffn")),
+        )
+        for layer in range(settings.num_hidden_layers)
+        for inner in range(settings.inner_group_num)
+    ]
+
+
+class Embeddings(nn.Module):
+    """The sum of word, token type and position embeddings, at width E."""
+
+    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
+        super().__init__()
+        width = settings.embedding_size
+        self.word = nn.Embedding(vocab_size, width)
+        self.token_type = nn.Embedding(settings.type_vocab_size, width)
+        self.position = nn.Embedding(settings.max_position_embeddings, width)
+        self.norm = nn.LayerNorm(width, LAYER_NORM_EPSILON)
+        self.dropout = nn.Dropout(settings.hidden_dropout_prob)
+
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor, layout: Layout) -> Tensor:
+        """Return (T, E) of two (T,)."""
+        total = self.word(input_ids) + self.token_type(token_type_ids) + self._positions(layout)
+        return self.dropout(self.norm(total))  # type: ignore[no-any-return]
+
+    def _positions(self, layout: Layout) -> Tensor:
+        if layout.positions is not None:
+            return self.position(layout.positions)  # type: ignore[no-any-return]
+        table = self.position.weight
+        rows = [table[:length].repeat(number, 1) for number, length in layout.runs]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+class Attention(nn.Module):
+    """Self-attention with N heads, then residual and layer norm."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        hidden = settings.hidden_size
+        self.num_heads = settings.num_attention_heads
+        self.weights_dropout_prob = settings.attention_probs_dropout_prob
+        self.query = Linear(hidden, hidden)  # three matrices: LAMB scales each by itself
+        self.key = Linear(hidden, hidden)
+        self.value = Linear(hidden, hidden)
+        self.output = Linear(hidden, hidden)
+        self.dropout = nn.Dropout(settings.hidden_dropout_prob)
+        self.norm = nn.LayerNorm(hidden, LAYER_NORM_EPSILON)
+
+    def forward(
+        self, x: Tensor, layout: Layout, key_mask: Tensor | None, rows: Tensor | None
+    ) -> Tensor:
+        """Return (T, H) of (T, H), or only its ``rows``, int64 (R,), as (R, H).
+
+        A mask of the keys, bool (B, 1, 1, S), is of a single run.
+        """
+        asking = rows if layout.buckets is not None else None
+        x_asking = x if asking is None else x.index_select(0, asking)
+        query, key, value = (
+            projection(each).unflatten(1, (self.num_heads, -1))
+            for projection, each in ((self.query, x_asking), (self.key, x), (self.value, x))
+        )  # (T, N, D)
+        dropout_prob = self.weights_dropout_prob if self.training else 0.0
+        seen = attend_packed(query, key, value, layout, key_mask, dropout_prob, asking).flatten(1)
+        if rows is not None and asking is None:
+            x_asking, seen = x.index_select(0, rows), seen.index_select(0, rows)
+        return self.norm(x_asking + self.dropout(self.output(seen)))  # type: ignore[no-any-return]
+
+
+class FeedForward(nn.Module):
+    """Two dense layers, H to F to H, then residual and layer norm."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.inner = Linear(settings.hidden_size, settings.intermediate_size)
+        self.activation = ACTIVATIONS[settings.hidden_act]
+        self.output = Linear(settings.intermediate_size, settings.hidden_size)
+        self.dropout = nn.Dropout(settings.hidden_dropout_prob)
+        self.norm = nn.LayerNorm(settings.hidden_size, LAYER_NORM_EPSILON)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (T, H) of (T, H)."""
+        change = self.output(self.activation(self.inner(x)))
+        return self.norm(x + self.dropout(change))  # type: ignore[no-any-return]
+
+
+class AlbertModel(nn.Module):
+    """The encoder: piece ids to one vector a piece and one a sequence."""
+
+    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.route = block_route(settings)
+        num_attentions, num_feed_forwards = (
+            1 + max(used) for used in zip(*self.route, strict=True)
+        )
+        hidden = settings.hidden_size
+        self.embeddings = Embeddings(settings, vocab_size)
+        self.projection = (
+            nn.Identity()
+            if settings.embedding_size == hidden
+            else nn.Linear(settings.embedding_size, hidden)
+        )
+        self.attentions = nn.ModuleList(Attention(settings) for _ in range(num_attentions))
+        self.feed_forwards = nn.ModuleList(FeedForward(settings) for _ in range(num_feed_forwards))
+        self.pooler = nn.Linear(hidden, hidden)
+        self.apply(partial(_initialise, std=settings.initializer_range))
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Encode a batch.
+
+        Args:
+            input_ids: int64 (B, S), [CLS] first.
+            attention_mask: bool or int64 (B, S), true or 1 at a real piece; None when no
+                sequence is padded, which is faster.
+            token_type_ids: int64 (B, S), 0 in segment a, 1 in segment b.
+
+        Returns:
+            the last layer (B, S, H) and the pooled [CLS] (B, H), in -1..1.
+        """
+        num_sequences, length = input_ids.shape
+        key_mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
+        runs = [(num_sequences, length)]
+        x = self.encode(input_ids.flatten(), token_type_ids.flatten(), runs, key_mask)
+        x = x.unflatten(0, (num_sequences, length))
+        return x, torch.tanh(self.pooler(x[:, 0]))
+
+    def encode(
+        self,
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        runs: Runs,
+        key_mask: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return the last layer (T, H) of a packed batch, or only some of its rows.
+
+        Args:
+            input_ids: int64 (T,).
+            token_type_ids: int64 (T,).
+            runs: how the T pieces are sequences.
+            key_mask: bool (B, 1, 1, S), false at padding, where a single run is padded.
+            rows: int64 (R,), positions in T. What no later layer reads of the others is not
+                computed: most of the last layer.
+
+        Returns:
+            (T, H), or (R, H).
+        """
+        num_heads = self.settings.num_attention_heads
+        head_size = self.settings.hidden_size // num_heads
+        is_padded = key_mask is not None
+        layout = layout_of(runs, input_ids.device, num_heads, head_size, is_padded)
+        x = self.projection(self.embeddings(input_ids, token_type_ids, layout))
+        last = len(self.route) - 1
+        shares_blocks = len(set(self.route)) < len(self.route)
+        with weights_laid_out_once() if shares_blocks else nullcontext():
+            for number, (attention, feed_forward) in enumerate(self.route):
+                x = self.attentions[attention](
+                    x, layout, key_mask, rows if number == last else None
+                )
+                x = self.feed_forwards[feed_forward](x)
+        return x  # type: ignore[no-any-return]
+
+
+class MaskedLMHead(nn.Module):
+    """Scores of every piece of the vocabulary, by the word embeddings themselves."""
+
+    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(settings.hidden_size, settings.embedding_size)
+        self.activation = ACTIVATIONS[settings.hidden_act]
+        self.norm = nn.LayerNorm(settings.embedding_size, LAYER_NORM_EPSILON)
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+
+    def forward(self, x: Tensor, word_embeddings: Tensor) -> Tensor:
+        """Return logits (..., V) of (..., H) and the embedding table (V, E)."""
+        return F.linear(self.norm(self.activation(self.dense(x))), word_embeddings, self.bias)
+
+
+class AlbertForPretraining(nn.Module):
+    """The encoder with the masked LM head and the sentence order head."""
+
+    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
+        super().__init__()
+        self.encoder = AlbertModel(settings, vocab_size)
+        self.masked_lm = MaskedLMHead(settings, vocab_size)
+        self.sentence_order = nn.Linear(settings.hidden_size, 2)
+        for head in (self.masked_lm, self.sentence_order):
+            head.apply(partial(_initialise, std=settings.initializer_range))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        token_type_ids: Tensor,
+        masked_lm_positions: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Score the masked positions and the order of the segments.
+
+        Args:
+            input_ids: int64 (B, S); these three as in `AlbertModel.forward`.
+            attention_mask: bool or int64 (B, S), or None.
+            token_type_ids: int64 (B, S).
+            masked_lm_positions: int64 (B, P), positions in the sequence; pad with any.
+
+        Returns:
+            masked LM logits (B, P, V) and sentence order logits (B, 2): in order, swapped.
+        """
+        x, pooled = self.encoder(input_ids, attention_mask, token_type_ids)
+        masked = x.take_along_dim(masked_lm_positions[:, :, None], dim=1)  # (B, P, H)
+        lm_logits = self.masked_lm(masked, self.encoder.embeddings.word.weight)
+        return lm_logits, self.sentence_order(pooled)
+
+    def forward_packed(
+        self,
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        runs: Runs,
+        first_positions: Tensor,
+        masked_lm_positions: Tensor,
+        key_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Score a packed batch as `forward` does a padded one, at the price of its real pieces.
+
+        Args:
+            input_ids: int64 (T,).
+            token_type_ids: int64 (T,).
+            runs: how the T pieces are B sequences.
+            first_positions: int64 (B,), where in T each sequence begins.
+            masked_lm_positions: int64 (M,), positions in T.
+            key_mask: bool (B, 1, 1, S), false at padding, where a single run is padded.
+
+        Returns:
+            masked LM logits (M, V) and sentence order logits (B, 2).
+        """
+        rows = torch.cat([first_positions, masked_lm_positions])
+        x = self.encoder.encode(input_ids, token_type_ids, runs, key_mask, rows)
+        first, masked = x.split([len(first_positions), len(masked_lm_positions)])
+        pooled = torch.tanh(self.encoder.pooler(first))
+        lm_logits = self.masked_lm(masked, self.encoder.embeddings.word.weight)
+        return lm_logits, self.sentence_order(pooled)
+
+
+def _initialise(module: nn.Module, std: float) -> None:
+    """Draw matrices from a normal truncated at two deviations; zero biases."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+    if isinstance(module, nn.Linear):
+        nn.init.zeros_(module.bias)

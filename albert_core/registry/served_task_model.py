@@ -1,0 +1,54 @@
+"""What a registered fine-tuned model does when `mlflow.pyfunc` loads it.
+
+This file travels with the model version, and with it the modules of this project that it reaches.
+"""
+
+from typing import Any
+
+import mlflow
+import pandas as pd
+from mlflow.pyfunc.model import PythonModel, PythonModelContext
+
+from albert_core.finetuning.prediction import COLUMNS, FinetunedModel, load_finetuned
+
+MODEL_ARTIFACT = "model"
+"""Name of the folder of the fine-tuned model among the version's artifacts."""
+
+
+class FinetunedPyfunc(PythonModel):
+    """Labels texts, answers questions, or chooses, as it was fine-tuned to.
+
+    MLflow's server asks it from several threads, as `FinetunedModel` allows.
+    """
+
+    model: FinetunedModel
+
+    def load_context(self, context: PythonModelContext) -> None:
+        """Load the model from the version's own files."""
+        self.model = load_finetuned(context.artifacts[MODEL_ARTIFACT])
+
+    def predict(
+        self,
+        context: PythonModelContext | None,
+        model_input: pd.DataFrame,
+        params: dict[str, Any] | None = None,
+    ) -> pd.DataFrame:
+        """Return a row of `FinetunedModel.predict` for each row.
+
+        Args:
+            context: not used.
+            model_input: the columns of `prediction.COLUMNS` for the kind of task.
+            params: none.
+
+        Raises:
+            TaskError: a text is missing or empty.
+        """
+        names = [name for name in COLUMNS[self.model.task.kind] if name in model_input]
+        columns = [model_input[name].tolist() for name in names]
+        rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+        if not rows and len(model_input):  # so that what is missing is named
+            rows = [{} for _ in range(len(model_input))]
+        return pd.DataFrame(self.model.predict(rows))
+
+
+mlflow.models.set_model(FinetunedPyfunc())

@@ -1,0 +1,149 @@
+"""Run a stage by hand: a command line made from the stage's own signature.
+
+A stage is a function ``run(source: SourceSettings, ..., corpus: str, work: str) -> str``. Its
+parameters that are settings are read from the section of the same name in a recipe file (JSON,
+as saved beside every run); the others are options. The last line printed is the URI of the
+manifest.
+"""
+
+import argparse
+import inspect
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from albert_core.stage import lock, storage
+from albert_core.stage.credentials import redacted
+from albert_core.stage.environment import whole_number
+from albert_core.stage.errors import AlbertError, ConfigError
+from albert_core.stage.log import say, set_up_log
+from albert_core.stage.outage import is_passing
+from albert_core.stage.provenance import Call, called_as
+from albert_core.stage.settings import Settings, refuse_credentials
+
+Stage = Callable[..., str]
+RESULT = "manifest: "
+"""What stands before the manifest's URI on the last line of a stage's output."""
+NO_RESULT = "none"
+"""What stands there of a command that found nothing to do."""
+FAILURE = "error: "
+"""What stands before the message of a stage that failed."""
+FAILURE_STATUS = 2
+DEFECT_STATUS = 1
+RUN_AGAIN_STATUS = os.EX_TEMPFAIL
+"""Exit status (75) of a stage that met what passes by itself: a server that is away, a worker
+process lost, an order to stop. The same command goes on from what is done."""
+
+
+def stage_main(run: Stage) -> NoReturn:
+    """Run the stage ``run`` with the process's arguments, and end the process with its status.
+
+    The status is that of `run_command_line`, or 1 after a defect, whose traceback is printed.
+    """
+    try:
+        status = run_command_line(run, sys.argv[1:])
+    except Exception:  # noqa: BLE001
+        say(redacted(traceback.format_exc()).rstrip(), sys.stderr, logging.ERROR)
+        status = DEFECT_STATUS
+    # The interpreter's own end can wait for ever: for a thread that a library left running, or
+    # for a lock that such a thread (gRPC's) held when it was stopped.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def run_command_line(run: Stage, argv: Sequence[str]) -> int:
+    """Run the stage ``run`` with ``argv``, print its result or its message; return the status."""
+    logging.getLogger("apache_beam").setLevel(logging.ERROR)
+    try:
+        set_up_log(_module_of(run))
+        arguments = _arguments(run, argv)
+        with called_as(_call(run, arguments)):
+            manifest = run(**arguments)
+    except AlbertError as error:
+        say(f"{FAILURE}{error}", sys.stderr, logging.ERROR)
+        return RUN_AGAIN_STATUS if is_passing(error) else FAILURE_STATUS
+    except Exception as error:
+        if not is_passing(error):
+            raise
+        named = redacted(f"{type(error).__name__}: {error}")
+        say(f"{FAILURE}a server or store is away ({named})", sys.stderr, logging.ERROR)
+        return RUN_AGAIN_STATUS
+    finally:
+        lock.release_all()
+    say(f"{RESULT}{manifest}", sys.stdout)
+    return 0
+
+
+def stage_argv(module: str, recipe: str, **inputs: str) -> list[str]:
+    """Return the command line that runs the stage in ``module``."""
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in inputs.items()]
+    return [sys.executable, "-m", module, f"--recipe={recipe}", *options]
+
+
+def _arguments(run: Stage, argv: Sequence[str]) -> dict[str, Any]:
+    parameters = inspect.signature(run, eval_str=True).parameters
+    sections = {
+        name: parameter.annotation
+        for name, parameter in parameters.items()
+        if inspect.isclass(parameter.annotation) and issubclass(parameter.annotation, Settings)
+    }
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {run.__module__}", description=inspect.getdoc(run)
+    )
+    parser.add_argument("--recipe", required=True, help="resolved recipe, JSON")
+    for name, parameter in parameters.items():
+        if name not in sections:
+            parser.add_argument(
+                f"--{name.replace('_', '-')}",
+                required=parameter.default is inspect.Parameter.empty,
+                default=parameter.default,
+            )
+    options = vars(parser.parse_args(argv))
+    refuse_credentials(options, "the command line")
+    recipe_uri = options.pop("recipe")
+    if not recipe_uri or not storage.exists(recipe_uri):
+        raise ConfigError(f"{recipe_uri!r} is missing: give --recipe a resolved recipe (JSON).")
+    recipe = _read_recipe(recipe_uri)
+    settings = {
+        name: section.read(recipe.get(name, {}), f"{recipe_uri}, section {name}")
+        for name, section in sections.items()
+    }
+    return settings | options
+
+
+def _call(run: Stage, arguments: Mapping[str, Any]) -> Call:
+    sections = {
+        n: v.model_dump(mode="json") for n, v in arguments.items() if isinstance(v, Settings)
+    }
+    others = {n: str(v) for n, v in arguments.items() if n not in sections and n != "work"}
+    return Call(module=_module_of(run), recipe=sections, options=others)
+
+
+def _module_of(run: Stage) -> str:
+    spec = getattr(sys.modules[run.__module__], "__spec__", None)  # of "__main__" too
+    return run.__module__ if spec is None else str(spec.name)
+
+
+def _read_recipe(uri: str) -> dict[str, Any]:
+    try:
+        recipe = json.loads(storage.read_bytes(uri))
+    except ValueError as error:
+        raise ConfigError(f"{uri} is not JSON: {error}. Give a resolved recipe.") from error
+    if not isinstance(recipe, dict):
+        raise ConfigError(f"{uri} holds no object of sections. Give a resolved recipe.")
+    return recipe
+
+
+def worker_count() -> int:
+    """Return how many worker processes a stage may use: ALBERT_WORKERS, else the cores there are.
+
+    Raises:
+        ConfigError: ALBERT_WORKERS is something else.
+    """
+    return whole_number("ALBERT_WORKERS", len(os.sched_getaffinity(0)))

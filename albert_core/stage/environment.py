@@ -1,0 +1,50 @@
+"""Whole numbers that the environment gives."""
+
+import os
+from pathlib import Path
+
+from albert_core.stage import storage
+from albert_core.stage.credentials import redacted
+from albert_core.stage.errors import ConfigError
+from albert_core.stage.settings import refuse_credentials
+
+
+def whole_number(variable: str, default: int) -> int:
+    """Return the number in an environment variable, at least 1; ``default`` without it.
+
+    Raises:
+        ConfigError: it is another text.
+    """
+    text = os.environ.get(variable, str(default))
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{variable}={text!r} must be a whole number, at least 1")
+    return int(text)
+
+
+def work_folder(work: str | None) -> str:
+    """Return the folder for all results, absolute.
+
+    Raises:
+        ConfigError: its URI has credentials in it.
+    """
+    folder = work or os.environ.get("ALBERT_WORK") or "work"
+    refuse_credentials(folder, "the work folder")
+    return storage.absolute(folder)
+
+
+TRACKING_URI = "MLFLOW_TRACKING_URI"
+
+
+def tracking_uri(work: str) -> str:
+    """Return where MLflow keeps runs and models.
+
+    That is ``MLFLOW_TRACKING_URI`` when it is set, else a SQLite file in ``work``; in the
+    working directory when ``work`` is not on this machine.
+    """
+    folder = storage.local_path(work) or Path()
+    return os.environ.get(TRACKING_URI) or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
+
+
+def shown_tracking_uri(work: str) -> str:
+    """Return `tracking_uri` for a message: without a user's name and password."""
+    return redacted(tracking_uri(work))

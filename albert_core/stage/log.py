@@ -1,0 +1,154 @@
+"""Log lines: text for people, or JSON for programs with the ids of the runs they belong to.
+
+``ALBERT_LOG_FORMAT=json`` makes every line an object with ``time``, ``level``, ``stage``,
+``flow_run_id``, ``mlflow_run_id``, ``logger`` and ``message``, as far as they are known.
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Self, TextIO
+
+from pythonjsonlogger.json import JsonFormatter
+
+from albert_core.stage.credentials import hide_credentials_in_logs
+from albert_core.stage.errors import ConfigError
+
+FORMAT = "ALBERT_LOG_FORMAT"
+FLOW_RUN = "ALBERT_FLOW_RUN"
+"""Environment variable with the id of the flow run that started a stage."""
+
+_FORMATS = ("text", "json")
+
+_ids: dict[str, str] = {}
+
+
+class _JsonLines(JsonFormatter):
+    def add_fields(
+        self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]
+    ) -> None:
+        time = datetime.fromtimestamp(record.created, UTC)
+        log_data["time"] = time.isoformat(timespec="milliseconds")
+        log_data["level"] = record.levelname
+        log_data.update(_ids)
+        log_data["logger"] = record.name
+        super().add_fields(log_data, record, message_dict)
+
+
+def is_json() -> bool:
+    """Return whether lines are JSON.
+
+    Raises:
+        ConfigError: ALBERT_LOG_FORMAT is something else.
+    """
+    asked = os.environ.get(FORMAT) or _FORMATS[0]
+    if asked not in _FORMATS:
+        raise ConfigError(f"{FORMAT}={asked!r} must be one of {', '.join(_FORMATS)}")
+    return asked == "json"
+
+
+def set_up_log(stage: str) -> None:
+    """Have this process's log go to its output, in the format asked for, without credentials.
+
+    Args:
+        stage: name of its module.
+
+    Raises:
+        ConfigError: see `is_json`.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout, force=True)
+    hide_credentials_in_logs()
+    _ids.clear()
+    note_ids(stage=stage, flow_run_id=os.environ.get(FLOW_RUN, ""))
+    use_format(logging.getLogger())
+
+
+def use_format(logger: logging.Logger) -> None:
+    """Have the handlers of a logger write JSON, if it is asked for.
+
+    Raises:
+        ConfigError: see `is_json`.
+    """
+    if is_json():
+        for handler in logger.handlers:
+            handler.setFormatter(_JsonLines("%(message)s"))
+
+
+def note_ids(**ids: str) -> None:
+    """Have later lines of this process name what they belong to; what is noted already stays."""
+    for name, value in ids.items():
+        if value:
+            _ids.setdefault(name, value)
+
+
+def say(text: str, stream: TextIO, level: int = logging.INFO) -> None:
+    """Print what is no log record, a stage's result for example, as a line of the format."""
+    if os.environ.get(FORMAT) == "json":
+        record = logging.LogRecord("albert", level, __file__, 0, text, None, None)
+        text = _JsonLines("%(message)s").format(record)
+    print(text, file=stream, flush=True)
+
+
+def read_line(line: str) -> tuple[int, str, Mapping[str, Any]]:
+    """Return the level and the message of a line in either format, and the ids that it names."""
+    if not line.startswith("{"):
+        return logging.INFO, line, {}
+    try:
+        fields = json.loads(line)
+        level = logging.getLevelNamesMapping()[fields["level"]]
+        message = str(fields["message"])
+    except (ValueError, KeyError, TypeError):
+        return logging.INFO, line, {}
+    if error := fields.get("exc_info"):
+        message = f"{message}\n{error}"
+    ids = {name: fields[name] for name in ("stage", "mlflow_run_id") if name in fields}
+    return level, message, ids
+
+
+PROGRESS = "progress: "
+"""What stands before a report on a line of a stage's output."""
+ASKED_FOR = "ALBERT_REPORTS_PROGRESS"
+"""Set where the process that reads the output takes such lines out."""
+_SECONDS_BETWEEN = 2.0
+
+_last_time = -_SECONDS_BETWEEN
+
+
+@dataclass(frozen=True)
+class StageProgress:
+    """What is done of what is to do, in the stage's own units."""
+
+    done: float
+    total: float
+    unit: str
+    """For example steps, or bytes."""
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1."""
+        return min(1.0, self.done / self.total) if self.total else 1.0
+
+    @classmethod
+    def from_line(cls, line: str) -> Self | None:
+        """Return what `report_progress` printed as ``line``; None of any other line."""
+        if not line.startswith(PROGRESS):
+            return None
+        try:
+            return cls(**json.loads(line.removeprefix(PROGRESS)))
+        except (ValueError, TypeError):
+            return None
+
+
+def report_progress(done: float, total: float, unit: str) -> None:
+    """Print how far the stage is, if it was asked to and did not do so just now."""
+    global _last_time  # noqa: PLW0603 - of the process's one output
+    now = time.monotonic()
+    if ASKED_FOR not in os.environ or now - _last_time < _SECONDS_BETWEEN:
+        return
+    _last_time = now
+    print(f"{PROGRESS}{json.dumps(asdict(StageProgress(done, total, unit)))}", flush=True)

@@ -1,0 +1,223 @@
+"""Files by URI, through fsspec: local, memory, s3, gs, http. Writes appear whole or not at all."""
+
+import hashlib
+import os
+import posixpath
+import re
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+import fsspec
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from albert_core.stage.errors import SourceError
+
+_CHUNK_BYTES = 1 << 20
+
+
+def filesystem(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """Return the file system of ``uri`` and the path in it."""
+    try:
+        return cast(tuple[fsspec.AbstractFileSystem, str], url_to_fs(uri))
+    except (ImportError, ValueError) as error:
+        raise SourceError(f"{uri}: {error}. Check the part before '://'.") from error
+
+
+def join(uri: str, *parts: str) -> str:
+    """Return ``uri`` with ``parts`` appended, with single slashes."""
+    return posixpath.join(uri.rstrip("/") or uri[:1], *parts)
+
+
+def local_path(uri: str) -> Path | None:
+    """Return ``uri`` as a local path, or None when it is elsewhere."""
+    fs, path = filesystem(uri)
+    return Path(path) if isinstance(fs, LocalFileSystem) else None
+
+
+def absolute(uri: str) -> str:
+    """Return ``uri`` so that it means the same from any working directory."""
+    path = local_path(uri)
+    return uri if path is None else os.path.abspath(path)
+
+
+def exists(uri: str) -> bool:
+    """Return whether there is a file or folder at ``uri``."""
+    fs, path = filesystem(uri)
+    return bool(fs.exists(path))
+
+
+def read_bytes(uri: str) -> bytes:
+    """Return the whole content of the file at ``uri``."""
+    fs, path = filesystem(uri)
+    return cast(bytes, fs.cat_file(path))
+
+
+@contextmanager
+def open_atomic(uri: str) -> Iterator[IO[bytes]]:
+    """Open ``uri`` for writing; the file appears under its name only when all is written.
+
+    A temporary file in the same folder is renamed; object stores show an object only when it is
+    closed. When the block raises, nothing appears. Threads may write at once: none of this is
+    fsspec's transaction, which all files of a store in one process have in common.
+    """
+    fs, path = filesystem(uri)
+    if not isinstance(fs, LocalFileSystem):
+        write = _shown_when_closed if fs.async_impl else _renamed_when_closed
+        with write(fs, path) as file:
+            yield file
+        return
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}~{process_name()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _shown_when_closed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
+    file = fs._open(path, "wb", autocommit=False)  # noqa: SLF001 - `open` would join a transaction
+    try:
+        with file:
+            yield file
+        file.commit()
+    except BaseException:
+        file.discard()
+        raise
+
+
+@contextmanager
+def _renamed_when_closed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
+    folder, _, name = path.rpartition("/")
+    temporary = f"{folder}/.{name}~{process_name()}.tmp"
+    fs.makedirs(folder, exist_ok=True)
+    try:
+        with fs.open(temporary, "wb") as file:
+            yield file
+        fs.mv(temporary, path)
+    except BaseException:
+        if fs.exists(temporary):
+            fs.rm(temporary)
+        raise
+
+
+def write_bytes(uri: str, content: bytes) -> None:
+    """Write ``content`` to ``uri``, whole or not at all."""
+    with open_atomic(uri) as file:
+        file.write(content)
+
+
+def create(uri: str, content: bytes) -> bool:
+    """Write ``content`` to ``uri`` if there is no file yet; return whether it was written.
+
+    Of several processes that try at once, one does it, on any host: locally and in S3, Google's
+    and Azure's stores.
+    """
+    fs, path = filesystem(uri)
+    try:
+        if isinstance(fs, LocalFileSystem):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "xb") as file:
+                try:
+                    file.write(content)
+                    file.flush()
+                except OSError:  # the disk is full: what is half written must not stay
+                    Path(path).unlink()
+                    raise
+        else:
+            fs.pipe_file(path, content, mode="create")
+    except FileExistsError:
+        return False
+    except OSError:  # a store may say so in other words, or the answer to a success was lost
+        if not exists(uri):
+            raise
+        return read_bytes(uri) == content
+    return True
+
+
+def sha256_of(uri: str) -> str:
+    """Return the SHA-256 of the file at ``uri``, as 64 hexadecimal digits."""
+    fs, path = filesystem(uri)
+    digest = hashlib.sha256()
+    with fs.open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def remove(uri: str) -> None:
+    """Remove the file or folder at ``uri``, if it is there."""
+    fs, path = filesystem(uri)
+    if fs.exists(path):
+        fs.rm(path, recursive=True)
+
+
+def list_folder(uri: str) -> list[dict[str, Any]]:
+    """Return fsspec's entries of the folder at ``uri``, sorted by name; empty if it is absent."""
+    fs, path = filesystem(uri)
+    if not fs.exists(path):
+        return []
+    return sorted(fs.ls(path, detail=True, refresh=True), key=lambda entry: str(entry["name"]))
+
+
+def list_names(uri: str) -> list[str]:
+    """Return the names, without the folder's, of all that is in the folder at ``uri``, sorted."""
+    return [str(entry["name"]).rstrip("/").rpartition("/")[2] for entry in list_folder(uri)]
+
+
+def process_name() -> str:
+    """Return a name that no other process and no other call has: machine, pid, a random part."""
+    return f"{machine_name()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def machine() -> str:
+    """Return what tells the space of process numbers: the kernel's boot, and the container's own.
+
+    Two containers may have one host name, and the same numbers of other processes. Empty where
+    the kernel says neither.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def machine_name() -> str:
+    """Return a name for this machine's, or container's, space of process numbers."""
+    return f"{socket.gethostname()}-{hashlib.sha256(machine().encode()).hexdigest()[:8]}"
+
+
+def remove_abandoned(folder: str) -> None:
+    """Remove from ``folder`` what killed processes of this machine were still writing."""
+    for name in list_names(folder):
+        if is_abandoned(name):
+            remove(join(folder, name))
+
+
+def is_abandoned(name: str) -> bool:
+    """Return whether ``name`` is a temporary file or folder of a process here that is gone.
+
+    Those are ``.scratch-PROCESS`` and ``.NAME~PROCESS.tmp``; see `process_name`.
+    """
+    here = re.escape(machine_name())
+    made_by = re.fullmatch(rf"\.(?:scratch-|.+~){here}-([0-9]+)-\w+(?:\.tmp)?", name)
+    if made_by is None:
+        return False
+    try:
+        os.kill(int(made_by.group(1)), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

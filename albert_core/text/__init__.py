@@ -1,0 +1,1 @@
+"""What text and training agree on: records, tokenizer, masking, seeds. No torch."""

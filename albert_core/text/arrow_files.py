@@ -1,0 +1,44 @@
+"""Arrow IPC files by URI: written whole, mapped into memory when they are read locally."""
+
+from typing import Literal
+
+import pyarrow as pa
+
+from albert_core.stage import storage
+
+Compression = Literal["none", "zstd"]
+
+
+def write_arrow(table: pa.Table, uri: str, compression: Compression = "none") -> None:
+    """Write ``table`` to ``uri`` as one Arrow IPC file with a single record batch.
+
+    Args:
+        table: what to write.
+        uri: where to.
+        compression: of each buffer; only an uncompressed file is mapped when it is read.
+    """
+    options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
+    with (
+        storage.open_atomic(uri) as file,
+        pa.ipc.new_file(file, table.schema, options=options) as writer,
+    ):
+        writer.write_table(table.combine_chunks())
+
+
+def open_arrow(uri: str) -> pa.RecordBatchFileReader:
+    """Return a reader of the record batches at ``uri``; a local file is mapped.
+
+    Elsewhere only what is asked for is fetched, and not the whole file.
+    """
+    path = storage.local_path(uri)
+    if path is None:
+        fs, remote = storage.filesystem(uri)
+        return pa.ipc.open_file(pa.PythonFile(fs.open(remote, "rb"), mode="r"))
+    return pa.ipc.open_file(pa.memory_map(str(path)))
+
+
+def read_arrow(uri: str) -> pa.Table:
+    """Return the table at ``uri``; a local file is mapped, not read."""
+    if storage.local_path(uri) is None:
+        return pa.ipc.open_file(pa.BufferReader(storage.read_bytes(uri))).read_all()
+    return open_arrow(uri).read_all()

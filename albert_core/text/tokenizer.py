@@ -1,0 +1,225 @@
+"""Text to piece ids: ALBERT's normalisation, then SentencePiece; and which pieces start a word."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from itertools import chain, pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import sentencepiece
+from numpy.typing import NDArray
+
+from albert_core.stage import storage
+from albert_core.stage.errors import IntegrityError
+from albert_core.text.records import SPECIAL_PIECES
+from albert_core.text.word_table import WordTable
+
+SPIECE_MODEL = "spiece.model"
+WORD_MARK = "▁"
+_WORD_OF_ITS_OWN = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')
+_ASCII_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_BEYOND_ASCII = re.compile("[^\x00-\x7f]+")
+_BLANKS = bytes.maketrans(b"\t\v\f\r\x1c\x1d\x1e\x1f", b" " * 8)
+"""What ASCII text can have as blanks beside the space and the line end; all become spaces."""
+_LOWER_CASE_AND_BLANKS = bytes(range(256)).lower().translate(_BLANKS)
+
+
+def normalise_for_pieces(text: str, lower_case: bool) -> str:
+    """Return ``text`` as the vocabulary sees it: one line, NFKD without accents, lower-cased.
+
+    Source: REFERENCE.md B.1 (`preprocess_text` of the reference).
+    """
+    text = _BEYOND_ASCII.sub(_decomposed, " ".join(text.split()))
+    return text.lower() if lower_case else text
+
+
+def normalise_document(text: bytes, lower_case: bool) -> bytes:
+    """Return UTF-8 ``text`` with each of its lines as `normalise_for_pieces` gives it.
+
+    But for runs of blanks, and those at either end. This is for documents of many lines, most of
+    them ASCII, which are never decoded.
+    """
+    if not text.isascii():
+        text = b"\n".join(
+            line if line.isascii() else _beyond_ascii(line.decode(), lower_case)
+            for line in text.split(b"\n")
+        )
+    return text.translate(_LOWER_CASE_AND_BLANKS if lower_case else _BLANKS)
+
+
+def _beyond_ascii(line: str, lower_case: bool) -> bytes:
+    decomposed = _BEYOND_ASCII.sub(_decomposed, line)
+    return (decomposed.lower() if lower_case else decomposed).encode()
+
+
+def _decomposed(run: re.Match[str]) -> str:
+    return _decompose(run[0])
+
+
+@lru_cache(maxsize=1 << 16)
+def _decompose(run: str) -> str:
+    """Return NFKD of ``run`` without combining characters, any blank a space.
+
+    A run at a time gives what a text at a time does: characters are decomposed one by one, and
+    put in order only as far as they are combining. There are few runs, often met again.
+    """
+    blanks_made_spaces = "".join(" " if c.isspace() else c for c in run)
+    decomposed = unicodedata.normalize("NFKD", blanks_made_spaces)
+    return "".join(c for c in decomposed if not unicodedata.combining(c))
+
+
+def starts_word(piece: str) -> bool:
+    """Return whether ``piece`` opens a new word for whole-word masking.
+
+    Source: REFERENCE.md B.6 (`_is_start_piece_sp` of the reference).
+    """
+    if piece.startswith((WORD_MARK, "<")) or piece in _WORD_OF_ITS_OWN:
+        return True
+    return any(c not in _ASCII_LETTERS and c not in _WORD_OF_ITS_OWN for c in piece)
+
+
+class Tokenizer:
+    """A SentencePiece model with ALBERT's special pieces; any number of threads may share one.
+
+    What is computed once is the same whoever does it: two threads that do so together, as
+    `cached_property` lets them from Python 3.12 on, only do it twice. The table of words, which
+    grows, has a lock.
+
+    Args:
+        model: serialised SentencePiece model.
+        lower_case: whether the text is lower-cased before it is split.
+        split_digit_commas: whether the comma of a piece like "1948," becomes a piece of its own,
+            as the reference has it; SentencePiece alone, and Hugging Face, do not split it.
+
+    Raises:
+        IntegrityError: the model does not have ALBERT's special pieces at ids 0 to 4.
+    """
+
+    def __init__(
+        self, model: bytes, lower_case: bool = True, split_digit_commas: bool = False
+    ) -> None:
+        self.model = model
+        self.lower_case = lower_case
+        self.split_digit_commas = split_digit_commas
+        # What was encoded before. Of two ways to split a word that are equally probable,
+        # SentencePiece takes the one that the rounding of the sentence's sum so far favours ("kkk"
+        # is "k", "kk" or "kk", "k"): this takes what it does when the word is alone. One sentence
+        # in 25,000 has such a word.
+        self._words = WordTable(self._encode_words)
+        try:
+            self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise IntegrityError(
+                f"the vocabulary is no SentencePiece model ({error}). Train it again."
+            ) from error
+        size = min(len(SPECIAL_PIECES), self.vocab_size)
+        found = tuple(self.processor.id_to_piece(i) for i in range(size))
+        if found != SPECIAL_PIECES:
+            raise IntegrityError(
+                f"the vocabulary begins with {found}, expected {SPECIAL_PIECES}. "
+                "Train it with this project, or use the published 30k-clean.model."
+            )
+
+    @classmethod
+    def load(
+        cls, folder: str, lower_case: bool = True, split_digit_commas: bool = False
+    ) -> "Tokenizer":
+        """Return the tokenizer of the vocabulary or model folder at ``folder`` (a URI)."""
+        model = storage.read_bytes(storage.join(folder, SPIECE_MODEL))
+        return cls(model, lower_case, split_digit_commas)
+
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[bytes, bool, bool]]:
+        """Travel to worker processes as the model's bytes."""
+        return Tokenizer, (self.model, self.lower_case, self.split_digit_commas)
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of pieces, special ones included."""
+        return int(self.processor.vocab_size())
+
+    @cached_property
+    def pieces(self) -> list[str]:
+        """The V pieces, by id."""
+        return [self.processor.id_to_piece(i) for i in range(self.vocab_size)]
+
+    @cached_property
+    def starts_word(self) -> NDArray[np.bool_]:
+        """bool (V,): whether each piece opens a new word."""
+        return np.array([starts_word(piece) for piece in self.pieces])
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the piece ids of each text, without special pieces.
+
+        Special pieces written out in a text, like "[MASK]", are split as ordinary text.
+        """
+        lines = [normalise_for_pieces(text, self.lower_case) for text in texts]
+        pieces, lengths = self._pieces_of(pa.array(lines, pa.large_string()))
+        ids, bounds = pieces.tolist(), np.cumsum(lengths).tolist()
+        return [ids[begin:end] for begin, end in pairwise([0, *bounds])]
+
+    def encode_lines(
+        self, texts: Sequence[bytes]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the piece ids of every line of every UTF-8 text, laid end to end.
+
+        Returns:
+            Ids int32 (N,); the number of them in each line, int64 (L,), which sum to N; and the
+            number of lines of each text, int64 (len(texts),), which sum to L. Together they say
+            what `encode` does for each line.
+        """
+        normalised = [normalise_document(text, self.lower_case) for text in texts]
+        lines = pc.split_pattern(pa.array(normalised, pa.large_string()), "\n")
+        pieces, lengths = self._pieces_of(lines.flatten())
+        return pieces, lengths, pc.list_value_length(lines).to_numpy()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ``ids``."""
+        return str(self.processor.decode(list(map(int, ids))))
+
+    def _pieces_of(self, lines: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return the ids of all L lines, end to end, and the number in each, int64 (L,)."""
+        if not self.words_are_apart:
+            return self._words.pieces_of(lines)
+        words = pc.ascii_split_whitespace(lines)
+        pieces, lengths = self._words.pieces_of(words.flatten())
+        line_ends = np.append(0, np.cumsum(pc.list_value_length(words)))
+        return pieces, np.diff(np.append(0, np.cumsum(lengths))[line_ends])
+
+    @cached_property
+    def words_are_apart(self) -> bool:
+        """Whether the pieces of a line are those of its words, one after the other.
+
+        So it is unless the model was trained to keep blanks as they are, or to have pieces of
+        several words.
+        """
+        blanks, *words = self.processor.encode([" a  a ", "a", "a"])
+        return bool(blanks == list(chain(*words))) and not any(
+            WORD_MARK in p[1:] for p in self.pieces
+        )
+
+    def _encode_words(self, words: list[str]) -> list[list[int]]:
+        encoded: list[list[int]] = self.processor.encode(words, num_threads=1)
+        if not self.split_digit_commas:
+            return encoded
+        split = self.digit_commas
+        return [[part for piece in ids for part in split.get(piece, (piece,))] for ids in encoded]
+
+    @cached_property
+    def digit_commas(self) -> dict[int, list[int]]:
+        """Each piece that ends in a digit and a comma -> what the reference makes of it.
+
+        What stands before the comma is split again as a text of its own, so that a piece from
+        inside a word gets the mark of a word's start: "1," becomes "▁1" and ",". The reference
+        means to remove that mark, but compares bytes with text.
+
+        Source: REFERENCE.md B.2 (`encode_pieces` of the reference).
+        """
+        comma = self.processor.piece_to_id(",")
+        return {
+            number: [*self.processor.encode(piece[:-1].replace(WORD_MARK, "")), comma]
+            for number, piece in enumerate(self.pieces)
+            if piece[-1:] == "," and piece[-2:-1].isdigit()
+        }

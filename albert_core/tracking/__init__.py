@@ -1,0 +1,1 @@
+"""The one place that talks to MLflow's tracking server, at once or when it is back."""

@@ -1,0 +1,85 @@
+"""The tracking server: where it is, a client of it, the experiment, files of a run."""
+
+import logging
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+# MLflow reads some of them on import; what the environment says already is left alone.
+os.environ.update(
+    {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    }
+    | dict(os.environ)
+)
+
+from filelock import FileLock
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from albert_core.stage import storage
+from albert_core.stage.environment import tracking_uri
+
+EXPERIMENT = "albert"
+RUN_ID = "mlflow_run_id"
+"""File in a stage's folder that says which MLflow run is its own."""
+PARENT_TAG = "mlflow.parentRunId"
+
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""MLflow's pages then open with the training runs, not with traces of language models."""
+
+for _library in ("alembic", "mlflow"):
+    logging.getLogger(_library).setLevel(logging.WARNING)
+logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it tells of every retry
+
+
+def open_client(work: str) -> MlflowClient:
+    """Return a client of the tracking server and registry at `tracking_uri`."""
+    uri = tracking_uri(work)
+    registry_uri = os.environ.get("MLFLOW_REGISTRY_URI") or uri
+    path = uri.removeprefix("sqlite:///")
+    if path == uri:
+        return MlflowClient(uri, registry_uri)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock"):  # two that make its tables at once break them
+        client = MlflowClient(uri, registry_uri)
+        client.search_experiments(max_results=1)
+    return client
+
+
+def experiment_id(client: MlflowClient, work: str) -> str:
+    """Return the id of the experiment, which is created when it is not there.
+
+    A server chooses itself where its files go; beside a database they go to ``mlartifacts`` in
+    ``work``.
+    """
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is not None:
+        return str(found.experiment_id)
+    uri = tracking_uri(work)
+    is_server = uri.startswith(("http:", "https:", "databricks"))
+    place = None if is_server else storage.absolute(storage.join(work, "mlartifacts"))
+    try:
+        return str(client.create_experiment(EXPERIMENT, place, _EXPERIMENT_TAGS))
+    except MlflowException:
+        found = client.get_experiment_by_name(EXPERIMENT)  # another process was faster
+        if found is None:
+            raise
+        return str(found.experiment_id)
+
+
+def upload(client: MlflowClient, run_id: str, uri: str, artifact_folder: str | None) -> None:
+    """Put the file or folder at ``uri`` among the run's files."""
+    with TemporaryDirectory() as scratch:
+        path = storage.local_path(uri)
+        if path is not None and not path.exists():
+            raise FileNotFoundError(uri)
+        if path is None:
+            fs, remote = storage.filesystem(uri)
+            path = Path(scratch, uri.rstrip("/").rpartition("/")[2])
+            fs.get(remote, str(path), recursive=bool(fs.isdir(remote)))
+        log_path = client.log_artifacts if path.is_dir() else client.log_artifact
+        log_path(run_id, str(path), artifact_folder)

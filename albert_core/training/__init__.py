@@ -1,0 +1,1 @@
+"""Pretraining: shards to batches, an update, checkpoints, ranks, and what a run leaves."""

@@ -1,0 +1,105 @@
+"""A model on held-out examples: losses and accuracies, each with its interval."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from albert_core.metrics import Estimate, ratio_interval
+from albert_core.model.albert import AlbertForPretraining
+from albert_core.model.losses import IGNORED
+from albert_core.training.padded_batches import make_batch
+from albert_core.training.ranks import ALONE, Ranks
+from albert_core.training.sharded_state import gathered
+from albert_core.training.shards import Batch, ExampleShards
+
+_BATCH_SIZE = 64
+_SUMS = ("masked_lm_loss", "masked_lm_accuracy", "pair_loss", "pair_accuracy", "num_predictions")
+"""What is summed over each example's predictions."""
+
+Evaluation = dict[str, Estimate]
+
+
+@torch.no_grad()
+def evaluate(
+    model: AlbertForPretraining,
+    examples: ExampleShards,
+    max_examples: int,
+    pair_task: str | None = "sentence_order",
+    ranks: Ranks = ALONE,
+) -> Evaluation:
+    """Return the model's scores on the first ``max_examples`` examples, without dropout.
+
+    The ranks share the work; each returns the same scores, whatever their number.
+
+    Args:
+        model: on the device of ``ranks``.
+        examples: held-out ones.
+        max_examples: how many to score, if there are as many.
+        pair_task: what the model learnt from pairs, a value of `train_step.PAIR_TASKS`; None for
+            nothing.
+        ranks: those that all call this, with the same model.
+
+    Returns:
+        masked_lm_loss (nats per prediction), masked_lm_accuracy (share of the predictions), and
+        by the pair task's name its loss (nats per pair) and accuracy (share of the pairs), each
+        with its 95 % interval over documents, because the examples of one document are alike.
+    """
+    shape = ranks.batch_shape(examples, _BATCH_SIZE)
+    was_training = model.training
+    model.eval()
+    count = min(len(examples), max_examples)
+    # float32 sums of a few numbers each; a rank fills its batches, the others leave them 0.
+    sums = torch.zeros(len(_SUMS), count, device=ranks.device)
+    with gathered(model, ranks):
+        for begin in range(ranks.rank * _BATCH_SIZE, count, ranks.world_size * _BATCH_SIZE):
+            end = min(begin + _BATCH_SIZE, count)
+            numbers = np.arange(begin, end)
+            by_length = np.argsort(examples.sizes(numbers)[0], kind="stable")
+            batch = make_batch(examples.rows(numbers[by_length]), shape)
+            for on_device in ranks.on_device([batch]):
+                sums[:, numbers[by_length]] = _score(model, on_device)[:, : end - begin]
+    model.train(was_training)
+    scores = dict(zip(_SUMS, ranks.sum(sums).cpu().double().numpy(), strict=True))
+    _, documents = np.unique(examples.document_ids()[:count], return_inverse=True)
+    counts = {"masked_lm": scores.pop("num_predictions"), "pair": np.ones(count)}
+    evaluation = {}
+    for name, values in scores.items():
+        task, _, measure = name.rpartition("_")
+        shown = task if task == "masked_lm" else pair_task
+        if shown is not None:
+            evaluation[f"{shown}_{measure}"] = ratio_interval(
+                _by_document(values, documents), _by_document(counts[task], documents)
+            )
+    return evaluation
+
+
+def _score(model: AlbertForPretraining, batch: Batch) -> Tensor:
+    """Return sums over each example's real predictions, float32 (len(_SUMS), B)."""
+    lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)
+    lm_labels, labels = batch.masked_lm_labels, batch.sentence_order_labels
+    begun = batch.masked_lm_positions[:, None] >= batch.first_positions  # (M, B)
+    sequences = begun.sum(1) - 1  # XLA has no searchsorted
+    of_predictions = torch.stack(
+        [
+            F.cross_entropy(lm_logits.float(), lm_labels, reduction="none", ignore_index=IGNORED),
+            (lm_logits.argmax(-1) == lm_labels).float(),
+            (lm_labels != IGNORED).float(),
+        ]
+    )
+    sums = torch.zeros(3, batch.num_sequences, device=lm_labels.device)
+    nats, right, num_predictions = sums.index_add_(1, sequences, of_predictions)
+    return torch.stack(
+        [
+            nats,
+            right,
+            F.cross_entropy(pair_logits.float(), labels, reduction="none", ignore_index=IGNORED),
+            (pair_logits.argmax(-1) == labels).float(),
+            num_predictions,
+        ]
+    )
+
+
+def _by_document(values: NDArray[np.float64], documents: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.bincount(documents, weights=values).astype(np.float64)

@@ -1,0 +1,133 @@
+"""LAMB and AdamW as ALBERT was trained with them, and the learning rate of each step."""
+# ruff: noqa: SLF001 - torch's functions over lists of tensors have no public names
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from albert_core.config import Schedule
+from albert_core.training.sharded_state import norms_of, parts_of
+
+
+class AdamW(torch.optim.Optimizer):
+    """Adam with decoupled weight decay and without bias correction.
+
+    Vectors (biases, layer norms) are not decayed. Of weights that are cut over ranks
+    (`albert_core.training.sharded_state`), each rank keeps the moments of its part, and updates
+    that.
+
+    Args:
+        parameters: float32 parameters; one without gradient is left as it is.
+        lr: learning rate; set it for each step in ``param_groups``.
+        weight_decay: share of a matrix added to its update.
+        betas: decay of the mean of the gradient and of its square.
+        eps: added to the root of the mean square.
+
+    Source: google-research/albert `optimization.py` (REFERENCE.md C.1).
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr: float,
+        weight_decay: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+    ) -> None:
+        parameters = list(parameters)
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        super().__init__([g for g in groups if g["params"]], {"lr": lr, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient. There is no closure."""
+        for group in self.param_groups:
+            weights: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+            if weights:
+                updates = self._updates(weights, group)
+                torch._foreach_add_(parts_of(weights), updates, alpha=-group["lr"])
+
+    def _updates(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        """Return the update of this rank's part of each weight, before the learning rate."""
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight] = {
+                    "mean": torch.zeros_like(weight),
+                    "mean_square": torch.zeros_like(weight),
+                }
+        means = parts_of(self.state[weight]["mean"] for weight in weights)
+        mean_squares = parts_of(self.state[weight]["mean_square"] for weight in weights)
+        gradients = parts_of(weight.grad for weight in weights if weight.grad is not None)
+        mean_beta, square_beta = group["betas"]
+        torch._foreach_lerp_(means, gradients, 1 - mean_beta)
+        torch._foreach_mul_(mean_squares, square_beta)
+        torch._foreach_addcmul_(mean_squares, gradients, gradients, value=1 - square_beta)
+        roots = torch._foreach_sqrt(mean_squares)
+        torch._foreach_add_(roots, group["eps"])
+        updates = list(torch._foreach_div(means, roots))
+        torch._foreach_add_(updates, parts_of(weights), alpha=group["weight_decay"])
+        return updates
+
+
+class Lamb(AdamW):
+    """AdamW whose update of each matrix is as long as the matrix itself, times the rate.
+
+    The ratio of the lengths has no bounds; it is 1 where either is 0, and for vectors.
+
+    Source: You et al. 2020; google-research/albert `lamb_optimizer.py` (REFERENCE.md C.1).
+    """
+
+    trust_ratios: Tensor | None = None
+    """float32 (matrices,), the ratios of the last update; None before the first."""
+
+    def _updates(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        updates = super()._updates(weights, group)
+        if weights[0].ndim > 1:  # a group holds either matrices or vectors
+            weight_norms = norms_of(parts_of(weights), of=weights)
+            update_norms = norms_of(updates, of=weights)
+            both = (weight_norms > 0) & (update_norms > 0)
+            ratios = torch.where(both, weight_norms / update_norms, 1.0)
+            self.trust_ratios = ratios
+            torch._foreach_mul_(updates, list(ratios.unbind()))
+        return updates
+
+
+def build_optimizer(
+    model: nn.Module, kind: Literal["lamb", "adamw"], learning_rate: float, weight_decay: float
+) -> AdamW:
+    """Return the optimizer ``kind`` of all parameters of ``model``."""
+    optimizer = {"lamb": Lamb, "adamw": AdamW}[kind]
+    return optimizer(model.parameters(), learning_rate, weight_decay)
+
+
+def learning_rate_at(
+    step: int, peak: float, warmup_steps: int, num_steps: int, schedule: Schedule = "google"
+) -> float:
+    """Return the learning rate of update ``step``, counted from 0; 0 from ``num_steps`` on.
+
+    Args:
+        step: updates done.
+        peak: the highest rate.
+        warmup_steps: updates in which it grows; 0 for none.
+        num_steps: updates of the run.
+        schedule: "linear" grows by equal parts, is ``peak`` in the last update of the warm-up,
+            and falls from there on a line to 0 at ``num_steps``. "google" is the reference's: it
+            grows from 0, so that the first update changes nothing, then falls on a line that
+            starts with ``peak`` at step 0, so that ``peak`` is never reached and the rate drops
+            by a share of warmup_steps / num_steps where the two lines meet.
+
+    Source: google-research/albert `optimization.py` (REFERENCE.md C.3).
+    """
+    if schedule == "google":
+        if step < warmup_steps:
+            return peak * step / warmup_steps
+        return peak * (1 - min(step, num_steps) / num_steps)
+    peak_step = max(warmup_steps, 1) - 1
+    if step <= peak_step:
+        return peak * (step + 1) / (peak_step + 1)
+    return peak * (num_steps - min(step, num_steps)) / (num_steps - peak_step)

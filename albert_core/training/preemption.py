@@ -1,0 +1,67 @@
+"""Runs that end early and may be run again: preempted by SIGTERM, or left by another rank.
+
+They end with a status of their own, so that whoever started them knows that the same command goes
+on from the newest checkpoint.
+"""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from albert_core.stage.command import RUN_AGAIN_STATUS
+
+log = logging.getLogger(__name__)
+
+
+class RunAgain(SystemExit):
+    """The run ends early, in order; what it has done is in its newest checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__(RUN_AGAIN_STATUS)
+
+
+class StopRequest:
+    """Whether this process was told to stop."""
+
+    def __init__(self) -> None:
+        self.arrived = False
+
+    def note(self, _signal: int, _frame: FrameType | None) -> None:
+        """Note SIGTERM; the training looks when its update is done."""
+        self.arrived = True
+
+
+NEVER = StopRequest()
+"""One that does not arrive."""
+
+
+@contextmanager
+def stop_request() -> Iterator[StopRequest]:
+    """Note SIGTERM instead of dying of it; only in a process's main thread, as Python has it."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before: Any = signal.signal(signal.SIGTERM, request.note)
+    try:
+        yield request
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def ending_when_told_to() -> Iterator[None]:
+    """End the process at once, with its status, when the block raises `RunAgain`.
+
+    The interpreter's own end can wait for ever for a library's thread.
+    """
+    try:
+        yield
+    except RunAgain as ending:
+        logging.shutdown()
+        os._exit(int(str(ending.code)))

@@ -1,0 +1,153 @@
+"""The ranks of a run: who this process is, and sums over all of them. One rank needs nothing.
+
+Start several with ``torchrun``. The gradient of a shared layer is final only when the backward
+pass ends, so there is nothing to overlap and one flat sum a step is enough.
+"""
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+
+from albert_core.config import TrainingSettings
+from albert_core.model.albert import AlbertForPretraining
+from albert_core.model.execution import set_layer_execution
+from albert_core.training.padded_batches import BatchShape
+from albert_core.training.preemption import RunAgain
+from albert_core.training.shards import Batch, ExampleShards
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train one model."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that evaluates, logs and saves."""
+        return self.rank == 0
+
+    def place(
+        self, model: AlbertForPretraining, settings: TrainingSettings
+    ) -> AlbertForPretraining:
+        """Return ``model`` on the device, its layers computed as ``settings`` has it."""
+        model = model.to(self.device)
+        set_layer_execution(model, settings.compile, settings.activation_checkpointing)
+        return model
+
+    def seed(self, seed: int) -> None:
+        """Let what is drawn on the device from here on depend on ``seed`` alone."""
+        torch.manual_seed(seed)
+
+    def batch_shape(self, _examples: ExampleShards, _num_sequences: int) -> BatchShape | None:
+        """Return what every batch of so many examples is padded to, or None: batches are packed.
+
+        Args:
+            _examples: those to come.
+            _num_sequences: of a batch, the most.
+        """
+        return None
+
+    def on_device(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield each batch on the device, when it is asked for."""
+        return (batch.to(self.device) for batch in batches)
+
+    def begin_pending(self) -> None:
+        """Let the device begin what it was asked for; this one has, at once."""
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of ``tensor`` over all ranks; the same bits on each.
+
+        Raises:
+            RunAgain: another rank is gone.
+        """
+        if self.world_size > 1:
+            with self.ending_when_alone():
+                dist.all_reduce(tensor)
+        return tensor
+
+    def sum_gradients(self, model: nn.Module, extra: Tensor) -> Tensor:
+        """Replace each gradient by its sum over all ranks; return the sum of ``extra``.
+
+        Args:
+            model: on every rank the same parameters have a gradient.
+            extra: float (N,), numbers that travel with the gradients.
+        """
+        if self.world_size == 1:
+            return extra
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        total = self.sum(torch.cat([parameters_to_vector(gradients), extra]))
+        sizes = [gradient.numel() for gradient in gradients]
+        *parts, extra = total.split([*sizes, len(extra)])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+        return extra
+
+    def has_first(self, what: bool) -> bool:
+        """Return on every rank what is so for the first."""
+        mine = torch.tensor(float(what and self.is_first), device=self.device)
+        return bool(self.sum(mine).item())
+
+    def wait(self) -> None:
+        """Wait until every rank is here."""
+        if self.world_size > 1:
+            with self.ending_when_alone():
+                dist.barrier()
+
+    @contextmanager
+    def ending_when_alone(self) -> Iterator[None]:
+        """Raise `RunAgain` where the block finds, as an error of torch's, that a rank is gone."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0][:200]
+            log.warning(
+                "rank %d: another rank is gone (%s). Its own message says why, if it had time for "
+                "one; the same command goes on from the newest checkpoint.",
+                self.rank,
+                reason,
+            )
+            raise RunAgain from error
+
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+"""One process without others; where its tensors are does not matter to a sum of one."""
+
+
+@contextmanager
+def joined_ranks() -> Iterator[Ranks]:
+    """Give this process's place, from the environment that ``torchrun`` sets.
+
+    At the end the ranks wait for each other, and all but the first end as processes. When one
+    fails, it leaves at once, and the others find out.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+    has_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if has_gpu else torch.device("cpu")
+    if has_gpu:
+        torch.cuda.set_device(device)
+    if world_size > 1:
+        dist.init_process_group("nccl" if has_gpu else "gloo")
+    ranks = Ranks(rank, world_size, device)
+    yield ranks
+    ranks.wait()
+    if world_size > 1:
+        dist.destroy_process_group()
+    if not ranks.is_first:
+        # Threads of the libraries can abort an interpreter that is being taken down, and the
+        # launcher would then end the first rank too.
+        os._exit(0)

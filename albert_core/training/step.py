@@ -1,0 +1,292 @@
+"""One update: the gradient of a whole batch, however it is cut, and the step that it gives.
+
+The device is waited for once an update, to learn whether the update is worth making.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from albert_core.config import TrainingSettings
+from albert_core.model.albert import AlbertForPretraining
+from albert_core.model.execution import products_in
+from albert_core.model.losses import EXTRA_PREDICTIONS, masked_lm_loss, sentence_order_loss
+from albert_core.stage.errors import IntegrityError
+from albert_core.training.optimizer import AdamW
+from albert_core.training.order import UpdateBatch, UpdateSizes
+from albert_core.training.preemption import NEVER, StopRequest
+from albert_core.training.ranks import Ranks
+from albert_core.training.sharded_state import (
+    backward_pass,
+    gathered,
+    is_sharded,
+    norms_of,
+    part_like,
+    parts_of,
+    whole,
+)
+from albert_core.training.shards import Batch
+
+NUM_NORMS = 100
+"""Updates that the running median is of; before there are as many, nothing counts as a spike."""
+
+Reason = Literal["not_finite", "spike"]
+
+
+@dataclass(kw_only=True)
+class UpdateGuard:
+    """What was seen of the updates so far; part of a checkpoint."""
+
+    num_in_a_row: int = 0
+    """Updates skipped since the last that was made."""
+    num_skipped: dict[str, int] = field(default_factory=lambda: {"not_finite": 0, "spike": 0})
+    """Updates skipped, by reason."""
+    norms: list[float] = field(default_factory=list)
+    """Gradient norms before clipping of the last updates that were made, `NUM_NORMS` at most."""
+
+    @classmethod
+    def restored(cls, content: Mapping[str, Any]) -> "UpdateGuard":
+        """Return the guard that `dataclasses.asdict` made ``content`` of."""
+        return cls(**content)
+
+    @property
+    def total_skipped(self) -> int:
+        """Updates skipped, whatever the reason."""
+        return sum(self.num_skipped.values())
+
+    def judge(self, loss: float, grad_norm: float, spike_factor: float | None) -> Reason | None:
+        """Return why the update is to be skipped, or None; and take note of it.
+
+        Args:
+            loss: of the whole update, in nats.
+            grad_norm: of all gradients together, before clipping.
+            spike_factor: how many times the running median a norm may be; None for any.
+        """
+        reason = self._reason(loss, grad_norm, spike_factor)
+        if reason is None:
+            self.num_in_a_row = 0
+            self.norms = [*self.norms[1 - NUM_NORMS :], grad_norm]
+        else:
+            self.num_in_a_row += 1
+            self.num_skipped[reason] += 1
+        return reason
+
+    def _reason(self, loss: float, grad_norm: float, spike_factor: float | None) -> Reason | None:
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            return "not_finite"
+        if spike_factor is None or len(self.norms) < NUM_NORMS:
+            return None
+        return "spike" if grad_norm > spike_factor * median(self.norms) else None
+
+
+PAIR_TASKS: dict[str, str | None] = {
+    "sop": "sentence_order",
+    "nsp": "next_sentence",
+    "none": None,
+}
+"""The examples' objective -> what is learnt from a pair of segments, as metrics call it."""
+
+_NUM_SCORES = 4
+"""Loss and accuracy of masked LM and of the pairs."""
+
+
+@dataclass(kw_only=True)
+class TrainState:
+    """Everything that an update changes, so everything that a checkpoint saves."""
+
+    model: AlbertForPretraining
+    optimizer: AdamW
+    step: int = 0
+    """Updates done, skipped ones included, so that the order of the data goes on."""
+    examples_taken: int = 0
+    """Examples taken of the present data set: the place in its order."""
+    examples_skipped: int = 0
+    """Those of them that were in updates not made."""
+    guard: UpdateGuard = field(default_factory=UpdateGuard)
+    history: list[dict[str, float]] = field(default_factory=list)
+    """One point for each progress line."""
+    evaluations: list[dict[str, float]] = field(default_factory=list)
+    """One point for each evaluation on held-out examples."""
+
+    def tensors(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps as tensors: they are the state's own, not copies.
+
+        Those that are cut over ranks are gathered, so every rank calls this at once.
+        """
+        tensors = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        whole_tensors: dict[str, Any] = whole(tensors)
+        return whole_tensors
+
+    def whole_model(self) -> AlbertForPretraining:
+        """Return the model: this one, or, where it is cut over ranks, gathered on every CPU."""
+        if not is_sharded(self.model):
+            return self.model
+        encoder, vocab_size = self.model.encoder, len(self.model.masked_lm.bias)
+        with torch.device("meta"):
+            model = AlbertForPretraining(encoder.settings, vocab_size)
+        model.load_state_dict(whole(self.model.state_dict()), assign=True)
+        return model
+
+    def numbers(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps as JSON."""
+        return {
+            "step": self.step,
+            "examples_taken": self.examples_taken,
+            "examples_skipped": self.examples_skipped,
+            "guard": asdict(self.guard),
+            "history": list(self.history),
+            "evaluations": list(self.evaluations),
+        }
+
+    def restore(self, tensors: dict[str, Any], numbers: dict[str, Any], where: str) -> None:
+        """Become the state that `tensors` and `numbers` were of.
+
+        The optimizer takes over its moments, but keeps its own settings.
+
+        Raises:
+            IntegrityError: a number or tensor is missing, or has another shape.
+        """
+        optimizer, own = self.optimizer.state_dict(), self.model.state_dict()
+        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        try:
+            optimizer["state"] = {
+                number: {name: part_like(each, weights[number]) for name, each in moments.items()}
+                for number, moments in tensors["optimizer"]["state"].items()
+            }
+            self.model.load_state_dict(
+                {
+                    name: part_like(each, own.get(name, each))
+                    for name, each in tensors["model"].items()
+                }
+            )
+            self.optimizer.load_state_dict(optimizer)
+            self.step, self.examples_taken = numbers["step"], numbers["examples_taken"]
+            self.examples_skipped = numbers["examples_skipped"]
+            self.guard = UpdateGuard.restored(numbers["guard"])
+            self.history, self.evaluations = numbers["history"], numbers["evaluations"]
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise IntegrityError(
+                f"{where} does not fit this model: {error}. Give a checkpoint of a model with "
+                "the same shapes, written by this version."
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """What came of one update; the same on every rank."""
+
+    metrics: dict[str, float]
+    """Over the whole batch: losses in nats, accuracies as shares, grad_norm before clipping."""
+    skipped: Reason | None
+    """Why the update was not made, or None if it was."""
+    must_stop: bool
+    """Whether any rank was told to stop."""
+
+
+def train_step(
+    state: TrainState,
+    batch: UpdateBatch,
+    settings: TrainingSettings,
+    ranks: Ranks,
+    pair_task: str | None = "sentence_order",
+    stop: StopRequest = NEVER,
+) -> Update:
+    """Do one update over the micro-batches of every rank, or skip it.
+
+    How the batch was cut into micro-batches and ranks does not change the update, up to rounding.
+    A skipped update leaves weights and optimizer as they were, but counts as a step. The caller
+    sets the learning rate.
+
+    Args:
+        state: changed in place.
+        batch: this rank's part, of at least one sequence, on the device.
+        settings: of the run.
+        ranks: those that do the update together.
+        pair_task: what is learnt from pairs, a value of `PAIR_TASKS`; None for nothing.
+        stop: whether this rank was told to stop, for all to know.
+    """
+    sizes = batch.sizes
+    scores = torch.zeros(_NUM_SCORES, device=ranks.device)
+    with gathered(state.model, ranks):
+        for micro_batch, is_last in _with_last(batch.micro_batches):
+            with backward_pass(state.model, ranks, is_last):
+                scores += _backward(
+                    state.model, micro_batch, sizes, settings, ranks.device, pair_task
+                )
+    told_to_stop = torch.full((1,), float(stop.arrived), device=ranks.device)
+    sums = torch.cat([scores, told_to_stop])
+    if is_sharded(state.model):
+        sums = ranks.sum(sums)
+    else:
+        sums = ranks.sum_gradients(state.model, sums)
+    gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
+    parts = parts_of(gradients)
+    norm = torch.linalg.vector_norm(norms_of(parts, of=gradients))
+    grad_norm, lm, lm_right, pair, pair_right, stops = torch.cat(
+        [norm.to(sums.dtype)[None], sums]
+    ).tolist()  # here the device is waited for
+    skipped = state.guard.judge(lm + pair, grad_norm, settings.spike_factor)
+    if skipped is None:
+        _clip(parts, norm, settings.max_grad_norm)
+        state.optimizer.step()
+    else:
+        state.examples_skipped += sizes.num_sequences
+    state.optimizer.zero_grad(set_to_none=True)
+    ranks.begin_pending()
+    state.step += 1
+    state.examples_taken += sizes.num_sequences
+    metrics = {"masked_lm_loss": lm, "masked_lm_accuracy": lm_right}
+    if pair_task is not None:
+        metrics |= {f"{pair_task}_loss": pair, f"{pair_task}_accuracy": pair_right}
+    metrics["grad_norm"] = grad_norm
+    return Update(metrics=metrics, skipped=skipped, must_stop=stops > 0)
+
+
+def _backward(
+    model: AlbertForPretraining,
+    batch: Batch,
+    sizes: UpdateSizes,
+    settings: TrainingSettings,
+    device: torch.device,
+    pair_task: str | None,
+) -> Tensor:
+    """Add the gradient of one micro-batch; return its part of losses and accuracies, (4,).
+
+    All that it made but these and the gradient is gone when it returns, so that the next
+    micro-batch has its room.
+    """
+    with products_in(settings.precision, device):
+        lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)  # (M, V), (B, 2)
+    num_predictions = sizes.num_predictions + EXTRA_PREDICTIONS
+    lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, num_predictions)
+    lm_right = (lm_logits.detach().max(-1).indices == batch.masked_lm_labels).sum()
+    pair, pair_right = torch.zeros_like(lm), torch.zeros_like(lm)
+    if pair_task is not None:
+        labels = batch.sentence_order_labels
+        pair = sentence_order_loss(pair_logits, labels, sizes.num_sequences)
+        pair_right = (pair_logits.argmax(-1) == labels).sum() / sizes.num_sequences
+    (lm + pair).backward()
+    return torch.stack([lm, lm_right / sizes.num_predictions, pair, pair_right]).detach()
+
+
+def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Yield each of ``batches``, and whether it is the last, which is known one ahead."""
+    ahead = iter(batches)
+    batch = next(ahead)
+    for following in ahead:
+        yield batch, False
+        batch = following
+    yield batch, True
+
+
+def _clip(gradients: list[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Scale ``gradients``, whose common length is ``norm``, to at most ``max_norm``.
+
+    Source: REFERENCE.md C.2; nothing is added to the length, as torch's own function does.
+    """
+    torch._foreach_mul_(gradients, max_norm / norm.clamp(min=max_norm))

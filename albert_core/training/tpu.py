@@ -1,0 +1,135 @@
+"""Training on TPUs by PyTorch/XLA; the one place that knows it. ``PJRT_DEVICE`` asks for it.
+
+XLA records what it is asked for and compiles it, once for each graph of operations and shapes. So
+batches are padded to one shape, and a graph ends after each micro-batch and after each update. An
+update has these graphs, which every later one finds compiled:
+
+1. forward and backward pass of the first micro-batch, which makes the gradients;
+2. those of a further micro-batch, which add to them: only where an update has several;
+3. the norm of the gradients, and what is read with it in the one wait of an update;
+4. clipping and the optimizer's step; of the first update by itself, for it makes the moments.
+
+All chips of one host are one rank: XLA's partitioner (SPMD) splits each batch among them, keeps the
+weights on each, and puts in the sums of the gradients. ``training.micro_batch_size`` is that of all
+chips together. Several hosts are refused.
+
+Tests run it with ``PJRT_DEVICE=CPU`` on one device and, by ``CPU_NUM_DEVICES=2``, on two. For want
+of a TPU nothing was run on one: how fast it is there, and what fits, is not known.
+
+Source: https://docs.pytorch.org/xla/release/r2.9; Xu et al. 2021, "GSPMD".
+"""
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from albert_core.config import TrainingSettings
+from albert_core.model.albert import AlbertForPretraining
+from albert_core.stage.errors import ConfigError
+from albert_core.training.padded_batches import BatchShape, shape_of
+from albert_core.training.ranks import Ranks
+from albert_core.training.shards import Batch, ExampleShards
+
+try:
+    import torch_xla
+    from torch_xla import backends, runtime
+    from torch_xla.distributed import spmd
+except ImportError as error:
+    raise ConfigError(
+        f"PJRT_DEVICE is set, which asks for PyTorch/XLA, but {error}. Unset it, or install: "
+        "pip install -c infra/tpu/constraints.txt -e '.[tpu]'"
+    ) from error
+
+
+@dataclass(frozen=True)
+class TpuRanks(Ranks):
+    """The one process that trains on all chips of this host."""
+
+    num_chips: int
+
+    def place(
+        self, model: AlbertForPretraining, settings: TrainingSettings
+    ) -> AlbertForPretraining:
+        """Return ``model`` on each chip, with layer norms that the partitioner can split.
+
+        Raises:
+            ConfigError: ``settings`` ask for what does not work here.
+        """
+        for name in ("compile", "activation_checkpointing"):
+            if getattr(settings, name):
+                raise ConfigError(
+                    f"training.{name} is true, but it does not work with PJRT_DEVICE set, under "
+                    "which XLA compiles everything. Set it to false; for less memory, lower "
+                    "training.micro_batch_size."
+                )
+        norms: list[Any] = [m for m in model.modules() if isinstance(m, nn.LayerNorm)]
+        for norm in norms:
+            # The instance's own attribute, which is called instead of the class's method.
+            norm.forward = partial(_layer_norm, norm)
+        return model.to(self.device)
+
+    def seed(self, seed: int) -> None:
+        """Let what is drawn on the chips from here on depend on ``seed`` alone."""
+        torch_xla.manual_seed(seed, self.device)
+
+    def batch_shape(self, examples: ExampleShards, num_sequences: int) -> BatchShape:
+        """Return what every batch is padded to: as many sequences for each chip."""
+        for_each = -(-num_sequences // self.num_chips)
+        return shape_of(examples, for_each * self.num_chips)
+
+    def on_device(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield each batch, its sequences split among the chips; end its graph after it."""
+        for batch in batches:
+            yield batch.each(self._split)
+            self.begin_pending()
+
+    def begin_pending(self) -> None:
+        """End the graph that is being recorded, and let the device begin it."""
+        torch_xla.sync()
+
+    def _split(self, tensor: Tensor) -> Tensor:
+        on_device = tensor.to(self.device)
+        if self.num_chips > 1:
+            mesh = spmd.Mesh(list(range(self.num_chips)), (self.num_chips,), ("sequences",))
+            spmd.mark_sharding(on_device, mesh, ("sequences", *[None] * (tensor.ndim - 1)))
+        return on_device
+
+
+def _layer_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """Return what ``norm`` does with (T, H), in float32.
+
+    PyTorch/XLA makes a batch norm over the transpose of it, before which the partitioner gathers
+    all sequences on each chip.
+    """
+    centred = x.float() - x.float().mean(-1, keepdim=True)
+    scaled = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + norm.eps)
+    return (scaled * norm.weight + norm.bias).to(x.dtype)
+
+
+def tpu_ranks() -> TpuRanks:
+    """Return the rank that trains on all chips of this host.
+
+    Raises:
+        ConfigError: there are several processes.
+    """
+    num_processes = max(runtime.process_count(), int(os.environ.get("WORLD_SIZE", "1")))
+    if num_processes > 1:
+        raise ConfigError(
+            f"PJRT_DEVICE is set, and this is one of {num_processes} processes: only the chips of "
+            "one host can train together, and one process has them all. Start one, without the "
+            "launcher, on a TPU of one host."
+        )
+    num_chips = runtime.global_runtime_device_count()
+    if num_chips > 1:
+        runtime.use_spmd()
+    # It warns at the first setting of what a second may do.
+    logging.getLogger(backends.__name__).setLevel(logging.ERROR)
+    # A TPU's own products of float32 are of bfloat16 factors.
+    backends.set_mat_mul_precision("highest")
+    return TpuRanks(0, 1, torch_xla.device(), num_chips)

@@ -1,0 +1,1 @@
+"""What is asked for by hand: plan, lineage, trace, rebuild, retention."""

@@ -1,0 +1,315 @@
+"""Pure: which documents repeat an earlier one. Works on packed arrays of hashes, not on text.
+
+Documents are ordered by the number of their part and their row there. The first of those that
+are equal, or alike, is kept. Being alike isn't transitive, and no groups are formed: a document
+goes when it is like any earlier one, also one that goes itself. So what is dropped depends on the
+order of the documents alone: not on the cut into parts or partitions, nor on who is done first.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from albert_core.text.ragged import ranges
+from albert_core.text.seeds import random_bits
+from pipelines.corpus.word_hashes import batches, hash_ngrams, hash_words
+
+UInt32s = NDArray[np.uint32]
+UInt64s = NDArray[np.uint64]
+Ints = NDArray[np.int64]
+
+HASH_BYTES = 16
+
+
+def partition_hashes(
+    hashes: NDArray[np.void], num_partitions: int
+) -> list[tuple[UInt32s, NDArray[np.void]]]:
+    """Return for each partition the rows and the hashes that fall in it.
+
+    Args:
+        hashes: V16 (R,), a content hash a document.
+        num_partitions: equal hashes fall in the same one; at most 65,536.
+
+    Returns:
+        For each partition, uint32 (R_p,) rows, ascending, and V16 (R_p,) hashes, together every
+        row once.
+    """
+    partitions = (_halves(hashes)[:, 0] % np.uint64(num_partitions)).astype(np.uint16)
+    order = np.argsort(partitions, kind="stable")
+    ends = np.cumsum(np.bincount(partitions, minlength=num_partitions))[:-1]
+    return [(rows.astype(np.uint32), hashes[rows]) for rows in np.split(order, ends)]
+
+
+def repeated_rows(
+    parts: Iterable[tuple[int, UInt32s, NDArray[np.void]]],
+) -> dict[int, UInt32s]:
+    """Return for each part the rows whose content stands in an earlier part or row.
+
+    Args:
+        parts: (part, uint32 (R,) rows, V16 (R,) hashes), in any order. Numbers of parts may be
+            negative; the lowest comes first.
+
+    Returns:
+        part -> uint32 rows, ascending; every part of ``parts`` is there. Of equal documents the
+        first one by (part, row) is not in it.
+    """
+    given = list(parts)
+    numbers, rows = _places(given)
+    hashes = _concatenated([_halves(hashes) for _, _, hashes in given], np.empty((0, 2), "<u8"))
+    # Few documents repeat: only what agrees in the first half is put in order for good.
+    some = _not_alone(hashes[:, 0])
+    order = some[np.lexsort((rows[some], numbers[some], hashes[some, 1], hashes[some, 0]))]
+    same = np.zeros(len(order), bool)
+    same[1:] = (hashes[order][1:] == hashes[order][:-1]).all(axis=1)
+    repeated = order[same]
+    repeated = repeated[np.lexsort((rows[repeated], numbers[repeated]))]
+    split = _split_by_part(numbers[repeated], sorted({number for number, _, _ in given}))
+    return {number: rows[repeated[there]] for number, there in split.items()}
+
+
+def candidate_pairs(
+    parts: Iterable[tuple[int, UInt32s, UInt64s]],
+) -> dict[int, tuple[UInt32s, Ints, UInt32s]]:
+    """Return which documents of a partition to compare, each with an earlier one.
+
+    A document is compared, for each of its band hashes, with the first document that has it and
+    with the last one before it: two comparisons, however many have it in common. Whoever is
+    like the others of such a group is like the first or its neighbour, but for rare chance.
+
+    Args:
+        parts: (part, uint32 (R,) rows, uint64 (R,) band hashes), in any order; a row as often as
+            it has band hashes in this partition.
+
+    Returns:
+        part -> uint32 (C,) rows, int64 (C,) earlier parts, uint32 (C,) earlier rows, in ascending
+        order and each triple once; every part of ``parts`` is there. The pairs of several
+        partitions, taken together, are those of one that holds all hashes.
+    """
+    given = list(parts)
+    numbers, rows = _places(given)
+    bands = _concatenated([bands for _, _, bands in given], np.empty(0, np.uint64))
+    some = _not_alone(bands)
+    order = some[np.lexsort((rows[some], numbers[some], bands[some]))]
+    later, earlier = _pairs_in_groups(bands[order])
+    columns = [
+        numbers[order[later]],
+        rows[order[later]].astype(np.int64),
+        numbers[order[earlier]],
+        rows[order[earlier]].astype(np.int64),
+    ]
+    pairs = _unique_rows(np.stack(columns, axis=1))
+    pairs = pairs[(pairs[:, :2] != pairs[:, 2:]).any(axis=1)]
+    split = _split_by_part(pairs[:, 0], sorted({number for number, _, _ in given}))
+    return {
+        number: (
+            pairs[there, 1].astype(np.uint32),
+            pairs[there, 2],
+            pairs[there, 3].astype(np.uint32),
+        )
+        for number, there in split.items()
+    }
+
+
+def _halves(hashes: NDArray[np.void]) -> UInt64s:
+    """Return uint64 (R, 2) of V16 (R,)."""
+    return np.ascontiguousarray(hashes).view("<u8").reshape(-1, 2)
+
+
+def _places(given: Sequence[tuple[int, UInt32s, NDArray]]) -> tuple[Ints, UInt32s]:
+    """Return part and row of every hash."""
+    numbers = [np.full(len(rows), number, np.int64) for number, rows, _ in given]
+    rows = [rows for _, rows, _ in given]
+    return (
+        _concatenated(numbers, np.empty(0, np.int64)),
+        _concatenated(rows, np.empty(0, np.uint32)),
+    )
+
+
+def _concatenated(arrays: Sequence[NDArray], nothing: NDArray) -> NDArray:
+    return np.concatenate([nothing, *arrays])
+
+
+def _not_alone(values: UInt64s) -> Ints:
+    """Return the places of the values that are there more than once."""
+    order = np.argsort(values)
+    same = np.zeros(len(values) + 1, bool)
+    same[1:-1] = values[order[1:]] == values[order[:-1]]
+    return order[same[1:] | same[:-1]]
+
+
+def _pairs_in_groups(ordered: UInt64s) -> tuple[Ints, Ints]:
+    """Return places of equal values: each but a group's first, with the first and the previous."""
+    is_first = np.ones(len(ordered), bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    places = np.arange(len(ordered))
+    first_of_group = np.maximum.accumulate(np.where(is_first, places, 0))
+    later = np.flatnonzero(~is_first)
+    return np.tile(later, 2), np.concatenate([first_of_group[later], later - 1])
+
+
+def _unique_rows(table: Ints) -> Ints:
+    """Return the rows in ascending order, each once."""
+    table = table[np.lexsort(table.T[::-1])]
+    is_new = np.ones(len(table), bool)
+    is_new[1:] = (table[1:] != table[:-1]).any(axis=1)
+    return table[is_new]
+
+
+def _split_by_part(ordered: Ints, numbers: Sequence[int]) -> dict[int, slice]:
+    """Return where each part's entries stand in ``ordered``, the ascending numbers of parts."""
+    begins = np.searchsorted(ordered, numbers).tolist()
+    ends = np.searchsorted(ordered, numbers, side="right").tolist()
+    return {
+        number: slice(begin, end) for number, begin, end in zip(numbers, begins, ends, strict=True)
+    }
+
+
+NUM_BINS = 128
+SHINGLE_WORDS = 5
+"""A text of fewer words has one shingle: all its words."""
+TARGET_RECALL = 0.95
+"""Least probability that two texts of just the wanted similarity are compared at all."""
+
+_EMPTY = np.uint32(0xFFFFFFFF)
+_BIN_BITS = 7
+_SEED = 0x5EED
+_BAND_BASE = np.uint64(0x9E3779B97F4A7C15)
+_STANDARD_ERRORS = 2.0
+
+
+def signatures(texts: Sequence[str]) -> UInt32s:
+    """Return the signature of each text.
+
+    Args:
+        texts: D texts.
+
+    Returns:
+        uint32 (D, 128). Texts without any word have all the same one.
+    """
+    parts = [_signatures(batch) for batch in batches(texts)]
+    return np.concatenate([np.empty((0, NUM_BINS), np.uint32), *parts])
+
+
+def shingles(texts: Sequence[str]) -> tuple[UInt64s, Ints]:
+    """Return the hashes of the shingles of each text, as often as they stand there.
+
+    Returns:
+        uint64 (S,) hashes and int64 (D+1,) offsets: text d has ``offsets[d]`` to
+        ``offsets[d + 1]``, at least one if it has a word.
+    """
+    words, offsets = hash_words(texts)
+    num_words = np.diff(offsets)
+    counts = np.maximum(num_words - SHINGLE_WORDS + 1, np.minimum(num_words, 1))
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    long_enough = np.where(num_words >= SHINGLE_WORDS, counts, 0)
+    hashes = np.empty(ends[-1], np.uint64)
+    grams = hash_ngrams(words, SHINGLE_WORDS)
+    hashes[ranges(ends[:-1], long_enough)] = grams[ranges(offsets[:-1], long_enough)]
+    for n in range(1, SHINGLE_WORDS):
+        short = np.flatnonzero(num_words == n)
+        hashes[ends[short]] = hash_ngrams(words, n)[offsets[short]]
+    return hashes, ends
+
+
+def bands_for(similarity: float) -> tuple[int, int]:
+    """Return how to cut a signature so that texts of that similarity meet: bands, rows of a band.
+
+    Texts of similarity s meet in at least one of b bands of r bins with probability
+    1 - (1 - s^r)^b. The rows are as many as leave that at TARGET_RECALL for ``similarity``
+    itself, so that few others meet; the bands are as many as the signature has room for.
+
+    >>> [bands_for(s) for s in (0.5, 0.6, 0.7, 0.8, 0.9)]
+    [(42, 3), (32, 4), (25, 5), (18, 7), (10, 12)]
+
+    Source: Leskovec, Rajaraman and Ullman, "Mining of massive datasets", section 3.4.
+    """
+    good = takewhile(
+        lambda rows: recall_of(similarity, NUM_BINS // rows, rows) >= TARGET_RECALL,
+        range(1, NUM_BINS + 1),
+    )
+    rows = max(good, default=1)
+    return NUM_BINS // rows, rows
+
+
+def recall_of(similarity: float, bands: int, rows: int) -> float:
+    """Return the probability that two texts of that similarity have a band hash in common."""
+    return 1 - (1 - similarity**rows) ** bands
+
+
+def band_hashes(values: UInt32s, bands: int, rows: int) -> UInt64s:
+    """Return a hash of each band of each signature.
+
+    Args:
+        values: uint32 (D, 128) signatures.
+        bands: B, of ``rows`` bins each; bins that are left over count in no band.
+        rows: bins of a band.
+
+    Returns:
+        uint64 (D, B). Hashes of different bands differ, also of equal bins.
+    """
+    cut = values[:, : bands * rows].reshape(-1, bands, rows)
+    hashes = np.tile(np.arange(1, bands + 1, dtype=np.uint64) * _BAND_BASE, (len(cut), 1))
+    for row in range(rows):
+        hashes = random_bits(_SEED, hashes ^ cut[:, :, row])
+    return hashes
+
+
+def similarity_of(a: UInt32s, b: UInt32s) -> NDArray[np.float64]:
+    """Return the estimated Jaccard similarity of text i of ``a`` and text i of ``b``.
+
+    Args:
+        a: uint32 (N, 128) signatures.
+        b: uint32 (N, 128) signatures.
+
+    Returns:
+        float64 (N,), 0..1, in steps of 1/128.
+    """
+    return np.mean(a == b, axis=1, dtype=np.float64)
+
+
+def least_estimate(similarity: float) -> float:
+    """Return the ``similarity_of`` from which two texts count as that similar.
+
+    Two standard errors less than ``similarity``: of the pairs that just have it, 1 in 44 is
+    missed; with no allowance it would be every second one.
+    """
+    error = (similarity * (1 - similarity) / NUM_BINS) ** 0.5
+    return similarity - _STANDARD_ERRORS * error
+
+
+def _signatures(texts: Sequence[str]) -> UInt32s:
+    hashes, offsets = shingles(texts)
+    values = np.full((len(texts), NUM_BINS), _EMPTY)
+    rows = np.repeat(np.arange(len(texts)) << _BIN_BITS, np.diff(offsets))
+    bins = (hashes >> np.uint64(64 - _BIN_BITS)).astype(np.int64)
+    ranks = np.minimum(hashes.astype(np.uint32), _EMPTY - np.uint32(1))
+    np.minimum.at(values.reshape(-1), rows | bins, ranks)
+    _fill_empty_bins(values)
+    return values
+
+
+def _fill_empty_bins(values: UInt32s) -> None:
+    """Give each empty bin, in place, the value of the first in its order that isn't empty."""
+    is_filled = values != _EMPTY
+    lacking = np.flatnonzero(is_filled.any(axis=1) & ~is_filled.all(axis=1))
+    rows, filled = np.nonzero(is_filled[lacking])
+    if not len(rows):
+        return
+    begins = np.searchsorted(rows, np.arange(len(lacking)))
+    places = np.minimum.reduceat(_PLACES[filled], begins, axis=0)  # (D', 128)
+    donors = _DONORS[places, np.arange(NUM_BINS)]
+    values[lacking] = np.take_along_axis(values[lacking], donors, axis=1)
+
+
+def _donors() -> Ints:
+    """Return int64 (128, 128): column b is the order in which bin b asks all, itself first."""
+    keys = random_bits(_SEED, np.arange(NUM_BINS * NUM_BINS)).reshape(NUM_BINS, NUM_BINS)
+    np.fill_diagonal(keys, 0)
+    return np.argsort(keys, axis=0, kind="stable")
+
+
+_DONORS = _donors()
+_PLACES = np.argsort(_DONORS, axis=0, kind="stable").astype(np.uint8)
+"""uint8 (128, 128): at [d, b] the place of bin d in the order of bin b."""

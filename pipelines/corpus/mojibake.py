@@ -1,0 +1,238 @@
+"""Pure: repair mojibake as ftfy does, handing ftfy only the lines that it could change.
+
+ftfy reads 4 to 10 MB of text a CPU second and changes hardly a line of a good corpus. A line that
+it changes holds a character that it always replaces, an HTML entity, or two neighbours that its
+heuristic (``ftfy.badness.BADNESS_RE``) calls unlikely. Tables over the characters find these in
+one pass: each character has roles as the left and as the right of a pair, one bit an alternative
+of the heuristic, and a line is suspect where a left role meets its right role.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+import ftfy
+import numpy as np
+import numpy.typing as npt
+from ftfy.badness import MOJIBAKE_CATEGORIES
+from ftfy.chardata import CONTROL_CHARS, HTML_ENTITY_RE, LIGATURES, WIDTH_MAP
+
+from albert_core.stage.loaded_once import loaded_once
+
+LINE_ENDS: Final = frozenset("\r\x0b\x0c\x85\u2028\u2029")
+CONTROLS: Final = (
+    frozenset(map(chr, [*range(9), *range(14, 32), *range(0x7F, 0xA0), *range(0x200B, 0x2010)]))
+    | frozenset(map(chr, [*range(0x202A, 0x202F), *range(0xD800, 0xE000), 0xFEFF, 0xFFFD]))
+) - LINE_ENDS
+"""Controls, zero widths, directions, lone surrogates and U+FFFD."""
+BLANKS: Final = (
+    frozenset(c for c in map(chr, range(0x10000)) if c.isspace()) - LINE_ENDS - CONTROLS
+) - frozenset(" \n")
+_ODD: Final = LINE_ENDS | CONTROLS | BLANKS
+
+_NARROW: Final = {chr(code): to for code, to in {**LIGATURES, **WIDTH_MAP}.items()}
+"""Full-width forms and ligatures, with what ftfy makes of them."""
+_ASCII_LETTERS: Final = "A-Za-z"
+_ALL: Final = "\0-\uffff"
+_UNLIKELY_PAIRS: Final = [
+    # (left, right) for each alternative of BADNESS_RE, as character classes in which {name} is a
+    # category of ftfy; of an alternative of three characters or more, two neighbours.
+    (
+        (
+            "{bad}{lower_accented}{upper_accented}{box}{start_punctuation}{end_punctuation}"
+            "{currency}{numeric}{law}{lower_common}{upper_common}"
+        ),
+        "{bad}",
+    ),
+    (
+        "{bad}",
+        (
+            "{lower_accented}{upper_accented}{box}{start_punctuation}{end_punctuation}{currency}"
+            "{numeric}{law}"
+        ),
+    ),
+    (
+        "{lower_accented}{lower_common}{box}{end_punctuation}{currency}{numeric}",
+        "{upper_accented}",
+    ),
+    ("{box}{end_punctuation}{currency}{numeric}", "{lower_accented}"),
+    ("{lower_accented}{upper_accented}{box}{end_punctuation}", "{currency}"),
+    ("{upper_accented}{box}", "{numeric}{law}"),
+    (
+        "{lower_accented}{upper_accented}{box}{currency}{end_punctuation}{numeric}",
+        "{start_punctuation}",
+    ),
+    ("{lower_accented}{upper_accented}{currency}{numeric}{box}{law}", "{end_punctuation}"),
+    ("{box}", "{kaomoji}"),
+    (
+        (
+            "{lower_accented}{upper_accented}{currency}{numeric}{start_punctuation}{end_punctuation}"
+            "{law}"
+        ),
+        "{box}",
+    ),
+    ("{upper_accented}", "°"),
+    ("ÂÃÎÐ", " ¡€œŠš¢£Ÿž\xa0\xad®©°·»´–—{start_punctuation}{end_punctuation}"),
+    ("×", "²³"),
+    ("ØÙ", "{common}{currency}{bad}{numeric}{start_punctuation}ŸŠ®°µ»"),
+    ("à", "²µ¹¼½¾"),
+    ("√", "±∂†≠®™´≤≥¥µø"),
+    ("≈", "°¢"),
+    ("‚", "Äâó"),
+    ("в", "Ђ"),
+    ("ВГРСΒΓΞΟ", "{c1}{bad}{start_punctuation}{end_punctuation}{currency}°µ"),
+    ("Г", "ў"),
+    ("βā", "€"),
+    ("Œœ", f"^{_ASCII_LETTERS}"),
+    ("{c1}" + "".join(map(chr, CONTROL_CHARS)), _ALL),  # each is replaced wherever it stands
+]
+_COMPOSING, _SPECIAL = 1 << 30, 1 << 31
+"""Among the left roles: the character composes; it does, is in _NARROW or is in _ODD."""
+
+
+class Repaired(NamedTuple):
+    """A repaired text, and what the one pass over it has seen."""
+
+    text: str
+    odd: set[str]
+    """The LINE_ENDS, CONTROLS and BLANKS in ``text``, and some that were."""
+    composing: bool
+    """Some character may compose with its neighbour, so NFC is lost when others are removed."""
+
+
+class _Scan(NamedTuple):
+    suspects: list[int]
+    """Positions in the lines that ftfy may change, in ascending order."""
+    narrow: list[str]
+    odd: set[str]
+    composing: bool
+
+
+def repair_mojibake(text: str) -> Repaired:
+    r"""Return ``ftfy.fix_text(text, uncurl_quotes=False)``.
+
+    >>> repair_mojibake("sch\u00c3\u00b6n").text
+    'schön'
+    """
+    scan = _scan(text)
+    if scan is None:
+        return _repaired_by_ftfy(text)
+    repaired = text
+    if scan.narrow:
+        for character in scan.narrow:
+            repaired = repaired.replace(character, _NARROW[character])
+        narrowed = _scan(repaired)
+        if scan.suspects or narrowed is None or narrowed.suspects:
+            return _repaired_by_ftfy(text)  # which does both in turns until nothing changes
+        scan = narrowed
+    elif scan.suspects:
+        repaired = "".join(_repaired_parts(text, scan.suspects))
+        rescanned = _scan(repaired)
+        if rescanned is None:
+            return _repaired_by_ftfy(text)
+        scan = rescanned
+    for end in ("\r\n", "\r", "\u2028", "\u2029"):
+        if end[0] in scan.odd:
+            repaired = repaired.replace(end, "\n")
+    return Repaired(repaired, scan.odd, scan.composing)
+
+
+def _repaired_by_ftfy(text: str) -> Repaired:
+    fixed = ftfy.fix_text(text, uncurl_quotes=False)
+    return Repaired(fixed, set(fixed) & _ODD, composing=True)
+
+
+def _repaired_parts(text: str, suspects: Iterable[int]) -> Iterator[str]:
+    """Yield ``text`` in parts, the lines with a suspect position as ftfy repairs them."""
+    done = 0
+    first_tag = text.find("<")
+    for begin, end in _lines_with(text, suspects):
+        # From the first "<" of a text on, ftfy takes it for HTML and leaves entities alone.
+        unescape = "auto" if first_tag < 0 or begin <= first_tag else False
+        yield text[done:begin]
+        yield ftfy.fix_text(text[begin:end], uncurl_quotes=False, unescape_html=unescape)
+        done = end
+    yield text[done:]
+
+
+def _lines_with(text: str, positions: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of the lines that hold the positions, which ascend; each line once."""
+    end = 0
+    for position in positions:
+        if position >= end:
+            end = text.find("\n", position) + 1 or len(text)
+            yield text.rfind("\n", 0, position) + 1, end
+
+
+def _scan(text: str) -> _Scan | None:
+    """Return what needs work in ``text``, or None for a text with lone surrogates."""
+    try:
+        codes: npt.NDArray = np.frombuffer(text.encode("utf-16-le"), "<u2")
+        if len(codes) != len(text):
+            wide = np.frombuffer(text.encode("utf-32-le"), "<u4")
+            codes = np.minimum(wide, 0xFFFF).astype(np.uint16)
+    except UnicodeEncodeError:
+        return None
+    left_roles, right_roles, composing_characters = _tables()
+    places = np.flatnonzero((codes - np.uint16(0x20)) > 0x5E)  # all but printable ASCII
+    found = codes[places]
+    left = left_roles[found]
+    right = right_roles[codes.take(places + 1, mode="clip")]
+    suspects = places[(left & right) != 0].tolist()
+    special = set(map(chr, found[left >= _SPECIAL].tolist()))
+    composing = not special.isdisjoint(composing_characters)
+    if composing:
+        composing_places = places[(left & _COMPOSING) != 0]
+        suspects += [
+            begin
+            for begin, end in _lines_with(text, composing_places.tolist())
+            if not unicodedata.is_normalized("NFC", text[begin:end])
+        ]
+    if "&" in text:
+        suspects += [match.start() for match in HTML_ENTITY_RE.finditer(text)]
+    return _Scan(
+        sorted(suspects),
+        [character for character in special if character in _NARROW],
+        special & _ODD,
+        composing,
+    )
+
+
+@loaded_once
+def _tables() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32], frozenset[str]]:
+    """Return the roles left and right of each character of the basic plane, and the composing.
+
+    The last of them, no character, stands for those of the other planes.
+    """
+    composing = frozenset(map(chr, [*_composing_codes(), 0xFFFF]))
+    left_roles, right_roles = np.zeros((2, 0x10000), np.uint32)
+    for bit, (left, right) in enumerate(_UNLIKELY_PAIRS):
+        left_roles[_members(left)] |= np.uint32(1 << bit)
+        right_roles[_members(right)] |= np.uint32(1 << bit)
+    left_roles[list(map(ord, composing))] |= np.uint32(_COMPOSING)
+    left_roles[list(map(ord, composing | _ODD | _NARROW.keys()))] |= np.uint32(_SPECIAL)
+    return left_roles, right_roles, composing
+
+
+def _composing_codes() -> Iterator[int]:
+    """Yield a superset of the characters that NFC changes or composes with the one before."""
+    for code in range(0x10000):
+        character = chr(code)
+        if unicodedata.combining(character) or 0x1160 <= code <= 0x11FF:  # Hangul vowels, finals
+            yield code
+        parts = unicodedata.decomposition(character).split()
+        if parts and not parts[0].startswith("<"):
+            if unicodedata.normalize("NFC", character) != character:
+                yield code
+            if len(parts) == 2:
+                yield min(int(parts[1], 16), 0xFFFF)
+
+
+def _members(character_class: str) -> npt.NDArray[np.bool]:
+    """Return bool (0x10000,): which characters are in a class written as in a regex."""
+    inside = character_class.format(**MOJIBAKE_CATEGORIES)
+    members = np.zeros(0x10000, bool)
+    for first, last in re.findall(r"(?s)([^^])(?:-(.))?", inside):
+        members[ord(first) : ord(last or first) + 1] = True
+    return ~members if inside.startswith("^") else members

@@ -1,0 +1,292 @@
+"""Pure: which documents share words in a row with the texts of a downstream test set.
+
+A document that has 13 words in a row in common with a test text overlaps with it; case,
+punctuation and layout don't count. Source of the rule: Brown et al. 2020, "Language models are
+few-shot learners", appendix C.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from albert_core.stage.errors import SourceError
+from albert_core.tasks.examples import ChoiceExamples, Examples, SpanExamples, TextExamples
+from pipelines.config import OVERLAP_WORDS
+from pipelines.corpus.word_hashes import batches, find_words, hash_ngrams, hash_words
+
+UInt64s = NDArray[np.uint64]
+Ints = NDArray[np.int64]
+
+_FILTER_SLOTS = 16
+"""Slots of the filter for each n-gram: one in 16 others passes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """What a document shares with the test texts."""
+
+    num_ngrams: int
+    """n-grams of the document that stand in a test text."""
+    first: str
+    """The words of the first of them, as the document writes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TestNgrams:
+    """The n-grams of the test texts, ready to be looked up, also by several threads at once."""
+
+    __test__ = False  # the name is no invitation to pytest
+
+    hashes: UInt64s
+    """(T,) ascending, each once."""
+    slots: NDArray[np.bool_]
+    """(2^k,) whether a hash that begins with these k bits is there: most are not, and a look
+    here is ten times faster than a search."""
+
+    @classmethod
+    def of(cls, hashes: UInt64s) -> "TestNgrams":
+        """Return the look-up of these hashes: uint64 (T,), ascending."""
+        bits = max(len(hashes) * _FILTER_SLOTS, 2).bit_length()
+        slots = np.zeros(1 << bits, bool)
+        slots[_leading(hashes, bits)] = True
+        return cls(hashes, slots)
+
+    def positions_in(self, ngrams: UInt64s) -> Ints:
+        """Return the places of those of ``ngrams`` that are here, ascending."""
+        bits = len(self.slots).bit_length() - 1
+        perhaps = np.flatnonzero(self.slots[_leading(ngrams, bits)])
+        if not len(perhaps):
+            return perhaps
+        at = np.searchsorted(self.hashes, ngrams[perhaps])
+        return perhaps[self.hashes[np.minimum(at, len(self.hashes) - 1)] == ngrams[perhaps]]
+
+
+def ngram_hashes(texts: Sequence[str], n: int = OVERLAP_WORDS) -> UInt64s:
+    """Return the hashes of all ``n`` words in a row of the texts.
+
+    Returns:
+        uint64 (T,), ascending, each once. A text of fewer than n words has none.
+    """
+    found = [np.empty(0, np.uint64)]
+    for batch in batches(texts):
+        words, offsets = hash_words(batch)
+        ngrams = hash_ngrams(words, n)
+        found.append(ngrams[_within_a_text(len(ngrams), offsets, n)])
+    hashes = np.sort(np.concatenate(found))  # np.unique is ten times slower
+    return hashes[np.diff(hashes, prepend=~hashes[:1]) != 0]
+
+
+def find_overlaps(
+    texts: Sequence[str], test_ngrams: UInt64s | TestNgrams, n: int = OVERLAP_WORDS
+) -> list[Overlap | None]:
+    """Return for each text what it shares with the test texts, or None.
+
+    Args:
+        texts: D texts.
+        test_ngrams: of ``ngram_hashes`` with the same n. Whoever asks for many batches makes a
+            ``TestNgrams`` of them once.
+        n: words in a row that make an overlap.
+    """
+    known = test_ngrams if isinstance(test_ngrams, TestNgrams) else TestNgrams.of(test_ngrams)
+    return [overlap for batch in batches(texts) for overlap in _find_overlaps(batch, known, n)]
+
+
+def shared_ngrams(texts: Sequence[str], known: TestNgrams, n: int = OVERLAP_WORDS) -> UInt64s:
+    """Return those of ``known`` that stand in one of the texts: uint64, ascending, each once.
+
+    Args:
+        texts: D texts.
+        known: of ``ngram_hashes`` with the same n.
+        n: words in an n-gram.
+    """
+    found = [np.empty(0, np.uint64)]
+    for batch in batches(texts):
+        words, offsets = hash_words(batch)
+        ngrams = hash_ngrams(words, n)
+        positions = known.positions_in(ngrams)
+        found.append(ngrams[positions[_within_a_text(len(ngrams), offsets, n)[positions]]])
+    return np.unique(np.concatenate(found))
+
+
+def test_strings(name: str, content: bytes) -> list[str]:
+    """Return the texts of a downstream file that may be of 13 words.
+
+    Args:
+        name: its path or URI. Of ".tsv" each cell is a text; of ".json" and ".jsonl", and of
+            whatever else holds JSON (RACE's ".txt"), each string, however deep. One value a
+            file or one a line. Anything else is one text.
+        content: UTF-8, not compressed.
+
+    Raises:
+        SourceError: A .json or .jsonl file isn't JSON.
+    """
+    text = content.decode("utf-8-sig", "replace")
+    kind = name.rpartition(".")[2].lower()
+    if kind == "tsv":
+        strings = [cell for line in text.split("\n") for cell in line.split("\t")]
+    elif kind in {"json", "jsonl"} or _is_json(text):
+        strings = [string for value in _json_values(name, text) for string in _strings_in(value)]
+    else:
+        strings = [text]
+    return [string for string in strings if len(string) >= OVERLAP_WORDS]
+
+
+test_strings.__test__ = False  # type: ignore[attr-defined]  # nor is this one
+
+
+def _find_overlaps(texts: Sequence[str], known: TestNgrams, n: int) -> list[Overlap | None]:
+    words, offsets = hash_words(texts)
+    ngrams = hash_ngrams(words, n)
+    positions = known.positions_in(ngrams)
+    positions = positions[_within_a_text(len(ngrams), offsets, n)[positions]]
+    owners = np.searchsorted(offsets, positions, side="right") - 1
+    counts = np.bincount(owners, minlength=len(texts))
+    overlaps: list[Overlap | None] = [None] * len(texts)
+    for row, first in zip(*np.unique(owners, return_index=True), strict=True):
+        begin = positions[first] - offsets[row]
+        overlaps[row] = Overlap(int(counts[row]), _words_of(texts[row], int(begin), n))
+    return overlaps
+
+
+def _within_a_text(num_ngrams: int, offsets: Ints, n: int) -> NDArray[np.bool_]:
+    """Return bool (num_ngrams,): whether the n-gram doesn't reach into the next text."""
+    within = np.ones(num_ngrams, bool)
+    for ahead in range(1, n):
+        crossing = offsets[1:-1] - ahead
+        within[crossing[(crossing >= 0) & (crossing < num_ngrams)]] = False
+    return within
+
+
+def _words_of(text: str, begin: int, n: int) -> str:
+    """Return ``n`` words from word ``begin`` on, with what stands between them."""
+    words = find_words([text])
+    first, last = words.begins[begin], words.ends[begin + n - 1]
+    return text.encode("utf-8", "surrogatepass")[first:last].decode("utf-8", "replace")
+
+
+def _leading(hashes: UInt64s, bits: int) -> Ints:
+    return (hashes >> np.uint64(64 - bits)).astype(np.int64)
+
+
+def _json_values(name: str, text: str) -> Iterator[Any]:
+    """Yield the JSON values of a file: one, or one a line."""
+    try:
+        yield json.loads(text)
+    except ValueError:
+        for number, line in enumerate(text.splitlines(), start=1):
+            if line.strip():
+                yield _json_value(name, number, line)
+
+
+def _json_value(name: str, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise SourceError(
+            f"{name} is called JSON, but neither the file nor its line {number} is: {error}. "
+            "Repair it, or give it another ending to take it as one text"
+        ) from error
+
+
+def _strings_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strings_in(each)
+
+
+def _is_json(text: str) -> bool:
+    """Return whether it is, of a file whose name doesn't tell."""
+    if not text.lstrip().startswith(("{", "[")):
+        return False
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One text of each of N examples; T different ones, which examples may share."""
+
+    name: str
+    """text_a or text_b, paragraph or article, question."""
+    texts: list[str]
+    """T."""
+    text_of: Ints
+    """(N,), index into ``texts``."""
+
+
+@dataclass(frozen=True)
+class PartOverlaps:
+    """What the texts of a part share with the corpus."""
+
+    part: Part
+    overlaps: list[Overlap | None]
+    """T."""
+    num_long_enough: int
+    """Texts that have as many words as an overlap takes; shorter ones can't be judged."""
+
+    @property
+    def of_example(self) -> Bools:
+        """Bool (N,): whether the example's text overlaps."""
+        has_any = np.array([overlap is not None for overlap in self.overlaps], bool)
+        found: Bools = has_any[self.part.text_of]
+        return found
+
+    def counts(self) -> dict[str, int | float]:
+        """Return how many texts there are, how many can be judged, and the share that overlap."""
+        overlapping = sum(overlap is not None for overlap in self.overlaps)
+        return {
+            "texts": len(self.overlaps),
+            "long_enough": self.num_long_enough,
+            "overlapping": overlapping,
+            "share": overlapping / len(self.overlaps),
+        }
+
+
+def parts_of(examples: Examples) -> list[Part]:
+    """Return the texts of the examples.
+
+    Of a pair, both; of SQuAD, paragraph and question; of RACE, article and the question with its
+    options.
+    """
+    each = np.arange(len(examples))
+    if isinstance(examples, TextExamples):
+        second = [] if examples.texts_b is None else [Part("text_b", examples.texts_b, each)]
+        return [Part("text_a", examples.texts_a, each), *second]
+    if isinstance(examples, SpanExamples):
+        paragraphs = Part("paragraph", examples.paragraphs, examples.paragraph_of)
+        return [paragraphs, Part("question", examples.questions, each)]
+    assert isinstance(examples, ChoiceExamples)
+    questions = [
+        "\n".join([question, *options])
+        for question, options in zip(examples.questions, examples.options, strict=True)
+    ]
+    articles = Part("article", examples.articles, examples.article_of)
+    return [articles, Part("question", questions, each)]
+
+
+def overlaps_of(part: Part, shared: TestNgrams, n: int) -> PartOverlaps:
+    """Return what the texts of ``part`` share with a corpus.
+
+    Args:
+        part: its texts.
+        shared: the n-grams of the set's texts that stand in the corpus too.
+        n: words in an n-gram.
+    """
+    return PartOverlaps(part, find_overlaps(part.texts, shared, n), _num_long(part.texts, n))
+
+
+def _num_long(texts: Sequence[str], n: int) -> int:
+    """Return how many of the texts have at least ``n`` words."""
+    return sum(int((np.diff(hash_words(batch)[1]) >= n).sum()) for batch in batches(texts))

@@ -1,0 +1,426 @@
+"""Pure: the rules that tell text worth training on from the rest, each with a name.
+
+A rule takes the `Profile` of one text, what is counted once for all rules, and returns whether the
+text is to be dropped. Words are what white space parts. Where a script writes none (Chinese,
+Japanese, Thai) the rules about words and their repetition hold back, and those about the length
+of words and stop words speak only of text in mostly ASCII letters.
+
+Sources: Gopher, Rae et al. 2021, table A1; C4, Raffel et al. 2020, section 2.2.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from albert_core.stage.loaded_once import loaded_once
+from pipelines.corpus.language import detect_languages
+
+_LETTERS: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_NO_LETTERS: Final = bytes(c for c in range(0x80) if c not in _LETTERS and c not in b" \n")
+_ONE_LINE: Final = bytes.maketrans(b"\n", b" ")
+_LATIN_BYTES: Final = 1.4
+"""Bytes of UTF-8 a character, up to which a text is Latin. Cyrillic has 1.8, Chinese 3."""
+_IS_UNSPACED: Final = np.zeros(0x10000, bool)
+"""Thai and Lao, Burmese, Khmer, kana, and Chinese characters of the basic plane."""
+for _first, _last in ((0xE00, 0xEFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF)):
+    _IS_UNSPACED[_first : _last + 1] = True
+_IS_UNSPACED[0x3400:0xA000] = True
+_UNSPACED_CHARACTERS_PER_WORD: Final = 2
+_MAX_UNSPACED_SHARE: Final = 0.3
+"""Of the characters, up to which white space is taken to part the words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What the rules count, taken in one pass over a text."""
+
+    text: str
+    """As `normalise_text` leaves it: no two blanks in a row, none at an end of a line."""
+    data: bytes
+    """``text`` in UTF-8."""
+    language: str
+    """That of the corpus: an ISO 639 code, or auto."""
+    num_words: int
+    num_characters: int
+    """All but white space."""
+    most_letters: int
+    """ASCII letters, and whatever is not ASCII."""
+    most_alphabetic_words: int
+    """Words with an ASCII letter, or with anything that is not ASCII."""
+    is_spaced: bool
+    """White space parts the words."""
+    num_lines: int
+    num_ellipses: int
+
+    @property
+    def most_foreign(self) -> int:
+        """At least the number of characters that are not ASCII."""
+        return len(self.data) - len(self.text)
+
+    @property
+    def is_latin(self) -> bool:
+        """Most characters are ASCII."""
+        return len(self.data) <= _LATIN_BYTES * len(self.text)
+
+
+def profile_of(text: str, language: str) -> Profile:
+    """Return the profile of a normalised text that is not empty."""
+    data = text.encode()
+    kept = np.frombuffer(data.translate(_ONE_LINE, _NO_LETTERS), np.uint8)
+    is_blank = kept == 0x20
+    num_blanks = int(np.count_nonzero(is_blank))
+    if kept.size:  # of a word without a letter nothing is kept: it lies between two blanks
+        bare = int(np.count_nonzero(is_blank[1:] & is_blank[:-1]) + is_blank[0] + is_blank[-1])
+    else:
+        bare = 1
+    num_words, num_characters = num_blanks + 1, len(text) - num_blanks
+    num_unspaced = 0
+    if len(data) > _LATIN_BYTES * len(text):
+        codes = np.frombuffer(text.encode("utf-16-le"), "<u2")
+        num_unspaced = int(np.count_nonzero(_IS_UNSPACED[codes]))
+    return Profile(
+        text=text,
+        data=data,
+        language=language,
+        num_words=num_words + num_unspaced // _UNSPACED_CHARACTERS_PER_WORD,
+        num_characters=num_characters,
+        most_letters=kept.size - num_blanks - (len(data) - len(text)),
+        most_alphabetic_words=num_words - bare,
+        is_spaced=num_unspaced <= _MAX_UNSPACED_SHARE * num_characters,
+        num_lines=data.count(b"\n") + 1,
+        num_ellipses=data.count(b"...") + text.count("…"),
+    )
+
+
+def too_few_letters(profile: Profile, min_share: float) -> bool:
+    """Fewer than ``min_share`` of the characters but white space are letters, of any script."""
+    least = min_share * profile.num_characters
+    if profile.most_letters - profile.most_foreign >= least:
+        return False
+    others = [c for c in frozenset(profile.text) if not (c.isascii() or c.isalpha())]
+    return profile.most_letters - sum(map(profile.text.count, others)) < least
+
+
+# Gopher.
+
+MIN_MEAN_WORD_LENGTH: Final = 3
+MAX_MEAN_WORD_LENGTH: Final = 10
+MAX_SYMBOLS_PER_WORD: Final = 0.1
+MAX_BULLET_LINES: Final = 0.9
+MAX_ELLIPSIS_LINES: Final = 0.3
+MIN_ALPHABETIC_WORDS: Final = 0.8
+MIN_STOP_WORDS: Final = 2
+BULLETS: Final = ("•", "-", "*")
+ELLIPSES: Final = ("...", "…")
+STOP_WORDS: Final = {
+    "en": ("the", "of", "and", "to", "that", "with", "be", "have"),
+    "de": ("der", "die", "und", "in", "zu", "das", "mit", "ist"),
+    "es": ("de", "la", "que", "el", "en", "los", "con", "es"),
+    "fr": ("de", "la", "le", "et", "les", "des", "que", "est"),
+    "it": ("di", "che", "la", "il", "per", "con", "del", "non"),
+    "nl": ("de", "het", "van", "een", "en", "dat", "met", "is"),
+    "pt": ("de", "que", "do", "da", "em", "para", "com", "os"),
+}
+"""English: Gopher's. The others: eight of the most frequent words of the language."""
+MIN_LANGUAGE_PROBABILITY: Final = 0.5
+"""From which a text is taken to be in another language than its corpus."""
+
+
+def mean_word_length(profile: Profile) -> bool:
+    """The mean length of the words is outside 3 to 10 characters."""
+    mean = profile.num_characters / profile.num_words
+    return profile.is_latin and not MIN_MEAN_WORD_LENGTH <= mean <= MAX_MEAN_WORD_LENGTH
+
+
+def symbols(profile: Profile) -> bool:
+    """More than one hash, or more than one ellipsis, for ten words."""
+    most = MAX_SYMBOLS_PER_WORD * profile.num_words
+    return profile.num_ellipses > most or profile.data.count(b"#") > most
+
+
+def bullet_lines(profile: Profile) -> bool:
+    """More than 90 % of the lines begin with a bullet."""
+    others, enough = 0, (1 - MAX_BULLET_LINES) * profile.num_lines
+    begin = 0
+    while others < enough:  # seldom more than a tenth of the lines
+        others += not profile.text.startswith(BULLETS, begin)
+        begin = profile.text.find("\n", begin) + 1
+        if not begin:
+            break
+    return others < enough
+
+
+def ellipsis_lines(profile: Profile) -> bool:
+    """More than 30 % of the lines end with an ellipsis."""
+    most = MAX_ELLIPSIS_LINES * profile.num_lines
+    if profile.num_ellipses <= most:
+        return False
+    return sum(line.endswith(ELLIPSES) for line in profile.text.split("\n")) > most
+
+
+def few_alphabetic_words(profile: Profile) -> bool:
+    """Fewer than 80 % of the words have a letter."""
+    if not profile.is_spaced:
+        return False
+    least = MIN_ALPHABETIC_WORDS * profile.num_words
+    if profile.most_alphabetic_words - profile.most_foreign >= least:
+        return False
+    words = profile.text.split()
+    return sum(word.isalpha() or any(map(str.isalpha, word)) for word in words) < least
+
+
+def no_stop_words(profile: Profile) -> bool:
+    """Fewer than two of the language's eight stop words occur.
+
+    A text that fails in the language of its corpus is asked for those of its own; languages
+    without a list are let through.
+    """
+    declared = "en" if profile.language == "auto" else profile.language
+    if not profile.is_latin or declared not in STOP_WORDS or _has_stop_words(profile, declared):
+        return False
+    own, probability = detect_languages([profile.text])[0]
+    if own == declared or probability < MIN_LANGUAGE_PROBABILITY:
+        return True
+    return own in STOP_WORDS and not _has_stop_words(profile, own)
+
+
+def _has_stop_words(profile: Profile, language: str) -> bool:
+    stop_words = STOP_WORDS[language]
+    seen = 0
+    for word in stop_words:  # as most texts have the first two, this seldom reads far
+        seen += f" {word} ".encode() in profile.data
+        if seen == MIN_STOP_WORDS:
+            return True
+    words = frozenset(re.findall(r"\w+", profile.text.lower()))
+    return len(words.intersection(stop_words)) >= MIN_STOP_WORDS
+
+
+# Gopher, repetition.
+
+MAX_DUPLICATE_LINES: Final = 0.3
+MAX_DUPLICATE_LINE_CHARACTERS: Final = 0.2
+MAX_TOP_NGRAM: Final = {2: 0.20, 3: 0.18, 4: 0.16}
+MAX_DUPLICATE_NGRAMS: Final = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
+MAX_REPETITION_BYTES: Final = 1 << 20
+"""Repetition of n-grams is judged by so much of the beginning of a text: bounds the memory."""
+_HASH_BASE: Final = np.uint64(0x9E3779B97F4A7C15)
+_PLACE_BITS: Final = np.uint64(MAX_REPETITION_BYTES - 1)
+
+
+def duplicate_lines(profile: Profile) -> bool:
+    """More than 30 % of the lines repeat an earlier one.
+
+    Lines and paragraphs are the same in a normalised text, so this is two of Gopher's rules.
+    """
+    lines = profile.text.split("\n")
+    return len(lines) - len(frozenset(lines)) > MAX_DUPLICATE_LINES * len(lines)
+
+
+def duplicate_line_characters(profile: Profile) -> bool:
+    """More than 20 % of the characters are in lines that repeat an earlier one."""
+    lines = profile.text.split("\n")
+    once = frozenset(lines)
+    if len(once) == len(lines):
+        return False
+    repeated = sum(map(len, lines)) - sum(map(len, once))
+    return repeated > MAX_DUPLICATE_LINE_CHARACTERS * len(profile.text)
+
+
+class _Ngrams:
+    """The word n-grams of a text as hashes: polynomials over bytes, modulo 2**64.
+
+    An n-gram's hash is that of the bytes from its first word to its last, the difference of two
+    running sums over the whole text, shifted to where it can be compared.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        line = data[:MAX_REPETITION_BYTES].translate(_ONE_LINE) + b" "
+        codes = np.frombuffer(line, np.uint8)
+        self.num_bytes = len(codes)
+        self.ends = np.flatnonzero(codes == 0x20) + 1  # of the words, with the blank after
+        self.begins = np.concatenate(([0], self.ends[:-1]))
+        powers = _powers()
+        sums = np.cumsum(codes * powers[: self.num_bytes])
+        self._sums_at_ends = sums[self.ends - 1]
+        self._sums_at_begins = np.concatenate(([np.uint64(0)], self._sums_at_ends[:-1]))
+        self._shifts = powers[self.num_bytes - 1 - self.begins]
+
+    def hashes(self, n: int) -> npt.NDArray[np.uint64]:
+        """Return uint64 (words - n + 1,): the hash of each n-gram, in order."""
+        count = max(0, len(self.begins) - n + 1)
+        spans = self._sums_at_ends[n - 1 :][:count] - self._sums_at_begins[:count]
+        return spans * self._shifts[:count]
+
+    def lengths(self, n: int) -> npt.NDArray[np.int64]:
+        """Return int64 (words - n + 1,): bytes of each n-gram, blanks included."""
+        count = max(0, len(self.begins) - n + 1)
+        return self.ends[n - 1 :][:count] - self.begins[:count]
+
+
+@loaded_once
+def _powers() -> npt.NDArray[np.uint64]:
+    """Return uint64 (MAX_REPETITION_BYTES + 1,): the powers of the base, from the 0th."""
+    powers = np.full(MAX_REPETITION_BYTES + 1, _HASH_BASE)
+    powers[0] = 1
+    return np.multiply.accumulate(powers)
+
+
+def ngram_repetition(profile: Profile) -> str | None:
+    """Return the first of the n-gram rules that the text fails, or None.
+
+    top_2gram, 3, 4: more than 20, 18, 16 % of the text are its most frequent n-gram (at least
+    two of it; of several the longest). duplicate_5grams to 10: more than 15, 14, 13, 12, 11, 10 %
+    of it lie in n-grams that occurred before. By bytes, blanks included.
+    """
+    if not profile.is_spaced:
+        return None
+    ngrams = _Ngrams(profile.data)
+    if _top_ngrams_possible(ngrams):
+        for n, most in MAX_TOP_NGRAM.items():
+            if _top_ngram_bytes(ngrams, n) > most * ngrams.num_bytes:
+                return f"top_{n}gram"
+    return next(_failed_duplicates(ngrams), None)
+
+
+def _top_ngrams_possible(ngrams: _Ngrams) -> bool:
+    """Return False if no 2-gram is frequent enough for any of the top n-gram rules to fail.
+
+    The most frequent 3- or 4-gram is no more frequent than the most frequent 2-gram.
+    """
+    needed = min(
+        int(most * ngrams.num_bytes) // int(ngrams.lengths(n).max(initial=1))
+        for n, most in MAX_TOP_NGRAM.items()
+    )
+    ordered = np.sort((ngrams.hashes(2) >> np.uint64(32)).astype(np.uint32))
+    step = max(1, needed - 1)  # so many places on stands the same hash, if it occurs ``needed``
+    return bool((ordered[step:] == ordered[:-step]).any())
+
+
+def _top_ngram_bytes(ngrams: _Ngrams, n: int) -> int:
+    """Return count x length of the most frequent n-gram, of several the longest; 0 if of none."""
+    hashes, lengths = ngrams.hashes(n), ngrams.lengths(n)
+    _, first, counts = np.unique(hashes, return_index=True, return_counts=True)
+    top = int(counts.max(initial=1))
+    return 0 if top == 1 else top * int(lengths[first[counts == top]].max())
+
+
+def _failed_duplicates(ngrams: _Ngrams) -> Iterator[str]:
+    """Yield the duplicate n-gram rules that fail.
+
+    What repeated 6-grams cover, repeated 5-grams cover too, and so on: a text with little of the
+    one has no more of the other.
+    """
+    smallest = min(MAX_DUPLICATE_NGRAMS.values()) * ngrams.num_bytes
+    for n, most in MAX_DUPLICATE_NGRAMS.items():
+        covered = _duplicate_bytes(ngrams, n)
+        if covered > most * ngrams.num_bytes:
+            yield f"duplicate_{n}grams"
+        if covered <= smallest:
+            return
+
+
+def _duplicate_bytes(ngrams: _Ngrams, n: int) -> int:
+    """Return the bytes in n-grams that occurred before, each counted once."""
+    # Sorted with the place in the low bits: 44 bits of hash, of which two of a text's n-grams
+    # agree by chance in one of millions of texts of 3,000 words.
+    hashes = ngrams.hashes(n) & ~_PLACE_BITS
+    ordered = np.sort(hashes | np.arange(len(hashes), dtype=np.uint64))
+    is_repeat = (ordered[1:] ^ ordered[:-1]) <= _PLACE_BITS
+    repeats = (ordered[1:][is_repeat] & _PLACE_BITS).astype(np.int64)  # all but each one's first
+    steps = np.zeros(len(ngrams.begins) + 1, np.int64)
+    steps[repeats] += 1
+    steps[repeats + n] -= 1
+    covered = np.cumsum(steps[:-1]) > 0
+    return int((ngrams.ends - ngrams.begins)[covered].sum())
+
+
+# C4.
+
+MIN_SENTENCES: Final = 3
+MIN_LINE_WORDS: Final = 5
+TERMINAL: Final = (".", "!", "?", '"', "”", "»", "。", "！", "？", "」")
+BOILERPLATE: Final = re.compile(
+    "javascript|terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies",
+    re.IGNORECASE,
+)
+_SENTENCE_END: Final = re.compile(r"[.!?][\"'”’»)\]]*(?=\s|$)|[。！？]")
+
+
+def curly_bracket(profile: Profile) -> bool:
+    """A curly bracket occurs: C4 takes the text for code."""
+    return b"{" in profile.data
+
+
+def lorem_ipsum(profile: Profile) -> bool:
+    """The printer's filler occurs."""
+    return b"psum" in profile.data and b"lorem ipsum" in profile.data.lower()
+
+
+def c4_lines(profile: Profile) -> str | None:
+    """Return why fewer than three sentences are left of the text's lines as C4 keeps them.
+
+    C4 keeps lines of five words or more that end with terminal punctuation and are no notice
+    about JavaScript, cookies or policies. too_few_sentences: the text never had three;
+    unterminated_lines: they are not in lines that end like a sentence; boilerplate_lines: they
+    are in notices.
+    """
+    lines = profile.text.split("\n")
+    if _has_sentences(line for line in lines if _is_kept(line, profile.is_spaced)):
+        return None
+    if not _has_sentences(lines):
+        return "too_few_sentences"
+    if not _has_sentences(line for line in lines if _is_terminated(line, profile.is_spaced)):
+        return "unterminated_lines"
+    return "boilerplate_lines"
+
+
+def _is_terminated(line: str, is_spaced: bool) -> bool:
+    return line.endswith(TERMINAL) and not (is_spaced and line.count(" ") < MIN_LINE_WORDS - 1)
+
+
+def _is_kept(line: str, is_spaced: bool) -> bool:
+    return _is_terminated(line, is_spaced) and not BOILERPLATE.search(line)
+
+
+def _has_sentences(lines: Iterable[str]) -> bool:
+    """Return whether the lines have MIN_SENTENCES; one without an end is none."""
+    found = 0
+    for line in lines:
+        found += len(_SENTENCE_END.findall(line))
+        if found >= MIN_SENTENCES:
+            return True
+    return False
+
+
+RULES: Final[dict[str, tuple[Callable[[Profile], bool], ...]]] = {
+    "gopher": (
+        mean_word_length,
+        symbols,
+        bullet_lines,
+        ellipsis_lines,
+        few_alphabetic_words,
+        no_stop_words,
+    ),
+    "gopher-repetition": (duplicate_lines, duplicate_line_characters),
+    "c4": (curly_bracket, lorem_ipsum),
+}
+"""The rules of each group, in the order in which they are asked; their names are the reasons."""
+GROUP_RULES: Final[dict[str, Callable[[Profile], str | None]]] = {
+    "gopher-repetition": ngram_repetition,
+    "c4": c4_lines,
+}
+"""After them: rules that share their work and name the reason themselves."""
+
+
+def failed_rule(profile: Profile, group: str) -> str | None:
+    """Return the name of the first rule of a group that the text fails, or None."""
+    for rule in RULES[group]:
+        if rule(profile):
+            return rule.__name__
+    if group in GROUP_RULES:
+        return GROUP_RULES[group](profile)
+    return None

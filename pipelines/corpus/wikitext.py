@@ -1,0 +1,500 @@
+"""Pure: wiki markup to plain text, one paragraph, heading or list item a line.
+
+Two ways give text of the same form. `plain_text` scans for what MediaWiki pairs (templates,
+tables, links, elements) and is made for whole dumps: its time grows with the text and not with
+what the text nests. `plain_text_by_parser` walks the tree of mwparserfromhell and shows what the
+first way gives up.
+
+What a template would show is known to its wiki only: all of them go, but for the few in `_INLINE`
+that stand in the middle of a sentence and carry words of it.
+"""
+
+import html
+import re
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from albert_core.stage.errors import ConfigError
+
+# In the languages of the large Wikipedias; the English names hold on all of them.
+_FILE_NAMES = (
+    "file image lêer beeld ስዕል imachen imaxen ملف صورة ficheru imaxe fayl şəkil şakil файл "
+    "изображение выява відео зображення рисунок датотека слика চিত্র ছবি restr skeudenn "
+    "datoteka slika fitxer imatge payl وێنە پەڕگە soubor obrázek ӳкерчĕк delwedd billede fil "
+    "bild datei αρχείο εικόνα dosiero archivo imagen pilt fail fitxategi irudi پرونده تصویر "
+    "tiedosto kuva mynd fichier ofbyld íomhá faidhle dealbh ficheiro imagem arquivo קובץ "
+    "תמונה चित्र wobraz dataja fájl kép պատկեր berkas gambar imajen immagine ファイル 画像 სურათი "
+    "ფაილი сурет ಚಿತ್ರ ಫೈಲ್ 파일 그림 imago plicus fasciculus vaizdas പ്രമാണം ചിത്രം зураг imej "
+    "ဖိုင် bestand afbeelding fichièr ଫାଇଲ ਤਸਵੀਰ plik grafika fișier fisier ගොනුව රූපය súbor "
+    "obrázok skedari படிமம் దస్త్రం బొమ్మ ไฟล์ ภาพ talaksan dosya resim рәсем ھۆججەت زریعہ "
+    "tasvir tập_tin טעקע בילד 文件 檔案 档案 图像 圖像 ფაილ"
+)
+_CATEGORY_NAMES = (
+    "category kategorie መደብ categoría تصنيف kategoriya kateqoriya بؤلمه категория катэгорыя "
+    "категорія категорија বিষয়শ্রেণী rummad kategorija категори پۆل categoria kategória "
+    "kategori κατηγορία kategorio kategooria kategoria رده luokka bólkur catégorie kategory "
+    "catagóir roinn-seòrsa קטגוריה श्रेणी वर्ग কেটেগৰি કેટેગરી શ્રેણી կատեգորիա flokkur カテゴリ "
+    "კატეგორია санат ವರ್ಗ 분류 kategorî کاتێگۆری വർഗ്ഗം വിഭാഗം ангилал ကဏ္ဍ categorie ਸ਼੍ਰੇਣੀ "
+    "ଶ୍ରେଣୀ categorìa catiguria ප්‍රවර්ගය பகுப்பு వర్గం หมวดหมู่ kategorya төркем زمرہ تۈر "
+    "turkum thể_loại קאטעגאריע 分类 分類 kaarangay jamii"
+)
+LEFT_OUT = frozenset(name.replace("_", " ") for name in f"{_FILE_NAMES} {_CATEGORY_NAMES}".split())
+"""Namespaces, in lower case, whose links show no words of the article: files and categories."""
+
+Ends = tuple[re.Pattern[str], re.Pattern[str]]
+_MAX_DEPTH = 3
+"""Templates and links that show text are resolved in one another so many times; deeper ones go."""
+
+_SILENT = (
+    "ref|references|math|chem|ce|code|pre|syntaxhighlight|source|gallery|timeline|imagemap|score|"
+    "hiero|graph|mapframe|maplink|templatedata|templatestyles|inputbox|categorytree|table|"
+    "includeonly|indicator|dynamicpagelist|phonos"
+)
+"""Elements that go with all they contain."""
+_BLOCKS = "br|p|div|hr|li|ul|ol|dl|dd|dt|center|blockquote|poem|h[1-6]|tr|td|th|caption"
+_INLINES = (
+    "abbr|b|bdi|bdo|big|cite|data|del|dfn|em|font|i|ins|kbd|mark|noinclude|nowiki|onlyinclude|q|rb|"
+    "rp|rt|rtc|ruby|s|samp|section|small|span|strike|strong|sub|sup|time|tt|u|var|wbr|translate|"
+    "tvar|languages|link|meta"
+)
+_COMMENT = re.compile(r"<!--[^-]*(?:-(?!->)[^-]*)*(?:-->|\Z)")
+_ELEMENT = re.compile(rf"<(/?)({_SILENT}|nowiki)(?:\s[^<>]*?)?(/?)>", re.IGNORECASE)
+_TAG = re.compile(rf"</?(?:({_BLOCKS})|{_INLINES}|{_SILENT})(?:[\s/:][^<>]*)?>", re.IGNORECASE)
+# Two searches that skip to the next brace or bracket are faster than one for both.
+_BRACES = (re.compile(r"\{\{+"), re.compile(r"\}\}+"))
+_BRACKETS = (re.compile(r"\[\["), re.compile(r"\]\]"))
+_PLAIN_LINK = re.compile(r"\[\[(?:[^\[\]|:\n]+\|)?([^\[\]|:\n]+)\]\]")
+"""Most links: no namespace, nothing inside. `_link` is for the others."""
+_EXTERNAL_LINK = re.compile(
+    r"\[(?:(?:https?:|ftps?:|ircs?:|git:|svn:|gopher:)?//|mailto:|news:)[^\s\[\]]*"
+    r"[ \t]*([^\[\]\n]*)\]"
+)
+_MEDIA_ENDING = re.compile(
+    r"\.(?:jpe?g|png|svg|gif|tiff?|webp|xcf|pdf|djvu|og[agv]|opus|wav|flac|mp[34]|midi?|webm)\s*$",
+    re.IGNORECASE,
+)
+_LANGUAGE = re.compile(r"(?!(?:mw|doi|rfc|wmf|voy)$)[a-z]{2,3}(?:-[a-z]{2,})*|simple")
+_VARIANTS = re.compile(r"-\{([^{}]*)\}-")
+_MAGIC_WORD = re.compile(r"__[^\W_]+(?:_[^\W_]+)*__")
+_ENTITY = re.compile(r"&(?:[A-Za-z][A-Za-z0-9]{1,31}|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});")
+_QUOTES = re.compile(r"''(?:'''|')?")
+"""Bold, italic or both; of four, the first is an apostrophe."""
+_ELISION = re.compile(r"'(?<=[^\w'][^\W\d_]')''(?=\w)((?:[^'\n]|'(?!'))+)''(?!')")
+"""l'''Histoire'': an apostrophe and italic."""
+_GENITIVE = re.compile(r"''(?<!''')(?!')((?:[^'\n]|'(?!'))+)'''(?=s\b)")
+"""''Iliad'''s: italic and an apostrophe."""
+_SPACES = re.compile(r"  +")
+# Each begins with what is rare in a text, so that the search skips to it.
+_EMPTY_PARENTHESES = re.compile(r"\([ ,;:،؛–-]*\)")
+_AFTER_OPENING = re.compile(r"\([ ,;:،؛]+")
+_CLOSING_AFTER_GAP = re.compile(r"\)(?<=[ ,;،؛]\))")
+_COMMA_AFTER_GAP = re.compile(r",(?<= ,)")
+_WIDE_PARENTHESES = re.compile(r"（[ ,;:、，；：]*(）?)")
+_HEADING = re.compile(r"(={1,6})(.+?)={1,6}$")
+_WORD_CHARACTER = re.compile(r"[^\W_]")
+_NAMED = re.compile(r"\s*[\w -]{1,30}=")
+_MARKUP = str.maketrans({character: f"&#{ord(character)};" for character in "[]{}<>'|=_*#:;&"})
+
+
+def plain_text(markup: str, left_out: Collection[str] = LEFT_OUT) -> str:
+    """Return the words that ``markup`` shows, without tables, notes, formulas, code and files.
+
+    Args:
+        markup: a page's wiki markup, already unescaped from XML.
+        left_out: namespaces, in lower case, whose links show nothing.
+
+    Returns:
+        One paragraph, heading or list item a line; a heading only where text follows.
+    """
+    text = markup
+    if "<" in text:
+        text = _without_elements(_COMMENT.sub("", text))
+    text = _resolve_templates(text)
+    if "{|" in text:
+        text = _without_tables(text)
+    text = _resolve_links(_EXTERNAL_LINK.sub(r"\1", _PLAIN_LINK.sub(r"\1", text)), left_out)
+    if "<" in text:
+        text = _TAG.sub(_break_of, text)
+    return _tidy(_without_quotes(text))
+
+
+def plain_text_by_parser(markup: str, left_out: Collection[str] = LEFT_OUT) -> str:
+    """Return what `plain_text` does, from the tree that mwparserfromhell makes of ``markup``.
+
+    Raises:
+        ConfigError: mwparserfromhell is not installed.
+    """
+    try:
+        import mwparserfromhell
+    except ImportError as error:
+        raise ConfigError(
+            "source.wiki_parser 'full' needs mwparserfromhell: "
+            "pip install -e '.[wiki]' in the project's folder, or set it to 'fast'"
+        ) from error
+    try:
+        tree = mwparserfromhell.parse(markup)  # by a parser of its own, as threads must have
+    except mwparserfromhell.parser.ParserError:  # by its own words, a bug in it
+        return plain_text(markup, left_out)
+    return _tidy(_QUOTES.sub("", _shown(tree, left_out)))
+
+
+# What pairs
+
+
+def _replace(text: str, ends: Ends, show: Callable[[str], str]) -> str:
+    """Return ``text`` with what stands between outermost ``ends`` as ``show`` gives it.
+
+    Args:
+        text: any text; an end without its counterpart stays.
+        ends: what opens and what closes, two characters or more.
+        show: is given what is between two ends, without them.
+    """
+    parts, position = [], 0
+    for begin, end in _outermost(text, ends):
+        parts += [text[position:begin], show(text[begin + 2 : end - 2])]
+        position = end
+    return "".join([*parts, text[position:]]) if position else text
+
+
+def _outermost(text: str, ends: Ends) -> list[tuple[int, int]]:
+    """Return where the outermost pairs of ``ends`` begin and end, in one pass."""
+    opening, closing = ([found.span() for found in end.finditer(text)] for end in ends)
+    openings = set(opening)
+    opened: list[tuple[int, int]] = []  # position and width of what is not closed yet
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(opening + closing):  # two runs: one merge
+        width = end - begin
+        if (begin, end) in openings:
+            opened.append((begin, width))
+            continue
+        while width > 1 and opened:
+            position, open_width = opened.pop()
+            used = min(width, open_width)
+            width, open_width = width - used, open_width - used
+            while found and found[-1][0] >= position + open_width:
+                found.pop()
+            found.append((position + open_width, end - width))
+            if open_width > 1:
+                opened.append((position, open_width))
+    return found
+
+
+def _without_elements(text: str) -> str:
+    """Return ``text`` without silent elements, and with nowiki's content out of markup's reach."""
+    tags = [(tag.span(), tag[1], tag[2].lower(), tag[3]) for tag in _ELEMENT.finditer(text)]
+    last_closing = {name: span[0] for span, closing, name, _ in tags if closing}
+    parts, position, inside = [], 0, ""
+    for (begin, end), closing, name, closed in tags:
+        if inside:
+            if not closing or name != inside:
+                continue
+            if inside == "nowiki":
+                parts.append(text[position:begin].translate(_MARKUP))
+            inside, position = "", end
+        elif not closing:
+            parts.append(text[position:begin])
+            position = end
+            if not closed and last_closing.get(name, -1) > begin:
+                inside = name
+    return "".join([*parts, text[position:]])
+
+
+def _without_tables(text: str) -> str:
+    """Return ``text`` without its tables, whose first and last line tell what they are."""
+    lines = text.split("\n")
+    opened: list[int] = []
+    found: list[tuple[int, int]] = []
+    for number, line in enumerate(lines):
+        if line[:1] not in "{| \t:*#;":
+            continue
+        if line.lstrip(" \t:*#;").startswith("{|"):
+            opened.append(number)
+        elif opened and line.lstrip(" \t").startswith("|}"):
+            first = opened.pop()
+            while found and found[-1][0] > first:
+                found.pop()
+            found.append((first, number))
+    for first, last in found:
+        lines[first : last + 1] = ["", *[""] * (last - first - 1), lines[last].lstrip(" \t")[2:]]
+    return "\n".join(lines)
+
+
+# Templates
+
+
+def _resolve_templates(text: str, depth: int = 0) -> str:
+    if "{{" not in text:
+        return text
+    return _replace(text, _BRACES, lambda content: _template(content, depth))
+
+
+def _template(content: str, depth: int) -> str:
+    """Return what the template ``{{content}}`` shows in a sentence, if that is known."""
+    name, _, rest = content.partition("|")
+    show = _inline(name)
+    if show is None or depth == _MAX_DEPTH:
+        return ""
+    rest = _PLAIN_LINK.sub(r"\1", _resolve_templates(rest, depth + 1))
+    return _shown_by(show, _resolve_links(rest, LEFT_OUT).split("|"))
+
+
+def _shown_by(show: Callable[[list[str]], str], values: list[str]) -> str:
+    plain = [value.strip() for value in values if not _NAMED.match(value)]
+    try:
+        return show(plain)
+    except (IndexError, ValueError):  # fewer values than it needs
+        return ""
+
+
+def _inline(name: str) -> Callable[[list[str]], str] | None:
+    key = name.strip().lower().replace("_", " ")
+    return _INLINE.get(key) or (_INLINE["lang-"] if key.startswith("lang-") else None)
+
+
+def _first(values: list[str]) -> str:
+    return values[0]
+
+
+def _second(values: list[str]) -> str:
+    return values[1]
+
+
+def _last(values: list[str]) -> str:
+    return values[-1]
+
+
+def _measure(values: list[str]) -> str:
+    """Return '10 km' of 10, km, mi; '10 to 20 km' of 10, to, 20, km."""
+    number, unit, *rest = values
+    if unit in {"-", "–", "to", "and", "or", "by", "x"} and len(rest) > 1:
+        return f"{number} {unit} {rest[0]} {rest[1]}".replace(" - ", "–").replace(" – ", "–")
+    return f"{number} {unit}"
+
+
+def _with_original(values: list[str]) -> str:
+    """Return 'English (original, transcription)' of the Japanese templates."""
+    english, *others = [value for value in values[:3] if value]
+    return f"{english} ({', '.join(others)})" if others else english
+
+
+def _constant(text: str) -> Callable[[list[str]], str]:
+    return lambda _: text
+
+
+_INLINE: dict[str, Callable[[list[str]], str]] = {
+    **dict.fromkeys(("lang", "langx", "langue", "abbrlink"), _second),
+    **dict.fromkeys(("transl", "transliteration"), _last),
+    **dict.fromkeys(
+        (
+            *("lang-", "nowrap", "nobr", "small", "smaller", "big", "larger", "sc", "smallcaps"),
+            *("abbr", "tooltip", "sup", "sub", "em", "strong", "visible anchor", "vanchor"),
+            *("quote", "blockquote", "cquote", "quotation", "citaat", "zitat", "ill", "val"),
+            *("interlanguage link", "interlanguage link multi", "zh", "angbr", "sic", "poem"),
+        ),
+        _first,
+    ),
+    **dict.fromkeys(("convert", "cvt"), _measure),
+    **dict.fromkeys(("nihongo", "nihongo2", "korean"), _with_original),
+    **dict.fromkeys(("circa", "c.", "ca."), lambda values: f"c. {values[0]}"),
+    "as of": lambda values: f"As of {' '.join(reversed(values[:3]))}",
+    "frac": lambda values: "/".join(values[-2:]),
+    **dict.fromkeys(("'", "`"), _constant("'")),
+    **dict.fromkeys(("snd", "spnd", "spaced ndash", "spaced en dash"), _constant(" – ")),
+    **dict.fromkeys(("ndash", "–", "en dash"), _constant("–")),
+    **dict.fromkeys(("mdash", "—", "em dash"), _constant("—")),
+    **dict.fromkeys(("nbsp", "space", "spaces"), _constant(" ")),
+}
+"""What a template shows, from its values without a name; with too few of them, nothing."""
+
+
+# Links and tags
+
+
+def _resolve_links(text: str, left_out: Collection[str], depth: int = 0) -> str:
+    if "[[" not in text:
+        return text
+    return _replace(text, _BRACKETS, lambda content: _link(content, left_out, depth))
+
+
+def _link(content: str, left_out: Collection[str], depth: int) -> str:
+    """Return what ``[[content]]`` shows."""
+    target, has_text, _ = content.partition("|")
+    if _shows_nothing(target, left_out) or depth == _MAX_DEPTH:
+        return ""
+    shown = _resolve_links(content, left_out, depth + 1)
+    return shown.rpartition("|")[2] if has_text else shown.strip().lstrip(":")
+
+
+def _shows_nothing(target: str, left_out: Collection[str]) -> bool:
+    """Whether a link to ``target`` is a file, a category or the page in another language."""
+    prefix, colon, _ = target.partition(":")
+    prefix = prefix.strip()
+    if not colon or not prefix:
+        return False
+    return (
+        prefix.lower().replace("_", " ") in left_out
+        or _LANGUAGE.fullmatch(prefix) is not None
+        or _MEDIA_ENDING.search(target) is not None
+    )
+
+
+def _break_of(tag: re.Match[str]) -> str:
+    return "\n\n" if tag[1] else ""
+
+
+def _without_quotes(text: str) -> str:
+    """Return ``text`` without the marks of bold and italic."""
+    if "'''s" in text:
+        text = _GENITIVE.sub(r"\1'", text)
+    text = _ELISION.sub(r"'\1", text)
+    return _QUOTES.sub("", text)
+
+
+# Lines
+
+
+_LEFT_OVER = ("{{", "}}", "[[", "]]")
+"""Ends without their counterpart."""
+
+
+def _tidy(text: str) -> str:
+    """Return ``text``, in which only markup of whole lines is left, without it and its traces."""
+    if "-{" in text:
+        text = _VARIANTS.sub(_variant, text)
+    if "__" in text:
+        text = _MAGIC_WORD.sub(lambda word: "" if word[0].upper() == word[0] else word[0], text)
+    while any(rest in text for rest in _LEFT_OVER):  # to take one out may bring another together
+        for rest in _LEFT_OVER:
+            text = text.replace(rest, "")
+    text = text.replace("&nbsp;", " ").replace("\u00a0", " ").replace("\t", " ")
+    text = _SPACES.sub(" ", _without_gaps(text))
+    text = "\n".join(_with_text(list(_lines(text))))
+    return _ENTITY.sub(_unescaped, text) if "&" in text else text
+
+
+def _without_gaps(text: str) -> str:
+    """Return ``text`` without the traces that removed templates leave in parentheses."""
+    if "(" in text:
+        text = _AFTER_OPENING.sub("(", _closed_up(text, _EMPTY_PARENTHESES, " ", ""))
+        text = _closed_up(text, _CLOSING_AFTER_GAP, " ,;،؛", ")")
+    if "（" in text:
+        text = _WIDE_PARENTHESES.sub(lambda found: "" if found[1] else "（", text)
+    return _closed_up(text, _COMMA_AFTER_GAP, " ", ",")
+
+
+def _closed_up(text: str, ends: re.Pattern[str], gap: str, end: str) -> str:
+    """Return ``text`` with ``end`` for each of ``ends``, without the ``gap`` before it."""
+    *parts, last = ends.split(text)
+    return end.join([*(part.rstrip(gap) for part in parts), last]) if parts else text
+
+
+def _variant(match: re.Match[str]) -> str:
+    """Return the first of the variants in ``-{zh-hans:A;zh-hant:B}-``."""
+    flag, bar, rest = match[1].rpartition("|")
+    if bar and set(flag.upper()) & set("HT-"):
+        return ""
+    first = rest.split(";")[0]
+    code, colon, words = first.partition(":")
+    return words if colon and _LANGUAGE.fullmatch(code.strip()) else first
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each line with words, and its level if it is a heading, else 0.
+
+    Lines of one paragraph are joined: in wiki markup a single line break is a space.
+    """
+    paragraph: list[str] = []
+    for line in text.split("\n"):
+        marker = line[:1]
+        if marker and marker not in _LINE_MARKERS:
+            paragraph.append(line)
+            continue
+        if paragraph:
+            yield from _worded(0, " ".join(paragraph))
+            paragraph = []
+        if marker == "=" and (heading := _HEADING.match(line.rstrip())):
+            yield from _worded(len(heading[1]), heading[2])
+        elif marker and not _OF_TABLE.match(line):
+            yield from _worded(0, line if marker in "={!" else line.lstrip(_LIST_MARKERS))
+    if paragraph:
+        yield from _worded(0, " ".join(paragraph))
+
+
+_LIST_MARKERS = " \t*#:;"
+_LINE_MARKERS = f"{_LIST_MARKERS}=|!{{"
+_OF_TABLE = re.compile(r"[ \t:*#;]*(?:\||\{\||!.*\|)")
+"""Lines of a table that is not closed."""
+
+
+def _worded(level: int, line: str) -> Iterator[tuple[int, str]]:
+    if _WORD_CHARACTER.search(line):
+        yield level, line.strip()
+
+
+def _with_text(lines: list[tuple[int, str]]) -> list[str]:
+    """Return the lines without the headings of sections that have no text."""
+    kept: list[str] = []
+    below = 1  # level of the line kept last, seen from the end; 0 is text
+    for level, line in reversed(lines):
+        if not level or not below or (kept and below > level):
+            kept.append(line)
+            below = level
+    return kept[::-1]
+
+
+def _unescaped(entity: re.Match[str]) -> str:
+    return html.unescape(entity[0]).replace("\u00a0", " ")
+
+
+# The tree of mwparserfromhell
+
+
+def _shown(code: Any, left_out: Collection[str]) -> str:
+    return "".join(_shown_node(node, left_out) for node in code.nodes)
+
+
+def _shown_node(node: Any, left_out: Collection[str]) -> str:
+    kind = type(node).__name__
+    if kind == "Wikilink":
+        text = node.title if node.text is None else node.text
+        silent = _shows_nothing(str(node.title), left_out)
+        return "" if silent else _shown(text, left_out).lstrip(":")
+    show = _NODES.get(kind)
+    return show(node, left_out) if show else ""
+
+
+def _shown_template(node: Any, left_out: Collection[str]) -> str:
+    show = _inline(str(node.name))
+    if show is None:
+        return ""
+    values = [_shown(each.value, left_out) for each in node.params if not each.showkey]
+    return _shown_by(show, values)
+
+
+def _shown_tag(node: Any, left_out: Collection[str]) -> str:
+    name = str(node.tag).strip().lower()
+    if name == "nowiki":
+        return str(node.contents).translate(_MARKUP)
+    if re.fullmatch(_SILENT, name):
+        return ""
+    if node.wiki_markup and node.self_closing:
+        return str(node.wiki_markup)  # of a list item
+    around = "\n\n" if re.fullmatch(_BLOCKS, name) else ""
+    return around + (_shown(node.contents, left_out) if node.contents else "") + around
+
+
+def _shown_heading(node: Any, left_out: Collection[str]) -> str:
+    equals = "=" * node.level
+    return f"{equals}{_shown(node.title, left_out)}{equals}"
+
+
+_NODES: dict[str, Callable[[Any, Collection[str]], str]] = {
+    "Text": lambda node, _: str(node),
+    "HTMLEntity": lambda node, _: str(node),
+    "ExternalLink": lambda node, left_out: (
+        _shown(node.title, left_out) if node.title else "" if node.brackets else str(node.url)
+    ),
+    "Template": _shown_template,
+    "Tag": _shown_tag,
+    "Heading": _shown_heading,
+}

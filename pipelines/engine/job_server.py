@@ -1,0 +1,241 @@
+"""Beam's job server for one stage; and the end of what a stage started, however the stage ends.
+
+A stage can be killed at any moment, so what must not outlive it is in the care of another process,
+the keeper: it starts the job server in a temporary folder, and when the stage closes the pipe
+between them, which the kernel does for a stage that is killed, it cancels the job that still runs,
+ends the job server with all its children and removes the folder.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from albert_core.stage.errors import ConfigError, OutageError
+
+START_SECONDS = 60.0
+"""What a job server may take to answer."""
+CANCEL_SECONDS = 10.0
+END_SECONDS = 10.0
+"""What a job server may take to end when it is told to."""
+_LOOK_SECONDS = 0.1
+_LOG, _ENDED = "job-server.log", "job-server.ended"
+_LAST_LINES = 5
+_PR_SET_PDEATHSIG = 1
+_FLINK_HAS_ENDED = {"FINISHED", "CANCELED", "FAILED"}
+
+
+class Keeper:
+    """The process that ends what this one has started, after it."""
+
+    def __init__(self, process: "subprocess.Popen[str]", folder: Path) -> None:
+        self._process = process
+        self.folder = folder
+        """On this machine; its name is the job's too."""
+
+    def start(self, command: Sequence[str], endpoint: str) -> None:
+        """Start a job server and wait until it answers.
+
+        Args:
+            command: the server's.
+            endpoint: host and port that it will answer at.
+
+        Raises:
+            ConfigError: it has ended instead.
+            OutageError: it does not answer.
+        """
+        self._tell(start=list(map(str, command)))
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if (self.folder / _ENDED).exists() or self._process.poll() is not None:
+                raise ConfigError(
+                    f"Beam's job server ended at its start. Its last lines:\n  {self._last_lines()}"
+                    "\nCheck the jar and the options; infra/engines/README.md names them."
+                )
+            if answers(endpoint, seconds=1.0):
+                return
+            time.sleep(_LOOK_SECONDS)
+        raise OutageError(f"Beam's job server did not answer within {START_SECONDS:.0f} s.")
+
+    def watch(self, endpoint: str, job: str) -> None:
+        """Cancel the job if this process ends before `forget`.
+
+        Args:
+            endpoint: host and port of its job service.
+            job: its id there.
+        """
+        self._tell(endpoint=endpoint, job=job)
+
+    def forget(self) -> None:
+        """Cancel nothing: the job has ended."""
+        self._tell(job="")
+
+    def _last_lines(self) -> str:
+        try:
+            lines = (self.folder / _LOG).read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return "(none)"
+        return "\n  ".join(lines[-_LAST_LINES:])
+
+    def _tell(self, **what: object) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{json.dumps(what)}\n")
+            self._process.stdin.flush()
+
+    def end(self) -> None:
+        """Have it do its work, and wait for it."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=CANCEL_SECONDS + 2 * END_SECONDS)
+
+
+@contextmanager
+def keeper(flink_master: str = "") -> Iterator[Keeper]:
+    """Run a keeper, with a folder for temporary files that goes in the end.
+
+    Args:
+        flink_master: URL at which Flink itself is asked to cancel jobs with the folder's name.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="albert-"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipelines.engine.job_server", str(folder), flink_master],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,  # so that Ctrl-C, and a signal to the stage's group, leave it alone
+    )
+    found = Keeper(process, folder)
+    # Beam makes temporary folders that it never removes.
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield found
+    finally:
+        tempfile.tempdir = before
+        found.end()
+
+
+def answers(endpoint: str, seconds: float) -> bool:
+    """Return whether a Beam job service is there."""
+    import grpc  # type: ignore[import-untyped]
+    from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
+
+    with grpc.insecure_channel(endpoint) as channel:
+        service = beam_job_api_pb2_grpc.JobServiceStub(channel)
+        try:
+            service.DescribePipelineOptions(
+                beam_job_api_pb2.DescribePipelineOptionsRequest(), timeout=seconds
+            )
+        except grpc.RpcError as error:
+            # A service that lacks this call is one all the same.
+            return bool(error.code() == grpc.StatusCode.UNIMPLEMENTED)
+    return True
+
+
+def main(folder: Path, flink_master: str) -> None:
+    """Be the keeper."""
+    # Handlers, not SIG_IGN, which the job server would inherit.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    server: subprocess.Popen[bytes] | None = None
+    endpoint = job = ""
+    for told in _told():
+        if "start" in told:
+            server = _start(told["start"], folder)
+        endpoint, job = told.get("endpoint", endpoint), told.get("job", job)
+        if server is not None and server.poll() is not None:
+            (folder / _ENDED).touch()
+    if job:
+        _cancel(endpoint, job)
+        if flink_master:
+            _cancel_in_flink(flink_master, folder.name)
+    if server is not None:
+        _end(server)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _told() -> Iterator[dict[str, Any]]:
+    """Yield what the stage says, and nothing now and then, until it has ended."""
+    unread = b""
+    while True:
+        if select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]:
+            more = os.read(sys.stdin.fileno(), 1 << 16)
+            if not more:
+                return
+            *lines, unread = (unread + more).split(b"\n")
+            yield from map(json.loads, lines)
+        else:
+            yield {}
+
+
+def _start(command: Sequence[str], folder: Path) -> "subprocess.Popen[bytes]":
+    with (folder / _LOG).open("wb") as log:
+        return subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # a group of its own: it and the workers that it starts
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - there are no threads here
+        )
+
+
+def _end_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _cancel(endpoint: str, job: str) -> None:
+    import grpc
+    from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
+
+    with contextlib.suppress(grpc.RpcError), grpc.insecure_channel(endpoint) as channel:
+        request = beam_job_api_pb2.CancelJobRequest(job_id=job)
+        beam_job_api_pb2_grpc.JobServiceStub(channel).Cancel(request, timeout=CANCEL_SECONDS)
+
+
+def _cancel_in_flink(master: str, name: str) -> None:
+    """Cancel the jobs called ``name``, which Beam's job server leaves running in the cluster."""
+    with contextlib.suppress(OSError, ValueError):
+        for job in flink_answer(master, "/jobs/overview")["jobs"]:
+            if job["name"] == name and job["state"] not in _FLINK_HAS_ENDED:
+                flink_answer(master, f"/jobs/{job['jid']}?mode=cancel", method="PATCH")
+
+
+def flink_answer(master: str, path: str, method: str = "GET") -> Any:
+    """Return what Flink's REST service says.
+
+    Raises:
+        OSError: it does not answer.
+        ValueError: what answers is not Flink.
+    """
+    request = urllib.request.Request(master + path, method=method)  # noqa: S310 - http, see engine
+    with urllib.request.urlopen(request, timeout=CANCEL_SECONDS) as answer:  # noqa: S310
+        return json.loads(answer.read() or b"{}")
+
+
+def _end(server: "subprocess.Popen[bytes]") -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(timeout=END_SECONDS)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

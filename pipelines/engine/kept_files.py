@@ -1,0 +1,84 @@
+"""Files kept for later runs: a note beside them, written last, has the checksum of each.
+
+What has no note is not whole. What has one is read through before it is used again, because a
+disk, a copy or a person may have changed it: damaged files are made anew, and the log says so.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import xxhash
+
+from albert_core.stage import storage
+
+_CHUNK_BYTES = 1 << 20
+
+
+def write_note(uri: str, names: Sequence[str], facts: Mapping[str, Any]) -> None:
+    """Write the note at ``uri`` on files in its folder, which are complete by now.
+
+    Args:
+        uri: of the note.
+        names: of the files.
+        facts: numbers about them that JSON can hold.
+    """
+    content = {"checksums": _checksums(uri, names), "facts": dict(facts)}
+    written = {**content, "checksum": _checksum_of_note(content)}
+    storage.write_bytes(uri, json.dumps(written, indent=1).encode())
+
+
+def read_facts(uri: str) -> dict[str, Any]:
+    """Return the facts in the note at ``uri``.
+
+    Raises:
+        ValueError: the note is damaged; the message says how.
+    """
+    facts: dict[str, Any] = _read(uri)["facts"]
+    return facts
+
+
+def damage(uri: str) -> str | None:
+    """Return what is wrong with the note at ``uri`` or its files; None if they are as written."""
+    try:
+        noted = _read(uri)["checksums"]
+    except ValueError as error:
+        return str(error)
+    for name, checksum in noted.items():
+        file = _beside(uri, name)
+        if not storage.exists(file):
+            return f"{file} is missing"
+        if _checksum(file) != checksum:
+            return f"{file} changed after it was written"
+    return None
+
+
+def _read(uri: str) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(storage.read_bytes(uri))
+        if content.pop("checksum") != _checksum_of_note(content):
+            raise ValueError("another checksum")
+    except (ValueError, AttributeError, KeyError) as error:
+        raise ValueError(f"{uri} changed after it was written") from error
+    return content
+
+
+def _checksums(uri: str, names: Sequence[str]) -> dict[str, str]:
+    return {name: _checksum(_beside(uri, name)) for name in names}
+
+
+def _beside(uri: str, name: str) -> str:
+    return storage.join(uri.rpartition("/")[0], name)
+
+
+def _checksum(uri: str) -> str:
+    fs, path = storage.filesystem(uri)
+    checksum = xxhash.xxh3_128()
+    with fs.open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            checksum.update(chunk)
+    return checksum.hexdigest()
+
+
+def _checksum_of_note(content: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest()

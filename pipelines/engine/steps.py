@@ -1,0 +1,101 @@
+"""The steps of a pipeline: a function of each element, and what goes with it on every engine.
+
+A worker must have the code and libraries of the process that started the stage, or its bytes would
+be others. And an error must arrive as what it is, through runners that hand on its text alone: a
+store that is away for a while is no defect.
+
+Elements of several bundles are processed in threads of one worker. A step function may use what is
+immutable, of its own thread, or behind a lock, and nothing else.
+"""
+
+import hashlib
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from importlib.metadata import requires
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+
+import albert_core
+import pipelines
+from albert_core.stage.code_version import library_versions
+from albert_core.stage.errors import ConfigError, OutageError
+from albert_core.stage.outage import is_passing
+
+PROJECT = "albert-pretraining"
+
+
+def each(function: Callable[..., Any], *arguments: Any) -> beam.ParDo:
+    """Return the step that gives ``function(element, *arguments)`` for each element."""
+    return beam.ParDo(_Step(function, arguments, gives_many=False))
+
+
+def each_to_many(function: Callable[..., Iterable[Any]], *arguments: Any) -> beam.ParDo:
+    """Return the step that gives all of ``function(element, *arguments)`` for each element."""
+    return beam.ParDo(_Step(function, arguments, gives_many=True))
+
+
+class _Step(beam.DoFn):
+    def __init__(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], gives_many: bool
+    ) -> None:
+        self.function = function
+        self.arguments = arguments
+        self.gives_many = gives_many
+        self.driver = installed()
+
+    def default_label(self) -> str:
+        return self.function.__name__
+
+    def setup(self) -> None:
+        """Refuse to work with other code than the driver's."""
+        if differs := difference(self.driver, installed()):
+            raise ConfigError(f"the worker on {socket.gethostname()} {differs}")
+
+    def process(self, element: Any) -> Iterator[Any]:
+        """Yield what the function gives."""
+        try:
+            if self.gives_many:
+                yield from self.function(element, *self.arguments)
+            else:
+                yield self.function(element, *self.arguments)
+        except Exception as error:
+            if not is_passing(error):
+                raise
+            raise OutageError(f"{type(error).__name__}: {error}") from error
+
+
+@cache
+def installed() -> dict[str, str]:
+    """Return what must be the same on all machines: this project's code, and its libraries."""
+    digest = hashlib.sha256()
+    for package in (albert_core, pipelines):
+        for folder in map(Path, package.__path__):
+            for path in sorted(folder.rglob("*.py")):
+                digest.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    code = {PROJECT: f"code {digest.hexdigest()[:12]}"}
+    return code | library_versions(*_libraries())
+
+
+def difference(driver: dict[str, str], worker: dict[str, str]) -> str | None:
+    """Return in which way a worker is not as the driver is, or None."""
+    for name, version in driver.items():
+        if worker.get(name) != version:
+            return (
+                f"has {name} {worker.get(name)}, but the stage was started with {version}. Install "
+                "the same versions on all machines, and start their workers anew."
+            )
+    return None
+
+
+def _libraries() -> list[str]:
+    """Return the libraries that text stages may use: the project's own and those of its extra."""
+    wanted = [line for line in requires(PROJECT) or [] if _is_for_pipelines(line)]
+    return sorted(re.split(r"[^\w.-]", line)[0] for line in wanted)
+
+
+def _is_for_pipelines(requirement: str) -> bool:
+    return "extra ==" not in requirement or bool(re.search(r"extra == .pipelines", requirement))

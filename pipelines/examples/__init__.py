@@ -1,0 +1,1 @@
+"""Sentences to masked segment pairs, and those to shards."""

@@ -1,0 +1,289 @@
+"""Pure: pairs and masks as google-research/albert makes them, accidents too.
+
+What differs from `segment_pairs` and `masking`, which do what the paper says:
+
+- a document, not an example, draws whether it aims at a shorter length;
+- a chunk ends after the sentence that overshoots; what is too much is cut off and lost;
+- a chunk of one sentence is paired with text of a random document and labelled 1, also for sop;
+- 20 predictions unless the settings say otherwise, however long the example;
+- words and n-grams go on across [SEP]; an n-gram that does not fit becomes a shorter one, one that
+  meets another is passed over;
+- a random replacement may be any piece, special ones too.
+
+The draws have seeds of this project, so that neither other documents nor workers change them.
+
+Source: REFERENCE.md B.5 to B.7 (`create_pretraining_data.py` of the reference).
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from albert_core.text.masking import MASK_SHARE, Masked, span_length_weights
+from albert_core.text.ragged import Ints
+from albert_core.text.records import CLS, MASK, SEP
+from albert_core.text.seeds import UInt64s, random_bits
+from pipelines.examples.pairs import ALONE, BORROWED, TRUNCATED, Objective, SegmentPairs, Sentences
+
+_TRIES_TO_DIFFER = 10
+"""How often a random document is drawn again when it is the same one."""
+
+
+@dataclass(slots=True)
+class _Pair:
+    """One pair; pieces and sentences are numbered as in `Sentences`."""
+
+    document: int
+    a: tuple[int, int]
+    b: tuple[int, int]
+    label: int
+    first: int
+    stop: int
+    other: int = -1
+    other_first: int = -1
+    other_stop: int = 0
+
+
+def google_pairs(
+    sentences: Sentences,
+    documents: Ints,
+    keys: UInt64s,
+    max_num_pieces: int,
+    short_seq_prob: float,
+    objective: Objective,
+) -> tuple[SegmentPairs, Counter[str]]:
+    """Cut documents into chunks, and each chunk into two segments, as the reference does.
+
+    Arguments and results are those of `segment_pairs.cut_into_pairs`.
+    """
+    maker = _PairMaker(sentences, documents.tolist(), max_num_pieces, objective)
+    pairs: list[_Pair] = []
+    for document, key in zip(documents.tolist(), keys.tolist(), strict=True):
+        random = Random(key)  # noqa: S311
+        target = max_num_pieces
+        if random.random() < short_seq_prob:
+            target = _randint(random, 2, max_num_pieces)
+        maker.cut(document, random, target, pairs)
+    first = sentences.first[[pair.document for pair in pairs]]
+    place = np.array([pair.first for pair in pairs], np.int64) - first
+    key_of = dict(zip(documents.tolist(), keys, strict=True))
+    document_keys = np.array([key_of[pair.document] for pair in pairs], np.uint64)
+
+    def column(values: list[int]) -> NDArray[np.int32]:
+        return np.array(values, np.int32)
+
+    made = SegmentPairs(
+        key=random_bits(document_keys, place),
+        document=column([pair.document for pair in pairs]),
+        start_a=column([pair.a[0] for pair in pairs]),
+        end_a=column([pair.a[1] for pair in pairs]),
+        start_b=column([pair.b[0] for pair in pairs]),
+        end_b=column([pair.b[1] for pair in pairs]),
+        label=np.array([pair.label for pair in pairs], np.uint8),
+        first_sentence=column([pair.first for pair in pairs]),
+        last_sentence=column([pair.stop - 1 for pair in pairs]),
+        other_document=column([pair.other for pair in pairs]),
+        other_first_sentence=column([pair.other_first for pair in pairs]),
+        other_last_sentence=column([pair.other_stop - 1 for pair in pairs]),
+    )
+    borrowed = sum(
+        maker.bounds[pair.other_stop] - maker.bounds[pair.other_first]
+        for pair in pairs
+        if pair.other >= 0
+    )
+    whole = int(sentences.num_pieces(documents).sum()) + borrowed
+    counts = Counter({ALONE: 0, TRUNCATED: whole - made.num_pieces, BORROWED: borrowed})
+    return made, counts
+
+
+class _PairMaker:
+    """Cuts one document after the other."""
+
+    def __init__(
+        self, sentences: Sentences, documents: list[int], max_num_pieces: int, objective: Objective
+    ) -> None:
+        self.bounds: list[int] = sentences.bounds.tolist()
+        self.first: list[int] = sentences.first.tolist()
+        self.able = [d for d in documents if self.first[d] < self.first[d + 1]]
+        self.max_num_pieces = max_num_pieces
+        self.objective = objective
+
+    def cut(self, document: int, random: Random, target: int, pairs: list[_Pair]) -> None:
+        """Append the pairs of ``document``."""
+        bounds, begin, end = self.bounds, self.first[document], self.first[document + 1]
+        while begin < end:
+            stop = min(end, bisect_left(bounds, bounds[begin] + target, begin + 1, end + 1))
+            middle = begin + 1
+            if stop - begin > 1:
+                middle = _randint(random, begin + 1, stop - 1)
+            a, b = (bounds[begin], bounds[middle]), (bounds[middle], bounds[stop])
+            pair = _Pair(document, a, b, 0, begin, stop)
+            if stop - begin == 1 or (self.objective == "nsp" and random.random() < 0.5):
+                self._borrow(pair, middle, random, target)
+            elif self.objective == "sop" and random.random() < 0.5:
+                pair.a, pair.b, pair.label = b, a, 1
+            pair.a, pair.b = _truncate(pair.a, pair.b, self.max_num_pieces, random)
+            pairs.append(pair)
+            begin = pair.stop
+
+    def _borrow(self, pair: _Pair, middle: int, random: Random, target: int) -> None:
+        """Make segment b text of another document; what it was goes back to the next chunk."""
+        for _ in range(_TRIES_TO_DIFFER):
+            pair.other = self.able[_randint(random, 0, len(self.able) - 1)]
+            if pair.other != pair.document:
+                break
+        bounds, end = self.bounds, self.first[pair.other + 1]
+        begin = _randint(random, self.first[pair.other], end - 1)
+        wanted = bounds[begin] + target - (pair.a[1] - pair.a[0])
+        stop = min(end, bisect_left(bounds, wanted, begin + 1, end + 1))
+        pair.b = bounds[begin], bounds[stop]
+        pair.other_first, pair.other_stop = begin, stop
+        pair.stop = middle
+        pair.label = int(self.objective != "none")
+
+
+def _randint(random: Random, low: int, high: int) -> int:
+    """Draw from low..high; `Random.random` alone is the same in every version of Python."""
+    return low + int(random.random() * (high - low + 1))
+
+
+def _truncate(
+    a: tuple[int, int], b: tuple[int, int], max_num_pieces: int, random: Random
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Cut piece by piece from the longer segment (b, if equal), at either end by a coin."""
+    ends = [*a, *b]
+    for _ in range(ends[1] - ends[0] + ends[3] - ends[2] - max_num_pieces):
+        longer = 0 if ends[1] - ends[0] > ends[3] - ends[2] else 2
+        if random.random() < 0.5:
+            ends[longer] += 1
+        else:
+            ends[longer + 1] -= 1
+    return (ends[0], ends[1]), (ends[2], ends[3])
+
+
+@dataclass(slots=True)
+class NgramCounts:
+    """What became of the n-grams tried, by their length in words: for comparison's sake."""
+
+    drawn: Counter[int]
+    accepted: Counter[int]
+    overlapping: int = 0
+    crossing_sep: int = 0
+    accepted_pieces: int = 0
+
+
+def google_masks(
+    input_ids: NDArray[np.integer],
+    lengths: Ints,
+    opens_word: NDArray[np.bool_],
+    seeds: UInt64s,
+    masked_lm_prob: float,
+    max_ngram: int,
+    max_predictions: int,
+    counts: NgramCounts | None = None,
+) -> Masked:
+    """Mask R examples laid end to end, as the reference does.
+
+    Args:
+        input_ids: (T,), each example [CLS] a [SEP] b [SEP].
+        lengths: int64 (R,), pieces of each example; they sum to T.
+        opens_word: bool (V,), whether each piece of the vocabulary opens a word.
+        seeds: uint64 (R,), an example's masks depend on its seed and pieces alone.
+        masked_lm_prob: share of the pieces to predict, special ones counted, 0..1.
+        max_ngram: words in the longest span.
+        max_predictions: most predictions in an example.
+        counts: added to, where given.
+
+    Returns:
+        The masked examples. Each has min(max_predictions, round(masked_lm_prob * length))
+        predictions, at least 1, unless no n-gram left fits.
+    """
+    cumulative = np.cumsum(span_length_weights(max_ngram)).tolist()
+    result = input_ids.astype(np.int64)
+    positions: list[int] = []
+    num_predictions = []
+    begin = 0
+    for length, seed in zip(lengths.tolist(), seeds.tolist(), strict=True):
+        random = Random(seed)  # noqa: S311
+        ids = input_ids[begin : begin + length]
+        budget = min(max_predictions, max(1, round(length * masked_lm_prob)))
+        covered = _cover(words_of(ids, opens_word), budget, cumulative, random, counts)
+        for position in covered:
+            result[begin + position] = _replacement(int(ids[position]), len(opens_word), random)
+        positions += sorted(covered)
+        num_predictions.append(len(covered))
+        begin += length
+    per_row, where = np.array(num_predictions, np.int64), np.array(positions, np.int64)
+    starts = np.repeat(np.cumsum(lengths) - lengths, per_row)
+    return Masked(
+        input_ids=result,
+        positions=where,
+        labels=input_ids[starts + where].astype(np.int64),
+        num_predictions=per_row,
+    )
+
+
+def words_of(ids: NDArray[np.integer], opens_word: NDArray[np.bool_]) -> list[list[int]]:
+    """Return the positions of each word's pieces; special pieces are passed over, not counted."""
+    positions = np.flatnonzero((ids != CLS) & (ids != SEP))
+    opens = opens_word[ids[positions]]
+    opens[:1] = True
+    where = positions.tolist()
+    bounds = [*np.flatnonzero(opens).tolist(), len(where)]
+    return [where[i:j] for i, j in pairwise(bounds)]
+
+
+def _cover(
+    words: list[list[int]],
+    budget: int,
+    cumulative: list[float],
+    random: Random,
+    counts: NgramCounts | None,
+) -> list[int]:
+    """Return the positions that are predicted, in the order in which they were chosen."""
+    chosen: list[int] = []
+    covered: set[int] = set()
+    order = list(range(len(words)))
+    for i in range(len(order)):
+        if len(chosen) >= budget:
+            break
+        j = i + int(random.random() * (len(order) - i))  # a shuffle, only as far as it is needed
+        order[i], order[j] = order[j], order[i]
+        draw = random.random()
+        n = 1 + sum(draw >= bound for bound in cumulative[:-1])
+        if counts is not None:
+            counts.drawn[n] += 1
+        span = _span(words, order[i], n)
+        while len(chosen) + len(span) > budget and n > 1:
+            n -= 1
+            span = _span(words, order[i], n)
+        if len(chosen) + len(span) > budget:
+            continue
+        if not covered.isdisjoint(span):
+            if counts is not None:
+                counts.overlapping += 1
+            continue
+        covered.update(span)
+        chosen += span
+        if counts is not None:
+            counts.accepted[n] += 1
+            counts.accepted_pieces += len(span)
+            counts.crossing_sep += span[-1] - span[0] >= len(span)
+    return chosen
+
+
+def _span(words: list[list[int]], first: int, n: int) -> list[int]:
+    return [position for word in words[first : first + n] for position in word]
+
+
+def _replacement(piece: int, vocab_size: int, random: Random) -> int:
+    if random.random() < MASK_SHARE:
+        return MASK
+    if random.random() < 0.5:
+        return piece
+    return _randint(random, 0, vocab_size - 1)

@@ -1,0 +1,365 @@
+"""Pure: the sentences of documents to segment pairs, for many documents at once.
+
+A chunk is a run of whole sentences that fills an example; it is cut between two sentences into
+two parts, which become segment a and segment b. What is learnt from them is the objective:
+
+sop   in half of the pairs the two parts change places;
+nsp   in half of the pairs segment b is text of another document instead, and the second part
+      goes back to the next chunk;
+none  nothing: segment b always is the second part.
+
+A sentence that does not fit goes whole to the next chunk: a chunk that ended inside a sentence
+would give its order away, because then only the later segment has no full stop. Two sentences
+that are too long for one example lose pieces at either end alike.
+
+Source: paper section 3.1 (sentence-order prediction); Devlin et al. 2019, section 3.1 (nsp);
+REFERENCE.md B.5 for what the reference does, DESIGN.md section 6 for what is done otherwise.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from albert_core.text.ragged import Ints, SmallInts, ranges
+from albert_core.text.records import NUM_SPECIAL_IN_PAIR
+from albert_core.text.seeds import UInt64s, random_bits, random_uniform
+
+Objective = Literal["sop", "nsp", "none"]
+
+ALONE, TRUNCATED, BORROWED, NO_OTHER = "alone", "truncated", "borrowed", "no_other_document"
+"""What is counted: pieces of last sentences that have no other to be paired with; pieces cut off;
+pieces of segments b from other documents, which are used a second time; pairs for which there was
+no other document. Documents' pieces + borrowed = pieces in pairs + alone + truncated."""
+
+(
+    _SHORT,
+    _TARGET,
+    _MIDDLE,
+    _LABEL,
+    _FRONT_OF_FIRST,
+    _FRONT_OF_SECOND,
+    _ODD,
+    _DOCUMENT,
+    _SENTENCE,
+) = range(9)
+"""What a draw under a pair's key is for; `masking` and the shuffle have keys of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sentences:
+    """D documents in pieces: N pieces in n sentences, end to end."""
+
+    pieces: SmallInts
+    """(N,)"""
+    bounds: Ints
+    """(n + 1,) first piece of each sentence, then N; no sentence is empty."""
+    first: Ints
+    """(D + 1,) first sentence of each document, then n."""
+
+    def num_pieces(self, documents: Ints) -> Ints:
+        """Return (len(documents),) pieces of each of ``documents``."""
+        return self.bounds[self.first[documents + 1]] - self.bounds[self.first[documents]]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPairs:
+    """R pairs. Documents, sentences and pieces are numbered as in `Sentences`."""
+
+    key: UInt64s
+    """(R,) from which all further draws of the pair come; of its document, copy and place."""
+    document: SmallInts
+    """(R,)"""
+    start_a: SmallInts
+    """(R,) first piece of segment a."""
+    end_a: SmallInts
+    """(R,) one past its last piece."""
+    start_b: SmallInts
+    """(R,) first piece of segment b."""
+    end_b: SmallInts
+    """(R,) one past its last piece."""
+    label: NDArray[np.uint8]
+    """(R,) 1 where the segments have changed places or b is of another document, else 0."""
+    first_sentence: SmallInts
+    """(R,) first sentence of ``document`` that the pair has a part of."""
+    last_sentence: SmallInts
+    """(R,) last one, inclusive."""
+    other_document: SmallInts
+    """(R,) the document of segment b where it is another one, else -1."""
+    other_first_sentence: SmallInts
+    """(R,) its first sentence in the pair, else -1."""
+    other_last_sentence: SmallInts
+    """(R,) its last one, inclusive, else -1."""
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of both segments of all pairs, special ones not counted."""
+        return int((self.end_a - self.start_a).sum() + (self.end_b - self.start_b).sum())
+
+    def take(self, rows: NDArray[Any] | slice) -> "SegmentPairs":
+        """Return some of the pairs, in the order of ``rows``."""
+        return SegmentPairs(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+def join_pairs(parts: Sequence[SegmentPairs]) -> SegmentPairs:
+    """Return the pairs of all ``parts``, one after the other."""
+    return SegmentPairs(
+        *(
+            np.concatenate([getattr(part, field.name) for part in parts])
+            for field in fields(SegmentPairs)
+        )
+    )
+
+
+def cut_into_pairs(
+    sentences: Sentences,
+    documents: Ints,
+    keys: UInt64s,
+    max_num_pieces: int,
+    short_seq_prob: float,
+    objective: Objective,
+) -> tuple[SegmentPairs, Counter[str]]:
+    """Cut documents into chunks, and each chunk into two segments.
+
+    Args:
+        sentences: of all documents there are.
+        documents: (D,) numbers of those to cut; segments b of other documents come from them too.
+        keys: uint64 (D,), of each document and copy; a document's pairs depend on no other
+            randomness and, but for segments b from elsewhere, on no other document.
+        max_num_pieces: pieces of both segments of the longest example.
+        short_seq_prob: probability that a chunk aims at a length drawn from 2..max_num_pieces.
+        objective: what becomes of a chunk's second part.
+
+    Returns:
+        The pairs, and what was counted: see `ALONE`.
+    """
+    first, end = sentences.first[documents], sentences.first[documents + 1]
+    key, target = _by_sentence(sentences, first, end, keys, max_num_pieces, short_seq_prob)
+    drawn = random_uniform(key, _LABEL) < 0.5
+    middle = random_uniform(key, _MIDDLE)
+    enough = np.count_nonzero(end > first) > 1
+    elsewhere = drawn & (objective == "nsp") & enough
+    chunks, num_alone = _chunks(
+        sentences.bounds.tolist(),
+        list(zip(first.tolist(), end.tolist(), strict=True)),
+        target.tolist(),
+        np.where(elsewhere, middle, -1.0).tolist() if elsewhere.any() else None,
+        max_num_pieces,
+    )
+    index, begin, stop = np.array(chunks, np.int64).reshape(-1, 3).T
+    key, drawn, elsewhere = key[begin], drawn[begin], elsewhere[begin]
+    cut = begin + 1 + (middle[begin] * (stop - begin - 1)).astype(np.int64)
+    cut[elsewhere] = stop[elsewhere]
+    # The parts by their sentences: begin..cut, and second..second_stop, here or elsewhere.
+    second, second_stop = cut.copy(), stop.copy()
+    other = np.full(len(begin), -1)
+    bounds = sentences.bounds
+    if elsewhere.any():
+        room = max_num_pieces - (bounds[cut] - bounds[begin])[elsewhere]
+        wanted = target[begin[elsewhere]] - max_num_pieces + room
+        other[elsewhere], second[elsewhere], second_stop[elsewhere] = _borrow(
+            sentences, documents, index[elsewhere], key[elsewhere], wanted, room
+        )
+    parts = bounds[begin], bounds[cut], bounds[second], bounds[second_stop]
+    swapped = drawn & (objective == "sop")
+    start_a, end_a, start_b, end_b = _swap(_truncate(*parts, key, max_num_pieces), swapped)
+    pairs = SegmentPairs(
+        key=key,
+        document=_small(documents[index]),
+        start_a=_small(start_a),
+        end_a=_small(end_a),
+        start_b=_small(start_b),
+        end_b=_small(end_b),
+        label=(swapped | elsewhere).astype(np.uint8),
+        first_sentence=_small(begin),
+        last_sentence=_small(stop - 1),
+        other_document=_small(other),
+        other_first_sentence=_small(np.where(elsewhere, second, -1)),
+        other_last_sentence=_small(np.where(elsewhere, second_stop - 1, -1)),
+    )
+    whole = int((parts[1] - parts[0] + parts[3] - parts[2]).sum())
+    counts = Counter(
+        {
+            ALONE: num_alone,
+            TRUNCATED: whole - pairs.num_pieces,
+            BORROWED: int((parts[3] - parts[2])[elsewhere].sum()),
+            NO_OTHER: int(drawn.sum()) if objective == "nsp" and not enough else 0,
+        }
+    )
+    return pairs, counts
+
+
+def _small(values: NDArray[Any]) -> SmallInts:
+    return values.astype(np.int32)
+
+
+def _by_sentence(
+    sentences: Sentences,
+    first: Ints,
+    end: Ints,
+    keys: UInt64s,
+    max_num_pieces: int,
+    short_seq_prob: float,
+) -> tuple[UInt64s, Ints]:
+    """Return the key (n,) and target length (n,) of the chunk that a sentence would begin.
+
+    A chunk's draws hang on its first sentence, so that all can be made before any chunk is.
+    """
+    key = np.zeros(len(sentences.bounds) - 1, np.uint64)
+    numbers = ranges(first, end - first)
+    key[numbers] = random_bits(
+        np.repeat(keys, end - first), numbers - np.repeat(first, end - first)
+    )
+    target = np.full(len(key), max_num_pieces)
+    short = np.flatnonzero(random_uniform(key, _SHORT) < short_seq_prob)
+    draw = random_uniform(key[short], _TARGET)
+    target[short] = 2 + (draw * (max_num_pieces - 1)).astype(np.int64)
+    return key, target
+
+
+def _chunks(
+    bounds: list[int],
+    documents: list[tuple[int, int]],
+    target: list[int],
+    elsewhere: list[float] | None,
+    max_num_pieces: int,
+) -> tuple[list[tuple[int, int, int]], int]:
+    """Cut documents into chunks of at least two sentences that follow without a gap.
+
+    The chunk that begins with a sentence gets as many as reach its target and fit; one less when
+    a single sentence would be left over at the end of the document.
+
+    This loop is the one thing here that can't be done for all documents at once: where a chunk
+    begins depends on where the one before it ended. Lists and bisect are faster for it than NumPy.
+
+    Args:
+        bounds: (n + 1,) first piece of each sentence, then N.
+        documents: first sentence and one past the last of each document.
+        target: (n,) pieces that the chunk beginning with a sentence aims at.
+        elsewhere: (n,) where in 0..1 that chunk is cut if its second part goes back, else -1;
+            None if no chunk's does.
+        max_num_pieces: what fits.
+
+    Returns:
+        For each chunk which of ``documents`` it is of, its first sentence, and one past the last;
+        and how many pieces no chunk has.
+    """
+    chunks: list[tuple[int, int, int]] = []
+    num_alone = 0
+    for index, (begin, end) in enumerate(documents):
+        while begin + 2 <= end:
+            origin = bounds[begin]
+            stop = bisect_right(bounds, origin + max_num_pieces, begin, end + 1) - 1
+            if target[begin] < max_num_pieces:
+                stop = min(stop, bisect_left(bounds, origin + target[begin], begin, end + 1))
+            stop = max(stop, begin + 2)
+            if end - stop == 1 and stop - begin > 2:
+                stop -= 1
+            if elsewhere is not None and elsewhere[begin] >= 0:
+                stop = begin + 1 + int(elsewhere[begin] * (stop - begin - 1))
+            chunks.append((index, begin, stop))
+            begin = stop  # noqa: PLW2901
+        num_alone += bounds[end] - bounds[begin]
+    return chunks, num_alone
+
+
+def _borrow(
+    sentences: Sentences, documents: Ints, index: Ints, key: UInt64s, wanted: Ints, room: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """Draw for each of R pairs sentences of another document, for segment b.
+
+    Args:
+        sentences: of all documents.
+        documents: (D,) those that may be drawn; at least two have a sentence.
+        index: (R,) which of them segment a is of.
+        key: (R,) of the pairs.
+        wanted: (R,) pieces that segment b aims at.
+        room: (R,) pieces that it may have before it must be cut; its sentences fit, as those of a
+            chunk do, so that a cut does not tell where they come from.
+
+    Returns:
+        The other documents, and the first sentence and one past the last in each.
+    """
+    first, end = sentences.first[documents], sentences.first[documents + 1]
+    able = np.flatnonzero(end > first)
+    place = np.searchsorted(able, index)
+    shift = 1 + (random_uniform(key, _DOCUMENT) * (len(able) - 1)).astype(np.int64)
+    chosen = able[(place + shift) % len(able)]
+    begin = first[chosen] + (random_uniform(key, _SENTENCE) * (end - first)[chosen]).astype(
+        np.int64
+    )
+    bounds = sentences.bounds
+    reached = np.searchsorted(bounds, bounds[begin] + wanted)
+    fitting = np.searchsorted(bounds, bounds[begin] + room, side="right") - 1
+    stop = np.minimum(np.minimum(reached, fitting), end[chosen])
+    return documents[chosen], begin, np.maximum(stop, begin + 1)
+
+
+def _truncate(
+    start_1: Ints, end_1: Ints, start_2: Ints, end_2: Ints, key: UInt64s, max_num_pieces: int
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Cut what is too much from the longer part, at its front and back alike.
+
+    Which part loses an odd piece is drawn: were it always the same one, the lengths would give
+    the order away.
+
+    Returns:
+        Starts and ends of the first and of the second parts.
+    """
+    length_1, length_2 = end_1 - start_1, end_2 - start_2
+    excess = np.maximum(0, length_1 + length_2 - max_num_pieces)
+    levelled = np.minimum(excess, abs(length_1 - length_2))
+    half, odd = np.divmod(excess - levelled, 2)
+    odd_from_2, second_is_longer = random_uniform(key, _ODD) < 0.5, length_2 > length_1
+    cut_1 = half + np.where(odd_from_2, 0, odd) + np.where(second_is_longer, 0, levelled)
+    cut_2 = excess - cut_1
+    front_1 = (random_uniform(key, _FRONT_OF_FIRST) * (cut_1 + 1)).astype(np.int64)
+    front_2 = (random_uniform(key, _FRONT_OF_SECOND) * (cut_2 + 1)).astype(np.int64)
+    return (
+        start_1 + front_1,
+        end_1 - (cut_1 - front_1),
+        start_2 + front_2,
+        end_2 - (cut_2 - front_2),
+    )
+
+
+def _swap(
+    parts: tuple[Ints, Ints, Ints, Ints], swapped: NDArray[np.bool_]
+) -> tuple[Ints, Ints, Ints, Ints]:
+    start_1, end_1, start_2, end_2 = parts
+    return (
+        np.where(swapped, start_2, start_1),
+        np.where(swapped, end_2, end_1),
+        np.where(swapped, start_1, start_2),
+        np.where(swapped, end_1, end_2),
+    )
+
+
+def assemble(
+    pieces: NDArray[np.integer[Any]], pairs: SegmentPairs
+) -> tuple[NDArray[np.integer[Any]], Ints, Ints]:
+    """Lay out R examples as [CLS] a [SEP] b [SEP], end to end.
+
+    Args:
+        pieces: integers (N + 2,), the pieces that the pairs are cut from, then [CLS] and [SEP].
+        pairs: R of them.
+
+    Returns:
+        input_ids (T,) of the dtype of ``pieces``, lengths int64 (R,), segment_b_starts int64 (R,).
+    """
+    cls = np.full(len(pairs), len(pieces) - 2)
+    sep = cls + 1
+    one = np.ones(len(pairs), np.int64)
+    length_a = (pairs.end_a - pairs.start_a).astype(np.int64)
+    length_b = (pairs.end_b - pairs.start_b).astype(np.int64)
+    first = np.column_stack([cls, pairs.start_a, sep, pairs.start_b, sep])
+    length = np.column_stack([one, length_a, one, length_b, one])
+    input_ids = pieces[ranges(first.ravel(), length.ravel())]
+    return input_ids, length_a + length_b + NUM_SPECIAL_IN_PAIR, length_a + 2

@@ -1,0 +1,265 @@
+"""TFRecord files of `tf.train.Example` records, without TensorFlow."""
+
+import struct
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from numpy.typing import NDArray
+
+from albert_core.stage import storage
+from albert_core.stage.errors import SourceError
+from albert_core.text.records import NUM_SPECIAL
+
+_CRC_MASK_DELTA = 0xA282EAD8
+
+
+def write_tfrecord(records: Iterable[bytes], uri: str) -> None:
+    """Write ``records`` to ``uri`` in TFRecord framing: length, its CRC, record, its CRC.
+
+    Source: tensorflow/core/lib/io/record_writer.h.
+    """
+    with storage.open_atomic(uri) as file:
+        for record in records:
+            file.write(_length_header(len(record)) + record + _masked_crc(record))
+
+
+@lru_cache(maxsize=1 << 14)
+def _length_header(num_bytes: int) -> bytes:
+    """Return the length and its CRC; lengths repeat, since records are padded."""
+    length = struct.pack("<Q", num_bytes)
+    return length + _masked_crc(length)
+
+
+def read_tfrecord(uri: str) -> Iterator[bytes]:
+    """Yield the records of the TFRecord file at ``uri``.
+
+    Raises:
+        ValueError: a checksum does not fit, or the file was cut off.
+    """
+    content = storage.read_bytes(uri)
+    offset = 0
+    while offset < len(content):
+        length = content[offset : offset + 8]
+        end = offset + 12 + int.from_bytes(length, "little")
+        fits = content[offset + 8 : offset + 12] == _masked_crc(length)
+        record = content[offset + 12 : end] if fits else b""
+        if not fits or content[end : end + 4] != _masked_crc(record):
+            raise ValueError(f"the record at byte {offset} does not fit its checksum")
+        yield record
+        offset = end + 4
+
+
+def _masked_crc(content: bytes) -> bytes:
+    crc = google_crc32c.value(content)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + _CRC_MASK_DELTA) & 0xFFFFFFFF)
+
+
+def _example_message() -> Any:
+    """Return the message class of `tf.train.Example`, declared without TensorFlow.
+
+    Source: tensorflow/core/example/{example,feature}.proto.
+    """
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="albert/tf_example.proto", package="albert", syntax="proto3"
+    )
+    repeated, single = field.LABEL_REPEATED, field.LABEL_OPTIONAL
+
+    def message(name: str, *fields: dict[str, Any]) -> Any:
+        declared = file.message_type.add(name=name)
+        for values in fields:
+            declared.field.add(**values)
+        return declared
+
+    values = {"name": "value", "number": 1, "label": repeated}
+    message("FloatList", values | {"type": field.TYPE_FLOAT})
+    message("Int64List", values | {"type": field.TYPE_INT64})
+
+    def nested(name: str, number: int, kind: str, label: int = single) -> dict[str, Any]:
+        return {
+            "name": name,
+            "number": number,
+            "label": label,
+            "type": field.TYPE_MESSAGE,
+            "type_name": f".albert.{kind}",
+        }
+
+    message("Feature", nested("float_list", 2, "FloatList"), nested("int64_list", 3, "Int64List"))
+    features = message("Features", nested("feature", 1, "Features.FeatureEntry", repeated))
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, label=single, type=field.TYPE_STRING)
+    entry.field.add(**nested("value", 2, "Feature"))
+    message("Example", nested("features", 1, "Features"))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("albert.Example"))
+
+
+TFExample = _example_message()
+"""Message class with the wire format of `tf.train.Example`."""
+
+_ROWS_PER_BATCH = 512
+"""Their arrays fit the processor's cache."""
+_DELIMITED = 2
+"""Wire type of strings, messages and packed lists."""
+_FLOAT_LIST, _INT64_LIST = 2, 3
+"""Field numbers in `tf.train.Feature`."""
+
+Bytes = NDArray[np.uint8]
+Integers = NDArray[np.uint16]
+
+
+def tf_examples(
+    rows: pa.Table, max_seq_length: int, max_predictions: int, opens_word: NDArray[np.bool_]
+) -> Iterator[bytes]:
+    """Yield each row as a serialised `tf.train.Example`, padded to fixed lengths.
+
+    Args:
+        rows: examples in EXAMPLE_SCHEMA.
+        max_seq_length: S, length of the features for pieces.
+        max_predictions: P, length of the features for predictions.
+        opens_word: bool (V,), for `token_boundary`.
+
+    Raises:
+        SourceError: a row is longer than S or has more than P predictions.
+    """
+    boundary = opens_word.astype(np.uint8)
+    boundary[:NUM_SPECIAL] = 1
+    for begin in range(0, rows.num_rows, _ROWS_PER_BATCH):
+        batch = rows.slice(begin, _ROWS_PER_BATCH).select(_COLUMNS).combine_chunks()
+        yield from _serialise(batch, max_seq_length, max_predictions, boundary)
+
+
+_COLUMNS = [
+    "input_ids",
+    "segment_b_start",
+    "masked_lm_positions",
+    "masked_lm_labels",
+    "sentence_order_label",
+]
+
+
+def _serialise(
+    rows: pa.Table, max_seq_length: int, max_predictions: int, boundary: Bytes
+) -> Iterator[bytes]:
+    ids, is_piece = padded(rows["input_ids"], max_seq_length)
+    positions, is_prediction = padded(rows["masked_lm_positions"], max_predictions)
+    labels, _ = padded(rows["masked_lm_labels"], max_predictions)
+    token_boundary = boundary.take(ids) * is_piece
+    predicted = np.nonzero(is_prediction)[0], positions[is_prediction]
+    token_boundary[predicted] = boundary.take(labels[is_prediction])
+    b_start = rows["segment_b_start"].to_numpy()[:, None]
+    segments = is_piece & (np.arange(max_seq_length) >= b_start)
+    order = rows["sentence_order_label"].to_numpy().astype(np.uint8)[:, None]
+    # The features stand in the order of their names, as in protobuf's deterministic bytes.
+    ids_entries = _varint_entries("input_ids", ids)
+    mask_entries = _rows_of(_byte_entries("input_mask", is_piece.view(np.uint8)))
+    labels_entries = _varint_entries("masked_lm_ids", labels)
+    positions_entries = _varint_entries("masked_lm_positions", positions)
+    last_entries = _rows_of(
+        _float_entries("masked_lm_weights", is_prediction),
+        _byte_entries("next_sentence_labels", order),
+        _byte_entries("segment_ids", segments.view(np.uint8)),
+        _byte_entries("token_boundary", token_boundary),
+    )
+    for entries in zip(
+        ids_entries, mask_entries, labels_entries, positions_entries, last_entries, strict=True
+    ):
+        content = b"".join(entries)
+        yield _header(1, len(content)) + content
+
+
+def padded(column: pa.ChunkedArray, width: int) -> tuple[Integers, NDArray[np.bool_]]:
+    """Return uint16 (R, width), the lists of ``column`` with zeros after them, and what is filled.
+
+    Raises:
+        SourceError: a list is longer than ``width``.
+    """
+    lists = column.combine_chunks()
+    lengths = np.diff(lists.offsets.to_numpy())
+    if lengths.max(initial=0) > width:
+        raise SourceError(
+            f"an example has {lengths.max()} numbers in one feature, but {width} were asked for. "
+            "Write TFRecords with the max_seq_length and max_predictions of the examples."
+        )
+    filled = np.arange(width) < lengths[:, None]
+    values = np.zeros(filled.shape, np.uint16)
+    values[filled] = lists.flatten().to_numpy()
+    return values, filled
+
+
+def _varint_entries(name: str, values: Integers) -> list[bytes]:
+    """Return for each row of ``values`` (R, N) its entry in the map of features."""
+    lanes = np.empty((*values.shape, 3), np.uint8)
+    second, third = values > 0x7F, values > 0x3FFF
+    np.bitwise_or(values & 0x7F, second.view(np.uint8) << 7, out=lanes[..., 0], casting="unsafe")
+    np.bitwise_or(
+        values >> 7 & 0x7F, third.view(np.uint8) << 7, out=lanes[..., 1], casting="unsafe"
+    )
+    np.right_shift(values, 14, out=lanes[..., 2], casting="unsafe")
+    used = np.empty(lanes.shape, bool)
+    used[..., 0], used[..., 1], used[..., 2] = True, second, third
+    sizes = values.shape[1] + second.sum(axis=1) + third.sum(axis=1)
+    headers = {size: _entry_header(name, _INT64_LIST, size) for size in np.unique(sizes).tolist()}
+    content = lanes[used].tobytes()
+    ends = np.cumsum(sizes)
+    return [
+        headers[size] + content[end - size : end]
+        for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)
+    ]
+
+
+def _byte_entries(name: str, values: Bytes) -> Bytes:
+    """Return (R, N + header) the entries of values (R, N) below 128: varints of one byte."""
+    header = _entry_header(name, _INT64_LIST, values.shape[1])
+    return np.hstack([_repeated(header, len(values)), values])
+
+
+def _float_entries(name: str, values: NDArray[np.bool_]) -> Bytes:
+    """Return (R, 4 N + header) the entries of 1.0 and 0.0."""
+    content = values.astype("<f4").view(np.uint8)
+    header = _entry_header(name, _FLOAT_LIST, content.shape[1])
+    return np.hstack([_repeated(header, len(values)), content])
+
+
+def _repeated(header: bytes, count: int) -> Bytes:
+    return np.tile(np.frombuffer(header, np.uint8), (count, 1))
+
+
+def _rows_of(*entries: Bytes) -> list[bytes]:
+    """Return the bytes of each row, the ``entries`` side by side."""
+    rows = np.hstack(entries)
+    content, width = rows.tobytes(), rows.shape[1]
+    return [content[begin : begin + width] for begin in range(0, len(content), width)]
+
+
+def _entry_header(name: str, kind: int, num_bytes: int) -> bytes:
+    """Return what stands before the packed values of feature ``name``, of ``num_bytes`` bytes.
+
+    An entry of the map is the name (field 1) and a Feature (field 2), which has a list in the
+    field of its ``kind``, which has packed values in field 1.
+    """
+    packed = _header(1, num_bytes)
+    in_list = _header(kind, len(packed) + num_bytes) + packed
+    feature = _header(2, len(in_list) + num_bytes) + in_list
+    entry = _header(1, len(name)) + name.encode() + feature
+    return _header(1, len(entry) + num_bytes) + entry
+
+
+def _header(field: int, num_bytes: int) -> bytes:
+    """Return the tag and length of a delimited field."""
+    return bytes([field << 3 | _DELIMITED]) + _varint(num_bytes)
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])

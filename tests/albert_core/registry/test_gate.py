@@ -1,0 +1,227 @@
+"""The gate: what it promotes and refuses, and how often it is wrong."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import ttest_ind
+
+from albert_core.config import RegistrySettings
+from albert_core.registry.gate import Decision, Measured, gate
+from albert_core.text.seeds import derive_seed
+from benchmarks._simulated_models import ALIKE, GLUE, USUAL, Shares, SimulatedTask, simulate
+
+SETTINGS = RegistrySettings()
+SMALL = SimulatedTask("rte", "accuracy", 277, 0.70, 0.02)
+
+
+def measured(scores: list[float], values: list[float], data: str = "data") -> Measured:
+    return Measured(data, tuple(scores), np.array(values))
+
+
+def around(score: float, num_seeds: int = 3, num_examples: int = 1000) -> Measured:
+    """Return a model with this accuracy, whose seeds differ by half a point."""
+    scores = [score + 0.005 * (seed - (num_seeds - 1) / 2) for seed in range(num_seeds)]
+    return measured(scores, [float(i < score * num_examples) for i in range(num_examples)])
+
+
+def decide(candidate: Measured, champion: Measured, **settings: Any) -> Decision:
+    return gate(RegistrySettings(**settings), {"rte": candidate}, {"rte": champion})
+
+
+def test_a_better_candidate_is_promoted() -> None:
+    decision = decide(around(0.75), around(0.70))
+    assert decision.verdict == "promoted"
+    assert decision.difference == pytest.approx(0.05)
+    assert decision.lower_bound is not None
+    assert 0.03 < decision.lower_bound < 0.05
+    assert decision.reason.startswith("better than the champion: +0.0500 on rte, with 95% confid")
+
+
+@pytest.mark.parametrize("score", [0.65, 0.70, 0.702])
+def test_a_worse_an_equal_and_a_hardly_better_one_are_refused(score: float) -> None:
+    decision = decide(around(score), around(0.70))
+    assert decision.verdict == "refused"
+    assert decision.reason.startswith("not surely better than the champion: ")
+
+
+def test_a_model_is_not_better_than_itself() -> None:
+    decision = decide(around(0.7), around(0.7))
+    assert (decision.verdict, decision.difference) == ("refused", 0.0)
+    assert decide(measured([1, 1], [1] * 5), measured([1, 1], [1] * 5)).verdict == "refused"
+
+
+def test_the_bound_is_welchs_where_the_examples_say_nothing() -> None:
+    ours, theirs = [0.71, 0.74, 0.78], [0.69, 0.70]
+    decision = decide(measured(ours, [0.5] * 9), measured(theirs, [0.5] * 9))
+    welch = ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.90)
+    assert decision.lower_bound == pytest.approx(welch.low)
+
+
+def test_examples_are_paired() -> None:
+    """The same difference is sure where the champion errs wherever the candidate does."""
+    right = [1.0] * 80 + [0.0] * 20
+    nested = [1.0] * 74 + [0.0] * 26
+    elsewhere = [0.0] * 20 + [1.0] * 74 + [0.0] * 6
+    ours = measured([0.8, 0.8], right)
+    assert decide(ours, measured([0.74, 0.74], nested)).verdict == "promoted"
+    assert decide(ours, measured([0.74, 0.74], elsewhere)).verdict == "refused"
+
+
+def test_the_gain_that_is_asked_for_must_be_sure() -> None:
+    assert decide(around(0.75), around(0.70), min_score_gain=0.02).verdict == "promoted"
+    assert decide(around(0.75), around(0.70), min_score_gain=0.05).verdict == "refused"
+
+
+def test_more_confidence_promotes_less() -> None:
+    ours, theirs = around(0.71), around(0.70)
+    assert decide(ours, theirs, confidence=0.80).verdict == "promoted"
+    assert decide(ours, theirs, confidence=0.999).verdict == "refused"
+
+
+def test_no_task_may_fall_by_more_than_the_margin() -> None:
+    better = {"sst-2": (around(0.90), around(0.80)), "rte": (around(0.60), around(0.65))}
+    ours, theirs = ({name: pair[i] for name, pair in better.items()} for i in (0, 1))
+    decision = gate(SETTINGS, ours, theirs)
+    assert decision.verdict == "refused"
+    assert decision.lower_bound is not None
+    assert decision.lower_bound > 0
+    assert decision.reason.endswith("; fell by more than 0.02: rte by 0.0500")
+    assert [task.task for task in decision.tasks if task.fell] == ["rte"]
+    assert gate(RegistrySettings(max_task_drop=0.06), ours, theirs).verdict == "promoted"
+
+
+def test_noise_in_a_small_task_is_no_fall() -> None:
+    def few(score: float) -> Measured:
+        values = [float(i < 50 * score) for i in range(50)]
+        return measured([score - 0.05, score + 0.05], values)
+
+    ours = {"sst-2": around(0.90), "wnli": few(0.60)}
+    theirs = {"sst-2": around(0.70), "wnli": few(0.66)}
+    decision = gate(SETTINGS, ours, theirs)
+    assert decision.tasks[1].difference == pytest.approx(-0.06)
+    assert not decision.tasks[1].fell
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "why"),
+    [
+        ({"a": around(0.9)}, {}, "the champion was not scored on a"),
+        ({}, {"a": around(0.9)}, "the candidate was not scored on a, as the champion was"),
+        ({}, {}, "no task was scored"),
+        (
+            {"a": around(0.9)},
+            {"a": measured([0.5, 0.6], [0.5] * 1000, "other")},
+            "not scored on the same files of a in the same way",
+        ),
+        ({"a": around(0.9)}, {"a": around(0.8, num_examples=999)}, "not scored on the same files"),
+        (
+            {"a": around(0.9, 1)},
+            {"a": around(0.8)},
+            "a was fine-tuned with 1 seed; give at least 2",
+        ),
+        ({"a": measured([1, 1], [1])}, {"a": measured([0, 0], [0])}, "a has 1 example"),
+    ],
+)
+def test_what_cannot_be_compared_is_not_decided(
+    ours: dict[str, Measured], theirs: dict[str, Measured], why: str
+) -> None:
+    decision = gate(SETTINGS, ours, theirs)
+    assert decision.verdict == "undecided"
+    assert not decision.is_promoted
+    assert why in decision.reason
+
+
+def test_of_a_fine_tuned_model_one_run_is_all_there_is() -> None:
+    ours, theirs = {"a": around(0.75, 1)}, {"a": around(0.70, 1)}
+    assert gate(SETTINGS, ours, theirs, over_seeds=False).verdict == "promoted"
+    assert gate(SETTINGS, theirs, ours, over_seeds=False).verdict == "refused"
+    assert gate(SETTINGS, ours, ours, over_seeds=False).verdict == "refused"
+
+
+SCORES = st.lists(st.floats(0, 1), min_size=2, max_size=4)
+MODELS = st.integers(2, 12).flatmap(
+    lambda number: st.tuples(
+        *[
+            st.tuples(SCORES, st.lists(st.floats(0, 1), min_size=number, max_size=number))
+            for _ in range(2)
+        ]
+    )
+)
+PAIRS = st.dictionaries(st.sampled_from("abc"), MODELS, min_size=1)
+Side = dict[str, Measured]
+Drawn = dict[str, tuple[tuple[list[float], list[float]], ...]]
+
+
+def sides(pairs: Drawn) -> tuple[Side, Side]:
+    ours, theirs = ({task: measured(*models[i]) for task, models in pairs.items()} for i in (0, 1))
+    return ours, theirs
+
+
+@settings(deadline=None)
+@given(PAIRS)
+def test_two_models_are_never_both_better(pairs: Drawn) -> None:
+    ours, theirs = sides(pairs)
+    both = [gate(SETTINGS, ours, theirs), gate(SETTINGS, theirs, ours)]
+    assert not all(decision.is_promoted for decision in both)
+    assert both[0].difference == pytest.approx(-(both[1].difference or 0.0))
+
+
+@settings(deadline=None)
+@given(PAIRS, st.floats(0.001, 1))
+def test_what_makes_all_better_never_loses(pairs: Drawn, more: float) -> None:
+    ours, theirs = sides(pairs)
+    raised = {
+        task: Measured(each.data, tuple(s + more for s in each.scores), each.values + more)
+        for task, each in ours.items()
+    }
+    before, after = gate(SETTINGS, ours, theirs), gate(SETTINGS, raised, theirs)
+    assert before.lower_bound is not None
+    assert after.lower_bound == pytest.approx(before.lower_bound + more, abs=1e-6)
+    if before.is_promoted:
+        assert after.is_promoted
+
+
+@settings(deadline=None)
+@given(st.integers(2, 5), st.integers(2, 100), st.sampled_from([1, 3]))
+def test_who_is_right_wherever_the_other_is_wrong_is_promoted(
+    num_seeds: int, num_examples: int, num_tasks: int
+) -> None:
+    ours, theirs = (
+        {str(i): measured([score] * num_seeds, [score] * num_examples) for i in range(num_tasks)}
+        for score in (1.0, 0.0)
+    )
+    assert gate(SETTINGS, ours, theirs).verdict == "promoted"
+
+
+@settings(deadline=None)
+@given(PAIRS)
+def test_the_same_input_gives_the_same_decision(pairs: Drawn) -> None:
+    ours, theirs = sides(pairs)
+    backwards, too = (dict(reversed(side.items())) for side in (ours, theirs))
+    assert gate(SETTINGS, ours, theirs) == gate(SETTINGS, backwards, too)
+
+
+def promoted_share(
+    tasks: tuple[SimulatedTask, ...], num_seeds: int, gain: float, shares: Shares, number: int
+) -> float:
+    promoted = 0
+    for i in range(number):
+        seed = derive_seed(1, "gate-test", num_seeds, i)
+        promoted += gate(SETTINGS, *simulate(tasks, num_seeds, gain, seed, shares)).is_promoted
+    return promoted / number
+
+
+@pytest.mark.parametrize("shares", [USUAL, ALIKE])
+@pytest.mark.parametrize("num_seeds", [2, 3])
+def test_few_equal_candidates_are_promoted(num_seeds: int, shares: Shares) -> None:
+    """`benchmarks/promotion_gate.py` has the whole table, of thousands each."""
+    assert promoted_share((SMALL,), num_seeds, 0.0, shares, 500) <= 0.05
+
+
+def test_surely_better_candidates_are_promoted() -> None:
+    tasks = tuple(task for task in GLUE if task.num_examples < 2000)
+    assert promoted_share(tasks, 3, 0.05, USUAL, 50) >= 0.95
+    assert promoted_share(tasks, 3, -0.01, USUAL, 50) == 0.0

@@ -1,0 +1,164 @@
+"""What was made of what, by the names that manifests have for each other."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albert_core.stage.errors import IntegrityError
+from albert_core.stage.lineage import (
+    STAGES,
+    Lineage,
+    Result,
+    place_in,
+    read_lineage,
+    read_made_with,
+    read_work,
+    write_made_with,
+)
+from albert_core.stage.manifest import BEGUN, Manifest, StagePlan, read_manifest
+from albert_core.stage.provenance import Call, called_as
+
+
+def key_of(number: int) -> str:
+    return f"{number:016x}"
+
+
+def result(number: int, made_of: set[int], stage: str = "corpus") -> Result:
+    """Return result ``number`` of a stage, made of others by their numbers."""
+    manifest = Manifest(
+        stage=stage,
+        key=key_of(number),
+        settings={},
+        inputs={},
+        input_manifests={str(n): f"/w/corpus/{key_of(n)}/manifest.json" for n in made_of},
+        code="",
+        libraries={},
+        shards=[],
+        accounts=[],
+        facts={},
+    )
+    return Result(f"/w/{stage}/{key_of(number)}/manifest.json", manifest)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> list[set[int]]:
+    """Of each result the numbers of those before it that it was made of."""
+    size = draw(st.integers(1, 12))
+    return [draw(st.sets(st.integers(0, n - 1))) if n else set() for n in range(size)]
+
+
+def lineage_of_graph(graph: list[set[int]]) -> Lineage:
+    results = [result(n, made_of) for n, made_of in enumerate(graph)]
+    return Lineage(reversed(results))
+
+
+def reached(graph: list[set[int]], first: int) -> set[int]:
+    found, queue = set[int](), [first]
+    while queue:
+        number = queue.pop()
+        found.add(number)
+        queue += graph[number] - found
+    return found
+
+
+@settings(deadline=None)
+@given(graphs())
+def test_each_result_comes_after_all_that_it_was_made_of(graph: list[set[int]]) -> None:
+    order = list(lineage_of_graph(graph).results)
+    for number, made_of in enumerate(graph):
+        mine = order.index(f"corpus/{key_of(number)}")
+        assert all(order.index(f"corpus/{key_of(other)}") < mine for other in made_of)
+
+
+@settings(deadline=None)
+@given(graphs(), st.data())
+def test_what_is_before_one_has_it_after(graph: list[set[int]], data: st.DataObject) -> None:
+    lineage = lineage_of_graph(graph)
+    chosen = data.draw(st.integers(0, len(graph) - 1))
+    before = lineage.before([f"corpus/{key_of(chosen)}"])
+    assert before == {f"corpus/{key_of(n)}" for n in reached(graph, chosen)}
+    for place in before:
+        assert f"corpus/{key_of(chosen)}" in lineage.after([place])
+
+
+def test_what_was_made_of_a_result_that_is_gone_is_still_after_it() -> None:
+    lineage = Lineage([result(1, {0}), result(2, {1})])
+    assert lineage.after([f"corpus/{key_of(0)}"]) == {f"corpus/{key_of(n)}" for n in (1, 2)}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_place_is_read_from_any_address_in_it(stage: str) -> None:
+    place = f"{stage}/{key_of(7)}"
+    for address in (f"s3://bucket/w/{place}/manifest.json", f"/w/{place}", f"{place}/model/x"):
+        assert place_in(address) == place
+    assert place_in(f"/w/units/{key_of(7)}") == ""
+    assert place_in(f"/w/{place}0/x") == ""
+    assert place_in(f"/w/corpus/{key_of(1)}/{place}") == place
+
+
+def plan(stage: str, **input_manifests: str) -> StagePlan:
+    return StagePlan(stage, {}, input_manifests, "code", {}, input_manifests)
+
+
+def test_the_settings_and_the_call_that_made_a_result_name_what_it_was_made_of(
+    tmp_path: Path,
+) -> None:
+    work = str(tmp_path)
+    known = plan("corpus").write(work, [], [], {})
+    model = plan("pretraining").write(work, [], [], {}).replace("manifest.json", "model")
+    call = Call(
+        module="albert_core.finetuning.finetune",
+        recipe={"training": {"known": [known]}},
+        options={"model_folder": model, "task": "cola"},
+    )
+    with called_as(call):
+        made = plan("finetuning").write(work, [], [], {})
+    [finetuning] = read_work(work).of_stage("finetuning")
+    assert finetuning.uri == made
+    assert finetuning.inputs == {place_in(known), place_in(model)}
+
+
+def test_a_work_folder_that_moved_still_leads_from_the_model_to_the_corpus(tmp_path: Path) -> None:
+    work = tmp_path / "before"
+    corpus = plan("corpus").write(str(work), [], [], {})
+    vocab = plan("vocab", corpus=corpus).write(str(work), [], [], {})
+    work.rename(tmp_path / "after")
+    lineage = read_lineage(vocab.replace("/before/", "/after/"))
+    assert list(lineage.results) == [place_in(corpus), place_in(vocab)]
+    assert all("/after/" in each.uri for each in lineage.results.values())
+    Path(corpus.replace("/before/", "/after/")).unlink()
+    with pytest.raises(IntegrityError, match=r"manifest\.json is missing"):
+        read_lineage(vocab.replace("/before/", "/after/"))
+
+
+def test_a_folder_that_is_begun_says_what_it_will_be_made_of(tmp_path: Path) -> None:
+    work = str(tmp_path)
+    corpus = plan("corpus").write(work, [], [], {})
+    vocab = plan("vocab", corpus=corpus)
+    assert vocab.find(work) is None
+    assert read_work(work).of_stage("vocab") == []
+    [begun] = read_work(work, begun=True).of_stage("vocab")
+    assert begun.uri.endswith(BEGUN)
+    assert begun.inputs == {place_in(corpus)}
+    done = vocab.write(work, [], [], {})
+    [finished] = read_work(work, begun=True).of_stage("vocab")
+    assert finished.uri == done
+    assert read_manifest(begun.uri).key == finished.manifest.key
+
+
+def test_a_damaged_manifest_is_passed_over(tmp_path: Path) -> None:
+    good = plan("corpus").write(str(tmp_path), [], [], {})
+    bad = plan("corpus", other="x").write(str(tmp_path), [], [], {})
+    Path(bad).write_text("{")
+    assert list(read_work(str(tmp_path)).results) == [place_in(good)]
+
+
+def test_what_a_result_was_made_with_is_listed_by_its_name_below_the_work_folder(
+    tmp_path: Path,
+) -> None:
+    assert read_made_with(str(tmp_path)) is None
+    uris = [f"{tmp_path}/units/b", f"{tmp_path}/units/a", "/elsewhere/units/c"]
+    write_made_with(uris, str(tmp_path), str(tmp_path))
+    assert read_made_with(str(tmp_path)) == ["units/a", "units/b"]

@@ -1,0 +1,240 @@
+"""One process makes a result, others wait for it: on a file system, and in an S3 store."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from albert_core.stage import lock, storage
+from albert_core.stage.lock import Lease, LockFile, Owner
+from tests.s3_server import serve_s3
+
+MAKER = """
+import logging, sys, time
+from pathlib import Path
+from albert_core.stage import claim, lease, storage
+from albert_core.stage.manifest import StagePlan
+
+who, work, end = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+plan = StagePlan("corpus", {}, {}, "code", {})
+done = plan.find(work)
+print("found" if done else "makes", flush=True)
+if not done:
+    while not end.exists():
+        time.sleep(0.05)
+    storage.write_bytes(storage.join(plan.folder(work), "made_by"), who.encode())
+    plan.write(work, [], [], {})
+"""
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """A bucket of an S3 server on this machine."""
+    with serve_s3("claims"):
+        yield "s3://claims"
+
+
+@pytest.fixture(params=["local", "s3"])
+def work(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "local":
+        return str(tmp_path)
+    return f"{request.getfixturevalue('s3')}/{tmp_path.name}"
+
+
+class Makers:
+    """Processes that make the same result."""
+
+    def __init__(self) -> None:
+        self.started: list[subprocess.Popen[str]] = []
+
+    def __call__(
+        self, who: str, work: str, end: Path | None = None, **environment: str
+    ) -> "subprocess.Popen[str]":
+        """Start one, which finishes when there is something at ``end``; at once without it."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", MAKER, who, work, str(end or "/")],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        self.started.append(process)
+        return process
+
+
+@pytest.fixture
+def make() -> Iterator[Makers]:
+    makers = Makers()
+    yield makers
+    for process in makers.started:
+        process.kill()
+        process.communicate()
+
+
+def read_until(process: "subprocess.Popen[str]", word: str) -> list[str]:
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if word in line:
+            return lines
+    raise AssertionError(lines)
+
+
+def somebody(**changes: object) -> Owner:
+    return replace(Owner.this_process(), **changes)  # type: ignore[arg-type]
+
+
+def never() -> bool:
+    return False
+
+
+def test_of_two_at_once_one_makes_it_and_the_other_waits_and_finds_it(
+    make: Makers, work: str, tmp_path: Path
+) -> None:
+    first = make("first", work, tmp_path / "end")
+    read_until(first, "makes")
+    second = make("second", work)
+    waiting = read_until(second, "waiting")
+    name = f"is being made by process {first.pid} on {socket.gethostname()}, since 20"
+    assert name in waiting[-1]
+    (tmp_path / "end").touch()
+    assert "makes\n" not in read_until(second, "found")
+    assert first.wait(timeout=30) == second.wait(timeout=30) == 0
+    [made_by] = [uri for uri in found_in(work) if uri.endswith("made_by")]
+    assert storage.read_bytes(made_by) == b"first"
+
+
+def test_when_the_maker_is_killed_another_goes_on_at_once(
+    make: Makers, work: str, tmp_path: Path
+) -> None:
+    first = make("first", work, tmp_path / "never")
+    read_until(first, "makes")
+    second = make("second", work)
+    read_until(second, "waiting")
+    first.kill()
+    first.wait()
+    began = time.monotonic()
+    read_until(second, "makes")
+    assert time.monotonic() - began < lock.LEASE_SECONDS / 2
+    assert second.wait(timeout=30) == 0
+
+
+def test_what_is_done_leaves_nobody_holding_it(make: Makers, work: str) -> None:
+    assert make("first", work).wait(timeout=60) == 0
+    left = found_in(storage.join(work, lock.CLAIMS))
+    assert [uri for uri in left if uri.endswith(".json")] == []
+
+
+def found_in(work: str) -> list[str]:
+    fs, path = storage.filesystem(work)
+    return [str(fs.unstrip_protocol(found)) for found in fs.find(path, refresh=True)]
+
+
+def test_all_ranks_of_a_launch_are_one_maker(make: Makers, tmp_path: Path) -> None:
+    first = make("rank 0", str(tmp_path), tmp_path / "never", RANK="0", TORCHELASTIC_RUN_ID="a")
+    read_until(first, "makes")
+    second = make("rank 1", str(tmp_path), tmp_path / "never", RANK="1", TORCHELASTIC_RUN_ID="a")
+    read_until(second, "makes")
+    others = make("rank 1", str(tmp_path), RANK="1", TORCHELASTIC_RUN_ID="b")
+    read_until(others, "waiting")
+
+
+def test_a_claim_let_go_of_can_be_taken_by_the_next(work: str) -> None:
+    assert lock.take(work, "corpus-1", never)
+    assert lock.take(work, "corpus-1", never)  # it is its own already
+    other = Lease(storage.join(work, "claims", "corpus-1"))
+    is_local = storage.local_path(work) is not None
+    if is_local:
+        assert not LockFile(Path(work, "claims", "corpus-1")).take(somebody())
+    else:
+        assert not other.take(somebody())
+    lock.release(work, "corpus-1")
+    assert lock.take(work, "corpus-1", never)
+    lock.release_all()
+
+
+def test_of_many_at_once_one_gets_the_lease(s3: str, tmp_path: Path) -> None:
+    leases = [Lease(f"{s3}/{tmp_path.name}/many") for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(lambda each: each.take(somebody()), leases))
+    assert sum(got) <= 1
+    for each, is_held in zip(leases, got, strict=True):
+        if is_held:
+            each.release()
+    assert leases[0].take(somebody())
+    leases[0].release()
+
+
+def test_a_lease_that_is_not_renewed_runs_out(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"{s3}/{tmp_path.name}/silent"
+    elsewhere = somebody(host="elsewhere", machine="another")
+    storage.create(f"{uri}/000007.json", elsewhere.to_json())
+    next_one = Lease(uri)
+    assert not next_one.take(somebody())
+    assert str(next_one.holder()).startswith(f"process {os.getpid()} on elsewhere, since ")
+    monkeypatch.setattr(lock, "LEASE_SECONDS", 0.3)
+    time.sleep(0.4)
+    assert next_one.take(somebody())
+    next_one.release()
+    assert storage.list_names(uri) == []
+
+
+def test_a_lease_that_is_renewed_stays(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "LEASE_SECONDS", 3.0)
+    monkeypatch.setattr(lock, "RENEW_SECONDS", 0.2)
+    uri = f"{s3}/{tmp_path.name}/renewed"
+    holder, onlooker = Lease(uri), Lease(uri)
+    assert holder.take(somebody(since="long ago"))
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        assert not onlooker.take(somebody())
+        time.sleep(0.1)
+    assert "long ago" not in str(onlooker.holder())
+    holder.release()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_who_was_taken_for_dead_ends_to_be_run_again(number: int, s3: str, tmp_path: Path) -> None:
+    """The next holder has the next number; or the same one, after another let go of that."""
+    uri = f"{s3}/{tmp_path.name}/late{number}"
+    code = (
+        "import sys, time\n"
+        "from albert_core.stage import lease\n"
+        "from albert_core.stage.lock import Owner\n"
+        "lease.RENEW_SECONDS = 0.2\n"
+        "assert lease.Lease(sys.argv[1]).take(Owner.this_process())\n"
+        "print('holds', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    read_until(process, "holds")
+    storage.write_bytes(f"{uri}/00000{number}.json", somebody().to_json())
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == os.EX_TEMPFAIL
+    assert "another process took over" in said
+
+
+def test_where_the_file_system_has_no_locks_a_lease_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_locks(*_: object) -> bool:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(LockFile, "take", without_locks)
+    assert lock.take(str(tmp_path), "corpus-1", never)
+    assert storage.list_names(str(tmp_path / "claims" / "corpus-1")) == ["000001.json"]
+    lock.release_all()

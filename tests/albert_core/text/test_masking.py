@@ -1,0 +1,233 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albert_core.text.masking import Masked, count_predictions, mask_examples, span_length_weights
+from albert_core.text.records import CLS, MASK, NUM_SPECIAL, SEP
+from albert_core.text.seeds import random_bits
+
+VOCAB_SIZE = 100
+OPENS_WORD = np.arange(VOCAB_SIZE) % 3 != 0
+"""A third of the pieces go on with the word before."""
+
+
+def rows(seed: int, num_rows: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    lengths = random.integers(7, length + 1, num_rows)
+    b_starts = np.array([random.integers(3, n - 2) for n in lengths])
+    ids = []
+    for n, b in zip(lengths, b_starts, strict=True):
+        row = random.integers(NUM_SPECIAL, VOCAB_SIZE, n)
+        row[[0, b - 1, n - 1]] = CLS, SEP, SEP
+        ids.append(row)
+    return np.concatenate(ids), lengths, b_starts
+
+
+def mask(ids: np.ndarray, lengths: np.ndarray, b_starts: np.ndarray, max_ngram: int = 3) -> Masked:
+    seeds = random_bits(7, np.arange(len(lengths)))
+    return mask_examples(ids, lengths, b_starts, OPENS_WORD, seeds, 0.15, max_ngram)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 10))
+def test_weights_are_a_distribution_that_favours_short_spans(max_ngram: int) -> None:
+    weights = span_length_weights(max_ngram)
+    assert abs(weights.sum() - 1) < 1e-12
+    assert (np.diff(weights) < 0).all()
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 20), st.integers(12, 200))
+def test_labels_restore_the_example_and_special_pieces_are_never_masked(
+    seed: int, num_rows: int, length: int
+) -> None:
+    ids, lengths, b_starts = rows(seed, num_rows, length)
+    masked = mask(ids, lengths, b_starts)
+    first = np.repeat(np.cumsum(lengths) - lengths, masked.num_predictions)
+    restored = masked.input_ids.copy()
+    restored[first + masked.positions] = masked.labels
+    assert (restored == ids).all()
+    assert (masked.labels >= NUM_SPECIAL).all()
+    changed = masked.input_ids[first + masked.positions]
+    assert ((changed >= NUM_SPECIAL) | (changed == MASK)).all()
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(12, 200))
+def test_words_are_masked_whole(seed: int, length: int) -> None:
+    ids, lengths, b_starts = rows(seed, 5, length)
+    masked = mask(ids, lengths, b_starts)
+    begins = np.cumsum(lengths) - lengths
+    chosen = np.zeros(len(ids), bool)
+    chosen[np.repeat(begins, masked.num_predictions) + masked.positions] = True
+    special = np.isin(np.arange(len(ids)), [begins, begins + b_starts - 1, begins + lengths - 1])
+    for i in range(1, len(ids)):
+        if not OPENS_WORD[ids[i]] and not special[i] and not special[i - 1]:
+            assert chosen[i] == chosen[i - 1]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 20))
+def test_an_example_is_masked_alike_in_every_batch(seed: int, num_rows: int) -> None:
+    ids, lengths, b_starts = rows(seed, num_rows, 60)
+    seeds = random_bits(7, np.arange(num_rows))
+    whole = mask(ids, lengths, b_starts)
+    last = slice(num_rows - 1, None)
+    alone = mask_examples(
+        ids[-lengths[-1] :], lengths[last], b_starts[last], OPENS_WORD, seeds[last], 0.15, 3
+    )
+    assert (whole.input_ids[-lengths[-1] :] == alone.input_ids).all()
+
+
+def test_fifteen_percent_of_the_pieces_are_predicted_at_every_length() -> None:
+    for length in (128, 512):
+        ids, lengths, b_starts = rows(1, 400, length)
+        lengths_budget = np.rint(0.15 * lengths)
+        masked = mask(ids, lengths, b_starts)
+        assert (masked.num_predictions <= np.maximum(1, lengths_budget)).all()
+        assert masked.num_predictions.sum() / lengths_budget.sum() > 0.98
+    assert round(0.15 * 512) == 77
+
+
+def test_eighty_ten_ten() -> None:
+    ids, lengths, b_starts = rows(2, 4000, 128)
+    masked = mask(ids, lengths, b_starts)
+    where = np.repeat(np.cumsum(lengths) - lengths, masked.num_predictions) + masked.positions
+    became = masked.input_ids[where]
+    assert (became == MASK).mean() == pytest.approx(0.8, abs=0.01)
+    assert (became == masked.labels).mean() == pytest.approx(0.1 + 0.1 / 95, abs=0.01)
+
+
+def test_an_example_can_have_its_predictions_bounded() -> None:
+    ids, lengths, b_starts = rows(1, 50, 200)
+    seeds = random_bits(7, np.arange(50))
+    masked = mask_examples(ids, lengths, b_starts, OPENS_WORD, seeds, 0.15, 3, 20)
+    assert (masked.num_predictions == np.minimum(20, np.rint(0.15 * lengths))).mean() > 0.95
+    assert masked.num_predictions.max() == 20
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+def test_the_type_of_the_pieces_changes_nothing_else(dtype: type) -> None:
+    ids, lengths, b_starts = rows(4, 30, 100)
+    wide, narrow = mask(ids, lengths, b_starts), mask(ids.astype(dtype), lengths, b_starts)
+    assert narrow.input_ids.dtype == narrow.labels.dtype == dtype
+    assert (narrow.input_ids == wide.input_ids).all()
+    assert (narrow.positions == wide.positions).all()
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 30))
+def test_long_words_leave_no_room_that_another_word_would_fill(seed: int, longest: int) -> None:
+    """Words of up to 30 pieces: the budget may stay unused, but only where nothing fits."""
+    random = np.random.default_rng(seed)
+    opens_word = np.zeros(VOCAB_SIZE, bool)
+    opens_word[: VOCAB_SIZE // longest + NUM_SPECIAL + 1] = True
+    length = int(random.integers(8, 200))
+    ids = random.integers(NUM_SPECIAL, VOCAB_SIZE, length)
+    middle = int(random.integers(2, length - 2))
+    ids[[0, middle, length - 1]] = CLS, SEP, SEP
+    masked = mask_examples(
+        ids, np.array([length]), np.array([middle + 1]), opens_word, random_bits(seed, 0), 0.15, 3
+    )
+    left = max(1, round(0.15 * length)) - len(masked.positions)
+    assert left >= 0
+    opens = opens_word[ids]
+    opens[[1, middle + 1]] = True
+    opens[[0, middle, length - 1]] = True
+    bounds = np.append(np.flatnonzero(opens), length)
+    for begin, end in itertools.pairwise(bounds.tolist()):
+        if begin not in (0, middle, length - 1, *masked.positions):
+            assert end - begin > left
+
+
+def test_the_whole_budget_is_used() -> None:
+    ids, lengths, b_starts = rows(1, 2000, 512)
+    budgets = np.maximum(1, np.rint(0.15 * lengths))
+    assert mask(ids, lengths, b_starts).num_predictions.sum() / budgets.sum() > 0.9999
+
+
+def test_a_segment_may_be_empty() -> None:
+    ids = np.array([CLS, SEP, 10, 11, 13, SEP, CLS, 10, 11, 13, SEP, SEP])
+    masked = mask(ids, np.array([6, 6]), np.array([2, 5]))
+    assert masked.num_predictions.tolist() == [1, 1]
+    assert set(masked.labels.tolist()) <= {10, 11, 13}
+
+
+def one_span_a_row(num_rows: int, budget: int, max_ngram: int) -> np.ndarray:
+    """Return (num_rows, budget) the positions masked, of rows with 100 one-piece words a segment.
+
+    The words are many enough that two spans taken seldom lie side by side.
+    """
+    words = np.arange(NUM_SPECIAL, VOCAB_SIZE)
+    random = np.random.default_rng(0)
+    ids = random.choice(words[OPENS_WORD[words]], (num_rows, 203))
+    ids[:, [0, 101, 202]] = CLS, SEP, SEP
+    lengths, b_starts = np.full(num_rows, 203), np.full(num_rows, 102)
+    seeds = random_bits(3, np.arange(num_rows))
+    masked = mask_examples(
+        ids.ravel(), lengths, b_starts, OPENS_WORD, seeds, budget / 203, max_ngram
+    )
+    assert (masked.num_predictions == budget).all()
+    return masked.positions.reshape(num_rows, budget)
+
+
+@pytest.mark.parametrize("max_ngram", [2, 3, 4])
+def test_span_lengths_follow_one_over_n(max_ngram: int) -> None:
+    # A budget of the longest span: only rows that took such a span first show a run so long,
+    # but for two spans side by side, one row in a hundred.
+    positions = one_span_a_row(6000, max_ngram, max_ngram)
+    longest = (np.diff(positions) == 1).all(axis=1).mean()
+    assert longest == pytest.approx(span_length_weights(max_ngram)[-1], abs=0.025)
+
+
+def test_spans_never_cross_a_separator_and_lie_anywhere_alike() -> None:
+    positions = one_span_a_row(6000, 3, 3)
+    assert not np.isin(positions, [0, 101, 202]).any()
+    counts = np.bincount(positions.ravel(), minlength=203)
+    inside = np.delete(counts, [0, 101, 202])
+    assert np.abs(inside - 90).max() < 5 * np.sqrt(90)
+
+
+def test_golden_masks() -> None:
+    ids = (np.arange(40) * 7 + 11) % 95 + NUM_SPECIAL
+    ids[[0, 17, 39]] = CLS, SEP, SEP
+    masked = mask(ids, np.array([40]), np.array([18]))
+    assert masked.positions.tolist() == GOLDEN_POSITIONS
+    assert masked.input_ids[masked.positions].tolist() == GOLDEN_IDS
+
+
+GOLDEN_POSITIONS = [4, 5, 6, 10, 11, 14]
+GOLDEN_IDS = [4, 4, 4, 4, 4, 4]
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 20),
+    st.integers(7, 200),
+    st.sampled_from([0.15, 0.4]),
+    st.sampled_from([None, 20]),
+    st.sampled_from([0.05, 0.3, 0.9]),
+)
+def test_predictions_are_counted_without_masking(
+    seed: int, num_rows: int, length: int, prob: float, most: int | None, opening_share: float
+) -> None:
+    ids, lengths, b_starts = rows(seed, num_rows, length)
+    opens_word = np.random.default_rng(seed).random(VOCAB_SIZE) < opening_share
+    given = (ids, lengths, b_starts, opens_word, random_bits(7, np.arange(num_rows)), prob, 3, most)
+    assert (count_predictions(*given) == mask_examples(*given).num_predictions).all()
+
+
+def test_predictions_are_counted_where_long_words_leave_room() -> None:
+    length, num_rows = 40, 50
+    ids = np.tile([CLS, *[3] * 18, SEP, *[3] * 19, SEP], num_rows)  # 3 goes on with the word
+    ids.reshape(num_rows, length)[:, [5, 12, 25]] = 7  # opens a word
+    opens_word = np.arange(VOCAB_SIZE) == 7
+    per_row = np.full(num_rows, length), np.full(num_rows, 20)
+    given = (ids, *per_row, opens_word, random_bits(7, np.arange(num_rows)), 0.15, 3)
+    counts = count_predictions(*given)
+    assert (counts == mask_examples(*given).num_predictions).all()
+    assert counts.max() < round(0.15 * length)

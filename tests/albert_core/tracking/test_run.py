@@ -1,0 +1,232 @@
+"""Runs in MLflow, on a SQLite file of their own."""
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from albert_core.stage import storage
+from albert_core.tracking import run as tracked_run_module
+from albert_core.tracking import sender, server
+from albert_core.tracking.journal import journals_of
+from albert_core.tracking.run import tracked_run
+from albert_core.tracking.server import RUN_ID, open_client
+
+AWAY = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.delenv("MLFLOW_REGISTRY_URI", raising=False)
+        yield str(tmp_path_factory.mktemp("work"))
+
+
+@pytest.fixture(scope="module")
+def client(work: str) -> MlflowClient:
+    return open_client(work)
+
+
+def history(client: MlflowClient, run_id: str | None, name: str) -> list[tuple[int, float]]:
+    assert run_id is not None
+    return [(point.step, point.value) for point in client.get_metric_history(run_id, name)]
+
+
+def test_a_run_holds_settings_curves_data_sets_and_files(work: str, client: MlflowClient) -> None:
+    folder = f"{work}/whole"
+    storage.write_bytes(f"{folder}/manifest.json", b"{}")
+    storage.write_bytes(f"{folder}/pictures/a.txt", b"a")
+    run = tracked_run(work, folder, "whole", {"model": "abc"})
+    run.log_params({"model": {"hidden_size": 4}, "note": "x" * 10_000})
+    run.log_metrics(10, {"loss": 2.0, "accuracy": 0.5})
+    run.log_metrics(20, {"loss": 1.0})
+    run.log_dataset("examples", "d" * 64, f"{folder}/manifest.json")
+    run.log_artifact(f"{folder}/manifest.json")
+    run.log_artifact(f"{folder}/pictures", "pictures")
+    run.finish("FINISHED")
+
+    assert run.num_failures == 0
+    assert run.run_id == storage.read_bytes(f"{folder}/{RUN_ID}").decode()
+    found = client.get_run(run.run_id)
+    assert found.info.status == "FINISHED"
+    assert found.info.run_name == "whole"
+    assert found.info.artifact_uri.startswith(f"{work}/mlartifacts")
+    assert found.data.tags["model"] == "abc"
+    assert found.data.params["model.hidden_size"] == "4"
+    assert len(found.data.params["note"]) == 6000
+    assert history(client, run.run_id, "loss") == [(10, 2.0), (20, 1.0)]
+    assert found.inputs is not None
+    assert found.inputs.dataset_inputs[0].dataset.name == "examples"
+    names = [file.path for file in client.list_artifacts(run.run_id)]
+    assert names == ["manifest.json", "pictures"]
+
+
+def test_a_resumed_run_goes_on_and_logs_no_step_twice(work: str, client: MlflowClient) -> None:
+    folder = f"{work}/resumed"
+    first = tracked_run(work, folder, "resumed")
+    for step in (10, 20, 30):
+        first.log_metrics(step, {"loss": float(step)})
+    first.log_metrics(10, {"dev": 1.0})
+    first.finish("KILLED")
+    second = tracked_run(work, folder, "resumed")
+    for step in (20, 30, 40):
+        second.log_metrics(step, {"loss": float(step)})
+    second.log_metrics(20, {"dev": 2.0})
+    assert second.run_id == first.run_id
+    second.finish("FINISHED")
+    assert [step for step, _ in history(client, second.run_id, "loss")] == [10, 20, 30, 40]
+    assert [step for step, _ in history(client, second.run_id, "dev")] == [10, 20]
+    assert second.run_id is not None
+    assert client.get_run(second.run_id).info.status == "FINISHED"
+
+
+def test_a_run_that_the_server_does_not_know_is_replaced(work: str, client: MlflowClient) -> None:
+    folder = f"{work}/unknown"
+    storage.write_bytes(f"{folder}/{RUN_ID}", b"0" * 32)
+    run = tracked_run(work, folder, "unknown")
+    run.finish("FINISHED")
+    assert run.num_failures == 0
+    assert run.run_id not in (None, "0" * 32)
+    assert storage.read_bytes(f"{folder}/{RUN_ID}").decode() == run.run_id
+
+
+def test_a_deleted_run_is_replaced(work: str, client: MlflowClient) -> None:
+    first = tracked_run(work, f"{work}/deleted", "deleted")
+    first.finish("FINISHED")
+    assert first.run_id is not None
+    client.delete_run(first.run_id)
+    second = tracked_run(work, f"{work}/deleted", "deleted")
+    second.finish("FINISHED")
+    assert second.run_id not in (None, first.run_id)
+
+
+def test_a_server_that_is_away_stops_nothing_and_gets_everything_later(
+    tmp_path: Path,
+    work: str,
+    client: MlflowClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Here the later one is a server at the same address: the database."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", AWAY)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr(tracked_run_module, "AWAY_SECONDS", 0.5)
+    with caplog.at_level(logging.WARNING, "tracking"):
+        run = tracked_run(str(tmp_path), f"{tmp_path}/a", "away")
+        for step in range(3):
+            run.log_metrics(step, {"loss": 1.0})
+        assert run.run_id is None
+        run.finish("FINISHED")
+    messages = [record.getMessage() for record in caplog.records if record.name == "tracking"]
+    assert len(messages) == 2
+    [journal] = journals_of(str(tmp_path))
+    assert f"MLflow at {AWAY} does not answer" in messages[0]
+    assert f"is away: 4 entries of this run wait in {journal}" in messages[1]
+
+
+def test_one_refused_entry_does_not_hold_up_the_next(work: str, client: MlflowClient) -> None:
+    run = tracked_run(work, f"{work}/refused", "refused")
+    run.log_metrics(1, {"not/allowed?": 1.0})
+    run.log_artifact(f"{work}/nowhere.txt")
+    run.log_metrics(1, {"loss": 1.0})
+    run.finish("FINISHED")
+    assert run.num_failures == 2
+    assert history(client, run.run_id, "loss") == [(1, 1.0)]
+
+
+def test_a_store_of_files_that_is_away_for_a_while_gets_them_all(
+    work: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def upload(*given: Any) -> None:
+        tries.append(given)
+        if len(tries) < 5:
+            raise ConnectionError("the bucket does not answer")
+        server.upload(*given)
+
+    monkeypatch.setattr(sender, "upload", upload)
+    Path(work, "report.txt").write_text("all is well")
+    run = tracked_run(work, f"{work}/away-store", "away-store")
+    run.log_artifact(f"{work}/report.txt")
+    run.log_metrics(1, {"loss": 1.0})
+    deadline = time.monotonic() + 60
+    while run.num_waiting:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    run.finish("FINISHED")
+    assert run.num_failures == 0
+    assert [file.path for file in client.list_artifacts(str(run.run_id))] == ["report.txt"]
+    assert history(client, run.run_id, "loss") == [(1, 1.0)]
+
+
+def test_finishing_waits_for_a_limited_time(
+    work: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracked_run_module, "CLOSING_SECONDS", 0.0)
+    run = tracked_run(work, f"{work}/slow", "slow")
+    with caplog.at_level(logging.WARNING, "tracking"):
+        run.finish("FINISHED")
+    assert "is slow: 1 entries of this run wait in" in caplog.text
+    run._thread.join(60)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(None, "FINISHED"), (ValueError(), "FAILED"), (KeyboardInterrupt(), "KILLED")],
+)
+def test_a_run_ends_as_its_block_does(
+    work: str, client: MlflowClient, error: BaseException | None, status: str
+) -> None:
+    run = tracked_run(work, f"{work}/{status}", status)
+    with suppress(ValueError, KeyboardInterrupt), run:
+        if error is not None:
+            raise error
+    assert run.run_id is not None
+    assert client.get_run(run.run_id).info.status == status
+
+
+def test_a_process_that_ends_without_a_word_ends_its_run_as_failed(
+    work: str, client: MlflowClient
+) -> None:
+    program = (
+        "from albert_core.tracking.run import tracked_run\n"
+        f"run = tracked_run({work!r}, {work + '/silent'!r}, 'silent')\n"
+        "run.log_metrics(1, {'loss': 1.0})\n"
+        "raise SystemExit(2)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+    run_id = storage.read_bytes(f"{work}/silent/{RUN_ID}").decode()
+    assert client.get_run(run_id).info.status == "FAILED"
+    assert history(client, run_id, "loss") == [(1, 1.0)]
+
+
+def test_processes_that_start_together_make_one_whole_database(tmp_path: Path) -> None:
+    code = (
+        "import sys; from albert_core.tracking.server import experiment_id, open_client;"
+        "work = sys.argv[1]; print(experiment_id(open_client(work), work))"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW")}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for _ in range(3)
+    ]
+    results = [process.communicate() for process in started]
+    assert [process.returncode for process in started] == [0] * 3, results
+    assert len({output for output, _ in results}) == 1

@@ -1,0 +1,278 @@
+"""A tracking server that is away loses nothing and gets nothing twice: a real one at a gate."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from albert_core.stage import storage
+from albert_core.tracking import run as tracked_run_module
+from albert_core.tracking import send_journals
+from albert_core.tracking.journal import Journal, journal_folder, journals_of
+from albert_core.tracking.run import TrackedRun, tracked_run
+from albert_core.tracking.server import RUN_ID
+from tests.mlflow_server import Gate, MlflowServer
+
+LOGGING_PROCESS = """
+import sys, time
+from albert_core import tracked_run
+
+tracked_run.AWAY_SECONDS = 1.0
+work, folder, name = sys.argv[1:]
+run = tracked_run.tracked_run(work, folder, name)
+run.log_params({"model": {"hidden_size": 4}})
+for step in range(100):
+    run.log_metrics(step, {"loss": float(step)})
+run.log_artifact(f"{folder}/report.txt")
+print("logged", flush=True)
+if name == "killed":
+    time.sleep(600)
+run.finish("FINISHED")
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    with MlflowServer(tmp_path_factory.mktemp("mlflow-server")) as server:
+        yield server
+
+
+@pytest.fixture
+def gate(server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(server.port)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", gate.url)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    monkeypatch.setattr(tracked_run_module, "MAX_SECONDS_BETWEEN_TRIES", 1.0)
+    monkeypatch.setattr(tracked_run_module, "AWAY_SECONDS", 4.0)
+    yield gate
+    gate.close()
+
+
+@pytest.fixture
+def client(server: MlflowServer) -> MlflowClient:
+    return MlflowClient(server.url)
+
+
+def points(client: MlflowClient, run_id: str | None, name: str = "loss") -> list[tuple[int, float]]:
+    assert run_id is not None
+    return [(point.step, point.value) for point in client.get_metric_history(run_id, name)]
+
+
+def expected(begin: int, end: int) -> list[tuple[int, float]]:
+    return [(step, float(step)) for step in range(begin, end)]
+
+
+def log(run: TrackedRun, begin: int, end: int) -> None:
+    for step in range(begin, end):
+        run.log_metrics(step, {"loss": float(step)})
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def run_of(client: MlflowClient, folder: str) -> Run:
+    return client.get_run(storage.read_bytes(f"{folder}/{RUN_ID}").decode())
+
+
+def test_points_of_an_outage_arrive_afterwards_in_order_and_with_their_times(
+    tmp_path: Path, gate: Gate, client: MlflowClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    work, folder = str(tmp_path), f"{tmp_path}/pretraining/a"
+    caplog.set_level(logging.INFO, "tracking")
+    run = tracked_run(work, folder, "outage")
+    log(run, 0, 5)
+    wait_until(lambda: run.num_waiting == 0)
+    gate.is_shut = True
+    began = time.time()
+    log(run, 5, 3000)
+    assert time.time() - began < 2
+    ended = time.time()
+    wait_until(lambda: "does not answer" in caplog.text)
+    gate.is_shut = False
+    run.finish("FINISHED")
+
+    assert points(client, run.run_id) == expected(0, 3000)
+    assert run.run_id is not None
+    times = [point.timestamp / 1000 for point in client.get_metric_history(run.run_id, "loss")]
+    assert began - 0.01 <= times[5] <= times[-1] <= ended + 0.01
+    assert "MLflow answers again" in caplog.text
+    assert caplog.text.count("does not answer") == 1
+    assert run.num_failures == 0
+    assert journals_of(work) == []
+
+
+def test_a_server_that_is_still_away_at_the_end_gets_all_from_the_next_run(
+    tmp_path: Path, gate: Gate, client: MlflowClient
+) -> None:
+    work, folder = str(tmp_path), f"{tmp_path}/pretraining/b"
+    storage.write_bytes(f"{folder}/report.txt", b"good")
+    gate.is_shut = True
+    done = subprocess.run(
+        [sys.executable, "-c", LOGGING_PROCESS, work, folder, "left"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ended = time.time()
+    [journal] = journals_of(work)
+    assert f"is away: 103 entries of this run wait in {journal}" in done.stderr
+    gate.is_shut = False
+    with tracked_run(work, f"{tmp_path}/finetuning/c", "next"):
+        wait_until(lambda: not journal.exists())
+
+    found = run_of(client, folder)
+    assert (found.info.status, found.info.run_name) == ("FINISHED", "left")
+    assert abs(found.info.end_time / 1000 - ended) < 20
+    assert found.data.params == {"model.hidden_size": "4"}
+    assert points(client, found.info.run_id) == expected(0, 100)
+    assert [file.path for file in client.list_artifacts(found.info.run_id)] == ["report.txt"]
+
+
+def test_a_run_killed_in_an_outage_is_whole_after_the_resume(
+    tmp_path: Path, gate: Gate, client: MlflowClient
+) -> None:
+    work, folder = str(tmp_path), f"{tmp_path}/pretraining/d"
+    gate.is_shut = True
+    kill_when(work, folder, lambda: True)
+    run = tracked_run(work, folder, "killed")
+    log(run, 80, 120)  # from its checkpoint on
+    gate.is_shut = False
+    run.finish("FINISHED")
+    assert points(client, run.run_id) == expected(0, 120)
+    assert run_of(client, folder).info.status == "FINISHED"
+    assert journals_of(work) == []
+
+
+def test_a_run_whose_process_is_gone_is_ended_as_killed(
+    tmp_path: Path, gate: Gate, client: MlflowClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work, folder = str(tmp_path), f"{tmp_path}/pretraining/e"
+
+    def is_left_to_its_process() -> bool:
+        assert send_journals.main(["--work", work]) == 0
+        assert "0 sent, 1 of living processes" in capsys.readouterr().out
+        return storage.exists(f"{folder}/{RUN_ID}")
+
+    kill_when(work, folder, is_left_to_its_process)
+    gate.is_shut = True
+    assert send_journals.main(["--work", work]) == 1
+    assert "does not answer" in capsys.readouterr().out
+    gate.is_shut = False
+    assert send_journals.main(["--work", work]) == 0
+    assert "1 sent" in capsys.readouterr().out
+    found = run_of(client, folder)
+    assert found.info.status == "KILLED"
+    assert points(client, found.info.run_id) == expected(0, 100)
+
+
+def kill_when(work: str, folder: str, is_time: Callable[[], bool]) -> None:
+    """Log in a process that is killed when all is logged and it is time."""
+    command = [sys.executable, "-c", LOGGING_PROCESS, work, folder, "killed"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "logged\n"
+        wait_until(is_time)
+        process.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("request_path", ["runs/create", "runs/log-batch"])
+def test_answers_that_are_lost_make_nothing_twice(
+    tmp_path: Path, gate: Gate, client: MlflowClient, request_path: str
+) -> None:
+    gate.lost_answers = request_path
+    run = tracked_run(str(tmp_path), f"{tmp_path}/pretraining/f", request_path)
+    run.log_params({"seed": 1})
+    log(run, 0, 5)
+    wait_until(lambda: gate.num_lost >= 2)
+    gate.lost_answers = ""
+    run.finish("FINISHED")
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    found = client.search_runs(experiments, f"attributes.run_name = '{request_path}'")
+    assert [each.info.run_id for each in found] == [run.run_id]
+    assert points(client, run.run_id) == expected(0, 5)
+    assert run.num_failures == 0
+
+
+def test_a_journal_for_another_server_waits_for_it(
+    tmp_path: Path, gate: Gate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = str(tmp_path)
+    journal = Journal.begin(work, f"{work}/pretraining/g", {"server": "http://elsewhere"})
+    journal.release()
+    assert send_journals.main(["--work", work]) == 0
+    assert "0 sent, 0 of living processes, 1 for another server" in capsys.readouterr().out
+    assert journal.path.exists()
+
+
+def test_a_journal_without_a_header_holds_up_no_other(
+    tmp_path: Path, gate: Gate, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, folder = str(tmp_path), f"{tmp_path}/pretraining/j"
+    kill_when(work, folder, lambda: True)
+    [left] = journals_of(work)
+    (left.parent / f".{left.name}").touch()  # of one that was killed as it began
+    (left.parent / "pretraining-a~1-host-2.jsonl").touch()
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", lambda file, line, at: 0)
+        with pytest.raises(OSError, match="No space left"):
+            Journal.begin(work, folder, {"name": "full"})
+    assert send_journals.main(["--work", work]) == 0
+    assert run_of(client, folder).info.status == "KILLED"
+    assert [path.name for path in left.parent.iterdir()] == [f".{left.name}"]
+
+
+def test_a_journal_that_comes_late_adds_its_points_and_ends_nothing(
+    tmp_path: Path, gate: Gate, client: MlflowClient
+) -> None:
+    work, folder = str(tmp_path), f"{tmp_path}/pretraining/k"
+    header = {"server": gate.url, "folder": folder, "name": "late", "tags": {}}
+    late = Journal.begin(f"{work}/another-machine", folder, header)
+    for step in range(5):
+        late.append({"metrics": {"loss": float(step)}, "step": step})
+    run = tracked_run(work, folder, "late")
+    log(run, 3, 10)
+    run.finish("FINISHED")
+    ended = run_of(client, folder).info.end_time
+    late.release()
+    late.path.rename(journal_folder(work) / late.path.name)
+    assert send_journals.main(["--work", work]) == 0
+    found = run_of(client, folder)
+    assert sorted(points(client, found.info.run_id)) == expected(0, 10)
+    assert (found.info.status, found.info.end_time) == ("FINISHED", ended)
+
+
+def test_half_a_line_of_a_killed_process_is_not_read(tmp_path: Path) -> None:
+    journal = Journal.begin(str(tmp_path), f"{tmp_path}/pretraining/h", {"name": "torn"})
+    journal.append({"step": 1})
+    with journal.path.open("ab") as file:
+        file.write(b'{"step": 2, "metr')
+    [(header, _), (first, position)] = journal.read(0)
+    assert (header["name"], first["step"]) == ("torn", 1)
+    assert journal.read(position) == []
+    journal.release()
+
+
+def test_a_disk_that_was_full_for_a_while_loses_what_it_had_no_room_for_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal.begin(str(tmp_path), f"{tmp_path}/pretraining/i", {"name": "full"})
+    with monkeypatch.context() as full:
+        write = os.pwrite
+        full.setattr(os, "pwrite", lambda file, line, at: write(file, line[:9], at))
+        with pytest.raises(OSError, match="No space left"):
+            journal.append({"step": 1})
+    journal.append({"step": 2})
+    assert [entry.get("step") for entry, _ in journal.read(0)] == [None, None, 2]
+    journal.release()

@@ -1,0 +1,179 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from albert_core.config import ModelSettings
+from albert_core.model.albert import AlbertForPretraining
+from albert_core.text.records import CLS, MASK, SEP
+from albert_core.training.held_out import evaluate
+from albert_core.training.ranks import Ranks
+from albert_core.training.shards import ExampleShards
+from tests.albert_core.training.test_shards import write_examples
+
+VOCAB_SIZE = 30
+NUM_EXAMPLES = 70
+"""More than one batch of the evaluation."""
+
+
+def example(number: int) -> dict[str, Any]:
+    """Return a row with one or two predictions; two rows make a document."""
+    draw = np.random.default_rng(number)
+    a, b = (draw.integers(5, VOCAB_SIZE, draw.integers(2, 9)).tolist() for _ in range(2))
+    input_ids = [CLS, *a, SEP, *b, SEP]
+    positions = [1, len(a) + 2][: 1 + number % 2]
+    labels = [input_ids[position] for position in positions]
+    for position in positions:
+        input_ids[position] = MASK
+    return {
+        "input_ids": input_ids,
+        "segment_b_start": len(a) + 2,
+        "masked_lm_positions": positions,
+        "masked_lm_labels": labels,
+        "sentence_order_label": number % 3 % 2,
+        "document_id": f"d{number // 2}",
+        "first_sentence": 0,
+        "last_sentence": 1,
+        "copy": 0,
+    }
+
+
+ROWS = [example(number) for number in range(NUM_EXAMPLES)]
+
+
+@pytest.fixture
+def examples(tmp_path: Path) -> ExampleShards:
+    """The examples above in two shards."""
+    return ExampleShards(write_examples(str(tmp_path), [ROWS[:20], ROWS[20:]]), "train")
+
+
+@pytest.fixture
+def model() -> AlbertForPretraining:
+    """A tiny model whose weights are far from zero."""
+    settings = ModelSettings(
+        embedding_size=8,
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        hidden_dropout_prob=0.5,
+        max_position_embeddings=32,
+    )
+    torch.manual_seed(0)
+    model = AlbertForPretraining(settings, VOCAB_SIZE)
+    for parameter in model.parameters():
+        parameter.data += torch.randn_like(parameter) * 0.3
+    return model
+
+
+def by_hand(model: AlbertForPretraining, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Score one example at a time, without padding."""
+    model.eval()
+    lm_nats, lm_right, order_nats, order_right = [], [], [], []
+    for row in rows:
+        ids = torch.tensor([row["input_ids"]])
+        types = (torch.arange(ids.shape[1]) >= row["segment_b_start"]).long()[None]
+        with torch.no_grad():
+            lm_logits, order_logits = model(
+                ids, None, types, torch.tensor([row["masked_lm_positions"]])
+            )
+        for probabilities, label in zip(
+            lm_logits[0].softmax(-1), row["masked_lm_labels"], strict=True
+        ):
+            lm_nats.append(-float(probabilities[label].log()))
+            lm_right.append(int(probabilities.argmax()) == label)
+        order = order_logits[0].softmax(-1)
+        order_nats.append(-float(order[row["sentence_order_label"]].log()))
+        order_right.append(int(order.argmax()) == row["sentence_order_label"])
+    return {
+        "masked_lm_loss": float(np.mean(lm_nats)),
+        "masked_lm_accuracy": float(np.mean(lm_right)),
+        "sentence_order_loss": float(np.mean(order_nats)),
+        "sentence_order_accuracy": float(np.mean(order_right)),
+    }
+
+
+@pytest.mark.parametrize("max_examples", [1, 7, 64, NUM_EXAMPLES, 1000])
+def test_scores_are_those_of_one_example_at_a_time(
+    model: AlbertForPretraining, examples: ExampleShards, max_examples: int
+) -> None:
+    scores = evaluate(model, examples, max_examples)
+    expected = by_hand(model, ROWS[:max_examples])
+    assert {name: score.value for name, score in scores.items()} == pytest.approx(
+        expected, abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_that_share_the_work_find_the_same_scores(
+    model: AlbertForPretraining,
+    examples: ExampleShards,
+    world_size: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sums of the ranks are added here as they would be over a network."""
+    parts: list[torch.Tensor] = []
+
+    def sent(_: Ranks, sums: torch.Tensor) -> torch.Tensor:
+        parts.append(sums)
+        return torch.stack(parts).sum(0)
+
+    alone = evaluate(model, examples, NUM_EXAMPLES)
+    monkeypatch.setattr(Ranks, "sum", sent)
+    for rank in range(world_size):
+        ranks = Ranks(rank, world_size, torch.device("cpu"))
+        together = evaluate(model, examples, NUM_EXAMPLES, "sentence_order", ranks)
+    assert together == alone
+    assert all(len(part.any(0).nonzero()) < NUM_EXAMPLES for part in parts)
+
+
+def test_the_scores_of_pairs_are_called_by_what_is_learnt_of_them(
+    model: AlbertForPretraining, examples: ExampleShards
+) -> None:
+    order = evaluate(model, examples, NUM_EXAMPLES)
+    next_sentence = evaluate(model, examples, NUM_EXAMPLES, "next_sentence")
+    assert list(next_sentence.values()) == list(order.values())
+    masked_lm = ["masked_lm_loss", "masked_lm_accuracy"]
+    assert list(next_sentence) == [*masked_lm, "next_sentence_loss", "next_sentence_accuracy"]
+    assert list(evaluate(model, examples, NUM_EXAMPLES, None)) == masked_lm
+
+
+def test_every_score_lies_in_its_interval(
+    model: AlbertForPretraining, examples: ExampleShards
+) -> None:
+    for score in evaluate(model, examples, NUM_EXAMPLES).values():
+        assert score.low < score.value < score.high
+
+
+def test_examples_of_one_document_count_as_one_witness(
+    model: AlbertForPretraining, tmp_path: Path
+) -> None:
+    alike = [ROWS[number // 10] for number in range(NUM_EXAMPLES)]
+    apart = [row | {"document_id": f"d{number}"} for number, row in enumerate(alike)]
+    together = [row | {"document_id": f"d{number // 10}"} for number, row in enumerate(alike)]
+    wide, narrow = (
+        evaluate(model, ExampleShards(write_examples(str(tmp_path / name), [rows]), "train"), 1000)
+        for name, rows in (("together", together), ("apart", apart))
+    )
+    for name, score in wide.items():
+        assert score.value == pytest.approx(narrow[name].value)
+    assert wide["masked_lm_loss"].high - wide["masked_lm_loss"].low > 2 * (
+        narrow["masked_lm_loss"].high - narrow["masked_lm_loss"].low
+    )
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_is_off_while_a_model_is_scored_and_then_as_it_was(
+    model: AlbertForPretraining, examples: ExampleShards, training: bool
+) -> None:
+    model.train(training)
+    first, again = (evaluate(model, examples, 10) for _ in range(2))
+    assert first == again
+    assert model.training is training
+
+
+def test_scoring_leaves_no_gradient(model: AlbertForPretraining, examples: ExampleShards) -> None:
+    evaluate(model, examples, 3)
+    assert all(parameter.grad is None for parameter in model.parameters())

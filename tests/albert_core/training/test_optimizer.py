@@ -1,0 +1,177 @@
+import io
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from albert_core.config import Schedule
+from albert_core.training.optimizer import build_optimizer, learning_rate_at
+from albert_core.training.speed import trust_ratios
+
+KINDS: list[Literal["lamb", "adamw"]] = ["lamb", "adamw"]
+RATE, DECAY = 0.01, 0.1
+
+
+def toy_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(7, 4), nn.LayerNorm(4), nn.Linear(4, 3))
+
+
+def set_gradients(model: nn.Module, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=draw)
+
+
+def plain_update(kind: str, weight: Tensor, gradients: list[Tensor]) -> Tensor:
+    """Return ``weight`` after the gradients, by the formula of REFERENCE.md C.1."""
+    weight = weight.double()
+    m, v = torch.zeros_like(weight), torch.zeros_like(weight)
+    for gradient in gradients:
+        m = 0.9 * m + 0.1 * gradient
+        v = 0.999 * v + 0.001 * gradient**2
+        update = m / (v.sqrt() + 1e-6)
+        ratio = torch.tensor(1.0)
+        if weight.ndim > 1:
+            update += DECAY * weight
+            if kind == "lamb" and weight.norm() > 0 and update.norm() > 0:
+                ratio = weight.norm() / update.norm()
+        weight = weight - RATE * ratio * update
+    return weight
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_updates_are_those_of_the_plain_formula(kind: Literal["lamb", "adamw"]) -> None:
+    model = toy_model()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    gradients: list[list[Tensor]] = [[] for _ in before]
+    optimizer = build_optimizer(model, kind, RATE, DECAY)
+    for step in range(5):
+        set_gradients(model, step)
+        for seen, parameter in zip(gradients, model.parameters(), strict=True):
+            assert parameter.grad is not None
+            seen.append(parameter.grad.double())
+        optimizer.step()
+    for start, seen, parameter in zip(before, gradients, model.parameters(), strict=True):
+        expected = plain_update(kind, start, seen).float()
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_lamb_moves_a_matrix_by_its_length_times_the_rate_however_large_the_gradient() -> None:
+    model = toy_model()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = build_optimizer(model, "lamb", RATE, DECAY)
+    set_gradients(model, 0)
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad *= 1000
+    optimizer.step()
+    for start, parameter in zip(before, model.parameters(), strict=True):
+        if parameter.ndim > 1:
+            moved = (parameter - start).norm().item()
+            assert moved == pytest.approx(RATE * start.norm().item(), rel=1e-4)
+
+
+def test_lamb_leaves_the_update_as_it_is_where_the_weights_are_zero() -> None:
+    model = nn.Linear(3, 2, bias=False)
+    nn.init.zeros_(model.weight)
+    model.weight.grad = torch.ones(2, 3)
+    build_optimizer(model, "lamb", RATE, DECAY).step()
+    expected = -RATE * 0.1 / (0.001**0.5 + 1e-6)
+    torch.testing.assert_close(model.weight.detach(), torch.full((2, 3), expected))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_parameter_without_gradient_stays(kind: Literal["lamb", "adamw"]) -> None:
+    model = toy_model()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    build_optimizer(model, kind, RATE, DECAY).step()
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_goes_on_from_a_saved_state_as_if_never_stopped(kind: Literal["lamb", "adamw"]) -> None:
+    model, copy = toy_model(), toy_model()
+    optimizer = build_optimizer(model, kind, RATE, DECAY)
+    for step in range(3):
+        set_gradients(model, step)
+        optimizer.step()
+    file = io.BytesIO()
+    torch.save([model.state_dict(), optimizer.state_dict()], file)
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    resumed = build_optimizer(copy, kind, 99.0, 99.0)
+    copy.load_state_dict(weights)
+    resumed.load_state_dict(state)
+    for each, its_optimizer in ((model, optimizer), (copy, resumed)):
+        set_gradients(each, 3)
+        its_optimizer.step()
+    assert all(map(torch.equal, model.parameters(), copy.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trust_ratios_are_those_of_the_matrices(kind: Literal["lamb", "adamw"]) -> None:
+    model = toy_model()
+    optimizer = build_optimizer(model, kind, RATE, DECAY)
+    assert trust_ratios(optimizer) == {}
+    set_gradients(model, 0)
+    weights = [p.detach().clone() for p in model.parameters() if p.ndim > 1]
+    gradients = [p.grad for p in model.parameters() if p.ndim > 1]
+    optimizer.step()
+    if kind == "adamw":
+        assert trust_ratios(optimizer) == {}
+        return
+    ratios = []
+    for weight, gradient in zip(weights, gradients, strict=True):
+        assert gradient is not None
+        update = 0.1 * gradient / ((0.001 * gradient**2).sqrt() + 1e-6) + DECAY * weight
+        ratios.append(float(weight.norm() / update.norm()))
+    found = trust_ratios(optimizer)
+    assert found["trust_ratio_min"] == pytest.approx(min(ratios), rel=1e-5)
+    assert found["trust_ratio_mean"] == pytest.approx(sum(ratios) / len(ratios), rel=1e-5)
+    assert found["trust_ratio_max"] == pytest.approx(max(ratios), rel=1e-5)
+
+
+def test_learning_rate_of_the_reference() -> None:
+    rates = [learning_rate_at(step, 0.00176, 3125, 125_000, "google") for step in range(125_000)]
+    assert rates[0] == 0
+    assert max(rates) == rates[3124] == pytest.approx(0.00175944, abs=1e-8)
+    assert rates[3125] == pytest.approx(0.001716)
+    assert rates[-1] == pytest.approx(0.00176 / 125_000)
+
+
+def test_learning_rate_reaches_its_peak_once_and_has_no_jump() -> None:
+    rates = np.array(
+        [learning_rate_at(n, 0.00176, 3125, 125_000, "linear") for n in range(125_001)]
+    )
+    assert rates[0] == pytest.approx(0.00176 / 3125)
+    assert rates.argmax() == 3124
+    assert rates.max() == 0.00176
+    assert rates[-1] == 0
+    assert (rates[:-1] > 0).all()
+    np.testing.assert_allclose(np.diff(rates[:3125]), 0.00176 / 3125, rtol=1e-9)
+    np.testing.assert_allclose(np.diff(rates[3124:]), -0.00176 / (125_000 - 3124), rtol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "google"])
+def test_without_a_warm_up_the_first_update_has_the_peak(schedule: Schedule) -> None:
+    assert learning_rate_at(0, 2.0, 0, 10, schedule) == 2.0
+    assert learning_rate_at(5, 2.0, 0, 10, schedule) == 1.0
+
+
+@given(
+    st.integers(0, 200),
+    st.integers(0, 49),
+    st.integers(50, 100),
+    st.sampled_from(["linear", "google"]),
+)
+def test_learning_rate_stays_between_0_and_the_peak(
+    step: int, warmup: int, num: int, schedule: Schedule
+) -> None:
+    rate = learning_rate_at(step, 2.0, warmup, num, schedule)
+    assert 0 <= rate <= 2.0
+    assert step < num or rate == 0

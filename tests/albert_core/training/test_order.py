@@ -1,0 +1,179 @@
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albert_core.text.ragged import Ints
+from albert_core.training.order import deal_update, example_order, padded_length, permute
+
+SEEDS = st.integers(0, 2**63 - 1)
+
+
+@given(st.integers(1, 3000), SEEDS)
+def test_every_number_has_its_own_place(size: int, seed: int) -> None:
+    places = permute(np.arange(size), size, seed)
+    assert places.dtype == np.int64
+    assert np.array_equal(np.sort(places), np.arange(size))
+
+
+@pytest.mark.parametrize("size", [*range(1, 18), 255, 256, 257, 1023, 1024, 1025, 65_537])
+def test_every_number_has_its_own_place_at_powers_of_two_and_next_to_them(size: int) -> None:
+    assert np.array_equal(np.sort(permute(np.arange(size), size, 1)), np.arange(size))
+
+
+@given(st.integers(1, 2**40), SEEDS, st.lists(st.integers(0), max_size=20))
+def test_a_place_does_not_depend_on_what_else_is_asked(
+    size: int, seed: int, numbers: list[int]
+) -> None:
+    indices = np.array([number % size for number in numbers], np.int64)
+    together = permute(indices, size, seed)
+    assert ((together >= 0) & (together < size)).all()
+    alone = [int(permute(indices[i : i + 1], size, seed)[0]) for i in range(len(indices))]
+    assert together.tolist() == alone
+
+
+def test_every_place_is_as_likely_as_any_other() -> None:
+    firsts = [int(permute(np.array([0]), 10, seed)[0]) for seed in range(2000)]
+    counts = np.bincount(firsts, minlength=10)
+    assert (abs(counts - 200) < 60).all()
+
+
+def test_golden_permutation() -> None:
+    assert permute(np.arange(10), 10, 7).tolist() == [7, 9, 2, 5, 6, 0, 8, 3, 4, 1]
+
+
+def test_golden_order() -> None:
+    assert example_order(0, 12, 10, 12345).tolist() == [8, 6, 9, 3, 7, 1, 5, 0, 4, 2, 9, 5]
+    assert example_order(95, 10, 100, 12345).tolist() == [22, 51, 9, 3, 59, 60, 2, 14, 64, 80]
+
+
+@given(st.integers(1, 50), st.integers(0, 5), SEEDS)
+def test_every_epoch_visits_each_example_once(num_examples: int, epoch: int, seed: int) -> None:
+    order = example_order(epoch * num_examples, num_examples, num_examples, seed)
+    assert sorted(order.tolist()) == list(range(num_examples))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    orders = {
+        tuple(example_order(epoch * 100, 100, 100, seed)) for epoch in range(5) for seed in range(5)
+    }
+    assert len(orders) == 25
+
+
+@given(st.integers(1, 40), st.lists(st.integers(0, 30), max_size=8), SEEDS)
+def test_slices_of_any_size_make_one_sequence(
+    num_examples: int, sizes: list[int], seed: int
+) -> None:
+    begins = np.cumsum([0, *sizes])
+    parts = [
+        example_order(int(begin), size, num_examples, seed)
+        for begin, size in zip(begins[:-1], sizes, strict=True)
+    ]
+    whole = example_order(0, int(begins[-1]), num_examples, seed)
+    assert np.concatenate([np.empty(0, np.int64), *parts]).tolist() == whole.tolist()
+
+
+@given(st.integers(1, 40), st.integers(0, 10**12), st.integers(0, 100), SEEDS)
+def test_anywhere_in_a_run_examples_are_visited_equally_often(
+    num_examples: int, first: int, count: int, seed: int
+) -> None:
+    visits = Counter(example_order(first, count, num_examples, seed).tolist())
+    most = max(visits.values(), default=0)
+    assert most <= count // num_examples + 2
+    assert sum(visits.values()) == count
+
+
+# An update's examples, dealt to ranks and micro-batches
+
+LENGTHS = st.lists(st.integers(1, 512), min_size=1, max_size=80)
+WORLD_SIZES, BUDGETS = st.integers(1, 9), st.integers(512, 5000)
+
+
+def deal(lengths: list[int], world_size: int, max_padded_pieces: int) -> list[list[Ints]]:
+    """Return the micro-batches of each rank; there are as many ranks as there can be, at most."""
+    world_size = min(world_size, len(lengths))
+    return [
+        deal_update(np.array(lengths), rank, world_size, max_padded_pieces)
+        for rank in range(world_size)
+    ]
+
+
+@given(LENGTHS, WORLD_SIZES, BUDGETS)
+def test_every_example_of_an_update_is_dealt_once(
+    lengths: list[int], world_size: int, budget: int
+) -> None:
+    dealt = [int(i) for rank in deal(lengths, world_size, budget) for part in rank for i in part]
+    assert sorted(dealt) == list(range(len(lengths)))
+
+
+@given(LENGTHS, WORLD_SIZES, BUDGETS)
+def test_ranks_have_equally_many_examples_and_nearly_as_many_pieces(
+    lengths: list[int], world_size: int, budget: int
+) -> None:
+    places = [np.concatenate(parts) for parts in deal(lengths, world_size, budget)]
+    counts = [len(of_rank) for of_rank in places]
+    pieces = [int(np.array(lengths)[of_rank].sum()) for of_rank in places]
+    assert max(counts) - min(counts) <= 1
+    assert max(pieces) - min(pieces) <= max(lengths)
+
+
+@given(LENGTHS, WORLD_SIZES, BUDGETS)
+def test_ranks_have_the_same_number_of_micro_batches_and_none_is_empty(
+    lengths: list[int], world_size: int, budget: int
+) -> None:
+    ranks = deal(lengths, world_size, budget)
+    assert len({len(parts) for parts in ranks}) == 1
+    for same_place in zip(*ranks, strict=True):
+        sizes = [len(part) for part in same_place]
+        assert min(sizes) >= 1
+        assert max(sizes) - min(sizes) <= 1
+
+
+@given(LENGTHS, WORLD_SIZES, BUDGETS)
+def test_a_micro_batch_keeps_to_its_budget_unless_it_cannot_be_smaller(
+    lengths: list[int], world_size: int, budget: int
+) -> None:
+    ranks = deal(lengths, world_size, budget)
+    last_round_is_whole = len(lengths) % len(ranks) == 0
+    for parts in ranks:
+        for number, part in enumerate(parts):
+            padded = len(part) * padded_length(max(lengths[i] for i in part))
+            is_last = number == len(parts) - 1
+            smallest = 2 if is_last and not last_round_is_whole else 1
+            assert padded <= budget or len(part) <= smallest
+
+
+@given(LENGTHS, BUDGETS)
+def test_the_longest_come_first_and_equals_in_their_order(lengths: list[int], budget: int) -> None:
+    [parts] = deal(lengths, 1, budget)
+    dealt = np.concatenate(parts).tolist()
+    assert dealt == sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+
+
+@given(LENGTHS, BUDGETS)
+def test_no_two_neighbouring_micro_batches_fit_into_one(lengths: list[int], budget: int) -> None:
+    [parts] = deal(lengths, 1, budget)
+    for one, other in pairwise(parts):
+        assert (len(one) + len(other)) * padded_length(lengths[one[0]]) > budget
+
+
+def test_full_sequences_make_micro_batches_of_the_size_asked_for() -> None:
+    for parts in deal([512] * 64, 2, 8 * 512):
+        assert [len(part) for part in parts] == [8] * 4
+
+
+def test_short_sequences_make_larger_micro_batches() -> None:
+    [parts] = deal([512] * 2 + [64] * 16, 1, 2 * 512)
+    assert [len(part) for part in parts] == [2, 16]
+
+
+def test_an_incomplete_last_round_is_not_cut_off_even_if_only_one_example_fits() -> None:
+    ranks = deal([512] * 5, 2, 512)
+    assert [[part.tolist() for part in parts] for parts in ranks] == [[[0], [3, 4]], [[1], [2]]]
+
+
+def test_padding_goes_to_a_multiple_of_eight() -> None:
+    assert [padded_length(n) for n in (1, 8, 9, 512)] == [8, 8, 16, 512]

@@ -1,0 +1,126 @@
+"""What a registered model was made of, as the registry alone tells it."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from albert_core.stage.lineage import STAGES as KNOWN
+from albert_core.stage.manifest import StagePlan, read_manifest
+from albert_core.stage.storage import sha256_of
+from flows.commands import lineage
+from flows.commands.lineage import ModelLineage, as_json, as_text, read_model_lineage
+from tests.flows.tiny_way import Tiny
+from tests.test_end_to_end import PROJECT
+
+STAGES = {"corpus", "vocab", "examples", "task", "pretraining", "finetuning", "scores"}
+
+
+@contextmanager
+def work_folder_away(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave of the work folder only what is the registry's, as on another machine."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tiny.work}/mlflow.db")
+    away = Path(f"{tiny.work}-away")
+    away.mkdir()
+    folders = [Path(tiny.work, stage) for stage in (*STAGES, "registration", "recipes")]
+    for folder in folders:
+        folder.rename(away / folder.name)
+    try:
+        yield
+    finally:
+        for folder in folders:
+            (away / folder.name).rename(folder)
+        away.rmdir()
+
+
+@pytest.fixture
+def elsewhere(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelLineage:
+    """The lineage of the champion, asked where the work folder is not."""
+    with work_folder_away(tiny, monkeypatch):
+        return read_model_lineage("models:/albert-tiny@champion", str(tmp_path))
+
+
+def test_the_registry_alone_leads_from_the_model_to_the_source_files(
+    tiny: Tiny, elsewhere: ModelLineage
+) -> None:
+    assert elsewhere.title == "models:/albert-tiny/1 @champion"
+    stages = {each["place"]: each for each in as_json(elsewhere)["stages"]}
+    assert {each.manifest.stage for each in elsewhere.lineage.results.values()} == STAGES
+    for result in elsewhere.lineage.results.values():
+        assert result.uri == tiny.manifests[result.manifest.stage]
+        assert result.manifest == read_manifest(result.uri)
+        assert stages[result.place]["content"] == result.manifest.content
+    [files] = elsewhere.files.values()
+    assert {file.name: file.sha256 for file in files} == {
+        path.name: sha256_of(str(path)) for path in tiny.source.iterdir()
+    }
+
+
+def test_it_tells_recipe_code_and_machine_of_every_stage(elsewhere: ModelLineage) -> None:
+    stages = {each["place"].split("/")[0]: each for each in as_json(elsewhere)["stages"]}
+    for stage in stages.values():
+        assert stage["provenance"]["call"]["module"]
+        assert stage["provenance"]["machine"]["cpu"]
+        assert stage["code"]
+    assert stages["pretraining"]["differs_from_defaults"]["training.num_steps"] == 20
+    assert stages["vocab"]["differs_from_defaults"]["vocabulary.vocab_size"] == 150
+    assert "training.seed" not in stages["pretraining"]["differs_from_defaults"]
+    assert stages["pretraining"]["provenance"]["call"]["recipe"]["training"]["seed"] == 12345
+    assert stages["pretraining"]["libraries"]["torch"]
+    [machine] = stages["pretraining"]["facts"]["machines"]
+    assert machine["ranks"] == 1
+    assert machine["threads"] >= 1
+    assert stages["finetuning"]["facts"]["mlflow_run_id"]
+
+
+def test_a_person_reads_what_differs_from_the_defaults_and_which_files_there_were(
+    tiny: Tiny, elsewhere: ModelLineage
+) -> None:
+    text = as_text(elsewhere)
+    assert "training.num_steps 20" in text
+    assert "3 source files" in text
+    assert "documents: 60 in = 60 kept" in text
+    for file in tiny.source.iterdir():
+        assert f"{sha256_of(str(file))[:12]}" in text
+        assert file.name in text
+    assert tiny.manifests["corpus"] in text
+    assert "scores      matthews" in text
+
+
+@pytest.mark.parametrize("inner", ["", "manifest.json", "model", "checkpoints/step-00000020"])
+def test_a_folder_of_a_run_will_do_as_well(
+    tiny: Tiny, inner: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(tiny.manifests["pretraining"]).parent
+    assert lineage.main([str(folder / inner), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    stages = [each["place"].split("/")[0] for each in found["stages"]]
+    assert stages == ["corpus", "vocab", "examples", "pretraining"]
+    assert found["version"] is None
+    assert sum(len(files) for files in found["source_files"].values()) == 3
+
+
+def test_every_stage_has_a_place() -> None:
+    files = [
+        file for part in ("albert_core", "pipelines") for file in PROJECT.glob(f"{part}/**/*.py")
+    ]
+    named = [re.findall('^STAGE = "(.*)"$', file.read_text(), re.MULTILINE) for file in files]
+    assert {name for names in named for name in names} == set(KNOWN)
+
+
+def test_what_is_nothing_here_is_one_message(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lineage.main([str(tmp_path / "nothing")]) == 1
+    assert capsys.readouterr().err.startswith("error: there is no manifest.json at ")
+    assert lineage.main(["models:/albert-tiny/9", f"--work={tiny.work}"]) == 1
+    assert "models:/albert-tiny/9 is not in the registry" in capsys.readouterr().err
+
+
+def test_a_result_of_before_calls_were_noted_says_so(tmp_path: Path) -> None:
+    uri = StagePlan("corpus", {"x": 1}, {}, "code", {}).write(str(tmp_path), [], [], {})
+    text = as_text(read_model_lineage(uri, str(tmp_path)))
+    assert "recipe      not recorded" in text

@@ -1,0 +1,143 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from albert_core.stage.manifest import StagePlan, shard_of
+from albert_core.text.arrow_files import write_arrow
+from flows.commands.plan import count_lengths, main
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def write_examples(work: Path) -> str:
+    """Write a manifest of two shards: five examples of 4 to 20 pieces, six predictions."""
+    plan = StagePlan("examples", settings={}, inputs={}, code="0" * 64, libraries={})
+    folder = plan.folder(str(work))
+    shards = []
+    for number, lengths in enumerate([[4, 8, 20], [10, 18]]):
+        table = pa.table(
+            {
+                "input_ids": [list(range(length)) for length in lengths],
+                "masked_lm_positions": [[1, 2]] * (len(lengths) - 1) + [[]],
+            }
+        )
+        uri = f"{folder}/train-{number}.arrow"
+        write_arrow(table, uri)
+        shards.append(shard_of(uri, folder, "train", len(lengths)))
+    facts = {"max_seq_length": 20, "max_predictions": 2, "vocab_size": 4000, "num_train": 5}
+    return plan.write(str(work), shards, [], facts)
+
+
+def test_a_plan_says_parameters_memory_speed_time_and_cost(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = printed(capsys, "--recipe", "base", "--hardware", "h200", "--devices", "2")
+    for line in (
+        "base on 2 x NVIDIA H200 SXM",
+        "parameters                 11,813,810",
+        "64 x 512 pieces, without checkpointing: fits",
+        "989.5 TFLOP/s in bfloat16 [published]",
+        "model FLOPs utilisation    0.326 [modelled]",
+        "125,000 of 4,096 examples",
+        "training.shard_state       ",
+        "USD at 4.59 an hour and device [assumed]",
+        "price                      assumed: RunPod",
+    ):
+        assert line in text
+    assert "The paper's run with this batch" not in text
+
+
+def test_ones_own_figures_are_marked_as_given(capsys: pytest.CaptureFixture[str]) -> None:
+    own = ["--peak-tflops", "100", "--memory-gib", "8", "--utilisation", "0.25"]
+    text = printed(capsys, "--hardware", "l4", *own, "--price-per-hour", "1.5")
+    assert "100 TFLOP/s in bfloat16 [given]" in text
+    assert "model FLOPs utilisation    0.250 [given]" in text
+    assert "64 x 512 pieces, without checkpointing: does NOT fit" in text
+    assert "at 1.50 an hour and device [given]" in text
+
+
+def test_a_batch_other_than_the_papers_comes_with_advice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = printed(capsys, "--set", "training.batch_size=1024")
+    assert "learning_rate              0.00088; the recipe has 0.00176" in text
+    assert "num_steps                  500,000; the recipe has 125,000" in text
+
+
+def test_epochs_follow_from_the_number_of_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "--examples", "51200000")
+    assert "epochs                     10.00 of 51,200,000 examples" in text
+
+
+def test_a_manifest_gives_the_real_lengths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = write_examples(tmp_path)
+    sizes = count_lengths(manifest)
+    assert (sizes.num_pieces, sizes.num_predictions) == (12, 6 / 5)
+    assert sizes.square == pytest.approx((16 + 64 + 400 + 100 + 324) / 5)
+    text = printed(capsys, "--recipe", "tiny", "--examples", manifest)
+    assert "12 real pieces, 1 predictions [measured]" in text
+    assert "epochs                     11,520.00 of 5 examples" in text
+    assert f"measured: {manifest}" in text
+
+
+def test_json_has_the_figures_of_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--recipe", "large", "--hardware", "a100"]
+    plan = json.loads(printed(capsys, *arguments, "--json"))
+    text = printed(capsys, *arguments)
+    assert f"{plan['parameters']['with_heads']:,}" in text
+    assert f"{plan['pieces_per_second']:,.0f}" in text
+    assert f"{plan['cost_usd']:,.2f} USD" in text
+    assert f"{plan['largest_micro_batch']} x fit" in text
+    assert plan["fits"] is True
+    assert plan["paper_run_with_this_batch"]["learning_rate"] == 0.00176
+
+
+def test_the_table_has_every_row_beside_the_papers_number(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = printed(capsys, "--table").splitlines()
+    rows = [[cell for cell in line.split("  ") if cell] for line in lines[2:]]
+    cells = {(row[0].strip(), row[1].strip()): [cell.strip() for cell in row[2:]] for row in rows}
+    base = ["11,092,992", "11,683,584", "11,813,810", "12M", "with pooler or with heads"]
+    assert cells["2", "ALBERT base"] == base
+    assert cells["12", "3 layers, H 6144"][-2:] == ["499M", "none of them"]
+    assert len(rows) == 28
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--recipe", "bsae"], "no recipe 'bsae'; did you mean"),
+        (["--hardware", "tpu"], "there is no hardware 'tpu'; there is h200"),
+        (["--utilisation", "1.5"], "--utilisation is 1.5, but must be above 0, at most 1"),
+        (["--price-per-hour", "-1"], "--price-per-hour is -1, but must be above 0"),
+        (["--devices", "5000"], "5000 devices cannot share a batch of 4096 examples"),
+        (["--set", "training.steps=1"], "unknown setting 'training.steps'"),
+    ],
+)
+def test_a_mistake_ends_in_one_message(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+
+
+def test_a_plan_is_made_without_the_heavy_libraries() -> None:
+    code = (
+        "import sys, flows.commands.plan; flows.commands.plan.main(['--recipe', 'base']);"
+        "heavy = {'torch', 'apache_beam', 'mlflow', 'prefect', 'transformers'} & set(sys.modules);"
+        "sys.exit(str(sorted(heavy)) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

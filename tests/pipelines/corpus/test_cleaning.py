@@ -1,0 +1,296 @@
+import gzip
+import json
+import random
+import re
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import ftfy
+import pytest
+from ftfy.badness import MOJIBAKE_CATEGORIES
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pipelines.config import CleaningSettings
+from pipelines.corpus.cleaning import content_hash, normalise_text, reject_reasons
+from pipelines.corpus.mojibake import CONTROLS, repair_mojibake
+
+CORPORA = Path(__file__).parents[4] / "shared/data/corpora"
+MESSY = CORPORA / "messy"
+RULES = CleaningSettings(
+    min_words=3, min_letter_share=0.6, max_word_characters=8.0, quality_rules=[]
+)
+EVERY_RULE = CleaningSettings(
+    min_words=0, quality_rules=["gopher", "gopher-repetition", "c4"], keep_languages=["en"]
+)
+ODD = st.text(
+    st.sampled_from(
+        "aé字. \t\n\r\x00\x0b\x0c\x1f\x85\xa0\u200b\u0301\u2028\u202e\ufeff\ufffd\ud800Ã©"
+    )
+    | st.characters()
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain text", "plain text"),
+        ("  blanks \t on  both\u3000sides ", "blanks on both sides"),
+        ("schÃ¶n und â€œgutâ€\x9d", "schön und “gut”"),
+        ("e\u0301", "é"),
+        ("“quotes” and \N{EM DASH} stay", "“quotes” and \N{EM DASH} stay"),
+        ("zero\u200bwidth\x00 \ufeffand\x07 control", "zerowidth and control"),
+        ("", ""),
+        (" \n\t\n ", ""),
+    ],
+)
+def test_a_text_is_repaired(text: str, expected: str) -> None:
+    assert normalise_text(text) == expected
+
+
+@pytest.mark.parametrize(
+    "end", ["\n", "\r\n", "\r", "\n\n", "\n \n\t\n", "\r\n\r\n", "\u2029", "\x0c"]
+)
+def test_paragraphs_are_parted_by_one_line_end(end: str) -> None:
+    assert normalise_text(f"One paragraph.{end}Another.") == "One paragraph.\nAnother."
+
+
+LONG = "A line that somebody's editor has wrapped at"
+
+
+def test_a_wrapped_line_is_joined_to_the_next() -> None:
+    assert normalise_text(f"{LONG}\nsome column.") == f"{LONG} some column."
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (f"{LONG}.", "The next sentence."),
+        (f"{LONG}:", "the list"),
+        ("A heading", "and the text below it."),
+        (LONG, "- an item"),
+        (LONG, "* an item"),
+        (LONG, "2. an item"),
+        (LONG, ">>> code"),
+        (LONG, "======="),
+    ],
+)
+def test_a_line_that_was_not_wrapped_stays(before: str, after: str) -> None:
+    assert normalise_text(f"{before}\n{after}") == f"{before}\n{after}"
+
+
+def test_a_blank_line_after_a_long_line_parts_paragraphs() -> None:
+    assert normalise_text(f"{LONG}\n\nAnother paragraph.") == f"{LONG}\nAnother paragraph."
+
+
+@given(ODD)
+def test_no_text_keeps_control_characters_or_extra_blanks(text: str) -> None:
+    clean = normalise_text(text)
+    assert all(c == "\n" or unicodedata.category(c) != "Cc" for c in clean)
+    assert not set(clean) & set("\u200b\u202e\ufeff\ufffd\u2028\u2029\xa0\t")
+    for line in clean.split("\n") if clean else []:
+        assert line == " ".join(line.split())
+        assert line
+
+
+@given(ODD)
+def test_every_clean_text_can_be_written_as_utf8(text: str) -> None:
+    assert normalise_text(text).encode().decode() == normalise_text(text)
+
+
+@given(ODD | st.text("ae\u0301\u200b\u1100\u1161"))
+def test_clean_text_is_nfc(text: str) -> None:
+    assert unicodedata.is_normalized("NFC", normalise_text(text))
+
+
+def normalised_slowly(text: str) -> str:
+    """Return what `normalise_text` returns: its specification, in regular expressions."""
+    if not text.isascii():
+        text = ftfy.fix_text(text, uncurl_quotes=False)
+    text = re.sub(r"\r\n?|[\u2028\u2029\x0b\x0c\x85]", "\n", text)
+    text = re.sub(
+        r"[\x00-\x08\x0e-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\ufeff\ufffd\ud800-\udfff]",
+        "",
+        text,
+    )
+    text = re.sub(r"\n\s*\n+", "\n\n", unicodedata.normalize("NFC", text))
+    text = re.sub(r"(?<=[^\n]{40})(?<![.!?:;])\n(?![\n\s*+\-|>#=.:]|\d+[.)])", " ", text)
+    lines = (re.sub(r"[^\S\n]+", " ", line).strip() for line in text.split("\n"))
+    return "\n".join(line for line in lines if line)
+
+
+MOJIBAKE = "".join(
+    character
+    for category in MOJIBAKE_CATEGORIES.values()
+    for character in re.sub(
+        "(.)-(.)", lambda m: "".join(map(chr, range(ord(m[1]), ord(m[2]) + 1))), category
+    )
+)
+SUSPECT = st.lists(
+    st.sampled_from(MOJIBAKE + "\n\n a.eZ\uff21\uff1c\uff9e\ufb03<\u3000\u0301\u1161\x1b\ud83d")
+    | st.sampled_from(["&amp;", "&lt;", "\U0001f600", "\r\n", "Ã©", "\u1100\u1161"]),
+    max_size=20,
+).map("".join)
+LINE = st.text("a b.-\t\xa0é—", min_size=30, max_size=60)
+
+
+@given(ODD | SUSPECT | st.lists(LINE).map("\n".join))
+@settings(max_examples=1000)
+def test_the_fast_way_gives_what_the_specification_says(text: str) -> None:
+    assert normalise_text(text) == normalised_slowly(text)
+
+
+def some_text(rng: random.Random) -> str:
+    """Return a few of the characters that occur in mojibake, or a little real mojibake."""
+    text = "".join(rng.choices(MOJIBAKE + " a1.\n", k=rng.randrange(1, 12)))
+    encoding = rng.choice(["utf-8", "utf-8", "latin-1", "cp1252", "cp1251", "macroman"])
+    return text.encode().decode(encoding, "ignore") + "é"
+
+
+def test_ftfy_would_repair_the_same() -> None:
+    rng = random.Random(12345)
+    for _ in range(20_000):
+        text = some_text(rng)
+        assert repair_mojibake(text).text == ftfy.fix_text(text, uncurl_quotes=False), ascii(text)
+
+
+def test_the_first_tag_of_a_text_ends_the_repair_of_entities() -> None:
+    text = "é &amp;\n<p>\n&amp; é\n&amp;"
+    assert normalise_text(text) == normalised_slowly(text) == "é &\n<p>\n&amp; é\n&amp;"
+
+
+def corpus_texts() -> Iterator[str]:
+    """Yield the beginnings of real files and documents, of every corpus."""
+    for folder in ("wiki_extracted", "gutenberg", "messy"):
+        for path in sorted((CORPORA / folder).rglob("*")):
+            if path.is_file():
+                yield path.read_bytes()[:60_000].decode("utf-8", "replace")
+    with gzip.open(CORPORA / "novels.jsonl.gz", "rt", encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)["text"][:20_000]
+
+
+@pytest.mark.skipif(not CORPORA.exists(), reason=f"{CORPORA} is absent")
+def test_the_fast_way_gives_what_the_specification_says_of_real_text() -> None:
+    for text in corpus_texts():
+        assert normalise_text(text) == normalised_slowly(text)
+
+
+@given(ODD | st.lists(LINE).map("\n".join))
+def test_clean_text_is_left_alone_when_its_lines_are_kept(text: str) -> None:
+    # Where a control character goes, what stood on either side may look like mojibake.
+    assume(CONTROLS.isdisjoint(ftfy.fix_text(text, uncurl_quotes=False)))
+    clean = normalise_text(text)
+    assert normalise_text(clean, lines_are_sentences=True) == clean
+
+
+@given(st.lists(st.text("abc dé", min_size=1).filter(str.strip)))
+def test_a_line_that_is_a_sentence_stays_one(lines: list[str]) -> None:
+    clean = normalise_text("\n".join(lines), lines_are_sentences=True)
+    assert clean == "\n".join(" ".join(line.split()) for line in lines)
+
+
+@given(st.text("abc .,?!'", max_size=300))
+def test_plain_text_loses_no_word(text: str) -> None:
+    assert normalise_text(text).split() == text.split()
+
+
+@pytest.mark.skipif(not MESSY.exists(), reason=f"{MESSY} is absent")
+@pytest.mark.parametrize("name", ["in-the-wild", "synthetic", "negative", "language-names"])
+def test_real_mojibake_is_repaired_and_what_only_looks_like_it_left_alone(name: str) -> None:
+    path = MESSY / f"ftfy_test_cases/{name}.json"
+    cases = json.loads(path.read_text(encoding="utf-8"))
+    assert len(cases) >= 20
+    for case in cases:
+        expected = case.get("fixed-encoding", case["fixed"])
+        assert normalise_text(case["original"]) == normalise_text(expected), case["label"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty"),
+        ("two words", "too_short"),
+        ("three good words", None),
+        ("longwords longwords longwords", "words_too_long"),
+        ("eightlet eightlet eightlet", None),
+        ("aaaaaa 1111 aaaaaa 2222", None),
+        ("aaaaa 1111 aaaaa 2222", "too_few_letters"),
+        ("1 2 3 4", "too_few_letters"),
+        ("größe größe größe", None),
+        ("слова слова слова", None),
+    ],
+)
+def test_a_text_is_dropped_for_a_reason(text: str, reason: str | None) -> None:
+    assert reject_reasons([text], RULES) == [reason]
+
+
+@given(st.text().map(normalise_text))
+def test_rules_that_ask_for_nothing_drop_only_what_is_empty(text: str) -> None:
+    rules = CleaningSettings(
+        min_words=0, min_letter_share=0.0, max_word_characters=1e9, quality_rules=[]
+    )
+    assert reject_reasons([text], rules) == [None if text else "empty"]
+
+
+@given(st.lists(st.one_of(ODD, st.just("The keeper and the lamp. " * 3)).map(normalise_text)))
+@settings(max_examples=50)
+def test_a_batch_is_its_texts_one_by_one(texts: list[str]) -> None:
+    one_by_one = [reject_reasons([text], EVERY_RULE)[0] for text in texts]
+    assert reject_reasons(texts, EVERY_RULE) == one_by_one
+
+
+def test_texts_in_other_languages_are_dropped_last() -> None:
+    rules = CleaningSettings(min_words=3, quality_rules=[], keep_languages=["en", "fr"])
+    texts = [
+        "The lamp was lit by the keeper of the house.",
+        "La lampe fut allumée par le gardien de la maison.",
+        "Die Lampe wurde von dem Wächter des Hauses angezündet.",
+        "zu kurz",
+    ]
+    assert reject_reasons(texts, rules) == [None, None, "other_language", "too_short"]
+
+
+@pytest.mark.skipif(not MESSY.exists(), reason=f"{MESSY} is absent")
+def test_letter_noise_is_dropped_by_default() -> None:
+    paths = sorted((MESSY / "random_letter_garbage").glob("*.txt"))
+    texts = [normalise_text(path.read_text(encoding="utf-8")) for path in paths]
+    assert reject_reasons(texts, CleaningSettings()) == ["no_stop_words"] * 2
+
+
+@pytest.mark.skipif(not CORPORA.exists(), reason=f"{CORPORA} is absent")
+def test_novels_are_kept_by_default() -> None:
+    with gzip.open(CORPORA / "novels.jsonl.gz", "rt", encoding="utf-8") as file:
+        texts = [normalise_text(json.loads(line)["text"]) for line in file]
+    assert reject_reasons(texts, CleaningSettings()) == [None] * 45
+
+
+@given(st.lists(st.text("abcXYZé", min_size=1), min_size=1), st.sampled_from([" ", "\n"]))
+def test_case_and_layout_do_not_change_the_hash(words: list[str], blank: str) -> None:
+    assert content_hash(blank.join(words).upper().lower()) == content_hash(" ".join(words))
+
+
+@given(st.lists(st.text("abc", min_size=1)), st.lists(st.text("abc", min_size=1)))
+def test_other_words_change_the_hash(words: list[str], others: list[str]) -> None:
+    same = content_hash(" ".join(words)) == content_hash(" ".join(others))
+    assert same == (words == others)
+
+
+@pytest.mark.parametrize(
+    ("text", "same"), [("ÉTÉ À PARIS", "été à paris"), ("ΟΔΟΣ", "οδος"), ("STRASSE", "straße")]
+)
+def test_case_is_that_of_every_script(text: str, same: str) -> None:
+    assert content_hash(text) == content_hash(same)
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_every_text_has_a_hash_of_16_bytes(text: str) -> None:
+    assert len(content_hash(text)) == 16
+
+
+def test_golden_hash() -> None:
+    assert content_hash("Some words.\nMore.").hex() == GOLDEN_HASH
+
+
+GOLDEN_HASH = "36a7aa06ec2a10e2ec2baaa1d8971b8c"

@@ -1,0 +1,308 @@
+import time
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pipelines.corpus.cleaning import content_hash
+from pipelines.corpus.duplicates import (
+    HASH_BYTES,
+    band_hashes,
+    bands_for,
+    candidate_pairs,
+    least_estimate,
+    partition_hashes,
+    repeated_rows,
+    signatures,
+    similarity_of,
+)
+
+UNITS = st.lists(st.lists(st.integers(0, 12), max_size=12), min_size=1, max_size=6)
+"""Units of documents; equal numbers stand for equal documents."""
+
+BANDS = st.lists(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=8), min_size=1)
+"""Parts of documents of two band hashes."""
+
+Part = tuple[int, NDArray[np.uint32], NDArray[np.void]]
+BandPart = tuple[int, NDArray[np.uint32], NDArray[np.uint64]]
+Candidates = dict[int, tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.uint32]]]
+Pair = tuple[int, int, int, int]
+
+
+def near_repeated(texts: Sequence[str], similarity: float) -> dict[int, int]:
+    """Return the texts that are like an earlier one, each with the first such that was compared.
+
+    The whole rule in memory; a corpus does the same in parts, with files between the steps.
+
+    Args:
+        texts: in order.
+        similarity: Jaccard similarity of word 5-grams, 0..1, from which texts are alike.
+    """
+    values = signatures(texts)
+    bands = band_hashes(values, *bands_for(similarity))
+    rows = np.repeat(np.arange(len(texts), dtype=np.uint32), bands.shape[1])
+    later, _, earlier = candidate_pairs([(0, rows, bands.ravel())])[0]
+    alike = similarity_of(values[later], values[earlier]) >= least_estimate(similarity)
+    found: dict[int, int] = {}
+    for text, like in zip(later[alike].tolist(), earlier[alike].tolist(), strict=True):
+        found.setdefault(text, like)
+    return found
+
+
+def hashes_of(documents: list[int]) -> NDArray[np.void]:
+    return np.array([content_hash(f"document {n}") for n in documents], f"V{HASH_BYTES}")
+
+
+def parts_of(units: list[list[int]]) -> list[Part]:
+    return [
+        (number, np.arange(len(documents), dtype=np.uint32), hashes_of(documents))
+        for number, documents in enumerate(units)
+    ]
+
+
+def kept(units: list[list[int]], repeated: dict[int, NDArray[np.uint32]]) -> list[list[int]]:
+    return [
+        [document for row, document in enumerate(documents) if row not in repeated[number]]
+        for number, documents in enumerate(units)
+    ]
+
+
+def first_of_each(units: list[list[int]]) -> list[list[int]]:
+    first: list[list[int]] = []
+    for number, documents in enumerate(units):
+        earlier = {n for unit in units[:number] for n in unit}
+        first.append([n for n in dict.fromkeys(documents) if n not in earlier])
+    return first
+
+
+@given(UNITS)
+def test_of_equal_documents_the_first_is_kept(units: list[list[int]]) -> None:
+    assert kept(units, repeated_rows(parts_of(units))) == first_of_each(units)
+
+
+@given(UNITS, st.randoms())
+def test_the_order_in_which_units_arrive_is_no_matter(
+    units: list[list[int]], random: Random
+) -> None:
+    parts = parts_of(units)
+    random.shuffle(parts)
+    assert kept(units, repeated_rows(parts)) == first_of_each(units)
+
+
+@given(UNITS, st.integers(1, 20))
+def test_how_many_partitions_there_are_is_no_matter(
+    units: list[list[int]], num_partitions: int
+) -> None:
+    found: dict[int, list[int]] = {number: [] for number in range(len(units))}
+    for partition in range(num_partitions):
+        parts = [
+            (number, *partition_hashes(hashes, num_partitions)[partition])
+            for number, _, hashes in parts_of(units)
+        ]
+        for number, rows in repeated_rows(parts).items():
+            found[number] += rows.tolist()
+    together = {number: np.array(rows, np.uint32) for number, rows in found.items()}
+    assert kept(units, together) == first_of_each(units)
+
+
+@given(UNITS)
+def test_every_unit_is_answered_with_ascending_rows(units: list[list[int]]) -> None:
+    repeated = repeated_rows(parts_of(units))
+    assert repeated.keys() == set(range(len(units)))
+    for rows in repeated.values():
+        assert rows.dtype == np.uint32
+        assert (np.diff(rows.astype(int)) > 0).all()
+
+
+@given(st.lists(st.binary(min_size=HASH_BYTES, max_size=HASH_BYTES)), st.integers(1, 32))
+def test_partitions_hold_every_row_once_with_its_hash(
+    hashes: list[bytes], num_partitions: int
+) -> None:
+    packed = np.array(hashes, f"V{HASH_BYTES}")
+    partitions = partition_hashes(packed, num_partitions)
+    assert len(partitions) == num_partitions
+    rows = np.concatenate([rows for rows, _ in partitions])
+    assert sorted(rows.tolist()) == list(range(len(hashes)))
+    for some_rows, some_hashes in partitions:
+        assert [hashes[row] for row in some_rows] == [h.tobytes() for h in some_hashes]
+
+
+@given(st.lists(st.integers(0, 20), min_size=1), st.lists(st.integers(0, 20), min_size=1))
+def test_equal_hashes_fall_in_the_same_partition(one: list[int], two: list[int]) -> None:
+    in_one, in_two = (
+        {
+            content.tobytes(): partition
+            for partition, (_, some) in enumerate(partition_hashes(hashes_of(documents), 16))
+            for content in some
+        }
+        for documents in (one, two)
+    )
+    for content in in_one.keys() & in_two.keys():
+        assert in_one[content] == in_two[content]
+
+
+def test_hashes_that_differ_in_any_byte_are_different() -> None:
+    base = bytes(range(HASH_BYTES))
+    hashes = [base]
+    for i in range(HASH_BYTES):
+        changed = bytearray(base)
+        changed[i] ^= 0x80
+        hashes.append(bytes(changed))
+    packed = np.array(hashes, f"V{HASH_BYTES}")
+    assert repeated_rows([(0, np.arange(len(hashes), dtype=np.uint32), packed)])[0].size == 0
+
+
+def test_documents_spread_over_the_partitions() -> None:
+    partitions = partition_hashes(hashes_of(list(range(1600))), 16)
+    assert all(60 < len(rows) < 140 for rows, _ in partitions)
+
+
+def test_parts_of_earlier_corpora_come_first() -> None:
+    rows = np.arange(2, dtype=np.uint32)
+    parts = [
+        (0, rows, hashes_of([1, 2])),
+        (-3, rows, hashes_of([2, 3])),
+        (-1, rows, hashes_of([3, 4])),
+    ]
+    repeated = repeated_rows(parts)
+    assert {part: rows.tolist() for part, rows in repeated.items()} == {-3: [], -1: [0], 0: [1]}
+
+
+def test_without_parts_nothing_repeats() -> None:
+    assert repeated_rows([]) == {}
+    assert candidate_pairs([]) == {}
+    assert near_repeated([], 0.8) == {}
+
+
+def test_a_million_rows_in_a_thousand_parts_take_a_few_seconds() -> None:
+    values = np.random.default_rng(0).integers(0, 2**63, (1_000_000, 2))
+    values[500_000:500_100] = values[:100]
+    hashes = values.view(f"V{HASH_BYTES}").ravel()
+    rows = np.arange(1000, dtype=np.uint32)
+    parts = [(n, rows, hashes[n * 1000 : n * 1000 + 1000]) for n in range(1000)]
+    begin = time.process_time()
+    repeated = repeated_rows(parts)
+    assert time.process_time() - begin < 5
+    assert {n for n, found in repeated.items() if len(found)} == {500}
+
+
+def band_parts_of(documents: list[list[tuple[int, int]]]) -> list[BandPart]:
+    return [
+        (
+            number - 1,
+            np.repeat(np.arange(len(part), dtype=np.uint32), 2),
+            np.array([(a, b + 100) for a, b in part], np.uint64).reshape(-1),
+        )
+        for number, part in enumerate(documents)
+    ]
+
+
+def pairs_of(candidates: Candidates) -> set[Pair]:
+    return {
+        (part, *pair)
+        for part, columns in candidates.items()
+        for pair in zip(*(column.tolist() for column in columns), strict=True)
+    }
+
+
+def pairs_by_hand(documents: list[list[tuple[int, int]]]) -> set[Pair]:
+    holders: dict[int, list[tuple[int, int]]] = {}
+    pairs: set[Pair] = set()
+    for number, part in enumerate(documents):
+        for row, (a, b) in enumerate(part):
+            for band in (a, b + 100):
+                before = holders.setdefault(band, [])
+                for place in before[:1] + before[-1:]:
+                    pairs.add((number - 1, row, *place))
+                before.append((number - 1, row))
+    return pairs
+
+
+@given(BANDS, st.randoms())
+def test_documents_are_compared_with_the_first_and_the_previous_of_each_band(
+    documents: list[list[tuple[int, int]]], random: Random
+) -> None:
+    parts = band_parts_of(documents)
+    random.shuffle(parts)
+    candidates = candidate_pairs(parts)
+    assert candidates.keys() == {number for number, _, _ in parts}
+    assert pairs_of(candidates) == pairs_by_hand(documents)
+    for rows, earlier_parts, earlier_rows in candidates.values():
+        dtypes = [column.dtype.name for column in (rows, earlier_parts, earlier_rows)]
+        assert dtypes == ["uint32", "int64", "uint32"]
+        triples = list(
+            zip(rows.tolist(), earlier_parts.tolist(), earlier_rows.tolist(), strict=True)
+        )
+        assert triples == sorted(set(triples))
+
+
+def like_texts() -> list[str]:
+    """Texts in families: each a copy of the family's first, with some words made others."""
+    random = Random(7)
+    texts = []
+    for _ in range(12):
+        words = [f"w{random.randrange(10**6)}" for _ in range(random.choice([30, 300]))]
+        for replaced in (0, 0, 1, 3, 6, 10):
+            changed = list(words)
+            for place in random.sample(range(len(words)), replaced):
+                changed[place] = "other"
+            texts.append(" ".join(changed))
+    random.shuffle(texts)
+    return texts
+
+
+@pytest.mark.parametrize("num_partitions", [1, 2, 16])
+@pytest.mark.parametrize("part_rows", [1, 7, 1000])
+def test_pairs_are_the_same_however_parts_and_partitions_are_cut(
+    num_partitions: int, part_rows: int
+) -> None:
+    texts = like_texts()
+    bands = band_hashes(signatures(texts), *bands_for(0.7))
+    rows = np.repeat(np.arange(len(texts)), bands.shape[1])
+    together = {
+        (later, earlier)
+        for _, later, _, earlier in pairs_of(
+            candidate_pairs([(0, rows.astype(np.uint32), bands.ravel())])
+        )
+    }
+    found = set()
+    for partition in range(num_partitions):
+        parts = []
+        for number in reversed(range(-(-len(texts) // part_rows))):
+            there = (rows // part_rows == number) & (bands.ravel() % num_partitions == partition)
+            parts.append(
+                (number, (rows[there] % part_rows).astype(np.uint32), bands.ravel()[there])
+            )
+        for part, row, earlier_part, earlier_row in pairs_of(candidate_pairs(parts)):
+            found.add((part * part_rows + row, earlier_part * part_rows + earlier_row))
+    assert len(together) > 30
+    assert found == together
+
+
+def test_the_first_of_like_texts_is_kept() -> None:
+    long = " ".join(f"w{i}" for i in range(400))
+    changed = long.replace("w200", "other")
+    other = " ".join(f"v{i}" for i in range(400))
+    assert near_repeated([other, long, "short", changed, long.upper(), "Short!"], 0.8) == {
+        3: 1,
+        4: 1,
+        5: 2,
+    }
+
+
+def test_texts_that_are_not_like_enough_are_kept() -> None:
+    words = [f"w{i}" for i in range(400)]
+    half = words[:200] + [f"v{i}" for i in range(200)]  # similarity 196 / 596
+    assert near_repeated([" ".join(words), " ".join(half)], 0.5) == {}
+
+
+@given(st.randoms(use_true_random=False))
+def test_what_is_dropped_is_like_something_earlier(random: Random) -> None:
+    texts = like_texts()[: random.randrange(72)]
+    for later, earlier in near_repeated(texts, 0.7).items():
+        assert earlier < later
+        assert len(set(texts[earlier].split()) & set(texts[later].split())) > 20

@@ -1,0 +1,135 @@
+import json
+import re
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albert_core.stage.errors import SourceError
+from pipelines.corpus import overlaps
+from pipelines.corpus.overlaps import Overlap, TestNgrams, find_overlaps, ngram_hashes
+
+TEST_TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom"
+THIRTEEN = "It was the best of times, it was the worst of times, it"
+DATA = Path("/work/shared/data")
+WORDS = st.lists(st.sampled_from("abc"), max_size=30)
+
+
+def ngrams_of(words: list[str], n: int) -> list[tuple[str, ...]]:
+    return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+
+
+def test_a_document_that_quotes_thirteen_words_overlaps() -> None:
+    document = f'He began: "{THIRTEEN.upper()}" -- and stopped.'
+    found = find_overlaps([document, "Nothing of the kind."], ngram_hashes([TEST_TEXT]))
+    assert found == [Overlap(1, THIRTEEN.upper()), None]
+
+
+def test_a_document_that_quotes_twelve_words_does_not_overlap() -> None:
+    twelve = THIRTEEN.removesuffix(" it")
+    assert find_overlaps([f"a {twelve} b"], ngram_hashes([TEST_TEXT])) == [None]
+
+
+def test_words_do_not_run_from_one_text_into_the_next() -> None:
+    half, rest = THIRTEEN[:30], THIRTEEN[30:]
+    assert find_overlaps([half, rest], ngram_hashes([TEST_TEXT])) == [None, None]
+    assert len(ngram_hashes([half, rest])) == 0
+
+
+def test_the_ledger_quotes_the_document_as_it_is_written() -> None:
+    text = "Été – «日本» " + "un deux, trois! QUATRE cinq six sept huit neuf dix ONZE… douze fin"
+    (found,) = find_overlaps([f"Ça: {text}"], ngram_hashes([text.lower()]))
+    assert found is not None
+    assert found.num_ngrams == 4
+    assert found.first == text.removesuffix(" ONZE… douze fin")
+
+
+@given(st.lists(WORDS, max_size=4), st.lists(WORDS, max_size=4), st.integers(1, 5))
+def test_overlaps_are_those_that_sets_of_ngrams_have(
+    tests: list[list[str]], documents: list[list[str]], n: int
+) -> None:
+    known = {gram for words in tests for gram in ngrams_of(words, n)}
+    hashes = ngram_hashes([" ".join(words) for words in tests], n)
+    assert len(hashes) == len(known)
+    assert (hashes[1:] > hashes[:-1]).all()
+    found = find_overlaps([" ".join(words) for words in documents], hashes, n)
+    for words, overlap in zip(documents, found, strict=True):
+        shared = [gram for gram in ngrams_of(words, n) if gram in known]
+        expected = Overlap(len(shared), " ".join(shared[0])) if shared else None
+        assert overlap == expected
+
+
+@given(st.lists(st.integers(0, 2**64 - 1)), st.lists(st.integers(0, 2**64 - 1)))
+def test_what_is_looked_up_is_found_and_nothing_else(known: list[int], others: list[int]) -> None:
+    asked = np.array(known + others, np.uint64)
+    hashes = np.unique(np.array(known, np.uint64))
+    expected = [i for i, value in enumerate(asked.tolist()) if value in set(known)]
+    assert TestNgrams.of(hashes).positions_in(asked).tolist() == expected
+
+
+def test_a_look_up_made_once_answers_as_the_hashes_do() -> None:
+    hashes = ngram_hashes([TEST_TEXT])
+    texts = [TEST_TEXT, "another", THIRTEEN]
+    assert find_overlaps(texts, TestNgrams.of(hashes)) == find_overlaps(texts, hashes)
+
+
+def test_without_test_texts_nothing_overlaps() -> None:
+    assert find_overlaps([TEST_TEXT, ""], ngram_hashes([])) == [None, None]
+    assert find_overlaps([], ngram_hashes([TEST_TEXT])) == []
+
+
+def test_many_texts_in_several_batches_are_answered_in_order() -> None:
+    random = Random(0)
+    texts = [" ".join(f"w{random.randrange(10**6)}" for _ in range(20_000)) for _ in range(12)]
+    quoted = " ".join(texts[7].split()[500:520])
+    found = find_overlaps(texts, ngram_hashes([quoted]))
+    assert [i for i, overlap in enumerate(found) if overlap] == [7]
+
+
+def test_cells_of_a_tsv_file_are_texts() -> None:
+    content = f"index\tsentence1\n0\t{TEST_TEXT}\n1\tshort\t{THIRTEEN}\r\n".encode()
+    strings = overlaps.test_strings("glue/dev.tsv", content)
+    assert [string.strip() for string in strings] == [TEST_TEXT, THIRTEEN]
+
+
+def test_strings_of_a_json_file_are_texts_however_deep() -> None:
+    squad = {"data": [{"title": "A", "paragraphs": [{"context": TEST_TEXT, "qas": [THIRTEEN]}]}]}
+    content = json.dumps(squad).encode()
+    assert overlaps.test_strings("dev.json", content) == [TEST_TEXT, THIRTEEN]
+
+
+def test_json_under_another_name_is_read_as_json() -> None:
+    race = json.dumps({"article": TEST_TEXT + "\nThen", "answers": ["A"]}).encode()
+    assert overlaps.test_strings("RACE/test/1.txt", race) == [TEST_TEXT + "\nThen"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_strings_of_json_lines_are_texts(name: str) -> None:
+    lines = [json.dumps({"text": TEST_TEXT}), "", json.dumps([THIRTEEN, 3, None])]
+    content = "\n".join(lines).encode("utf-8-sig")
+    assert overlaps.test_strings(name, content) == [TEST_TEXT, THIRTEEN]
+
+
+def test_any_other_file_is_one_text() -> None:
+    assert overlaps.test_strings("book.txt", TEST_TEXT.encode()) == [TEST_TEXT]
+    assert overlaps.test_strings("book.txt", b"[not] JSON but long") == ["[not] JSON but long"]
+
+
+def test_a_json_file_that_is_not_json_is_refused_with_its_line() -> None:
+    with pytest.raises(SourceError, match=r"cut\.json is called JSON.* line 2"):
+        overlaps.test_strings("cut.json", b'{"data": 1}\n{"data": [')
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the real data isn't here")
+def test_wikipedia_articles_that_squad_was_made_of_overlap() -> None:
+    content = (DATA / "tasks/squad/squad-v1.1-articles-0-35.json").read_bytes()
+    hashes = ngram_hashes(overlaps.test_strings("squad.json", content))
+    context = json.loads(content)["data"][0]["paragraphs"][3]["context"]
+    quoting, other = find_overlaps(
+        [f"As said: {context}", " ".join(re.split(r"\W+", context)[::-1])], hashes
+    )
+    assert quoting is not None
+    assert other is None

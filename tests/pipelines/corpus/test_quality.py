@@ -1,0 +1,180 @@
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.corpus.cleaning import normalise_text
+from pipelines.corpus.quality import (
+    GROUP_RULES,
+    MAX_DUPLICATE_NGRAMS,
+    MAX_TOP_NGRAM,
+    RULES,
+    Profile,
+    failed_rule,
+    ngram_repetition,
+    profile_of,
+    too_few_letters,
+)
+
+ONE_BY_ONE = {rule.__name__: rule for rules in RULES.values() for rule in rules}
+PROSE = "The keeper of the lamp said that it was to be lit with care, and went to bed."
+WORDS = [f"word{a}{b}" for a in "abcdefghij" for b in "abcdefghij"]
+MIXED = st.text(st.sampled_from("aB é—字가 .1#\n") | st.characters(), max_size=60)
+
+
+def words(count: int) -> str:
+    """Return ``count`` words, all different and of equal length."""
+    return " ".join(f"w{i:04}" for i in range(count))
+
+
+@pytest.mark.parametrize(
+    ("rule", "dropped", "kept"),
+    [
+        ("mean_word_length", "ab cd ef gh", "abc def ghi"),
+        ("mean_word_length", "abcdefghijk abcdefghijk", "abcdefghij abcdefghij"),
+        ("symbols", "# and # and eight or nine more words of text", f"# {words(9)}"),
+        ("symbols", "so... then... " + words(8), f"{words(9)} so..."),
+        ("bullet_lines", "\n".join(["- item"] * 10), "\n".join(["- item"] * 9 + ["text"])),
+        ("bullet_lines", "• one\n* two", "• one\ntwo"),
+        ("ellipsis_lines", "more...\n" * 4 + "text\n" * 5 + "text", "more…\n" * 3 + "text\n" * 7),
+        ("few_alphabetic_words", "one two three 4 5", "one two three four 5"),
+        ("few_alphabetic_words", "one two three — —", "one two three é 5"),
+        ("no_stop_words", "Lamp keeper went upstairs, lit lamp, ate bread, slept well.", PROSE),
+        ("no_stop_words", "the the the the", "The thing, that."),
+        ("duplicate_lines", "a\na\nb", "a\na\nb\nc"),
+        ("duplicate_line_characters", "one line\none line\nother", "x\nx\n" + PROSE),
+        ("curly_bracket", "f() { return }", "f() return"),
+        ("lorem_ipsum", f"{PROSE} Lorem ipsum dolor.", f"{PROSE} Ipsum lorem."),
+    ],
+)
+def test_a_rule_drops_a_text_and_keeps_one_like_it(rule: str, dropped: str, kept: str) -> None:
+    assert ONE_BY_ONE[rule](profile_of(normalise_text(dropped, lines_are_sentences=True), "en"))
+    assert not ONE_BY_ONE[rule](profile_of(normalise_text(kept, lines_are_sentences=True), "en"))
+
+
+@pytest.mark.parametrize(
+    ("reason", "dropped", "kept"),
+    [
+        ("too_few_sentences", "There is one here. And two here.", "It is. It was. It will be."),
+        (
+            "unterminated_lines",
+            "One is here. Two is here. Three is here. And so on",
+            "One is here. Two is here. Three too.",
+        ),
+        (
+            "boilerplate_lines",
+            "This site uses cookies. Read more. Accept them all.",
+            "This site uses biscuits. Read more. Accept them all.",
+        ),
+        ("boilerplate_lines", "Enable JavaScript. Then reload. It will do.", f"{PROSE} " * 3),
+    ],
+)
+def test_c4_keeps_a_text_with_three_sentences_in_good_lines(
+    reason: str, dropped: str, kept: str
+) -> None:
+    rule = GROUP_RULES["c4"]
+    assert rule(profile_of(dropped, "en")) == reason
+    assert rule(profile_of(kept.strip(), "en")) is None
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_a_frequent_ngram_drops_a_text(n: int) -> None:
+    phrase = " ".join(WORDS[:n])
+    others = iter(words(1000).split())
+    text = " ".join(f"{phrase} {next(others)}" for _ in range(20))
+    assert ngram_repetition(profile_of(text, "en")) == "top_2gram"
+    assert ngram_repetition(profile_of(words(100), "en")) is None
+
+
+@pytest.mark.parametrize("n", [5, 6, 7, 8, 9, 10])
+def test_a_repeated_passage_drops_a_text(n: int) -> None:
+    """A passage of ``n`` words, once more, is more of a text than rule ``n`` allows, or less."""
+    share = MAX_DUPLICATE_NGRAMS[n]
+    passage = " ".join(WORDS[:n])
+    few, many = words(int(n / share * 0.6)), words(int(n / share * 3))
+    assert ngram_repetition(profile_of(f"{passage} {few} {passage}", "en")) is not None
+    assert ngram_repetition(profile_of(f"{passage} {many} {passage}", "en")) is None
+
+
+@given(st.lists(st.sampled_from(["a", "bb", "ccc", "é", "dddd", "ee"]), min_size=1, max_size=60))
+def test_ngram_rules_agree_with_counting_one_by_one(text_words: list[str]) -> None:
+    assert ngram_repetition(profile_of(" ".join(text_words), "en")) == by_counting(text_words)
+
+
+def by_counting(text_words: list[str]) -> str | None:
+    """Return what `ngram_repetition` returns, from lists of tuples."""
+    sizes = [len(word.encode()) + 1 for word in text_words]
+    for n, most in MAX_TOP_NGRAM.items():
+        grams = [tuple(text_words[i : i + n]) for i in range(len(text_words) - n + 1)]
+        top = max(map(grams.count, grams), default=1)
+        length = max(
+            (sum(len(w.encode()) + 1 for w in g) for g in grams if grams.count(g) == top), default=0
+        )
+        if top > 1 and top * length > most * sum(sizes):
+            return f"top_{n}gram"
+    for n, most in MAX_DUPLICATE_NGRAMS.items():
+        grams = [tuple(text_words[i : i + n]) for i in range(len(text_words) - n + 1)]
+        covered = {i + k for i, g in enumerate(grams) if g in grams[:i] for k in range(n)}
+        if sum(sizes[i] for i in covered) > most * sum(sizes):
+            return f"duplicate_{n}grams"
+    return None
+
+
+@pytest.mark.parametrize("group", RULES)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "서울은 대한민국의 수도이다. 한강을 끼고 있는 도시로서 정치와 경제의 중심이다. 크다.",
+        "北京是中华人民共和国的首都。它位于华北平原的北部。这座城市有三千多年的历史。",
+        "東京は日本の首都である。人口は約千四百万人である。世界最大の都市の一つでもある。",
+        "Москва — столица России. Она стоит на реке Москве. В ней живёт много людей.",
+    ],
+)
+def test_english_rules_drop_no_other_script(group: str, text: str) -> None:
+    assert failed_rule(profile_of(text, "en"), group) is None
+
+
+def test_a_text_in_another_language_is_asked_for_its_own_stop_words() -> None:
+    german = "Die alte Lampe stand auf dem Tisch und der Wächter ging mit seinem Hund nach Hause."
+    assert failed_rule(profile_of(german, "en"), "gopher") is None
+    assert failed_rule(profile_of(german, "auto"), "gopher") is None
+
+
+@given(MIXED)
+def test_the_profile_counts_what_it_says(text: str) -> None:
+    text = normalise_text(text)
+    if not text:
+        return
+    profile = profile_of(text, "en")
+    text_words = text.split()
+    assert profile.num_characters == sum(map(len, text_words))
+    assert profile.num_words >= len(text_words)
+    assert profile.num_lines == len(text.split("\n"))
+    maybe = [c for c in text if not c.isspace() and (c.isalpha() or not c.isascii())]
+    assert profile.most_letters == len(maybe)
+    assert profile.most_alphabetic_words == sum(
+        any(c.isalpha() or not c.isascii() for c in word) for word in text_words
+    )
+
+
+def share_of_letters(text: str) -> float:
+    """Return the share of letters among what is not white space."""
+    characters = [c for c in text if not c.isspace()]
+    return sum(map(str.isalpha, characters)) / len(characters)
+
+
+@given(MIXED, st.floats(0.01, 0.99))
+def test_letters_of_every_script_count(text: str, min_share: float) -> None:
+    text = normalise_text(text)
+    if text and abs(share_of_letters(text) - min_share) > 1e-9:
+        expected = share_of_letters(text) < min_share
+        assert too_few_letters(profile_of(text, "en"), min_share) == expected
+
+
+@pytest.mark.parametrize("rule", [rule for rules in RULES.values() for rule in rules])
+@given(text=MIXED)
+def test_a_rule_answers_for_every_text(rule: Callable[[Profile], bool], text: str) -> None:
+    text = normalise_text(text)
+    if text:
+        assert bool(rule(profile_of(text, "en"))) in (True, False)

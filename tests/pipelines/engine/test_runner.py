@@ -1,0 +1,401 @@
+"""Which engine, with which options; and a stage on real workers, some of which die."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albert_core.stage.command import RUN_AGAIN_STATUS, stage_argv
+from albert_core.stage.errors import AlbertError, ConfigError, OutageError, SourceError
+from albert_core.stage.manifest import read_manifest
+from flows.stage_process import InterruptedStageError, run_stage_process
+from pipelines.engine import runner, steps
+from tests.job_service import job_service, worker_pool
+from tests.pipelines.conftest import EXAMPLES, Made
+from tests.toy_stage import ToySettings
+from tests.toy_stage import run as run_toy
+
+PROJECT = Path(__file__).parents[3]
+WORKER = Path(sys.executable).with_name("albert-beam-worker")
+
+
+def environment(patch: pytest.MonkeyPatch, **variables: str) -> None:
+    for name in ("ENGINE", "ENGINE_ADDRESS", "BEAM_OPTIONS", "WORKERS"):
+        patch.delenv(f"ALBERT_{name}", raising=False)
+    for name, value in variables.items():
+        patch.setenv(f"ALBERT_{name}", value)
+
+
+def choose(folder: Path) -> runner.Engine:
+    """Return the engine that the environment asks for, whose servers have ended again."""
+    with ExitStack() as running:
+        return runner.choose_engine(str(folder), running)
+
+
+def toy_argv(folder: Path, **toy: object) -> list[str]:
+    recipe = folder / "recipe.json"
+    recipe.write_text(json.dumps({"toy": toy}))
+    return stage_argv("tests.toy_stage", str(recipe), work=str(folder / "work"))
+
+
+def files_of(work: Path) -> dict[str, bytes]:
+    """Return what a toy stage has made, without its notes and hidden files."""
+    folders = (work / "numbers", work / "groups")
+    return {
+        str(f.relative_to(work)): f.read_bytes() for folder in folders for f in folder.iterdir()
+    }
+
+
+def processes_of(work: Path) -> set[str]:
+    """Return the processes that wrote the toy stage's numbers."""
+    return {file.name.partition("-")[2] for file in (work / "workers").iterdir()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    work = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        environment(patch, WORKERS="1")
+        run_toy(ToySettings(), str(work))
+    return files_of(work)
+
+
+def test_an_unknown_engine_is_refused_with_the_known_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, ENGINE="ray")
+    with pytest.raises(ConfigError, match="'ray' must be one of local, dask, flink, spark"):
+        choose(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["dask", "flink", "spark", "portable"])
+def test_a_cluster_without_an_address_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, ENGINE=name)
+    with pytest.raises(ConfigError, match=rf"={name} needs ALBERT_ENGINE_ADDRESS, .* such as"):
+        choose(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "advice"),
+    [("dask", "distributed", r"\.\[dask\]"), ("dataflow", "apitools", "gcp")],
+)
+def test_a_missing_package_is_named_with_how_to_install_it(
+    name: str, package: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS="tcp://localhost:8786")
+    monkeypatch.setattr(runner, "find_spec", lambda name: name != package and find_spec(name))
+    with pytest.raises(ConfigError, match=rf"needs .*pip install .*'.*{advice}"):
+        choose(tmp_path)
+
+
+def test_dataflow_refuses_a_local_work_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, ENGINE="dataflow")
+    monkeypatch.setattr(runner, "find_spec", lambda name: name)
+    with pytest.raises(ConfigError, match="that begin with gs://"):
+        choose(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["flink", "spark"])
+def test_a_job_server_needs_java(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS="host:1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="needs Java"):
+        choose(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["flink", "spark", "portable"])
+def test_an_address_where_nothing_answers_is_said_at_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheme = "spark://" if name == "spark" else ""
+    environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS=f"{scheme}localhost:1")
+    begin = time.monotonic()
+    with pytest.raises(OutageError, match=r"answers at ALBERT_ENGINE_ADDRESS=\S*localhost:1"):
+        run_toy(ToySettings(), str(tmp_path))
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("address", ["no.such.host.invalid:8081", "localhost"])
+def test_an_address_that_is_none_is_a_mistake(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, ENGINE="flink", ENGINE_ADDRESS=address)
+    with pytest.raises(ConfigError, match=r"no Flink master answers at .* Give host:port"):
+        run_toy(ToySettings(), str(tmp_path))
+
+
+@pytest.fixture
+def web_page() -> Iterator[str]:
+    """A server that is neither Flink's nor Beam's."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("flink", "but something else does"), ("portable", "no Beam job service")]
+)
+def test_an_address_where_something_else_answers_is_a_mistake(
+    name: str, message: str, web_page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS=web_page)
+    begin = time.monotonic()
+    with pytest.raises(ConfigError, match=message):
+        run_toy(ToySettings(), str(tmp_path))
+    assert time.monotonic() - begin < 15
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "master"),
+    [
+        ("flink", "[local]", "flink-master [local]"),
+        ("spark", "local[2]", "spark-master-url local[2]"),
+    ],
+)
+def test_a_job_server_is_started_for_the_stage_and_ends_with_it(
+    name: str, address: str, master: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = tmp_path / "said"
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f'#!/bin/sh\necho $$ > {said}\necho no such jar: "$@"; exec sleep 1\n')
+    java.chmod(0o755)
+    (tmp_path / "server.jar").touch()
+    monkeypatch.setenv("PATH", str(java.parent), prepend=os.pathsep)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    option = f"--{name}_job_server_jar={tmp_path}/server.jar"
+    environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS=address, BEAM_OPTIONS=option)
+    with pytest.raises(ConfigError, match="job server ended at its start") as raised:
+        run_toy(ToySettings(), str(tmp_path / "work"))
+    assert f"--{master} " in str(raised.value)
+    assert not Path(f"/proc/{said.read_text().strip()}").exists()
+    assert not list(tmp_path.glob("albert-*"))
+
+
+def test_own_options_come_last_and_replace_the_worker_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    environment(monkeypatch, BEAM_OPTIONS="--sdk_worker_parallelism=2")
+    assert f"process_command={WORKER}" in " ".join(runner._worker_processes())
+    environment(monkeypatch, BEAM_OPTIONS="--environment_type=DOCKER")
+    assert runner._worker_processes() == []
+
+
+@given(st.lists(st.integers()), st.none() | st.integers(1, 50))
+def test_elements_are_dealt_out_once_each(elements: list[int], num_batches: int | None) -> None:
+    batches = runner._dealt(elements, num_batches)
+    assert sorted(e for batch in batches for e in batch) == sorted(elements)
+    assert len(batches) == (len(elements) if num_batches is None else num_batches)
+    sizes = [len(batch) for batch in batches]
+    assert not sizes or max(sizes) - min(sizes) <= 1
+
+
+MESSAGE = "a.gz can't be read: 'x'.\n  Mend it."
+RAISED = f"albert_core.stage.errors.SourceError: {MESSAGE}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"x\n{RAISED} [while running 'Clean-ptransform-3']",
+        f"{RAISED}\n\nDuring handling of the above exception\n{RAISED} [while running 'C']",
+        f"Job aborted: Traceback\n{RAISED}\n\n\tat org",
+    ],
+)
+def test_an_error_is_found_in_what_beam_made_of_it(text: str) -> None:
+    found = runner._as_raised_in_worker(RuntimeError(text), is_remote=True)
+    assert type(found) is SourceError
+    assert str(found) == MESSAGE
+
+
+OF_A_STEP = (
+    "TypeError: no number\n  File pipelines/engine/steps.py, in process [while running 'C-9']"
+)
+
+
+@pytest.mark.parametrize(("is_remote", "text"), [(False, "SDK worker lost"), (True, OF_A_STEP)])
+def test_an_error_of_a_step_or_of_the_engine_in_this_process_stays_what_it_is(
+    is_remote: bool, text: str
+) -> None:
+    error = RuntimeError(text)
+    assert runner._as_raised_in_worker(error, is_remote) is error
+
+
+@pytest.mark.parametrize(
+    "text", ["CANCELLED: client cancelled", "SDK worker disconnected", "Job aborted: executor lost"]
+)
+def test_what_no_step_raised_is_a_lost_worker_or_engine(text: str) -> None:
+    found = runner._as_raised_in_worker(RuntimeError(text), is_remote=True)
+    assert isinstance(found, OutageError)
+    assert text in str(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ModuleNotFoundError: No module named 'pipelines.make_examples'",
+        'java.io.IOException: Cannot run program "/opt/x/albert-beam-worker": error=2',
+    ],
+)
+def test_a_worker_without_the_project_is_said(text: str) -> None:
+    found = runner._as_raised_in_worker(RuntimeError(text), is_remote=True)
+    assert isinstance(found, ConfigError)
+    assert "lacks this project" in str(found)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_store_that_is_away_is_no_defect_of_a_step(
+    workers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, WORKERS=workers)
+    with pytest.raises(OutageError, match="ConnectionResetError: the store is away"):
+        run_toy(ToySettings(store_away_at=5), str(tmp_path))
+    with pytest.raises(InterruptedStageError, match="the store is away"):
+        run_stage_process(toy_argv(tmp_path, store_away_at=5), print)
+
+
+def test_a_worker_with_other_code_or_libraries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = steps.each(abs).fn
+    step.setup()
+    other = steps.installed() | {"pyarrow": "1.0"}
+    monkeypatch.setattr(steps, "installed", lambda: other)
+    with pytest.raises(ConfigError, match=r"has pyarrow 1.0, but the stage was started with \d"):
+        step.setup()
+
+
+def test_a_worker_starts_without_libraries_that_only_beam_would_import() -> None:
+    started = (
+        "import sys; from pipelines.engine.worker_process import import_beam_worker;"
+        "import_beam_worker(); assert not {'pandas', 'boto3'} & sys.modules.keys(); import pandas"
+    )
+    subprocess.run([sys.executable, "-c", started], cwd=PROJECT, check=True, timeout=60)
+
+
+def test_a_worker_that_does_not_see_the_work_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="work folder that all machines share"):
+        list(runner._each([1], f"{tmp_path}/nowhere"))
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_error_arrives_as_it_was_raised(
+    workers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, WORKERS=workers)
+    with pytest.raises(AlbertError) as raised:
+        run_toy(ToySettings(failing=5), str(tmp_path))
+    assert type(raised.value) is SourceError
+    assert str(raised.value) == "number 5 is bad:\n  look at 'it'.\n  Mend it."
+
+
+def test_both_local_workers_have_half_of_the_work_and_make_the_same_bytes(
+    undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, WORKERS="2")
+    run_toy(ToySettings(), str(tmp_path))
+    workers = [file.name.partition("-")[2] for file in (tmp_path / "workers").iterdir()]
+    assert sorted(map(workers.count, set(workers))) == [6, 6]
+    assert files_of(tmp_path) == undisturbed
+
+
+def test_a_killed_worker_ends_the_stage_and_another_run_makes_the_same_bytes(
+    undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, WORKERS="2")
+    argv = toy_argv(tmp_path, seconds=0.1, deadly=5)
+    with pytest.raises(InterruptedStageError, match="a Beam worker process died"):
+        run_stage_process(argv, print)
+    assert (tmp_path / "work" / "died").exists()
+    assert not (tmp_path / "work" / "groups").exists()
+    run_stage_process(argv, print)
+    assert files_of(tmp_path / "work") == undisturbed
+
+
+@pytest.mark.slow
+def test_examples_after_a_killed_worker_are_those_of_an_undisturbed_run(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, WORKERS="2")
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(json.dumps({"examples": EXAMPLES.model_dump()}))
+    argv = stage_argv(
+        "pipelines.make_examples",
+        str(recipe),
+        corpus=made.corpus,
+        vocab=made.vocab,
+        work=str(tmp_path),
+    )
+    stage = subprocess.Popen(argv, cwd=PROJECT, stdout=subprocess.DEVNULL)
+    os.kill(wait_for_workers(stage.pid, 2)[0], signal.SIGKILL)
+    assert stage.wait(timeout=60) == RUN_AGAIN_STATUS
+    assert not list(tmp_path.rglob("manifest.json"))
+    manifest = run_stage_process(argv, print)
+    assert read_manifest(manifest).content == read_manifest(made.examples).content
+
+
+def wait_for_workers(stage: int, number: int) -> list[int]:
+    """Return the Beam workers of the process ``stage``, once there are so many."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        workers = [pid for pid in descendants(stage) if b"worker_process" in command(pid)]
+        if len(workers) >= number:
+            return workers
+        time.sleep(0.01)
+    raise AssertionError("the stage started no workers")
+
+
+def descendants(pid: int) -> Iterator[int]:
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            yield int(child)
+            yield from descendants(int(child))
+
+
+def command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["EXTERNAL", "PROCESS", "LOOPBACK"])
+def test_a_job_service_with_workers_without_containers_makes_the_same_bytes(
+    kind: str,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ExitStack() as running:
+        options = f"--environment_type={kind}"
+        if kind == "EXTERNAL":
+            pool = running.enter_context(worker_pool(WORKER, tmp_path))
+            options += f" --environment_config={pool}"
+        if kind == "PROCESS":
+            options += f" --environment_option=process_command={WORKER}"
+        service = running.enter_context(job_service(tmp_path))
+        environment(monkeypatch, ENGINE="portable", ENGINE_ADDRESS=service, BEAM_OPTIONS=options)
+        run_stage_process(toy_argv(tmp_path), print)
+        assert files_of(tmp_path / "work") == undisturbed
+        if kind == "EXTERNAL":
+            with pytest.raises(Exception, match=r"number 5 is bad:\n  look at 'it'.\n  Mend it."):
+                run_stage_process(toy_argv(tmp_path, failing=5), print)

@@ -1,0 +1,244 @@
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albert_core.text.records import CLS, SEP
+from albert_core.text.seeds import random_bits
+from pipelines.examples.pairs import (
+    ALONE,
+    BORROWED,
+    NO_OTHER,
+    TRUNCATED,
+    Objective,
+    SegmentPairs,
+    Sentences,
+    assemble,
+    cut_into_pairs,
+    join_pairs,
+)
+
+LENGTHS = st.lists(st.integers(1, 200), min_size=0, max_size=60)
+DOCUMENTS = st.lists(LENGTHS, min_size=1, max_size=5)
+OBJECTIVES = st.sampled_from(["sop", "nsp", "none"])
+SEEDS = st.integers(0, 2**32)
+SIZES = st.integers(13, 509)
+
+
+def sentences_of(*documents: list[int]) -> Sentences:
+    """Return documents with sentences of these lengths; each piece is numbered by its place."""
+    lengths = [length for document in documents for length in document]
+    bounds = np.cumsum([0, *lengths]).astype(np.int64)
+    first = np.cumsum([0, *map(len, documents)]).astype(np.int64)
+    return Sentences(np.arange(bounds[-1], dtype=np.int32), bounds, first)
+
+
+def cut_all(
+    documents: list[list[int]],
+    seed: int,
+    max_num_pieces: int,
+    short: float = 0.1,
+    objective: Objective = "sop",
+    by: Callable[..., tuple[SegmentPairs, Counter[str]]] = cut_into_pairs,
+) -> tuple[SegmentPairs, Counter[str]]:
+    """Return the pairs of all ``documents``, cut by these rules or by google's."""
+    numbers = np.arange(len(documents))
+    keys = random_bits(seed, numbers)
+    return by(sentences_of(*documents), numbers, keys, max_num_pieces, short, objective)
+
+
+def cut(lengths: list[int], seed: int, max_num_pieces: int, short: float = 0.1) -> SegmentPairs:
+    return cut_all([lengths], seed, max_num_pieces, short)[0]
+
+
+def first_and_second(pairs: SegmentPairs) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return the segments in the order of the document."""
+    a = list(zip(pairs.start_a.tolist(), pairs.end_a.tolist(), strict=True))
+    b = list(zip(pairs.start_b.tolist(), pairs.end_b.tolist(), strict=True))
+    swapped = pairs.label.astype(bool)
+    first = [y if s else x for x, y, s in zip(a, b, swapped, strict=True)]
+    second = [x if s else y for x, y, s in zip(a, b, swapped, strict=True)]
+    return first, second
+
+
+@given(DOCUMENTS, SEEDS, SIZES, OBJECTIVES)
+def test_every_piece_is_kept_or_counted(
+    documents: list[list[int]], seed: int, max_num_pieces: int, objective: Objective
+) -> None:
+    pairs, counts = cut_all(documents, seed, max_num_pieces, objective=objective)
+    total = sum(map(sum, documents)) + counts[BORROWED]
+    assert pairs.num_pieces + counts[ALONE] + counts[TRUNCATED] == total
+
+
+@given(DOCUMENTS, SEEDS, SIZES, OBJECTIVES)
+def test_both_segments_have_pieces_and_fit(
+    documents: list[list[int]], seed: int, max_num_pieces: int, objective: Objective
+) -> None:
+    pairs, _ = cut_all(documents, seed, max_num_pieces, objective=objective)
+    sizes_a, sizes_b = pairs.end_a - pairs.start_a, pairs.end_b - pairs.start_b
+    assert (sizes_a > 0).all()
+    assert (sizes_b > 0).all()
+    assert (sizes_a + sizes_b <= max_num_pieces).all()
+
+
+@given(LENGTHS, SEEDS)
+def test_chunks_are_whole_sentences_that_follow_each_other(lengths: list[int], seed: int) -> None:
+    pairs = cut(lengths, seed, 61)
+    assert (np.append(-1, pairs.last_sentence)[:-1] + 1 == pairs.first_sentence).all()
+    bounds = np.cumsum([0, *lengths])
+    firsts, seconds = first_and_second(pairs)
+    for i, (first, second) in enumerate(zip(firsts, seconds, strict=True)):
+        begin, end = bounds[pairs.first_sentence[i]], bounds[pairs.last_sentence[i] + 1]
+        if end - begin <= 61:
+            assert (first[0], second[1]) == (begin, end)
+            assert first[1] == second[0]
+            assert first[1] in bounds
+        else:
+            assert pairs.last_sentence[i] == pairs.first_sentence[i] + 1
+
+
+@given(DOCUMENTS, SEEDS)
+def test_a_document_is_cut_the_same_whatever_stands_beside_it(
+    documents: list[list[int]], seed: int
+) -> None:
+    numbers = np.arange(len(documents))
+    keys = random_bits(seed, numbers)
+    sentences = sentences_of(*documents)
+    together = cut_into_pairs(sentences, numbers, keys, 61, 0.1, "sop")
+    alone = [
+        cut_into_pairs(sentences, numbers[[i]], keys[[i]], 61, 0.1, "sop") for i in numbers.tolist()
+    ]
+    joined = join_pairs([pairs for pairs, _ in alone])
+    for field in SegmentPairs.__dataclass_fields__:
+        np.testing.assert_array_equal(getattr(joined, field), getattr(together[0], field))
+    assert sum((counts for _, counts in alone), Counter()) == +together[1]
+
+
+def test_sentences_that_are_too_long_are_cut_at_every_end_alike() -> None:
+    whole = 0, 50, 50, 100
+    lost = np.zeros(4)
+    for seed in range(2000):
+        first, second = first_and_second(cut([50, 50], seed, 61))
+        lost += abs(np.array([*first[0], *second[0]]) - whole)
+    assert lost.sum() == 2000 * 39
+    assert lost / 2000 == pytest.approx(np.full(4, 39 / 4), rel=0.05)
+
+
+def test_neither_length_nor_place_of_a_cut_tells_the_order() -> None:
+    first_is_longer = 0
+    for seed in range(2000):
+        [first], [second] = first_and_second(cut([50, 50], seed, 61))
+        sizes = first[1] - first[0], second[1] - second[0]
+        assert abs(sizes[0] - sizes[1]) == 1
+        first_is_longer += sizes[0] > sizes[1]
+    assert 900 < first_is_longer < 1100
+
+
+def test_a_document_of_one_sentence_gives_no_pair() -> None:
+    pairs, counts = cut_all([[20]], seed=1, max_num_pieces=61)
+    assert len(pairs) == 0
+    assert counts[ALONE] == 20
+
+
+def test_the_last_sentence_is_not_left_alone_where_another_can_be_spared() -> None:
+    pairs, counts = cut_all([[20, 20, 20, 20]], seed=1, max_num_pieces=61, short=0.0)
+    assert pairs.last_sentence.tolist() == [1, 3]
+    assert counts[ALONE] == 0
+
+
+def test_without_short_targets_another_sentence_would_not_fit() -> None:
+    lengths = [9, 14, 21, 8] * 50
+    pairs = cut(lengths, seed=3, max_num_pieces=125, short=0.0)
+    bounds = np.cumsum([0, *lengths])
+    with_next = bounds[pairs.last_sentence[:-2] + 2] - bounds[pairs.first_sentence[:-2]]
+    assert (with_next > 125).all()
+
+
+@pytest.mark.parametrize(("objective", "share"), [("sop", 0.5), ("nsp", 0.5), ("none", 0.0)])
+def test_half_of_the_pairs_have_label_1_where_there_is_something_to_learn(
+    objective: Objective, share: float
+) -> None:
+    pairs, _ = cut_all([[7] * 100] * 200, 1, 61, objective=objective)
+    assert pairs.label.mean() == pytest.approx(share, abs=0.03)
+
+
+def test_without_an_objective_segment_b_follows_a() -> None:
+    pairs, _ = cut_all([[7] * 30, [9] * 40], 1, 61, objective="none")
+    assert (pairs.end_a == pairs.start_b).all()
+
+
+def test_the_cut_falls_on_every_sentence_alike() -> None:
+    middles = [
+        first_and_second(cut([10] * 6, seed, 60, short=0.0))[1][0][0] for seed in range(1000)
+    ]
+    counts = np.bincount(np.array(middles) // 10, minlength=6)[1:]
+    assert (abs(counts / 1000 - 0.2) < 0.05).all()
+
+
+@given(st.lists(st.lists(st.integers(1, 30), min_size=2, max_size=30), min_size=2, max_size=5))
+def test_a_borrowed_segment_is_whole_sentences_of_another_document(
+    documents: list[list[int]],
+) -> None:
+    pairs, _ = cut_all(documents, 1, 61, objective="nsp")
+    sentences = sentences_of(*documents)
+    borrowed = pairs.take(np.flatnonzero(pairs.other_document >= 0))
+    assert (borrowed.label == 1).all()
+    assert (borrowed.other_document != borrowed.document).all()
+    assert (borrowed.start_b == sentences.bounds[borrowed.other_first_sentence]).all()
+    assert (borrowed.end_b == sentences.bounds[borrowed.other_last_sentence + 1]).all()
+    own = np.searchsorted(sentences.first, borrowed.other_first_sentence, side="right") - 1
+    assert (own == borrowed.other_document).all()
+    assert (borrowed.other_last_sentence < sentences.first[borrowed.other_document + 1]).all()
+
+
+@given(DOCUMENTS, SEEDS)
+def test_what_a_borrowed_segment_replaces_comes_in_the_next_pair(
+    documents: list[list[int]], seed: int
+) -> None:
+    pairs, _ = cut_all(documents, seed, 61, objective="nsp")
+    for document in range(len(documents)):
+        own = pairs.take(np.flatnonzero(pairs.document == document))
+        assert (own.last_sentence[:-1] + 1 == own.first_sentence[1:]).all()
+
+
+def test_a_document_that_has_no_other_keeps_its_pairs_in_order() -> None:
+    pairs, counts = cut_all([[7] * 200, []], 1, 61, objective="nsp")
+    assert not pairs.label.any()
+    assert (pairs.other_document == -1).all()
+    assert 0 < counts[NO_OTHER] < len(pairs)
+
+
+def test_a_swapped_pair_begins_with_the_later_part() -> None:
+    pieces = np.array([*range(10, 20), CLS, SEP], np.uint16)
+    small = np.zeros(2, np.int32)
+    pairs = SegmentPairs(
+        key=np.zeros(2, np.uint64),
+        document=small,
+        start_a=np.array([2, 5], np.int32),
+        end_a=np.array([5, 6], np.int32),
+        start_b=np.array([0, 6], np.int32),
+        end_b=np.array([2, 10], np.int32),
+        label=np.array([1, 0], np.uint8),
+        first_sentence=small,
+        last_sentence=small,
+        other_document=small,
+        other_first_sentence=small,
+        other_last_sentence=small,
+    )
+    input_ids, lengths, b_starts = assemble(pieces, pairs)
+    assert input_ids.tolist() == [
+        *[CLS, 12, 13, 14, SEP, 10, 11, SEP],
+        *[CLS, 15, SEP, 16, 17, 18, 19, SEP],
+    ]
+    assert lengths.tolist() == [8, 8]
+    assert b_starts.tolist() == [5, 3]
+
+
+def test_golden_pairs() -> None:
+    pairs = cut([9, 14, 21, 8] * 3, seed=12345, max_num_pieces=61)
+    assert pairs.start_a.tolist() == [0, 96, 113]
+    assert pairs.end_b.tolist() == [61, 96, 156]
+    assert pairs.label.tolist() == [0, 1, 0]
