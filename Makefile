@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
+ALBERT := $(VENV)/bin/albert
 READY := $(VENV)/.ready
 ENGINES := .engines
 
@@ -21,9 +22,10 @@ SOURCES := albert_core pipelines flows infra tests benchmarks
 
 FLOW_OPTIONS = --recipe '$(RECIPE)' --work '$(WORK)' \
 	$(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
-DATA_BENCHMARKS := data_pipeline masking cleaning_rules near_duplicates wiki_markup tfrecord engines memory scale
+DATA_BENCHMARKS := data_pipeline text_functions near_duplicates
+BENCHMARKS := $(DATA_BENCHMARKS) loader training_step finetuning span_features tracking promotion_gate
 
-.PHONY: help demo refresh evaluate models rollback plan serve production test test-long test-engines check format bench bench-data \
+.PHONY: help install demo refresh evaluate models rollback plan serve production test test-long test-engines check format bench bench-data \
 	bench-train bench-loader bench-finetune bench-tracking bench-gpu clean
 .DEFAULT_GOAL := help
 
@@ -33,31 +35,33 @@ help: ## this list
 	@echo "  Variables: RECIPE=$(RECIPE) WORK=$(WORK) SOURCE=<file, folder, glob or URI>"
 	@echo "             SET='section.field=value ...' ARGS=<for pytest> PYTHON=$(PYTHON)"
 
+install: $(READY) ## the environment, with the versions of constraints.txt
+
 demo: $(READY) ## raw text to a registered model; SOURCE=... for your own text
-	@$(PY) -m flows.pretrain_albert $(FLOW_OPTIONS)
+	@$(ALBERT) pretrain $(FLOW_OPTIONS)
 
 refresh: $(READY) ## raw text to clean corpus, vocabulary and examples only
-	@$(PY) -m flows.refresh_corpus $(FLOW_OPTIONS)
+	@$(ALBERT) refresh $(FLOW_OPTIONS)
 
 evaluate: $(READY) ## a model on all tasks in a folder; MODEL=... TASKS=<folder> SEEDS=3
-	@$(PY) -m flows.evaluate_albert --model '$(MODEL)' --recipe '$(RECIPE)' --work '$(WORK)' \
+	@$(ALBERT) evaluate '$(MODEL)' --recipe '$(RECIPE)' --work '$(WORK)' \
 	  $(if $(TASKS),--task-folder '$(TASKS)') $(if $(SEEDS),--seeds '$(SEEDS)') \
 	  $(if $(CORPUS),--corpus '$(CORPUS)') $(foreach setting,$(SET),--set '$(setting)') $(ARGS)
 
 models: $(READY) ## the registry's models; NAME=albert-tiny for its versions, and why they are champion or not
-	@$(PY) -m albert_core.registry --work '$(WORK)' list $(NAME)
+	@$(ALBERT) models --work '$(WORK)' $(NAME)
 
 rollback: $(READY) ## the previous champion again; NAME=albert-tiny ARGS='--to 3 --reason "..."'
-	@$(PY) -m albert_core.registry --work '$(WORK)' rollback '$(NAME)' $(ARGS)
+	@$(ALBERT) rollback --work '$(WORK)' '$(NAME)' $(ARGS)
 
 plan: $(READY) ## what a run will take in memory, hours and cost; ARGS='--hardware l4'
-	@$(PY) -m flows.commands.plan --recipe '$(RECIPE)' $(foreach setting,$(SET),--set '$(setting)') $(ARGS)
+	@$(ALBERT) plan --recipe '$(RECIPE)' $(foreach setting,$(SET),--set '$(setting)') $(ARGS)
 
 serve: $(READY) ## Prefect, MLflow and a worker on this machine, until Ctrl-C
-	@exec $(PY) -m infra.serve --work '$(WORK)' $(ARGS)
+	@exec $(ALBERT) serve --work '$(WORK)' $(ARGS)
 
 production: $(READY) ## the same for a team: Postgres, S3, two workers; ARTIFACTS=s3://bucket/path
-	@exec $(PY) -m infra.production --work '$(WORK)' $(if $(ARTIFACTS),--artifacts '$(ARTIFACTS)') $(ARGS)
+	@exec $(ALBERT) production --work '$(WORK)' $(if $(ARTIFACTS),--artifacts '$(ARTIFACTS)') $(ARGS)
 
 test: $(READY) ## all tests, as many files at a time as there are cores; ARGS=tests/flows for some
 	$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -68,37 +72,37 @@ test-long: $(READY) ## tests of minutes with real servers (Postgres, S3, MLflow,
 test-engines: $(READY) $(ENGINES)/.ready ## text stages on real Flink, Spark and Prism, some of which die; ALBERT_ENGINES=<folder>
 	$(PY) -m pytest -m engines -rs $(ARGS) tests/engines
 
-check: $(READY) ## format, lint, types, who may import whom
+check: $(READY) ## format, lint, types, who may import whom, docs and their links
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict --site-dir build/site
 
 format: $(READY) ## put the code into its format
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
 bench: $(READY) ## all benchmarks but bench-gpu
-	@for file in $(filter-out benchmarks/gpu_training.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(PY) $$file $(ARGS) || exit 1; done
+	@for name in $(BENCHMARKS); do echo "== $$name"; $(PY) -m benchmarks.$$name $(ARGS) || exit 1; done
 
 bench-data: $(READY) ## the benchmarks of text to shards alone
-	@for file in $(DATA_BENCHMARKS); do \
-	  echo "== $$file"; $(PY) benchmarks/$$file.py $(ARGS) || exit 1; done
+	@for name in $(DATA_BENCHMARKS); do echo "== $$name"; $(PY) -m benchmarks.$$name $(ARGS) || exit 1; done
 
 bench-train: $(READY) ## an update against Hugging Face's
-	$(PY) benchmarks/training_step.py $(ARGS)
+	$(PY) -m benchmarks.training_step $(ARGS)
 
 bench-tracking: $(READY) ## what tracking and checkpoints take of a run
-	$(PY) benchmarks/tracking.py $(ARGS)
+	$(PY) -m benchmarks.tracking $(ARGS)
 
 bench-gpu: $(READY) ## updates on a CUDA device against Hugging Face's
-	$(PY) benchmarks/gpu_training.py $(ARGS)
+	$(PY) -m benchmarks.gpu_training $(ARGS)
 
 bench-loader: $(READY) ## batches against Hugging Face's
-	$(PY) benchmarks/loader.py $(ARGS)
+	$(PY) -m benchmarks.loader $(ARGS)
 
 bench-finetune: $(READY) ## fine-tuning and scoring against Hugging Face's Trainer
-	$(PY) benchmarks/finetuning.py $(ARGS)
+	$(PY) -m benchmarks.finetuning $(ARGS)
 
 clean: ## remove caches and the virtual environment; results in WORK stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -72,6 +72,9 @@ class TrainingSettings(Settings):
         }
     )
 
+    MEASURE: ClassVar[frozenset[str]] = frozenset({"max_evaluation_examples"})
+    """What changes how the weights are measured, and not the weights."""
+
     num_steps: int = Field(
         default=125_000, ge=1, description="optimizer updates, those before continue_from included"
     )

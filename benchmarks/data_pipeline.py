@@ -1,280 +1,233 @@
 """Text to shards against its limit: SentencePiece encoding the same sentences, and nothing else.
 
-    python benchmarks/data_pipeline.py [--mb 100] [--no-profile] [--results FILE]
+    python -m benchmarks.data_pipeline [--mb 100] [--memory 10 100] [--scale] [--results FILE]
 
 Runs the stages clean_corpus and make_examples as real processes, with one worker and with two, on
-real English text; prints a table, then a line of JSON, which `scale.py` reads. CPU seconds are of
-all processes together, without start-up, which is that of the same stages on 50 kB. The limit is
-taken between the stages' runs. The ratio is limit to stages: at 1, all else would cost nothing.
+real English text. CPU seconds are of all processes together, without start-up, which is that of
+the same stages on 50 kB. The limit is taken between the stages' runs. The ratio is limit to
+stages: at 1, all else would cost nothing.
+
+Then the peak memory of both stages with one worker and without near-duplicates, at growing sizes
+of text; "private" leaves out pages of mapped files, which the kernel drops when it needs the room.
+
+At the end, what large corpora would take by these rates: an extrapolation, in which CPU seconds
+grow with the text. ``--scale`` only says this again, from the results file. What grows otherwise
+are the reads of the shuffle: every example shard reads a slice of every part.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
-import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
-
-from _english_text import write_english
-from _stage_runs import StageRun, hardware, run_stage, write_recipe
 
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.tokenizer import Tokenizer, normalise_for_pieces
+from benchmarks import harness
+from benchmarks.english_text import documents_of, write_english
 
-RESULTS = Path(__file__).parent / "results" / "data_pipeline.json"
 REFERENCE_PIECES_PER_CPU_SECOND = 58_000
 """create_pretraining_data.py, dupe_factor 1, length 512. Source: REFERENCE.md B.10."""
 GOALS = {
-    "ratio_to_limit": 0.65,
-    "times_reference": 40,
-    "speed_up_of_2_workers": 1.7,
-    "mb_per_million_pieces_none": 2.7,
-    "mb_per_million_pieces_zstd": 1.9,
+    "ratio_to_limit": "at least 0.65",
+    "times_reference": "at least 40",
+    "speed_up_of_2_workers": "at least 1.7",
+    "mb_per_million_pieces_none": "at most 2.7",
+    "mb_per_million_pieces_zstd": "at most 1.9",
 }
-AT_MOST = {"mb_per_million_pieces_none", "mb_per_million_pieces_zstd"}
+MEMORY_GOAL = 1.3
+"""Times the memory for ten times the text."""
 START_UP_BYTES = 50_000
+SHORT_BYTES = 20_000_000
 NUM_COPIES = 4
 """dupe_factor of the run that says what a further copy costs."""
+TEXTS = {"16 GB (Wikipedia, books)": 16e9, "160 GB": 160e9, "10 TB": 10e12}
+CORES = (16, 256, 4096)
+DUPE_FACTOR, USD_PER_CORE_HOUR = 10, 0.04
 _LINES_PER_CALL = 2000
-_CLEAN, _VOCAB, _MAKE = "pipelines.clean_corpus", "pipelines.train_vocab", "pipelines.make_examples"
 
 
-@dataclass
-class Limit:
-    """SentencePiece on the sentences of a corpus, timed again and again."""
+@cache
+def encoding(corpus: str, vocab: str) -> harness.Work:
+    """Contestant: SentencePiece on the corpus's sentences with one thread; pieces."""
+    processor = Tokenizer.load(str(Path(vocab).parent)).processor
+    sentences = [
+        line
+        for _, text in documents_of(corpus)
+        for sentence in text.split("\n")
+        if (line := normalise_for_pieces(sentence, lower_case=True))
+    ]
 
-    sentences: list[str]
-    tokenizer: Tokenizer
-    num_pieces: int = 0
-
-    def __post_init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def measure(self) -> None:
-        """Encode all sentences once, with one thread."""
-        begin, pieces = time.process_time(), 0
-        for start in range(0, len(self.sentences), _LINES_PER_CALL):
-            lines = self.sentences[start : start + _LINES_PER_CALL]
-            encoded = self.tokenizer.processor.encode(lines, out_type="numpy", num_threads=1)
+    def work() -> int:
+        pieces = 0
+        for start in range(0, len(sentences), _LINES_PER_CALL):
+            lines = sentences[start : start + _LINES_PER_CALL]
+            encoded = processor.encode(lines, out_type="numpy", num_threads=1)
             pieces += sum(map(len, encoded))
-        self.seconds.append(time.process_time() - begin)
-        self.num_pieces = pieces
+        return pieces
 
-    @property
-    def cpu_seconds(self) -> float:
-        """Mean of what was measured."""
-        return statistics.mean(self.seconds)
+    return work
 
 
 class Bench:
     """The runs, each in a folder of its own, so that none finds another's work done."""
 
     def __init__(self, folder: Path, num_bytes: int) -> None:
-        self.folder = folder
-        self.origin = write_english(folder / "text", num_bytes)
+        self.folder, self.is_short = folder, num_bytes < SHORT_BYTES
+        self.origin = write_english(folder / "all", num_bytes)
         write_english(folder / "small", START_UP_BYTES)
-        self.recipe = write_recipe(folder / "recipe.json", folder / "text")
+        self.recipes = [self._recipe(size) for size in ("small", "all")]
+        made = [self._run("clean_corpus", n, 2, "begin") for n in (0, 1)]
+        self.corpora = [each.manifest for each in made]
+        inputs = {"corpus": self.corpora[1], "work": str(folder / "begin1")}
+        self.vocab = harness.run_stage("train_vocab", self.recipes[1], 2, **inputs).manifest
+
+    def _recipe(self, size: str, **settings: Any) -> Path:
         # Enough documents aside that even so few give a held-out example.
-        self.small_recipe = write_recipe(
-            folder / "small.json", folder / "small", **{"examples.held_out_share": 0.3}
-        )
-        self.corpus = ""
-        self.small_corpus = ""
-        self.vocab = ""
+        settings |= {"examples.held_out_share": 0.3} if size == "small" or self.is_short else {}
+        path = self.folder / f"{size}{len(settings)}{list(settings.values())}.json"
+        return harness.write_recipe(path, self.folder / size, **settings)
 
-    def work(self, name: str) -> str:
-        """Return a new folder for a stage's results."""
-        return str(self.folder / "work" / name)
+    def _run(
+        self, module: str, number: int, workers: int, name: str, recipe: Path | None = None
+    ) -> harness.StageRun:
+        inputs = {"work": str(self.folder / f"{name}{number}")}
+        if module == "make_examples":
+            inputs |= {"corpus": self.corpora[number], "vocab": self.vocab}
+        return harness.run_stage(module, recipe or self.recipes[number], workers, **inputs)
 
-    def begin(self) -> Limit:
-        """Make the vocabulary; return the limit, not yet measured."""
-        self.small_corpus = run_stage(
-            _CLEAN, self.small_recipe, 1, work=self.work("small")
-        ).manifest
-        self.corpus = run_stage(_CLEAN, self.recipe, 2, work=self.work("begin")).manifest
-        vocab = run_stage(_VOCAB, self.recipe, 2, corpus=self.corpus, work=self.work("begin"))
-        self.vocab = vocab.manifest
-        return Limit(_sentences(self.corpus), Tokenizer.load(str(Path(self.vocab).parent)))
-
-    def clean(self, workers: int) -> tuple[StageRun, StageRun]:
-        """Return clean_corpus's costs on next to nothing, and on all."""
-        name = f"clean-{workers}"
-        small = run_stage(_CLEAN, self.small_recipe, workers, work=self.work(f"{name}-small"))
-        return small, run_stage(_CLEAN, self.recipe, workers, work=self.work(name))
-
-    def make(self, workers: int, **settings: Any) -> tuple[StageRun, StageRun]:
-        """Return make_examples's costs on next to nothing, and on all."""
-        name = "-".join(["make", str(workers), *map(str, settings.values())])
-        small = run_stage(
-            _MAKE,
-            self.small_recipe,
-            workers,
-            corpus=self.small_corpus,
-            vocab=self.vocab,
-            work=self.work(f"{name}-small"),
-        )
-        recipe = self.folder / f"{name}.json"
-        write_recipe(
-            recipe, self.folder / "text", **{f"examples.{k}": v for k, v in settings.items()}
-        )
-        inputs = {"corpus": self.corpus, "vocab": self.vocab, "work": self.work(name)}
-        return small, run_stage(_MAKE, recipe, workers, None, **inputs)
-
-    def profile(self) -> dict[str, Any]:
-        """Return where the CPU time of each stage goes, from runs of their own."""
-        found = {}
-        for module in (_CLEAN, _MAKE):
-            path = self.folder / f"{module}.json"
-            inputs: dict[str, str] = {"work": self.work(f"profile-{module}")}
-            if module == _MAKE:
-                inputs |= {"corpus": self.corpus, "vocab": self.vocab}
-            run_stage(module, self.recipe, 1, path, **inputs)
-            found[module.rpartition(".")[2]] = json.loads(path.read_text())
-        return found
+    def both(self, module: str, workers: int, **settings: Any) -> list[harness.StageRun]:
+        """Return a stage's costs on next to nothing, and on all."""
+        name = f"{module}-{workers}-{'-'.join(map(str, settings.values()))}"
+        small = self._run(module, 0, workers, name)
+        changed = {f"examples.{key}": value for key, value in settings.items()}
+        recipe = self._recipe("all", **changed) if settings else None
+        return [small, self._run(module, 1, workers, name, recipe)]
 
 
-def _sentences(corpus: str) -> list[str]:
-    """Return the corpus's sentences as the vocabulary sees them."""
-    folder = Path(corpus).parent
-    return [
-        line
-        for shard in read_manifest(corpus).shards_of("documents")
-        for text in read_arrow(str(folder / shard.path))["text"].to_pylist()
-        for sentence in text.split("\n")
-        if (line := normalise_for_pieces(sentence, lower_case=True))
-    ]
-
-
-def _shards_size(examples: str) -> tuple[int, int]:
-    """Return the bytes of the Arrow shards, and the pieces in them."""
-    manifest, folder = read_manifest(examples), Path(examples).parent
-    shards = [s for kind in ("train", "held_out") for s in manifest.shards_of(kind)]
-    pieces = sum(
-        len(chunk.flatten())
-        for shard in shards
-        for chunk in read_arrow(str(folder / shard.path))["input_ids"].chunks
-    )
-    return sum(shard.num_bytes for shard in shards), pieces
-
-
-def measure(bench: Bench, with_profile: bool) -> dict[str, Any]:
-    """Return all figures."""
-    limit = bench.begin()
-    runs: dict[str, StageRun] = {}
-    start_up: dict[str, StageRun] = {}
-    limit.measure()
-    for workers in (1, 2):
-        for stage, run in (("clean", bench.clean), ("make", bench.make)):
-            start_up[f"{stage}_{workers}"], runs[f"{stage}_{workers}"] = run(workers)
-            limit.measure()
-    zstd = bench.make(1, compression="zstd")[1]
-    copies_small, copies = bench.make(1, dupe_factor=NUM_COPIES)
-    net = {name: run.beyond(start_up[name]) for name, run in runs.items()}
-    one_copy, all_copies = net["make_1"].cpu_seconds, copies.beyond(copies_small).cpu_seconds
-    result = {
+def measure(bench: Bench) -> dict[str, Any]:
+    """Return all figures of speed."""
+    limits, costs, walls = [], {}, {}
+    stages = ("clean_corpus", "make_examples")
+    with harness.Process(encoding, bench.corpora[1], bench.vocab) as limit:
+        num_pieces = limit.turn()[0]
+        limits.append(limit.turn()[1])
+        for workers in (1, 2):
+            for stage in stages:
+                small, full = bench.both(stage, workers)
+                costs[stage, workers] = full.cpu_seconds - small.cpu_seconds
+                walls[stage, workers] = full.wall_seconds - small.wall_seconds
+                if workers == 1:
+                    plain = full
+                limits.append(limit.turn()[1])
+    zstd = bench.both("make_examples", 1, compression="zstd")[1]
+    small, copies = bench.both("make_examples", 1, dupe_factor=NUM_COPIES)
+    clean, make = (costs[stage, 1] for stage in stages)
+    further = (copies.cpu_seconds - small.cpu_seconds - make) / (NUM_COPIES - 1)
+    encoded = statistics.mean(limits)
+    one, two = (sum(walls[stage, workers] for stage in stages) for workers in (1, 2))
+    return {
         "text": bench.origin,
-        "text_mb": sum(f.stat().st_size for f in (bench.folder / "text").iterdir()) / 1e6,
-        "documents": read_manifest(bench.corpus).account("documents").kept,
-        "pieces": limit.num_pieces,
-        "limit_cpu_s": limit.cpu_seconds,
-        "limit_cpu_s_each": limit.seconds,
-        "clean_cpu_s": net["clean_1"].cpu_seconds,
-        "make_cpu_s": one_copy,
-        "make_cpu_s_per_further_copy": (all_copies - one_copy) / (NUM_COPIES - 1),
-        "start_up_cpu_s": {name: run.cpu_seconds for name, run in start_up.items()},
-        "wall_s": {name: run.wall_seconds for name, run in runs.items()},
-        "start_up_wall_s": {name: run.wall_seconds for name, run in start_up.items()},
-        "peak_mb": {name: run.peak_mb for name, run in runs.items()},
-        **_sizes(runs["make_1"], zstd),
-        **_ratios(limit, net, runs),
-        "hardware": hardware(),
-    }
-    return result | ({"cpu_s_by_step": bench.profile()} if with_profile else {})
-
-
-def _sizes(plain: StageRun, zstd: StageRun) -> dict[str, float]:
-    sizes = {"none": _shards_size(plain.manifest), "zstd": _shards_size(zstd.manifest)}
-    return {
-        f"mb_per_million_pieces_{name}": num_bytes / num_pieces
-        for name, (num_bytes, num_pieces) in sizes.items()
+        "text_mb": sum(f.stat().st_size for f in (bench.folder / "all").iterdir()) / 1e6,
+        "documents": read_manifest(bench.corpora[1]).account("documents").kept,
+        "pieces": num_pieces,
+        "limit_cpu_s_each": limits,
+        "clean_cpu_s": clean,
+        "make_cpu_s": make,
+        "make_cpu_s_per_further_copy": further,
+        "mb_per_million_pieces_none": _mb_per_million_pieces(plain.manifest),
+        "mb_per_million_pieces_zstd": _mb_per_million_pieces(zstd.manifest),
+        "ratio_to_limit": encoded / (clean + make),
+        "ratio_to_limit_make_examples": encoded / make,
+        "million_pieces_per_cpu_s": num_pieces / (clean + make) / 1e6,
+        "million_pieces_per_cpu_s_further_copy": num_pieces / further / 1e6,
+        "times_reference": num_pieces / (clean + make) / REFERENCE_PIECES_PER_CPU_SECOND,
+        "speed_up_of_2_workers": one / two,
     }
 
 
-def _ratios(limit: Limit, net: dict[str, StageRun], runs: dict[str, StageRun]) -> dict[str, float]:
-    both = net["clean_1"].cpu_seconds + net["make_1"].cpu_seconds
-    per_second = limit.num_pieces / both
-
-    def wall(of: dict[str, StageRun], workers: int) -> float:
-        return of[f"clean_{workers}"].wall_seconds + of[f"make_{workers}"].wall_seconds
-
-    return {
-        "ratio_to_limit": limit.cpu_seconds / both,
-        "ratio_to_limit_make_examples": limit.cpu_seconds / net["make_1"].cpu_seconds,
-        "pieces_per_cpu_s": per_second,
-        "times_reference": per_second / REFERENCE_PIECES_PER_CPU_SECOND,
-        "times_reference_make_examples": limit.num_pieces
-        / net["make_1"].cpu_seconds
-        / REFERENCE_PIECES_PER_CPU_SECOND,
-        "speed_up_of_2_workers": wall(net, 1) / wall(net, 2),
-        "speed_up_of_2_workers_with_start_up": wall(runs, 1) / wall(runs, 2),
-    }
+def _mb_per_million_pieces(examples: str) -> float:
+    """Return the size of the Arrow shards for their pieces."""
+    manifest, folder = read_manifest(examples), Path(examples).parent
+    shards = [shard for kind in ("train", "held_out") for shard in manifest.shards_of(kind)]
+    tables = [read_arrow(str(folder / shard.path)) for shard in shards]
+    pieces = sum(len(chunk.flatten()) for each in tables for chunk in each["input_ids"].chunks)
+    return sum(shard.num_bytes for shard in shards) / pieces
 
 
-def table(result: dict[str, Any]) -> str:
-    """Return the figures, the goals beside them, and where the time goes, in Markdown."""
-    lines = ["| figure | measured | goal |", "| --- | --- | --- |"]
-    for name, value in result.items():
-        if isinstance(value, float):
-            lines.append(f"| {name} | {value:,.2f} | {_goal(name, value)} |")
-        elif isinstance(value, int):
-            lines.append(f"| {name} | {value:,} | |")
-    for stage, profile in result.get("cpu_s_by_step", {}).items():
-        lines += ["", f"| {stage}: step | CPU s | share |", "| --- | --- | --- |"]
-        lines += _profile_rows(profile)
-    return "\n".join(lines)
+def memory(folder: Path, sizes_mb: Sequence[float]) -> dict[str, dict[str, list[float]]]:
+    """Return the peaks of both stages at each size of text, in all and private, in MB."""
+    found: dict[str, dict[str, list[float]]] = {"clean_corpus": {}, "make_examples": {}}
+    vocab = ""
+    for size in sizes_mb:
+        home = folder / f"memory-{size:g}"
+        write_english(home / "text", int(size * 1e6))
+        off = {"cleaning.near_duplicate_similarity": 1.0, "examples.held_out_share": 0.05}
+        recipe = harness.write_recipe(home / "recipe.json", home / "text", **off)
+        clean = harness.run_stage("clean_corpus", recipe, 1, work=str(home))
+        inputs = {"corpus": clean.manifest, "work": str(home)}
+        vocab = vocab or harness.run_stage("train_vocab", recipe, 1, **inputs).manifest
+        make = harness.run_stage("make_examples", recipe, 1, vocab=vocab, **inputs)
+        for stage, run in (("clean_corpus", clean), ("make_examples", make)):
+            found[stage][f"{size:g}"] = [run.peak_mb, run.peak_private_mb]
+    return found
 
 
-def _goal(name: str, value: float) -> str:
-    if name not in GOALS:
-        return ""
-    sign, met = ("<=", value <= GOALS[name]) if name in AT_MOST else (">=", value >= GOALS[name])
-    return f"{sign} {GOALS[name]} {'met' if met else 'MISSED'}"
-
-
-def _profile_rows(profile: dict[str, dict[str, float]]) -> list[str]:
-    steps, whole = profile["steps"], sum(profile["steps"].values())
-    rows = sorted(steps.items(), key=lambda item: -item[1])
-    others = ", ".join(f"{where} {s:.2f}" for where, s in profile["others"].items() if s > 0.01)
-    return [
-        *(f"| {step} | {seconds:.2f} | {seconds / whole:.1%} |" for step, seconds in rows),
-        f"| (other: {others or 'nothing'}) | | |",
+def scale_table(result: dict[str, Any]) -> str:
+    """Return what large corpora would take by the rates of ``result``."""
+    text_bytes = result["text_mb"] * 1e6
+    further = (DUPE_FACTOR - 1) * result["make_cpu_s_per_further_copy"]
+    efficiency = min(1.0, result["speed_up_of_2_workers"] / 2)
+    hours = (result["clean_cpu_s"] + result["make_cpu_s"] + further) / 3600 / efficiency
+    shard_bytes = result["mb_per_million_pieces_none"] * result["pieces"] * DUPE_FACTOR
+    rows = [
+        [
+            name,
+            *(f"{size / text_bytes * hours / cores:,.3g}" for cores in (1, *CORES)),
+            f"{size / text_bytes * hours * USD_PER_CORE_HOUR:,.3g}",
+            f"{size / text_bytes * shard_bytes / 1e12:,.3g}",
+            f"{size / text_bytes * result['documents'] / 1e6:,.3g}",
+        ]
+        for name, size in TEXTS.items()
     ]
+    head = ["text", "core hours", *(f"hours on {cores:,} cores" for cores in CORES)]
+    return harness.table([*head, "cost, USD", "shards, TB", "million documents"], rows)
 
 
 def main() -> None:
     """Measure, print and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.arguments(__doc__, "data_pipeline")
     parser.add_argument("--mb", type=float, default=100.0, help="MB of text")
-    parser.add_argument("--no-profile", action="store_true", help="not where the time goes")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="JSON file to write")
+    parser.add_argument("--memory", type=float, nargs="*", default=[10.0, 100.0], help="MB of text")
+    parser.add_argument("--scale", action="store_true", help="only that, of the results there are")
     options = parser.parse_args()
+    if options.scale:
+        print(scale_table(json.loads(options.results.read_text())))
+        return
     with tempfile.TemporaryDirectory(prefix="albert-bench-") as folder:
-        result = measure(Bench(Path(folder), int(options.mb * 1e6)), not options.no_profile)
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    options.results.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result))
-    print(json.dumps(_rounded(result)))
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+        result = measure(Bench(Path(folder), int(options.mb * 1e6)))
+        result["peak_mb"] = memory(Path(folder), sorted(options.memory))
+    rows = [
+        [name, f"{value:,.2f}", GOALS.get(name, "")]
+        for name, value in result.items()
+        if isinstance(value, int | float)
+    ]
+    of_memory = [
+        [stage, size, *(f"{peak:.0f}" for peak in peaks)]
+        for stage, runs in result["peak_mb"].items()
+        for size, peaks in runs.items()
+    ]
+    goal = f"peak, MB (goal: times {MEMORY_GOAL} for ten times the text)"
+    shown = [
+        harness.table(["figure", "measured", "goal"], rows),
+        harness.table(["stage", "text, MB", goal, "private, MB"], of_memory),
+        f"dupe_factor {DUPE_FACTOR}, {USD_PER_CORE_HOUR} USD a core hour:",
+        scale_table(result),
+    ]
+    harness.report(result, "\n\n".join(shown), options.results)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Updates of ALBERT on a CUDA device, beside Hugging Face's on the same batches.
 
-    python benchmarks/gpu_training.py [--models base,large,xxlarge] [--results FILE]
+    python -m benchmarks.gpu_training [--models base,large,xxlarge] [--results FILE]
 
 Examples of 512 pieces as the stages make them of English text, bfloat16, LAMB. Ours goes through
 the training's own loader and update, eager and compiled; the peer pads each micro-batch to its
@@ -12,10 +12,8 @@ figure. Each case is a process of its own; one that fails says why, and the othe
 ``--device cpu --models tiny`` shows on any machine that all of it runs.
 """
 
-import argparse
 import json
 import math
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,13 +24,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from _padded_batches import padded
-from _real_examples import make_examples
-from _stage_runs import PUBLISHED_MODEL, hardware
 from torch import Tensor
 
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.conversion.model_folder import hf_config, to_hf_state
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import set_layer_execution
 from albert_core.model.losses import masked_lm_loss, sentence_order_loss
@@ -40,15 +34,21 @@ from albert_core.planning.flops import training_flops_of
 from albert_core.planning.hardware import hardware_called
 from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer
-from albert_core.training.order import UpdateBatch, UpdateSizes
 from albert_core.training.ranks import Ranks
-from albert_core.training.shards import Batch, ExampleShards, Rows
+from albert_core.training.shards import Batch, ExampleShards, Rows, UpdateBatch, UpdateSizes
 from albert_core.training.speed import measured_peak_flops
 from albert_core.training.step import TrainState, train_step
+from benchmarks import harness
+from benchmarks.english_text import make_examples
+from benchmarks.training_step import (
+    VOCAB_SIZE,
+    in_micro_batches,
+    padded,
+    peer_update,
+    same_in_transformers,
+)
 from flows.recipe import load_recipe
 
-RESULTS = Path(__file__).parent / "results" / "gpu_training.json"
-VOCAB_SIZE = 30_000
 WAYS = ("ours", "ours compiled", "peer", "peer compiled", "passes", "graph of the passes")
 MICRO_BATCHES = {"base": 64, "large": 32, "xxlarge": 8, "tiny": 2}
 """Model -> examples of full length in a micro-batch; an update has `MICRO_BATCHES_PER_UPDATE`."""
@@ -59,13 +59,8 @@ GOALS = {"base": (600_000, 867_000), "large": (200_000, 251_000)}
 """Real pieces a second on an H200: at first, and at half of the peak."""
 TEXT_BYTES = 10_000_000
 CASE_SECONDS = 540
-_TINY = {
-    "embedding_size": 16,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-}
+_TINY = {"embedding_size": 16, "hidden_size": 32, "intermediate_size": 64}
+_TINY |= {"num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 class Case:
@@ -115,13 +110,7 @@ class Case:
 
     def peer(self) -> dict[str, float]:
         """Return the figures of Hugging Face's updates on the same examples, padded."""
-        from transformers import AlbertConfig, AlbertForPreTraining
-
-        config = hf_config(self.model_settings, VOCAB_SIZE)
-        config = {name: value for name, value in config.items() if name != "albert_core"}
-        model = AlbertForPreTraining(AlbertConfig(**config)).train()
-        model.load_state_dict(to_hf_state(self.model))
-        model = model.to(self.device)
+        model = same_in_transformers(self.model).to(self.device)
         optimizer = build_optimizer(model, "lamb", 1e-3, 0.01)
         run = torch.compile(model) if self.compiled else model
         rows = [self._rows(number) for number in range(self.warm_up + self.timed)]
@@ -206,21 +195,16 @@ class Case:
         return lm + sentence_order_loss(pair_logits, pair_labels, sizes.num_sequences)
 
     def _peer_update(self, run: Any, optimizer: Any, rows: Rows, size: int) -> None:
-        parts = list(rows.split([*range(size, len(rows), size), len(rows)]))
-        for part in parts:
-            batch = {
-                name: tensor.pin_memory().to(self.device, non_blocking=True)
-                if self.device.type == "cuda"
-                else tensor
-                for name, tensor in padded(part).items()
-            }
-            with torch.autocast(self.device.type, torch.bfloat16):
-                loss = run(**batch).loss
-            (loss / len(parts)).backward()
-        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        parts = in_micro_batches(rows, size)
+        batches = map(self._padded_on_device, parts)
+        peer_update(run, optimizer, batches, len(parts), self.device.type, is_bfloat16=True)
+
+    def _padded_on_device(self, rows: Rows) -> dict[str, Tensor]:
+        batch = padded(rows)
+        if self.device.type == "cuda":
+            for name, tensor in batch.items():
+                batch[name] = tensor.pin_memory().to(self.device, non_blocking=True)
+        return batch
 
     def _loader(self) -> UpdateLoader:
         return UpdateLoader(
@@ -300,68 +284,48 @@ def run_case(name: str, way: str, device: str, manifest: str) -> dict[str, Any]:
     return {"loss_off": case.check()} | case.ours()
 
 
-def in_own_process(name: str, way: str, device: str, manifest: str) -> dict[str, Any]:
-    """Return the figures of one case, or what became of its process."""
-    command = [sys.executable, __file__, "--case", name, way, device, manifest]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CASE_SECONDS)  # noqa: PLW1510
-    except subprocess.TimeoutExpired:
-        return {"failed": f"took more than {CASE_SECONDS} s"}
-    if done.returncode:
-        return {"failed": (done.stderr.strip().splitlines() or ["no message"])[-1][:300]}
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return figures
-
-
 def examples_for(folder: Path) -> tuple[str, str]:
     """Return where the examples are from, and their manifest."""
     # Without the published vocabulary one is trained, of as many pieces as the text allows.
-    changed = {} if PUBLISHED_MODEL.is_file() else {"vocabulary.vocab_size": 8000}
+    changed = {} if harness.PUBLISHED_MODEL.is_file() else {"vocabulary.vocab_size": 8000}
     origin, manifests = make_examples(folder, TEXT_BYTES, [512], **changed)
     return origin, manifests[512]
 
 
-def table(cases: dict[str, dict[str, Any]]) -> str:
+def shown(cases: dict[str, dict[str, Any]]) -> str:
     """Return the figures with their goals, in Markdown."""
-    lines = [
-        "| case | real pieces/s | share of peak | waiting for data | memory, GB |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    rows: list[list[object]] = []
     for case, figures in cases.items():
         if "failed" in figures:
-            lines.append(f"| {case} | {figures['failed']} | | | |")
+            rows.append([case, figures["failed"], "", "", ""])
             continue
         name, way = case.split(", ")
-        goals = " (goals {:,} and {:,})".format(*GOALS[name]) if name in GOALS else ""
+        has_goals = name in GOALS and way.startswith("ours")
+        goals = " (goals {:,} and {:,})".format(*GOALS[name]) if has_goals else ""
         waited = figures.get("data_wait_share")
-        lines.append(
-            f"| {case} | {figures['pieces_per_s']:,.0f}{goals if way.startswith('ours') else ''} "
-            f"| {figures['share_of_peak']:.3f} | {'' if waited is None else f'{waited:.2%}'} "
-            f"| {figures['peak_memory_gb']:.1f} |"
-        )
-    return "\n".join(lines)
+        speed = f"{figures['pieces_per_s']:,.0f}{goals}"
+        waiting = "" if waited is None else f"{waited:.2%}"
+        share = f"{figures['share_of_peak']:.3f}"
+        rows.append([case, speed, share, waiting, f"{figures['peak_memory_gb']:.1f}"])
+    head = ["case", "real pieces/s", "share of peak", "waiting for data", "memory, GB"]
+    return harness.table(head, rows)
 
 
 def main() -> None:
     """Measure the cases asked for; print a table and a line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.arguments(__doc__, "gpu_training")
     parser.add_argument("--models", default="base,large,xxlarge", help=", ".join(MICRO_BATCHES))
     parser.add_argument("--ways", default=",".join(WAYS), help="which of the cases")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--examples", help="manifest of examples of 512 pieces, if there are any")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="JSON file to write")
-    parser.add_argument("--case", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.case:
-        print(json.dumps(run_case(*options.case)))
-        return
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.exit(
             1, "there is no CUDA device here; --device cpu --models tiny shows that it runs\n"
         )
     device_name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     result: dict[str, Any] = {
-        "hardware": hardware() | {"torch": torch.__version__, "device": device_name},
+        "hardware": harness.hardware() | {"device": device_name},
         "cases": {},
     }
     options.results.parent.mkdir(parents=True, exist_ok=True)
@@ -374,12 +338,15 @@ def main() -> None:
             for way in options.ways.split(","):
                 if way == "graph of the passes" and options.device == "cpu":
                     continue
-                figures = in_own_process(name, way, options.device, manifest)
+                case = (name, way, options.device, manifest)
+                try:
+                    figures = harness.alone(run_case, *case, limit_seconds=CASE_SECONDS)
+                except harness.ContestantError as error:
+                    figures = {"failed": str(error)}
                 result["cases"][f"{name}, {way}"] = figures
                 print(f"{name}, {way}: {figures}", file=sys.stderr, flush=True)
                 options.results.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result["cases"]))
-    print(json.dumps(result))
+    harness.report(result, shown(result["cases"]), options.results)
 
 
 if __name__ == "__main__":

@@ -1,105 +1,74 @@
 """SQuAD to windows, and scores to answers, against the reference's alignment search.
 
-    python benchmarks/span_features.py [--squad FILE] [--vocab FILE] [--results FILE]
+    python -m benchmarks.span_features [--squad FILE] [--vocab FILE] [--rounds N] [--results FILE]
 
 CPU seconds. Features: texts to input sequences with targets, max-context and character offsets,
-`span_inputs` on the whole file; the peer, the algorithm of the reference written here anew
-(a longest common subsequence in a band, a dictionary and a NumPy array, in Python), on some
-questions spread over the file. Both are run in turn; a time is the best round's, which others on
-the machine disturbed least, the ratio the median of the rounds' ratios.
+`span_inputs` on the whole file; the peer only the offsets, by the algorithm of the reference
+written here anew (a longest common subsequence in a band, a dictionary and a NumPy array, in
+Python), on some questions spread over the file.
 
 Answers: the 10,570 questions of the official dev set in number, made by repeating the file's; a
 window's 20 best starts and ends lie within 25 pieces, as those of a trained model do, so that most
 of the 400 pairs are valid.
 """
 
-import argparse
-import os
-import statistics
-import time
 import unicodedata
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _stage_runs import hardware, report
 
 from albert_core.config import SpanSettings
 from albert_core.tasks.examples import SpanExamples, Task
 from albert_core.tasks.span_inputs import Windows
 from albert_core.tasks.spans import SpanProblem
 from albert_core.tasks.squad import read_squad
-from albert_core.text.records import NUM_SPECIAL_IN_PAIR
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer, normalise_for_pieces
+from benchmarks.harness import DATA, PUBLISHED_MODEL, Work, arguments, in_turns, report, table
 
-RESULTS = Path(__file__).parent / "results" / "span_features.json"
-_DATA = Path(os.environ.get("ALBERT_BENCH_DATA", "/work/shared/data"))
-SQUAD = _DATA / "tasks/squad/squad-v1.1-articles-0-35.json"
-VOCAB = _DATA / "models/30k-clean.model"
+SQUAD = DATA / "tasks/squad/squad-v1.1-articles-0-35.json"
 MAX_SEQ_LENGTH = 384
 ROUNDS = 3
 PEER_QUESTIONS = 60
 DEV_QUESTIONS = 10_570
-GOALS = {"features_times_peer": 20.0, "answers_cpu_s": 20.0}
-
-
-def main() -> None:
-    """Measure, print a table and a line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--squad", type=Path, default=SQUAD, help="SQuAD 1.1, JSON")
-    parser.add_argument("--vocab", type=Path, default=VOCAB, help="SentencePiece model")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="JSON file to write")
-    options = parser.parse_args()
-    missing = [str(path) for path in (options.squad, options.vocab) if not path.is_file()]
-    if missing:
-        print(f"not run: {', '.join(missing)} is absent; give --squad and --vocab")
-        return
-    tokenizer = Tokenizer(options.vocab.read_bytes())
-    examples = read_squad(str(options.squad), has_answerless=False)
-    result = _features(examples, tokenizer) | _answers(examples, tokenizer)
-    result |= {
-        "max_seq_length": MAX_SEQ_LENGTH,
-        "file": options.squad.name,
-        "missed_goals": [
-            name
-            for name, goal in GOALS.items()
-            if (result[name] < goal if name.endswith("peer") else result[name] > goal)
-        ],
-        "hardware": hardware(),
-    }
-    report(result, _table(result), options.results)
-
-
-def _features(examples: SpanExamples, tokenizer: Tokenizer) -> dict[str, Any]:
-    problem = SpanProblem(_TASK, SpanSettings())
-    rows = np.linspace(0, len(examples) - 1, PEER_QUESTIONS).astype(int).tolist()
-    ours, theirs = [], []
-    num_windows = 0
-    for _ in range(ROUNDS):
-        begin = time.process_time()
-        inputs = problem.inputs(examples, tokenizer, MAX_SEQ_LENGTH)
-        ours.append((time.process_time() - begin) / len(examples))
-        num_windows = inputs.num_units
-        begin = time.process_time()
-        for row in rows:
-            peer_features(examples, row, tokenizer)
-        theirs.append((time.process_time() - begin) / len(rows))
-    ratios = [peer / own for own, peer in zip(ours, theirs, strict=True)]
-    return {
-        "questions": len(examples),
-        "windows": num_windows,
-        "features_ms_per_question": round(min(ours) * 1e3, 4),
-        "peer_ms_per_question": round(min(theirs) * 1e3, 2),
-        "features_cpu_s": round(min(ours) * len(examples), 2),
-        "peer_cpu_s_of_all": round(min(theirs) * len(examples), 1),
-        "features_times_peer": round(statistics.median(ratios), 1),
-    }
-
-
 _TASK = Task(name="squad-1.1", title="SQuAD 1.1", kind="spans", metrics=("f1", "exact_match"))
 
 
-def _answers(examples: SpanExamples, tokenizer: Tokenizer) -> dict[str, Any]:
+@cache
+def _given(squad: str, vocab: str) -> tuple[SpanExamples, Tokenizer, SpanProblem]:
+    examples = read_squad(squad, has_answerless=False)
+    return examples, Tokenizer(Path(vocab).read_bytes()), SpanProblem(_TASK, SpanSettings())
+
+
+def features(squad: str, vocab: str) -> Work:
+    """Contestant: the inputs of all questions."""
+    examples, tokenizer, problem = _given(squad, vocab)
+
+    def work() -> int:
+        problem.inputs(examples, tokenizer, MAX_SEQ_LENGTH)
+        return len(examples)
+
+    return work
+
+
+def peer(squad: str, vocab: str) -> Work:
+    """Contestant: the reference's character offsets of some questions."""
+    examples, tokenizer, _ = _given(squad, vocab)
+    rows = np.linspace(0, len(examples) - 1, PEER_QUESTIONS).astype(int).tolist()
+
+    def work() -> int:
+        for row in rows:
+            peer_spans(examples, row, tokenizer)
+        return len(rows)
+
+    return work
+
+
+@cache
+def answers(squad: str, vocab: str) -> Work:
+    """Contestant: the answers and scores of as many questions as the dev set has."""
+    examples, tokenizer, problem = _given(squad, vocab)
     rows = np.arange(DEV_QUESTIONS) % len(examples)
     many = SpanExamples(
         ids=[str(number) for number in range(DEV_QUESTIONS)],
@@ -108,19 +77,14 @@ def _answers(examples: SpanExamples, tokenizer: Tokenizer) -> dict[str, Any]:
         questions=[examples.questions[row] for row in rows],
         answers=[examples.answers[row] for row in rows],
     )
-    problem = SpanProblem(_TASK, SpanSettings())
     inputs = problem.inputs(many, tokenizer, MAX_SEQ_LENGTH)
     outputs = made_outputs(inputs.details, problem.settings.n_best)
-    seconds = []
-    for _ in range(ROUNDS):
-        begin = time.process_time()
-        scored = problem.score(outputs, inputs, many)
-        seconds.append(time.process_time() - begin)
-    return {
-        "answered_questions": DEV_QUESTIONS,
-        "answers_cpu_s": round(min(seconds), 2),
-        "answers_kept": len(scored.predictions["n_best"].combine_chunks().flatten()),
-    }
+
+    def work() -> int:
+        problem.score(outputs, inputs, many)
+        return DEV_QUESTIONS
+
+    return work
 
 
 def made_outputs(windows: Windows, number: int) -> dict[str, np.ndarray]:
@@ -146,41 +110,18 @@ def made_outputs(windows: Windows, number: int) -> dict[str, np.ndarray]:
     }
 
 
-def peer_features(examples: SpanExamples, row: int, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Return the windows of a question as the reference makes them, question by question."""
+def peer_spans(examples: SpanExamples, row: int, tokenizer: Tokenizer) -> list[Any]:
+    """Return the first and last character of each piece of a question's paragraph."""
     paragraph = examples.paragraphs[examples.paragraph_of[row]]
-    processor = tokenizer.processor
-    query = processor.encode(normalise_for_pieces(examples.questions[row], lower_case=True))[:64]
-    pieces = processor.encode(normalise_for_pieces(paragraph, lower_case=True), out_type=str)
+    normal = normalise_for_pieces(paragraph, lower_case=True)
+    pieces = tokenizer.processor.encode(normal, out_type=str)
     aligned = peer_alignment(paragraph, "".join(pieces).replace(WORD_MARK, " "))
     spans, place = [], 0
     for piece in pieces:
-        span = [aligned[at] for at in range(place, place + len(piece)) if aligned[at] is not None]
+        span = [at for at in aligned[place : place + len(piece)] if at is not None]
         spans.append((span[0], span[-1]) if span else None)
         place += len(piece)
-    ids = [processor.piece_to_id(piece) for piece in pieces]
-    room = MAX_SEQ_LENGTH - len(query) - NUM_SPECIAL_IN_PAIR
-    windows, begin = [], 0
-    while begin < len(ids):
-        windows.append((begin, min(room, len(ids) - begin)))
-        if begin + windows[-1][1] == len(ids):
-            break
-        begin += min(windows[-1][1], 128)
-    features = []
-    for number, (first, length) in enumerate(windows):
-        most = {
-            len(query) + 2 + at: _peer_has_most_context(windows, number, first + at)
-            for at in range(length)
-        }
-        sequence = [2, *query, 3, *ids[first : first + length], 3]
-        features.append(
-            {
-                "input_ids": sequence + [0] * (MAX_SEQ_LENGTH - len(sequence)),
-                "spans": spans[first : first + length],
-                "max_context": most,
-            }
-        )
-    return features
+    return spans
 
 
 def peer_alignment(text: str, seen: str) -> list[int | None]:
@@ -236,36 +177,32 @@ def _peer_normalise(character: str) -> str:
     return "".join(c for c in decomposed if not unicodedata.combining(c)).lower()
 
 
-def _peer_has_most_context(windows: list[tuple[int, int]], number: int, place: int) -> bool:
-    best_score, best_number = None, None
-    for other, (first, length) in enumerate(windows):
-        last = first + length - 1
-        if not first <= place <= last:
-            continue
-        score = min(place - first, last - place) + 0.01 * length
-        if best_score is None or score > best_score:
-            best_score, best_number = score, other
-    return number == best_number
-
-
-def _table(result: dict[str, Any]) -> str:
-    """Return the figures in Markdown."""
-    missed = result["missed_goals"]
-    mark = {name: " MISSED" if name in missed else "" for name in GOALS}
-    times = f"{result['features_times_peer']:,.0f}{mark['features_times_peer']}"
-    seconds = f"{result['answers_cpu_s']:.2f}{mark['answers_cpu_s']}"
+def main() -> None:
+    """Measure, print and write the results."""
+    parser = arguments(__doc__, "span_features")
+    parser.add_argument("--squad", type=Path, default=SQUAD, help="SQuAD 1.1, JSON")
+    parser.add_argument("--vocab", type=Path, default=PUBLISHED_MODEL, help="SentencePiece model")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
+    missing = [str(path) for path in (options.squad, options.vocab) if not path.is_file()]
+    if missing:
+        print(f"not run: {', '.join(missing)} is absent; give --squad and --vocab")
+        return
+    files = (str(options.squad), str(options.vocab))
+    makers = {"features": features, "peer": peer, "answers": answers}
+    found = in_turns({name: (make, *files) for name, make in makers.items()}, options.rounds)
     rows = [
-        ("CPU seconds", "ours", "reference's alignment search", "times"),
-        ("---", "---", "---", "---"),
-        (
-            f"features of {result['questions']:,} questions",
-            f"{result['features_cpu_s']:.2f}",
-            f"{result['peer_cpu_s_of_all']:,.0f}",
-            times,
-        ),
-        (f"answers and scores of {result['answered_questions']:,} questions", seconds, "", ""),
+        [name, found.rate(name), f"{DEV_QUESTIONS / found.rate(name).median:,.1f}", times, goal]
+        for name, times, goal in (
+            ("features", found.times("features", "peer"), "20 times the peer"),
+            ("answers", "", "20 CPU s"),
+            ("peer", "", ""),
+        )
     ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    head = ["work", "questions per CPU s", f"CPU s of {DEV_QUESTIONS:,}", "times the peer", "goal"]
+    result = found.result() | {"max_seq_length": MAX_SEQ_LENGTH, "file": options.squad.name}
+    result["features"]["times_peer"] = vars(found.times("features", "peer"))
+    report(result, table(head, rows), options.results)
 
 
 if __name__ == "__main__":

@@ -1,65 +1,108 @@
 """An update of ALBERT base against Hugging Face's `AlbertForPreTraining`, eager and compiled.
 
-    python benchmarks/training_step.py [--no-compiled] [--results FILE]
+    python -m benchmarks.training_step [--no-compiled] [--lengths 128 512] [--rounds 3]
+        [--results FILE]
 
-The same weights, batches and optimizer (our LAMB) on two threads, in turn in one process. Full
-sequences, and updates of the lengths that the stages give on real English text: the peer pads them
-in random micro-batches, ours sorts and packs them. Speed is in real pieces per CPU second; ratios
-are the medians of the rounds'. Beside them the share of the machine's peak in matrix products,
-measured in the same rounds, that the model's own operations reach; and the memory of a step.
+The same weights, batches and optimizer (our LAMB), each in a process of its own with two threads,
+in turn. Full sequences, and updates of the lengths that the stages give on real English text: the
+peer pads them in random micro-batches, ours sorts and packs them. Speed is in real pieces per CPU
+second. Beside it the share of the machine's peak in matrix products, measured in the same rounds,
+that the model's own operations reach; and the memory of a step.
 """
 
-import argparse
 import os
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait take no CPU time
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from _padded_batches import padded
-from _real_examples import make_examples
-from _stage_runs import hardware, report
-from transformers import AlbertConfig
-from transformers import AlbertForPreTraining as HuggingFaceAlbert
 
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.model_folder import hf_config, to_hf_state
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.planning.flops import training_flops
-from albert_core.text.ragged import Ints
 from albert_core.training.optimizer import build_optimizer
-from albert_core.training.order import UpdateBatch, UpdateSizes, deal_update
+from albert_core.training.order import deal_update, padded_length
 from albert_core.training.ranks import ALONE
-from albert_core.training.shards import ExampleShards, Rows
+from albert_core.training.shards import ExampleShards, Rows, UpdateBatch, UpdateSizes
 from albert_core.training.step import TrainState, train_step
+from benchmarks import harness
+from benchmarks.english_text import make_examples
 
-RESULTS = Path(__file__).parent / "results" / "training_step.json"
 MODEL, VOCAB_SIZE = ModelSettings(), 30_000
 MICRO_BATCHES = {128: 16, 512: 4}
 """Length -> sequences in a micro-batch; an update of real lengths has two of them."""
-PRECISIONS: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
+PRECISIONS = ("float32", "bfloat16")
 ROUNDS = 3
 TEXT_BYTES = 6_000_000
 GOALS = {
-    "float32 full": 1.4,
-    "bfloat16 full": 1.5,
-    "bfloat16 real": 1.8,
-    "float32 peak": 0.95,
-    "bfloat16 peak": 0.75,
-    "memory": 0.6,
+    "float32, full": "1.4; peak 0.95",
+    "bfloat16, full": "1.5; peak 0.75",
+    "bfloat16, real lengths": "1.8",
 }
+MEMORY_GOAL = 0.6
 _PREDICTED_SHARE = 0.15
+_IGNORED = -100
 
-Step = Callable[[], object]
+
+def padded(rows: Rows) -> dict[str, torch.Tensor]:
+    """Return ``rows`` as Hugging Face's class takes them, padded to the longest, in eights."""
+    width = padded_length(int(rows.lengths.max()))
+    is_real = np.arange(width) < rows.lengths[:, None]
+    input_ids = np.zeros(is_real.shape, np.int64)
+    input_ids[is_real] = rows.input_ids
+    labels = np.full(is_real.shape, _IGNORED)
+    of_row = np.repeat(np.arange(len(rows)), rows.num_predictions)
+    labels[of_row, rows.positions] = rows.labels
+    in_b = (np.arange(width) >= rows.segment_b_starts[:, None]) & is_real
+    return {
+        "input_ids": torch.from_numpy(input_ids),
+        "attention_mask": torch.from_numpy(is_real.astype(np.int64)),
+        "token_type_ids": torch.from_numpy(in_b.astype(np.int64)),
+        "labels": torch.from_numpy(labels),
+        "sentence_order_label": torch.from_numpy(rows.sentence_order_labels.astype(np.int64)),
+    }
+
+
+def same_in_transformers(ours: AlbertForPretraining) -> torch.nn.Module:
+    """Return Hugging Face's model with the same weights."""
+    from transformers import AlbertConfig, AlbertForPreTraining
+
+    config = hf_config(ours.encoder.settings, VOCAB_SIZE)
+    config = {name: value for name, value in config.items() if name != "albert_core"}
+    theirs: torch.nn.Module = AlbertForPreTraining(AlbertConfig(**config)).train()
+    theirs.load_state_dict(to_hf_state(ours))
+    return theirs
+
+
+def peer_update(
+    run: Callable[..., Any],
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[dict[str, torch.Tensor]],
+    number: int,
+    device: str,
+    is_bfloat16: bool,
+) -> None:
+    """Do Hugging Face's update over so many ``batches``."""
+    for batch in batches:
+        with torch.autocast(device, torch.bfloat16, enabled=is_bfloat16):
+            loss = run(**batch).loss
+        (loss / number).backward()
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    torch.nn.utils.clip_grad_norm_(weights, 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def in_micro_batches(rows: Rows, size: int) -> list[Rows]:
+    """Return ``rows`` in parts of ``size``, in their order."""
+    return list(rows.split([*range(size, len(rows), size), len(rows)]))
 
 
 def full_rows(num_sequences: int, length: int) -> Rows:
@@ -78,21 +121,29 @@ def full_rows(num_sequences: int, length: int) -> Rows:
     )
 
 
-def typical(examples: ExampleShards, number: int) -> Ints:
-    """Return ``number`` examples, in random order, whose lengths lie as those of all do.
+@cache
+def rows_of(length: int, manifest: str) -> Rows:
+    """Return an update: full sequences, or twice as many whose lengths lie as those of all do.
 
-    They are the middles of as many equal parts of all examples in order of length: few drawn by
+    Those are the middles of as many equal parts of all examples in order of length: few drawn by
     chance would have more padding than all, or less.
     """
+    size = MICRO_BATCHES[length]
+    if not manifest:
+        return full_rows(size, length)
+    examples = ExampleShards(manifest, "train")
     lengths, _ = examples.sizes(np.arange(len(examples)))
-    middles = (np.arange(number) + 0.5) * len(examples) / number
+    middles = (np.arange(2 * size) + 0.5) * len(examples) / (2 * size)
     by_length = np.argsort(lengths, kind="stable")[middles.astype(np.int64)]
-    return np.random.default_rng(0).permutation(by_length)
+    return examples.rows(np.random.default_rng(0).permutation(by_length))
 
 
-def our_step(model: AlbertForPretraining, rows: Rows, length: int, precision: Any) -> Step:
-    """Return a function that does our update over ``rows``."""
-    state = TrainState(model=model.train(), optimizer=build_optimizer(model, "lamb", 1e-3, 0.01))
+@cache
+def our_update(length: int, precision: Any, manifest: str = "") -> harness.Work:
+    """Contestant: our update."""
+    torch.manual_seed(0)
+    model, rows = AlbertForPretraining(MODEL, VOCAB_SIZE).train(), rows_of(length, manifest)
+    state = TrainState(model=model, optimizer=build_optimizer(model, "lamb", 1e-3, 0.01))
     settings = TrainingSettings(precision=precision)
     budget = MICRO_BATCHES[length] * length
     parts = [rows.take(places) for places in deal_update(rows.lengths, 0, 1, budget)]
@@ -100,168 +151,120 @@ def our_step(model: AlbertForPretraining, rows: Rows, length: int, precision: An
         sizes=UpdateSizes.of_lengths(rows.lengths, int(rows.num_predictions.sum())),
         micro_batches=[part.batch() for part in parts],
     )
-    return lambda: train_step(state, whole, settings, ALONE)
+
+    def work() -> float:
+        train_step(state, whole, settings, ALONE)
+        return float(rows.lengths.sum())
+
+    return work
 
 
-def peer_step(
-    model: HuggingFaceAlbert, rows: Rows, length: int, precision: str, compiled: bool
-) -> Step:
-    """Return a function that does Hugging Face's update over ``rows``, in their random order."""
-    run = torch.compile(model) if compiled else model
-    optimizer = build_optimizer(model, "lamb", 1e-3, 0.01)
-    size = MICRO_BATCHES[length]
-    parts = list(rows.split([*range(size, len(rows), size), len(rows)]))
-    batches = [padded(part) for part in parts]
-
-    def step() -> None:
-        for batch in batches:
-            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
-                loss = run(**batch).loss
-            (loss / len(batches)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
-
-
-def models() -> tuple[AlbertForPretraining, HuggingFaceAlbert]:
-    """Return both, with the same weights."""
+@cache
+def their_update(length: int, precision: str, manifest: str = "", how: str = "") -> harness.Work:
+    """Contestant: Hugging Face's update, of the examples in random order."""
     torch.manual_seed(0)
-    ours = AlbertForPretraining(MODEL, VOCAB_SIZE)
-    config = {k: v for k, v in hf_config(MODEL, VOCAB_SIZE).items() if k != "albert_core"}
-    theirs = HuggingFaceAlbert(AlbertConfig(**config)).train()
-    theirs.load_state_dict(to_hf_state(ours))
-    return ours, theirs
+    model = same_in_transformers(AlbertForPretraining(MODEL, VOCAB_SIZE))
+    run = torch.compile(model) if how == "compiled" else model
+    optimizer = build_optimizer(model, "lamb", 1e-3, 0.01)
+    rows = rows_of(length, manifest)
+    batches = [padded(part) for part in in_micro_batches(rows, MICRO_BATCHES[length])]
+
+    def work() -> float:
+        peer_update(run, optimizer, batches, len(batches), "cpu", precision == "bfloat16")
+        return float(rows.lengths.sum())
+
+    return work
 
 
-def cpu_seconds(step: Step) -> float:
-    """Return the CPU seconds of one call."""
-    begin = time.process_time()
-    step()
-    return time.process_time() - begin
-
-
-def peak_flops(precision: str) -> float:
-    """Return operations per CPU second of the feed-forward's own matrix product."""
-    dtype = getattr(torch, precision)
+@cache
+def peak(precision: str) -> harness.Work:
+    """Contestant: operations of the feed-forward's own matrix product."""
+    dtype, calls = getattr(torch, precision), 6
     x, weight = (torch.randn(n, MODEL.hidden_size).to(dtype) for n in (2048, 3072))
-    F.linear(x, weight)
-    calls = 6
-    seconds = cpu_seconds(lambda: [F.linear(x, weight) for _ in range(calls)])
-    return calls * 2 * 2048 * 3072 * MODEL.hidden_size / seconds
+
+    def work() -> float:
+        for _ in range(calls):
+            F.linear(x, weight)
+        return calls * 2.0 * 2048 * 3072 * MODEL.hidden_size
+
+    return work
 
 
-def measure(rows: Rows, length: int, precision: str, peers: Sequence[str]) -> dict[str, float]:
-    """Return the figures of one case, with each of ``peers``: eager, compiled."""
-    ours, theirs = models()
-    steps = {"ours": our_step(ours, rows, length, precision)}
-    for peer in peers:
-        steps[peer] = peer_step(theirs, rows, length, precision, peer == "compiled")
-    peaks, seconds = [], {name: [] for name in steps}
-    for number in range(ROUNDS + 1):
-        peaks.append(peak_flops(precision))
-        for name, step in steps.items():
-            spent = cpu_seconds(step)
-            if number:  # the first round compiles, and fetches memory
-                seconds[name].append(spent)
-    mine = statistics.median(seconds["ours"])
-    flops = training_flops(MODEL, VOCAB_SIZE, rows.lengths, int(rows.num_predictions.sum()))
-    width = int(rows.lengths.max())
-    result = {
-        "padding_share": 1 - float(rows.lengths.sum()) / (width * len(rows)),
-        "pieces_per_cpu_s": float(rows.lengths.sum()) / mine,
-        "share_of_peak": flops / mine / statistics.median(peaks),
-        "peak_gflops": statistics.median(peaks) / 1e9,
-    }
-    for peer in peers:
-        ratios = [a / b for a, b in zip(seconds[peer], seconds["ours"], strict=True)]
-        result[f"times_{peer}"] = statistics.median(ratios)
-    return result
-
-
-def step_memory(whose: str, precision: str) -> float:
+def step_memory(contestant: Callable[..., harness.Work], precision: str) -> float:
     """Return the MB that two updates add to this process, at 4 x 512."""
-    rows, (ours, theirs) = full_rows(4, 512), models()
-    if whose == "ours":
-        step = our_step(ours, rows, 512, precision)
-    else:
-        step = peer_step(theirs, rows, 512, precision, compiled=False)
-    peak_flops(precision)  # the library's own room for matrix products
-    before = _status_mb("VmRSS")
-    step()
-    step()
-    return _status_mb("VmHWM") - before  # not getrusage's, which begins with the parent's
+    work = contestant(512, precision)
+    peak(precision)()  # the library's own room for matrix products
+    before = harness.status_mb("VmRSS")
+    work()
+    work()
+    return harness.status_mb("VmHWM") - before  # not getrusage's, which begins with the parent's
 
 
-def _status_mb(name: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    [line] = [line for line in lines if line.startswith(f"{name}:")]
-    return int(line.split()[1]) / 1024
+def measure(
+    length: int, precision: str, manifest: str, compiled: bool, rounds: int
+) -> dict[str, Any]:
+    """Return the figures of one case."""
+    case = (length, precision, manifest)
+    contestants: dict[str, harness.Contestant] = {
+        "peak": (peak, precision),
+        "ours": (our_update, *case),
+        "peer": (their_update, *case),
+    }
+    if compiled:
+        contestants["compiled peer"] = (their_update, *case, "compiled")
+    found, rows = harness.in_turns(contestants, rounds), rows_of(length, manifest)
+    flops = training_flops(MODEL, VOCAB_SIZE, rows.lengths, int(rows.num_predictions.sum()))
+    per_piece = flops / float(rows.lengths.sum())
+    return {
+        "pieces_per_cpu_s": vars(found.rate("ours")),
+        "share_of_peak": per_piece * found.rate("ours").median / found.rate("peak").median,
+        "peak_gflops": found.rate("peak").median / 1e9,
+        "padding_share": 1 - float(rows.lengths.mean() / rows.lengths.max()),
+        "times": {p: vars(found.times("ours", p)) for p in contestants if p.endswith("peer")},
+    }
 
 
-def _memory_of(whose: str, precision: str) -> float:
-    command = [sys.executable, __file__, "--memory", f"{whose} {precision}"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(done.stdout)
-
-
-def table(result: dict[str, Any]) -> str:
+def shown(result: dict[str, Any]) -> str:
     """Return the figures with their goals, in Markdown."""
-    lines = [
-        "| case | times the peer | times the compiled peer | share of peak | pieces per CPU s |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    rows: list[list[object]] = []
     for case, figures in result["cases"].items():
+        times = figures["times"] | {"compiled peer": figures["times"].get("compiled peer")}
         precision, _, kind = case.split(", ")
-        goal = GOALS.get(f"{precision} {kind}")
-        share = f"{figures['share_of_peak']:.2f}"
-        if kind == "full":
-            share += f" (goal {GOALS[f'{precision} peak']})"
-        eager = f"{figures['times_eager']:.2f}" + (f" (goal {goal})" if goal else "")
-        compiled = f"{figures['times_compiled']:.2f}" if "times_compiled" in figures else ""
-        speed = f"{figures['pieces_per_cpu_s']:,.0f}"
-        lines.append(f"| {case} | {eager} | {compiled} | {share} | {speed} |")
-    for precision, memory in result["memory_mb"].items():
-        share = memory["ours"] / memory["peer"]
-        lines.append(
-            f"| memory of a step, 4 x 512, {precision} | {memory['ours']:,.0f} MB of "
-            f"{memory['peer']:,.0f}: {share:.2f} (goal at most {GOALS['memory']}) | | | |"
-        )
-    return "\n".join(lines)
+        each = ["" if t is None else "{median:.2f} ({low:.2f} to {high:.2f})".format(**t)
+                for t in times.values()]  # fmt: skip
+        speed = f"{figures['pieces_per_cpu_s']['median']:,.0f}"
+        goal = GOALS.get(f"{precision}, {kind}", "")
+        rows.append([case, *each, f"{figures['share_of_peak']:.2f}", goal, speed])
+    for precision, (ours, peer) in result["memory_mb"].items():
+        said = f"{ours:,.0f} MB of {peer:,.0f}: {ours / peer:.2f}"
+        name = f"memory of a step, 4 x 512, {precision}"
+        rows.append([name, said, "", "", f"at most {MEMORY_GOAL}", ""])
+    head = ["case", "times the peer", "times the compiled peer", "share of peak", "goal"]
+    return harness.table([*head, "real pieces per CPU s"], rows)
 
 
 def main() -> None:
-    """Measure all cases; print a table and a line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Measure all cases; print and write the results."""
+    parser = harness.arguments(__doc__, "training_step")
     parser.add_argument("--no-compiled", action="store_true", help="without the compiled peer")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="JSON file to write")
-    parser.add_argument("--memory", help=argparse.SUPPRESS)
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(MICRO_BATCHES))
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
-    if options.memory:
-        print(step_memory(*options.memory.split()))
-        return
     cases: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="albert-bench-") as folder:
-        origin, manifests = make_examples(Path(folder), TEXT_BYTES, list(MICRO_BATCHES))
-        for length, size in MICRO_BATCHES.items():
-            examples = ExampleShards(manifests[length], "train")
-            some = typical(examples, 2 * size)
+        origin, manifests = make_examples(Path(folder), TEXT_BYTES, options.lengths)
+        for length, manifest in manifests.items():
             for precision in PRECISIONS:
-                peers = ["eager"] if options.no_compiled else ["eager", "compiled"]
-                name = f"{precision}, {size} x {length}"
-                cases[f"{name}, full"] = measure(full_rows(size, length), length, precision, peers)
-                print(name, cases[f"{name}, full"], file=sys.stderr)
-                cases[f"{name}, real"] = measure(examples.rows(some), length, precision, ["eager"])
-    memory = {p: {who: _memory_of(who, p) for who in ("ours", "peer")} for p in PRECISIONS}
-    result = {
-        "text": origin,
-        "cases": cases,
-        "memory_mb": memory,
-        "threads": torch.get_num_threads(),
-        "hardware": hardware() | {"torch": torch.__version__},
-    }
-    report(result, table(result), options.results)
+                name = f"{precision}, {MICRO_BATCHES[length]} x {length}"
+                for kind, examples in (("full", ""), ("real lengths", manifest)):
+                    compiled = kind == "full" and not options.no_compiled
+                    figures = measure(length, precision, examples, compiled, options.rounds)
+                    cases[f"{name}, {kind}"] = figures
+    both = (our_update, their_update)
+    memory = {p: [harness.alone(step_memory, each, p) for each in both] for p in PRECISIONS}
+    result = {"text": origin, "cases": cases, "memory_mb": memory}
+    result["hardware"] = {"threads": torch.get_num_threads()}
+    harness.report(result, shown(result), options.results)
 
 
 if __name__ == "__main__":

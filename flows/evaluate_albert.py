@@ -1,7 +1,6 @@
 """Flow: a registered or local model -> its scores on all downstream tasks that are there."""
 
 import json
-import sys
 from typing import Any, cast
 
 from prefect import flow
@@ -12,7 +11,6 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
 from albert_core.stage.manifest import newest_manifest
-from flows.commands.command_line import recipe_parser, run_by_hand
 from flows.finetunings import (
     MNLI,
     Planned,
@@ -142,7 +140,7 @@ def score(
 ) -> str:
     """Stage: all fine-tunings -> one table of scores."""
     return run_stage(
-        "albert_core.scores.collect",
+        "albert_core.scores.tabulate",
         run,
         model=model,
         finetunings=json.dumps(finetunings),
@@ -231,13 +229,3 @@ def newest_task_folder(work: str) -> str:
             "or run the flow pretrain-albert first"
         )
     return storage.join(work, "task", manifest.key, _GENERATED_FOLDER)
-
-
-if __name__ == "__main__":
-    parser = recipe_parser(evaluate_albert, with_source=False)
-    parser.add_argument("--model", required=True, help="folder, or models:/name@alias")
-    parser.add_argument("--task-folder", help="of the public files; default: the generated task's")
-    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all that are there")
-    parser.add_argument("--seeds", type=int, help="fine-tunings of each task")
-    parser.add_argument("--corpus", help="manifest of the corpus the model was pretrained on")
-    sys.exit(run_by_hand(evaluate_albert, **vars(parser.parse_args())))

@@ -1,4 +1,8 @@
-"""What every flow has: the names of its runs, and what is done as they begin and end."""
+"""What every flow has: the names of its runs, and what is done as they begin and end.
+
+A flow process that is killed ends no task of its own: Prefect 3.8 makes the flow run Crashed, by
+its worker or by an automation, and leaves its tasks Running for ever. The next flow run ends them.
+"""
 
 from datetime import UTC, datetime
 from pathlib import Path

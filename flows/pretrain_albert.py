@@ -1,19 +1,16 @@
 """Start here: the whole way, from raw text to a registered ALBERT, in one flow."""
 
-import sys
-
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
 from albert_core.stage import storage
 from albert_core.stage.environment import shown_tracking_uri
 from albert_core.stage.manifest import read_manifest
-from flows.commands.command_line import interpreter, recipe_parser, run_by_hand
 from flows.evaluate_albert import TASK_RUNNER, evaluate, task_folder_of
 from flows.flow_options import FLOW_OPTIONS
 from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, with_form
 from flows.refresh_corpus import clean_corpus, make_examples, train_vocab
-from flows.report import build_report
+from flows.report import build_report, interpreter
 from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
 from flows.tracked_flow import note_report
 
@@ -120,8 +117,3 @@ def model_folder_of_run(pretraining: str) -> str:
     """Return the folder of the model that the pretraining of this manifest wrote."""
     manifest, folder = read_stage(pretraining)
     return storage.join(folder, manifest.facts["model_folder"])
-
-
-if __name__ == "__main__":
-    options = recipe_parser(pretrain_albert).parse_args()
-    sys.exit(run_by_hand(pretrain_albert, **vars(options)))

@@ -3,6 +3,7 @@
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Self, TypeGuard
 
@@ -91,10 +92,12 @@ def load_recipe(recipe: str, overrides: Sequence[str] = (), source: str | None =
     values.setdefault("name", Path(uri).stem)
     if source is not None:
         values["source"] = {"uri": source}
-    for override in overrides:
-        _apply(values, override)
     _refuse_unknown(values, Recipe, uri)
-    return _anchored(Recipe.read(values, uri))
+    changed = deepcopy(values)
+    for override in overrides:
+        _apply(changed, override)
+        _refuse_unknown(changed, Recipe, f"--set {override}")
+    return _anchored(_read(changed, values, overrides, uri))
 
 
 def save_recipe(recipe: Recipe, work: str) -> str:
@@ -125,14 +128,46 @@ def _read_toml(uri: str) -> dict[str, Any]:
         raise ConfigError(f"{uri} cannot be read as a recipe: {error}") from error
 
 
+def _read(
+    values: dict[str, Any], in_file: dict[str, Any], overrides: Sequence[str], uri: str
+) -> Recipe:
+    """Return the recipe of ``values``; blame the overrides for what is wrong only with them."""
+    try:
+        return Recipe.read(values, uri)
+    except ConfigError as error:
+        if not overrides or str(error) == _mistake(in_file, uri):
+            raise
+        message = str(error).removeprefix(f"{uri}: ")
+        named = [each for each in overrides if ".".join(_keys_of(each)) in message]
+        given = " ".join(f"--set {each}" for each in named or overrides)
+        raise ConfigError(f"{given}: {message}") from None
+
+
+def _mistake(values: dict[str, Any], uri: str) -> str:
+    try:
+        Recipe.read(values, uri)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def _apply(values: dict[str, Any], override: str) -> None:
-    path, equals, text = override.partition("=")
-    *sections, field = _toml_keys(path) if equals else [""]
+    *sections, field = _keys_of(override)
     if not field:
-        raise ConfigError(f"{override!r} is not of the form section.field=value")
+        raise ConfigError(f"--set {override!r} is not of the form section.field=value")
     for name in sections:
-        values = _section(values, name)
-    values[field] = _toml_value(text.strip())
+        values = values.setdefault(name, {})
+        if not isinstance(values, dict):
+            raise ConfigError(
+                f"--set {override}: {name!r} is a setting, not a section with settings"
+            )
+    values[field] = _toml_value(override.partition("=")[2].strip())
+
+
+def _keys_of(override: str) -> list[str]:
+    """Return the path of the setting; [""] if there is none."""
+    path, equals, _ = override.partition("=")
+    return _toml_keys(path) if equals else [""]
 
 
 def _toml_keys(path: str) -> list[str]:
@@ -146,13 +181,6 @@ def _toml_keys(path: str) -> list[str]:
         [(key, inner)] = inner.items()
         keys.append(key)
     return keys
-
-
-def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
-    section = values.setdefault(name, {})
-    if not isinstance(section, dict):
-        raise ConfigError(f"{name!r} is a setting, not a section with settings")
-    return section
 
 
 def _toml_value(text: str) -> Any:

@@ -2,6 +2,10 @@
 
 What is filled in becomes overrides, as they are given on the command line, so that a run that was
 started from the page can be repeated by hand.
+
+Texts among a flow's parameters that may be URIs: those with credentials are refused.
+
+Prefect keeps parameters in its database, and checks them by their JSON schema before it does.
 """
 
 import json

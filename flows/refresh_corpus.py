@@ -1,17 +1,14 @@
 """Flow: sources -> clean corpus -> vocabulary -> examples. This is what the schedule runs."""
 
-import sys
-
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
 from albert_core.stage.command import NO_RESULT
 from albert_core.stage.manifest import read_manifest
-from flows.commands.command_line import interpreter, recipe_parser, run_by_hand
 from flows.corpus_event import tell_of_change
 from flows.flow_options import FLOW_OPTIONS
 from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, with_form
-from flows.report import build_text_report
+from flows.report import build_text_report, interpreter
 from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
 from flows.tracked_flow import note_report
 
@@ -90,8 +87,3 @@ def _affected(receipt: str) -> list[str]:
     from flows.affected_versions import named_versions
 
     return named_versions(receipt)
-
-
-if __name__ == "__main__":
-    options = recipe_parser(refresh_corpus).parse_args()
-    sys.exit(run_by_hand(refresh_corpus, **vars(options)))

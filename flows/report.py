@@ -1,7 +1,9 @@
 """What a run of pretrain-albert did, from its manifests: on the terminal and as an artifact."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from albert_core.stage.command import NO_RESULT
@@ -104,8 +106,7 @@ def build_text_report(
             "Manifests": [(stage, uris[stage]) for stage in made],
         },
         note=removed,
-        commands=f"{python} -m pipelines.audit.audit_examples {uris['examples']} "
-        f"--corpus {uris['corpus']}",
+        commands=f"{_albert(python)} audit {uris['examples']} --corpus {uris['corpus']}",
     )
 
 
@@ -125,8 +126,19 @@ def next_commands(facts: Mapping[str, Any], tracking: str, python: str) -> str:
         'print(model.predict([{"text": "Return the [MASK] of the array."}]))\n'
         "END\n"
         f"{look}"
-        "make serve"
+        f"{_albert(python)} serve"
     )
+
+
+def interpreter() -> str:
+    """Return this interpreter as the user may type it here."""
+    path, here = Path(sys.executable), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _albert(python: str) -> str:
+    """Return the command beside an interpreter as the user may type it."""
+    return str(Path(python).with_name("albert"))
 
 
 def _text_rows(corpus: Manifest, examples: Manifest) -> list[tuple[str, str]]:

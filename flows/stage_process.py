@@ -2,6 +2,14 @@
 
 The process is the leader of its own session, so that it and all that it starts can be stopped
 together; and it is told to stop when this process dies, however that happens.
+
+How long a stage may take, and may say nothing, is the machine's affair:
+
+ALBERT_SILENT_MINUTES  a stage that prints no line for so long is stopped and tried again
+ALBERT_STAGE_HOURS     a stage that takes so long is stopped
+
+Either is one number, for all stages, or several by the name of the stage's module:
+``pretrain=120, finetune=30, 60``, where the bare one is for the others. Unset: no limit.
 """
 
 import contextvars
@@ -18,7 +26,7 @@ from typing import IO
 
 from albert_core.stage.command import FAILURE, FAILURE_STATUS, RESULT, RUN_AGAIN_STATUS
 from albert_core.stage.credentials import redacted
-from albert_core.stage.errors import ConfigError, StageError
+from albert_core.stage.errors import ConfigError, OutageError, StageError
 from albert_core.stage.log import ASKED_FOR, StageProgress, read_line
 
 SILENT_MINUTES = "ALBERT_SILENT_MINUTES"
@@ -40,11 +48,11 @@ STAGE_MODULES = (
     "make_examples",
     "removal",
     "make_task",
-    "training",
-    "finetuning",
+    "pretrain",
+    "finetune",
     "contamination",
-    "scoring",
-    "registry",
+    "tabulate",
+    "register",
 )
 """Names of the stages' modules, in the order of the flows."""
 
@@ -71,7 +79,7 @@ def _number(variable: str, module: str) -> float | None:
         if not 0 < numbers[name] < float("inf"):
             raise ConfigError(
                 f"{variable}: {part!r} must be a number above 0, or stage=number, for example "
-                "training=120"
+                "pretrain=120"
             )
         if name and name not in STAGE_MODULES:
             raise ConfigError(
@@ -110,7 +118,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
-class InterruptedStageError(StageError):
+class InterruptedStageError(StageError, OutageError):
     """A stage was cut short by what passes by itself; running it again may well succeed."""
 
 
@@ -138,7 +146,7 @@ def run_stage_process(
     """Run the command line of a stage; return the URI of its manifest.
 
     Args:
-        argv: as made by `stage_command.stage_argv`.
+        argv: as made by `stage.command.stage_argv`.
         log: called with each line of the stage's output, but for those of its result.
         grace_seconds: time to end between SIGTERM and SIGKILL, when this call is interrupted.
         environment: variables that the process is to have besides this one's.

@@ -23,7 +23,6 @@ from albert_core.stage.outage import is_passing
 from flows.recipe import Recipe, load_recipe, save_recipe
 from flows.stage_page import ProgressPage, save_stage_page
 from flows.stage_process import (
-    InterruptedStageError,
     distributed_argv,
     limits_of,
     run_stage_process,
@@ -138,4 +137,4 @@ def _distributed(argv: list[str]) -> list[str]:
 
 def _may_pass(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
     error = state.result(raise_on_failure=False)
-    return isinstance(error, InterruptedStageError) or is_passing(error)
+    return is_passing(error)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from infra.services import PROJECT, Services
 
+DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
 POOL = "albert"
 PREFECT = "Prefect"
 _PATIENCE = {
@@ -55,7 +56,7 @@ def deploy(services: Services) -> None:
     services.finish(
         *("work pool", *_COMMAND, "work-pool", "create", POOL, "--type", "process", "--overwrite")
     )
-    services.finish("deploy", *_COMMAND, "deploy", "--all")
+    services.finish("deploy", *_COMMAND, "deploy", "--all", "--prefect-file", str(DEPLOYMENTS))
     services.finish("rules", sys.executable, "-m", "infra.prefect_rules", "--pool", POOL)
 
 

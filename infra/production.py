@@ -1,6 +1,6 @@
 """Serve the project for a team, without containers: databases in Postgres, files in S3.
 
-``make production``, or ``python -m infra.production``: Postgres, an MLflow server, a Prefect
+``albert production``: Postgres, an MLflow server, a Prefect
 server and some workers on one machine. What ends by itself is started again. Everything listens
 on the loopback address, unless told otherwise.
 """
@@ -19,7 +19,6 @@ from infra.flow_services import PREFECT, deploy, flow_environment, start_prefect
 from infra.postgres import Postgres
 from infra.services import (
     LOOK_SECONDS,
-    PROJECT,
     Services,
     answers,
     local_folder,
@@ -139,10 +138,10 @@ class Production:
             f"artifacts  {self._artifacts()}{self._warning()}\n"
             f"databases  Postgres, {LOOPBACK}:{settings.postgres_port}, in {self.postgres.folder}\n"
             f"workers    {settings.num_workers}\nlogs       {self.services.logs}\n\n"
-            f"In another terminal, in {PROJECT}, with the environment active:\n\n"
+            "In another terminal, with the environment active:\n\n"
             f"  export PREFECT_API_URL={self.prefect_url}/api\n"
             f"  export MLFLOW_TRACKING_URI={self.mlflow_url}\n"
-            "  prefect deployment run pretrain-albert\n\n"
+            "  prefect deployment run pretrain-albert/pretrain-albert\n\n"
             "Ctrl-C stops everything."
         )
 
@@ -248,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _settings(argv: Sequence[str] | None) -> ProductionSettings:
-    parser = argparse.ArgumentParser(prog="python -m infra.production", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="albert production", description=main.__doc__)
     environment = os.environ.get
     parser.add_argument(
         "--work",

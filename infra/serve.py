@@ -1,6 +1,6 @@
 """Serve the project on this machine: Prefect, MLflow and a worker, until Ctrl-C.
 
-``make serve``, or ``python -m infra.serve``. Everything listens on the loopback address only and
+``albert serve``. Everything listens on the loopback address only and
 keeps its data in the work folder. `infra.production` is the same for a team.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infra.flow_services import PREFECT, deploy, flow_environment, start_prefect, start_worker
-from infra.services import PROJECT, Services, local_folder, refuse_taken, run_until_stopped
+from infra.services import Services, local_folder, refuse_taken, run_until_stopped
 
 HOST = "127.0.0.1"
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m infra.serve", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="albert serve", description=main.__doc__)
     environment = os.environ.get
     parser.add_argument(
         "--work",
@@ -74,13 +74,11 @@ def _port(url: str) -> int:
 
 
 def _greeting(prefect_url: str, mlflow_url: str, services: Services) -> str:
-    elsewhere = prefect_url != f"http://{HOST}:{PREFECT_PORT}"
-    export = f"  export PREFECT_API_URL={prefect_url}/api\n" if elsewhere else ""
     return (
         f"\nPrefect  {prefect_url}\nMLflow   {mlflow_url}\nlogs     {services.logs}\n\n"
-        f"In another terminal, in {PROJECT}, with the environment active:\n\n"
-        f"{export}"
-        "  prefect deployment run pretrain-albert\n"
+        "In another terminal, with the environment active:\n\n"
+        f"  export PREFECT_API_URL={prefect_url}/api\n"
+        "  prefect deployment run pretrain-albert/pretrain-albert\n"
         "  prefect deployment ls\n"
         "  prefect deployment schedule ls refresh-corpus/refresh-corpus\n\n"
         "Ctrl-C stops everything."

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import IO, NoReturn
 
 from albert_core.stage import storage
+from albert_core.stage.command import FAILURE, FAILURE_STATUS
 from albert_core.stage.errors import AlbertError
 
 
@@ -322,8 +323,8 @@ def run_until_stopped(
     except Stopped:
         print("\nstopping", flush=True)
     except (AlbertError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        status = 1
+        print(f"{FAILURE}{error}", file=sys.stderr, flush=True)
+        status = FAILURE_STATUS
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
@@ -352,7 +353,7 @@ def refuse_taken(host: str, **ports: int) -> None:
             except OSError as error:
                 raise ServeError(
                     f"{name} cannot listen at {host}:{port}: {error.strerror}. Stop what listens "
-                    f"there (another `make serve`?), or give ARGS='--{name.lower()}-port ...'"
+                    f"there (another `albert serve`?), or give --{name.lower()}-port=..."
                 ) from error
 
 

@@ -22,6 +22,7 @@ def test_nobody_imports_whom_they_may_not_know() -> None:
         "flows.refresh_corpus",
         "flows.evaluate_albert",
         "flows.commands.lineage",
+        "flows.commands.main",
         "flows.commands.rebuild",
         "flows.commands.retention",
         "flows.commands.trace",
@@ -37,7 +38,7 @@ def test_text_stages_are_read_without_torch() -> None:
     assert loaded_by(modules) & (HEAVY - {"apache_beam"}) == set()
 
 
-def test_the_contract_is_read_without_the_heavy_libraries() -> None:
+def test_what_text_and_training_share_is_read_without_the_heavy_libraries() -> None:
     modules = "albert_core.stage.manifest, albert_core.text.tokenizer, albert_core.config"
     assert loaded_by(modules) & (HEAVY | {"prefect"}) == set()
 

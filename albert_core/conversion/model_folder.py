@@ -8,6 +8,21 @@ model without copies: `BertForPreTraining` for a model of BERT's shape, else `Al
 
 The tokenizer's class is `PreTrainedTokenizerFast` in both: `BertTokenizer` is WordPiece, and
 `AlbertTokenizer` has rules of its own.
+
+The encoder alone in the form of Hugging Face's classes, whatever head stands on it there.
+
+The classes of one family name the encoder's tensors alike: "albert." or "bert." and the rest.
+
+A vocabulary as the files that `transformers.AutoTokenizer` reads, with the same piece ids.
+
+The pieces and scores go into a Unigram model of the `tokenizers` library, the normalisation into
+its rules. Three differences to `Tokenizer` remain:
+
+* special pieces written out in a text, like "[MASK]", are recognised, as fill-mask needs it;
+* of two splits with the same score the other one may be taken (SentencePiece adds its scores in
+  float32, `tokenizers` in float64), in about one line of 20,000;
+* `tokenizers` does not decompose about 15 characters that are newer than its Unicode table, and
+  loses a mark of combining class 0 right after U+2581 or U+FFFD.
 """
 
 import json

@@ -1,6 +1,14 @@
 """Scaled dot-product attention: PyTorch's, but where its own is slow.
 
 Dimensions: B sequences, N heads, S pieces, D head size; T pieces of a packed batch, end to end.
+
+Sequences of like length are padded to one, a bucket, so that attention has few, large products
+instead of many small ones. Only attention sees the padding; all else is computed of the packed
+batch. A bucket lies head after head, as products of matrices want it, so to fill it is also to lay
+it out.
+
+Dimensions: B sequences, T pieces of the packed batch, R rows of it (all pieces, or some), N heads,
+D head size; n sequences of a bucket, S its length.
 """
 
 # mypy: disable-error-code="no-untyped-call"

@@ -83,7 +83,7 @@ class Candidate:
         return (
             f"On dev: {scores}.\n\n"
             f"The gate: {decision.verdict}, {decision.reason}.\n\n"
-            f"What it was made of: `python -m flows.commands.lineage models:/{self.name}/{version}`"
+            f"What it was made of: `albert lineage models:/{self.name}/{version}`"
         )
 
     def tags(self, key: str) -> dict[str, str]:

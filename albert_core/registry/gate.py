@@ -13,6 +13,15 @@ t bound; its degrees of freedom say how few seeds the variance is known from (Sa
 would do worse: of two or three seeds a bootstrap finds too little variance.
 
 `benchmarks/promotion_gate.py` says how often it errs.
+
+The jackknife's values say how far a score hangs on which examples were drawn. The mean of an
+example's values is what it adds to the score; of an accuracy it is 1 where the
+answer is right and 0 where it is not. The variance of the score is that of the values divided by
+their number, and that of the difference of two models' scores is that of the differences of their
+values: they answer the same examples.
+
+N examples, K classes. Source: Efron and Stein 1981, "The jackknife estimate of variance"; Tukey
+1958 for the values ("pseudo-values").
 """
 
 from collections.abc import Mapping, Sequence

@@ -96,8 +96,8 @@ def remedy(version: ModelVersion) -> str:
         "Register its fine-tuning again with the present code: `python -m "
         f"albert_core.registry.register_finetuned --recipe={work}/recipes/<...>.json "
         f"--finetuning={finetuning} --name={name} --work={work}`. Where the gate finds the new "
-        f"version no better than this one, `python -m albert_core.registry --work={work} "
-        f"promote {name} <its number> --reason=...` makes it champion. Then start its servers anew."
+        f"version no better than this one, `albert promote {name} <its number> --work={work} "
+        "--reason=...` makes it champion. Then start its servers anew."
     )
 
 

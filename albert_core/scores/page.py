@@ -1,4 +1,9 @@
-"""A score table as one HTML page that needs no other file, for light and dark screens and paper."""
+"""A score table as one HTML page that needs no other file, for light and dark screens and paper.
+
+It has a dot-and-whisker plot in SVG, a line a task: how far the best constant answer gets (grey),
+every seed (small dots), the median run (large dot) with its 95 % interval (whisker), and published
+scores (triangles). Colours are the page's, by CSS class.
+"""
 
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence

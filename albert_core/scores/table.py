@@ -2,6 +2,11 @@
 
 Pure: the facts of manifests go in, a table comes out; how it looks is `text`'s and
 `page`'s affair. Scores are shares and correlations, 0..1 or -1..1, or errors.
+
+What the paper and its release report on dev, to lay beside one's own.
+
+Source: REFERENCE.md F: the paper's Table 2 (125,000 steps on Wikipedia and books), Tables 9 and 10
+(xxlarge, 1.5 million steps, the single model), and the release's README (version 2, base).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,34 +3,35 @@
 import ast
 import hashlib
 import sys
+from collections.abc import Collection
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+_LOGGERS = ("log", "logging", "warnings")
+_SETTINGS = ("Settings", "TaskHyperparameters")
+"""The classes that settings are made of; what else derives from them has methods only."""
 FIRST_PARTY = ("albert_core", "pipelines", "flows")
-HOW_NOT_WHAT = frozenset(
-    {
-        "albert_core.stage.loaded_once",
-        "albert_core.stage.provenance",
-        "pipelines.engine.dask_cluster",
-        "pipelines.engine.runner",
-        "pipelines.engine.job_server",
-        "pipelines.engine.kept_files",
-        "pipelines.engine.progress",
-        "pipelines.engine.steps",
-    }
+HOW_NOT_WHAT = (
+    "albert_core.planning",
+    "albert_core.stage",
+    "albert_core.tracking",
+    "albert_core.training.preemption",
+    "albert_core.training.run_log",
+    "albert_core.training.speed",
+    "pipelines.engine",
 )
-"""Where and how visibly stages run, and what is noted of it. The same bytes on every engine are
-tested, so that a change here rebuilds nothing."""
+"""Rooms and modules that say where, how fast and how visibly a stage runs, never what it makes."""
 
 
 @cache
 def code_digest(module: str) -> str:
-    """Return a digest of the syntax of ``module`` and of every project module it reaches.
+    """Return a digest of what ``module`` and every project module it reaches do.
 
-    Comments, docstrings and layout do not count, so that explaining a line does not rebuild a
-    corpus; nor do the modules of `HOW_NOT_WHAT`.
+    What can't change a result doesn't count, so that it rebuilds nothing: comments, docstrings and
+    layout, the words of errors and log lines, the fields of settings (their values are in a
+    result's key), and `HOW_NOT_WHAT`.
     """
     digest = hashlib.sha256()
     for name, source in sorted(reachable_sources(module, HOW_NOT_WHAT).items()):
@@ -52,12 +53,12 @@ def library_versions(*names: str) -> dict[str, str]:
     return found
 
 
-def reachable_sources(module: str, without: frozenset[str] = frozenset()) -> dict[str, str]:
+def reachable_sources(module: str, without: Collection[str] = ()) -> dict[str, str]:
     """Return the source of ``module`` and of every project module it reaches, by name.
 
     Args:
         module: where to begin.
-        without: modules to leave out, and what is reached through them alone.
+        without: rooms and modules to leave out, and what is reached through them alone.
     """
     sources: dict[str, str] = {}
     queue = [module]
@@ -67,10 +68,15 @@ def reachable_sources(module: str, without: frozenset[str] = frozenset()) -> dic
             continue
         name = spec.name  # of "__main__" too, so that a stage run by hand is the same one
         sources[name] = Path(spec.origin).read_text(encoding="utf-8")
-        queue.extend(found for found in _imports(sources[name]) if found not in without)
+        queue.extend(found for found in _imports(sources[name]) if not _is_in(found, without))
     return sources
 
 
+def _is_in(module: str, rooms: Collection[str]) -> bool:
+    return any(module == room or module.startswith(f"{room}.") for room in rooms)
+
+
+@cache
 def _imports(source: str) -> list[str]:
     names: list[str] = []
     for node in ast.walk(ast.parse(source)):
@@ -89,18 +95,33 @@ def _is_module(name: str) -> bool:
         return False
 
 
+@cache
 def _meaning(source: str) -> str:
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [item for item in body if not _is_bare_string(item)]  # type: ignore[attr-defined]
-    return ast.dump(tree)
+    return ast.dump(_Meaning().visit(ast.parse(source)))
 
 
-def _is_bare_string(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
+class _Meaning(ast.NodeTransformer):
+    """Leaves out what can't change a result."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        """Leave out strings that stand alone, and log lines."""
+        value = node.value
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            return None
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+            owner = value.func.value
+            if isinstance(owner, ast.Name) and owner.id in _LOGGERS:
+                return None
+        return self.generic_visit(node)
+
+    def visit_Raise(self, node: ast.Raise) -> ast.AST:
+        """Leave out what an error says."""
+        if isinstance(node.exc, ast.Call):
+            node.exc, node.cause = node.exc.func, None
+        return self.generic_visit(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        """Leave out the fields of settings."""
+        if any(isinstance(base, ast.Name) and base.id in _SETTINGS for base in node.bases):
+            node.body = [item for item in node.body if not isinstance(item, ast.AnnAssign)]
+        return self.generic_visit(node)

@@ -65,19 +65,30 @@ def run_command_line(run: Stage, argv: Sequence[str]) -> int:
         arguments = _arguments(run, argv)
         with called_as(_call(run, arguments)):
             manifest = run(**arguments)
-    except AlbertError as error:
-        say(f"{FAILURE}{error}", sys.stderr, logging.ERROR)
-        return RUN_AGAIN_STATUS if is_passing(error) else FAILURE_STATUS
     except Exception as error:
-        if not is_passing(error):
+        status = tell_failure(error)
+        if status is None:
             raise
-        named = redacted(f"{type(error).__name__}: {error}")
-        say(f"{FAILURE}a server or store is away ({named})", sys.stderr, logging.ERROR)
-        return RUN_AGAIN_STATUS
+        return status
     finally:
         lock.release_all()
     say(f"{RESULT}{manifest}", sys.stdout)
     return 0
+
+
+def tell_failure(error: Exception) -> int | None:
+    """Print the one message of what a user can mend or wait out; return the exit status.
+
+    None: it is neither, but a defect, of which nothing is printed.
+    """
+    if isinstance(error, AlbertError):
+        message = str(error)
+    elif is_passing(error):
+        message = f"a server or store is away ({redacted(f'{type(error).__name__}: {error}')})"
+    else:
+        return None
+    say(f"{FAILURE}{message}", sys.stderr, logging.ERROR)
+    return RUN_AGAIN_STATUS if is_passing(error) else FAILURE_STATUS
 
 
 def stage_argv(module: str, recipe: str, **inputs: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Whole numbers that the environment gives."""
+"""What the environment says: whole numbers, the work folder, and where MLflow keeps its runs."""
 
 import os
 from pathlib import Path

@@ -2,7 +2,14 @@
 
 A result's folder is claimed by name. On a file system that has locks the claim is one (flock, also
 over NFS): the kernel frees it when its process ends, however that happens. Elsewhere, in an object
-store above all, it is a lease; see `albert_core.stage.lock`.
+store above all, it is a lease, which its holder keeps renewing.
+
+Each holder has a number, one more than the last one's, and a file of that number which only one
+process can create. The highest number holds the claim. Its file is rewritten every few seconds; one
+that stays as it is for `LEASE_SECONDS` of the onlooker's own clock, or whose process is gone from
+the onlooker's machine, is nobody's, and the next number may be created. A holder that finds a
+higher number, or its own file gone or another's, was taken for dead: it ends its process, to be
+run again.
 """
 
 import errno

@@ -2,6 +2,10 @@
 
 ``ALBERT_LOG_FORMAT=json`` makes every line an object with ``time``, ``level``, ``stage``,
 ``flow_run_id``, ``mlflow_run_id``, ``logger`` and ``message``, as far as they are known.
+
+How far a stage is, as a line for the process that started it, when that asks for it.
+
+The line is for a program; people read the stage's own lines.
 """
 
 import json

@@ -3,6 +3,13 @@
 A field ends at a tab and a row at a line feed; quotation marks mean nothing. Columns are found by
 their names in the header; a labelled file without one (CoLA's) has GLUE's columns in order. An
 example's id is its number in the index column, else its row, counted from 0.
+
+How GLUE lays out its nine tasks and its diagnostic set: folders, files, columns, labels.
+
+MNLI's mismatched sets are a task of their own, "mnli-mm", and so is the diagnostic set, "ax":
+both have no training data and are predicted by the model of "mnli".
+
+Sources: Wang et al. 2019, "GLUE"; REFERENCE.md D.2 (columns, labels and their order).
 """
 
 import logging

@@ -8,6 +8,15 @@ reference's head for SQuAD 1.1 is over the padding too, whose scores are noise.)
 The targets of a loss are those of `span_inputs`, (B,) each.
 
 Dimensions: B sequences, S pieces of the longest, T pieces in all, H hidden, K candidates.
+
+Scores of positions to answers: the best spans of each question over all its windows.
+
+Source: REFERENCE.md D.3 (`accumulate_predictions_v1`, `_v2` and `write_predictions_v1`, `_v2` of
+the reference). Other than there, a piece without characters, the mark of a word's start, is no
+answer by itself; and a question for which no span is left has no answer instead of "empty".
+
+Dimensions: W windows, N questions, K starts of a window, J ends for each, A answers of all
+questions.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,11 @@
-"""Reads SQuAD 1.1 and 2.0, one JSON file a split, as its site gives them out.
+"""SQuAD 1.1 and 2.0: one JSON file a split, as its site gives them out, and their scores.
 
-Sources: Rajpurkar et al. 2016 and 2018.
+The scores are those of the official evaluation, question by question.
+
+The two versions differ where a text has no words left once articles and punctuation are gone.
+
+N questions. Sources: Rajpurkar et al. 2016 (``evaluate-v1.1.py``) and Rajpurkar et al. 2018
+(``evaluate-v2.0.py``), the scripts that SQuAD's site gives out.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Classification and regression of a text or a pair of texts.
+"""Texts and pairs of texts with a label or a number, and questions with options; their heads.
 
-Source: REFERENCE.md D.2 (`run_classifier.py` and `classifier_utils.py` of the reference).
+Source: `run_classifier.py`, `classifier_utils.py` and `race_utils.py` of google-research/albert.
 """
 
 from collections.abc import Mapping

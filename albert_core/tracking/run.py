@@ -2,7 +2,14 @@
 
 Nothing here may stop or slow a training. A tracking server that is away for a while gets later
 what it missed; one that is still away at the end gets it from the next run in the work folder, or
-from ``python -m albert_core.tracking.send_journals``.
+from ``albert send-journals``.
+
+A run's latest metrics are at ``http://127.0.0.1:PORT/metrics`` if a port is given. Prometheus asks
+for them, so that a run waits for nobody; OpenTelemetry would need a collector to send to.
+
+What the machine does (processor, memory, disk, network, GPUs) is measured by MLflow's collectors.
+Its thread that sends what they find is not used: it gives up when the server is away. Here the
+numbers are points of the run's curves.
 """
 
 import atexit
@@ -214,7 +221,7 @@ class TrackedRun:
         if self._thread.is_alive():
             log.warning(
                 "MLflow at %s is %s: %d entries of this run wait in %s. The next run in this work "
-                "folder sends them, or: python -m albert_core.tracking.send_journals --work %s",
+                "folder sends them, or: albert send-journals --work %s",
                 shown_tracking_uri(self._work),
                 "away" if self._is_away else "slow",
                 self.num_waiting,

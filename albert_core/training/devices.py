@@ -1,4 +1,9 @@
-"""On which devices this process trains: the environment says it, not the recipe."""
+"""On which devices this process trains, and on which a run did.
+
+The environment says it, not the recipe. The order in which numbers are summed depends on the ranks,
+on each one's threads, on the width of the processor's vectors and on the device: runs that differ
+in one of them differ by rounding.
+"""
 
 import json
 import os

@@ -5,15 +5,11 @@ free, because the loss is one mean over the update: there the examples are put i
 so that those of like length are padded together, and dealt to the ranks like cards.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from albert_core.text.ragged import Ints
 from albert_core.text.seeds import derive_seed, random_bits
-from albert_core.training.shards import Batch
 
 LENGTH_MULTIPLE = 8
 """Sequences of several lengths are padded to a multiple of this, which suits the matrix units."""
@@ -119,41 +115,3 @@ def _cut_rounds(widths: list[int], max_padded_pieces: int, min_in_last: int) -> 
             end, at_least = first + 1, 1
             cuts.append(end)
     return cuts[::-1]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateSizes:
-    """How large the batch of one update is, over all ranks; each knows it without asking."""
-
-    num_sequences: int
-    num_pieces: int
-    """Real pieces, special ones included."""
-    sum_of_squares: int
-    """Sum of the squares of the sequences' lengths in real pieces, which attention costs."""
-    num_predictions: int
-    """At least 1, as losses are divided by it."""
-
-    @classmethod
-    def of_lengths(cls, lengths: Ints, num_predictions: int) -> "UpdateSizes":
-        """Return those of an update.
-
-        Args:
-            lengths: int64 (n,), real pieces of each sequence.
-            num_predictions: of all of them together.
-        """
-        return cls(
-            num_sequences=len(lengths),
-            num_pieces=int(lengths.sum()),
-            sum_of_squares=int(lengths @ lengths),
-            num_predictions=max(1, num_predictions),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateBatch:
-    """One rank's part of the batch of one update."""
-
-    sizes: UpdateSizes
-    """Of the whole update."""
-    micro_batches: Iterable[Batch]
-    """This rank's, longest sequences first; taken one by one, so they need not be there at once."""

@@ -12,6 +12,7 @@ A run that gets SIGTERM does its update, saves a checkpoint and ends with status
 import json
 import logging
 import math
+import os
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -34,25 +35,26 @@ from albert_core.stage.command import stage_main
 from albert_core.stage.errors import ConfigError, TrainingError
 from albert_core.stage.log import report_progress
 from albert_core.stage.manifest import MANIFEST, Manifest, StagePlan, read_manifest
+from albert_core.stage.provenance import RANKS, machine
 from albert_core.text.seeds import derive_seed
 from albert_core.tracking.run import TrackedRun, tracked_run
 from albert_core.training.devices import note_machine, noted_machines, ranks_of_environment
 from albert_core.training.held_out import Evaluation, evaluate
 from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
-from albert_core.training.order import UpdateBatch
 from albert_core.training.preemption import RunAgain, StopRequest, ending_when_told_to, stop_request
 from albert_core.training.ranks import Ranks
 from albert_core.training.result import CURVES, write_result
 from albert_core.training.run_log import RunLog, say_scores
 from albert_core.training.sharded_state import shard_state
-from albert_core.training.shards import ExampleShards
+from albert_core.training.shards import ExampleShards, UpdateBatch
 from albert_core.training.speed import expected_speed
 from albert_core.training.start import (
     StartingPoint,
     continue_run,
     earlier_results,
     find_starting_point,
+    same_updates,
 )
 from albert_core.training.step import PAIR_TASKS, TrainState, Update, train_step
 
@@ -66,6 +68,9 @@ def run(model: ModelSettings, training: TrainingSettings, examples: str, work: s
 
     A run that was killed goes on from its newest checkpoint, also with other settings of
     `TrainingSettings.HOW_NOT_WHAT` and another number of ranks: no example is lost or repeated.
+    With dropout, which draws for each micro-batch, another cut into ranks and micro-batches is
+    another run, which ``continue_from`` can begin where the first one was. A run that differs in
+    `TrainingSettings.MEASURE` alone takes over the checkpoints of the first.
 
     Raises:
         ConfigError: the examples are longer than the model's positions, the batch is smaller than
@@ -79,7 +84,11 @@ def run(model: ModelSettings, training: TrainingSettings, examples: str, work: s
     start = find_starting_point(training, model, manifest)
     plan = StagePlan(
         stage=STAGE,
-        settings={"model": model.model_dump(), "training": training.of_result},
+        settings={
+            "model": model.model_dump(),
+            "training": training.of_result,
+            **_cut(model, training),
+        },
         inputs={
             "examples": manifest.content,
             "vocab": manifest.inputs["vocab"],
@@ -107,6 +116,18 @@ def run(model: ModelSettings, training: TrainingSettings, examples: str, work: s
             pretraining.train()
             pretraining.finish()
     return storage.join(plan.folder(work), MANIFEST)
+
+
+def _cut(model: ModelSettings, training: TrainingSettings) -> dict[str, Any]:
+    """Return what dropout's draws depend on beside the seed; nothing without dropout."""
+    if not model.hidden_dropout_prob and not model.attention_probs_dropout_prob:
+        return {}
+    cut = {
+        RANKS: machine(os.environ)[RANKS],
+        "micro_batch_size": training.micro_batch_size,
+        "compile": training.compile,
+    }
+    return {"cut": cut}
 
 
 class Pretraining:
@@ -140,6 +161,8 @@ class Pretraining:
             storage.join(self.folder, CHECKPOINTS), settings.keep_checkpoints
         )
         metrics = self._resume(start)
+        self.before = self._scores_before()
+        metrics = metrics or self._take_over()
         self.tracked: TrackedRun | None = self._track() if ranks.is_first else None
         if ranks.is_first:
             note_machine(self.folder, ranks.world_size, ranks.device)
@@ -153,7 +176,6 @@ class Pretraining:
             metrics,
         )
         self.run_log.say_plan(self.state.step)
-        self.before = self._scores_before()
         best = best_checkpoint(self.writer.folder)
         self.best_loss: float | None = None if best is None else best[1][HELD_OUT_LOSS]
         self.after: Evaluation | None = None
@@ -236,9 +258,7 @@ class Pretraining:
         metrics: list[dict[str, float]] = []
         found = load_newest(self.writer.folder, self.train_examples.manifest.content)
         if found is not None:
-            tensors, record = found
-            self.state.restore(tensors, record, self.writer.folder)
-            metrics = record["window"]
+            metrics = self._restore(*found)
         elif start.checkpoint is not None:
             continue_run(self.state, start.checkpoint, self.settings, self.plan.inputs)
         steps = torch.tensor(self.state.step, dtype=torch.float64, device=self.ranks.device)
@@ -248,6 +268,18 @@ class Pretraining:
                 "other ranks another. Give a work folder that all of them share."
             )
         return metrics
+
+    def _restore(self, tensors: dict[str, Any], record: dict[str, Any]) -> list[dict[str, float]]:
+        self.state.restore(tensors, record, self.writer.folder)
+        metrics: list[dict[str, float]] = record["window"]
+        return metrics
+
+    def _take_over(self) -> list[dict[str, float]]:
+        """Go on from where a run of the same updates was, if there is one and this is not begun."""
+        same = None if self.state.step else same_updates(self.plan, self.work)
+        content = self.train_examples.manifest.content
+        found = None if same is None else load_newest(storage.join(same, CHECKPOINTS), content)
+        return [] if found is None else self._restore(*found)
 
     def _save(self) -> None:
         """Begin to write a checkpoint, on the first rank."""

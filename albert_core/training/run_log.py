@@ -9,8 +9,8 @@ from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.planning.flops import training_flops_of
 from albert_core.tracking.run import MetricsEndpoint, SystemMetrics, TrackedRun
 from albert_core.training.held_out import Evaluation
-from albert_core.training.order import UpdateSizes
 from albert_core.training.ranks import Ranks
+from albert_core.training.shards import UpdateSizes
 from albert_core.training.speed import (
     ExpectedSpeed,
     ProgressWindow,

@@ -3,7 +3,7 @@
 Dimensions: B sequences or R examples, with T pieces and M predictions in all.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -314,3 +314,41 @@ def _columns_of(batch: pa.RecordBatch) -> _Columns:
         sentence_order_label=numbers("sentence_order_label"),
         document_ids=batch["document_id"],
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateSizes:
+    """How large the batch of one update is, over all ranks; each knows it without asking."""
+
+    num_sequences: int
+    num_pieces: int
+    """Real pieces, special ones included."""
+    sum_of_squares: int
+    """Sum of the squares of the sequences' lengths in real pieces, which attention costs."""
+    num_predictions: int
+    """At least 1, as losses are divided by it."""
+
+    @classmethod
+    def of_lengths(cls, lengths: Ints, num_predictions: int) -> "UpdateSizes":
+        """Return those of an update.
+
+        Args:
+            lengths: int64 (n,), real pieces of each sequence.
+            num_predictions: of all of them together.
+        """
+        return cls(
+            num_sequences=len(lengths),
+            num_pieces=int(lengths.sum()),
+            sum_of_squares=int(lengths @ lengths),
+            num_predictions=max(1, num_predictions),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateBatch:
+    """One rank's part of the batch of one update."""
+
+    sizes: UpdateSizes
+    """Of the whole update."""
+    micro_batches: Iterable[Batch]
+    """This rank's, longest sequences first; taken one by one, so they need not be there at once."""

@@ -18,7 +18,7 @@ from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError, TrainingError
 from albert_core.stage.lineage import place_in
-from albert_core.stage.manifest import BEGUN, MANIFEST, Manifest, read_manifest
+from albert_core.stage.manifest import BEGUN, MANIFEST, Manifest, StagePlan, read_manifest
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.step import TrainState
@@ -77,6 +77,25 @@ def earlier_results(settings: TrainingSettings) -> dict[str, str]:
         if storage.exists(manifest := storage.join(folder, name)):
             return {place.partition("/")[0]: manifest}
     return {}
+
+
+def same_updates(plan: StagePlan, work: str) -> str | None:
+    """Return the folder of a run that makes the updates of ``plan`` but is measured otherwise."""
+    wanted = _updates(plan.settings, plan.inputs, plan.code, plan.libraries)
+    for name in storage.list_names(storage.join(work, plan.stage)):
+        folder = storage.join(work, plan.stage, name)
+        begun = storage.join(folder, BEGUN)
+        if name != plan.key and storage.exists(begun):
+            other = read_manifest(begun)
+            if _updates(other.settings, other.inputs, other.code, other.libraries) == wanted:
+                return folder
+    return None
+
+
+def _updates(settings: dict[str, Any], *others: Any) -> list[Any]:
+    measure = TrainingSettings.MEASURE
+    training = {n: value for n, value in settings["training"].items() if n not in measure}
+    return [settings | {"training": training}, *others]
 
 
 def read_vocabulary(manifest: str) -> Tokenizer:

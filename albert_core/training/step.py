@@ -1,6 +1,9 @@
 """One update: the gradient of a whole batch, however it is cut, and the step that it gives.
 
 The device is waited for once an update, to learn whether the update is worth making.
+
+Updates that are not finite, and spikes, are not worth making. That decision depends on nothing but
+numbers that are the same on every rank, so all decide alike.
 """
 
 import math
@@ -18,7 +21,6 @@ from albert_core.model.execution import products_in
 from albert_core.model.losses import EXTRA_PREDICTIONS, masked_lm_loss, sentence_order_loss
 from albert_core.stage.errors import IntegrityError
 from albert_core.training.optimizer import AdamW
-from albert_core.training.order import UpdateBatch, UpdateSizes
 from albert_core.training.preemption import NEVER, StopRequest
 from albert_core.training.ranks import Ranks
 from albert_core.training.sharded_state import (
@@ -30,7 +32,7 @@ from albert_core.training.sharded_state import (
     parts_of,
     whole,
 )
-from albert_core.training.shards import Batch
+from albert_core.training.shards import Batch, UpdateBatch, UpdateSizes
 
 NUM_NORMS = 100
 """Updates that the running median is of; before there are as many, nothing counts as a spike."""

@@ -1,1 +1,1 @@
-"""What is asked for by hand: plan, lineage, trace, rebuild, retention."""
+"""The command `albert`: `main` names what there is, one file a group; the others do the work."""

@@ -1,20 +1,17 @@
-"""What a model was made of: ``python -m flows.commands.lineage models:/albert-tiny@champion``.
+"""What a model was made of: ``albert lineage models:/albert-tiny@champion``.
 
 Of a registered version the registry alone is asked, so that it works where the work folder is not
 mounted. A manifest, the folder of a stage's result, of a model or of a checkpoint will do as well.
 """
 
-import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from albert_core.stage import storage
-from albert_core.stage.environment import work_folder
-from albert_core.stage.errors import AlbertError, IntegrityError
+from albert_core.stage.errors import IntegrityError
 from albert_core.stage.lineage import CORPUS, SOURCE_FILES, Lineage, Result, read_lineage
 from albert_core.stage.manifest import BEGUN, MANIFEST
 from albert_core.stage.provenance import Provenance
@@ -37,19 +34,6 @@ class ModelLineage:
     files: dict[str, list[SourceFile]]
     """Place of a corpus -> its source files, where the list is there."""
     version: "RegisteredVersion | None" = None
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what the command line asks for; return the exit status."""
-    options = _parser().parse_args(arguments)
-    try:
-        found = read_model_lineage(options.model, work_folder(options.work))
-    except AlbertError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    answer = json.dumps(as_json(found), indent=1) if options.json else as_text(found, options.files)
-    sys.stdout.write(f"{answer}\n")
-    return 0
 
 
 def read_model_lineage(model: str, work: str) -> ModelLineage:
@@ -243,18 +227,3 @@ def _pairs(values: Mapping[str, Any]) -> str:
         f"{name} ({_pairs(value)})" if isinstance(value, Mapping) else f"{name} {value}"
         for name, value in values.items()
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m flows.commands.lineage", description="What a model was made of."
-    )
-    parser.add_argument("model", help="models:/name@alias, models:/name/3, a manifest or a folder")
-    parser.add_argument("--work", help="folder for all results (ALBERT_WORK, else 'work')")
-    parser.add_argument("--files", action="store_true", help="all source files, however many")
-    parser.add_argument("--json", action="store_true", help="all of it, for a machine")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,20 +1,12 @@
-"""What a run of a recipe will take on some hardware.
+"""What a run of a recipe will take on some hardware: ``albert plan --recipe base``."""
 
-``python -m flows.commands.plan --recipe base``; with ``--table``, the number of parameters of every
-model in the paper.
-"""
-
-import argparse
-import json
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from albert_core.planning.hardware import HARDWARE, Hardware, find_hardware
+from albert_core.planning.hardware import Hardware, find_hardware
 from albert_core.planning.parameters import PUBLISHED_SIZES, PublishedSize
 from albert_core.planning.run_plan import (
     MANY_DEVICES,
@@ -27,10 +19,10 @@ from albert_core.planning.run_plan import (
 )
 from albert_core.planning.training_memory import TrainingMemory
 from albert_core.stage import storage
-from albert_core.stage.errors import AlbertError, ConfigError
+from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.arrow_files import read_arrow
-from flows.recipe import Recipe, load_recipe, shipped_recipes
+from flows.recipe import Recipe
 from flows.report import Report
 
 _GIB = 2**30
@@ -47,17 +39,6 @@ _MANY_NOTE = (
     f"\nNor is the exchange of gradients: beyond {MANY_DEVICES} devices it begins to count, more "
     "so for BERT,\nwhose gradients are ten times as large."
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what the command line asks for; return the exit status."""
-    options = _parser().parse_args(arguments)
-    try:
-        sys.stdout.write(_answer(options) + "\n")
-    except AlbertError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    return 0
 
 
 def plan_recipe(
@@ -85,6 +66,38 @@ def plan_recipe(
         longest = facts["max_seq_length"], facts["max_predictions"]
     return plan_run(
         recipe.model, recipe.training, vocab_size, sizes, *longest, hardware, num_devices
+    )
+
+
+def read_examples(examples: str | None) -> tuple[int | None, str | None]:
+    """Return how many training examples there are and the URI of their manifest, if known.
+
+    Args:
+        examples: the number alone, or the manifest.
+    """
+    if examples is None or examples.isdecimal():
+        return (None if examples is None else int(examples)), None
+    manifest = storage.absolute(examples)
+    return read_manifest(manifest).facts["num_train"], manifest
+
+
+def own_hardware(
+    name: str,
+    peak_tflops: float | None,
+    memory_gib: float | None,
+    utilisation: float | None,
+    price_per_hour: float | None,
+) -> Hardware:
+    """Return the device of this name with one's own figures in the place of those given.
+
+    Raises:
+        ConfigError: there is no such device, or a figure is impossible.
+    """
+    return find_hardware(name).with_given(
+        peak_tflops=_positive("--peak-tflops", peak_tflops),
+        memory_gib=_positive("--memory-gib", memory_gib),
+        utilisation=_positive("--utilisation", utilisation, at_most=1),
+        usd_per_hour=_positive("--price-per-hour", price_per_hour),
     )
 
 
@@ -126,7 +139,7 @@ def plan_as_text(name: str, plan: RunPlan, num_examples: int | None = None) -> s
     if setup.devices.num_devices > MANY_DEVICES:
         note += _MANY_NOTE
     title = f"{name} on {setup.devices.num_devices} x {setup.devices.hardware.description}"
-    command = f"make demo RECIPE={name} SOURCE=<your text>"
+    command = f"albert pretrain --recipe {name} --source <your text>"
     return Report(title, groups, note, command).text()
 
 
@@ -183,63 +196,10 @@ def parameter_table() -> str:
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m flows.commands.plan", description=__doc__)
-    recipes = ", ".join(shipped_recipes())
-    parser.add_argument("--recipe", default="base", help=f"{recipes}, or path of a TOML file")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="SECTION.FIELD=VALUE",
-        action="append",
-        default=[],
-        help="a setting that differs from the recipe's; may be repeated",
-    )
-    parser.add_argument("--hardware", default="h200", help=", ".join(HARDWARE))
-    parser.add_argument("--devices", type=int, default=1, help="how many of them")
-    parser.add_argument(
-        "--examples",
-        help="how many training examples there are, or the URI of their manifest, whose lengths "
-        "are then counted",
-    )
-    parser.add_argument("--peak-tflops", type=float, help="of one device, in the run's precision")
-    parser.add_argument("--memory-gib", type=float, help="of one device, in 2**30 bytes")
-    parser.add_argument("--utilisation", type=float, help="share of the peak reached, 0..1")
-    parser.add_argument("--price-per-hour", type=float, help="of one device, in USD")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--table", action="store_true", help="the paper's numbers of parameters")
-    return parser
-
-
-def _answer(options: argparse.Namespace) -> str:
-    if options.table:
-        return parameter_table()
-    recipe = load_recipe(options.recipe, options.overrides)
-    hardware = find_hardware(options.hardware).with_given(
-        peak_tflops=_positive(options, "peak_tflops"),
-        memory_gib=_positive(options, "memory_gib"),
-        utilisation=_positive(options, "utilisation", at_most=1),
-        usd_per_hour=_positive(options, "price_per_hour"),
-    )
-    num_examples, manifest = None, None
-    if options.examples is not None and options.examples.isdecimal():
-        num_examples = int(options.examples)
-    elif options.examples is not None:
-        manifest = storage.absolute(options.examples)
-        num_examples = read_manifest(manifest).facts["num_train"]
-    plan = plan_recipe(recipe, hardware, options.devices, manifest)
-    if options.json:
-        return json.dumps(plan_as_json(plan), indent=1)
-    return plan_as_text(recipe.name, plan, num_examples)
-
-
-def _positive(
-    options: argparse.Namespace, name: str, at_most: float = float("inf")
-) -> float | None:
-    value: float | None = getattr(options, name)
+def _positive(option: str, value: float | None, at_most: float = float("inf")) -> float | None:
     if value is not None and not 0 < value <= at_most:
         limit = "above 0" if at_most == float("inf") else f"above 0, at most {at_most:g}"
-        raise ConfigError(f"--{name.replace('_', '-')} is {value:g}, but must be {limit}")
+        raise ConfigError(f"{option} is {value:g}, but must be {limit}")
     return value
 
 
@@ -365,7 +325,3 @@ def _table_row(published: PublishedSize) -> tuple[str, ...]:
         "" if published.millions is None else f"{published.millions}M",
         "" if published.millions is None else matching,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Make a registered model again: ``python -m flows.commands.rebuild models:/albert-tiny@champion``.
+"""Make a registered model again: ``albert rebuild models:/albert-tiny@champion``.
 
 Every stage is called as it was called then, with the recipe of that call, in a work folder of its
 own, and what it makes is compared with what was made then, by digest. The registry alone says what
@@ -9,9 +9,7 @@ depend on the order of sums: on the ranks, the threads of each, the width of the
 vectors, the device and torch. Ranks, threads and vectors are set as they were; the rest is told.
 """
 
-import argparse
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -19,13 +17,12 @@ from typing import Any
 from albert_core.stage import storage
 from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_argv
-from albert_core.stage.environment import work_folder
-from albert_core.stage.errors import AlbertError, IntegrityError, SourceError
+from albert_core.stage.errors import IntegrityError, SourceError
 from albert_core.stage.lineage import CORPUS, FINETUNING, PRETRAINING, Result, place_in
 from albert_core.stage.manifest import Manifest, read_manifest
 from albert_core.stage.provenance import Call, Provenance, code_commit
-from flows.commands.lineage import ModelLineage, read_model_lineage
-from flows.stage_process import distributed_argv, run_stage_process
+from flows.commands.lineage import ModelLineage
+from flows.stage_process import distributed_argv
 from pipelines.config import SourceSettings
 from pipelines.source_files import describe_changes, list_source
 
@@ -69,24 +66,6 @@ class Rebuild:
     def is_equal(self) -> bool:
         """Whether everything is, bit for bit."""
         return self.is_model_equal and all(stage.is_equal for stage in self.stages)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Rebuild what the command line names; return 0 if it came out equal, else 1."""
-    options = _parser().parse_args(arguments)
-    try:
-        work = work_folder(options.work)
-        found = read_model_lineage(options.model, work)
-        into = storage.absolute(options.into or f"{work}-rebuilt/{_name(found)}")
-        for line in check(found, options.anyway):
-            _say(line)
-        done = rebuild(found, into, _run_process)
-    except AlbertError as error:
-        _say(f"error: {error}")
-        return 1
-    answer = json.dumps(as_json(done), indent=1) if options.json else as_text(done)
-    sys.stdout.write(f"{answer}\n")
-    return 0 if done.is_equal else 1
 
 
 def check(found: ModelLineage, anyway: bool = False) -> list[str]:
@@ -295,33 +274,8 @@ def _commit(provenance: Provenance | None) -> str:
     return f"commit {provenance.commit[:_DIGITS]}{changes}"
 
 
-def _run_process(argv: list[str], environment: Mapping[str, str]) -> str:
-    return run_stage_process(argv, _say, environment=environment)
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
-
-
-def _name(found: ModelLineage) -> str:
+def folder_name(found: ModelLineage) -> str:
+    """Return what to call the folder that it is rebuilt in."""
     if found.version is None:
         return place_in(found.title).replace("/", "-") or "model"
     return f"{found.version.name}-{found.version.version}"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m flows.commands.rebuild",
-        description="Make a model again and compare digests.",
-    )
-    parser.add_argument("model", help="models:/name@alias, models:/name/3, a manifest or a folder")
-    parser.add_argument("--work", help="folder for all results (ALBERT_WORK, else 'work')")
-    parser.add_argument("--into", help="folder to rebuild in (default: WORK-rebuilt/NAME-VERSION)")
-    parser.add_argument("--anyway", action="store_true", help="also where source files changed")
-    parser.add_argument("--json", action="store_true", help="the comparison for a machine")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

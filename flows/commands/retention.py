@@ -1,22 +1,18 @@
-"""Delete what no registered version and no current result needs.
+"""Delete what no registered version and no current result needs: ``albert retention``.
 
-Without ``--delete=yes`` it only says what would go. Kept are the results that registered versions
-were made of, the newest of each stage, all that is young, what is being made, and everything that
-one of these was made of. Receipts, databases and MLflow's files are not touched.
+Kept are the results that registered versions were made of, the newest of each stage, all that is
+young, what is being made, and everything that one of these was made of. Receipts, databases and
+MLflow's files are not touched.
 """
 
-import argparse
-import json
-import sys
-import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from albert_core.stage import lock, storage
-from albert_core.stage.environment import shown_tracking_uri, tracking_uri, work_folder
-from albert_core.stage.errors import AlbertError, RegistryError
+from albert_core.stage.environment import shown_tracking_uri, tracking_uri
+from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import (
     REGISTRATION,
     STAGES,
@@ -173,26 +169,6 @@ def _saving_work(
 _WHOLE = {UNITS: "unit.json"}
 """File that makes a folder whole, other than a manifest."""
 _FIRST_DELETED = (MANIFEST, *_WHOLE.values())
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Plan, delete if told to, and print what the command line asks for; return the status."""
-    options = _parser().parse_args(arguments)
-    rules = Rules(options.keep_newest, options.keep_days, options.registered)
-    try:
-        work = work_folder(options.work)
-        if not options.other_registry:
-            check_registry(work)
-        plan = plan_for(work, rules, time.time())
-        if options.delete == "yes":
-            delete(plan, work)
-    except AlbertError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    is_done = options.delete == "yes"
-    answer = json.dumps(as_json(plan), indent=1) if options.json else as_text(plan, work, is_done)
-    sys.stdout.write(f"{answer}\n")
-    return 0
 
 
 def plan_for(work: str, rules: Rules, now: float) -> RetentionPlan:
@@ -375,32 +351,3 @@ def _line(entry: Entry) -> str:
     day = datetime.fromtimestamp(entry.modified, UTC).date()
     unfinished = "" if entry.is_finished else "  unfinished"
     return f"  {entry.name:<40} {entry.num_bytes:>14,}  {day}{unfinished}"
-
-
-def _parser() -> argparse.ArgumentParser:
-    rules = Rules()
-    parser = argparse.ArgumentParser(
-        prog="python -m flows.commands.retention",
-        description="Delete what no registered version and no current result needs.",
-    )
-    parser.add_argument("--work", help="folder for all results (ALBERT_WORK, else 'work')")
-    parser.add_argument(
-        "--keep-newest", type=int, default=rules.keep_newest, help="results of each stage"
-    )
-    parser.add_argument(
-        "--keep-days", type=float, default=rules.keep_days, help="what is younger stays"
-    )
-    parser.add_argument(
-        "--registered",
-        choices=("all", "aliased"),
-        default=rules.registered,
-        help="whose versions' results stay: all, or those with an alias",
-    )
-    parser.add_argument("--other-registry", action="store_true", help="its address has changed")
-    parser.add_argument("--delete", choices=("yes", "no"), default="no")
-    parser.add_argument("--json", action="store_true", help="the plan for a machine")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

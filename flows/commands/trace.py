@@ -1,4 +1,4 @@
-"""What a document went into: ``python -m flows.commands.trace 'docs/a.txt' --work work``.
+"""What a document went into: ``albert trace docs/a.txt``.
 
 Its id is that of the corpus: the file, relative to the source, and the record in it. Corpora and
 examples are looked through; vocabularies, tasks, runs, checkpoints and registered versions follow
@@ -6,18 +6,14 @@ from what they were made of, and from the order of the examples. What was remove
 still told by the receipts of its removal.
 """
 
-import argparse
 import json
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from albert_core.stage import storage
-from albert_core.stage.environment import work_folder
-from albert_core.stage.errors import AlbertError
 from albert_core.stage.lineage import (
     CORPUS,
     FINETUNING,
@@ -72,19 +68,6 @@ class Trace:
     def is_known(self) -> bool:
         """Whether anything was found."""
         return bool(self.occurrences or self.receipts)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print where the document went; return 0 if it was found anywhere, else 1."""
-    options = _parser().parse_args(arguments)
-    try:
-        found = trace(options.document, work_folder(options.work))
-    except AlbertError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    answer = json.dumps(as_json(found), indent=1) if options.json else as_text(found)
-    sys.stdout.write(f"{answer}\n")
-    return 0 if found.is_known else 1
 
 
 def trace(document: str, work: str) -> Trace:
@@ -271,17 +254,3 @@ def _use_lines(uses: list[Use]) -> Iterator[str]:
     for use in uses:
         yield f"{use.place}  {use.how}"
         yield from (f"  {uri.rpartition('/')[2]}" for uri in use.checkpoints)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m flows.commands.trace", description="What a document went into."
-    )
-    parser.add_argument("document", help="its id in the corpus, such as a.jsonl#7")
-    parser.add_argument("--work", help="folder for all results (ALBERT_WORK, else 'work')")
-    parser.add_argument("--json", action="store_true", help="all of it, for a machine")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,22 +1,13 @@
 """Audit example shards, whoever wrote them: what is in them against what should be.
 
-    python -m pipelines.audit.audit_examples MANIFEST_OR_FOLDER_OR_FILES... [--corpus MANIFEST]
-
-Prints a table with a line for each check. Shards are read one by one, in pieces. Whatever is in a
-file, it is reported: one that cannot be read, of the shards, of the corpus or the vocabulary, is a
-failed line of the table, and all others are audited. A row that lacks a value or breaks the format
-is counted and left out of the other checks.
-
-The exit status is 0 when all is within bounds; 1 when something is not, also when no file at all
-can be read; and 2 when the call itself is wrong: nothing to audit, a file named that does not
-exist, or an option out of its range.
+There is a finding for each check. Shards are read one by one, in pieces. Whatever is in a file, it
+is reported: one that cannot be read, of the shards, of the corpus or the vocabulary, is a failed
+check, and all others are audited. A row that lacks a value or breaks the format is counted and left
+out of the other checks.
 """
 
-import argparse
 import dataclasses
-import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -24,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from albert_core.stage import storage
-from albert_core.stage.command import FAILURE, FAILURE_STATUS
 from albert_core.stage.errors import AlbertError, ConfigError, SourceError
 from albert_core.stage.manifest import MANIFEST, Manifest, Shard, check_shard, read_manifest
 from albert_core.text.records import MAX_VOCAB_SIZE, NUM_SPECIAL_IN_PAIR
@@ -331,15 +321,29 @@ def _judge_truth(sources: Sources, seen: _Seen) -> Iterator[Finding]:
     yield Finding(check, found, "all as their labels say", not names)
 
 
-def find_sources(paths: Sequence[str], options: argparse.Namespace) -> Sources:
-    """Return what ``paths`` mean: one manifest or its folder, or files and globs.
+def find_sources(
+    paths: Sequence[str],
+    *,
+    corpus: str = "",
+    vocab: str = "",
+    sample: int = 2000,
+    expected: Mapping[str, Any] | None = None,
+) -> Sources:
+    """Return what is to be audited. What is there but damaged is told in the result.
 
-    What is there but damaged is told in the result.
+    Args:
+        paths: one manifest or its folder, or files and globs.
+        corpus: manifest of the corpus, or its folder; empty: the one that the manifest names.
+        vocab: folder of the vocabulary, or a model file; empty: the one that the manifest names.
+        sample: rows to look up in the corpus; 0: all.
+        expected: fields of `Expected` by name; what is absent or None is as the manifest says.
 
     Raises:
         SourceError: there is nothing to audit, or nothing at one of the paths.
-        ConfigError: the vocabulary or corpus named does not exist.
+        ConfigError: the vocabulary or corpus named does not exist, or an expectation is out of
+            its range.
     """
+    given = _checked(expected or {})
     faults: list[str] = []
     with decoding(paths[0]):
         folder = storage.absolute(paths[0]).removesuffix(f"/{MANIFEST}").rstrip("/")
@@ -357,15 +361,15 @@ def find_sources(paths: Sequence[str], options: argparse.Namespace) -> Sources:
             )
         files += found
     inputs = {} if manifest is None else manifest.input_manifests
-    tokenizer = _find_tokenizer(options.vocab, inputs.get("vocab", ""), manifest, faults)
+    tokenizer = _find_tokenizer(vocab, inputs.get("vocab", ""), manifest, faults)
     return Sources(
         files=files,
-        expected=_expected(manifest, tokenizer, files, options, faults),
+        expected=_expected(manifest, tokenizer, files, given, faults),
         manifest=manifest,
         folder=folder,
-        corpus=_find_corpus(options.corpus, inputs.get("corpus", ""), faults),
+        corpus=_find_corpus(corpus, inputs.get("corpus", ""), faults),
         tokenizer=tokenizer,
-        sample=options.sample,
+        sample=sample,
         faults=faults,
     )
 
@@ -466,27 +470,35 @@ def _expected(
     manifest: Manifest | None,
     tokenizer: Tokenizer | None,
     files: list[File],
-    options: argparse.Namespace,
+    given: Mapping[str, Any],
     faults: list[str],
 ) -> Expected:
     values: dict[str, Any] = {"fidelity": "unknown", "max_seq_length": 512}
     if manifest is not None:
         values["fidelity"] = "paper"
-        for name, parse in {**_OPTIONS, "vocab_size": _number(int, 1, MAX_VOCAB_SIZE)}.items():
+        for name, parse in {**_RANGES, "vocab_size": _number(int, 1, MAX_VOCAB_SIZE)}.items():
             found = _setting(manifest, name)
             if found is None:
                 continue
             try:
                 values[name] = parse(str(found))
-            except (ValueError, argparse.ArgumentTypeError) as error:
+            except ValueError as error:
                 faults.append(f"{MANIFEST}: {name}: {error}")
     elif files and not files[0].is_arrow:
         values["max_seq_length"] = _padded_length(files) or values["max_seq_length"]
     if tokenizer is not None:
         values["vocab_size"] = tokenizer.vocab_size
-    given = {name: getattr(options, name) for name in _OPTIONS}
-    values |= {name: value for name, value in given.items() if value is not None}
-    return Expected(**values)
+    return Expected(**{**values, **given})
+
+
+def _checked(expected: Mapping[str, Any]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for name, value in expected.items():
+        try:
+            given |= {} if value is None else {name: _RANGES[name](str(value))}
+        except ValueError as error:
+            raise ConfigError(f"--{name.replace('_', '-')}: {error}") from error
+    return given
 
 
 def _padded_length(files: list[File]) -> int:
@@ -511,44 +523,10 @@ def table_of(findings: Sequence[Finding]) -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Audit what the arguments name; return the exit status."""
-    options = _parser().parse_args(argv)
-    try:
-        sources = find_sources(options.paths, options)
-    except AlbertError as error:
-        sys.stderr.write(f"{FAILURE}{error}\n")
-        return FAILURE_STATUS
-    findings = audit(sources)
-    if options.json:
-        text = json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1)
-    else:
-        text = table_of(findings)
-    # A file's name may be no valid text.
-    sys.stdout.write(text.encode(errors="backslashreplace").decode() + "\n")
-    return int(any(finding.ok is False for finding in findings))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m pipelines.audit.audit_examples", description=__doc__
-    )
-    parser.add_argument("paths", nargs="+", help="a manifest or its folder; or files and globs")
-    parser.add_argument("--corpus", default="", help="manifest of the corpus they were made of")
-    parser.add_argument("--vocab", default="", help="folder with spiece.model, or a model file")
-    parser.add_argument(
-        "--sample", type=_number(int, 0, 1 << 32), default=2000, help="rows to look up; 0: all"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    for name, of_type in _OPTIONS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=of_type, help="else the manifest's")
-    return parser
-
-
 def _number(of: type[int] | type[float], low: float, high: float) -> Callable[[str], float]:
     def parse(text: str) -> float:
         if not low <= (value := of(text)) <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not in {low} to {high}")
+            raise ValueError(f"{text} is not in {low} to {high}")
         return value
 
     return parse
@@ -557,13 +535,13 @@ def _number(of: type[int] | type[float], low: float, high: float) -> Callable[[s
 def _one_of(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {names}")
+            raise ValueError(f"{text!r} is none of {names}")
         return text
 
     return parse
 
 
-_OPTIONS: dict[str, Callable[[str], Any]] = {
+_RANGES: dict[str, Callable[[str], Any]] = {
     "max_seq_length": _number(int, NUM_SPECIAL_IN_PAIR, MAX_LENGTH),
     "max_predictions": _number(int, 1, MAX_LENGTH),
     "masked_lm_prob": _number(float, 0, 1),
@@ -576,8 +554,4 @@ _OPTIONS: dict[str, Callable[[str], Any]] = {
     "max_repeated_share": _number(float, 0, 1),
     "run_tolerance": _number(float, 0, 1),
 }
-"""Name -> what reads it, from the command line or a manifest: a number in its range, or a name."""
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+"""Name -> what reads it, as given or in a manifest: a number in its range, or a name."""

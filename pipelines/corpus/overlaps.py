@@ -1,8 +1,10 @@
-"""Pure: which documents share words in a row with the texts of a downstream test set.
+"""Pure: which documents of a corpus and examples of a downstream set share words in a row.
 
 A document that has 13 words in a row in common with a test text overlaps with it; case,
 punctuation and layout don't count. Source of the rule: Brown et al. 2020, "Language models are
 few-shot learners", appendix C.
+
+An example overlaps if one of its texts does; which texts it has depends on the kind of task.
 """
 
 import json

@@ -49,11 +49,11 @@ _LONGEST_JOB_SECONDS = 30 * 86_400
 """Beam watches a job for so long; with its default of five minutes a longer one would fail."""
 _ADDED_BY_BEAM = " [while running "
 _RAISED_IN_WORKER = re.compile(
-    rf".*albert_core\.contract\.errors\.(\w+): (.*?)(?:{re.escape(_ADDED_BY_BEAM)}|\n\n|\Z)",
+    rf".*albert_core\.stage\.errors\.(\w+): (.*?)(?:{re.escape(_ADDED_BY_BEAM)}|\n\n|\Z)",
     re.DOTALL,
 )
 """What follows the last mention of an error, whichever runner wraps it."""
-_OF_A_STEP = re.compile(r"\[while running |pipelines/steps\.py")
+_OF_A_STEP = re.compile(r"\[while running |pipelines/engine/steps\.py")
 """What stands in the text of an error that a step raised."""
 _NOT_INSTALLED = re.compile(
     rf"No module named '(albert_core|pipelines)\S*|Cannot run program \S*{_WORKER_COMMAND}.*"

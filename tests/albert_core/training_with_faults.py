@@ -26,9 +26,8 @@ import torch
 from albert_core.model.attention import lengths_of
 from albert_core.stage.command import stage_main
 from albert_core.training import pretrain
-from albert_core.training.order import UpdateBatch
 from albert_core.training.preemption import ending_when_told_to
-from albert_core.training.shards import Batch
+from albert_core.training.shards import Batch, UpdateBatch
 from albert_core.training.step import TrainState, Update, train_step
 
 FAULTS: dict[str, Any] = json.loads(os.environ.get("FAULTS", "{}"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import albert_core
+from albert_core import registry as registry_room
 from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
 from flows import evaluate_albert, stage_task
@@ -45,7 +45,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     monkeypatch.setattr(stage_task, "begin_tracking", lambda *_: None)
     versions = SimpleNamespace(model_folder_of=lambda uri, work: f"/found/{uri[8:]}")
     monkeypatch.setitem(sys.modules, "albert_core.registry.versions", versions)
-    monkeypatch.setattr(albert_core, "model_versions", versions, raising=False)
+    monkeypatch.setattr(registry_room, "versions", versions, raising=False)
     return fake
 
 
@@ -67,14 +67,14 @@ def test_each_task_that_is_there_is_done_with_each_seed_and_the_rest_is_named(
         "models:/albert-tiny@champion", task_folder, seeds=2, work=work
     )
     assert text.startswith("the table\n")
-    assert f"{work}/scoring/scoring--/scores.html" in text
-    finetunings = stages.of("finetuning")
+    assert f"{work}/tabulate/tabulate--/scores.html" in text
+    finetunings = stages.of("finetune")
     assert [(each["task"], each["seed"]) for each in finetunings] == [
         (task, seed) for task in ("mnli", "cola", "rte") for seed in ("12345", "12346")
     ]
     assert {each["model_folder"] for each in finetunings} == {"/found/albert-tiny@champion"}
     assert {each["task_folder"] for each in finetunings} == {task_folder}
-    (scoring,) = stages.of("scoring")
+    (scoring,) = stages.of("tabulate")
     assert scoring["model"] == "albert-tiny@champion"
     assert len(json.loads(scoring["finetunings"])) == 6
     assert scoring["contamination"] == ""
@@ -95,13 +95,13 @@ def test_what_starts_from_mnli_starts_from_the_run_of_the_same_seed(
         work=work,
         overrides=['evaluation.from_mnli=["rte"]'],
     )
-    assert [(each["task"], each["model_folder"]) for each in stages.of("finetuning")] == [
+    assert [(each["task"], each["model_folder"]) for each in stages.of("finetune")] == [
         ("mnli", f"{tmp_path}/some/model"),
         ("mnli", f"{tmp_path}/some/model"),
-        ("rte", f"{work}/finetuning/finetuning-mnli-12345/model"),
-        ("rte", f"{work}/finetuning/finetuning-mnli-12346/model"),
+        ("rte", f"{work}/finetune/finetune-mnli-12345/model"),
+        ("rte", f"{work}/finetune/finetune-mnli-12346/model"),
     ]
-    assert stages.of("scoring")[0]["model"] == "some/model"
+    assert stages.of("tabulate")[0]["model"] == "some/model"
 
 
 def test_with_the_corpus_known_the_overlap_is_looked_for(
@@ -110,11 +110,11 @@ def test_with_the_corpus_known_the_overlap_is_looked_for(
     evaluate_albert.evaluate_albert(
         "/m", task_folder, ["cola"], 1, work=f"{tmp_path}/work", corpus="/corpus/manifest.json"
     )
-    assert [name for name, _ in stages.calls] == ["finetuning", "contamination", "scoring"]
+    assert [name for name, _ in stages.calls] == ["finetune", "contamination", "tabulate"]
     assert stages.of("contamination") == [
         {"corpus": "/corpus/manifest.json", "task_folder": task_folder}
     ]
-    assert stages.of("scoring")[0]["contamination"].endswith("contamination--/manifest.json")
+    assert stages.of("tabulate")[0]["contamination"].endswith("contamination--/manifest.json")
 
 
 def test_several_run_at_a_time_where_the_environment_says_so(
@@ -122,9 +122,9 @@ def test_several_run_at_a_time_where_the_environment_says_so(
 ) -> None:
     monkeypatch.setenv("ALBERT_FINETUNING_PROCESSES", "2")
     evaluate_albert.evaluate_albert("/m", task_folder, ["cola", "rte"], 2, work=f"{tmp_path}/w")
-    found = json.loads(stages.of("scoring")[0]["finetunings"])
+    found = json.loads(stages.of("tabulate")[0]["finetunings"])
     assert [Path(uri).parent.name for uri in found] == [
-        f"finetuning-{task}-{seed}" for task in ("cola", "rte") for seed in (12345, 12346)
+        f"finetune-{task}-{seed}" for task in ("cola", "rte") for seed in (12345, 12346)
     ]
 
 
@@ -137,9 +137,9 @@ def test_without_a_folder_the_task_generated_last_is_done(
     for split in ("train", "dev"):
         storage.write_bytes(f"{folder}/CoLA/{split}.tsv", b"")
     evaluate_albert.evaluate_albert("/m", seeds=1, work=str(tmp_path))
-    (finetuning,) = stages.of("finetuning")
+    (finetuning,) = stages.of("finetune")
     assert (finetuning["task"], finetuning["task_folder"]) == ("cola", f"{folder}/CoLA")
-    assert json.loads(stages.of("scoring")[0]["missing"]) == {}
+    assert json.loads(stages.of("tabulate")[0]["missing"]) == {}
 
 
 def test_without_a_generated_task_a_folder_must_be_given(tmp_path: Path) -> None:

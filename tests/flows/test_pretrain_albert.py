@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from albert_core import registry as model_registry
+from albert_core import registry as registry_room
 from albert_core.stage import storage
 from flows import evaluate_albert, pretrain_albert, refresh_corpus, stage_task
 from flows.stage_task import RecipeRun
@@ -18,7 +18,7 @@ STAGE_OF = {
     "pipelines.make_task": "task",
     "albert_core.training.pretrain": "pretraining",
     "albert_core.finetuning.finetune": "finetuning",
-    "albert_core.scores.collect": "scores",
+    "albert_core.scores.tabulate": "scores",
     "albert_core.registry.register": "registration",
 }
 
@@ -64,7 +64,7 @@ def set_champion(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
         model_folder_of=lambda model_uri, work: "/elsewhere/champion",
     )
     monkeypatch.setitem(sys.modules, "albert_core.registry.versions", registry)
-    monkeypatch.setattr(model_registry, "model_versions", registry, raising=False)
+    monkeypatch.setattr(registry_room, "versions", registry, raising=False)
 
 
 def at(stage: str, *rest: str) -> str:

@@ -10,10 +10,10 @@ import pytest
 from albert_core.config import RegistrySettings
 from albert_core.finetuning.finetune import model_digest
 from albert_core.registry import register
-from albert_core.registry.__main__ import main
 from albert_core.stage.manifest import read_manifest
 from albert_core.tracking.server import open_client
 from flows import evaluate_albert, pretrain_albert, refresh_corpus
+from flows.commands.main import main
 from flows.stage_task import RecipeRun
 from tests.albert_core.made_scores import finetuned, pretrained, scores_of, write_stage
 from tests.flows.made_manifests import FACTS
@@ -37,15 +37,15 @@ class Stages:
 
     def run_stage(self, module: str, run: RecipeRun, environment: Any = None, **inputs: str) -> str:
         stage = module.rpartition(".")[2]
-        if stage == "training":
+        if stage == "pretrain":
             return pretrained(self.work, self.seed)
-        if stage == "finetuning":
+        if stage == "finetune":
             folder = inputs["model_folder"]
             accuracy = self.accuracy[model_digest(folder)] + 0.005 * (int(inputs["seed"]) % 2)
             return finetuned(self.work, folder, inputs["task"], accuracy, int(inputs["seed"]))
-        if stage == "scoring":
+        if stage == "tabulate":
             return scores_of(self.work, json.loads(inputs["finetunings"]))
-        if stage == "registry":
+        if stage == "register":
             return register.run(RegistrySettings(model_name=NAME), work=self.work, **inputs)
         names = {"clean_corpus": "corpus", "train_vocab": "vocab", "make_examples": "examples"}
         return write_stage(self.work, names[stage], FACTS[names[stage]])
@@ -88,5 +88,5 @@ def test_a_better_model_is_promoted_a_worse_and_an_equal_one_are_not_and_there_i
     assert aliases(stages.work) == {"champion": "2", "previous": "1", "candidate": "4"}
     again = run_flow(stages, tmp_path / "tasks")
     assert (again["version"], again["verdict"]) == ("4", "refused")
-    assert main(["--work", stages.work, "rollback", NAME, "--reason", "a test"]) == 0
+    assert main(["rollback", NAME, f"--work={stages.work}", "--reason=a test"]) == 0
     assert aliases(stages.work) == {"champion": "1", "previous": "2", "candidate": "4"}

@@ -84,6 +84,32 @@ def test_a_mistake_is_refused_and_named_by_its_path(override: str, message: str)
         load_recipe("tiny", [override])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["training.seed=1", "training.num_steps=many"], "--set training.num_steps=many: train"),
+        (["training.num_steps"], "--set 'training.num_steps' is not of the form"),
+        (["name.b=1"], "--set name.b=1: 'name' is a setting"),
+        (["examples.max_seq_length=1024"], "--set examples.max_seq_length=1024: examples.max_"),
+        (["model.num_attention_heads=7"], "--set model.num_attention_heads=7: "),
+    ],
+)
+def test_a_mistake_in_an_override_names_it_and_not_the_file(
+    overrides: list[str], told: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("tiny", overrides)
+    assert str(caught.value).startswith(told)
+    assert "tiny.toml" not in str(caught.value)
+
+
+def test_a_mistake_of_the_file_names_it_whatever_the_overrides(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[training]\nnum_steps = 0\n")
+    with pytest.raises(ConfigError, match=r"mine\.toml: training.num_steps"):
+        load_recipe(str(tmp_path / "mine.toml"), ["examples.seed=3"])
+    assert load_recipe(str(tmp_path / "mine.toml"), ["training.num_steps=9000"])
+
+
 def test_an_unknown_recipe_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="no recipe 'tinny'; did you mean 'tiny'"):
         load_recipe("tinny")

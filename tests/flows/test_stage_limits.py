@@ -15,14 +15,14 @@ def test_without_a_word_there_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_stage_has_its_own_limit_or_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALBERT_SILENT_MINUTES", "training=120, clean_corpus=0.5, 60")
-    monkeypatch.setenv("ALBERT_STAGE_HOURS", "training=48")
+    monkeypatch.setenv("ALBERT_SILENT_MINUTES", "pretrain=120, clean_corpus=0.5, 60")
+    monkeypatch.setenv("ALBERT_STAGE_HOURS", "pretrain=48")
     assert limits_of("albert_core.training.pretrain") == Limits(7200.0, 172_800.0)
     assert limits_of("pipelines.clean_corpus") == Limits(30.0, None)
     assert limits_of("albert_core.finetuning.finetune") == Limits(3600.0, None)
 
 
-@pytest.mark.parametrize("text", ["soon", "0", "-1", "training=", "training=inf", "nan"])
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "pretrain=", "pretrain=inf", "nan"])
 def test_what_is_no_time_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALBERT_STAGE_HOURS", text)
     with pytest.raises(ConfigError, match=r"ALBERT_STAGE_HOURS: .* must be a number above 0"):
@@ -30,8 +30,8 @@ def test_what_is_no_time_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_stage_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALBERT_SILENT_MINUTES", "trainnig=120")
-    with pytest.raises(ConfigError, match="there is no stage 'trainnig'; there is clean_corpus"):
+    monkeypatch.setenv("ALBERT_SILENT_MINUTES", "pretrian=120")
+    with pytest.raises(ConfigError, match="there is no stage 'pretrian'; there is clean_corpus"):
         limits_of("albert_core.training.pretrain")
 
 

@@ -81,7 +81,7 @@ def make_tiny(source: Path, work: str) -> Tiny:
         seed="12345",
     )
     made["scores"] = stage(
-        "albert_core.scores.collect",
+        "albert_core.scores.tabulate",
         model="tiny",
         finetunings=json.dumps([made["finetuning"]]),
         missing="{}",

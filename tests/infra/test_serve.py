@@ -1,4 +1,4 @@
-"""The whole of `make serve`, once: a real Prefect server, MLflow server, worker and command."""
+"""The whole of `albert serve`, once: a real Prefect server, MLflow server, worker and command."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.infra.free_ports import free_ports
 from tests.infra.test_services import descendants
 
 PROJECT = Path(__file__).parents[2]
-PREFECT = Path(sys.executable).with_name("prefect")
+ALBERT, PREFECT = (Path(sys.executable).with_name(name) for name in ("albert", "prefect"))
 pytestmark = pytest.mark.slow
 
 FLOW = """
@@ -42,7 +42,7 @@ deployments:
 
 @dataclass
 class Served:
-    """`make serve`, running."""
+    """`albert serve`, running."""
 
     process: "subprocess.Popen[str]"
     prefect_port: int
@@ -78,7 +78,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     prefect_port, mlflow_port = free_ports(2)
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "infra.serve", f"--work={home / 'work'}"),
+            *(ALBERT, "serve", f"--work={home / 'work'}"),
             *(f"--prefect-port={prefect_port}", f"--mlflow-port={mlflow_port}"),
         ],
         stdout=subprocess.PIPE,
@@ -147,21 +147,21 @@ def test_a_name_without_slash_is_run_by_the_worker(served: Served) -> None:
 def test_a_second_one_says_that_the_ports_are_taken(served: Served) -> None:
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "infra.serve", f"--work={served.home / 'second'}"),
+            *(ALBERT, "serve", f"--work={served.home / 'second'}"),
             *(f"--prefect-port={served.prefect_port}", f"--mlflow-port={served.mlflow_port}"),
         ],
         capture_output=True,
         text=True,
         cwd=PROJECT,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"error: Prefect cannot listen at 127.0.0.1:{served.prefect_port}" in done.stderr
 
 
-@pytest.mark.parametrize("module", ["infra.serve", "infra.production"])
-def test_a_work_folder_in_a_bucket_is_refused(module: str) -> None:
+@pytest.mark.parametrize("command", ["serve", "production"])
+def test_a_work_folder_in_a_bucket_is_refused(command: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", module, "--work=s3://bucket/work"],
+        [ALBERT, command, "--work=s3://bucket/work"],
         capture_output=True,
         text=True,
         cwd=PROJECT,

@@ -140,7 +140,7 @@ def descendants(pid: int) -> list[int]:
     return [*children, *(grandchild for child in children for grandchild in descendants(child))]
 
 
-@pytest.mark.parametrize(("error", "status"), [(OSError("disk full"), 1), (ServeError("away"), 1)])
+@pytest.mark.parametrize(("error", "status"), [(OSError("disk full"), 2), (ServeError("away"), 2)])
 def test_whatever_ends_the_watch_stops_the_services(
     services: Services, error: Exception, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

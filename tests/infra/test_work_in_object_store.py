@@ -3,22 +3,21 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.generated_text import write_jsonl
 from tests.s3_server import serve_s3
-from tests.test_end_to_end import PROJECT, SMALLER
+from tests.test_end_to_end import ALBERT, PROJECT, SMALLER
 
 TEXT_STAGES = ["corpus", "vocab", "examples"]
 
 
-def run_flow(module: str, source: Path, home: Path, variables: dict[str, str]) -> str:
+def run_flow(command: str, source: Path, home: Path, variables: dict[str, str]) -> str:
     options = [f"--set={name}={value}" for name, value in SMALLER.items()]
     done = subprocess.run(
-        [sys.executable, "-m", module, "--recipe=tiny", *options, f"--source={source}"],
+        [ALBERT, command, "--recipe=tiny", *options, f"--source={source}"],
         cwd=PROJECT,
         env={**os.environ, **variables, "PREFECT_API_URL": "", "PREFECT_HOME": str(home)},
         stdin=subprocess.DEVNULL,
@@ -42,8 +41,8 @@ def test_what_one_machine_refreshed_another_finds_done_and_trains_on(tmp_path: P
             "ALBERT_WORK": "s3://albert/work",
             "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'mlflow.db'}",
         }
-        first = run_flow("flows.refresh_corpus", source, tmp_path / "cpu", variables)
-        second = run_flow("flows.pretrain_albert", source, tmp_path / "gpu", variables)
+        first = run_flow("refresh", source, tmp_path / "cpu", variables)
+        second = run_flow("pretrain", source, tmp_path / "gpu", variables)
     for stage in TEXT_STAGES:
         assert f"{stage}: done, wrote s3://albert/work/" in first
         assert f"{stage}: done already (s3://albert/work/" in second

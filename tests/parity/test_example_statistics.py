@@ -7,7 +7,7 @@ import pytest
 
 from albert_core.text.records import CLS, SEP
 from albert_core.text.tokenizer import Tokenizer
-from benchmarks.example_statistics import (
+from tests.parity.reference_statistics import (
     REFERENCE,
     Row,
     compare,

@@ -66,6 +66,8 @@ class Steps:
 
     def __or__(self, labelled: Any) -> "Steps":
         step = labelled.transform
+        if isinstance(step, beam.Reshuffle):
+            return self
         if isinstance(step, beam.GroupByKey):
             groups: dict[Any, list[Any]] = {}
             for key, value in self.elements:

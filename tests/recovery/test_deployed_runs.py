@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from tests.recovery.deployed_runs import (
 )
 from tests.recovery.stack import stack
 from tests.recovery.victims import is_there, stage_process
+from tests.test_end_to_end import ALBERT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 RUN_SECONDS = 900.0
@@ -161,7 +161,7 @@ def test_of_two_runs_at_once_one_works_and_the_other_waits(
     assert isinstance(overrides, list)
     by_hand = subprocess.run(
         [
-            *(sys.executable, "-m", "flows.pretrain_albert", "--recipe=tiny"),
+            *(ALBERT, "pretrain", "--recipe=tiny"),
             *(f"--source={order.source}", f"--work={order.work}"),
             *(f"--set={override}" for override in overrides),
         ],

@@ -4,9 +4,10 @@ import pytest
 import torch
 from transformers import AlbertConfig, AlbertModel
 
-from albert_core.conversion.convert import convert_model, main
+from albert_core.conversion.convert import convert_model
 from albert_core.conversion.model_folder import load_model, load_model_folder
 from albert_core.conversion.tf_release import load_tf_release
+from flows.commands.main import main
 from tests.albert_core.tiny_tf_release import fake_tensorflow, tf_variables, write_tf_release
 from tests.albert_core.tiny_vocab import tiny_vocab
 
@@ -17,7 +18,7 @@ __all__ = ["fake_tensorflow"]
 def test_a_release_becomes_a_model_folder(tmp_path: Path) -> None:
     release, folder = tmp_path / "release", tmp_path / "folder"
     write_tf_release(release, tf_variables())
-    assert main([str(release), str(folder)]) == 0
+    assert main(["convert", str(release), str(folder)]) == 0
     model, tokenizer = load_model_folder(str(folder))
     expected = load_tf_release(str(release))
     torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=0)
@@ -45,9 +46,10 @@ def test_a_head_that_a_published_model_lacks_is_always_the_same(tmp_path: Path) 
 
 
 def test_what_cannot_be_converted_is_said_without_a_traceback(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(tmp_path / "nowhere"), str(tmp_path / "folder")]) == 2
-    assert "error: " in caplog.text
-    assert "nowhere is nothing to start from" in caplog.text
+    assert main(["convert", str(tmp_path / "nowhere"), str(tmp_path / "folder")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "nowhere is nothing to start from" in said
     assert not (tmp_path / "folder").exists()

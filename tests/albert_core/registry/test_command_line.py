@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from albert_core.registry.__main__ import main
 from albert_core.registry.aliases import make_candidate, make_champion
 from albert_core.registry.champion import DECISION_TAG, decision_tags
 from albert_core.registry.gate import Decision, TaskDifference
 from albert_core.registry.promotion_lock import CLAIM
 from albert_core.registry.version_lineage import registered_versions
 from albert_core.tracking.server import open_client
+from flows.commands.main import main
 
 NAME = "albert-it's"
 """A quote is allowed in a name, and is one more thing to get wrong in a search."""
@@ -53,7 +53,7 @@ def add(client: MlflowClient, score: str, decision: Decision) -> None:
 
 
 def type_in(work: str, *words: str) -> int:
-    return main(["--work", work, *words])
+    return main([*words, f"--work={work}"])
 
 
 def aliases(work: str) -> dict[str, str]:
@@ -72,23 +72,23 @@ def test_the_versions_that_lineage_asks_for_are_all_there(work: str) -> None:
 def test_the_list_has_aliases_scores_and_decisions(
     work: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert type_in(work, "list", NAME) == 0
+    assert type_in(work, "models", NAME) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["alias", "score", "decision"],
         ["3", "candidate", "0.7500", "refused:", "fell", "by", "more", "than", "0.02:", "rte"],
         ["2", "champion", "0.8000", "promoted:", "better", "than", "the", "champion"],
         ["1", "previous", "0.7000", "first:", "the", "first", "champion"],
     ]
-    assert type_in(work, "list") == 0
+    assert type_in(work, "models") == 0
     assert capsys.readouterr().out.split(maxsplit=1) == [NAME, "champion: version 2\n"]
 
 
 def test_a_decision_is_told_task_by_task(work: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert type_in(work, "decision", NAME) == 0
+    assert type_in(work, "models", NAME, "3") == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{NAME}, version 3: refused: fell by more than 0.02: rte\n")
     assert "0.6000 against 0.7000 of version 2: -0.1000 [-0.1500, -0.0500], 277 examples" in said
-    assert type_in(work, "decision", NAME, "1") == 0
+    assert type_in(work, "models", NAME, "1") == 0
     assert capsys.readouterr().out == f"{NAME}, version 1: first: the first champion\n"
 
 
@@ -98,7 +98,7 @@ def test_a_rollback_is_one_command_and_a_second_undoes_it(
     assert type_in(work, "rollback", NAME, "--reason", "wrong answers in production") == 0
     assert "version 1 is champion instead of version 2" in capsys.readouterr().out
     assert aliases(work) == {"champion": "1", "previous": "2", "candidate": "3"}
-    type_in(work, "list", NAME)
+    type_in(work, "models", NAME)
     assert "instead of version 2: rolled back: wrong answers" in capsys.readouterr().out
     assert type_in(work, "rollback", NAME) == 0
     assert aliases(work) == {"champion": "2", "previous": "1", "candidate": "3"}
@@ -153,7 +153,7 @@ def test_a_person_may_promote_for_a_reason(work: str) -> None:
         (("promote", NAME, "9", "--reason", "x"), "has no version 9"),
         (("promote", NAME, "3", "--reason", " "), "give a reason"),
         (("rollback", "nobody"), "there is no registered model 'nobody'"),
-        (("decision", NAME, "9"), "has no version 9"),
+        (("models", NAME, "9"), "has no version 9"),
     ],
 )
 def test_what_cannot_be_done_is_said(
@@ -180,5 +180,5 @@ def test_a_registry_that_is_away_is_said(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    assert type_in(str(tmp_path), "list") == 2
+    assert type_in(str(tmp_path), "models") == 75
     assert "refuses or does not answer" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from scipy.stats import ttest_ind
 from albert_core.config import RegistrySettings
 from albert_core.registry.gate import Decision, Measured, gate
 from albert_core.text.seeds import derive_seed
-from benchmarks._simulated_models import ALIKE, GLUE, USUAL, Shares, SimulatedTask, simulate
+from benchmarks.promotion_gate import ALIKE, GLUE, USUAL, Shares, SimulatedTask, simulate
 
 SETTINGS = RegistrySettings()
 SMALL = SimulatedTask("rte", "accuracy", 277, 0.70, 0.02)

@@ -120,17 +120,17 @@ def test_its_page_says_how_it_does_what_was_decided_and_how_to_see_what_it_was_m
     scores, decision, lineage = about.split("\n\n")
     assert scores == "On dev: sst-2 0.2500."
     assert decision == f"The gate: first, {first.facts['reason']}."
-    assert lineage.endswith("`python -m flows.commands.lineage models:/tiny/1`")
+    assert lineage.endswith("`albert lineage models:/tiny/1`")
 
 
 def test_the_version_is_self_contained_and_has_no_pickle(first: Manifest, work: str) -> None:
     folder = Path(model_folder_of("models:/tiny@champion", work))
     root = folder.parents[1]
     files = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-    assert "registered_model.py" in files
+    assert "served_model.py" in files
     assert {"artifacts/model/model.safetensors", "artifacts/model/tokenizer.json"} <= files
     assert not [name for name in files if name.endswith((".pkl", ".bin", ".pt", ".pth"))]
-    code = (root / "registered_model.py").read_text()
+    code = (root / "served_model.py").read_text()
     assert "albert_core" not in code
     requirements = (root / "requirements.txt").read_text().split()
     assert {line.partition("==")[0] for line in requirements} >= set(stage.SERVED.requirements)

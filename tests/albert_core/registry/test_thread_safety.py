@@ -9,7 +9,6 @@ import pytest
 from mlflow import MlflowClient
 
 from albert_core.registry import versions
-from albert_core.registry.__main__ import main
 from albert_core.registry.aliases import CHAMPION, PREVIOUS
 from albert_core.registry.thread_safety import (
     FAULT,
@@ -23,6 +22,7 @@ from albert_core.stage.code_version import reachable_sources
 from albert_core.stage.errors import RegistryError
 from albert_core.text import word_table
 from albert_core.tracking.server import open_client
+from flows.commands.main import main
 from tests.albert_core.tiny_finetuned import register_tiny
 
 NAME = "tiny it's"
@@ -108,10 +108,10 @@ def test_a_version_that_is_wrong_is_not_made_champion(
         number = add(client, tmp_path / alias, table, "classification")
         client.set_registered_model_alias(NAME, alias, number)
     before = client.get_registered_model(NAME)
-    assert main(["--work", work, *words]) == 2
+    assert main([*words, f"--work={work}"]) == 2
     said = capsys.readouterr().err
     assert f"version 1 of {NAME} answers wrongly where a server asks it from several thr" in said
-    assert "finetuned_registry --recipe=/w/recipes/<...>.json" in said
+    assert "register_finetuned --recipe=/w/recipes/<...>.json" in said
     assert "--finetuning=/w/finetuning/1a/manifest.json --name='tiny it'\"'\"'s' --work=/w`" in said
     after = client.get_registered_model(NAME)
     assert (after.aliases, after.tags) == (before.aliases, before.tags)
@@ -124,13 +124,13 @@ def test_lists_and_decisions_mark_a_version_that_is_wrong(
     for number, table in (("1", WITHOUT_LOCK), ("2", WITH_LOCK)):
         add(client, tmp_path / number, table, "choice")
     client.set_registered_model_alias(NAME, CHAMPION, "1")
-    assert main(["--work", work, "list", NAME]) == 0
+    assert main(["models", NAME, f"--work={work}"]) == 0
     _, second, first = capsys.readouterr().out.splitlines()
     assert first.endswith(f"not decided yet; {FAULT}")
     assert FAULT not in second
-    assert main(["--work", work, "list"]) == 0
+    assert main(["models", f"--work={work}"]) == 0
     assert f"champion: version 1; {FAULT}" in capsys.readouterr().out
-    assert main(["--work", work, "decision", NAME, "1"]) == 0
+    assert main(["models", NAME, "1", f"--work={work}"]) == 0
     assert f"It {FAULT}. Register its fine-tuning again" in capsys.readouterr().out
 
 
@@ -147,7 +147,7 @@ def test_a_list_is_given_though_files_are_away(
         raise ConnectionError("the store does not answer")
 
     monkeypatch.setattr("mlflow.artifacts.list_artifacts", away)
-    assert main(["--work", work, "list", NAME]) == 0
+    assert main(["models", NAME, f"--work={work}"]) == 0
     assert "has code that can't be read now (ConnectionError)" in capsys.readouterr().out
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from albert_core.registry.__main__ import main
 from albert_core.registry.promotion_lock import CLAIM
 from albert_core.stage import storage
 from albert_core.tracking.server import open_client
+from flows.commands.main import main
 from tests.albert_core.made_scores import pretrained, scored
 
 NAME = "at-once"
@@ -96,7 +96,7 @@ def test_two_registrations_at_once_end_with_the_best_as_champion(
     )
     assert not [key for key in client.get_registered_model(NAME).tags if key.startswith(CLAIM)]
     previous = client.get_model_version_by_alias(NAME, "previous")
-    assert main(["--work", work, "rollback", NAME]) == 0
+    assert main(["rollback", NAME, f"--work={work}"]) == 0
     now = client.get_model_version_by_alias(NAME, "champion")
     assert now.version == previous.version
     assert f"version {now.version} is champion" in capsys.readouterr().out

@@ -94,6 +94,62 @@ def test_code_that_the_stage_reaches_counts(
     assert digest() != first
 
 
+WORDY = """
+import logging
+import warnings
+
+from pydantic import Field
+
+from albert_core.stage.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class ToySettings(Settings):
+    size: int = Field(default=1, description="a size")
+
+
+def run(settings: ToySettings) -> int:
+    log.info("%s begins", settings)
+    if settings.size < 0:
+        warnings.warn("a small size")
+        raise ValueError(f"size {settings.size} is below 0")
+    return settings.size * 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("begins", "starts"),
+        ("    log.info", "    log.debug"),
+        ("a small size", "a very small size"),
+        ('f"size {settings.size} is below 0"', '"below 0"'),
+        ("default=1", "default=2"),
+        ("a size", "the size"),
+    ],
+)
+def test_what_is_said_and_the_fields_of_settings_do_not_count(
+    package: Path, before: str, after: str
+) -> None:
+    (package / "stage.py").write_text(WORDY)
+    first = digest()
+    assert before in WORDY
+    (package / "stage.py").write_text(WORDY.replace(before, after))
+    assert digest() == first
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("size * 2", "size * 3"), ("size < 0", "size < 1"), ("ValueError", "TypeError")],
+)
+def test_what_is_done_counts_beside_what_is_said(package: Path, before: str, after: str) -> None:
+    (package / "stage.py").write_text(WORDY)
+    first = digest()
+    (package / "stage.py").write_text(WORDY.replace(before, after))
+    assert digest() != first
+
+
 def test_code_that_the_stage_does_not_reach_does_not_count(package: Path) -> None:
     first = digest()
     (package / "unused.py").write_text("TWO = 3\n")

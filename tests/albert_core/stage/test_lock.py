@@ -19,7 +19,7 @@ from tests.s3_server import serve_s3
 MAKER = """
 import logging, sys, time
 from pathlib import Path
-from albert_core.stage import claim, lease, storage
+from albert_core.stage import lock, storage
 from albert_core.stage.manifest import StagePlan
 
 who, work, end = sys.argv[1], sys.argv[2], Path(sys.argv[3])
@@ -211,10 +211,10 @@ def test_who_was_taken_for_dead_ends_to_be_run_again(number: int, s3: str, tmp_p
     uri = f"{s3}/{tmp_path.name}/late{number}"
     code = (
         "import sys, time\n"
-        "from albert_core.stage import lease\n"
+        "from albert_core.stage import lock\n"
         "from albert_core.stage.lock import Owner\n"
-        "lease.RENEW_SECONDS = 0.2\n"
-        "assert lease.Lease(sys.argv[1]).take(Owner.this_process())\n"
+        "lock.RENEW_SECONDS = 0.2\n"
+        "assert lock.Lease(sys.argv[1]).take(Owner.this_process())\n"
         "print('holds', flush=True)\n"
         "time.sleep(600)\n"
     )

@@ -14,20 +14,21 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from albert_core.stage import storage
+from albert_core.stage.errors import OutageError
 from albert_core.tracking import run as tracked_run_module
-from albert_core.tracking import send_journals
 from albert_core.tracking.journal import Journal, journal_folder, journals_of
 from albert_core.tracking.run import TrackedRun, tracked_run
+from albert_core.tracking.send_journals import send_journals
 from albert_core.tracking.server import RUN_ID
 from tests.mlflow_server import Gate, MlflowServer
 
 LOGGING_PROCESS = """
 import sys, time
-from albert_core import tracked_run
+from albert_core.tracking import run as tracking
 
-tracked_run.AWAY_SECONDS = 1.0
+tracking.AWAY_SECONDS = 1.0
 work, folder, name = sys.argv[1:]
-run = tracked_run.tracked_run(work, folder, name)
+run = tracking.tracked_run(work, folder, name)
 run.log_params({"model": {"hidden_size": 4}})
 for step in range(100):
     run.log_metrics(step, {"loss": float(step)})
@@ -156,22 +157,20 @@ def test_a_run_killed_in_an_outage_is_whole_after_the_resume(
 
 
 def test_a_run_whose_process_is_gone_is_ended_as_killed(
-    tmp_path: Path, gate: Gate, client: MlflowClient, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, gate: Gate, client: MlflowClient
 ) -> None:
     work, folder = str(tmp_path), f"{tmp_path}/pretraining/e"
 
     def is_left_to_its_process() -> bool:
-        assert send_journals.main(["--work", work]) == 0
-        assert "0 sent, 1 of living processes" in capsys.readouterr().out
+        assert "0 sent, 1 of living processes" in send_journals(work)
         return storage.exists(f"{folder}/{RUN_ID}")
 
     kill_when(work, folder, is_left_to_its_process)
     gate.is_shut = True
-    assert send_journals.main(["--work", work]) == 1
-    assert "does not answer" in capsys.readouterr().out
+    with pytest.raises(OutageError, match="does not answer"):
+        send_journals(work)
     gate.is_shut = False
-    assert send_journals.main(["--work", work]) == 0
-    assert "1 sent" in capsys.readouterr().out
+    assert "1 sent" in send_journals(work)
     found = run_of(client, folder)
     assert found.info.status == "KILLED"
     assert points(client, found.info.run_id) == expected(0, 100)
@@ -205,14 +204,11 @@ def test_answers_that_are_lost_make_nothing_twice(
     assert run.num_failures == 0
 
 
-def test_a_journal_for_another_server_waits_for_it(
-    tmp_path: Path, gate: Gate, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_journal_for_another_server_waits_for_it(tmp_path: Path, gate: Gate) -> None:
     work = str(tmp_path)
     journal = Journal.begin(work, f"{work}/pretraining/g", {"server": "http://elsewhere"})
     journal.release()
-    assert send_journals.main(["--work", work]) == 0
-    assert "0 sent, 0 of living processes, 1 for another server" in capsys.readouterr().out
+    assert "0 sent, 0 of living processes, 1 for another server" in send_journals(work)
     assert journal.path.exists()
 
 
@@ -228,7 +224,7 @@ def test_a_journal_without_a_header_holds_up_no_other(
         full.setattr(os, "pwrite", lambda file, line, at: 0)
         with pytest.raises(OSError, match="No space left"):
             Journal.begin(work, folder, {"name": "full"})
-    assert send_journals.main(["--work", work]) == 0
+    send_journals(work)
     assert run_of(client, folder).info.status == "KILLED"
     assert [path.name for path in left.parent.iterdir()] == [f".{left.name}"]
 
@@ -247,7 +243,7 @@ def test_a_journal_that_comes_late_adds_its_points_and_ends_nothing(
     ended = run_of(client, folder).info.end_time
     late.release()
     late.path.rename(journal_folder(work) / late.path.name)
-    assert send_journals.main(["--work", work]) == 0
+    send_journals(work)
     found = run_of(client, folder)
     assert sorted(points(client, found.info.run_id)) == expected(0, 10)
     assert (found.info.status, found.info.end_time) == ("FINISHED", ended)

@@ -12,10 +12,10 @@ import torch
 
 from albert_core import checkpoint
 from albert_core.checkpoint import RECORD, STATE
-from albert_core.config import TrainingSettings
+from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.stage.command import RUN_AGAIN_STATUS
 from albert_core.stage.errors import ConfigError, TrainingError
-from albert_core.stage.manifest import read_manifest
+from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.training import pretrain
 from albert_core.training.held_out import evaluate
 from albert_core.training.preemption import RunAgain
@@ -401,6 +401,45 @@ def test_where_there_is_no_checkpoint_there_is_nothing_to_continue(
 ) -> None:
     with pytest.raises(ConfigError, match=r"there is no good checkpoint at .*nowhere"):
         pretrain.run(MODEL, continued(str(tmp_path / "nowhere")), examples, str(tmp_path))
+
+
+WITH_DROPOUT = MODEL.model_copy(update={"hidden_dropout_prob": 0.1})
+
+
+def key_of(model: ModelSettings, settings: TrainingSettings, examples: str, work: Path) -> str:
+    """Return the key of a run that is not made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StagePlan, "find", lambda plan, _work: plan.key)
+        return pretrain.run(model, settings, examples, str(work))
+
+
+@pytest.mark.parametrize("model", [MODEL, WITH_DROPOUT], ids=["without", "with dropout"])
+def test_with_dropout_another_cut_into_ranks_and_micro_batches_is_another_run(
+    model: ModelSettings, examples: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = key_of(model, TRAINING, examples, tmp_path)
+    smaller = key_of(model, with_settings(micro_batch_size=2), examples, tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    two_ranks = key_of(model, TRAINING, examples, tmp_path)
+    assert len({one, smaller, two_ranks}) == (1 if model is MODEL else 3)
+
+
+def test_a_finished_run_is_measured_on_more_examples_without_training_it_again(
+    examples: str, uninterrupted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train_step(*_: Any) -> None:
+        raise AssertionError("an update was made")
+
+    monkeypatch.setattr(pretrain, "train_step", train_step)
+    work = str(Path(uninterrupted).parents[2])
+    again = pretrain.run(MODEL, with_settings(max_evaluation_examples=20), examples, work)
+    assert again != uninterrupted
+    for name, weights in weights_of(uninterrupted).items():
+        assert torch.equal(weights_of(again)[name], weights), name
+    before, after = read_manifest(uninterrupted).facts, read_manifest(again).facts
+    assert after["after"] != before["after"]
+    untrained = [Path(uri).with_name("before.json").read_text() for uri in (uninterrupted, again)]
+    assert untrained[0] != untrained[1]
 
 
 def test_settings_that_do_not_change_the_result_do_not_make_another_run(

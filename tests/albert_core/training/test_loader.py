@@ -16,8 +16,8 @@ from albert_core.text.ragged import Ints
 from albert_core.text.seeds import derive_seed
 from albert_core.training import loader as loader_module
 from albert_core.training.loader import UpdateLoader
-from albert_core.training.order import UpdateSizes, example_order, padded_length
-from albert_core.training.shards import Batch, ExampleShards, Rows
+from albert_core.training.order import example_order, padded_length
+from albert_core.training.shards import Batch, ExampleShards, Rows, UpdateSizes
 from tests.albert_core.made_examples import assert_equal, made_examples
 
 NUM_EXAMPLES, LENGTH = 101, 60

@@ -29,9 +29,9 @@ from albert_core.tracking.server import open_client
 from albert_core.training import pretrain, speed
 from albert_core.training.launcher import status_of
 from albert_core.training.optimizer import build_optimizer
-from albert_core.training.order import UpdateBatch, example_order
+from albert_core.training.order import example_order
 from albert_core.training.ranks import ALONE, Ranks
-from albert_core.training.shards import Batch, ExampleShards
+from albert_core.training.shards import Batch, ExampleShards, UpdateBatch
 from albert_core.training.step import TrainState, train_step
 from tests.albert_core.one_update import sizes_of, update_of
 from tests.albert_core.training_runs import (

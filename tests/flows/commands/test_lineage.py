@@ -11,8 +11,8 @@ import pytest
 from albert_core.stage.lineage import STAGES as KNOWN
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.stage.storage import sha256_of
-from flows.commands import lineage
 from flows.commands.lineage import ModelLineage, as_json, as_text, read_model_lineage
+from flows.commands.main import main
 from tests.flows.tiny_way import Tiny
 from tests.test_end_to_end import PROJECT
 
@@ -95,7 +95,7 @@ def test_a_folder_of_a_run_will_do_as_well(
     tiny: Tiny, inner: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(tiny.manifests["pretraining"]).parent
-    assert lineage.main([str(folder / inner), "--json"]) == 0
+    assert main(["lineage", str(folder / inner), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     stages = [each["place"].split("/")[0] for each in found["stages"]]
     assert stages == ["corpus", "vocab", "examples", "pretraining"]
@@ -114,9 +114,9 @@ def test_every_stage_has_a_place() -> None:
 def test_what_is_nothing_here_is_one_message(
     tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert lineage.main([str(tmp_path / "nothing")]) == 1
+    assert main(["lineage", str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err.startswith("error: there is no manifest.json at ")
-    assert lineage.main(["models:/albert-tiny/9", f"--work={tiny.work}"]) == 1
+    assert main(["lineage", "models:/albert-tiny/9", f"--work={tiny.work}"]) == 2
     assert "models:/albert-tiny/9 is not in the registry" in capsys.readouterr().err
 
 

@@ -14,7 +14,7 @@ from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import read_work
 from albert_core.stage.lock import Owner
 from albert_core.stage.manifest import StagePlan, check_shard, shard_of
-from flows.commands import retention
+from flows.commands.main import main
 from flows.commands.retention import Rules, check_registry, delete, find_entries, plan_for
 from tests.flows.tiny_way import Tiny
 
@@ -63,12 +63,12 @@ def test_a_dry_run_deletes_nothing_and_says_so(
 ) -> None:
     work, uris = old
     before = bytes_in(work)
-    assert retention.main([f"--work={work}", "--keep-newest=1"]) == 0
+    assert main(["retention", f"--work={work}", "--keep-newest=1"]) == 0
     text = capsys.readouterr().out
     assert "Nothing was deleted. --delete=yes does it." in text
     assert bytes_in(work) == before
     assert all(Path(uri).exists() for uri in uris)
-    assert retention.main([f"--work={work}", "--keep-newest=1", "--json"]) == 0
+    assert main(["retention", f"--work={work}", "--keep-newest=1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["bytes"]["total"] == before
     named = {each["name"] for each in [*found["kept"], *found["not_needed"]]}
@@ -229,6 +229,6 @@ def test_another_registry_than_the_one_that_has_the_versions_is_refused(
     with pytest.raises(RegistryError, match="was registered elsewhere"):
         check_registry(copied)
     before = bytes_in(copied)
-    assert retention.main([f"--work={copied}", "--delete=yes", "--keep-days=0"]) == 1
+    assert main(["retention", f"--work={copied}", "--delete=yes", "--keep-days=0"]) == 2
     assert "MLFLOW_TRACKING_URI" in capsys.readouterr().err
     assert bytes_in(copied) == before

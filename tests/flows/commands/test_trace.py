@@ -15,7 +15,8 @@ from albert_core.stage.manifest import read_manifest
 from albert_core.text.arrow_files import read_arrow
 from albert_core.training.order import example_order
 from flows.affected_versions import affected_versions, name_affected_versions
-from flows.commands.trace import Trace, as_text, first_use, main, trace
+from flows.commands.main import main
+from flows.commands.trace import Trace, as_text, first_use, trace
 from tests.flows.tiny_way import Tiny, refresh, run_in_this_process, write_source
 from tests.generated_text import write_jsonl
 from tests.test_end_to_end import run_flow
@@ -98,7 +99,7 @@ def test_a_held_out_document_was_scored_on_and_may_be_in_the_task(tiny: Tiny) ->
 
 
 def test_an_unknown_id_is_told(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["1.jsonl#nothing", f"--work={tiny.work}"]) == 1
+    assert main(["trace", "1.jsonl#nothing", f"--work={tiny.work}"]) == 1
     assert "No corpus, no examples and no receipt here knows this id." in capsys.readouterr().out
 
 
@@ -214,7 +215,7 @@ def test_one_removed_document_through_the_flow_trace_refresh_receipt_trace(tmp_p
     first_of_file = int(file.partition(".")[0]) * 40
     left = [n for n in range(first_of_file, first_of_file + 40) if n != int(number)]
     write_jsonl(source / file, left)
-    again = run_flow(source, work, flow="flows.refresh_corpus")
+    again = run_flow(source, work, command="refresh")
     assert again.status == 0, again.output
     assert f"Registered versions made of them: {VERSION}." in again.output
     [receipt] = work.glob("receipts/*.json")

@@ -15,6 +15,7 @@ import pytest
 
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS
+from flows.commands.main import main
 from pipelines.audit import audit_examples
 from pipelines.audit.checks import Finding
 from pipelines.audit.rows import rows_of_table
@@ -30,7 +31,7 @@ TableChange = Callable[[pa.Table, Random], pa.Table]
 RecordChange = Callable[[Any, Random], None]
 BytesChange = Callable[[bytearray, Random], Bytes]
 NUM_DAMAGES = 200
-LENGTH = ["--max-seq-length", str(EXAMPLES.max_seq_length)]
+LENGTH = {"max_seq_length": EXAMPLES.max_seq_length}
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Tiny:
     vocab: str
 
     @property
-    def options(self) -> list[str]:
-        return ["--corpus", self.corpus, "--vocab", self.vocab, "--sample", "20"]
+    def options(self) -> dict[str, Any]:
+        return {"corpus": self.corpus, "vocab": self.vocab, "sample": 20}
 
     def written(self, folder: Path) -> Path:
         folder.mkdir(exist_ok=True)
@@ -71,9 +72,8 @@ def files_need_not_outlive_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-def findings_of(*arguments: str) -> list[Finding]:
-    options = audit_examples._parser().parse_args(arguments)
-    return audit_examples.audit(audit_examples.find_sources(options.paths, options))
+def findings_of(path: str, expected: Any = None, **options: Any) -> list[Finding]:
+    return audit_examples.audit(audit_examples.find_sources([path], expected=expected, **options))
 
 
 def failed(findings: list[Finding]) -> set[str]:
@@ -482,7 +482,7 @@ def test_hundreds_of_damages_are_all_reported(tiny: Tiny, tmp_path: Path) -> Non
         of, spoil, change = DAMAGES[number % len(DAMAGES)]
         path = folder / random.choice([name for name in sorted(tiny.files) if name.endswith(of)])
         spoil(path, change, random)
-        if not failed(findings_of(str(folder), *tiny.options)):
+        if not failed(findings_of(str(folder), **tiny.options)):
             missed.append((number, path.name, change))
         path.write_bytes(tiny.files[path.name])
     assert missed == []
@@ -497,7 +497,7 @@ def test_what_breaks_the_format_is_reported_without_a_manifest(
     path = tmp_path / name
     path.write_bytes(tiny.files[name])
     spoil(path, change, Random(number))
-    assert failed(findings_of(str(path), "--vocab", tiny.vocab, *LENGTH)), change
+    assert failed(findings_of(str(path), LENGTH, vocab=tiny.vocab)), change
 
 
 def test_damaged_bytes_without_a_manifest_do_no_harm(tiny: Tiny, tmp_path: Path) -> None:
@@ -506,7 +506,7 @@ def test_damaged_bytes_without_a_manifest_do_no_harm(tiny: Tiny, tmp_path: Path)
         (folder / "manifest.json").unlink()
         for path in sorted(folder.iterdir()):
             spoil_bytes(path, change, Random(number))
-        assert findings_of(str(folder), *LENGTH)
+        assert findings_of(str(folder), LENGTH)
 
 
 def arrow(folder: Path, kind: str = "train") -> Path:
@@ -621,7 +621,7 @@ def test_a_shard_of_the_corpus_that_is_none_is_told(
 ) -> None:
     folder, corpus = tiny.written(tmp_path / "x"), corpus_copy(tiny, tmp_path / "corpus")
     write_arrow(pa.table(columns), str(corpus))
-    findings = findings_of(str(folder), "--corpus", str(corpus.parent))
+    findings = findings_of(str(folder), corpus=str(corpus.parent))
     assert f"{corpus}: {told}" in found(findings, "files")
 
 
@@ -629,22 +629,22 @@ def test_a_damaged_corpus_or_vocabulary_is_told(tiny: Tiny, tmp_path: Path) -> N
     folder, corpus = tiny.written(tmp_path / "x"), corpus_copy(tiny, tmp_path / "corpus")
     (corpus.parent / "manifest.json").write_text("{}")
     (tmp_path / "spiece.model").write_bytes(b"no model")
-    options = ["--corpus", str(corpus.parent), "--vocab", str(tmp_path)]
-    told = found(findings_of(str(folder), *options), "files")
+    options = {"corpus": str(corpus.parent), "vocab": str(tmp_path)}
+    told = found(findings_of(str(folder), **options), "files")
     assert "corpus/manifest.json is not a manifest" in told
     assert "the vocabulary is no SentencePiece model" in told
-    told = found(findings_of(str(folder), "--corpus", str(folder)), "files")
+    told = found(findings_of(str(folder), corpus=str(folder)), "files")
     assert "has no shards of documents: it is no corpus" in told
 
 
 def test_the_status_is_1_when_no_file_can_be_read(tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / "x.tfrecord").write_bytes(b"no records")
-    assert audit_examples.main([str(tmp_path / "x.tfrecord")]) == 1
+    assert main(["audit", str(tmp_path / "x.tfrecord")]) == 1
     (tmp_path / "manifest.json").write_text("")
-    assert audit_examples.main([str(tmp_path)]) == 1
+    assert main(["audit", str(tmp_path)]) == 1
     (tmp_path / "x.tfrecord").write_bytes(b"")
     (tmp_path / "manifest.json").unlink()
-    assert audit_examples.main([str(tmp_path)]) == 1
+    assert main(["audit", str(tmp_path)]) == 1
 
 
 @pytest.mark.parametrize(
@@ -665,8 +665,8 @@ def test_the_status_is_2_when_what_is_named_is_not_there(
     folder = tiny.written(tmp_path / "x")
     (tmp_path / "empty").mkdir()
     named = [option.replace("EMPTY", str(tmp_path / "empty")) for option in options]
-    assert audit_examples.main([str(folder), "--sample", "9"]) == 0
-    assert audit_examples.main([str(folder), *named]) == 2
+    assert main(["audit", str(folder), "--sample", "9"]) == 0
+    assert main(["audit", str(folder), *named]) == 2
 
 
 @pytest.mark.parametrize(
@@ -680,13 +680,12 @@ def test_the_status_is_2_when_what_is_named_is_not_there(
     ],
 )
 def test_the_status_is_2_when_an_option_is_out_of_its_range(
-    options: list[str], tmp_path: Path
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        audit_examples.main([str(tmp_path), *options])
-    assert ended.value.code == 2
+    assert main(["audit", str(tmp_path), *options]) == 2
+    assert options[0] in capsys.readouterr().err
 
 
 def test_an_option_may_be_0(tiny: Tiny, tmp_path: Path) -> None:
     folder = str(tiny.written(tmp_path / "x"))
-    assert failed(findings_of(folder, "--run-tolerance", "0", "--z", "0"))
+    assert failed(findings_of(folder, {"run_tolerance": 0, "z": 0}))

@@ -1,7 +1,6 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +10,7 @@ from albert_core.stage.errors import SourceError
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.records import NUM_SPECIAL
 from albert_core.text.tokenizer import Tokenizer
+from flows.commands.main import main
 from pipelines import clean_corpus, make_examples, train_vocab
 from pipelines.audit import audit_examples
 from pipelines.audit.checks import (
@@ -68,9 +68,8 @@ def good(inputs: tuple[str, str, str]) -> Shards:
     return make(inputs)
 
 
-def findings_of(*arguments: str) -> list[Finding]:
-    options = audit_examples._parser().parse_args([*arguments, "--sample", "400"])
-    return audit_examples.audit(audit_examples.find_sources(options.paths, options))
+def findings_of(path: str, sample: int = 400, **options: Any) -> list[Finding]:
+    return audit_examples.audit(audit_examples.find_sources([path], sample=sample, **options))
 
 
 def failed(findings: list[Finding]) -> list[str]:
@@ -115,7 +114,7 @@ def test_shards_made_by_other_rules_pass_when_their_manifest_says_so(
 
 
 def test_files_without_a_manifest_are_audited_as_far_as_they_tell(good: Shards) -> None:
-    arrow = findings_of(str(good.folder / "*.arrow"), "--max-seq-length", str(LENGTH))
+    arrow = findings_of(str(good.folder / "*.arrow"), expected={"max_seq_length": LENGTH})
     assert failed(arrow) == []
     assert skipped(arrow) >= {"vocabulary", "whole words", "sentence order"}
     records = findings_of(str(good.folder / "*.tfrecord"))
@@ -126,33 +125,27 @@ def test_files_without_a_manifest_are_audited_as_far_as_they_tell(good: Shards) 
 
 def test_a_vocabulary_and_a_corpus_can_be_named(good: Shards, inputs: tuple[str, str, str]) -> None:
     corpus, vocab, _ = inputs
-    options = ["--max-seq-length", str(LENGTH), "--corpus", corpus, "--vocab"]
+    expected = {"max_seq_length": LENGTH}
     for named in (str(Path(vocab).parent), str(Path(vocab).parent / "spiece.model")):
-        findings = findings_of(str(good.folder), *options, named)
+        findings = findings_of(str(good.folder), corpus=corpus, vocab=named, expected=expected)
         assert failed(findings) == []
         assert "sentence order" not in skipped(findings)
 
 
 def test_the_exit_status_says_how_it_went(good: Shards, tmp_path: Path) -> None:
-    assert audit_examples.main([good.manifest]) == 0
-    assert audit_examples.main([good.manifest, "--min-budget-used", "1.01"]) == 1
-    assert audit_examples.main([str(tmp_path)]) == 2
+    assert main(["audit", good.manifest]) == 0
+    assert main(["audit", good.manifest, "--min-budget-used", "1.01"]) == 1
+    assert main(["audit", str(tmp_path)]) == 2
 
 
 def test_a_sample_of_rows_need_not_touch_every_shard_of_the_corpus(good: Shards) -> None:
-    options = audit_examples._parser().parse_args([good.manifest, "--sample", "1"])
-    findings = audit_examples.audit(audit_examples.find_sources(options.paths, options))
+    findings = findings_of(good.manifest, sample=1)
     assert all(finding.ok for finding in findings if finding.check == "sentence order")
 
 
-def test_the_command_prints_json(good: Shards) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pipelines.audit.audit_examples", good.manifest, "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    findings = json.loads(done.stdout)
+def test_the_command_prints_json(good: Shards, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", good.manifest, "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)
     assert {"check", "found", "expected", "ok"} == findings[0].keys()
     assert all(finding["ok"] for finding in findings)
 

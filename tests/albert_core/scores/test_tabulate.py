@@ -11,7 +11,7 @@ import pytest
 from mlflow import MlflowClient
 
 from albert_core.config import PublishedRow, ScoringSettings
-from albert_core.scores import collect as stage
+from albert_core.scores import tabulate as stage
 from albert_core.scores.table import PUBLISHED
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError

@@ -1,17 +1,11 @@
 """Statistics of our examples beside those that google-research/albert made of the same text.
 
-    python benchmarks/example_statistics.py [folder of the reference's fixtures]
-
-Prints two tables: our google fidelity, whose every row should be within the sampling error, and
-our defaults, with why they differ. The folder has ref_small.txt, spm.model, ref_small_p77.jsonl
-and ref_small_p77.stats.json, which are described at the end of REFERENCE.md B.9.
-
-No document of the reference's run drew a short target, so its chunks have no randomness: to be
-compared with it, ours draw none either.
+The reference's folder has ref_small.txt, spm.model, ref_small_p77.jsonl and
+ref_small_p77.stats.json, which are described at the end of REFERENCE.md B.9. No document of its
+run drew a short target, so its chunks have no randomness: ours draw none either.
 """
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -30,66 +24,11 @@ from pipelines.examples.google_fidelity import NgramCounts, google_masks, words_
 from pipelines.examples.pairs import SegmentPairs
 from pipelines.examples.part import TRAIN, Text, encode_documents, make_rows, record_batches
 
-REFERENCE = Path(__file__).parents[2] / "shared/reference"
+REFERENCE = Path(__file__).parents[3] / "shared/reference"
 NUM_SEEDS = 40
 SIGMAS = 3.0
 """Of 30 rows, one in ten tables has one outside by chance."""
 Statistics = dict[str, float]
-
-OF_B9 = {
-    "pad fraction": "12.8 / 32.2 %",
-    "share truncated": "72.8 / 41.8 %",
-    "lost to truncation / kept": "3.6 / 2.2 %",
-    "label 1": "48.5 / 52.3 %",
-    "random document": "0.3 / 5.3 %",
-    "mean length of a": "220 / 172",
-    "mean length of b": "223 / 173",
-    "masked / real pieces": "15.03 / 15.03 %",
-    "mean masked": "67.1 / 52.1",
-    "share at most predictions": "74.5 / 43.5 %",
-    "[MASK]": ".801 / .799",
-    "random piece": ".098 / .100",
-    "kept piece": ".100 / .101",
-    "1 word drawn": ".544 / .546",
-    "2 words drawn": ".272 / .272",
-    "3 words drawn": ".184 / .182",
-    "1 word accepted": ".569 / .574",
-    "2 words accepted": ".265 / .264",
-    "3 words accepted": ".166 / .162",
-    "pieces per n-gram": "1.77 / 1.72",
-    "n-grams across [SEP]": "0.13 / 0.18 %",
-    "overlapping / accepted": "6.0 / 6.0 %",
-    "runs of 1 word": ".516 / .519",
-    "runs of 2 words": ".266 / .269",
-    "runs of 3 words": ".177 / .174",
-    "runs of 4 words": ".026 / .025",
-    "runs of 5 words or more": ".016 / .014",
-    "pieces per word": "1.11 / 1.08",
-}
-"""REFERENCE.md B.9 at 77 predictions: SQuAD's text / the mixed corpus. Other texts than here."""
-
-WHY = {
-    "examples": "what overshoots goes to the next chunk, so chunks end before 512",
-    "real pieces": "nothing is lost, so more is kept",
-    "mean length": "chunks are whole sentences that fit; the reference's are cut to 512",
-    "pad fraction": "the same",
-    "share shorter than 512": "the same",
-    "share truncated": "only two sentences that are too long are cut",
-    "pieces lost": "the same",
-    "lost to truncation / kept": "the same",
-    "masked / real pieces": "77 of 512 is rounded up; fewer examples have 512",
-    "mean masked": "examples are shorter",
-    "masked in all": "more pieces are kept, 15 % of them are masked",
-    "share at most predictions": "fewer examples have 511 pieces or more",
-    "runs of 1 word": "n-grams are cut beforehand and none is drawn over another",
-    "runs of 2 words": "the same",
-    "runs of 3 words": "the same; two n-grams side by side make longer runs more often",
-    "runs of 4 words": "n-grams lie side by side more often",
-    "runs of 5 words or more": "the same",
-    "pieces per word": "digit-comma pieces are not split",
-    "mean length of a": "examples are shorter",
-    "mean length of b": "the same",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,29 +257,3 @@ def google_settings() -> ExampleSettings:
     return ExampleSettings(
         fidelity="google", max_predictions_per_seq=77, short_seq_prob=0.0, dupe_factor=1
     )
-
-
-def main() -> None:
-    """Print both tables as Markdown."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else REFERENCE
-    print(f"google fidelity, {NUM_SEEDS} seeds, limit {SIGMAS:g} standard deviations\n")
-    print(
-        "| statistic | reference | ours | sd of a run | | B.9, S / M |\n|---|---|---|---|---|---|"
-    )
-    for row in compare(folder, google_settings()):
-        print(
-            f"{_cells(row)} {'within' if row.within else 'OUTSIDE'} | {OF_B9.get(row.name, '')} |"
-        )
-    print("\nour defaults (no short targets)\n")
-    print("| statistic | reference | ours | sd of a run | | why |\n|---|---|---|---|---|---|")
-    for row in compare(folder, ExampleSettings(short_seq_prob=0.0, dupe_factor=1)):
-        why = "" if row.within else WHY.get(row.name, "?")
-        print(f"{_cells(row)} {'within' if row.within else 'other'} | {why} |")
-
-
-def _cells(row: Row) -> str:
-    return f"| {row.name} | {row.reference:.5g} | {row.mean:.5g} | {row.deviation:.2g} |"
-
-
-if __name__ == "__main__":
-    main()

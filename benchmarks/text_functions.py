@@ -1,0 +1,236 @@
+"""What the text stages are made of, each alone in one thread, beside its peers.
+
+    python -m benchmarks.text_functions [--only masks rules ...] [--results FILE]
+
+Units per CPU second, each in a process of its own, in turn. The text is Wikipedia of 2018, the
+dump the first there is (`ALBERT_BENCH_DATA`); without them what needs them is left out. Peers that
+are installed run in the same rounds; of the others the published or once measured rates stand
+beside. How the words of the dump's text agree with the full parser's is measured too: F1 of the
+words as a multiset, in which mwparserfromhell's text stands for the truth.
+"""
+
+import io
+import re
+import statistics
+import tempfile
+from collections import Counter
+from functools import cache
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+
+from albert_core.text.masking import mask_examples
+from albert_core.text.records import CLS, EXAMPLE_SCHEMA, NUM_SPECIAL, SEP
+from albert_core.text.seeds import random_bits
+from benchmarks.english_text import CORPORA, articles
+from benchmarks.harness import Contestant, Work, alone, arguments, in_turns, report, table
+from pipelines.config import CleaningSettings, SourceSettings
+from pipelines.corpus.cleaning import normalise_text, reject_reasons
+from pipelines.corpus.duplicates import band_hashes, bands_for, signatures
+from pipelines.examples.tfrecord import tf_examples, write_tfrecord
+from pipelines.readers import mediawiki_dump
+
+VOCAB_SIZE, LENGTH, PREDICTIONS, NUM_ROWS = 30_000, 512, 77, 1000
+ROUNDS = 5
+PEER_DOCUMENTS, PAGES = 100, 50
+"""Documents that suffice for the slow peer; pages whose words are compared."""
+_OPENS_WORD = np.random.default_rng(1).random(VOCAB_SIZE) < 0.89  # 1.12 pieces a word
+_PEERS = {"rules": "datatrove", "dump": "mwparserfromhell"}
+_SHOWN = {
+    "masks": ("million pieces", "10", "reference 0.13, Megatron 0.09, LDDL 2.0 (single pieces)"),
+    "tfrecord": ("examples", "33,000", "protobuf 17,000"),
+    "rules": ("MB", "25", "datatrove 0.4 to 0.6"),
+    "near-duplicates": ("MB", "100", "datatrove 0.5"),
+    "dump": ("MB of XML", "30", "mwparserfromhell 2.0"),
+}
+"""Name -> unit, goal, peers."""
+
+
+@cache
+def masks() -> Work:
+    """Contestant: n-gram masks of full examples."""
+    random = np.random.default_rng(0)
+    ids = random.integers(NUM_SPECIAL, VOCAB_SIZE, (NUM_ROWS, LENGTH)).astype(np.uint16)
+    b_starts = random.integers(20, LENGTH - 20, NUM_ROWS)
+    ids[:, 0], ids[:, -1] = CLS, SEP
+    ids[np.arange(NUM_ROWS), b_starts - 1] = SEP
+    lengths, seeds = np.full(NUM_ROWS, LENGTH), random_bits(1, np.arange(NUM_ROWS))
+
+    def work() -> float:
+        mask_examples(ids.ravel(), lengths, b_starts, _OPENS_WORD, seeds, 0.15, 3)
+        return ids.size / 1e6
+
+    return work
+
+
+@cache
+def tfrecord() -> Work:
+    """Contestant: a TFRecord shard of full examples, framing and checksums included."""
+    random = np.random.default_rng(0)
+    # Common pieces have low ids, as in a real vocabulary.
+    ids = NUM_SPECIAL + (VOCAB_SIZE - NUM_SPECIAL) * random.random((NUM_ROWS, LENGTH)) ** 3
+    positions = np.sort(random.random((NUM_ROWS, LENGTH)).argsort(axis=1)[:, :PREDICTIONS])
+    labels = np.take_along_axis(ids, positions, axis=1)
+    columns = {
+        "input_ids": list(ids.astype(np.uint16)),
+        "segment_b_start": random.integers(20, LENGTH - 20, NUM_ROWS),
+        "masked_lm_positions": list(positions.astype(np.uint16)),
+        "masked_lm_labels": list(labels.astype(np.uint16)),
+        "sentence_order_label": random.integers(0, 2, NUM_ROWS),
+        "document_id": [str(i) for i in range(NUM_ROWS)],
+        "first_sentence": np.arange(NUM_ROWS),
+        "last_sentence": np.arange(NUM_ROWS) + 1,
+        "copy": np.zeros(NUM_ROWS, np.uint16),
+    }
+    examples = pa.table(columns, schema=EXAMPLE_SCHEMA)
+
+    def work() -> int:
+        with tempfile.TemporaryDirectory() as folder:
+            records = tf_examples(examples, LENGTH, PREDICTIONS, _OPENS_WORD)
+            write_tfrecord(records, str(Path(folder) / "x.tfrecord"))
+        return NUM_ROWS
+
+    return work
+
+
+@cache
+def texts(is_middling: bool) -> tuple[list[str], float]:
+    """Return clean articles, only those of 2,000 to 40,000 characters if so, and their MB."""
+    clean = [normalise_text(text) for _, _, text in articles("enwiki2018")]
+    if is_middling:
+        clean = [text for text in clean if 2_000 <= len(text) <= 40_000]
+    return clean, _megabytes(clean)
+
+
+def _megabytes(some: list[str]) -> float:
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in some) / 1e6
+
+
+@cache
+def rules() -> Work:
+    """Contestant: every group of rules and the language filter, together."""
+    groups = ["gopher", "gopher-repetition", "c4"]
+    settings = CleaningSettings(quality_rules=groups, keep_languages=["en"])
+    some, megabytes = texts(True)
+
+    def work() -> float:
+        reject_reasons(some, settings)
+        return megabytes
+
+    return work
+
+
+@cache
+def datatrove_rules() -> Work:
+    """Contestant: datatrove's Gopher, repetition, C4 and language filters."""
+    from datatrove.data import Document
+    from datatrove.pipeline import filters
+
+    kinds = ("GopherQuality", "GopherRepetition", "C4Quality", "Language")
+    steps = [getattr(filters, f"{kind}Filter")() for kind in kinds]
+    some = texts(True)[0][:PEER_DOCUMENTS]
+    documents = [Document(text=text, id=str(i)) for i, text in enumerate(some)]
+
+    def work() -> float:
+        for document in documents:
+            all(step.filter(document) is True for step in steps)
+        return _megabytes(some)
+
+    return work
+
+
+@cache
+def near_duplicates() -> Work:
+    """Contestant: signatures and the hashes of their bands."""
+    some, megabytes = texts(False)
+
+    def work() -> float:
+        band_hashes(signatures(some), *bands_for(0.8))
+        return megabytes
+
+    return work
+
+
+@cache
+def dump(parser: str) -> Work:
+    """Contestant: a MediaWiki dump to text, reading and cleaning together."""
+    content = _dump_content()
+
+    def work() -> float:
+        for _ in mediawiki_dump.read(io.BytesIO(content), _parsing(parser)):
+            pass
+        return len(content) / 1e6
+
+    return work
+
+
+def _parsing(parser: str) -> SourceSettings:
+    return SourceSettings.model_validate({"wiki_parser": parser})
+
+
+@cache
+def _dump_content() -> bytes:
+    with fsspec.open(str(_dumps()[0]), "rb", compression="infer") as file:
+        return bytes(file.read())
+
+
+def _dumps() -> list[Path]:
+    return sorted(CORPORA.glob("mediawiki_dumps/full/*pages*.bz2"))
+
+
+def dump_agreement() -> dict[str, float]:
+    """Return how the words of both parsers agree on the first articles: F1."""
+    both = []
+    for parser in ("fast", "full"):
+        records = mediawiki_dump.read(io.BytesIO(_dump_content()), _parsing(parser))
+        found = islice((record for record in records if not record.unreadable), PAGES)
+        both.append({each.key: Counter(re.findall(r"\w+", each.text)) for each in found})
+    scores = [
+        2 * (fast & full).total() / max(1, fast.total() + full.total())
+        for fast, full in ((both[0][key], both[1][key]) for key in both[0].keys() & both[1].keys())
+    ]
+    return {"word_f1_mean": statistics.mean(scores), "word_f1_least": min(scores)}
+
+
+def contestants() -> dict[str, Contestant]:
+    """Return what can be run here."""
+    found: dict[str, Contestant] = {"masks": (masks,), "tfrecord": (tfrecord,)}
+    if (CORPORA / "wiki_extracted").is_dir():
+        found |= {"rules": (rules,), "near-duplicates": (near_duplicates,)}
+        if find_spec("datatrove"):
+            found["datatrove"] = (datatrove_rules,)
+    if _dumps():
+        found["dump"] = (dump, "fast")
+        if find_spec("mwparserfromhell"):
+            found["mwparserfromhell"] = (dump, "full")
+    return found
+
+
+def main() -> None:
+    """Measure, print and write the results."""
+    parser = arguments(__doc__, "text_functions")
+    parser.add_argument("--only", nargs="+", choices=_SHOWN, default=list(_SHOWN))
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
+    wanted = {*options.only, *(_PEERS[name] for name in options.only if name in _PEERS)}
+    some = {name: each for name, each in contestants().items() if name in wanted}
+    found = in_turns(some, options.rounds)
+    rows = []
+    for name in (name for name in some if name in _SHOWN):
+        unit, goal, peers = _SHOWN[name]
+        peer = _PEERS.get(name, "")
+        times = found.times(name, peer) if peer in some else ""
+        rows.append([name, unit, found.rate(name), goal, times, peers])
+    result = {name: found.result(_PEERS.get(name, ""))[name] for name in some}
+    if "mwparserfromhell" in some:
+        result["dump"] |= alone(dump_agreement)
+    head = ["work", "unit", "per CPU second (spread)", "goal", "times the peer", "peers"]
+    report(result, table(head, rows), options.results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The command `albert`: what it can do, and what its exit status says.
+
+0: done. 1: done, and the answer is no: an audit found a fault, a rebuilt model differs, a document
+is nowhere; or a defect, with its traceback. 2: something to mend first, in one message. 75:
+something is away for a while; the same command goes on from there. 130: interrupted.
+"""
+
+from collections.abc import Sequence
+
+import typer
+
+from flows.commands.models import models, promote, rollback
+from flows.commands.provenance import lineage, rebuild, trace
+from flows.commands.run import demo, evaluate, plan, pretrain, refresh
+from flows.commands.serve import production, serve
+from flows.commands.upkeep import audit, convert, retention, send_journals
+
+_GROUPS = {
+    "Runs": (demo, pretrain, refresh, evaluate, plan),
+    "Models": (models, promote, rollback),
+    "Provenance": (lineage, trace, rebuild),
+    "Services": (serve, production),
+    "Upkeep": (audit, convert, retention, send_journals),
+}
+
+app = typer.Typer(
+    name="albert",
+    help="ALBERT from raw text to a registered model.",
+    epilog="Every stage runs by hand too, with the command line that the log prints.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _group, _commands in _GROUPS.items():
+    for _command in _commands:
+        app.command(rich_help_panel=_group)(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; return the exit status."""
+    try:
+        app(arguments, prog_name="albert")
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    except Exception as error:
+        from albert_core.stage.command import tell_failure
+
+        status = tell_failure(error)
+        if status is None:
+            raise
+        return status
+    return 0

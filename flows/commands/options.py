@@ -1,0 +1,54 @@
+"""Options that several commands have, and how they print their answers."""
+
+import json
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+
+def _recipes() -> list[str]:
+    from flows.recipe import shipped_recipes
+
+    return shipped_recipes()
+
+
+Recipe = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="A recipe that comes with the project, such as tiny, base or xxlarge, or the path or "
+        "URI of your own TOML file.",
+        autocompletion=_recipes,
+    ),
+]
+Source = Annotated[
+    str | None,
+    typer.Option(help="Your own text: a file, folder, glob or URI. Default: the recipe's source."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="SECTION.FIELD=VALUE",
+        help="Override a setting of the recipe. Can be given more than once.",
+    ),
+]
+Work = Annotated[
+    str | None,
+    typer.Option(help="Folder for all results. Default: ALBERT_WORK, or ./work if that is unset."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="models:/NAME@ALIAS, models:/NAME/VERSION, a manifest, or the folder of a result."
+    ),
+]
+
+
+def answer(text: Callable[[], str], as_json: Callable[[], Any] | None) -> None:
+    """Print an answer as text, or as JSON where that is asked for."""
+    said = text() if as_json is None else json.dumps(as_json(), indent=1)
+    # A file's name, and so the text, may be no valid Unicode.
+    typer.echo(said.encode(errors="backslashreplace").decode())

@@ -1,0 +1,94 @@
+"""`albert serve` and `production`: the services of one machine, in the place of this process."""
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+_Work = Annotated[
+    str | None,
+    typer.Option(help="Local folder for all data. Default: ALBERT_WORK, or ./work if unset."),
+]
+_PrefectPort = Annotated[
+    int | None, typer.Option(help="Port of Prefect. Default: ALBERT_PREFECT_PORT, or 4200.")
+]
+_MlflowPort = Annotated[
+    int | None, typer.Option(help="Port of MLflow. Default: ALBERT_MLFLOW_PORT, or 5000.")
+]
+
+
+def serve(
+    work: _Work = None, prefect_port: _PrefectPort = None, mlflow_port: _MlflowPort = None
+) -> None:
+    """Serve Prefect, MLflow and a worker on this machine until Ctrl-C."""
+    _become("infra.serve", work=work, prefect_port=prefect_port, mlflow_port=mlflow_port)
+
+
+def production(
+    work: _Work = None,
+    artifacts: Annotated[
+        str | None,
+        typer.Option(
+            help="Where MLflow keeps files: s3://BUCKET/PATH, a folder, or 'memory' for an S3 "
+            "server that forgets all when it stops. Default: ALBERT_ARTIFACTS, or a folder in the "
+            "work folder."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Number of Prefect workers. Default: ALBERT_SERVED_WORKERS, or 2."),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address that Prefect and MLflow listen on; set up authentication before you "
+            "open them to others. Default: ALBERT_HOST, or 127.0.0.1."
+        ),
+    ] = None,
+    mlflow_auth: Annotated[
+        bool,
+        typer.Option(
+            "--mlflow-auth", help="Have MLflow ask for user and password (ALBERT_MLFLOW_AUTH=true)."
+        ),
+    ] = False,
+    prefect_port: _PrefectPort = None,
+    mlflow_port: _MlflowPort = None,
+    postgres_port: Annotated[
+        int | None, typer.Option(help="Port of Postgres. Default: ALBERT_POSTGRES_PORT, or 5433.")
+    ] = None,
+    s3_port: Annotated[
+        int | None,
+        typer.Option(help="Port of the S3 server in memory. Default: ALBERT_S3_PORT, or 9000."),
+    ] = None,
+    postgres_folder: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder for the databases, on a local disk. Default: ALBERT_POSTGRES_FOLDER, or "
+            "a folder in the work folder."
+        ),
+    ] = None,
+) -> None:
+    """Serve the project for a team: Postgres, MLflow, Prefect and workers, until Ctrl-C."""
+    _become(
+        "infra.production",
+        work=work,
+        artifacts=artifacts,
+        workers=workers,
+        host=host,
+        mlflow_auth=mlflow_auth,
+        prefect_port=prefect_port,
+        mlflow_port=mlflow_port,
+        postgres_port=postgres_port,
+        s3_port=s3_port,
+        postgres_folder=postgres_folder,
+    )
+
+
+def _become(module: str, **options: str | int | bool | None) -> NoReturn:
+    """Replace this process, which may not know `infra`, by one that runs ``module``."""
+    given = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
+    flags = [option for option, value in given.items() if value is True]
+    values = [f"{o}={v}" for o, v in given.items() if v is not None and not isinstance(v, bool)]
+    # With -P, a folder `infra` where the user happens to be is not taken for the package.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *flags, *values])  # noqa: S606

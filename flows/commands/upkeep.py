@@ -1,0 +1,165 @@
+"""`albert audit`, `convert`, `retention` and `send-journals`."""
+
+import dataclasses
+import time
+from typing import Annotated, Literal
+
+import typer
+
+from flows.commands.options import AsJson, Work, answer
+
+_PANEL = "What the shards should be (default: what their manifest says)"
+
+
+def audit(
+    paths: Annotated[
+        list[str], typer.Argument(help="A manifest or its folder, or shard files and globs.")
+    ],
+    corpus: Annotated[
+        str,
+        typer.Option(help="Manifest of the corpus. Default: the one the shards' manifest names."),
+    ] = "",
+    vocab: Annotated[
+        str,
+        typer.Option(
+            help="Folder with spiece.model, or a model file. Default: the one the manifest names."
+        ),
+    ] = "",
+    sample: Annotated[
+        int, typer.Option(min=0, help="Rows to look up in the corpus; 0 for all of them.")
+    ] = 2000,
+    max_seq_length: Annotated[
+        int | None, typer.Option(help="Pieces in one example.", rich_help_panel=_PANEL)
+    ] = None,
+    max_predictions: Annotated[
+        int | None, typer.Option(help="Predictions in one example.", rich_help_panel=_PANEL)
+    ] = None,
+    masked_lm_prob: Annotated[
+        float | None, typer.Option(help="Share of pieces predicted, 0..1.", rich_help_panel=_PANEL)
+    ] = None,
+    max_ngram: Annotated[
+        int | None, typer.Option(help="Longest masked span, in words.", rich_help_panel=_PANEL)
+    ] = None,
+    objective: Annotated[
+        Literal["sop", "nsp", "none"] | None,
+        typer.Option(help="How segment pairs were made.", rich_help_panel=_PANEL),
+    ] = None,
+    fidelity: Annotated[
+        Literal["paper", "google", "unknown"] | None,
+        typer.Option(help="Whose rules they were made by.", rich_help_panel=_PANEL),
+    ] = None,
+    z: Annotated[
+        float | None,
+        typer.Option(help="Standard errors that a share may be off.", rich_help_panel=_PANEL),
+    ] = None,
+    min_budget_used: Annotated[
+        float | None,
+        typer.Option(help="Least share of the prediction budget used.", rich_help_panel=_PANEL),
+    ] = None,
+    max_unknown_share: Annotated[
+        float | None,
+        typer.Option(help="Largest share of unknown pieces, 0..1.", rich_help_panel=_PANEL),
+    ] = None,
+    max_repeated_share: Annotated[
+        float | None,
+        typer.Option(help="Largest share of repeated rows, 0..1.", rich_help_panel=_PANEL),
+    ] = None,
+    run_tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="How far the share of masked runs of a length may be off, 0..1.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check example shards, whoever wrote them, against what they should be.
+
+    The exit status is 0 if all is within bounds, 1 if something is not, and 2 if there is nothing
+    to audit.
+    """
+    expected = {
+        "max_seq_length": max_seq_length,
+        "max_predictions": max_predictions,
+        "masked_lm_prob": masked_lm_prob,
+        "max_ngram": max_ngram,
+        "objective": objective,
+        "fidelity": fidelity,
+        "z": z,
+        "min_budget_used": min_budget_used,
+        "max_unknown_share": max_unknown_share,
+        "max_repeated_share": max_repeated_share,
+        "run_tolerance": run_tolerance,
+    }
+    from pipelines.audit import audit_examples as audits
+
+    findings = audits.audit(
+        audits.find_sources(paths, corpus=corpus, vocab=vocab, sample=sample, expected=expected)
+    )
+    answer(
+        lambda: audits.table_of(findings),
+        (lambda: list(map(dataclasses.asdict, findings))) if as_json else None,
+    )
+    raise typer.Exit(any(finding.ok is False for finding in findings))
+
+
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A Hugging Face folder, a release of google-research/albert (folder or prefix) or "
+            "a pretraining run, with its vocabulary beside it."
+        ),
+    ],
+    folder: Annotated[str, typer.Argument(help="Path or URI of the model folder to write.")],
+) -> None:
+    """Turn a model trained elsewhere into a model folder that every stage can read."""
+    from albert_core.conversion.convert import convert_model
+
+    convert_model(source, folder)
+    typer.echo(f"wrote {folder}")
+
+
+def retention(
+    work: Work = None,
+    keep_newest: Annotated[int, typer.Option(min=0, help="Keep the newest N of each stage.")] = 2,
+    keep_days: Annotated[float, typer.Option(min=0, help="Keep what is younger than this.")] = 30,
+    registered: Annotated[
+        Literal["all", "aliased"],
+        typer.Option(help="Keep what these registered versions were made of."),
+    ] = "all",
+    other_registry: Annotated[
+        bool,
+        typer.Option(
+            "--other-registry", help="The registry is the same, but its address has changed."
+        ),
+    ] = False,
+    delete: Annotated[
+        Literal["yes", "no"], typer.Option(help="Delete what is not needed, or only list it.")
+    ] = "no",
+    as_json: AsJson = False,
+) -> None:
+    """List, or delete, results that no registered version and no current result needs."""
+    from albert_core.stage.environment import work_folder
+    from flows.commands import retention as retentions
+
+    folder = work_folder(work)
+    if not other_registry:
+        retentions.check_registry(folder)
+    rules = retentions.Rules(keep_newest, keep_days, registered)
+    plan = retentions.plan_for(folder, rules, time.time())
+    is_done = delete == "yes"
+    if is_done:
+        retentions.delete(plan, folder)
+    answer(
+        lambda: retentions.as_text(plan, folder, is_done),
+        (lambda: retentions.as_json(plan)) if as_json else None,
+    )
+
+
+def send_journals(work: Work = None) -> None:
+    """Send MLflow the entries of runs that could not reach it at the time."""
+    from albert_core.stage.environment import work_folder
+    from albert_core.tracking.send_journals import send_journals as send
+
+    typer.echo(send(work_folder(work)))
