@@ -424,7 +424,7 @@ def test_with_dropout_another_cut_into_ranks_and_micro_batches_is_another_run(
     assert len({one, smaller, two_ranks}) == (1 if model is MODEL else 3)
 
 
-def test_a_finished_run_is_measured_on_more_examples_without_training_it_again(
+def test_a_finished_run_is_measured_on_other_examples_without_training_it_again(
     examples: str, uninterrupted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train_step(*_: Any) -> None:
@@ -432,7 +432,7 @@ def test_a_finished_run_is_measured_on_more_examples_without_training_it_again(
 
     monkeypatch.setattr(pretrain, "train_step", train_step)
     work = str(Path(uninterrupted).parents[2])
-    again = pretrain.run(MODEL, with_settings(max_evaluation_examples=20), examples, work)
+    again = pretrain.run(MODEL, with_settings(max_evaluation_examples=4), examples, work)
     assert again != uninterrupted
     for name, weights in weights_of(uninterrupted).items():
         assert torch.equal(weights_of(again)[name], weights), name
