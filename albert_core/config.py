@@ -9,6 +9,7 @@ from albert_core.stage.settings import Settings
 Sharing = Literal["all", "attention", "ffn", "none"]
 Activation = Literal["gelu_new", "gelu", "relu", "tanh", "linear"]
 Schedule = Literal["linear", "google"]
+Precision = Literal["float32", "bfloat16"]
 
 
 class ModelSettings(Settings):
@@ -95,7 +96,7 @@ class TrainingSettings(Settings):
     warmup_steps: int = Field(default=3125, ge=0)
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0, description="global norm")
-    precision: Literal["float32", "bfloat16"] = Field(
+    precision: Precision = Field(
         default="float32", description="of the matrix products; weights stay float32"
     )
     activation_checkpointing: bool = Field(
@@ -228,7 +229,7 @@ class FinetuningSettings(TaskHyperparameters):
     schedule: Schedule = "linear"
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
-    precision: Literal["float32", "bfloat16"] = Field(
+    precision: Precision = Field(
         default="float32", description="of the matrix products; weights stay float32"
     )
     patience: int = Field(

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from albert_core.stage.code_version import reachable_sources
+
 PROJECT = Path(__file__).parent.parent
 HEAVY = {"apache_beam", "matplotlib", "mlflow", "sklearn", "torch", "transformers"}
 
@@ -31,6 +33,28 @@ def test_nobody_imports_whom_they_may_not_know() -> None:
 )
 def test_a_flow_is_read_without_the_heavy_libraries(module: str) -> None:
     assert loaded_by(module) & HEAVY == set()
+
+
+CORE = {"config", "conversion", "metrics", "stage", "text", "tracking"}
+TRAINING = CORE | {"checkpoint", "model", "planning", "training"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "rooms"),
+    [
+        ("pipelines.train_vocab", {"stage", "text"}),
+        ("pipelines.clean_corpus", {"stage", "text", "tasks"}),
+        ("pipelines.make_examples", {"stage", "text"}),
+        ("albert_core.training.pretrain", TRAINING),
+        ("albert_core.finetuning.finetune", TRAINING - {"planning"} | {"finetuning", "tasks"}),
+        ("albert_core.scores.tabulate", CORE - {"conversion"} | {"scores"}),
+        ("albert_core.registry.register", CORE | {"registry"}),
+        ("albert_core.registry.register_finetuned", CORE | {"registry"}),
+    ],
+)
+def test_a_stage_reaches_these_rooms_of_albert_core(stage: str, rooms: set[str]) -> None:
+    names = [name.split(".") for name in reachable_sources(stage)]
+    assert {name[1] for name in names if name[0] == "albert_core" and name[1:]} == rooms
 
 
 def test_text_stages_are_read_without_torch() -> None:

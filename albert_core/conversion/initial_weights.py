@@ -35,7 +35,8 @@ from albert_core.conversion.huggingface import (
     hf_names,
     own_state,
 )
-from albert_core.conversion.model_folder import CONFIG, WEIGHTS, read_model_folder, read_tokenizer
+from albert_core.conversion.model_files import CONFIG, WEIGHTS
+from albert_core.conversion.model_folder import read_model_folder, read_tokenizer
 from albert_core.conversion.tf_release import (
     is_tf_release,
     read_tf_config,

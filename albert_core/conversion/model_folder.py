@@ -53,6 +53,7 @@ from albert_core.conversion.huggingface import (
     ties,
     to_hf_state,
 )
+from albert_core.conversion.model_files import CONFIG, TOKENIZER_CONFIG, WEIGHTS
 from albert_core.conversion.tf_release import from_tf_variables, load_tf_release, tf_to_hf
 from albert_core.model.albert import AlbertForPretraining, AlbertModel
 from albert_core.stage import storage
@@ -235,8 +236,6 @@ __all__ = [
     "tf_to_hf",
     "to_hf_state",
 ]
-
-CONFIG, WEIGHTS, TOKENIZER_CONFIG = "config.json", "model.safetensors", "tokenizer_config.json"
 
 
 def save_model_folder(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from albert_core.checkpoint import CHECKPOINTS, CheckpointWriter, load_newest
 from albert_core.config import EvaluationSettings, FinetuningSettings
+from albert_core.conversion.model_files import model_digest
 from albert_core.conversion.model_folder import load_encoder
 from albert_core.finetuning.finetuned_model import save_finetuned
 from albert_core.finetuning.hyperparameters import hyperparameters_of
@@ -26,13 +27,12 @@ from albert_core.metrics import Estimate, bootstrap_interval
 from albert_core.stage import storage
 from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_main
-from albert_core.stage.errors import IntegrityError, TaskError, TrainingError
+from albert_core.stage.errors import TaskError, TrainingError
 from albert_core.stage.manifest import (
     MANIFEST,
     Account,
     Shard,
     StagePlan,
-    digest_of,
     shard_of,
     shards_in,
 )
@@ -49,8 +49,6 @@ from albert_core.training.preemption import RunAgain, StopRequest, ending_when_t
 
 STAGE = "finetuning"
 MODEL_FOLDER, PREDICTIONS, SUBMISSION = "model", "predictions", "submission"
-MODEL_CONTENT = ("config.json", "model.safetensors", "spiece.model", "tokenizer_config.json")
-"""The files of a model folder that its scores depend on."""
 
 _TRAIN: Final = "train"
 _DEV: Final = "dev"
@@ -111,24 +109,6 @@ def run(
     with one.tracked, stop_request() as stop:
         one.train(stop)
         return one.finish()
-
-
-def model_digest(model_folder: str) -> str:
-    """Return a digest of the model in ``model_folder``: the same wherever it lies.
-
-    Raises:
-        IntegrityError: a file is missing.
-    """
-    for name in MODEL_CONTENT:
-        if not storage.exists(storage.join(model_folder, name)):
-            raise IntegrityError(
-                f"{storage.join(model_folder, name)} is missing: a model folder holds "
-                f"{', '.join(MODEL_CONTENT)}. Give the folder of a finished pretraining, or "
-                "models:/<name>@champion."
-            )
-    return digest_of(
-        [[name, storage.sha256_of(storage.join(model_folder, name))] for name in MODEL_CONTENT]
-    )
 
 
 @dataclass(frozen=True)

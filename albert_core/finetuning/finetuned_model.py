@@ -21,9 +21,8 @@ import safetensors.torch
 from torch import Tensor, nn
 
 from albert_core.conversion.huggingface import architecture_of, hf_config
+from albert_core.conversion.model_files import CONFIG, TASK, WEIGHTS, read_task
 from albert_core.conversion.model_folder import (
-    CONFIG,
-    WEIGHTS,
     encoder_to_hf_state,
     read_tokenizer,
     split_model_folder,
@@ -35,7 +34,6 @@ from albert_core.stage.errors import IntegrityError
 from albert_core.tasks.examples import Task
 from albert_core.text.tokenizer import Tokenizer
 
-TASK = "task.json"
 SPAN_CLASSIFIER = "qa_outputs.weight"
 """What a span head is made of that Hugging Face's classes can read."""
 NUMBER = "number"
@@ -117,29 +115,6 @@ def read_finetuned(folder: str) -> StoredModel:
     return StoredModel(
         encoder, head, read_tokenizer(folder), Task(**task), dict(described["settings"])
     )
-
-
-def read_task(folder: str) -> dict[str, Any]:
-    """Return the content of the folder's task.json: "task" and "settings".
-
-    Raises:
-        IntegrityError: it is missing, or is not what `save_finetuned` writes.
-    """
-    uri = storage.join(folder, TASK)
-    if not storage.exists(uri):
-        raise IntegrityError(
-            f"{uri} is missing: {folder} is not the folder of a fine-tuned model. Give the folder "
-            "that a fine-tuning wrote."
-        )
-    try:
-        described: dict[str, Any] = json.loads(storage.read_bytes(uri))
-        if not {"task", "settings"} <= described.keys():
-            raise ValueError('it has no "task" or no "settings"')
-    except (ValueError, AttributeError) as error:
-        raise IntegrityError(
-            f"{uri} does not describe a task ({error}). Copy or write it again."
-        ) from error
-    return described
 
 
 def _tuples(value: Any) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from albert_core.config import Precision
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.dense import then_and_again
-from albert_core.planning.training_memory import Precision
 
 
 def set_layer_execution(

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from albert_core.planning.training_memory import DeviceKind, Precision
+from albert_core.config import Precision
+from albert_core.planning.training_memory import DeviceKind
 from albert_core.stage.errors import ConfigError
 
 Basis = Literal["measured", "published", "modelled", "assumed", "given"]

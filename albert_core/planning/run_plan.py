@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.config import ModelSettings, Precision, TrainingSettings
 from albert_core.planning.flops import training_flops_of, undone_share
 from albert_core.planning.hardware import Basis, Hardware
 from albert_core.planning.parameters import ParameterCounts, count_parameters
 from albert_core.planning.training_memory import (
     MicroBatch,
-    Precision,
     TrainingMemory,
     largest_micro_batch,
     training_memory,

@@ -10,10 +10,9 @@ F feed-forward.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from albert_core.config import ModelSettings
+from albert_core.config import ModelSettings, Precision
 from albert_core.planning.parameters import count_parameters
 
-Precision = Literal["float32", "bfloat16"]
 DeviceKind = Literal["cpu", "cuda"]
 
 _FLOAT32, _BFLOAT16, _INT64, _BOOL = 4, 2, 8, 1

@@ -10,7 +10,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from numpy.typing import NDArray
 
-from albert_core.finetuning.finetuned_model import read_task
+from albert_core.conversion.model_files import read_task
 from albert_core.registry.aliases import ABSENT
 from albert_core.registry.gate import Measured, jackknife
 from albert_core.stage import storage

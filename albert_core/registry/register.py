@@ -13,8 +13,7 @@ from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 
 from albert_core.config import RegistrySettings
-from albert_core.finetuning.finetune import STAGE as FINETUNING
-from albert_core.finetuning.finetune import model_digest
+from albert_core.conversion.model_files import model_digest
 from albert_core.registry.champion import DIGEST_TAG, STAGE, Candidate, enter, lineage_of
 from albert_core.registry.gate import Measured
 from albert_core.registry.measured import data_digest, measure, read_measured
@@ -24,6 +23,7 @@ from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_main
 from albert_core.stage.environment import shown_tracking_uri
 from albert_core.stage.errors import RegistryError
+from albert_core.stage.lineage import FINETUNING
 from albert_core.stage.manifest import Manifest, StagePlan, digest_of, read_manifest
 
 log = logging.getLogger(STAGE)

@@ -11,8 +11,7 @@ from mlflow.types import ColSpec, DataType, Schema, TensorSpec
 from mlflow.types.schema import Array
 
 from albert_core.config import RegistrySettings
-from albert_core.finetuning.finetune import model_digest
-from albert_core.finetuning.finetuned_model import read_task
+from albert_core.conversion.model_files import model_digest, read_task
 from albert_core.registry.champion import STAGE, Candidate, enter, lineage_of
 from albert_core.registry.measured import measure, read_measured
 from albert_core.registry.versions import ServedCode

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.config import ModelSettings, Precision, TrainingSettings
 from albert_core.planning.hardware import Hardware, hardware_called, processor_name
 from albert_core.planning.run_plan import ExampleSizes, TrainingDevices, TrainingSetup
-from albert_core.planning.training_memory import Precision
 from albert_core.training.optimizer import Lamb
 from albert_core.training.ranks import Ranks
 from albert_core.training.shards import ExampleShards

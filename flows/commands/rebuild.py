@@ -258,7 +258,7 @@ def _call_of(result: Result) -> Call:
 
 def _model_digests(stages: Sequence[Rebuilt]) -> set[str]:
     """Return the digests of the models among what was rebuilt."""
-    from albert_core.finetuning.finetune import model_digest
+    from albert_core.conversion.model_files import model_digest
 
     manifests = [s.manifest for s in stages if s.stage in (PRETRAINING, FINETUNING)]
     return {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from albert_core.finetuning.finetune import model_digest
+from albert_core.conversion.model_files import model_digest
 from albert_core.stage import storage
 from albert_core.stage.manifest import MANIFEST, StagePlan, read_manifest
 from albert_core.text.arrow_files import write_arrow

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from albert_core.config import RegistrySettings
-from albert_core.finetuning.finetune import model_digest
+from albert_core.conversion.model_files import model_digest
 from albert_core.registry import register
 from albert_core.stage.manifest import read_manifest
 from albert_core.tracking.server import open_client

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from albert_core.config import ModelSettings
+from albert_core.config import ModelSettings, Precision
 from albert_core.model import attention as attention_module
 from albert_core.model import dense, losses
 from albert_core.model.albert import AlbertForPretraining
@@ -16,7 +16,6 @@ from albert_core.model.dense import then_and_again
 from albert_core.model.losses import masked_lm_loss, sentence_order_loss
 from albert_core.planning.training_memory import (
     MicroBatch,
-    Precision,
     largest_micro_batch,
     saved_for_backward,
     training_memory,

@@ -19,8 +19,8 @@ from mlflow import MlflowClient
 
 from albert_core.config import ModelSettings, RegistrySettings
 from albert_core.conversion.huggingface import Architecture
+from albert_core.conversion.model_files import model_digest
 from albert_core.conversion.model_folder import load_model_folder, save_model_folder
-from albert_core.finetuning.finetune import model_digest
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.registry import champion as champion_rule
 from albert_core.registry import register as stage
