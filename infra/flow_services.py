@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from infra.services import PROJECT, Services
+from infra.services import Services
 
 DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
 POOL = "albert"
@@ -21,7 +21,6 @@ def flow_environment(work: Path, prefect_url: str, mlflow_url: str) -> dict[str,
     """Return the environment of the servers, the workers and their flow runs."""
     return {
         "ALBERT_WORK": str(work),
-        "ALBERT_PROJECT": str(PROJECT),
         "MLFLOW_TRACKING_URI": mlflow_url,
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -43,7 +43,7 @@ def num_threads(address: str) -> int:
     except (OSError, TimeoutError) as error:
         raise OutageError(
             f"no Dask scheduler with a worker answers at ALBERT_ENGINE_ADDRESS={address} "
-            f"({error}). Start both; infra/engines/README.md says how."
+            f"({error}). Start both; docs/engines.md says how."
         ) from error
     log.info("Dask: %d workers, %d threads", len(threads), sum(threads.values()))
     return sum(threads.values())

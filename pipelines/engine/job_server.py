@@ -62,7 +62,7 @@ class Keeper:
             if (self.folder / _ENDED).exists() or self._process.poll() is not None:
                 raise ConfigError(
                     f"Beam's job server ended at its start. Its last lines:\n  {self._last_lines()}"
-                    "\nCheck the jar and the options; infra/engines/README.md names them."
+                    "\nCheck the jar and the options; docs/engines.md names them."
                 )
             if answers(endpoint, seconds=1.0):
                 return

@@ -1,4 +1,4 @@
-"""Which Beam runner a stage runs on, with which options. See infra/engines/README.md.
+"""Which Beam runner a stage runs on, with which options. See docs/engines.md.
 
 ALBERT_ENGINE          local (the default), dask, flink, spark, portable or dataflow
 ALBERT_ENGINE_ADDRESS  of Dask's scheduler, the Flink or Spark master, or Beam's job service
@@ -229,7 +229,7 @@ def _portable(scratch: str, running: ExitStack) -> Engine:
     if not job_server.answers(address, CONNECT_SECONDS):
         raise ConfigError(
             f"what answers at ALBERT_ENGINE_ADDRESS={address} is no Beam job service. "
-            "infra/engines/README.md says how to start one."
+            "docs/engines.md says how to start one."
         )
     kept = running.enter_context(job_server.keeper())
     return _asking(address, kept, _worker_processes())
@@ -327,9 +327,7 @@ def _require_listener(addresses: Sequence[str], otherwise: str) -> None:
             raise ConfigError(f"{otherwise} ({error}). Give host:port.") from error
         except OSError as error:
             problems.append(str(error))
-    raise OutageError(
-        f"{otherwise} ({'; '.join(problems)}). Start it; infra/engines/README.md says how."
-    )
+    raise OutageError(f"{otherwise} ({'; '.join(problems)}). Start it; docs/engines.md says how.")
 
 
 def _flink_slots(master: str) -> int:
@@ -434,7 +432,7 @@ def _as_raised_in_worker(error: Exception, is_remote: bool) -> Exception:
     if "Unable to fetch remote job server jar" in text:
         return ConfigError(
             f"{error}. Give --flink_job_server_jar or --spark_job_server_jar in "
-            "ALBERT_BEAM_OPTIONS; infra/engines/README.md names the file."
+            "ALBERT_BEAM_OPTIONS; docs/engines.md names the file."
         )
     if missing := _NOT_INSTALLED.search(text):
         return ConfigError(
