@@ -86,7 +86,7 @@ print(json.dumps(due))
 def due(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What is edited in a copy of the packages -> stages whose code is another one then."""
     tree = tmp_path_factory.mktemp("tree")
-    for package in ("albert_core", "pipelines", "flows"):
+    for package in ("albert_core", "pipelines"):
         without = shutil.ignore_patterns("__pycache__")
         shutil.copytree(PROJECT / package, tree / package, ignore=without)
     done = subprocess.run(

@@ -114,14 +114,15 @@ def place_in(uri: str) -> str:
     return "/".join(found[-1]) if found else ""
 
 
-def read_work(work: str, *, begun: bool = False) -> Lineage:
-    """Return all finished results below ``work``; what can't be read is passed over, and said.
+def read_work(work: str, *, stages: Sequence[str] = STAGES, begun: bool = False) -> Lineage:
+    """Return the finished results below ``work``; what can't be read is passed over, and said.
 
     Args:
         work: folder for all results.
+        stages: whose results.
         begun: whether to return those that are not finished too, with nothing made.
     """
-    return Lineage(_results(work, (MANIFEST, BEGUN) if begun else (MANIFEST,)))
+    return Lineage(_results(work, stages, (MANIFEST, BEGUN) if begun else (MANIFEST,)))
 
 
 def read_lineage(*uris: str) -> Lineage:
@@ -153,8 +154,8 @@ def _moved(uri: str, named_in: str) -> str:
     return here if storage.exists(here) else uri
 
 
-def _results(work: str, files: Sequence[str]) -> Iterator[Result]:
-    for stage in STAGES:
+def _results(work: str, stages: Sequence[str], files: Sequence[str]) -> Iterator[Result]:
+    for stage in stages:
         for name in storage.list_names(storage.join(work, stage)):
             uris = (storage.join(work, stage, name, file) for file in files)
             if (uri := next(filter(storage.exists, uris), None)) is not None:

@@ -70,7 +70,7 @@ def run(model: ModelSettings, training: TrainingSettings, examples: str, work: s
     `TrainingSettings.HOW_NOT_WHAT` and another number of ranks: no example is lost or repeated.
     With dropout, which draws for each micro-batch, another cut into ranks and micro-batches is
     another run, which ``continue_from`` can begin where the first one was. A run that differs in
-    `TrainingSettings.MEASURE` alone takes over the checkpoints of the first.
+    `TrainingSettings.MEASURE` alone from a finished one takes over its last checkpoint.
 
     Raises:
         ConfigError: the examples are longer than the model's positions, the batch is smaller than
@@ -163,6 +163,7 @@ class Pretraining:
         metrics = self._resume(start)
         self.before = self._scores_before()
         metrics = metrics or self._take_over()
+        self._check_ranks_agree()
         self.tracked: TrackedRun | None = self._track() if ranks.is_first else None
         if ranks.is_first:
             note_machine(self.folder, ranks.world_size, ranks.device)
@@ -261,12 +262,6 @@ class Pretraining:
             metrics = self._restore(*found)
         elif start.checkpoint is not None:
             continue_run(self.state, start.checkpoint, self.settings, self.plan.inputs)
-        steps = torch.tensor(self.state.step, dtype=torch.float64, device=self.ranks.device)
-        if self.ranks.sum(steps).item() != self.state.step * self.ranks.world_size:
-            raise TrainingError(
-                f"rank {self.ranks.rank} finds step {self.state.step:,} in {self.folder}, and "
-                "other ranks another. Give a work folder that all of them share."
-            )
         return metrics
 
     def _restore(self, tensors: dict[str, Any], record: dict[str, Any]) -> list[dict[str, float]]:
@@ -275,11 +270,19 @@ class Pretraining:
         return metrics
 
     def _take_over(self) -> list[dict[str, float]]:
-        """Go on from where a run of the same updates was, if there is one and this is not begun."""
+        """Take the weights of a finished run of the same updates, unless this one has begun."""
         same = None if self.state.step else same_updates(self.plan, self.work)
         content = self.train_examples.manifest.content
         found = None if same is None else load_newest(storage.join(same, CHECKPOINTS), content)
         return [] if found is None else self._restore(*found)
+
+    def _check_ranks_agree(self) -> None:
+        steps = torch.tensor(self.state.step, dtype=torch.float64, device=self.ranks.device)
+        if self.ranks.sum(steps).item() != self.state.step * self.ranks.world_size:
+            raise TrainingError(
+                f"rank {self.ranks.rank} finds step {self.state.step:,} in {self.folder}, and "
+                "other ranks another. Give a work folder that all of them share."
+            )
 
     def _save(self) -> None:
         """Begin to write a checkpoint, on the first rank."""

@@ -17,7 +17,7 @@ from albert_core.conversion.initial_weights import load_initial_weights
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError, TrainingError
-from albert_core.stage.lineage import place_in
+from albert_core.stage.lineage import place_in, read_work
 from albert_core.stage.manifest import BEGUN, MANIFEST, Manifest, StagePlan, read_manifest
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
@@ -80,15 +80,12 @@ def earlier_results(settings: TrainingSettings) -> dict[str, str]:
 
 
 def same_updates(plan: StagePlan, work: str) -> str | None:
-    """Return the folder of a run that makes the updates of ``plan`` but is measured otherwise."""
+    """Return the folder of a finished run of the updates of ``plan`` that is measured otherwise."""
     wanted = _updates(plan.settings, plan.inputs, plan.code, plan.libraries)
-    for name in storage.list_names(storage.join(work, plan.stage)):
-        folder = storage.join(work, plan.stage, name)
-        begun = storage.join(folder, BEGUN)
-        if name != plan.key and storage.exists(begun):
-            other = read_manifest(begun)
-            if _updates(other.settings, other.inputs, other.code, other.libraries) == wanted:
-                return folder
+    for other in read_work(work, stages=[plan.stage]).results.values():
+        made = other.manifest
+        if _updates(made.settings, made.inputs, made.code, made.libraries) == wanted:
+            return other.folder
     return None
 
 

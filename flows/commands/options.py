@@ -47,8 +47,8 @@ Model = Annotated[
 ]
 
 
-def answer(text: Callable[[], str], as_json: Callable[[], Any] | None) -> None:
-    """Print an answer as text, or as JSON where that is asked for."""
-    said = text() if as_json is None else json.dumps(as_json(), indent=1)
+def answer(as_json: bool, text: Callable[[], str], values: Callable[[], Any]) -> None:
+    """Print an answer as text, or its values as JSON where that is asked for."""
+    said = json.dumps(values(), indent=1) if as_json else text()
     # A file's name, and so the text, may be no valid Unicode.
     typer.echo(said.encode(errors="backslashreplace").decode())

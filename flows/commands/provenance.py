@@ -24,8 +24,9 @@ def lineage(
 
     found = lineages.read_model_lineage(model, work_folder(work))
     answer(
+        as_json,
         lambda: lineages.as_text(found, files),
-        (lambda: lineages.as_json(found)) if as_json else None,
+        lambda: lineages.as_json(found),
     )
 
 
@@ -44,7 +45,7 @@ def trace(
     from flows.commands import trace as traces
 
     found = traces.trace(document, work_folder(work))
-    answer(lambda: traces.as_text(found), (lambda: traces.as_json(found)) if as_json else None)
+    answer(as_json, lambda: traces.as_text(found), lambda: traces.as_json(found))
     raise typer.Exit(not found.is_known)
 
 
@@ -78,7 +79,7 @@ def rebuild(
     for line in rebuilds.check(found, anyway):
         _tell(line)
     done = rebuilds.rebuild(found, folder, run_stage)
-    answer(lambda: rebuilds.as_text(done), (lambda: rebuilds.as_json(done)) if as_json else None)
+    answer(as_json, lambda: rebuilds.as_text(done), lambda: rebuilds.as_json(done))
     raise typer.Exit(not done.is_equal)
 
 

@@ -157,8 +157,9 @@ def plan(
     num_examples, manifest = plans.read_examples(examples)
     planned = plans.plan_recipe(loaded, device, devices, manifest)
     answer(
+        as_json,
         lambda: plans.plan_as_text(loaded.name, planned, num_examples),
-        (lambda: plans.plan_as_json(planned)) if as_json else None,
+        lambda: plans.plan_as_json(planned),
     )
 
 

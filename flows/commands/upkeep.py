@@ -97,8 +97,9 @@ def audit(
         audits.find_sources(paths, corpus=corpus, vocab=vocab, sample=sample, expected=expected)
     )
     answer(
+        as_json,
         lambda: audits.table_of(findings),
-        (lambda: list(map(dataclasses.asdict, findings))) if as_json else None,
+        lambda: list(map(dataclasses.asdict, findings)),
     )
     raise typer.Exit(any(finding.ok is False for finding in findings))
 
@@ -152,8 +153,9 @@ def retention(
     if is_done:
         retentions.delete(plan, folder)
     answer(
+        as_json,
         lambda: retentions.as_text(plan, folder, is_done),
-        (lambda: retentions.as_json(plan)) if as_json else None,
+        lambda: retentions.as_json(plan),
     )
 
 

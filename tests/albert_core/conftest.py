@@ -4,6 +4,15 @@ import pytest
 
 
 @pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A work folder with an MLflow database of its own, whatever the environment names."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.delenv("MLFLOW_REGISTRY_URI", raising=False)
+        yield str(tmp_path_factory.mktemp("work"))
+
+
+@pytest.fixture(scope="module")
 def one_tracking_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Making one takes longer than a run."""
     with pytest.MonkeyPatch.context() as patch:

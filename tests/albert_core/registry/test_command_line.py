@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,25 +20,17 @@ NAME = "albert-it's"
 FELL = TaskDifference("rte", 0.6, 0.7, -0.1, -0.15, -0.05, 277, fell=True)
 
 
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        patch.delenv("MLFLOW_REGISTRY_URI", raising=False)
-        yield str(tmp_path_factory.mktemp("work"))
-
-
 @pytest.fixture
-def work(database: str) -> str:
+def work(work: str) -> str:
     """A registry with three versions: the first was champion, the second is, the third fell."""
-    client = open_client(database)
+    client = open_client(work)
     if client.search_registered_models():
         client.delete_registered_model(NAME)
     client.create_registered_model(NAME)
     add(client, "0.7", Decision("first", "the first champion"))
     add(client, "0.8", Decision("promoted", "better than the champion"))
     add(client, "0.75", Decision("refused", "fell by more than 0.02: rte", -0.1, -0.2, (FELL,)))
-    return database
+    return work
 
 
 def add(client: MlflowClient, score: str, decision: Decision) -> None:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -38,12 +38,7 @@ from tests.albert_core.tiny_vocab import tiny_vocab
 SENTENCES = ["bado [MASK] kelu ra vo sa.", "[MASK] nosa 12 [MASK]"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        patch.delenv("MLFLOW_REGISTRY_URI", raising=False)
-        yield str(tmp_path_factory.mktemp("work"))
+pytestmark = pytest.mark.usefixtures("work")
 
 
 @pytest.fixture(scope="module")

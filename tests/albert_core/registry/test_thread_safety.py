@@ -2,7 +2,6 @@
 
 import inspect
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,14 +28,6 @@ NAME = "tiny it's"
 """A quote and a blank are allowed in a name."""
 WITH_LOCK = inspect.getsource(word_table)
 WITHOUT_LOCK = WITH_LOCK.replace("threading.Lock()", "nullcontext()")
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        patch.delenv("MLFLOW_REGISTRY_URI", raising=False)
-        yield str(tmp_path_factory.mktemp("work"))
 
 
 @pytest.fixture

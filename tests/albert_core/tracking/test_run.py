@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,6 @@ from albert_core.tracking.run import tracked_run
 from albert_core.tracking.server import RUN_ID, open_client
 
 AWAY = "http://127.0.0.1:9"
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        patch.delenv("MLFLOW_REGISTRY_URI", raising=False)
-        yield str(tmp_path_factory.mktemp("work"))
 
 
 @pytest.fixture(scope="module")
