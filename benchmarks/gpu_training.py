@@ -30,7 +30,7 @@ from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import set_layer_execution
 from albert_core.model.losses import masked_lm_loss, sentence_order_loss
-from albert_core.planning.flops import training_flops_of
+from albert_core.planning.flops import training_flops
 from albert_core.planning.hardware import hardware_called
 from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer
@@ -238,14 +238,7 @@ class Case:
         return self._figures(sizes.num_pieces, self._flops(sizes), seconds)
 
     def _flops(self, sizes: UpdateSizes) -> float:
-        return training_flops_of(
-            self.model_settings,
-            VOCAB_SIZE,
-            sizes.num_sequences,
-            sizes.num_pieces,
-            sizes.sum_of_squares,
-            sizes.num_predictions,
-        )
+        return training_flops(self.model_settings, VOCAB_SIZE, sizes)
 
     def _figures(self, num_pieces: int, flops: float, seconds: float) -> dict[str, float]:
         return {

@@ -213,8 +213,8 @@ def measure(
     if compiled:
         contestants["compiled peer"] = (their_update, *case, "compiled")
     found, rows = harness.in_turns(contestants, rounds), rows_of(length, manifest)
-    flops = training_flops(MODEL, VOCAB_SIZE, rows.lengths, int(rows.num_predictions.sum()))
-    per_piece = flops / float(rows.lengths.sum())
+    sizes = UpdateSizes.of_lengths(rows.lengths, int(rows.num_predictions.sum()))
+    per_piece = training_flops(MODEL, VOCAB_SIZE, sizes) / sizes.num_pieces
     return {
         "pieces_per_cpu_s": vars(found.rate("ours")),
         "share_of_peak": per_piece * found.rate("ours").median / found.rate("peak").median,

@@ -1,70 +1,52 @@
-"""Floating-point operations of a training step: arithmetic on sums, cheap enough for every step.
+"""Floating-point operations of a training step, cheap enough to count at every step.
 
-Only the model's own matrix products are counted, on real pieces and real predictions, two
-operations for a multiplication with its addition. A backward pass is two forward passes: one
-product for the gradient of the inputs, one for that of the weights. So padding, recomputed
-activations, layer norms, the softmax and the optimizer do not count, and a share of a device's
-peak made of these operations says how much of its time went into the model ("model FLOPs
+Only the model's own matrix products count, on real pieces and real predictions; a multiplication
+with its addition is two operations. A backward pass costs two forward passes: one product for the
+gradient of the inputs and one for that of the weights. Padding, recomputed activations, layer
+norms, the softmax and the optimizer do not count. The share of a device's peak that these
+operations make up therefore says how much of its time went into the model ("model FLOPs
 utilisation").
 
-Source: PLATFORM.md part 3, section 2; the convention is that of Chowdhery et al. 2022 (PaLM),
-appendix B. `torch.utils.flop_counter` counts the same number for a batch without padding.
+Source: Chowdhery et al. 2022 (PaLM), appendix B. `torch.utils.flop_counter` counts the same number
+for a batch without padding.
 """
 
-from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Protocol
 
 from albert_core.config import ModelSettings
 
+_FLOPS_PER_MULTIPLICATION = 2
 _BACKWARD_AND_FORWARD = 3
 _NUM_ORDERS = 2
 
 
-def training_flops(
-    settings: ModelSettings,
-    vocab_size: int,
-    lengths: NDArray[np.int64] | Sequence[int],
-    num_predictions: int,
-) -> float:
+class Sizes(Protocol):
+    """Sums over some sequences, or the means of one sequence."""
+
+    @property
+    def num_sequences(self) -> float:
+        """B."""
+
+    @property
+    def num_pieces(self) -> float:
+        """Sum of the lengths S, in real pieces. In a packed row, each sequence counts by itself."""
+
+    @property
+    def sum_of_squares(self) -> float:
+        """Sum of S * S."""
+
+    @property
+    def num_predictions(self) -> float:
+        """Real predictions of all sequences together."""
+
+
+def training_flops(settings: ModelSettings, vocab_size: int, sizes: Sizes) -> float:
     """Return the operations of one forward and backward pass over some sequences.
 
     Args:
         settings: of the model.
         vocab_size: V, pieces, special ones included.
-        lengths: (B,), real pieces of each sequence. In a row that packs several sequences, each
-            counts by itself, as it attends to itself only.
-        num_predictions: real predictions of all of them together.
-    """
-    pieces = np.asarray(lengths, dtype=np.float64)
-    return training_flops_of(
-        settings,
-        vocab_size,
-        num_sequences=len(pieces),
-        num_pieces=float(pieces.sum()),
-        sum_of_squares=float(pieces @ pieces),
-        num_predictions=num_predictions,
-    )
-
-
-def training_flops_of(
-    settings: ModelSettings,
-    vocab_size: int,
-    num_sequences: float,
-    num_pieces: float,
-    sum_of_squares: float,
-    num_predictions: float,
-) -> float:
-    """Return the same from sums, which may be of a whole run or means of an example.
-
-    Args:
-        settings: of the model.
-        vocab_size: V, pieces, special ones included.
-        num_sequences: B.
-        num_pieces: sum of the sequences' lengths S.
-        sum_of_squares: sum of S * S.
-        num_predictions: real predictions.
+        sizes: of the sequences.
     """
     embedding, hidden = settings.embedding_size, settings.hidden_size
     num_blocks = settings.num_hidden_layers * settings.inner_group_num
@@ -75,40 +57,28 @@ def training_flops_of(
     a_pair_of_pieces = num_blocks * 2 * hidden  # its score, and its share of the weighted sum
     a_prediction = hidden * embedding + embedding * vocab_size
     a_sequence = hidden * hidden + _NUM_ORDERS * hidden  # pooler and order head
-    multiplications = (
-        num_pieces * a_piece
-        + sum_of_squares * a_pair_of_pieces
-        + num_predictions * a_prediction
-        + num_sequences * a_sequence
+    return _trained(
+        sizes.num_pieces * a_piece
+        + sizes.sum_of_squares * a_pair_of_pieces
+        + sizes.num_predictions * a_prediction
+        + sizes.num_sequences * a_sequence
     )
-    return float(2 * _BACKWARD_AND_FORWARD * multiplications)
 
 
-def undone_share(
-    settings: ModelSettings,
-    vocab_size: int,
-    num_sequences: float,
-    num_pieces: float,
-    sum_of_squares: float,
-    num_predictions: float,
-) -> float:
-    """Return the share of the operations that are counted but need not be done, 0..1.
+def skipped_flops(settings: ModelSettings, sizes: Sizes) -> float:
+    """Return how many of the operations of `training_flops` are counted but not done.
 
-    Of what the last layer gives, the heads read one row a sequence and one a prediction. For the
-    others its output layer and its feed-forward block are left out (`AlbertModel.encode`).
+    The heads read one row of the last layer for each sequence and one for each prediction. For all
+    other rows, its output projection and feed-forward block are skipped (`AlbertModel.encode`).
 
     Args:
         settings: of the model.
-        vocab_size: V.
-        num_sequences: B.
-        num_pieces: sum of the sequences' lengths S.
-        sum_of_squares: sum of S * S.
-        num_predictions: real predictions.
+        sizes: of the sequences.
     """
     hidden, inner = settings.hidden_size, settings.intermediate_size
-    rows = max(0.0, num_pieces - num_sequences - num_predictions)
-    undone = rows * (hidden * hidden + 2 * hidden * inner)
-    counted = training_flops_of(
-        settings, vocab_size, num_sequences, num_pieces, sum_of_squares, num_predictions
-    )
-    return 2 * _BACKWARD_AND_FORWARD * undone / counted
+    num_rows = max(0.0, sizes.num_pieces - sizes.num_sequences - sizes.num_predictions)
+    return _trained(num_rows * (hidden * hidden + 2 * hidden * inner))
+
+
+def _trained(multiplications: float) -> float:
+    return float(_FLOPS_PER_MULTIPLICATION * _BACKWARD_AND_FORWARD * multiplications)

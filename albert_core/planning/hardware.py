@@ -1,14 +1,14 @@
 """What is known of devices: memory, peak rates, the share of them that training reaches, prices.
 
-Every share and price says whether it was measured, modelled or assumed, where it is from and, for
-a price, of when it is. They are defaults, to be replaced by one's own.
+Every share and price says whether it was measured, published, modelled or assumed, and where it
+is from. All are defaults: `Hardware.with_given` replaces them by your own figures.
 """
 
 import os
 import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -21,10 +21,9 @@ Basis = Literal["measured", "published", "modelled", "assumed", "given"]
 
 @dataclass(frozen=True, kw_only=True)
 class Utilisation:
-    """The share of a device's peak that the operations done in training are.
+    """The share of a device's peak that training reaches, in operations that are really done.
 
-    Those of the model, but for what the last layer leaves out (`flops.undone_share`). It grows
-    with the width of the layers: a wide product has more operations for each byte.
+    It grows with the width of the layers: a wide product has more operations for each byte.
     """
 
     by_hidden_size: tuple[tuple[int, float], ...]
@@ -33,18 +32,9 @@ class Utilisation:
     source: str
 
     def at(self, hidden_size: int) -> float:
-        """Return the share at H: on a line over log H between two points, level beyond them."""
+        """Return the share at H: linear in log H between two points, constant beyond them."""
         widths, shares = np.array(self.by_hidden_size).T
         return float(np.interp(np.log(hidden_size), np.log(widths), shares))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Price:
-    """What a device costs to rent."""
-
-    usd_per_hour: float
-    basis: Basis
-    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,37 +43,60 @@ class Hardware:
 
     name: str
     description: str
-    kind: DeviceKind
+    kind: DeviceKind = "cuda"
     device_names: tuple[str, ...]
-    """As torch or the operating system calls it."""
+    """As torch or `processor_name` calls it."""
     memory_gib: float
-    """What its driver reports, in 2**30 bytes."""
+    """As its driver reports it, in 2**30 bytes."""
     peak_tflops: dict[Precision, float]
-    """Dense matrix products, without sparsity."""
-    peak_basis: Basis
+    """Of dense matrix products, without sparsity."""
+    peak_basis: Basis = "published"
     utilisation: dict[Precision, Utilisation]
-    price: Price
+    usd_per_hour: float
+    price_basis: Basis = "assumed"
+    price_source: str
 
     def with_given(
         self,
-        peak_tflops: float | None,
-        memory_gib: float | None,
-        utilisation: float | None,
-        usd_per_hour: float | None,
+        peak_tflops: float | None = None,
+        memory_gib: float | None = None,
+        utilisation: float | None = None,
+        price_per_hour: float | None = None,
     ) -> "Hardware":
-        """Return the device with one's own figures in the place of those that are not None."""
-        changed: dict[str, Any] = {}
+        """Return the device with your own figures in place of those that are not None.
+
+        Args:
+            peak_tflops: in each precision.
+            memory_gib: in 2**30 bytes.
+            utilisation: share of the peak, above 0, at most 1, whatever the width.
+            price_per_hour: USD.
+
+        Raises:
+            ConfigError: a figure is impossible.
+        """
+        _refuse_impossible("--peak-tflops", peak_tflops)
+        _refuse_impossible("--memory-gib", memory_gib)
+        _refuse_impossible("--utilisation", utilisation, at_most=1)
+        _refuse_impossible("--price-per-hour", price_per_hour)
+        own = self
         if peak_tflops is not None:
-            changed["peak_tflops"] = dict.fromkeys(self.peak_tflops, peak_tflops)
-            changed["peak_basis"] = "given"
+            peaks = dict.fromkeys(self.peak_tflops, peak_tflops)
+            own = replace(own, peak_tflops=peaks, peak_basis="given")
         if memory_gib is not None:
-            changed["memory_gib"] = memory_gib
+            own = replace(own, memory_gib=memory_gib)
         if utilisation is not None:
             given = Utilisation(by_hidden_size=((1, utilisation),), basis="given", source="you")
-            changed["utilisation"] = dict.fromkeys(self.utilisation, given)
-        if usd_per_hour is not None:
-            changed["price"] = Price(usd_per_hour=usd_per_hour, basis="given", source="you")
-        return replace(self, **changed)
+            own = replace(own, utilisation=dict.fromkeys(self.utilisation, given))
+        if price_per_hour is not None:
+            own = replace(own, usd_per_hour=price_per_hour, price_basis="given", price_source="you")
+        return own
+
+
+def _refuse_impossible(option: str, value: float | None, at_most: float | None = None) -> None:
+    if value is None or 0 < value <= (at_most or float("inf")):
+        return
+    limit = "above 0" if at_most is None else f"above 0, at most {at_most:g}"
+    raise ConfigError(f"{option} is {value:g}, but must be {limit}")
 
 
 def find_hardware(name: str) -> Hardware:
@@ -105,7 +118,7 @@ def hardware_called(device_name: str) -> Hardware | None:
     """Return what is known of the device with this name, or None.
 
     Args:
-        device_name: of `torch.cuda.get_device_name`, or of `processor_name`.
+        device_name: from `torch.cuda.get_device_name` or `processor_name`.
     """
     return next((each for each in HARDWARE.values() if device_name in each.device_names), None)
 
@@ -122,135 +135,117 @@ def processor_name() -> str:
     return f"{names[0] if names else platform.processor()}, {num_cores} cores"
 
 
-_ROOFLINE = (
-    "roofline of an eager step under autocast at 790 TFLOP/s, times 0.87 (PLATFORM.md part 3, "
-    "section 4); below H 768 a guess; nothing was run on one"
-)
-_HOPPER_BFLOAT16 = Utilisation(
-    by_hidden_size=((128, 0.05), (768, 0.31), (1024, 0.36), (2048, 0.42), (4096, 0.47)),
-    basis="modelled",
-    source=_ROOFLINE,
-)
-_GUESSED_BFLOAT16 = Utilisation(
-    by_hidden_size=((128, 0.05), (768, 0.35), (1024, 0.40), (4096, 0.50)),
-    basis="assumed",
-    source="BERT large reaches 0.45 of an A100 (NVIDIA DeepLearningExamples), less in eager mode",
-)
 _GUESSED_FLOAT32 = Utilisation(
     by_hidden_size=((128, 0.15), (768, 0.60), (4096, 0.75)),
     basis="assumed",
     source="a slower peak is easier to reach; no tensor cores",
 )
-
-
-def _nvidia(
-    name: str,
-    description: str,
-    device_names: tuple[str, ...],
-    memory_gib: float,
-    peak_tflops: tuple[float, float],
-    bfloat16: Utilisation,
-    price: Price,
-) -> Hardware:
-    float32_peak, bfloat16_peak = peak_tflops
-    return Hardware(
-        name=name,
-        description=description,
-        kind="cuda",
-        device_names=device_names,
-        memory_gib=memory_gib,
-        peak_tflops={"float32": float32_peak, "bfloat16": bfloat16_peak},
-        peak_basis="published",
-        utilisation={"float32": _GUESSED_FLOAT32, "bfloat16": bfloat16},
-        price=price,
-    )
-
-
-def _rent(usd_per_hour: float, source: str) -> Price:
-    return Price(usd_per_hour=usd_per_hour, basis="assumed", source=source)
-
-
-_DEVICES = (
-    _nvidia(
-        "h200",
-        "NVIDIA H200 SXM",
-        ("NVIDIA H200",),
-        139.8,
-        (67.0, 989.5),
-        _HOPPER_BFLOAT16,
-        _rent(4.59, "RunPod, on demand, 7 October 2026"),
+_HOPPER: dict[Precision, Utilisation] = {
+    "float32": _GUESSED_FLOAT32,
+    "bfloat16": Utilisation(
+        by_hidden_size=((128, 0.05), (768, 0.31), (1024, 0.36), (2048, 0.42), (4096, 0.47)),
+        basis="modelled",
+        source="roofline of an eager step under autocast at 790 TFLOP/s, times 0.87; below H 768 a "
+        "guess; nothing was run on one",
     ),
-    _nvidia(
-        "h100",
-        "NVIDIA H100 SXM",
-        ("NVIDIA H100 80GB HBM3",),
-        79.2,
-        (67.0, 989.5),
-        _HOPPER_BFLOAT16,
-        _rent(3.99, "RunPod, on demand, 9 November 2026"),
+}
+_OTHER_GPUS: dict[Precision, Utilisation] = {
+    "float32": _GUESSED_FLOAT32,
+    "bfloat16": Utilisation(
+        by_hidden_size=((128, 0.05), (768, 0.35), (1024, 0.40), (4096, 0.50)),
+        basis="assumed",
+        source="BERT large reaches 0.45 of an A100 (NVIDIA DeepLearningExamples), less in eager "
+        "mode",
     ),
-    _nvidia(
-        "a100",
-        "NVIDIA A100 SXM, 80 GB",
-        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
-        79.2,
-        (19.5, 312.0),
-        _GUESSED_BFLOAT16,
-        _rent(1.79, "RunPod, on demand, 9 November 2026"),
-    ),
-    _nvidia(
-        "a100-40",
-        "NVIDIA A100 SXM, 40 GB",
-        ("NVIDIA A100-SXM4-40GB",),
-        39.4,
-        (19.5, 312.0),
-        _GUESSED_BFLOAT16,
-        _rent(1.99, "Lambda, on demand, 16 November 2026"),
-    ),
-    _nvidia(
-        "l4",
-        "NVIDIA L4",
-        ("NVIDIA L4",),
-        22.0,
-        (30.3, 121.0),
-        _GUESSED_BFLOAT16,
-        _rent(0.70, "from memory, without date"),
-    ),
-    _nvidia(
-        "rtx-4090",
-        "NVIDIA GeForce RTX 4090",
-        ("NVIDIA GeForce RTX 4090",),
-        23.5,
-        (82.6, 165.2),
-        _GUESSED_BFLOAT16,
-        _rent(0.69, "from memory, without date"),
-    ),
-)
-_CPU_SOURCE = (
+}
+_MEASURED = (
     "steps of this project on packed sequences of mixed lengths, CPU seconds, beside products in "
     "the same minutes, 21 November 2026 (at 768: benchmarks/results/training_step.json)"
 )
-_CPU_2 = Hardware(
-    name="cpu2",
-    description="2 cores of an AMD EPYC, Zen 4",
-    kind="cpu",
-    device_names=("AMD EPYC, 2 cores",),
-    memory_gib=23.0,
-    peak_tflops={"float32": 0.193, "bfloat16": 0.42},
-    peak_basis="measured",
-    utilisation={
-        "float32": Utilisation(
-            by_hidden_size=((128, 0.59), (256, 0.68), (768, 0.94), (1024, 0.91), (2048, 0.88)),
-            basis="measured",
-            source=_CPU_SOURCE,
-        ),
-        "bfloat16": Utilisation(
-            by_hidden_size=((128, 0.34), (256, 0.55), (768, 0.79), (1024, 0.82), (2048, 0.82)),
-            basis="measured",
-            source=_CPU_SOURCE,
-        ),
-    },
-    price=_rent(0.10, "about what the large clouds take for 2 virtual cores"),
+_DEVICES = (
+    Hardware(
+        name="h200",
+        description="NVIDIA H200 SXM",
+        device_names=("NVIDIA H200",),
+        memory_gib=139.8,
+        peak_tflops={"float32": 67.0, "bfloat16": 989.5},
+        utilisation=_HOPPER,
+        usd_per_hour=4.59,
+        price_source="RunPod, on demand, 7 October 2026",
+    ),
+    Hardware(
+        name="h100",
+        description="NVIDIA H100 SXM",
+        device_names=("NVIDIA H100 80GB HBM3",),
+        memory_gib=79.2,
+        peak_tflops={"float32": 67.0, "bfloat16": 989.5},
+        utilisation=_HOPPER,
+        usd_per_hour=3.99,
+        price_source="RunPod, on demand, 9 November 2026",
+    ),
+    Hardware(
+        name="a100",
+        description="NVIDIA A100 SXM, 80 GB",
+        device_names=("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
+        memory_gib=79.2,
+        peak_tflops={"float32": 19.5, "bfloat16": 312.0},
+        utilisation=_OTHER_GPUS,
+        usd_per_hour=1.79,
+        price_source="RunPod, on demand, 9 November 2026",
+    ),
+    Hardware(
+        name="a100-40",
+        description="NVIDIA A100 SXM, 40 GB",
+        device_names=("NVIDIA A100-SXM4-40GB",),
+        memory_gib=39.4,
+        peak_tflops={"float32": 19.5, "bfloat16": 312.0},
+        utilisation=_OTHER_GPUS,
+        usd_per_hour=1.99,
+        price_source="Lambda, on demand, 16 November 2026",
+    ),
+    Hardware(
+        name="l4",
+        description="NVIDIA L4",
+        device_names=("NVIDIA L4",),
+        memory_gib=22.0,
+        peak_tflops={"float32": 30.3, "bfloat16": 121.0},
+        utilisation=_OTHER_GPUS,
+        usd_per_hour=0.70,
+        price_source="from memory, without date",
+    ),
+    Hardware(
+        name="rtx-4090",
+        description="NVIDIA GeForce RTX 4090",
+        device_names=("NVIDIA GeForce RTX 4090",),
+        memory_gib=23.5,
+        peak_tflops={"float32": 82.6, "bfloat16": 165.2},
+        utilisation=_OTHER_GPUS,
+        usd_per_hour=0.69,
+        price_source="from memory, without date",
+    ),
+    Hardware(
+        name="cpu2",
+        description="2 cores of an AMD EPYC, Zen 4",
+        kind="cpu",
+        device_names=("AMD EPYC, 2 cores",),
+        memory_gib=23.0,
+        peak_tflops={"float32": 0.193, "bfloat16": 0.42},
+        peak_basis="measured",
+        utilisation={
+            "float32": Utilisation(
+                by_hidden_size=((128, 0.59), (256, 0.68), (768, 0.94), (1024, 0.91), (2048, 0.88)),
+                basis="measured",
+                source=_MEASURED,
+            ),
+            "bfloat16": Utilisation(
+                by_hidden_size=((128, 0.34), (256, 0.55), (768, 0.79), (1024, 0.82), (2048, 0.82)),
+                basis="measured",
+                source=_MEASURED,
+            ),
+        },
+        usd_per_hour=0.10,
+        price_source="about what the large clouds take for 2 virtual cores",
+    ),
 )
-HARDWARE = {device.name: device for device in (*_DEVICES, _CPU_2)}
-"""By short name. Peaks of GPUs are from the vendor's data sheets."""
+HARDWARE = {device.name: device for device in _DEVICES}
+"""By short name. The peaks of GPUs are from the vendor's data sheets."""

@@ -1,7 +1,7 @@
-"""How many parameters a model has, by part: arithmetic, without building it.
+"""How many parameters a model has, part by part, without building it; and what the paper prints.
 
-Beside it the numbers that the paper prints. It counts the pooler in some rows and not in others:
-`PublishedSize.matching` says which of the counts round to the number printed.
+The paper counts the pooler in some rows and not in others: `PublishedSize.matching` says which of
+our counts round to the printed number.
 """
 
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from albert_core.config import ModelSettings, Sharing
 
 PAPER_VOCAB_SIZE = 30_000
 BERT_VOCAB_SIZE = 30_522
-"""Of the released English BERT models."""
+"""Of the released English BERT models, uncased."""
 
 Convention = Literal["without pooler", "with pooler", "with heads"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterCounts:
-    """The parameters of each part; what layers share is counted once."""
+    """The parameters of each part; what layers share counts once."""
 
     embeddings: int
     """Word, token type and position embeddings with their layer norm."""
@@ -34,37 +34,28 @@ class ParameterCounts:
     sentence_order: int
 
     @property
-    def without_pooler(self) -> int:
-        """The encoder alone."""
-        return self.embeddings + self.projection + self.attention + self.feed_forward
-
-    @property
-    def with_pooler(self) -> int:
-        """The encoder and the pooler."""
-        return self.without_pooler + self.pooler
-
-    @property
     def with_heads(self) -> int:
         """All that is trained."""
-        return self.with_pooler + self.masked_lm + self.sentence_order
+        return sum(vars(self).values())
 
     def by_convention(self) -> dict[Convention, int]:
         """Return the three ways to count, the smallest first."""
+        encoder = self.embeddings + self.projection + self.attention + self.feed_forward
         return {
-            "without pooler": self.without_pooler,
-            "with pooler": self.with_pooler,
+            "without pooler": encoder,
+            "with pooler": encoder + self.pooler,
             "with heads": self.with_heads,
         }
 
 
 def count_parameters(settings: ModelSettings, vocab_size: int) -> ParameterCounts:
-    """Return the number of parameters of the model with these settings.
+    """Return the number of parameters of each part of the model.
 
     Args:
         settings: of the model.
         vocab_size: V, pieces, special ones included.
 
-    Source: REFERENCE.md A.3.
+    Source: google-research/albert `modeling.py`; the heads are those of `run_pretraining.py`.
     """
     embedding, hidden = settings.embedding_size, settings.hidden_size
     inner = settings.intermediate_size
@@ -98,24 +89,24 @@ def _layer_norm(width: int) -> int:
 
 @dataclass(frozen=True)
 class PublishedSize:
-    """A row of a table with a number of parameters in it."""
+    """A model whose number of parameters is published."""
 
     table: str
-    """Number in the paper; empty: not the paper's."""
+    """Its number in the paper; empty if the model is not in the paper."""
     row: str
     settings: ModelSettings
     millions: int | None
-    """As printed."""
+    """As printed; None if the paper prints none."""
     vocab_size: int = PAPER_VOCAB_SIZE
 
     @property
     def counts(self) -> ParameterCounts:
-        """Ours."""
+        """Our counts."""
         return count_parameters(self.settings, self.vocab_size)
 
     @property
     def matching(self) -> list[Convention]:
-        """Which of our counts round to the number printed."""
+        """Which of our counts round to the printed number."""
         counts = self.counts.by_convention()
         return [name for name, count in counts.items() if round(count / 1e6) == self.millions]
 
@@ -170,5 +161,5 @@ PUBLISHED_SIZES = (
 )
 """Every number of parameters in the paper's tables 2, 3, 4 and 12, and the released BERT models.
 
-The released BERT has V 30,522. Source: Lan et al. 2020; REFERENCE.md A.3.
+Source: Lan et al. 2020.
 """

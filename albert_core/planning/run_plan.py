@@ -1,66 +1,67 @@
-"""What a pretraining run will take, before it is paid for: memory, speed, hours and cost.
+"""What a pretraining run takes: memory, speed, hours and cost.
 
 The time is the model's operations (`planning.flops`) over the rate that training reaches on a
-device (`planning.hardware`). The end of a run holds its own speed against it.
+device (`planning.hardware`). At its end, a run compares its own speed with the plan.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_core.config import ModelSettings, Precision, TrainingSettings
-from albert_core.planning.flops import training_flops_of, undone_share
-from albert_core.planning.hardware import Basis, Hardware
+from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.planning.flops import skipped_flops, training_flops
+from albert_core.planning.hardware import Basis, Hardware, Utilisation
 from albert_core.planning.parameters import ParameterCounts, count_parameters
-from albert_core.planning.training_memory import (
-    MicroBatch,
-    TrainingMemory,
-    largest_micro_batch,
-    training_memory,
-)
+from albert_core.planning.training_memory import TrainingMemory
 from albert_core.stage.errors import ConfigError
 
-PAPER_BATCH_SIZE = 4096
-PAPER_LEARNING_RATE = 0.00176
-PAPER_WARMUP_STEPS = 3125
-PAPER_NUM_STEPS = 125_000
+PAPER = TrainingSettings()
+"""The run of the paper, whose settings are the defaults."""
 
 RESERVED_SHARE = 0.08
 """Of a device's memory: its libraries, and what its allocator cannot use. Assumed."""
-MANY_DEVICES = 8
-"""With more, the exchange of gradients begins to count (PLATFORM.md part 3, section 3)."""
 
 _FULL_SHARE = 0.55
 _RECOMPUTING_SPEED = 3 / 4
 """With activation checkpointing four passes are made, of which three count."""
-_SECONDS_PER_HOUR = 3600
+SECONDS_PER_HOUR = 3600
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleSizes:
-    """How long examples are: means over all of them."""
+    """The size of the mean example."""
 
     num_pieces: float
     """Real pieces, special ones included."""
     square: float
-    """Of the square of that."""
+    """Mean of the square of an example's real pieces."""
     num_predictions: float
     basis: Basis
     source: str
+
+    @property
+    def num_sequences(self) -> float:
+        """One, as in `planning.flops.Sizes`."""
+        return 1.0
+
+    @property
+    def sum_of_squares(self) -> float:
+        """That of one example, as in `planning.flops.Sizes`."""
+        return self.square
 
     @classmethod
     def of_lengths(
         cls, lengths: NDArray[np.int64] | Sequence[int], num_predictions: float, source: str
     ) -> "ExampleSizes":
-        """Return those of examples that are there.
+        """Return that of existing examples.
 
         Args:
             lengths: real pieces of each example; at least one.
             num_predictions: of all of them together.
-            source: what they are of.
+            source: where the examples are.
         """
         pieces = np.asarray(lengths, dtype=np.float64)
         return cls(
@@ -75,8 +76,7 @@ class ExampleSizes:
     def assumed(cls, max_seq_length: int, masked_lm_prob: float) -> "ExampleSizes":
         """Return what English text gives: most examples full, the others of any length.
 
-        Real sets have from 0.68 to 0.87 of the longest length on average (REFERENCE.md B.9);
-        this gives 0.775.
+        The mean is 0.775 of the longest length. In real sets it was from 0.68 to 0.87.
         """
         rest = 1 - _FULL_SHARE
         num_pieces = max_seq_length * (_FULL_SHARE + rest / 2)
@@ -90,76 +90,127 @@ class ExampleSizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingDevices:
-    """Devices that train a model of some width together: how fast they are expected to be."""
+class RunPlan:
+    """A run, and what it takes. Memory is that of one device, all else that of all of them.
 
-    hardware: Hardware
-    """Each of them."""
-    num_devices: int
-    precision: Precision
-    activation_checkpointing: bool
-    hidden_size: int
-    """H, which a device's utilisation depends on."""
+    Memory is planned for a micro-batch of the longest examples, time for real pieces.
 
-    @property
-    def peak_flops(self) -> float:
-        """Operations a second of all of them together."""
-        return self.num_devices * self.hardware.peak_tflops[self.precision] * 1e12
-
-    @property
-    def utilisation(self) -> float:
-        """Share of the peak that the operations done are expected to be, 0..1."""
-        share = self.hardware.utilisation[self.precision].at(self.hidden_size)
-        return share * (_RECOMPUTING_SPEED if self.activation_checkpointing else 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSetup:
-    """A model in training on devices: what its speed depends on."""
+    Raises:
+        ConfigError: there are more devices than examples in a batch.
+    """
 
     model: ModelSettings
+    training: TrainingSettings
     vocab_size: int
     """V, pieces, special ones included."""
     sizes: ExampleSizes
-    devices: TrainingDevices
+    max_seq_length: int
+    """S of the longest example."""
+    max_predictions: int
+    """P of the longest example."""
+    hardware: Hardware
+    """Each of the devices."""
+    num_devices: int = 1
+    """That share each update's batch."""
+    num_train: int | None = None
+    """Training examples that there are; None: not known."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_devices <= self.training.batch_size:
+            raise ConfigError(
+                f"{self.num_devices} devices cannot share a batch of {self.training.batch_size} "
+                "examples: give from 1 device to as many as training.batch_size"
+            )
+
+    @property
+    def parameters(self) -> ParameterCounts:
+        """By part."""
+        return count_parameters(self.model, self.vocab_size)
+
+    @property
+    def memory(self) -> TrainingMemory:
+        """What the recipe's micro-batch takes."""
+        batch_share = -(-self.training.batch_size // self.num_devices)
+        return TrainingMemory(
+            model=self.model,
+            vocab_size=self.vocab_size,
+            num_sequences=min(self.training.micro_batch_size, batch_share),
+            length=self.max_seq_length,
+            num_predictions=self.max_predictions,
+            precision=self.training.precision,
+            device=self.hardware.kind,
+            activation_checkpointing=self.training.activation_checkpointing,
+            num_shards=self.num_devices if self.training.shard_state else 1,
+        )
+
+    @property
+    def usable_bytes(self) -> float:
+        """What a device has for tensors."""
+        return (1 - RESERVED_SHARE) * self.hardware.memory_gib * 2**30
+
+    @property
+    def fits(self) -> bool:
+        """Whether the recipe's micro-batch fits."""
+        return self.memory.total <= self.usable_bytes
 
     @property
     def flops_per_piece(self) -> float:
         """The operations of training on one real piece, as a mean over the examples."""
-        return training_flops_of(*self._of_an_example) / self.sizes.num_pieces
+        return training_flops(self.model, self.vocab_size, self.sizes) / self.sizes.num_pieces
+
+    @property
+    def peak_tflops(self) -> float:
+        """Of one device, in the run's precision."""
+        return self.hardware.peak_tflops[self.training.precision]
+
+    @property
+    def reached(self) -> Utilisation:
+        """The share of the peak that a device is known to reach in the run's precision."""
+        return self.hardware.utilisation[self.training.precision]
 
     @property
     def utilisation(self) -> float:
         """Share of the peak that the model's own operations are expected to be, 0..1.
 
-        They are more than those done (`flops.undone_share`), the more so the fewer
-        layers there are. A share that is given is taken as it is.
+        Some of them are not done (`planning.flops.skipped_flops`), and some are done twice. A
+        given share is for the model's own operations already.
         """
-        share = self.devices.utilisation
-        if self.devices.hardware.utilisation[self.devices.precision].basis == "given":
+        share = self.reached.at(self.model.hidden_size)
+        if self.training.activation_checkpointing:
+            share *= _RECOMPUTING_SPEED
+        if self.reached.basis == "given":
             return share
-        return share / (1 - undone_share(*self._of_an_example))
+        counted = training_flops(self.model, self.vocab_size, self.sizes)
+        return share / (1 - skipped_flops(self.model, self.sizes) / counted)
 
     @property
-    def predicted_pieces_per_second(self) -> float:
+    def pieces_per_second(self) -> float:
         """The real pieces that all devices together are expected to train on in a second."""
-        return self.utilisation * self.devices.peak_flops / self.flops_per_piece
+        return self.utilisation * self._peak_flops / self.flops_per_piece
 
     @property
-    def _of_an_example(self) -> tuple[ModelSettings, int, float, float, float, float]:
-        sizes = self.sizes
-        return (
-            self.model,
-            self.vocab_size,
-            1.0,
-            sizes.num_pieces,
-            sizes.square,
-            sizes.num_predictions,
-        )
+    def num_examples(self) -> int:
+        """Examples trained on, each counted as often as it is used."""
+        return self.training.num_steps * self.training.batch_size
+
+    @property
+    def num_pieces(self) -> float:
+        """Real pieces trained on, each counted as often as it is used."""
+        return self.num_examples * self.sizes.num_pieces
+
+    @property
+    def hours(self) -> float:
+        """Of training alone, without evaluations and checkpoints."""
+        return self.num_pieces / self.pieces_per_second / SECONDS_PER_HOUR
+
+    @property
+    def cost_usd(self) -> float:
+        """Of all devices for these hours."""
+        return self.hours * self.num_devices * self.hardware.usd_per_hour
 
     def speed_to_plan(self, flops_per_second: float) -> float:
-        """Return how many times as fast as planned a run was that did so many operations."""
-        return flops_per_second / self.devices.peak_flops / self.utilisation
+        """Return how many times as fast as planned a run with this rate was."""
+        return flops_per_second / self._peak_flops / self.utilisation
 
     def compared_with_plan(self, flops_per_second: float, pieces_per_second: float) -> str:
         """Return a line for the end of a run: its speed beside the planned one.
@@ -169,173 +220,31 @@ class TrainingSetup:
                 time that went into updates: without start, evaluations and checkpoints.
             pieces_per_second: real pieces in the same time.
         """
-        devices = self.devices
         off = self.speed_to_plan(flops_per_second) - 1
         planned = pieces_per_second / (1 + off)
         return (
             f"{pieces_per_second:,.0f} pieces/s, {abs(off):.0%} {'above' if off >= 0 else 'below'} "
-            f"the {planned:,.0f} planned for {devices.num_devices} x {devices.hardware.name}; "
-            f"model FLOPs utilisation {flops_per_second / devices.peak_flops:.3f}, planned "
-            f"{self.utilisation:.3f} ({devices.hardware.utilisation[devices.precision].basis})"
+            f"the {planned:,.0f} planned for {self.num_devices} x {self.hardware.name}; "
+            f"model FLOPs utilisation {flops_per_second / self._peak_flops:.3f}, planned "
+            f"{self.utilisation:.3f} ({self.reached.basis})"
         )
 
-
-@dataclass(frozen=True, kw_only=True)
-class RunPlan:
-    """What a run will take. Memory is that of one device, all else that of all of them."""
-
-    setup: TrainingSetup
-    training: TrainingSettings
-    micro_batch: MicroBatch
-
     @property
-    def parameters(self) -> ParameterCounts:
-        """By part."""
-        return count_parameters(self.setup.model, self.setup.vocab_size)
-
-    @property
-    def usable_bytes(self) -> float:
-        """What a device has for tensors."""
-        return (1 - RESERVED_SHARE) * self.setup.devices.hardware.memory_gib * 2**30
-
-    @property
-    def num_shards(self) -> int:
-        """Parts that the state is cut into."""
-        return self.setup.devices.num_devices if self.training.shard_state else 1
-
-    @property
-    def sharded(self) -> "RunPlan":
-        """The same run with the state cut over the devices."""
-        training = self.training.model_copy(update={"shard_state": True})
-        return replace(self, training=training)
-
-    @property
-    def fits(self) -> bool:
-        """Whether the recipe's micro-batch does."""
-        return self.memory().total <= self.usable_bytes
-
-    @property
-    def num_pieces(self) -> float:
-        """Real pieces trained on, each as often as it is."""
-        return self.num_examples * self.setup.sizes.num_pieces
-
-    @property
-    def num_examples(self) -> int:
-        """Examples trained on, each as often as it is."""
-        return self.training.num_steps * self.training.batch_size
-
-    @property
-    def hours(self) -> float:
-        """Of training alone, without evaluations and checkpoints."""
-        return self.num_pieces / self.setup.predicted_pieces_per_second / _SECONDS_PER_HOUR
-
-    @property
-    def cost_usd(self) -> float:
-        """Of all devices for these hours."""
-        return (
-            self.hours
-            * self.setup.devices.num_devices
-            * self.setup.devices.hardware.price.usd_per_hour
-        )
-
-    def memory(self, activation_checkpointing: bool | None = None) -> TrainingMemory:
-        """Return what the micro-batch takes, with or without; None: as the recipe has it."""
-        return training_memory(
-            self.setup.model,
-            self.setup.vocab_size,
-            self._executed(activation_checkpointing),
-            self.num_shards,
-        )
-
-    def largest_micro_batch(self, activation_checkpointing: bool | None = None) -> int:
-        """Return the most sequences that fit, with or without; None: as the recipe has it."""
-        return largest_micro_batch(
-            self.setup.model,
-            self.setup.vocab_size,
-            self._executed(activation_checkpointing),
-            self.usable_bytes,
-            self.num_shards,
-        )
-
-    def _executed(self, activation_checkpointing: bool | None) -> MicroBatch:
-        if activation_checkpointing is None:
-            return self.micro_batch
-        return replace(self.micro_batch, activation_checkpointing=activation_checkpointing)
+    def _peak_flops(self) -> float:
+        """Operations a second of all devices together."""
+        return self.num_devices * self.peak_tflops * 1e12
 
 
-def plan_run(
-    model: ModelSettings,
-    training: TrainingSettings,
-    vocab_size: int,
-    sizes: ExampleSizes,
-    max_seq_length: int,
-    max_predictions: int,
-    hardware: Hardware,
-    num_devices: int = 1,
-) -> RunPlan:
-    """Return what a run takes.
+def batch_advice(batch_size: int) -> dict[str, float]:
+    """Return the settings that make the paper's run with a batch of this size.
 
-    Memory is that of a micro-batch of the longest examples; time is that of real pieces.
-
-    Args:
-        model: the model's settings.
-        training: the run's.
-        vocab_size: V.
-        sizes: of the examples.
-        max_seq_length: S of the longest example.
-        max_predictions: P of the longest example.
-        hardware: each of the devices.
-        num_devices: that share each update's batch.
-
-    Raises:
-        ConfigError: there are more devices than examples in a batch.
+    The learning rate goes with the root of the batch, the warm-up stays as many steps, and as many
+    examples are seen. Source: the users of google-research/albert, in its issues; not the paper.
     """
-    if not 1 <= num_devices <= training.batch_size:
-        raise ConfigError(
-            f"{num_devices} devices cannot share a batch of {training.batch_size} examples: give "
-            "from 1 device to as many as training.batch_size"
-        )
-    devices = TrainingDevices(
-        hardware=hardware,
-        num_devices=num_devices,
-        precision=training.precision,
-        activation_checkpointing=training.activation_checkpointing,
-        hidden_size=model.hidden_size,
-    )
-    setup = TrainingSetup(model=model, vocab_size=vocab_size, sizes=sizes, devices=devices)
-    micro_batch = MicroBatch(
-        num_sequences=min(training.micro_batch_size, -(-training.batch_size // num_devices)),
-        length=max_seq_length,
-        num_predictions=max_predictions,
-        precision=training.precision,
-        device=hardware.kind,
-        activation_checkpointing=training.activation_checkpointing,
-    )
-    return RunPlan(setup=setup, training=training, micro_batch=micro_batch)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchAdvice:
-    """The paper's run with another batch."""
-
-    batch_size: int
-    learning_rate: float
-    warmup_steps: int
-    num_steps: int
-
-
-def batch_advice(batch_size: int) -> BatchAdvice:
-    """Return how to make the paper's run with a batch of this size.
-
-    The learning rate goes with the root of the batch, the warm-up stays as many steps, and as
-    many examples are seen.
-
-    Source: REFERENCE.md C.4, from the threads of google-research/albert's users; not the paper.
-    """
-    ratio = batch_size / PAPER_BATCH_SIZE
-    return BatchAdvice(
-        batch_size=batch_size,
-        learning_rate=PAPER_LEARNING_RATE * math.sqrt(ratio),
-        warmup_steps=PAPER_WARMUP_STEPS,
-        num_steps=round(PAPER_NUM_STEPS / ratio),
-    )
+    ratio = batch_size / PAPER.batch_size
+    return {
+        "batch_size": batch_size,
+        "learning_rate": PAPER.learning_rate * math.sqrt(ratio),
+        "warmup_steps": PAPER.warmup_steps,
+        "num_steps": round(PAPER.num_steps / ratio),
+    }

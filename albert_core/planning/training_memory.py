@@ -1,17 +1,18 @@
-"""How much memory a training step takes: arithmetic, without building the model.
+"""How much memory a training step takes, without building the model.
 
 What autograd keeps for the backward pass is added up part by part, as the layers of
-`albert_core.model.albert` keep it; the tests hold the sums against what a real step takes.
+`albert_core.model.albert` keep it. The tests compare the sums with what a real step takes.
 
 Letters: B sequences, S pieces, P predictions, V vocabulary, E embedding, H hidden, N heads,
 F feed-forward.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from albert_core.config import ModelSettings, Precision
-from albert_core.planning.parameters import count_parameters
+from albert_core.planning.parameters import ParameterCounts, count_parameters
 
 DeviceKind = Literal["cpu", "cuda"]
 
@@ -24,290 +25,236 @@ _EMBEDDING_GRADIENTS = 3
 _LOGIT_COPY_BYTES = 8
 """Of a logit in the loss's backward pass, beside the log-probabilities kept for it."""
 _LOGITS_PER_BLOCK = 1 << 19
-"""As `albert_core.model.losses` works on at once on a CPU."""
+"""That the loss works on at once on a CPU (`albert_core.model.losses`)."""
 _LAYER_NORM_STATISTICS = 2
 """Mean and deviation."""
+_MOST_SEQUENCES = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class MicroBatch:
-    """What goes through the model at once, padded."""
+class TrainingMemory:
+    """The bytes that one rank needs on its device for a step with LAMB or AdamW.
 
+    Weights are float32. If the state is cut over ranks (`devices.state_sharding`), each rank also
+    has the whole weights and gradients during an update, and once more, laid end to end, while
+    they are exchanged.
+
+    Not included is what the device's libraries and the allocator take. A GPU takes more where its
+    attention kernel needs a padding mask, or where only the plain kernel fits. A CPU is taken to
+    have oneDNN's products in the run's precision (`albert_core.model.dense`). One without bfloat16
+    instructions keeps a cast of a shared weight for each use of it.
+    """
+
+    model: ModelSettings
+    vocab_size: int
+    """V."""
     num_sequences: int
-    """B."""
+    """B, of one micro-batch."""
     length: int
-    """S."""
+    """S, padding included."""
     num_predictions: int
     """P, of each sequence."""
     precision: Precision = "float32"
     device: DeviceKind = "cpu"
     activation_checkpointing: bool = False
-
-    @property
-    def num_pieces(self) -> int:
-        """B * S, padding included."""
-        return self.num_sequences * self.length
-
-    @property
-    def product_bytes(self) -> int:
-        """Of a number that goes into or comes out of a matrix product."""
-        return _FLOAT32 if self.precision == "float32" else _BFLOAT16
-
-    def stream_bytes(self, settings: ModelSettings) -> int:
-        """Return those of a number between the blocks.
-
-        Autocast does layer norms in float32 on CUDA; on a CPU in the type of what goes in, which
-        is a product's but where the embeddings go in without projection.
-        """
-        if self.device == "cuda" or settings.embedding_size == settings.hidden_size:
-            return _FLOAT32
-        return self.product_bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingMemory:
-    """The bytes that one rank needs on its device, at the most."""
-
-    weights: int
-    gradients: int
-    optimizer_state: int
-    activations: int
-    """At the peak of the forward and backward pass of one micro-batch."""
-    update: int
-    """While the optimizer works: the activations are gone by then."""
+    num_shards: int = 1
+    """Ranks that the state is cut over; 1 for none."""
 
     @property
     def total(self) -> int:
-        """At the peak."""
-        lasting = self.weights + self.gradients + self.optimizer_state
-        return lasting + max(self.activations, self.update)
+        """At the peak. The activations are freed before the optimizer works."""
+        return self.state + max(self.activations, self.update)
+
+    @property
+    def state(self) -> int:
+        """What stays between two steps: weights, gradients and the optimizer's moments."""
+        return self.weights + self.gradients + self.optimizer_state
+
+    @property
+    def weights(self) -> int:
+        """A rank's part and, where the state is cut, the whole."""
+        return self._part + self._gathered
+
+    @property
+    def gradients(self) -> int:
+        """As many as the weights."""
+        return self.weights
+
+    @property
+    def optimizer_state(self) -> int:
+        """Both moments."""
+        return _MOMENTS * self._part
+
+    @property
+    def update(self) -> int:
+        """While the optimizer works."""
+        return _UPDATE_COPIES * self._part
+
+    @property
+    def activations(self) -> int:
+        """At the peak of the forward and backward pass of one micro-batch."""
+        return max(self._activation_peak(), self._gathered)
+
+    @property
+    def saved_for_backward(self) -> int:
+        """What autograd keeps between the forward and the backward pass.
+
+        The weights that `albert_core.model.dense` lays out are not among them.
+        """
+        kept = self._kept()
+        num_blocks = self.model.num_hidden_layers * self.model.inner_group_num
+        block = kept.attention + kept.feed_forward
+        if self.activation_checkpointing:
+            block = 2 * kept.block_input
+        last_layer = kept.block_input
+        return kept.embeddings + num_blocks * block + last_layer + kept.heads
+
+    def largest_micro_batch(self, memory_bytes: float) -> int:
+        """Return the most sequences whose step fits into ``memory_bytes``; 0 if one does not."""
+
+        def total(num_sequences: int) -> int:
+            return replace(self, num_sequences=num_sequences).total
+
+        return bisect_right(range(1, _MOST_SEQUENCES), memory_bytes, key=total)
+
+    @property
+    def _parameters(self) -> ParameterCounts:
+        return count_parameters(self.model, self.vocab_size)
+
+    @property
+    def _part(self) -> int:
+        """A rank's part of the weights."""
+        return -(-_FLOAT32 * self._parameters.with_heads // self.num_shards)
+
+    @property
+    def _gathered(self) -> int:
+        """The whole weights, where they are cut."""
+        return _FLOAT32 * self._parameters.with_heads if self.num_shards > 1 else 0
+
+    @property
+    def _product(self) -> int:
+        """Bytes of a number that goes into or comes out of a matrix product."""
+        return _FLOAT32 if self.precision == "float32" else _BFLOAT16
+
+    @property
+    def _keeps_attention_weights(self) -> bool:
+        """Whether attention is not fused: see `albert_core.model.attention`."""
+        has_dropout = self.model.attention_probs_dropout_prob > 0
+        return self.device == "cpu" and (has_dropout or self.precision == "bfloat16")
+
+    @property
+    def _is_laid_out(self) -> bool:
+        """Whether the blocks' weights are cast once a pass: see `albert_core.model.dense`."""
+        shares_blocks = self.model.num_hidden_groups < self.model.num_hidden_layers
+        return self.device == "cpu" and self.model.sharing == "all" and shares_blocks
+
+    def _casts(self, num_weights: int) -> int:
+        """Return the bytes of the weights' casts, which each use of a weight keeps for itself."""
+        return 0 if self.precision == "float32" else num_weights * _BFLOAT16
+
+    def _kept(self) -> "_Kept":
+        embedding, hidden = self.model.embedding_size, self.model.hidden_size
+        inner, num_heads = self.model.intermediate_size, self.model.num_attention_heads
+        product, is_cuda = self._product, self.device == "cuda"
+        # Between the blocks, autocast does layer norms in float32 on CUDA. On a CPU it does them
+        # in the type of their input, which is a product's unless the embeddings go in unprojected.
+        stream = _FLOAT32 if is_cuda or embedding == hidden else product
+        residual = hidden * stream + _LAYER_NORM_STATISTICS * _FLOAT32
+        look_up = embedding * _FLOAT32 + 2 * _INT64  # the sum before its norm, and the indices
+        if self.model.hidden_dropout_prob:  # a CPU keeps the mask in the type of what it masks
+            residual += hidden * (_BOOL if is_cuda else product)
+            look_up += embedding * (_BOOL if is_cuda else _FLOAT32)
+        projection = 0
+        if embedding != hidden:
+            look_up += embedding * product
+            projection = self._casts(embedding * hidden)
+
+        weights = num_heads * self.length
+        if not self._keeps_attention_weights:  # only their sums
+            query_key_value = 3 * hidden * product + num_heads * _FLOAT32
+        elif self.model.attention_probs_dropout_prob:  # scores, weights and mask
+            query_key_value = (3 * hidden + 3 * weights) * _FLOAT32
+        else:
+            query_key_value = (3 * hidden + weights) * product
+        # Query, key and value share their input if it is a product's; else each keeps a cast.
+        num_inputs = 1 if stream == product else 3
+        attention = (num_inputs + 1) * hidden * product + query_key_value + residual
+        feed_forward = (hidden + 2 * inner) * product + residual  # inner: twice, by the activation
+        attention_casts = feed_forward_casts = 0
+        if not self._is_laid_out:
+            attention_casts = self._casts(4 * hidden * hidden)
+            feed_forward_casts = self._casts(2 * hidden * inner)
+
+        a_prediction = hidden * (product + _INT64)  # and its index as often as it is wide
+        a_prediction += embedding * (2 * product + stream)
+        # Of the pieces' scores the log-probabilities, or the logits, which the caller holds too.
+        a_prediction += self.vocab_size * (_FLOAT32 if is_cuda else product)
+        head_casts = self._casts((hidden + self.vocab_size) * embedding + hidden * hidden)
+        num_pieces = self.num_sequences * self.length
+        return _Kept(
+            embeddings=num_pieces * look_up + projection,
+            block_input=num_pieces * hidden * stream,
+            attention=num_pieces * attention + attention_casts,
+            feed_forward=num_pieces * feed_forward + feed_forward_casts,
+            heads=self.num_sequences * self.num_predictions * a_prediction + head_casts,
+        )
+
+    def _activation_peak(self) -> int:
+        """Return the most of three moments of the backward pass: its start, a block, its end."""
+        num_logits = self.num_sequences * self.num_predictions * self.vocab_size
+        held_logits = num_logits * self._product  # by the caller, who counts the right ones
+        saved = self.saved_for_backward
+        if self.device == "cpu":  # a few rows at a time
+            copied = min(num_logits, _LOGITS_PER_BLOCK)
+            in_the_loss = saved + held_logits + copied * _LOGIT_COPY_BYTES
+        else:
+            in_the_loss = saved + num_logits * _LOGIT_COPY_BYTES
+        table = self.vocab_size * self.model.embedding_size * _FLOAT32
+        # In a block, the head's gradient of the word embeddings waits for the look-up's.
+        in_a_block = saved - self._kept().heads + held_logits + table + self._block_gradients()
+        in_the_embeddings = held_logits + _EMBEDDING_GRADIENTS * table
+        laid_out = 0
+        if self._is_laid_out:  # the weights cast, and in oneDNN's order for there and back
+            copies = 2 if self.precision == "float32" else 3
+            blocks = self._parameters.attention + self._parameters.feed_forward
+            laid_out = blocks * copies * self._product
+        return max(in_the_loss, in_a_block, in_the_embeddings) + laid_out
+
+    def _block_gradients(self) -> int:
+        """Return what the backward pass through a block takes, with what it computes again.
+
+        Attention has the gradients of its input and output, of the output projection's input, and
+        of query, key and value; the feed-forward block those of its input and output and of its
+        inner layer. Of a weight there is the gradient in bfloat16 and its cast.
+        """
+        hidden, inner = self.model.hidden_size, self.model.intermediate_size
+        numbers = self.num_sequences * self.length * self._product
+        in_attention = numbers * 6 * hidden
+        in_feed_forward = numbers * (2 * hidden + inner)
+        if self._keeps_attention_weights:
+            of_scores = self.model.num_attention_heads * self.length
+            in_attention += numbers * (of_scores + hidden)  # the output's, laid head by head
+        if self.activation_checkpointing:
+            kept, block_input = self._kept(), numbers * hidden  # which is there anyway
+            in_attention += kept.attention - block_input
+            in_feed_forward += kept.feed_forward - block_input
+            if self.device == "cpu" and self.precision == "bfloat16":
+                # While GELU is looked up again, its places, four bytes each, lie beside its input
+                # and output.
+                in_feed_forward = max(in_feed_forward, numbers * (hidden + 5 * inner))
+        weight = hidden * inner * _FLOAT32 + self._casts(hidden * inner)
+        return max(in_attention, in_feed_forward) + weight
 
 
-def training_memory(
-    settings: ModelSettings, vocab_size: int, micro_batch: MicroBatch, num_shards: int = 1
-) -> TrainingMemory:
-    """Return what a step takes with float32 weights, LAMB or AdamW.
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """The bytes that parts of the model keep for the backward pass."""
 
-    Where the state is cut over ranks (`devices.state_sharding`), weights and gradients are
-    there whole as well during an update; and once more, laid end to end, while they are exchanged.
-
-    What the device's libraries and the allocator take besides is not in it. Where a GPU's
-    attention kernel needs a padding mask, or none but the plain one fits, more is taken.
-
-    Args:
-        settings: of the model.
-        vocab_size: V.
-        micro_batch: what goes through the model at once.
-        num_shards: ranks that the state is cut over; 1 for none.
-    """
-    weights = _FLOAT32 * count_parameters(settings, vocab_size).with_heads
-    part = -(-weights // num_shards)
-    gathered, exchanged = (weights, weights) if num_shards > 1 else (0, 0)
-    return TrainingMemory(
-        weights=part + gathered,
-        gradients=part + gathered,
-        optimizer_state=_MOMENTS * part,
-        activations=max(_activation_peak(settings, vocab_size, micro_batch), exchanged),
-        update=_UPDATE_COPIES * part,
-    )
-
-
-def largest_micro_batch(
-    settings: ModelSettings,
-    vocab_size: int,
-    micro_batch: MicroBatch,
-    memory_bytes: float,
-    num_shards: int = 1,
-) -> int:
-    """Return the most sequences that fit into ``memory_bytes``; 0 if one does not.
-
-    Args:
-        settings: of the model.
-        vocab_size: V.
-        micro_batch: its length, predictions and precision count, not its number of sequences.
-        memory_bytes: what the device has for tensors.
-        num_shards: ranks that the state is cut over; 1 for none.
-    """
-
-    def fits(num_sequences: int) -> bool:
-        tried = replace(micro_batch, num_sequences=num_sequences)
-        return training_memory(settings, vocab_size, tried, num_shards).total <= memory_bytes
-
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-def saved_for_backward(settings: ModelSettings, vocab_size: int, micro_batch: MicroBatch) -> int:
-    """Return the bytes that autograd keeps between the forward and the backward pass.
-
-    The weights that `albert_core.model.dense` lays out are not among them.
-    """
-    layer_input = micro_batch.num_pieces * settings.hidden_size * micro_batch.stream_bytes(settings)
-    if micro_batch.activation_checkpointing:
-        block = 2 * layer_input
-    else:
-        block = _attention_bytes(settings, micro_batch) + _feed_forward_bytes(settings, micro_batch)
-    num_blocks = settings.num_hidden_layers * settings.inner_group_num
-    return (
-        _embedding_bytes(settings, micro_batch)
-        + num_blocks * block
-        + layer_input  # what the last layer gives
-        + _head_bytes(settings, vocab_size, micro_batch)
-    )
-
-
-def _activation_peak(settings: ModelSettings, vocab_size: int, micro_batch: MicroBatch) -> int:
-    """Return the most of three moments of the backward pass: its begin, a block, its end."""
-    logits = micro_batch.num_sequences * micro_batch.num_predictions * vocab_size
-    held_logits = logits * micro_batch.product_bytes  # by the caller, who looks which are right
-    saved = saved_for_backward(settings, vocab_size, micro_batch)
-    if micro_batch.device == "cpu":  # a few rows at a time
-        copied = min(logits, _LOGITS_PER_BLOCK)
-        in_the_loss = saved + held_logits + copied * _LOGIT_COPY_BYTES
-    else:
-        in_the_loss = saved + logits * _LOGIT_COPY_BYTES
-    table = vocab_size * settings.embedding_size * _FLOAT32
-    in_a_block = (
-        saved
-        - _head_bytes(settings, vocab_size, micro_batch)
-        + held_logits
-        + table  # the head's gradient of the word embeddings, which waits for the look-up's
-        + _block_gradients(settings, micro_batch)
-    )
-    in_the_embeddings = held_logits + _EMBEDDING_GRADIENTS * table
-    peak = max(in_the_loss, in_a_block, in_the_embeddings)
-    return peak + _laid_out_weights(settings, vocab_size, micro_batch)
-
-
-def _block_gradients(settings: ModelSettings, micro_batch: MicroBatch) -> int:
-    """Return what the backward pass through a block takes, its activations computed again or not.
-
-    Attention has the gradients of its input and output, of what goes into the output layer and of
-    query, key and value; the feed-forward block those of its input and output and of its inner
-    layer. Of a weight there is the gradient in bfloat16 and cast.
-    """
-    hidden, inner = settings.hidden_size, settings.intermediate_size
-    pieces, product = micro_batch.num_pieces, micro_batch.product_bytes
-    in_attention = pieces * 6 * hidden * product
-    in_feed_forward = pieces * (2 * hidden + inner) * product
-    if _keeps_attention_weights(settings, micro_batch):
-        of_scores = settings.num_attention_heads * micro_batch.length
-        in_attention += pieces * (of_scores + hidden) * product  # the output's, laid head by head
-    if micro_batch.activation_checkpointing:
-        block_input = pieces * hidden * product  # is there anyway
-        in_attention += _attention_bytes(settings, micro_batch) - block_input
-        in_feed_forward += _feed_forward_bytes(settings, micro_batch) - block_input
-        if micro_batch.device == "cpu" and micro_batch.precision == "bfloat16":
-            # While GELU is looked up again, its places, four bytes each, lie beside what goes in
-            # and comes out.
-            looked_up = pieces * (hidden + 5 * inner) * product
-            in_feed_forward = max(in_feed_forward, looked_up)
-    weight = hidden * inner * _FLOAT32 + _cast_weights(hidden * inner, micro_batch)
-    return max(in_attention, in_feed_forward) + weight
-
-
-def _embedding_bytes(settings: ModelSettings, micro_batch: MicroBatch) -> int:
-    embedding = settings.embedding_size
-    a_piece = embedding * _FLOAT32 + 2 * _INT64  # the sum, normed later, and the look-ups' indices
-    weights = 0
-    if embedding != settings.hidden_size:
-        a_piece += embedding * micro_batch.product_bytes
-        weights = _cast_weights(embedding * settings.hidden_size, micro_batch)
-    if settings.hidden_dropout_prob:
-        a_piece += embedding * (_BOOL if micro_batch.device == "cuda" else _FLOAT32)
-    return micro_batch.num_pieces * a_piece + weights
-
-
-def _attention_bytes(settings: ModelSettings, micro_batch: MicroBatch) -> int:
-    """Return what an attention block keeps."""
-    hidden, product = settings.hidden_size, micro_batch.product_bytes
-    stream = micro_batch.stream_bytes(settings)
-    num_inputs = 1 if stream == product else 3  # query, key and value each have their own cast
-    a_piece = (num_inputs + 1) * hidden * product  # and what goes into the output layer
-    a_piece += _query_key_value_bytes(settings, micro_batch)
-    a_piece += _residual_bytes(settings, micro_batch)
-    weights = _block_casts(4 * hidden * hidden, settings, micro_batch)
-    return micro_batch.num_pieces * a_piece + weights
-
-
-def _query_key_value_bytes(settings: ModelSettings, micro_batch: MicroBatch) -> int:
-    """Return what the attention of one piece keeps between its layers."""
-    heads, product = settings.num_attention_heads, micro_batch.product_bytes
-    weights = heads * micro_batch.length
-    query_key_value = 3 * settings.hidden_size
-    if not _keeps_attention_weights(settings, micro_batch):
-        return query_key_value * product + heads * _FLOAT32  # and the sums of the weights
-    if settings.attention_probs_dropout_prob:  # scores, weights and mask are kept
-        return (query_key_value + 3 * weights) * _FLOAT32
-    return (query_key_value + weights) * product
-
-
-def _keeps_attention_weights(settings: ModelSettings, micro_batch: MicroBatch) -> bool:
-    """Return whether attention is not fused: see `albert_core.model.attention`."""
-    return micro_batch.device == "cpu" and (
-        settings.attention_probs_dropout_prob > 0 or micro_batch.precision == "bfloat16"
-    )
-
-
-def _feed_forward_bytes(settings: ModelSettings, micro_batch: MicroBatch) -> int:
-    """Return what a feed-forward block keeps."""
-    hidden, inner = settings.hidden_size, settings.intermediate_size
-    a_piece = (hidden + 2 * inner) * micro_batch.product_bytes  # inner: before and after activation
-    a_piece += _residual_bytes(settings, micro_batch)
-    weights = _block_casts(2 * hidden * inner, settings, micro_batch)
-    return micro_batch.num_pieces * a_piece + weights
-
-
-def _residual_bytes(settings: ModelSettings, micro_batch: MicroBatch) -> int:
-    """Return what dropout, the sum with the block's input and the layer norm of a piece keep."""
-    hidden = settings.hidden_size
-    a_piece = hidden * micro_batch.stream_bytes(settings) + _LAYER_NORM_STATISTICS * _FLOAT32
-    if settings.hidden_dropout_prob:
-        a_piece += hidden * (_BOOL if micro_batch.device == "cuda" else micro_batch.product_bytes)
-    return a_piece
-
-
-def _head_bytes(settings: ModelSettings, vocab_size: int, micro_batch: MicroBatch) -> int:
-    """Return what the masked LM head and its loss keep."""
-    embedding, hidden = settings.embedding_size, settings.hidden_size
-    product = micro_batch.product_bytes
-    a_prediction = hidden * (product + _INT64)  # the vector, and its index as often as it is wide
-    a_prediction += embedding * (2 * product + micro_batch.stream_bytes(settings))
-    # Of the pieces' scores the logits themselves, which the caller holds too, or log-probabilities.
-    a_prediction += vocab_size * (product if micro_batch.device == "cpu" else _FLOAT32)
-    num_predictions = micro_batch.num_sequences * micro_batch.num_predictions
-    weights = _cast_weights((hidden + vocab_size) * embedding + hidden * hidden, micro_batch)
-    return num_predictions * a_prediction + weights
-
-
-def _is_laid_out(settings: ModelSettings, micro_batch: MicroBatch) -> bool:
-    """Return whether the blocks' weights are cast once a pass: see `albert_core.model.dense`."""
-    shares_blocks = (
-        settings.sharing == "all" and settings.num_hidden_groups < settings.num_hidden_layers
-    )
-    return micro_batch.device == "cpu" and shares_blocks
-
-
-def _laid_out_weights(settings: ModelSettings, vocab_size: int, micro_batch: MicroBatch) -> int:
-    """Return the bytes of the blocks' weights cast, and in oneDNN's order for there and back."""
-    if not _is_laid_out(settings, micro_batch):
-        return 0
-    counts = count_parameters(settings, vocab_size)
-    copies = 2 if micro_batch.precision == "float32" else 3
-    return (counts.attention + counts.feed_forward) * copies * micro_batch.product_bytes
-
-
-def _block_casts(num_weights: int, settings: ModelSettings, micro_batch: MicroBatch) -> int:
-    return 0 if _is_laid_out(settings, micro_batch) else _cast_weights(num_weights, micro_batch)
-
-
-def _cast_weights(num_weights: int, micro_batch: MicroBatch) -> int:
-    """Return the bytes of the weights' casts, which each use of a weight keeps for itself."""
-    return 0 if micro_batch.precision == "float32" else num_weights * _BFLOAT16
+    embeddings: int
+    block_input: int
+    attention: int
+    """Each block."""
+    feed_forward: int
+    """Each block."""
+    heads: int
+    """The masked LM head and its loss."""

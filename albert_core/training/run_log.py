@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.planning.flops import training_flops_of
+from albert_core.planning.flops import training_flops
 from albert_core.tracking.run import MetricsEndpoint, SystemMetrics, TrackedRun
 from albert_core.training.held_out import Evaluation
 from albert_core.training.ranks import Ranks
@@ -60,25 +60,18 @@ class RunLog:
 
     def add(self, sizes: UpdateSizes, update: Update, waited: float) -> None:
         """Add an update that has waited so many seconds for its data."""
-        flops = training_flops_of(
-            self._model,
-            self._vocab_size,
-            sizes.num_sequences,
-            sizes.num_pieces,
-            sizes.sum_of_squares,
-            sizes.num_predictions,
-        )
+        flops = training_flops(self._model, self._vocab_size, sizes)
         self.window.add(update, sizes.num_pieces, flops, waited)
 
     def say_plan(self, step: int) -> None:
         """Tell how fast the updates from ``step`` on are planned to be, where that is known."""
-        setup = self._expected.setup
-        if setup is None or self._tracked is None:
+        plan = self._expected.plan
+        if plan is None or self._tracked is None:
             return
-        speed = setup.predicted_pieces_per_second
+        speed = plan.pieces_per_second
         num_examples = (self._settings.num_steps - step) * self._settings.batch_size
-        hours = num_examples * setup.sizes.num_pieces / speed / _SECONDS_PER_HOUR
-        devices = f"{setup.devices.num_devices} x {setup.devices.hardware.name}"
+        hours = num_examples * plan.sizes.num_pieces / speed / _SECONDS_PER_HOUR
+        devices = f"{plan.num_devices} x {plan.hardware.name}"
         log.info(
             "pretraining: planned for %s: %s pieces/s, %.2f hours", devices, f"{speed:,.0f}", hours
         )
@@ -153,10 +146,10 @@ class RunLog:
             last: dict[str, Any] = {
                 f"{what}_share": seconds / totals.seconds for what, seconds in spent.items()
             }
-            if expected.setup is not None:
-                setup, flops_per_s = expected.setup, totals.num_flops / totals.seconds
-                last["speed_to_plan"] = setup.speed_to_plan(flops_per_s)
-                compared = setup.compared_with_plan(flops_per_s, totals.pieces_per_second)
+            if expected.plan is not None:
+                plan, flops_per_s = expected.plan, totals.num_flops / totals.seconds
+                last["speed_to_plan"] = plan.speed_to_plan(flops_per_s)
+                compared = plan.compared_with_plan(flops_per_s, totals.pieces_per_second)
                 log.info("pretraining: %s", compared)
             self._tracked.log_metrics(state.step, last)
         if total := state.guard.total_skipped:

@@ -12,7 +12,7 @@ import torch
 
 from albert_core.config import ModelSettings, Precision, TrainingSettings
 from albert_core.planning.hardware import Hardware, hardware_called, processor_name
-from albert_core.planning.run_plan import ExampleSizes, TrainingDevices, TrainingSetup
+from albert_core.planning.run_plan import ExampleSizes, RunPlan
 from albert_core.training.optimizer import Lamb
 from albert_core.training.ranks import Ranks
 from albert_core.training.shards import ExampleShards
@@ -227,8 +227,8 @@ class ExpectedSpeed:
     """Operations a second of all ranks' devices together; None where it is not known."""
     peak_source: str
     """Where that is from."""
-    setup: TrainingSetup | None
-    """What the plan is made of; None on devices that nothing is known of."""
+    plan: RunPlan | None
+    """None on devices that nothing is known of."""
 
 
 def expected_speed(
@@ -250,7 +250,7 @@ def expected_speed(
     return ExpectedSpeed(
         peak_flops=None if np.isnan(total) else total,
         peak_source=source,
-        setup=None if hardware is None else _setup(hardware, model, settings, examples, ranks),
+        plan=None if hardware is None else _plan(hardware, model, settings, examples, ranks),
     )
 
 
@@ -276,21 +276,23 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _setup(
+def _plan(
     hardware: Hardware,
     model: ModelSettings,
     settings: TrainingSettings,
     examples: ExampleShards,
     ranks: Ranks,
-) -> TrainingSetup:
-    devices = TrainingDevices(
-        hardware=hardware,
-        num_devices=ranks.world_size if ranks.device.type == "cuda" else 1,
-        precision=settings.precision,
-        activation_checkpointing=settings.activation_checkpointing,
-        hidden_size=model.hidden_size,
-    )
+) -> RunPlan:
     lengths, num_predictions = examples.sizes(np.arange(min(_SAMPLE, len(examples))))
     sizes = ExampleSizes.of_lengths(lengths, int(num_predictions.sum()), "the run's examples")
-    vocab_size = examples.manifest.facts["vocab_size"]
-    return TrainingSetup(model=model, vocab_size=vocab_size, sizes=sizes, devices=devices)
+    facts = examples.manifest.facts
+    return RunPlan(
+        model=model,
+        training=settings,
+        vocab_size=facts["vocab_size"],
+        sizes=sizes,
+        max_seq_length=facts["max_seq_length"],
+        max_predictions=facts["max_predictions"],
+        hardware=hardware,
+        num_devices=ranks.world_size if ranks.device.type == "cuda" else 1,
+    )

@@ -1,25 +1,23 @@
-"""What a run of a recipe will take on some hardware: ``albert plan --recipe base``."""
+"""What a run of a recipe takes on some hardware: ``albert plan --recipe base``."""
 
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from albert_core.planning.hardware import Hardware, find_hardware
-from albert_core.planning.parameters import PUBLISHED_SIZES, PublishedSize
+from albert_core.planning.hardware import Hardware
+from albert_core.planning.parameters import PUBLISHED_SIZES
 from albert_core.planning.run_plan import (
-    MANY_DEVICES,
-    PAPER_BATCH_SIZE,
+    PAPER,
     RESERVED_SHARE,
+    SECONDS_PER_HOUR,
     ExampleSizes,
     RunPlan,
     batch_advice,
-    plan_run,
 )
 from albert_core.planning.training_memory import TrainingMemory
 from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.arrow_files import read_arrow
 from flows.recipe import Recipe
@@ -28,7 +26,8 @@ from flows.report import Report
 _GIB = 2**30
 _HOURS_PER_DAY = 24
 _MANY_HOURS = 2
-_SECONDS_PER_HOUR = 3600
+_MANY_DEVICES = 8
+"""With more, the exchange of gradients begins to count."""
 _NOTE = (
     "Measured: here or on such a device. Published: a data sheet's. All else is arithmetic on "
     "these.\n--utilisation, --peak-tflops, --memory-gib and --price-per-hour put your own figures "
@@ -36,9 +35,14 @@ _NOTE = (
     "are not in it."
 )
 _MANY_NOTE = (
-    f"\nNor is the exchange of gradients: beyond {MANY_DEVICES} devices it begins to count, more "
+    f"\nNor is the exchange of gradients: beyond {_MANY_DEVICES} devices it begins to count, more "
     "so for BERT,\nwhose gradients are ten times as large."
 )
+_TABLE_ROW = "{:<5}  {:<24}  {:>14}  {:>11}  {:>11}  {:>5}  {}"
+_NOT_OF_A_BATCH = ("model", "vocab_size", "num_shards")
+_MEMORY_PARTS = ("weights", "gradients", "optimizer_state", "activations", "update", "total")
+
+Rows = list[tuple[str, str]]
 
 
 def plan_recipe(
@@ -50,239 +54,194 @@ def plan_recipe(
         recipe: the settings of the run.
         hardware: each of the devices.
         num_devices: that share each update's batch.
-        examples: URI of the manifest of the examples to train on, whose lengths are then counted;
-            None: lengths as English text gives them.
+        examples: number of training examples, or the URI of their manifest, whose lengths are then
+            counted. Without a manifest, lengths are those of English text.
 
     Raises:
         ConfigError: there are more devices than examples in a batch.
     """
-    if examples is None:
-        sizes = ExampleSizes.assumed(recipe.examples.max_seq_length, recipe.examples.masked_lm_prob)
-        vocab_size = recipe.vocabulary.vocab_size
-        longest = recipe.examples.max_seq_length, recipe.examples.max_predictions
-    else:
-        facts = read_manifest(examples).facts
-        sizes, vocab_size = count_lengths(examples), facts["vocab_size"]
-        longest = facts["max_seq_length"], facts["max_predictions"]
-    return plan_run(
-        recipe.model, recipe.training, vocab_size, sizes, *longest, hardware, num_devices
-    )
-
-
-def read_examples(examples: str | None) -> tuple[int | None, str | None]:
-    """Return how many training examples there are and the URI of their manifest, if known.
-
-    Args:
-        examples: the number alone, or the manifest.
-    """
+    settings = recipe.examples
     if examples is None or examples.isdecimal():
-        return (None if examples is None else int(examples)), None
-    manifest = storage.absolute(examples)
-    return read_manifest(manifest).facts["num_train"], manifest
-
-
-def own_hardware(
-    name: str,
-    peak_tflops: float | None,
-    memory_gib: float | None,
-    utilisation: float | None,
-    price_per_hour: float | None,
-) -> Hardware:
-    """Return the device of this name with one's own figures in the place of those given.
-
-    Raises:
-        ConfigError: there is no such device, or a figure is impossible.
-    """
-    return find_hardware(name).with_given(
-        peak_tflops=_positive("--peak-tflops", peak_tflops),
-        memory_gib=_positive("--memory-gib", memory_gib),
-        utilisation=_positive("--utilisation", utilisation, at_most=1),
-        usd_per_hour=_positive("--price-per-hour", price_per_hour),
+        sizes = ExampleSizes.assumed(settings.max_seq_length, settings.masked_lm_prob)
+        facts: dict[str, Any] = {
+            "num_train": None if examples is None else int(examples),
+            "vocab_size": recipe.vocabulary.largest_size,
+            "max_seq_length": settings.max_seq_length,
+            "max_predictions": settings.max_predictions,
+        }
+    else:
+        sizes, facts = _measured(storage.absolute(examples))
+    return RunPlan(
+        model=recipe.model,
+        training=recipe.training,
+        vocab_size=facts["vocab_size"],
+        sizes=sizes,
+        max_seq_length=facts["max_seq_length"],
+        max_predictions=facts["max_predictions"],
+        hardware=hardware,
+        num_devices=num_devices,
+        num_train=facts["num_train"],
     )
 
 
-def count_lengths(manifest_uri: str) -> ExampleSizes:
-    """Return how long the training examples of this manifest are."""
-    folder = manifest_uri.rpartition("/")[0]
-    shards = read_manifest(manifest_uri).shards_of("train")
-    tables = [read_arrow(storage.join(folder, shard.path)) for shard in shards]
-    lengths, predictions = (
-        pc.list_value_length(pa.chunked_array([c for t in tables for c in t[name].chunks]))
-        for name in ("input_ids", "masked_lm_positions")
-    )
-    return ExampleSizes.of_lengths(
-        lengths.to_numpy().astype(np.int64), pc.sum(predictions).as_py(), manifest_uri
-    )
-
-
-def plan_as_text(name: str, plan: RunPlan, num_examples: int | None = None) -> str:
-    """Return the plan for a terminal.
-
-    Args:
-        name: of the recipe.
-        plan: of its run.
-        num_examples: training examples that there are; None: not known.
-    """
-    setup = plan.setup
+def plan_as_text(name: str, plan: RunPlan) -> str:
+    """Return the plan of the recipe with this name, for a terminal."""
+    counts, hardware = vars(plan.parameters), plan.hardware
     groups = {
-        "Model": _parameter_rows(plan),
+        "Model": [
+            ("parameters", f"{plan.parameters.with_heads:,}"),
+            *((f"  {part.replace('_', ' ')}", f"{n:,}") for part, n in counts.items() if n),
+        ],
         "Memory of one device": _memory_rows(plan),
         "Speed": _speed_rows(plan),
-        "Run": _run_rows(plan, num_examples),
-        "Where the figures are from": _source_rows(plan),
+        "Run": _run_rows(plan),
+        "Where the figures are from": [
+            ("utilisation", f"{plan.reached.basis}: {plan.reached.source}"),
+            ("mean example", f"{plan.sizes.basis}: {plan.sizes.source}"),
+            ("price", f"{hardware.price_basis}: {hardware.price_source}"),
+        ],
     }
-    if plan.training.batch_size != PAPER_BATCH_SIZE:
+    if plan.training.batch_size != PAPER.batch_size:
         groups["The paper's run with this batch (users' advice, not the paper's)"] = _advice_rows(
             plan
         )
-    note = _NOTE
-    if setup.devices.num_devices > MANY_DEVICES:
-        note += _MANY_NOTE
-    title = f"{name} on {setup.devices.num_devices} x {setup.devices.hardware.description}"
+    note = _NOTE + (_MANY_NOTE if plan.num_devices > _MANY_DEVICES else "")
+    title = f"{name} on {plan.num_devices} x {hardware.description}"
     command = f"albert pretrain --recipe {name} --source <your text>"
     return Report(title, groups, note, command).text()
 
 
 def plan_as_json(plan: RunPlan) -> dict[str, Any]:
     """Return the plan's figures, units in their names."""
-    setup, hardware = plan.setup, plan.setup.devices.hardware
-    share = hardware.utilisation[setup.devices.precision]
-    advice = batch_advice(plan.training.batch_size)
+    memory, hardware = plan.memory, plan.hardware
+    whole, checkpointed = _without_and_with_checkpointing(memory)
     return {
         "hardware": hardware.name,
-        "num_devices": setup.devices.num_devices,
-        "precision": setup.devices.precision,
+        "num_devices": plan.num_devices,
+        "precision": plan.training.precision,
         "parameters": vars(plan.parameters)
         | {name.replace(" ", "_"): n for name, n in plan.parameters.by_convention().items()},
-        "micro_batch": vars(plan.micro_batch),
-        "memory_bytes": vars(plan.memory()) | {"total": plan.memory().total},
-        "memory_bytes_checkpointed": vars(plan.memory(True)) | {"total": plan.memory(True).total},
+        "micro_batch": {
+            name: value for name, value in vars(memory).items() if name not in _NOT_OF_A_BATCH
+        },
+        "memory_bytes": {name: getattr(memory, name) for name in _MEMORY_PARTS},
+        "memory_bytes_checkpointed": {name: getattr(checkpointed, name) for name in _MEMORY_PARTS},
         "usable_bytes": plan.usable_bytes,
         "fits": plan.fits,
-        "largest_micro_batch": plan.largest_micro_batch(False),
-        "largest_micro_batch_checkpointed": plan.largest_micro_batch(True),
-        "examples": vars(setup.sizes),
-        "flops_per_piece": setup.flops_per_piece,
-        "peak_tflops": hardware.peak_tflops[setup.devices.precision],
+        "largest_micro_batch": whole.largest_micro_batch(plan.usable_bytes),
+        "largest_micro_batch_checkpointed": checkpointed.largest_micro_batch(plan.usable_bytes),
+        "examples": vars(plan.sizes),
+        "flops_per_piece": plan.flops_per_piece,
+        "peak_tflops": plan.peak_tflops,
         "peak_basis": hardware.peak_basis,
-        "utilisation": setup.utilisation,
-        "utilisation_basis": share.basis,
-        "utilisation_source": share.source,
-        "pieces_per_second": setup.predicted_pieces_per_second,
+        "utilisation": plan.utilisation,
+        "utilisation_basis": plan.reached.basis,
+        "utilisation_source": plan.reached.source,
+        "pieces_per_second": plan.pieces_per_second,
         "num_steps": plan.training.num_steps,
         "batch_size": plan.training.batch_size,
         "num_pieces": plan.num_pieces,
         "hours": plan.hours,
         "cost_usd": plan.cost_usd,
-        "usd_per_hour": hardware.price.usd_per_hour,
-        "price_basis": hardware.price.basis,
-        "price_source": hardware.price.source,
-        "paper_run_with_this_batch": vars(advice),
+        "usd_per_hour": hardware.usd_per_hour,
+        "price_basis": hardware.price_basis,
+        "price_source": hardware.price_source,
+        "paper_run_with_this_batch": batch_advice(plan.training.batch_size),
     }
 
 
 def parameter_table() -> str:
     """Return the number of parameters of every model in the paper, ours beside the paper's."""
     header = ("table", "model", "without pooler", "with pooler", "with heads", "paper", "is ours")
-    rows = [header, *map(_table_row, PUBLISHED_SIZES)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column in (0, 1, 6) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    lines = [_TABLE_ROW.format(*header)]
+    lines.append("-" * len(lines[0]))
+    for published in PUBLISHED_SIZES:
+        counts = [f"{count:,}" for count in published.counts.by_convention().values()]
+        printed, matching = "", ""
+        if published.millions is not None:
+            printed = f"{published.millions}M"
+            matching = " or ".join(published.matching) or "none of them"
+        cells = (published.table or "-", published.row, *counts, printed, matching)
+        lines.append(_TABLE_ROW.format(*cells).rstrip())
+    return "\n".join(lines)
 
 
-def _positive(option: str, value: float | None, at_most: float = float("inf")) -> float | None:
-    if value is not None and not 0 < value <= at_most:
-        limit = "above 0" if at_most == float("inf") else f"above 0, at most {at_most:g}"
-        raise ConfigError(f"{option} is {value:g}, but must be {limit}")
-    return value
+def _measured(manifest_uri: str) -> tuple[ExampleSizes, dict[str, Any]]:
+    """Return the mean size of the training examples of this manifest, and its facts."""
+    folder, manifest = manifest_uri.rpartition("/")[0], read_manifest(manifest_uri)
+    shards = manifest.shards_of("train")
+    table = pa.concat_tables(read_arrow(storage.join(folder, shard.path)) for shard in shards)
+    lengths = pc.list_value_length(table["input_ids"]).to_numpy()
+    num_predictions = pc.sum(pc.list_value_length(table["masked_lm_positions"])).as_py()
+    sizes = ExampleSizes.of_lengths(lengths, num_predictions, manifest_uri)
+    return sizes, manifest.facts | {"num_train": len(table)}
 
 
-def _parameter_rows(plan: RunPlan) -> list[tuple[str, str]]:
-    counts = plan.parameters
-    parts = [(f"  {part.replace('_', ' ')}", f"{n:,}") for part, n in vars(counts).items() if n]
-    return [("parameters", f"{counts.with_heads:,}"), *parts]
-
-
-def _memory_rows(plan: RunPlan) -> list[tuple[str, str]]:
-    chosen = plan.micro_batch
-    there = f"{plan.usable_bytes / _GIB:.1f} of {plan.setup.devices.hardware.memory_gib:.1f} GiB"
-    executed = "with" if chosen.activation_checkpointing else "without"
+def _memory_rows(plan: RunPlan) -> Rows:
+    memory, memory_gib = plan.memory, plan.hardware.memory_gib
+    executed = "with" if memory.activation_checkpointing else "without"
     fits = "fits" if plan.fits else "does NOT fit"
+    whole, checkpointed = _without_and_with_checkpointing(memory)
+    usable = f"{plan.usable_bytes / _GIB:.1f} of {memory_gib:.1f} GiB; {RESERVED_SHARE:.0%} for"
+    micro_batch = f"{memory.num_sequences} x {memory.length} pieces, {executed} checkpointing"
     rows = [
-        ("without checkpointing", _say_memory(plan.memory(False), plan.largest_micro_batch(False))),
-        ("with checkpointing", _say_memory(plan.memory(True), plan.largest_micro_batch(True))),
+        ("usable", f"{usable} libraries and allocator [assumed]"),
+        ("micro-batch of the recipe", f"{micro_batch}: {fits}"),
+        ("without checkpointing", _say_memory(plan, whole)),
+        ("with checkpointing", _say_memory(plan, checkpointed)),
     ]
-    if plan.setup.devices.num_devices > 1:
-        cut = plan.sharded
-        need = "; needed" if cut.fits and not plan.fits else ""
-        need = "; as the recipe has it" if plan.training.shard_state else need
-        said = _say_memory(cut.memory(), cut.largest_micro_batch())
-        rows.append(("training.shard_state", f"{said}{need}"))
-    return [
-        ("usable", f"{there}; {RESERVED_SHARE:.0%} for libraries and allocator [assumed]"),
-        (
-            "micro-batch of the recipe",
-            f"{chosen.num_sequences} x {chosen.length} pieces, {executed} checkpointing: {fits}",
-        ),
-        *rows,
-    ]
+    if plan.num_devices > 1:
+        cut = replace(memory, num_shards=plan.num_devices)
+        need = ""
+        if plan.training.shard_state:
+            need = "; as the recipe has it"
+        elif cut.total <= plan.usable_bytes and not plan.fits:
+            need = "; needed"
+        rows.append(("training.shard_state", f"{_say_memory(plan, cut)}{need}"))
+    return rows
 
 
-def _say_memory(memory: TrainingMemory, largest: int) -> str:
-    lasting = memory.weights + memory.gradients + memory.optimizer_state
+def _without_and_with_checkpointing(memory: TrainingMemory) -> list[TrainingMemory]:
+    return [replace(memory, activation_checkpointing=chosen) for chosen in (False, True)]
+
+
+def _say_memory(plan: RunPlan, memory: TrainingMemory) -> str:
     return (
-        f"{memory.total / _GIB:.2f} GiB ({lasting / _GIB:.2f} weights, gradients, optimizer; "
-        f"{memory.activations / _GIB:.2f} activations); {largest} x fit"
+        f"{memory.total / _GIB:.2f} GiB ({memory.state / _GIB:.2f} weights, gradients, optimizer; "
+        f"{memory.activations / _GIB:.2f} activations); "
+        f"{memory.largest_micro_batch(plan.usable_bytes)} x fit"
     )
 
 
-def _speed_rows(plan: RunPlan) -> list[tuple[str, str]]:
-    setup, hardware = plan.setup, plan.setup.devices.hardware
-    peak = (
-        f"{hardware.peak_tflops[setup.devices.precision]:,.4g} TFLOP/s in {setup.devices.precision}"
-    )
-    basis = hardware.utilisation[setup.devices.precision].basis
-    recomputing = (
-        ", as a quarter is computed again" if setup.devices.activation_checkpointing else ""
-    )
-    example = (
-        f"{setup.sizes.num_pieces:,.0f} real pieces, {setup.sizes.num_predictions:.0f} predictions"
-    )
+def _speed_rows(plan: RunPlan) -> Rows:
+    training, sizes = plan.training, plan.sizes
+    recomputing = ", as a quarter is computed again" if training.activation_checkpointing else ""
+    peak = f"{plan.peak_tflops:,.4g} TFLOP/s in {training.precision} [{plan.hardware.peak_basis}]"
+    example = f"{sizes.num_pieces:,.0f} real pieces, {sizes.num_predictions:.0f} predictions"
     return [
-        ("peak of one device", f"{peak} [{hardware.peak_basis}]"),
-        ("model FLOPs utilisation", f"{setup.utilisation:.3f}{recomputing} [{basis}]"),
-        ("mean example", f"{example} [{setup.sizes.basis}]"),
-        ("operations of a piece", f"{setup.flops_per_piece / 1e9:,.4g} GFLOP"),
-        ("real pieces a second", f"{setup.predicted_pieces_per_second:,.0f}"),
+        ("peak of one device", peak),
+        ("model FLOPs utilisation", f"{plan.utilisation:.3f}{recomputing} [{plan.reached.basis}]"),
+        ("mean example", f"{example} [{sizes.basis}]"),
+        ("operations of a piece", f"{plan.flops_per_piece / 1e9:,.4g} GFLOP"),
+        ("real pieces a second", f"{plan.pieces_per_second:,.0f}"),
     ]
 
 
-def _run_rows(plan: RunPlan, num_examples: int | None) -> list[tuple[str, str]]:
-    training, price = plan.training, plan.setup.devices.hardware.price
-    num_passes = -(
-        -training.batch_size // (plan.micro_batch.num_sequences * plan.setup.devices.num_devices)
-    )
+def _run_rows(plan: RunPlan) -> Rows:
+    training, hardware = plan.training, plan.hardware
+    num_passes = -(-training.batch_size // (plan.memory.num_sequences * plan.num_devices))
     updates = f"{training.num_steps:,} of {training.batch_size:,} examples"
-    seconds = plan.hours * _SECONDS_PER_HOUR / training.num_steps
-    cost = f"{plan.cost_usd:,.2f} USD at {price.usd_per_hour:,.2f} an hour and device"
+    seconds = plan.hours * SECONDS_PER_HOUR / training.num_steps
+    cost = f"{plan.cost_usd:,.2f} USD at {hardware.usd_per_hour:,.2f} an hour and device"
     rows = [
         ("updates", f"{updates}: up to {num_passes:,} micro-batches a device, {seconds:,.3g} s"),
         ("real pieces", f"{plan.num_pieces / 1e6:,.0f} million"),
     ]
-    if num_examples:
-        epochs = plan.num_examples / num_examples
-        rows.append(("epochs", f"{epochs:,.2f} of {num_examples:,} examples"))
-    return [
-        *rows,
-        ("time", _say_hours(plan.hours)),
-        ("cost", f"{cost} [{price.basis}]"),
-    ]
+    if plan.num_train:
+        epochs = plan.num_examples / plan.num_train
+        rows.append(("epochs", f"{epochs:,.2f} of {plan.num_train:,} examples"))
+    time, cost = _say_hours(plan.hours), f"{cost} [{hardware.price_basis}]"
+    return [*rows, ("time", time), ("cost", cost)]
 
 
 def _say_hours(hours: float) -> str:
@@ -292,36 +251,11 @@ def _say_hours(hours: float) -> str:
     return f"{hours:,.1f} hours{days}"
 
 
-def _source_rows(plan: RunPlan) -> list[tuple[str, str]]:
-    hardware, share = (
-        plan.setup.devices.hardware,
-        plan.setup.devices.hardware.utilisation[plan.setup.devices.precision],
-    )
-    return [
-        ("utilisation", f"{share.basis}: {share.source}"),
-        ("mean example", f"{plan.setup.sizes.basis}: {plan.setup.sizes.source}"),
-        ("price", f"{hardware.price.basis}: {hardware.price.source}"),
-    ]
-
-
-def _advice_rows(plan: RunPlan) -> list[tuple[str, str]]:
+def _advice_rows(plan: RunPlan) -> Rows:
     advice, training = batch_advice(plan.training.batch_size), plan.training
+    rate = f"{advice['learning_rate']:.3g}; the recipe has {training.learning_rate:g}"
     return [
-        ("learning_rate", f"{advice.learning_rate:.3g}; the recipe has {training.learning_rate:g}"),
-        ("warmup_steps", f"{advice.warmup_steps:,}; the recipe has {training.warmup_steps:,}"),
-        ("num_steps", f"{advice.num_steps:,}; the recipe has {training.num_steps:,}"),
+        ("learning_rate", rate),
+        ("warmup_steps", f"{advice['warmup_steps']:,}; the recipe has {training.warmup_steps:,}"),
+        ("num_steps", f"{advice['num_steps']:,}; the recipe has {training.num_steps:,}"),
     ]
-
-
-def _table_row(published: PublishedSize) -> tuple[str, ...]:
-    counts = published.counts
-    matching = " or ".join(published.matching) or "none of them"
-    return (
-        published.table or "-",
-        published.row,
-        f"{counts.without_pooler:,}",
-        f"{counts.with_pooler:,}",
-        f"{counts.with_heads:,}",
-        "" if published.millions is None else f"{published.millions}M",
-        "" if published.millions is None else matching,
-    )

@@ -54,11 +54,11 @@ def test_the_peak_of_known_gpus_is_the_vendors_times_their_number(
     gpu_name.name = "NVIDIA H200"
     expected = on_two_gpus(examples, monkeypatch)
     assert expected.peak_flops == 2 * 989.5e12
-    assert expected.setup is not None
-    assert expected.setup.devices.hardware is H200
-    assert expected.setup.devices.num_devices == 2
+    assert expected.plan is not None
+    assert expected.plan.hardware is H200
+    assert expected.plan.num_devices == 2
     lengths, _ = examples.sizes(np.arange(len(examples)))
-    assert expected.setup.sizes.num_pieces == pytest.approx(lengths.mean())
+    assert expected.plan.sizes.num_pieces == pytest.approx(lengths.mean())
 
 
 def test_of_an_unknown_gpu_nothing_is_claimed(
@@ -66,7 +66,7 @@ def test_of_an_unknown_gpu_nothing_is_claimed(
 ) -> None:
     gpu_name.name = "A device of tomorrow"
     expected = on_two_gpus(examples, monkeypatch)
-    assert (expected.peak_flops, expected.setup) == (None, None)
+    assert (expected.peak_flops, expected.plan) == (None, None)
     assert expected.peak_source == "A device of tomorrow is not known"
 
 

@@ -1,37 +1,21 @@
 import json
 from pathlib import Path
 
-import pyarrow as pa
+import numpy as np
 import pytest
 
-from albert_core.stage.manifest import StagePlan, shard_of
-from albert_core.text.arrow_files import write_arrow
+from albert_core.planning.hardware import find_hardware
+from albert_core.planning.run_plan import ExampleSizes
+from albert_core.training.shards import ExampleShards
 from flows.commands.main import main
-from flows.commands.plan import count_lengths
+from flows.commands.plan import plan_recipe
+from flows.recipe import load_recipe
+from tests.albert_core.made_examples import made_examples
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(["plan", *arguments]) == 0
     return capsys.readouterr().out
-
-
-def write_examples(work: Path) -> str:
-    """Write a manifest of two shards: five examples of 4 to 20 pieces, six predictions."""
-    plan = StagePlan("examples", settings={}, inputs={}, code="0" * 64, libraries={})
-    folder = plan.folder(str(work))
-    shards = []
-    for number, lengths in enumerate([[4, 8, 20], [10, 18]]):
-        table = pa.table(
-            {
-                "input_ids": [list(range(length)) for length in lengths],
-                "masked_lm_positions": [[1, 2]] * (len(lengths) - 1) + [[]],
-            }
-        )
-        uri = f"{folder}/train-{number}.arrow"
-        write_arrow(table, uri)
-        shards.append(shard_of(uri, folder, "train", len(lengths)))
-    facts = {"max_seq_length": 20, "max_predictions": 2, "vocab_size": 4000, "num_train": 5}
-    return plan.write(str(work), shards, [], facts)
 
 
 def test_a_plan_says_parameters_memory_speed_time_and_cost(
@@ -78,13 +62,13 @@ def test_epochs_follow_from_the_number_of_examples(capsys: pytest.CaptureFixture
 def test_a_manifest_gives_the_real_lengths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manifest = write_examples(tmp_path)
-    sizes = count_lengths(manifest)
-    assert (sizes.num_pieces, sizes.num_predictions) == (12, 6 / 5)
-    assert sizes.square == pytest.approx((16 + 64 + 400 + 100 + 324) / 5)
+    manifest = made_examples(str(tmp_path), num_examples=12, max_seq_length=20)
+    lengths, num_predictions = ExampleShards(manifest, "train").sizes(np.arange(12))
+    sizes = plan_recipe(load_recipe("tiny"), find_hardware("l4"), examples=manifest).sizes
+    assert sizes == ExampleSizes.of_lengths(lengths, num_predictions.sum(), manifest)
     text = printed(capsys, "--recipe", "tiny", "--examples", manifest)
-    assert "12 real pieces, 1 predictions [measured]" in text
-    assert "epochs                     11,520.00 of 5 examples" in text
+    assert f"{lengths.mean():,.0f} real pieces" in text
+    assert "epochs                     4,800.00 of 12 examples" in text
     assert f"measured: {manifest}" in text
 
 
