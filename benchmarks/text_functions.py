@@ -32,7 +32,7 @@ from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.corpus.cleaning import normalise_text, reject_reasons
 from pipelines.corpus.duplicates import band_hashes, bands_for, signatures
 from pipelines.examples.tfrecord import tf_examples, write_tfrecord
-from pipelines.readers import mediawiki_dump
+from pipelines.readers import wikipedia
 
 VOCAB_SIZE, LENGTH, PREDICTIONS, NUM_ROWS = 30_000, 512, 77, 1000
 ROUNDS = 5
@@ -161,7 +161,7 @@ def dump(parser: str) -> Work:
     content = _dump_content()
 
     def work() -> float:
-        for _ in mediawiki_dump.read(io.BytesIO(content), _parsing(parser)):
+        for _ in wikipedia.read_dump(io.BytesIO(content), _parsing(parser)):
             pass
         return len(content) / 1e6
 
@@ -186,7 +186,7 @@ def dump_agreement() -> dict[str, float]:
     """Return how the words of both parsers agree on the first articles: F1."""
     both = []
     for parser in ("fast", "full"):
-        records = mediawiki_dump.read(io.BytesIO(_dump_content()), _parsing(parser))
+        records = wikipedia.read_dump(io.BytesIO(_dump_content()), _parsing(parser))
         found = islice((record for record in records if not record.unreadable), PAGES)
         both.append({each.key: Counter(re.findall(r"\w+", each.text)) for each in found})
     scores = [

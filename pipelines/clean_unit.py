@@ -20,16 +20,15 @@ from albert_core.stage.loaded_once import loaded_once
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, Document
 from pipelines.config import CleaningSettings, SourceSettings
-from pipelines.corpus.batching import cut_by_size
 from pipelines.corpus.cleaning import content_hash, normalise_text, reject_reasons
 from pipelines.corpus.duplicates import HASH_BYTES, NUM_BINS, signatures
-from pipelines.corpus.language import detect_languages
+from pipelines.corpus.language import detect_languages, sentence_lines
 from pipelines.corpus.overlaps import TestNgrams, find_overlaps
-from pipelines.corpus.sentences import sentence_lines
+from pipelines.corpus.word_hashes import cut_by_size
 from pipelines.engine import kept_files
 from pipelines.engine.progress import report_done, warn
 from pipelines.readers import LEFT_OUT, Unreadable, read_documents
-from pipelines.readers.record import NOT_READABLE
+from pipelines.readers.source_bytes import NOT_READABLE
 from pipelines.source_files import SourceRange, check_unchanged
 
 PART_BYTES = 16 << 20

@@ -1,7 +1,7 @@
 """Which documents of a corpus repeat an earlier one, found by exchanging their hashes.
 
-Each part sends its documents' hashes to partitions, each partition finds what is there twice and
-tells the parts, and each part is then written as a shard without what repeats.
+Each part sends the hashes of its documents to partitions, each partition tells the parts which of
+them occur more than once, and each part is then written as a shard without repeated documents.
 """
 
 import hashlib
@@ -20,17 +20,7 @@ from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA
 from pipelines.clean_unit import KEPT, PART_BITS, Part, counts_of, ids_of
 from pipelines.config import CleaningSettings
-from pipelines.corpus.duplicates import (
-    HASH_BYTES,
-    NUM_BINS,
-    band_hashes,
-    bands_for,
-    candidate_pairs,
-    least_estimate,
-    partition_hashes,
-    repeated_rows,
-    similarity_of,
-)
+from pipelines.corpus import duplicates
 
 CONTENT, ID, BAND = range(3)
 """What a hash is of: a document's words, its id, or a band of its signature."""
@@ -39,13 +29,13 @@ _REJECTED_SCHEMA = DOCUMENT_SCHEMA.append(pa.field("reason", pa.string()))
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Hashes of one part in one partition."""
+    """The hashes of one part that fall in one partition."""
 
     part: Part
     rows: NDArray[np.uint32]
     """(R,)"""
     hashes: NDArray[Any]
-    """(R,) V16, or uint64 of bands."""
+    """(R,) V16, or uint64 for bands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +45,13 @@ class Marked:
     part: Part
     kind: int
     rows: NDArray[np.uint32]
-    """(R,) that repeat an earlier document."""
+    """(R,) rows that repeat an earlier document."""
     is_known: NDArray[np.bool_]
-    """(R,) whether the earlier one is of an earlier corpus."""
+    """(R,) whether the earlier document is in an earlier corpus."""
     earlier_uris: list[str] = field(default_factory=list)
     """BAND: (R,) parts that the earlier documents are in."""
     earlier_rows: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
-    """BAND: (R,) their rows there."""
+    """BAND: (R,) the rows of the earlier documents there."""
 
 
 def send_hashes(
@@ -72,10 +62,12 @@ def send_hashes(
     is_kept = np.array(table["reason"].to_pylist(), object) == KEPT
     rows: NDArray[np.uint32] = np.flatnonzero(is_kept).astype(np.uint32)
     kept = table if is_kept.all() else table.filter(pa.array(is_kept.astype(bool)))
-    content = np.array(kept["content_hash"].to_pylist(), dtype=f"V{HASH_BYTES}")
-    ids = np.array([_digest(i) for i in kept["id"].to_pylist()], dtype=f"V{HASH_BYTES}")
-    for kind, hashes in ((CONTENT, content), (ID, ids)):
-        for partition, (numbers, some) in enumerate(partition_hashes(hashes, num_partitions)):
+    contents = kept["content_hash"].to_pylist()
+    ids = [_digest(name) for name in kept["id"].to_pylist()]
+    for kind, digests in ((CONTENT, contents), (ID, ids)):
+        hashes = np.array(digests, dtype=f"V{duplicates.HASH_BYTES}")
+        partitions = duplicates.partition_hashes(hashes, num_partitions)
+        for partition, (numbers, some) in enumerate(partitions):
             yield kind * num_partitions + partition, Sent(part, rows[numbers], some)
     if cleaning.near_duplicate_similarity < 1:
         yield from _send_bands(part, kept, rows, cleaning, num_partitions)
@@ -89,7 +81,8 @@ def _send_bands(
     num_partitions: int,
 ) -> Iterator[tuple[int, Sent]]:
     signatures = _signatures(kept)
-    bands = band_hashes(signatures, *bands_for(cleaning.near_duplicate_similarity))
+    num_bands, num_rows = duplicates.bands_for(cleaning.near_duplicate_similarity)
+    bands = duplicates.band_hashes(signatures, num_bands, num_rows)
     row_of_band = np.repeat(rows, bands.shape[1])
     flat = bands.ravel()
     partitions = flat % np.uint64(num_partitions)
@@ -109,17 +102,17 @@ def find_repeated(
     sent = sorted(values, key=lambda each: each.part.number)
     kind = key // num_partitions
     parts = {each.part.number: each.part for each in sent}
+    triples = [(each.part.number, each.rows, each.hashes) for each in sent]
     if kind == BAND:
-        found = candidate_pairs((each.part.number, each.rows, each.hashes) for each in sent)
+        found = duplicates.candidate_pairs(triples)
         for number, (rows, earlier, earlier_rows) in found.items():
             if number >= 0:
                 uris = [parts[each].uri for each in earlier.tolist()]
                 yield number, Marked(parts[number], kind, rows, earlier < 0, uris, earlier_rows)
         return
-    triples = [(each.part.number, each.rows, each.hashes) for each in sent]
-    among_all = repeated_rows(triples)
+    among_all = duplicates.repeated_rows(triples)
     own = [triple for triple in triples if triple[0] >= 0]
-    among_own = among_all if len(own) == len(triples) else repeated_rows(own)
+    among_own = among_all if len(own) == len(triples) else duplicates.repeated_rows(own)
     for number, rows in among_all.items():
         if number >= 0:
             is_known = ~np.isin(rows, among_own[number])
@@ -129,7 +122,7 @@ def find_repeated(
 def write_shard(
     grouped: tuple[int, Iterable[Marked]], folder: str, cleaning: CleaningSettings
 ) -> tuple[int, dict[str, Any]]:
-    """Write a part's documents without those that repeat an earlier one; report what was done."""
+    """Write a part's documents without those that repeat an earlier one; return its report."""
     number, values = grouped
     marks = list(values)
     part = marks[0].part
@@ -165,7 +158,7 @@ def _drop(
 
 
 def _renamed(table: pa.Table, rows: NDArray[np.uint32]) -> pa.Table:
-    """Return the table; the ids in ``rows`` end in the beginning of their content's hash."""
+    """Return the table with ids in ``rows`` that end in the beginning of the content's hash."""
     ids: list[str] = table["id"].to_pylist()
     for row in rows.tolist():
         ids[row] = ids_of(ids[row], table["content_hash"][row].as_py())[1]
@@ -175,7 +168,7 @@ def _renamed(table: pa.Table, rows: NDArray[np.uint32]) -> pa.Table:
 def _near_duplicates(
     table: pa.Table, marks: list[Marked], similarity: float
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Return the rows that are like an earlier document by both signatures, and if it is known."""
+    """Return the rows that are like an earlier document, and whether that is in a known corpus."""
     own = _signatures(table)
     rows = np.concatenate([mark.rows for mark in marks])
     is_known = np.concatenate([mark.is_known for mark in marks])
@@ -185,8 +178,8 @@ def _near_duplicates(
     for uri in np.unique(uris).tolist():
         there = uris == uri
         earlier = _signatures(read_arrow(uri).take(pa.array(earlier_rows[there])))
-        found = similarity_of(own[rows[there]], earlier)
-        like[there] = found >= least_estimate(similarity)
+        found = duplicates.similarity_of(own[rows[there]], earlier)
+        like[there] = found >= duplicates.least_estimate(similarity)
     order = np.lexsort((~is_known, rows))
     return rows[order][like[order]], is_known[order][like[order]]
 
@@ -229,8 +222,8 @@ def _if_there(uri: str) -> str:
 
 def _signatures(table: pa.Table) -> NDArray[np.uint32]:
     column = table["signature"].combine_chunks()
-    return column.flatten().to_numpy().reshape(-1, NUM_BINS)
+    return column.flatten().to_numpy().reshape(-1, duplicates.NUM_BINS)
 
 
 def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=HASH_BYTES).digest()
+    return hashlib.blake2b(text.encode(), digest_size=duplicates.HASH_BYTES).digest()

@@ -1,4 +1,4 @@
-"""Where the text of a work folder's results lies, and whose it is: files, and columns of ids."""
+"""Where the results in a work folder hold text, and whose it is: files, and columns of ids."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ def folders_in(work: str, stage: str) -> list[str]:
 
 
 def files_below(folder: str, *, passing: bool = False) -> list[str]:
-    """Return all files below ``folder``, or itself; without, or only, those still being written."""
+    """Return all files below ``folder``, or itself; only finished or only temporary ones."""
     fs, path = storage.filesystem(folder)
     fs.invalidate_cache()
     inner = (str(file).removeprefix(path).lstrip("/") for file in fs.find(path))
@@ -41,7 +41,7 @@ def files_below(folder: str, *, passing: bool = False) -> list[str]:
 
 
 def is_passing(uri: str) -> bool:
-    """Return whether ``uri`` is, or is in, what a process deletes or renames at its end."""
+    """Return whether ``uri`` is, or is in, a temporary file or folder of a process."""
     return any(
         part.startswith(".scratch-") or (part.startswith(".") and part.endswith(".tmp"))
         for part in uri.split("/")

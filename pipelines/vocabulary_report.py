@@ -11,17 +11,17 @@ import numpy as np
 from albert_core.text.records import NUM_SPECIAL, UNK
 
 WORD_MARK = "▁"
-"""SentencePiece's blank: what a piece that opens a word begins with."""
+"""The blank of SentencePiece, with which a piece begins that opens a word."""
 NUM_LISTED = 12
-"""Longest pieces, rarest scripts and commonest unknown characters to name."""
+"""How many of the longest pieces, rarest scripts and unknown characters are named."""
 _LINES_PER_BATCH = 2000
 
 
 class Vocabulary(Protocol):
-    """What is asked of a `Tokenizer`."""
+    """The part of a `Tokenizer` that is used here."""
 
     processor: Any
-    """SentencePiece's own."""
+    """The processor of SentencePiece."""
 
     @property
     def pieces(self) -> list[str]:
@@ -35,7 +35,7 @@ class Script:
     name: str
     num_characters: int
     known_share: float
-    """Of its characters in the text, those that are in some piece, 0..1."""
+    """Share of its characters in the text that are in some piece, 0..1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,35 +45,35 @@ class VocabularyReport:
     vocab_size: int
     num_documents: int
     num_bytes: int
-    """Of the text as the vocabulary sees it: normalised, with its blanks."""
+    """Size of the text as the vocabulary sees it: normalised, with blanks."""
     num_words: int
     num_pieces: int
     seen_in_training: bool
     """Whether the vocabulary may have been trained on some of this text."""
     known_character_share: float
-    """Of the characters but blanks, those that are in some piece."""
+    """Share of the characters, blanks not counted, that are in some piece."""
     unknown_piece_share: float
     unknown_word_share: float
-    """Of the words, those with an unknown piece."""
+    """Share of the words that have an unknown piece."""
     pieces_per_word: float
     bytes_per_piece: float
     used_share: float
-    """Of the vocabulary without the special pieces, what occurs in the text."""
+    """Share of the vocabulary, without special pieces, that occurs in the text."""
     single_character_share: float
-    """Of the vocabulary without the special pieces, pieces of one character."""
+    """Share of the vocabulary, without special pieces, that are pieces of one character."""
     single_character_piece_share: float
-    """Of the pieces of the text, pieces of one character."""
+    """Share of the pieces of the text that are of one character."""
     longest_pieces: list[str]
     rarest_scripts: list[Script]
     unknown_characters: list[tuple[str, int]]
-    """The commonest ones, with how often each stands in the text."""
+    """The most frequent ones, with how often each occurs in the text."""
 
     def values(self) -> dict[str, Any]:
-        """Return what JSON can hold."""
+        """Return the report as values that JSON can hold."""
         return asdict(self)
 
     def lines(self) -> tuple[str, str]:
-        """Return it for a log, as two lines."""
+        """Return the report as two lines for a log."""
         seen = "seen" if self.seen_in_training else "not seen"
         fit = (
             f"{self.vocab_size:,} pieces; in {self.num_bytes / 1e6:,.1f} MB of text {seen} in "
@@ -89,7 +89,7 @@ class VocabularyReport:
         return fit, gaps
 
     def markdown(self) -> str:
-        """Return it as a page."""
+        """Return the report as a page in Markdown."""
         seen = "some of which it was trained on" if self.seen_in_training else "not trained on"
         size = f"{self.num_documents:,} documents, {self.num_bytes / 1e6:,.2f} MB"
         lines = [

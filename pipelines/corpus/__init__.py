@@ -1,1 +1,1 @@
-"""Pure: what happens to a text on its way to a clean corpus."""
+"""Pure functions that turn raw texts into a clean corpus."""

@@ -1,25 +1,47 @@
-"""Pure: repair and normalise a text; say why it is not worth training on."""
+"""Pure: repair and normalise a text; say why it is not worth training on.
+
+Mojibake is repaired by ftfy, which reads 4 to 10 MB of text a CPU second and changes hardly a line
+of a good corpus, so it is given only the lines that it could change. Such a line holds a character
+that ftfy always replaces, an HTML entity, or two neighbours that its heuristic
+(``ftfy.badness.BADNESS_RE``) calls unlikely. Tables over the characters find these in one pass:
+each character has roles as the left and as the right of a pair, one bit an alternative of the
+heuristic, and a line is suspect where a left role meets its right role.
+"""
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
+import ftfy
 import numpy as np
+import numpy.typing as npt
 import xxhash
+from ftfy.badness import MOJIBAKE_CATEGORIES
+from ftfy.chardata import CONTROL_CHARS, HTML_ENTITY_RE, LIGATURES, WIDTH_MAP
 
+from albert_core.stage.loaded_once import loaded_once
 from pipelines.config import CleaningSettings
 from pipelines.corpus.language import detect_languages
-from pipelines.corpus.mojibake import BLANKS, CONTROLS, LINE_ENDS, repair_mojibake
 from pipelines.corpus.quality import failed_rule, profile_of, too_few_letters
 
 _PRINTABLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\n"
 _ASCII: Final = bytes(range(0x80))
 _LOWER_ON_ONE_LINE: Final = bytes(range(0x100)).lower().replace(b"\n", b" ")
 _WRAPPED: Final = re.compile(
-    r"\n(?![\n\s*+\-|>#=.:]|\d+[.)])(?<![.!?:;]\n)(?<=[^\n]{40}\n)"  # \n first: it is searched for
+    r"\n(?![\n\s*+\-|>#=.:]|\d+[.)])(?<![.!?:;]\n)(?<=[^\n]{40}\n)"  # \n first: a fast search
 )
 """A line end after a long line that ends no sentence and before one that begins no list item."""
+LINE_ENDS: Final = frozenset("\r\x0b\x0c\x85\u2028\u2029")
+CONTROLS: Final = (
+    frozenset(map(chr, [*range(9), *range(14, 32), *range(0x7F, 0xA0), *range(0x200B, 0x2010)]))
+    | frozenset(map(chr, [*range(0x202A, 0x202F), *range(0xD800, 0xE000), 0xFEFF, 0xFFFD]))
+) - LINE_ENDS
+"""Controls, zero widths, directions, lone surrogates and U+FFFD."""
+BLANKS: Final = (
+    frozenset(c for c in map(chr, range(0x10000)) if c.isspace()) - LINE_ENDS - CONTROLS
+) - frozenset(" \n")
+_ODD: Final = LINE_ENDS | CONTROLS | BLANKS
 
 
 def normalise_text(text: str, *, lines_are_sentences: bool = False) -> str:
@@ -54,7 +76,7 @@ def _has_double_blank(text: str) -> bool:
 
 
 def _without(text: str, odd: Iterable[str]) -> str:
-    """Return ``text`` with each character of ``odd`` made a line end or a blank, or taken out."""
+    """Return ``text`` with each character of ``odd`` made a line end or a blank, or removed."""
     for character in sorted(odd):
         if character == "\r":
             text = text.replace("\r\n", "\n")
@@ -70,9 +92,8 @@ def _without(text: str, odd: Iterable[str]) -> str:
 def content_hash(text: str) -> bytes:
     """Return 16 bytes that are equal for texts with the same words, whatever case and layout.
 
-    The text is normalised: its white space is single blanks and line ends, which are the same
-    here. Not for text by somebody who wants two documents to collide: xxh3 is no cryptographic
-    hash.
+    The text is normalised: its white space is single blanks and line ends, which count as the same.
+    Not safe against deliberate collisions: xxh3 is not a cryptographic hash.
     """
     content = text.encode("utf-8", "surrogatepass")
     if not text.isascii():
@@ -122,3 +143,212 @@ def _reject_reason(text: str, rules: CleaningSettings) -> str | None:
         if reason := failed_rule(profile, group):
             return reason
     return None
+
+
+# Mojibake
+
+_NARROW: Final = {chr(code): to for code, to in {**LIGATURES, **WIDTH_MAP}.items()}
+"""Full-width forms and ligatures, and what ftfy replaces them with."""
+_ASCII_LETTERS: Final = "A-Za-z"
+_ALL: Final = "\0-\uffff"
+_UNLIKELY_PAIRS: Final = [
+    # (left, right) for each alternative of BADNESS_RE, as character classes in which {name} is a
+    # category of ftfy; of an alternative of three characters or more, two neighbours.
+    (
+        (
+            "{bad}{lower_accented}{upper_accented}{box}{start_punctuation}{end_punctuation}"
+            "{currency}{numeric}{law}{lower_common}{upper_common}"
+        ),
+        "{bad}",
+    ),
+    (
+        "{bad}",
+        (
+            "{lower_accented}{upper_accented}{box}{start_punctuation}{end_punctuation}{currency}"
+            "{numeric}{law}"
+        ),
+    ),
+    (
+        "{lower_accented}{lower_common}{box}{end_punctuation}{currency}{numeric}",
+        "{upper_accented}",
+    ),
+    ("{box}{end_punctuation}{currency}{numeric}", "{lower_accented}"),
+    ("{lower_accented}{upper_accented}{box}{end_punctuation}", "{currency}"),
+    ("{upper_accented}{box}", "{numeric}{law}"),
+    (
+        "{lower_accented}{upper_accented}{box}{currency}{end_punctuation}{numeric}",
+        "{start_punctuation}",
+    ),
+    ("{lower_accented}{upper_accented}{currency}{numeric}{box}{law}", "{end_punctuation}"),
+    ("{box}", "{kaomoji}"),
+    (
+        (
+            "{lower_accented}{upper_accented}{currency}{numeric}{start_punctuation}{end_punctuation}"
+            "{law}"
+        ),
+        "{box}",
+    ),
+    ("{upper_accented}", "°"),
+    ("ÂÃÎÐ", " ¡€œŠš¢£Ÿž\xa0\xad®©°·»´–—{start_punctuation}{end_punctuation}"),
+    ("×", "²³"),
+    ("ØÙ", "{common}{currency}{bad}{numeric}{start_punctuation}ŸŠ®°µ»"),
+    ("à", "²µ¹¼½¾"),
+    ("√", "±∂†≠®™´≤≥¥µø"),
+    ("≈", "°¢"),
+    ("‚", "Äâó"),
+    ("в", "Ђ"),
+    ("ВГРСΒΓΞΟ", "{c1}{bad}{start_punctuation}{end_punctuation}{currency}°µ"),
+    ("Г", "ў"),
+    ("βā", "€"),
+    ("Œœ", f"^{_ASCII_LETTERS}"),
+    ("{c1}" + "".join(map(chr, CONTROL_CHARS)), _ALL),  # each is replaced wherever it stands
+]
+_COMPOSING, _SPECIAL = 1 << 30, 1 << 31
+"""Bits of the left roles: the character may compose; it may, or is in _NARROW or _ODD."""
+
+
+class Repaired(NamedTuple):
+    """A repaired text, and what the pass over it found."""
+
+    text: str
+    odd: set[str]
+    """The LINE_ENDS, CONTROLS and BLANKS in ``text``, and some that were in it before."""
+    composing: bool
+    """Whether a character may compose with its neighbour, so that removing others breaks NFC."""
+
+
+class _Scan(NamedTuple):
+    suspects: list[int]
+    """Positions in the lines that ftfy may change, in ascending order."""
+    narrow: list[str]
+    odd: set[str]
+    composing: bool
+
+
+def repair_mojibake(text: str) -> Repaired:
+    r"""Return ``ftfy.fix_text(text, uncurl_quotes=False)``.
+
+    >>> repair_mojibake("sch\u00c3\u00b6n").text
+    'schön'
+    """
+    scan = _scan(text)
+    if scan is None:
+        return _repaired_by_ftfy(text)
+    repaired = text
+    if scan.narrow:
+        for character in scan.narrow:
+            repaired = repaired.replace(character, _NARROW[character])
+        narrowed = _scan(repaired)
+        if scan.suspects or narrowed is None or narrowed.suspects:
+            return _repaired_by_ftfy(text)  # repeats both until nothing changes
+        scan = narrowed
+    elif scan.suspects:
+        repaired = "".join(_repaired_parts(text, scan.suspects))
+        rescanned = _scan(repaired)
+        if rescanned is None:
+            return _repaired_by_ftfy(text)
+        scan = rescanned
+    for end in ("\r\n", "\r", "\u2028", "\u2029"):
+        if end[0] in scan.odd:
+            repaired = repaired.replace(end, "\n")
+    return Repaired(repaired, scan.odd, scan.composing)
+
+
+def _repaired_by_ftfy(text: str) -> Repaired:
+    fixed = ftfy.fix_text(text, uncurl_quotes=False)
+    return Repaired(fixed, set(fixed) & _ODD, composing=True)
+
+
+def _repaired_parts(text: str, suspects: Iterable[int]) -> Iterator[str]:
+    """Yield ``text`` in parts, the lines with a suspect position as ftfy repairs them."""
+    done = 0
+    first_tag = text.find("<")
+    for begin, end in _lines_with(text, suspects):
+        # After the first "<" of a text, ftfy takes it for HTML and leaves entities alone.
+        unescape = "auto" if first_tag < 0 or begin <= first_tag else False
+        yield text[done:begin]
+        yield ftfy.fix_text(text[begin:end], uncurl_quotes=False, unescape_html=unescape)
+        done = end
+    yield text[done:]
+
+
+def _lines_with(text: str, positions: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of the lines that hold the positions, which ascend; each line once."""
+    end = 0
+    for position in positions:
+        if position >= end:
+            end = text.find("\n", position) + 1 or len(text)
+            yield text.rfind("\n", 0, position) + 1, end
+
+
+def _scan(text: str) -> _Scan | None:
+    """Return what needs work in ``text``, or None for a text with lone surrogates."""
+    try:
+        codes: npt.NDArray = np.frombuffer(text.encode("utf-16-le"), "<u2")
+        if len(codes) != len(text):
+            wide = np.frombuffer(text.encode("utf-32-le"), "<u4")
+            codes = np.minimum(wide, 0xFFFF).astype(np.uint16)
+    except UnicodeEncodeError:
+        return None
+    left_roles, right_roles, composing_characters = _tables()
+    places = np.flatnonzero((codes - np.uint16(0x20)) > 0x5E)  # all but printable ASCII
+    found = codes[places]
+    left = left_roles[found]
+    right = right_roles[codes.take(places + 1, mode="clip")]
+    suspects = places[(left & right) != 0].tolist()
+    special = set(map(chr, found[left >= _SPECIAL].tolist()))
+    composing = not special.isdisjoint(composing_characters)
+    if composing:
+        composing_places = places[(left & _COMPOSING) != 0]
+        suspects += [
+            begin
+            for begin, end in _lines_with(text, composing_places.tolist())
+            if not unicodedata.is_normalized("NFC", text[begin:end])
+        ]
+    if "&" in text:
+        suspects += [match.start() for match in HTML_ENTITY_RE.finditer(text)]
+    return _Scan(
+        sorted(suspects),
+        [character for character in special if character in _NARROW],
+        special & _ODD,
+        composing,
+    )
+
+
+@loaded_once
+def _tables() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32], frozenset[str]]:
+    """Return the left and right roles of each character of the basic plane, and those that compose.
+
+    U+FFFF, which is not a character, stands for those of the other planes.
+    """
+    composing = frozenset(map(chr, [*_composing_codes(), 0xFFFF]))
+    left_roles, right_roles = np.zeros((2, 0x10000), np.uint32)
+    for bit, (left, right) in enumerate(_UNLIKELY_PAIRS):
+        left_roles[_members(left)] |= np.uint32(1 << bit)
+        right_roles[_members(right)] |= np.uint32(1 << bit)
+    left_roles[list(map(ord, composing))] |= np.uint32(_COMPOSING)
+    left_roles[list(map(ord, composing | _ODD | _NARROW.keys()))] |= np.uint32(_SPECIAL)
+    return left_roles, right_roles, composing
+
+
+def _composing_codes() -> Iterator[int]:
+    """Yield a superset of the characters that NFC changes or composes with the one before."""
+    for code in range(0x10000):
+        character = chr(code)
+        if unicodedata.combining(character) or 0x1160 <= code <= 0x11FF:  # Hangul vowels, finals
+            yield code
+        parts = unicodedata.decomposition(character).split()
+        if parts and not parts[0].startswith("<"):
+            if unicodedata.normalize("NFC", character) != character:
+                yield code
+            if len(parts) == 2:
+                yield min(int(parts[1], 16), 0xFFFF)
+
+
+def _members(character_class: str) -> npt.NDArray[np.bool]:
+    """Return bool (0x10000,): which characters are in a class written as in a regex."""
+    inside = character_class.format(**MOJIBAKE_CATEGORIES)
+    members = np.zeros(0x10000, bool)
+    for first, last in re.findall(r"(?s)([^^])(?:-(.))?", inside):
+        members[ord(first) : ord(last or first) + 1] = True
+    return ~members if inside.startswith("^") else members

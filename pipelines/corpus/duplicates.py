@@ -1,11 +1,9 @@
-"""Pure: which documents repeat an earlier one. Works on packed arrays of hashes, not on text.
+"""Pure: which documents repeat an earlier one, by hashes of their content, and of their shingles.
 
 Documents are ordered by the number of their part and their row there. The first of those that
 are equal, or alike, is kept. Being alike isn't transitive, and no groups are formed: a document
-goes when it is like any earlier one, also one that goes itself. So what is dropped depends on the
-order of the documents alone: not on the cut into parts or partitions, nor on who is done first.
-
-Pure: signatures that tell how alike two texts are, and the hashes that bring likes together.
+is dropped when it is like any earlier one, even one that is dropped itself. So what is dropped
+depends on the order of the documents only: not on the cut into parts or partitions, nor on timing.
 
 Two texts are alike by the Jaccard similarity J of their sets of word 5-grams ("shingles"). A
 signature is a one-permutation MinHash: each shingle's hash chooses one of 128 bins and is ranked
@@ -13,9 +11,9 @@ there, and each bin keeps its lowest rank. Two texts agree in a bin with probabi
 share of bins in which they agree estimates J, with a standard error of sqrt(J (1 - J) / 128),
 0.035 at J = 0.8 (more for texts of fewer than about 128 shingles).
 
-A bin into which no shingle of a text fell takes the value of another one: of the first that isn't
-empty, in an order that is drawn once for each bin and is the same for every text. Thereby also
-such a bin agrees with probability J, and short texts need no other rule.
+A bin into which no shingle of a text fell takes the value of another bin: the first that isn't
+empty, in an order that is drawn once for each bin and is the same for every text. Such a bin agrees
+with probability J too, so that short texts need no rule of their own.
 
 Sources: Broder 1997 (MinHash); Li, Owen and Zhang 2012 (one permutation); Shrivastava 2017,
 "Optimal densification for fast and accurate minwise hashing" (empty bins).
@@ -27,15 +25,28 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_core.text.ragged import ranges
-from albert_core.text.seeds import random_bits
+from albert_core.text.ragged import Ints, ranges
+from albert_core.text.seeds import UInt64s, random_bits
 from pipelines.corpus.word_hashes import batches, hash_ngrams, hash_words
 
 UInt32s = NDArray[np.uint32]
-UInt64s = NDArray[np.uint64]
-Ints = NDArray[np.int64]
 
 HASH_BYTES = 16
+"""Length of the hash of a document's content."""
+NUM_BINS = 128
+SHINGLE_WORDS = 5
+"""A text of fewer words has one shingle: all its words."""
+TARGET_RECALL = 0.95
+"""Least probability that two texts of just the wanted similarity are compared at all."""
+
+_EMPTY = np.uint32(0xFFFFFFFF)
+_BIN_BITS = 7
+_SEED = 0x5EED
+_BAND_BASE = np.uint64(0x9E3779B97F4A7C15)
+_STANDARD_ERRORS = 2.0
+
+
+# Which rows repeat
 
 
 def partition_hashes(
@@ -71,16 +82,18 @@ def repeated_rows(
         first one by (part, row) is not in it.
     """
     given = list(parts)
-    numbers, rows = _places(given)
-    hashes = _concatenated([_halves(hashes) for _, _, hashes in given], np.empty((0, 2), "<u8"))
-    # Few documents repeat: only what agrees in the first half is put in order for good.
+    if not given:
+        return {}
+    numbers, rows, packed = _stacked(given)
+    hashes = _halves(packed)
+    # Few documents repeat: only rows that agree in the first half are sorted by both.
     some = _not_alone(hashes[:, 0])
     order = some[np.lexsort((rows[some], numbers[some], hashes[some, 1], hashes[some, 0]))]
     same = np.zeros(len(order), bool)
     same[1:] = (hashes[order][1:] == hashes[order][:-1]).all(axis=1)
     repeated = order[same]
     repeated = repeated[np.lexsort((rows[repeated], numbers[repeated]))]
-    split = _split_by_part(numbers[repeated], sorted({number for number, _, _ in given}))
+    split = _split_by_part(numbers[repeated], given)
     return {number: rows[repeated[there]] for number, there in split.items()}
 
 
@@ -89,9 +102,9 @@ def candidate_pairs(
 ) -> dict[int, tuple[UInt32s, Ints, UInt32s]]:
     """Return which documents of a partition to compare, each with an earlier one.
 
-    A document is compared, for each of its band hashes, with the first document that has it and
-    with the last one before it: two comparisons, however many have it in common. Whoever is
-    like the others of such a group is like the first or its neighbour, but for rare chance.
+    For each of its band hashes, a document is compared with the first document that has it and
+    with the last one before it: two comparisons, however many documents share the hash. A document
+    that is like others of such a group is nearly always like the first or its neighbour.
 
     Args:
         parts: (part, uint32 (R,) rows, uint64 (R,) band hashes), in any order; a row as often as
@@ -103,8 +116,9 @@ def candidate_pairs(
         partitions, taken together, are those of one that holds all hashes.
     """
     given = list(parts)
-    numbers, rows = _places(given)
-    bands = _concatenated([bands for _, _, bands in given], np.empty(0, np.uint64))
+    if not given:
+        return {}
+    numbers, rows, bands = _stacked(given)
     some = _not_alone(bands)
     order = some[np.lexsort((rows[some], numbers[some], bands[some]))]
     later, earlier = _pairs_in_groups(bands[order])
@@ -116,7 +130,7 @@ def candidate_pairs(
     ]
     pairs = _unique_rows(np.stack(columns, axis=1))
     pairs = pairs[(pairs[:, :2] != pairs[:, 2:]).any(axis=1)]
-    split = _split_by_part(pairs[:, 0], sorted({number for number, _, _ in given}))
+    split = _split_by_part(pairs[:, 0], given)
     return {
         number: (
             pairs[there, 1].astype(np.uint32),
@@ -132,22 +146,15 @@ def _halves(hashes: NDArray[np.void]) -> UInt64s:
     return np.ascontiguousarray(hashes).view("<u8").reshape(-1, 2)
 
 
-def _places(given: Sequence[tuple[int, UInt32s, NDArray]]) -> tuple[Ints, UInt32s]:
-    """Return part and row of every hash."""
-    numbers = [np.full(len(rows), number, np.int64) for number, rows, _ in given]
-    rows = [rows for _, rows, _ in given]
-    return (
-        _concatenated(numbers, np.empty(0, np.int64)),
-        _concatenated(rows, np.empty(0, np.uint32)),
-    )
-
-
-def _concatenated(arrays: Sequence[NDArray], nothing: NDArray) -> NDArray:
-    return np.concatenate([nothing, *arrays])
+def _stacked(given: Sequence[tuple[int, UInt32s, NDArray]]) -> tuple[Ints, UInt32s, NDArray]:
+    """Return the parts' numbers, rows and hashes, end to end: each (R,)."""
+    numbers, rows, hashes = zip(*given, strict=True)
+    sizes = [len(each) for each in rows]
+    return np.repeat(numbers, sizes), np.concatenate(rows), np.concatenate(hashes)
 
 
 def _not_alone(values: UInt64s) -> Ints:
-    """Return the places of the values that are there more than once."""
+    """Return the places of the values that occur more than once."""
     order = np.argsort(values)
     same = np.zeros(len(values) + 1, bool)
     same[1:-1] = values[order[1:]] == values[order[:-1]]
@@ -172,8 +179,11 @@ def _unique_rows(table: Ints) -> Ints:
     return table[is_new]
 
 
-def _split_by_part(ordered: Ints, numbers: Sequence[int]) -> dict[int, slice]:
+def _split_by_part(
+    ordered: Ints, given: Sequence[tuple[int, UInt32s, NDArray]]
+) -> dict[int, slice]:
     """Return where each part's entries stand in ``ordered``, the ascending numbers of parts."""
+    numbers = sorted({number for number, _, _ in given})
     begins = np.searchsorted(ordered, numbers).tolist()
     ends = np.searchsorted(ordered, numbers, side="right").tolist()
     return {
@@ -181,34 +191,20 @@ def _split_by_part(ordered: Ints, numbers: Sequence[int]) -> dict[int, slice]:
     }
 
 
-NUM_BINS = 128
-SHINGLE_WORDS = 5
-"""A text of fewer words has one shingle: all its words."""
-TARGET_RECALL = 0.95
-"""Least probability that two texts of just the wanted similarity are compared at all."""
-
-_EMPTY = np.uint32(0xFFFFFFFF)
-_BIN_BITS = 7
-_SEED = 0x5EED
-_BAND_BASE = np.uint64(0x9E3779B97F4A7C15)
-_STANDARD_ERRORS = 2.0
+# How alike two texts are
 
 
 def signatures(texts: Sequence[str]) -> UInt32s:
-    """Return the signature of each text.
+    """Return the signature of each of D texts: uint32 (D, 128).
 
-    Args:
-        texts: D texts.
-
-    Returns:
-        uint32 (D, 128). Texts without any word have all the same one.
+    All texts without a word have the same signature.
     """
     parts = [_signatures(batch) for batch in batches(texts)]
     return np.concatenate([np.empty((0, NUM_BINS), np.uint32), *parts])
 
 
 def shingles(texts: Sequence[str]) -> tuple[UInt64s, Ints]:
-    """Return the hashes of the shingles of each text, as often as they stand there.
+    """Return the hashes of the shingles of each text, as often as they occur.
 
     Returns:
         uint64 (S,) hashes and int64 (D+1,) offsets: text d has ``offsets[d]`` to
@@ -233,7 +229,7 @@ def bands_for(similarity: float) -> tuple[int, int]:
 
     Texts of similarity s meet in at least one of b bands of r bins with probability
     1 - (1 - s^r)^b. The rows are as many as leave that at TARGET_RECALL for ``similarity``
-    itself, so that few others meet; the bands are as many as the signature has room for.
+    itself, so that few other texts meet; the bands are as many as fit in the signature.
 
     >>> [bands_for(s) for s in (0.5, 0.6, 0.7, 0.8, 0.9)]
     [(42, 3), (32, 4), (25, 5), (18, 7), (10, 12)]
@@ -258,11 +254,11 @@ def band_hashes(values: UInt32s, bands: int, rows: int) -> UInt64s:
 
     Args:
         values: uint32 (D, 128) signatures.
-        bands: B, of ``rows`` bins each; bins that are left over count in no band.
-        rows: bins of a band.
+        bands: B, of ``rows`` bins each; bins that are left over are in no band.
+        rows: number of bins in a band.
 
     Returns:
-        uint64 (D, B). Hashes of different bands differ, also of equal bins.
+        uint64 (D, B). Hashes of different bands differ, even if their bins are equal.
     """
     cut = values[:, : bands * rows].reshape(-1, bands, rows)
     hashes = np.tile(np.arange(1, bands + 1, dtype=np.uint64) * _BAND_BASE, (len(cut), 1))
@@ -287,8 +283,8 @@ def similarity_of(a: UInt32s, b: UInt32s) -> NDArray[np.float64]:
 def least_estimate(similarity: float) -> float:
     """Return the ``similarity_of`` from which two texts count as that similar.
 
-    Two standard errors less than ``similarity``: of the pairs that just have it, 1 in 44 is
-    missed; with no allowance it would be every second one.
+    It is two standard errors less than ``similarity``: of the pairs that just have it, 1 in 44 is
+    missed; without the allowance, every second one would be.
     """
     error = (similarity * (1 - similarity) / NUM_BINS) ** 0.5
     return similarity - _STANDARD_ERRORS * error

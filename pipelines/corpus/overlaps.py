@@ -1,10 +1,10 @@
 """Pure: which documents of a corpus and examples of a downstream set share words in a row.
 
 A document that has 13 words in a row in common with a test text overlaps with it; case,
-punctuation and layout don't count. Source of the rule: Brown et al. 2020, "Language models are
-few-shot learners", appendix C.
+punctuation and layout don't count. An example overlaps if one of its texts does; which texts it
+has depends on the kind of task.
 
-An example overlaps if one of its texts does; which texts it has depends on the kind of task.
+Source of the rule: Brown et al. 2020, "Language models are few-shot learners", appendix C.
 """
 
 import json
@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from albert_core.stage.errors import SourceError
 from albert_core.tasks.examples import ChoiceExamples, Examples, SpanExamples, TextExamples
+from albert_core.text.ragged import Ints
+from albert_core.text.seeds import UInt64s
 from pipelines.config import OVERLAP_WORDS
 from pipelines.corpus.word_hashes import batches, find_words, hash_ngrams, hash_words
 
-UInt64s = NDArray[np.uint64]
-Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 _FILTER_SLOTS = 16
 """Slots of the filter for each n-gram: one in 16 others passes it."""
@@ -32,7 +33,7 @@ class Overlap:
     """What a document shares with the test texts."""
 
     num_ngrams: int
-    """n-grams of the document that stand in a test text."""
+    """How many n-grams of the document occur in a test text."""
     first: str
     """The words of the first of them, as the document writes them."""
 
@@ -41,13 +42,13 @@ class Overlap:
 class TestNgrams:
     """The n-grams of the test texts, ready to be looked up, also by several threads at once."""
 
-    __test__ = False  # the name is no invitation to pytest
+    __test__ = False  # pytest: not a class of tests
 
     hashes: UInt64s
     """(T,) ascending, each once."""
-    slots: NDArray[np.bool_]
-    """(2^k,) whether a hash that begins with these k bits is there: most are not, and a look
-    here is ten times faster than a search."""
+    slots: Bools
+    """(2^k,) whether there is a hash that begins with these k bits. Most often there is none, and
+    this look-up is ten times faster than a search."""
 
     @classmethod
     def of(cls, hashes: UInt64s) -> "TestNgrams":
@@ -73,54 +74,51 @@ def ngram_hashes(texts: Sequence[str], n: int = OVERLAP_WORDS) -> UInt64s:
     Returns:
         uint64 (T,), ascending, each once. A text of fewer than n words has none.
     """
-    found = [np.empty(0, np.uint64)]
-    for batch in batches(texts):
-        words, offsets = hash_words(batch)
-        ngrams = hash_ngrams(words, n)
-        found.append(ngrams[_within_a_text(len(ngrams), offsets, n)])
+    found = [np.empty(0, np.uint64), *_ngrams(texts, n)]
     hashes = np.sort(np.concatenate(found))  # np.unique is ten times slower
     return hashes[np.diff(hashes, prepend=~hashes[:1]) != 0]
 
 
 def find_overlaps(
-    texts: Sequence[str], test_ngrams: UInt64s | TestNgrams, n: int = OVERLAP_WORDS
+    texts: Sequence[str], known: TestNgrams, n: int = OVERLAP_WORDS
 ) -> list[Overlap | None]:
     """Return for each text what it shares with the test texts, or None.
 
     Args:
         texts: D texts.
-        test_ngrams: of ``ngram_hashes`` with the same n. Whoever asks for many batches makes a
-            ``TestNgrams`` of them once.
+        known: the n-grams of the test texts, from `ngram_hashes` with the same n.
         n: words in a row that make an overlap.
     """
-    known = test_ngrams if isinstance(test_ngrams, TestNgrams) else TestNgrams.of(test_ngrams)
     return [overlap for batch in batches(texts) for overlap in _find_overlaps(batch, known, n)]
 
 
 def shared_ngrams(texts: Sequence[str], known: TestNgrams, n: int = OVERLAP_WORDS) -> UInt64s:
-    """Return those of ``known`` that stand in one of the texts: uint64, ascending, each once.
+    """Return those of ``known`` that occur in one of the texts: uint64, ascending, each once.
 
     Args:
         texts: D texts.
-        known: of ``ngram_hashes`` with the same n.
+        known: from `ngram_hashes` with the same n.
         n: words in an n-gram.
     """
-    found = [np.empty(0, np.uint64)]
+    found = [ngrams[known.positions_in(ngrams)] for ngrams in _ngrams(texts, n)]
+    return np.unique(np.concatenate([np.empty(0, np.uint64), *found]))
+
+
+def _ngrams(texts: Sequence[str], n: int) -> Iterator[UInt64s]:
+    """Yield the hashes of the n-grams of the texts, a batch of texts at a time."""
     for batch in batches(texts):
         words, offsets = hash_words(batch)
         ngrams = hash_ngrams(words, n)
-        positions = known.positions_in(ngrams)
-        found.append(ngrams[positions[_within_a_text(len(ngrams), offsets, n)[positions]]])
-    return np.unique(np.concatenate(found))
+        yield ngrams[_within_a_text(len(ngrams), offsets, n)]
 
 
 def test_strings(name: str, content: bytes) -> list[str]:
-    """Return the texts of a downstream file that may be of 13 words.
+    """Return the texts of a downstream file that may have 13 words.
 
     Args:
-        name: its path or URI. Of ".tsv" each cell is a text; of ".json" and ".jsonl", and of
-            whatever else holds JSON (RACE's ".txt"), each string, however deep. One value a
-            file or one a line. Anything else is one text.
+        name: its path or URI. In ".tsv" each cell is a text; in ".json" and ".jsonl", and in
+            other files that hold JSON (RACE's ".txt"), each string, however deep: one value a
+            file or one a line. Any other file is one text.
         content: UTF-8, not compressed.
 
     Raises:
@@ -137,7 +135,7 @@ def test_strings(name: str, content: bytes) -> list[str]:
     return [string for string in strings if len(string) >= OVERLAP_WORDS]
 
 
-test_strings.__test__ = False  # type: ignore[attr-defined]  # nor is this one
+test_strings.__test__ = False  # type: ignore[attr-defined]  # not a test either
 
 
 def _find_overlaps(texts: Sequence[str], known: TestNgrams, n: int) -> list[Overlap | None]:
@@ -154,7 +152,7 @@ def _find_overlaps(texts: Sequence[str], known: TestNgrams, n: int) -> list[Over
     return overlaps
 
 
-def _within_a_text(num_ngrams: int, offsets: Ints, n: int) -> NDArray[np.bool_]:
+def _within_a_text(num_ngrams: int, offsets: Ints, n: int) -> Bools:
     """Return bool (num_ngrams,): whether the n-gram doesn't reach into the next text."""
     within = np.ones(num_ngrams, bool)
     for ahead in range(1, n):
@@ -203,7 +201,7 @@ def _strings_in(value: Any) -> Iterator[str]:
 
 
 def _is_json(text: str) -> bool:
-    """Return whether it is, of a file whose name doesn't tell."""
+    """Return whether the content of a file is JSON, as its name doesn't tell."""
     if not text.lstrip().startswith(("{", "[")):
         return False
     try:
@@ -213,12 +211,9 @@ def _is_json(text: str) -> bool:
     return True
 
 
-Bools = NDArray[np.bool_]
-
-
 @dataclass(frozen=True)
 class Part:
-    """One text of each of N examples; T different ones, which examples may share."""
+    """One text of each of N examples; they may share texts, of which T differ."""
 
     name: str
     """text_a or text_b, paragraph or article, question."""
@@ -236,7 +231,7 @@ class PartOverlaps:
     overlaps: list[Overlap | None]
     """T."""
     num_long_enough: int
-    """Texts that have as many words as an overlap takes; shorter ones can't be judged."""
+    """Texts with as many words as an overlap needs; shorter ones can't be judged."""
 
     @property
     def of_example(self) -> Bools:
@@ -259,8 +254,7 @@ class PartOverlaps:
 def parts_of(examples: Examples) -> list[Part]:
     """Return the texts of the examples.
 
-    Of a pair, both; of SQuAD, paragraph and question; of RACE, article and the question with its
-    options.
+    A pair has both, SQuAD paragraph and question, RACE article and the question with its options.
     """
     each = np.arange(len(examples))
     if isinstance(examples, TextExamples):

@@ -1,9 +1,9 @@
-"""Pure: the rules that tell text worth training on from the rest, each with a name.
+"""Pure: the rules that drop text not worth training on, each with a name.
 
-A rule takes the `Profile` of one text, what is counted once for all rules, and returns whether the
-text is to be dropped. Words are what white space parts. Where a script writes none (Chinese,
-Japanese, Thai) the rules about words and their repetition hold back, and those about the length
-of words and stop words speak only of text in mostly ASCII letters.
+A rule takes the `Profile` of one text, which is counted once for all rules, and returns whether the
+text is to be dropped. Words are separated by white space. The rules about words and their
+repetition do not apply to scripts without spaces (Chinese, Japanese, Thai), and those about the
+length of words and stop words apply only to text in mostly ASCII letters.
 
 Sources: Gopher, Rae et al. 2021, table A1; C4, Raffel et al. 2020, section 2.2.
 """
@@ -23,7 +23,7 @@ _LETTERS: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 _NO_LETTERS: Final = bytes(c for c in range(0x80) if c not in _LETTERS and c not in b" \n")
 _ONE_LINE: Final = bytes.maketrans(b"\n", b" ")
 _LATIN_BYTES: Final = 1.4
-"""Bytes of UTF-8 a character, up to which a text is Latin. Cyrillic has 1.8, Chinese 3."""
+"""Most bytes of UTF-8 per character of a Latin text. Cyrillic has 1.8, Chinese 3."""
 _IS_UNSPACED: Final = np.zeros(0x10000, bool)
 """Thai and Lao, Burmese, Khmer, kana, and Chinese characters of the basic plane."""
 for _first, _last in ((0xE00, 0xEFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF)):
@@ -31,7 +31,7 @@ for _first, _last in ((0xE00, 0xEFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x304
 _IS_UNSPACED[0x3400:0xA000] = True
 _UNSPACED_CHARACTERS_PER_WORD: Final = 2
 _MAX_UNSPACED_SHARE: Final = 0.3
-"""Of the characters, up to which white space is taken to part the words."""
+"""Largest share of unspaced characters with which white space still separates the words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +43,16 @@ class Profile:
     data: bytes
     """``text`` in UTF-8."""
     language: str
-    """That of the corpus: an ISO 639 code, or auto."""
+    """The language of the corpus: an ISO 639 code, or auto."""
     num_words: int
     num_characters: int
-    """All but white space."""
+    """Without white space."""
     most_letters: int
     """ASCII letters, and whatever is not ASCII."""
     most_alphabetic_words: int
     """Words with an ASCII letter, or with anything that is not ASCII."""
     is_spaced: bool
-    """White space parts the words."""
+    """Whether white space separates the words."""
     num_lines: int
     num_ellipses: int
 
@@ -73,7 +73,7 @@ def profile_of(text: str, language: str) -> Profile:
     kept = np.frombuffer(data.translate(_ONE_LINE, _NO_LETTERS), np.uint8)
     is_blank = kept == 0x20
     num_blanks = int(np.count_nonzero(is_blank))
-    if kept.size:  # of a word without a letter nothing is kept: it lies between two blanks
+    if kept.size:  # a word without a letter leaves nothing between two blanks
         bare = int(np.count_nonzero(is_blank[1:] & is_blank[:-1]) + is_blank[0] + is_blank[-1])
     else:
         bare = 1
@@ -97,7 +97,7 @@ def profile_of(text: str, language: str) -> Profile:
 
 
 def too_few_letters(profile: Profile, min_share: float) -> bool:
-    """Fewer than ``min_share`` of the characters but white space are letters, of any script."""
+    """Fewer than ``min_share`` of the characters without white space are letters of any script."""
     least = min_share * profile.num_characters
     if profile.most_letters - profile.most_foreign >= least:
         return False
@@ -125,9 +125,9 @@ STOP_WORDS: Final = {
     "nl": ("de", "het", "van", "een", "en", "dat", "met", "is"),
     "pt": ("de", "que", "do", "da", "em", "para", "com", "os"),
 }
-"""English: Gopher's. The others: eight of the most frequent words of the language."""
+"""English: those of Gopher. Others: eight of the most frequent words of the language."""
 MIN_LANGUAGE_PROBABILITY: Final = 0.5
-"""From which a text is taken to be in another language than its corpus."""
+"""Least probability with which a text counts as being in another language than its corpus."""
 
 
 def mean_word_length(profile: Profile) -> bool:
@@ -176,8 +176,8 @@ def few_alphabetic_words(profile: Profile) -> bool:
 def no_stop_words(profile: Profile) -> bool:
     """Fewer than two of the language's eight stop words occur.
 
-    A text that fails in the language of its corpus is asked for those of its own; languages
-    without a list are let through.
+    A text that fails in the language of its corpus is checked in its own language; languages
+    without a list pass.
     """
     declared = "en" if profile.language == "auto" else profile.language
     if not profile.is_latin or declared not in STOP_WORDS or _has_stop_words(profile, declared):
@@ -191,7 +191,7 @@ def no_stop_words(profile: Profile) -> bool:
 def _has_stop_words(profile: Profile, language: str) -> bool:
     stop_words = STOP_WORDS[language]
     seen = 0
-    for word in stop_words:  # as most texts have the first two, this seldom reads far
+    for word in stop_words:  # most texts have the first two
         seen += f" {word} ".encode() in profile.data
         if seen == MIN_STOP_WORDS:
             return True
@@ -206,7 +206,7 @@ MAX_DUPLICATE_LINE_CHARACTERS: Final = 0.2
 MAX_TOP_NGRAM: Final = {2: 0.20, 3: 0.18, 4: 0.16}
 MAX_DUPLICATE_NGRAMS: Final = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
 MAX_REPETITION_BYTES: Final = 1 << 20
-"""Repetition of n-grams is judged by so much of the beginning of a text: bounds the memory."""
+"""The part of a text, from its beginning, in which repeated n-grams are counted."""
 _HASH_BASE: Final = np.uint64(0x9E3779B97F4A7C15)
 _PLACE_BITS: Final = np.uint64(MAX_REPETITION_BYTES - 1)
 
@@ -272,9 +272,9 @@ def _powers() -> npt.NDArray[np.uint64]:
 def ngram_repetition(profile: Profile) -> str | None:
     """Return the first of the n-gram rules that the text fails, or None.
 
-    top_2gram, 3, 4: more than 20, 18, 16 % of the text are its most frequent n-gram (at least
-    two of it; of several the longest). duplicate_5grams to 10: more than 15, 14, 13, 12, 11, 10 %
-    of it lie in n-grams that occurred before. By bytes, blanks included.
+    top_2gram, 3, 4: more than 20, 18, 16 % of the text are its most frequent n-gram (the longest
+    of several; it occurs at least twice). duplicate_5grams to 10: more than 15, 14, 13, 12, 11,
+    10 % of it lie in n-grams that occurred before. Shares are of bytes, blanks included.
     """
     if not profile.is_spaced:
         return None
@@ -296,7 +296,7 @@ def _top_ngrams_possible(ngrams: _Ngrams) -> bool:
         for n, most in MAX_TOP_NGRAM.items()
     )
     ordered = np.sort((ngrams.hashes(2) >> np.uint64(32)).astype(np.uint32))
-    step = max(1, needed - 1)  # so many places on stands the same hash, if it occurs ``needed``
+    step = max(1, needed - 1)  # a hash that occurs ``needed`` times is also so far ahead
     return bool((ordered[step:] == ordered[:-step]).any())
 
 
@@ -311,8 +311,8 @@ def _top_ngram_bytes(ngrams: _Ngrams, n: int) -> int:
 def _failed_duplicates(ngrams: _Ngrams) -> Iterator[str]:
     """Yield the duplicate n-gram rules that fail.
 
-    What repeated 6-grams cover, repeated 5-grams cover too, and so on: a text with little of the
-    one has no more of the other.
+    Repeated 5-grams cover what repeated 6-grams cover, and so on: if they cover little, the longer
+    ones cover no more.
     """
     smallest = min(MAX_DUPLICATE_NGRAMS.values()) * ngrams.num_bytes
     for n, most in MAX_DUPLICATE_NGRAMS.items():
@@ -325,12 +325,12 @@ def _failed_duplicates(ngrams: _Ngrams) -> Iterator[str]:
 
 def _duplicate_bytes(ngrams: _Ngrams, n: int) -> int:
     """Return the bytes in n-grams that occurred before, each counted once."""
-    # Sorted with the place in the low bits: 44 bits of hash, of which two of a text's n-grams
-    # agree by chance in one of millions of texts of 3,000 words.
+    # Sorted with the place in the low bits: in one of millions of texts of 3,000 words do two
+    # n-grams agree by chance in the other 44 bits.
     hashes = ngrams.hashes(n) & ~_PLACE_BITS
     ordered = np.sort(hashes | np.arange(len(hashes), dtype=np.uint64))
     is_repeat = (ordered[1:] ^ ordered[:-1]) <= _PLACE_BITS
-    repeats = (ordered[1:][is_repeat] & _PLACE_BITS).astype(np.int64)  # all but each one's first
+    repeats = (ordered[1:][is_repeat] & _PLACE_BITS).astype(np.int64)  # without the first of each
     steps = np.zeros(len(ngrams.begins) + 1, np.int64)
     steps[repeats] += 1
     steps[repeats + n] -= 1
@@ -356,7 +356,7 @@ def curly_bracket(profile: Profile) -> bool:
 
 
 def lorem_ipsum(profile: Profile) -> bool:
-    """The printer's filler occurs."""
+    """The filler text of printers occurs."""
     return b"psum" in profile.data and b"lorem ipsum" in profile.data.lower()
 
 
@@ -408,12 +408,12 @@ RULES: Final[dict[str, tuple[Callable[[Profile], bool], ...]]] = {
     "gopher-repetition": (duplicate_lines, duplicate_line_characters),
     "c4": (curly_bracket, lorem_ipsum),
 }
-"""The rules of each group, in the order in which they are asked; their names are the reasons."""
+"""The rules of each group, in the order in which they are applied; the names are the reasons."""
 GROUP_RULES: Final[dict[str, Callable[[Profile], str | None]]] = {
     "gopher-repetition": ngram_repetition,
     "c4": c4_lines,
 }
-"""After them: rules that share their work and name the reason themselves."""
+"""Applied after them: rules that share work and return the reason themselves."""
 
 
 def failed_rule(profile: Profile, group: str) -> str | None:

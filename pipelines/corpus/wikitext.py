@@ -1,22 +1,23 @@
 """Pure: wiki markup to plain text, one paragraph, heading or list item a line.
 
-Two ways give text of the same form. `plain_text` scans for what MediaWiki pairs (templates,
-tables, links, elements) and is made for whole dumps: its time grows with the text and not with
-what the text nests. `plain_text_by_parser` walks the tree of mwparserfromhell and shows what the
-first way gives up.
+Two functions give text of the same form. `plain_text` scans for the pairs of MediaWiki (templates,
+tables, links, elements) and is made for whole dumps: its time grows with the length of the text and
+not with its nesting. `plain_text_by_parser` walks the tree of mwparserfromhell, which is slower and
+treats more markup correctly.
 
-What a template would show is known to its wiki only: all of them go, but for the few in `_INLINE`
-that stand in the middle of a sentence and carry words of it.
+Only its wiki knows what a template shows: templates are removed, except the few in `_INLINE` that
+carry words of a sentence.
 """
 
 import html
 import re
 from collections.abc import Callable, Collection, Iterator
+from operator import itemgetter
 from typing import Any
 
 from albert_core.stage.errors import ConfigError
 
-# In the languages of the large Wikipedias; the English names hold on all of them.
+# In the languages of the large Wikipedias; the English names are valid on all of them.
 _FILE_NAMES = (
     "file image lêer beeld ስዕል imachen imaxen ملف صورة ficheru imaxe fayl şəkil şakil файл "
     "изображение выява відео зображення рисунок датотека слика চিত্র ছবি restr skeudenn "
@@ -43,14 +44,14 @@ LEFT_OUT = frozenset(name.replace("_", " ") for name in f"{_FILE_NAMES} {_CATEGO
 
 Ends = tuple[re.Pattern[str], re.Pattern[str]]
 _MAX_DEPTH = 3
-"""Templates and links that show text are resolved in one another so many times; deeper ones go."""
+"""How deep templates and links that show text are resolved; deeper ones are removed."""
 
 _SILENT = (
     "ref|references|math|chem|ce|code|pre|syntaxhighlight|source|gallery|timeline|imagemap|score|"
     "hiero|graph|mapframe|maplink|templatedata|templatestyles|inputbox|categorytree|table|"
     "includeonly|indicator|dynamicpagelist|phonos"
 )
-"""Elements that go with all they contain."""
+"""Elements that are removed with their content."""
 _BLOCKS = "br|p|div|hr|li|ul|ol|dl|dd|dt|center|blockquote|poem|h[1-6]|tr|td|th|caption"
 _INLINES = (
     "abbr|b|bdi|bdo|big|cite|data|del|dfn|em|font|i|ins|kbd|mark|noinclude|nowiki|onlyinclude|q|rb|"
@@ -84,7 +85,7 @@ _ELISION = re.compile(r"'(?<=[^\w'][^\W\d_]')''(?=\w)((?:[^'\n]|'(?!'))+)''(?!')
 _GENITIVE = re.compile(r"''(?<!''')(?!')((?:[^'\n]|'(?!'))+)'''(?=s\b)")
 """''Iliad'''s: italic and an apostrophe."""
 _SPACES = re.compile(r"  +")
-# Each begins with what is rare in a text, so that the search skips to it.
+# Each begins with a character that is rare in text, so that the search skips to it.
 _EMPTY_PARENTHESES = re.compile(r"\([ ,;:،؛–-]*\)")
 _AFTER_OPENING = re.compile(r"\([ ,;:،؛]+")
 _CLOSING_AFTER_GAP = re.compile(r"\)(?<=[ ,;،؛]\))")
@@ -132,8 +133,8 @@ def plain_text_by_parser(markup: str, left_out: Collection[str] = LEFT_OUT) -> s
             "pip install -e '.[wiki]' in the project's folder, or set it to 'fast'"
         ) from error
     try:
-        tree = mwparserfromhell.parse(markup)  # by a parser of its own, as threads must have
-    except mwparserfromhell.parser.ParserError:  # by its own words, a bug in it
+        tree = mwparserfromhell.parse(markup)  # makes its own parser: safe in threads
+    except mwparserfromhell.parser.ParserError:  # as it says, a bug of its own
         return plain_text(markup, left_out)
     return _tidy(_QUOTES.sub("", _shown(tree, left_out)))
 
@@ -142,12 +143,12 @@ def plain_text_by_parser(markup: str, left_out: Collection[str] = LEFT_OUT) -> s
 
 
 def _replace(text: str, ends: Ends, show: Callable[[str], str]) -> str:
-    """Return ``text`` with what stands between outermost ``ends`` as ``show`` gives it.
+    """Return ``text`` with what is between outermost ``ends`` replaced by what ``show`` returns.
 
     Args:
         text: any text; an end without its counterpart stays.
-        ends: what opens and what closes, two characters or more.
-        show: is given what is between two ends, without them.
+        ends: what opens and what closes; two characters or more each.
+        show: gets what is between two ends, without them.
     """
     parts, position = [], 0
     for begin, end in _outermost(text, ends):
@@ -180,7 +181,7 @@ def _outermost(text: str, ends: Ends) -> list[tuple[int, int]]:
 
 
 def _without_elements(text: str) -> str:
-    """Return ``text`` without silent elements, and with nowiki's content out of markup's reach."""
+    """Return ``text`` without silent elements, and with the content of nowiki escaped."""
     tags = [(tag.span(), tag[1], tag[2].lower(), tag[3]) for tag in _ELEMENT.finditer(text)]
     last_closing = {name: span[0] for span, closing, name, _ in tags if closing}
     parts, position, inside = [], 0, ""
@@ -200,7 +201,7 @@ def _without_elements(text: str) -> str:
 
 
 def _without_tables(text: str) -> str:
-    """Return ``text`` without its tables, whose first and last line tell what they are."""
+    """Return ``text`` without its tables, which are recognised by their first and last lines."""
     lines = text.split("\n")
     opened: list[int] = []
     found: list[tuple[int, int]] = []
@@ -251,18 +252,6 @@ def _inline(name: str) -> Callable[[list[str]], str] | None:
     return _INLINE.get(key) or (_INLINE["lang-"] if key.startswith("lang-") else None)
 
 
-def _first(values: list[str]) -> str:
-    return values[0]
-
-
-def _second(values: list[str]) -> str:
-    return values[1]
-
-
-def _last(values: list[str]) -> str:
-    return values[-1]
-
-
 def _measure(values: list[str]) -> str:
     """Return '10 km' of 10, km, mi; '10 to 20 km' of 10, to, 20, km."""
     number, unit, *rest = values
@@ -282,8 +271,8 @@ def _constant(text: str) -> Callable[[list[str]], str]:
 
 
 _INLINE: dict[str, Callable[[list[str]], str]] = {
-    **dict.fromkeys(("lang", "langx", "langue", "abbrlink"), _second),
-    **dict.fromkeys(("transl", "transliteration"), _last),
+    **dict.fromkeys(("lang", "langx", "langue", "abbrlink"), itemgetter(1)),
+    **dict.fromkeys(("transl", "transliteration"), itemgetter(-1)),
     **dict.fromkeys(
         (
             *("lang-", "nowrap", "nobr", "small", "smaller", "big", "larger", "sc", "smallcaps"),
@@ -291,7 +280,7 @@ _INLINE: dict[str, Callable[[list[str]], str]] = {
             *("quote", "blockquote", "cquote", "quotation", "citaat", "zitat", "ill", "val"),
             *("interlanguage link", "interlanguage link multi", "zh", "angbr", "sic", "poem"),
         ),
-        _first,
+        itemgetter(0),
     ),
     **dict.fromkeys(("convert", "cvt"), _measure),
     **dict.fromkeys(("nihongo", "nihongo2", "korean"), _with_original),
@@ -304,7 +293,7 @@ _INLINE: dict[str, Callable[[list[str]], str]] = {
     **dict.fromkeys(("mdash", "—", "em dash"), _constant("—")),
     **dict.fromkeys(("nbsp", "space", "spaces"), _constant(" ")),
 }
-"""What a template shows, from its values without a name; with too few of them, nothing."""
+"""What a template shows, from its unnamed values; nothing if there are too few."""
 
 
 # Links and tags
@@ -326,7 +315,7 @@ def _link(content: str, left_out: Collection[str], depth: int) -> str:
 
 
 def _shows_nothing(target: str, left_out: Collection[str]) -> bool:
-    """Whether a link to ``target`` is a file, a category or the page in another language."""
+    """Return whether a link to ``target`` is a file, a category or the page in another language."""
     prefix, colon, _ = target.partition(":")
     prefix = prefix.strip()
     if not colon or not prefix:
@@ -358,12 +347,12 @@ _LEFT_OVER = ("{{", "}}", "[[", "]]")
 
 
 def _tidy(text: str) -> str:
-    """Return ``text``, in which only markup of whole lines is left, without it and its traces."""
+    """Return ``text``, which has only markup of whole lines left, without that and its traces."""
     if "-{" in text:
         text = _VARIANTS.sub(_variant, text)
     if "__" in text:
         text = _MAGIC_WORD.sub(lambda word: "" if word[0].upper() == word[0] else word[0], text)
-    while any(rest in text for rest in _LEFT_OVER):  # to take one out may bring another together
+    while any(rest in text for rest in _LEFT_OVER):  # removing one may join another
         for rest in _LEFT_OVER:
             text = text.replace(rest, "")
     text = text.replace("&nbsp;", " ").replace("\u00a0", " ").replace("\t", " ")

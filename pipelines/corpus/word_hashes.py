@@ -6,27 +6,27 @@ every character is a word. The rules are tables of this file, not of the Unicode
 interpreter, so that a hash means the same on every machine and after every upgrade.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_core.text.seeds import mix_bits
-from pipelines.corpus.batching import cut_by_size
+from albert_core.text.ragged import Ints
+from albert_core.text.seeds import UInt64s, mix_bits
 
-UInt64s = NDArray[np.uint64]
-Ints = NDArray[np.int64]
+Item = TypeVar("Item")
 
 MAX_HASHED_BYTES = 64
-"""A longer word is hashed by its first 64 bytes and its length: such words are no words."""
+"""A longer word is hashed by its first 64 bytes and its length; real words are shorter."""
 BATCH_CHARACTERS = 1 << 19
-"""Text whose arrays fit in a processor's cache; larger batches are slower."""
+"""The arrays of so much text fit in a processor's cache; larger batches are slower."""
 
 _PADDING = 16
 _LENGTH_STEP = np.uint64(0x9E3779B97F4A7C15)
 _NGRAM_BASE = 0xD6E8FEB86659FD93
-"""Odd, so that multiplying by it loses nothing."""
+"""Odd, so that multiplication by it can be undone."""
 
 _LETTER, _SEPARATOR, _WORD_BY_ITSELF = range(3)
 _SEPARATORS = (
@@ -54,10 +54,10 @@ _LOWERED = ((0xC0, 0x587), (0x1E00, 0x1FFF))
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Where the words of a batch of texts stand."""
+    """Where the words of a batch of texts are."""
 
     buffer: NDArray[np.uint8]
-    """(N,) the texts in UTF-8, one after another, lower-cased, 0 where no word is."""
+    """(N,) the texts in UTF-8, one after another, in lower case, 0 outside words."""
     begins: Ints
     """(W,) first byte of each word in ``buffer``."""
     ends: Ints
@@ -81,7 +81,7 @@ def hash_words(texts: Sequence[str]) -> tuple[UInt64s, Ints]:
 
 
 def hash_ngrams(words: UInt64s, n: int) -> UInt64s:
-    """Return a hash for each ``n`` words in a row, of whatever text.
+    """Return a hash for each ``n`` words in a row, also across texts.
 
     Args:
         words: uint64 (W,) hashes of words.
@@ -99,6 +99,26 @@ def hash_ngrams(words: UInt64s, n: int) -> UInt64s:
 def batches(texts: Iterable[str]) -> Iterator[list[str]]:
     """Return the texts in lists of about BATCH_CHARACTERS; a long text is alone or comes last."""
     return cut_by_size(texts, len, BATCH_CHARACTERS)
+
+
+def cut_by_size(
+    items: Iterable[Item], size_of: Callable[[Item], int], size: int
+) -> Iterator[list[Item]]:
+    """Yield ``items`` in order, in lists that end with the item that fills them to ``size``.
+
+    >>> list(cut_by_size(["ab", "c", "def", "g"], len, 3))
+    [['ab', 'c'], ['def'], ['g']]
+    """
+    batch: list[Item] = []
+    filled = 0
+    for item in items:
+        batch.append(item)
+        filled += size_of(item)
+        if filled >= size:
+            yield batch
+            batch, filled = [], 0
+    if batch:
+        yield batch
 
 
 def find_words(texts: Sequence[str]) -> Words:
@@ -194,7 +214,7 @@ def _hash_spans(buffer: NDArray[np.uint8], begins: Ints, lengths: Ints) -> UInt6
 def _polynomials(words: UInt64s, n: int) -> UInt64s:
     """Return for each i the sum of words[i + j] * base^(n - 1 - j), j < n, modulo 2^64.
 
-    Longer sums are put together of two shorter ones: log2(n) passes, not n.
+    Longer sums are composed of two shorter ones: log2(n) passes, not n.
     """
     if n == 1:
         return words.copy()

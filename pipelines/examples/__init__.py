@@ -1,1 +1,1 @@
-"""Sentences to masked segment pairs, and those to shards."""
+"""Sentences to masked segment pairs, and pairs to shards."""

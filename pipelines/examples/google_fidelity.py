@@ -1,18 +1,18 @@
-"""Pure: pairs and masks as google-research/albert makes them, accidents too.
+"""Pure: pairs and masks as google-research/albert makes them, with its accidents.
 
-What differs from `segment_pairs` and `masking`, which do what the paper says:
+What differs from `pairs` and `albert_core.text.masking`, which do what the paper says:
 
-- a document, not an example, draws whether it aims at a shorter length;
-- a chunk ends after the sentence that overshoots; what is too much is cut off and lost;
+- a shorter length is drawn for a document, not for an example;
+- a chunk ends after the sentence that overshoots; the excess is cut off and lost;
 - a chunk of one sentence is paired with text of a random document and labelled 1, also for sop;
-- 20 predictions unless the settings say otherwise, however long the example;
-- words and n-grams go on across [SEP]; an n-gram that does not fit becomes a shorter one, one that
-  meets another is passed over;
-- a random replacement may be any piece, special ones too.
+- an example has at most 20 predictions unless the settings say otherwise, however long it is;
+- words and n-grams continue across [SEP]; an n-gram that does not fit is shortened, one that
+  overlaps another is skipped;
+- a random replacement may be any piece, also a special one.
 
-The draws have seeds of this project, so that neither other documents nor workers change them.
+The seeds are this project's, so that neither other documents nor workers change the draws.
 
-Source: REFERENCE.md B.5 to B.7 (`create_pretraining_data.py` of the reference).
+Source: create_pretraining_data.py in google-research/albert.
 """
 
 from bisect import bisect_left
@@ -31,7 +31,7 @@ from albert_core.text.seeds import UInt64s, random_bits
 from pipelines.examples.pairs import ALONE, BORROWED, TRUNCATED, Objective, SegmentPairs, Sentences
 
 _TRIES_TO_DIFFER = 10
-"""How often a random document is drawn again when it is the same one."""
+"""How often another document is drawn until it differs from the pair's own."""
 
 
 @dataclass(slots=True)
@@ -57,9 +57,9 @@ def google_pairs(
     short_seq_prob: float,
     objective: Objective,
 ) -> tuple[SegmentPairs, Counter[str]]:
-    """Cut documents into chunks, and each chunk into two segments, as the reference does.
+    """Cut documents into chunks, and each chunk into two segments, as google-research/albert does.
 
-    Arguments and results are those of `segment_pairs.cut_into_pairs`.
+    Arguments and results are those of `pairs.cut_into_pairs`.
     """
     maker = _PairMaker(sentences, documents.tolist(), max_num_pieces, objective)
     pairs: list[_Pair] = []
@@ -132,7 +132,7 @@ class _PairMaker:
             begin = pair.stop
 
     def _borrow(self, pair: _Pair, middle: int, random: Random, target: int) -> None:
-        """Make segment b text of another document; what it was goes back to the next chunk."""
+        """Make segment b text of another document; its own text goes back to the next chunk."""
         for _ in range(_TRIES_TO_DIFFER):
             pair.other = self.able[_randint(random, 0, len(self.able) - 1)]
             if pair.other != pair.document:
@@ -155,7 +155,7 @@ def _randint(random: Random, low: int, high: int) -> int:
 def _truncate(
     a: tuple[int, int], b: tuple[int, int], max_num_pieces: int, random: Random
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Cut piece by piece from the longer segment (b, if equal), at either end by a coin."""
+    """Cut pieces one by one from the longer segment (b if equal), at a random end."""
     ends = [*a, *b]
     for _ in range(ends[1] - ends[0] + ends[3] - ends[2] - max_num_pieces):
         longer = 0 if ends[1] - ends[0] > ends[3] - ends[2] else 2
@@ -168,7 +168,7 @@ def _truncate(
 
 @dataclass(slots=True)
 class NgramCounts:
-    """What became of the n-grams tried, by their length in words: for comparison's sake."""
+    """What became of the n-grams tried, by their length in words; compared in `tests/parity`."""
 
     drawn: Counter[int]
     accepted: Counter[int]
@@ -187,17 +187,17 @@ def google_masks(
     max_predictions: int,
     counts: NgramCounts | None = None,
 ) -> Masked:
-    """Mask R examples laid end to end, as the reference does.
+    """Mask R examples laid end to end, as google-research/albert does.
 
     Args:
         input_ids: (T,), each example [CLS] a [SEP] b [SEP].
         lengths: int64 (R,), pieces of each example; they sum to T.
         opens_word: bool (V,), whether each piece of the vocabulary opens a word.
-        seeds: uint64 (R,), an example's masks depend on its seed and pieces alone.
-        masked_lm_prob: share of the pieces to predict, special ones counted, 0..1.
+        seeds: uint64 (R,); an example's masks depend only on its seed and pieces.
+        masked_lm_prob: share of the pieces to predict, including special ones, 0..1.
         max_ngram: words in the longest span.
         max_predictions: most predictions in an example.
-        counts: added to, where given.
+        counts: what became of the n-grams is added to it, if given.
 
     Returns:
         The masked examples. Each has min(max_predictions, round(masked_lm_prob * length))
@@ -229,7 +229,7 @@ def google_masks(
 
 
 def words_of(ids: NDArray[np.integer], opens_word: NDArray[np.bool_]) -> list[list[int]]:
-    """Return the positions of each word's pieces; special pieces are passed over, not counted."""
+    """Return the positions of each word's pieces, without special pieces."""
     positions = np.flatnonzero((ids != CLS) & (ids != SEP))
     opens = opens_word[ids[positions]]
     opens[:1] = True
@@ -252,7 +252,7 @@ def _cover(
     for i in range(len(order)):
         if len(chosen) >= budget:
             break
-        j = i + int(random.random() * (len(order) - i))  # a shuffle, only as far as it is needed
+        j = i + int(random.random() * (len(order) - i))  # a shuffle, only as far as needed
         order[i], order[j] = order[j], order[i]
         draw = random.random()
         n = 1 + sum(draw >= bound for bound in cumulative[:-1])

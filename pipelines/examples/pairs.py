@@ -1,19 +1,19 @@
-"""Pure: the sentences of documents to segment pairs, for many documents at once.
+"""Pure: which documents are held out, and the sentences of many documents to segment pairs.
 
 A chunk is a run of whole sentences that fills an example; it is cut between two sentences into
-two parts, which become segment a and segment b. What is learnt from them is the objective:
+two parts, which become segment a and segment b. The objective decides what is learnt from them:
 
 sop   in half of the pairs the two parts change places;
 nsp   in half of the pairs segment b is text of another document instead, and the second part
       goes back to the next chunk;
-none  nothing: segment b always is the second part.
+none  nothing: segment b is always the second part.
 
-A sentence that does not fit goes whole to the next chunk: a chunk that ended inside a sentence
-would give its order away, because then only the later segment has no full stop. Two sentences
-that are too long for one example lose pieces at either end alike.
+A sentence that does not fit goes to the next chunk as a whole: a chunk that ended inside a sentence
+would give its order away, because only the later segment would lack a full stop. Two sentences that
+are too long for one example lose as many pieces at the front as at the back.
 
-Source: paper section 3.1 (sentence-order prediction); Devlin et al. 2019, section 3.1 (nsp);
-REFERENCE.md B.5 for what the reference does, DESIGN.md section 6 for what is done otherwise.
+Sources: section 3.1 of the ALBERT paper (sentence-order prediction); Devlin et al. 2019, section
+3.1 (nsp). `google_fidelity` does what google-research/albert does instead.
 """
 
 from bisect import bisect_left, bisect_right
@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from albert_core.text.ragged import Ints, SmallInts, ranges
 from albert_core.text.records import NUM_SPECIAL_IN_PAIR
-from albert_core.text.seeds import UInt64s, random_bits, random_uniform
+from albert_core.text.seeds import UInt64s, random_bits, random_uniform, share_of
+from pipelines.config import ExampleSettings
 
 Objective = Literal["sop", "nsp", "none"]
 
@@ -36,18 +37,14 @@ ALONE, TRUNCATED, BORROWED, NO_OTHER = "alone", "truncated", "borrowed", "no_oth
 pieces of segments b from other documents, which are used a second time; pairs for which there was
 no other document. Documents' pieces + borrowed = pieces in pairs + alone + truncated."""
 
-(
-    _SHORT,
-    _TARGET,
-    _MIDDLE,
-    _LABEL,
-    _FRONT_OF_FIRST,
-    _FRONT_OF_SECOND,
-    _ODD,
-    _DOCUMENT,
-    _SENTENCE,
-) = range(9)
-"""What a draw under a pair's key is for; `masking` and the shuffle have keys of their own."""
+_SHORT, _TARGET, _MIDDLE, _LABEL = range(4)
+_FRONT_OF_FIRST, _FRONT_OF_SECOND, _ODD, _DOCUMENT, _SENTENCE = range(4, 9)
+"""What a draw under a pair's key is for; masks and the shuffle have their own keys."""
+
+
+def is_held_out(document_id: str, settings: ExampleSettings) -> bool:
+    """Return whether a document is kept from training; the same in every run and copy."""
+    return share_of(settings.seed, "held-out", document_id) < settings.held_out_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ class SegmentPairs:
     """R pairs. Documents, sentences and pieces are numbered as in `Sentences`."""
 
     key: UInt64s
-    """(R,) from which all further draws of the pair come; of its document, copy and place."""
+    """(R,) derived from document, copy and place; all further draws of the pair come from it."""
     document: SmallInts
     """(R,)"""
     start_a: SmallInts
@@ -83,17 +80,17 @@ class SegmentPairs:
     end_b: SmallInts
     """(R,) one past its last piece."""
     label: NDArray[np.uint8]
-    """(R,) 1 where the segments have changed places or b is of another document, else 0."""
+    """(R,) 1 where the segments are swapped or b is from another document, else 0."""
     first_sentence: SmallInts
-    """(R,) first sentence of ``document`` that the pair has a part of."""
+    """(R,) first sentence of ``document`` in the pair, perhaps not whole."""
     last_sentence: SmallInts
-    """(R,) last one, inclusive."""
+    """(R,) last sentence of it, inclusive."""
     other_document: SmallInts
-    """(R,) the document of segment b where it is another one, else -1."""
+    """(R,) the document of segment b where it is a different one, else -1."""
     other_first_sentence: SmallInts
     """(R,) its first sentence in the pair, else -1."""
     other_last_sentence: SmallInts
-    """(R,) its last one, inclusive, else -1."""
+    """(R,) its last sentence in the pair, inclusive, else -1."""
 
     def __len__(self) -> int:
         return len(self.key)
@@ -129,11 +126,11 @@ def cut_into_pairs(
     """Cut documents into chunks, and each chunk into two segments.
 
     Args:
-        sentences: of all documents there are.
-        documents: (D,) numbers of those to cut; segments b of other documents come from them too.
-        keys: uint64 (D,), of each document and copy; a document's pairs depend on no other
-            randomness and, but for segments b from elsewhere, on no other document.
-        max_num_pieces: pieces of both segments of the longest example.
+        sentences: of all documents.
+        documents: (D,) numbers of those to cut; borrowed segments b come from them too.
+        keys: uint64 (D,), one for each document and copy. A document's pairs depend on no other
+            randomness and, apart from borrowed segments b, on no other document.
+        max_num_pieces: pieces of both segments in the longest example.
         short_seq_prob: probability that a chunk aims at a length drawn from 2..max_num_pieces.
         objective: what becomes of a chunk's second part.
 
@@ -210,7 +207,7 @@ def _by_sentence(
 ) -> tuple[UInt64s, Ints]:
     """Return the key (n,) and target length (n,) of the chunk that a sentence would begin.
 
-    A chunk's draws hang on its first sentence, so that all can be made before any chunk is.
+    A chunk's draws depend on its first sentence, so that all can be made before any chunk is.
     """
     key = np.zeros(len(sentences.bounds) - 1, np.uint64)
     numbers = ranges(first, end - first)
@@ -233,11 +230,11 @@ def _chunks(
 ) -> tuple[list[tuple[int, int, int]], int]:
     """Cut documents into chunks of at least two sentences that follow without a gap.
 
-    The chunk that begins with a sentence gets as many as reach its target and fit; one less when
-    a single sentence would be left over at the end of the document.
+    A chunk gets as many sentences as reach its target and fit, and one less when a single sentence
+    would be left over at the end of the document.
 
-    This loop is the one thing here that can't be done for all documents at once: where a chunk
-    begins depends on where the one before it ended. Lists and bisect are faster for it than NumPy.
+    Only this loop can't run for all documents at once: where a chunk begins depends on where the
+    one before it ended. Lists and bisect are faster here than NumPy.
 
     Args:
         bounds: (n + 1,) first piece of each sentence, then N.
@@ -248,8 +245,8 @@ def _chunks(
         max_num_pieces: what fits.
 
     Returns:
-        For each chunk which of ``documents`` it is of, its first sentence, and one past the last;
-        and how many pieces no chunk has.
+        For each chunk the index of its document in ``documents``, its first sentence, and one past
+        the last; and how many pieces are in no chunk.
     """
     chunks: list[tuple[int, int, int]] = []
     num_alone = 0
@@ -281,8 +278,8 @@ def _borrow(
         index: (R,) which of them segment a is of.
         key: (R,) of the pairs.
         wanted: (R,) pieces that segment b aims at.
-        room: (R,) pieces that it may have before it must be cut; its sentences fit, as those of a
-            chunk do, so that a cut does not tell where they come from.
+        room: (R,) pieces that it may have without a cut; its sentences fit, as those of a chunk
+            do, so that a cut does not tell where they come from.
 
     Returns:
         The other documents, and the first sentence and one past the last in each.
@@ -305,10 +302,10 @@ def _borrow(
 def _truncate(
     start_1: Ints, end_1: Ints, start_2: Ints, end_2: Ints, key: UInt64s, max_num_pieces: int
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """Cut what is too much from the longer part, at its front and back alike.
+    """Cut the excess from the longer part, at its front and its back.
 
-    Which part loses an odd piece is drawn: were it always the same one, the lengths would give
-    the order away.
+    Which part loses an odd piece is drawn: if it were always the same, the lengths would give the
+    order away.
 
     Returns:
         Starts and ends of the first and of the second parts.

@@ -1,9 +1,9 @@
 """One corpus shard to its part: its examples, masked, in the order of the global shuffle.
 
-Where an example comes in the shuffle is drawn under its own key, so that each part can be sorted
-for itself, before its rows are made, and the shards are cut out of all parts by binary search. A
-part depends on its corpus shard, the vocabulary and the settings, and on nothing else of the
-corpus: what did not change need not be made again.
+An example's place in the shuffle is drawn under its own key, so that each part can be sorted by
+itself, before its rows are made, and the shards are cut out of all parts by binary search. A part
+depends on its corpus shard, the vocabulary and the settings only: parts that did not change are not
+made again.
 """
 
 import json
@@ -26,24 +26,29 @@ from albert_core.text.records import CLS, EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS,
 from albert_core.text.seeds import UInt64s, derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 from pipelines.config import ExampleSettings
-from pipelines.corpus.batching import cut_by_size
-from pipelines.corpus.held_out import is_held_out
 from pipelines.engine import kept_files
 from pipelines.examples.google_fidelity import google_masks, google_pairs
-from pipelines.examples.pairs import SegmentPairs, Sentences, assemble, cut_into_pairs, join_pairs
+from pipelines.examples.pairs import (
+    SegmentPairs,
+    Sentences,
+    assemble,
+    cut_into_pairs,
+    is_held_out,
+    join_pairs,
+)
 
 TRAIN, HELD_OUT = "train", "held_out"
 KINDS = (TRAIN, HELD_OUT)
 ORDER = "order"
 """The column by which a part is sorted: the place in the shuffle, of 2**64."""
 _BYTES_PER_CALL = 1 << 21
-"""Of text that is encoded at once: enough for SentencePiece, little enough for the cache."""
+"""How much text is encoded at once: enough for SentencePiece, and it fits the cache."""
 _PIECES_PER_BLOCK = 1 << 18
-"""About as many are masked at once and make a record batch, few enough for the cache."""
+"""About how many are masked at once and make a record batch; they fit the cache."""
 _MASKS, _SHUFFLE = 1 << 32, 2 << 32
-"""What a draw under a pair's key is for, beside those of `segment_pairs`."""
+"""What a draw under a pair's key is for, besides those in `pairs`."""
 _ORDERS = b"orders-"
-"""Metadata of a part's schema: with the kind, where each of its batches begins in the shuffle."""
+"""Metadata of a part's schema: this and a kind -> where its batches begin in the shuffle."""
 _COUNTS, _NUM_ROWS, _UNIGRAMS = b"counts", b"num_rows", "unigrams"
 """Metadata of a tally's schema, and its column."""
 
@@ -72,12 +77,12 @@ class Rows:
 
 @loaded_once
 def load_tokenizer(folder: str, lower_case: bool, split_digit_commas: bool) -> Tokenizer:
-    """Return the tokenizer of a vocabulary; the one asked for last stays in the process."""
+    """Return the tokenizer of a vocabulary; the last one stays in memory."""
     return Tokenizer.load(folder, lower_case, split_digit_commas)
 
 
 def example_schema(settings: ExampleSettings) -> pa.Schema:
-    """Return the schema of the shards: with the other document where there may be one."""
+    """Return the schema of the shards, which names the other document where there may be one."""
     if settings.objective != "nsp" and settings.fidelity != "google":
         return EXAMPLE_SCHEMA
     return pa.schema([*EXAMPLE_SCHEMA, *(pa.field(*field) for field in OTHER_DOCUMENT_FIELDS)])
@@ -86,8 +91,12 @@ def example_schema(settings: ExampleSettings) -> pa.Schema:
 def encode_documents(documents: pa.Table, tokenizer: Tokenizer) -> Text:
     """Return the documents of a corpus shard in pieces."""
     ids = documents["id"].to_pylist()
-    texts = documents["text"].cast(pa.large_binary()).to_pylist()
-    encoded = [tokenizer.encode_lines(call) for call in cut_by_size(texts, len, _BYTES_PER_CALL)]
+    num_calls = max(1, documents["text"].nbytes // _BYTES_PER_CALL)
+    batches = documents.to_batches(max_chunksize=max(1, documents.num_rows // num_calls))
+    encoded = [
+        tokenizer.encode_lines(batch["text"].cast(pa.large_binary()).to_pylist())
+        for batch in batches
+    ]
     pieces, lengths, lines = (
         np.concatenate([part[i] for part in encoded]) if encoded else np.zeros(0, np.int64)
         for i in range(3)
@@ -162,7 +171,7 @@ def record_batches(
     """
     pieces = np.append(text.sentences.pieces, [CLS, SEP]).astype(np.uint16)
     ids = pa.array(text.ids, pa.string())
-    line = np.append(text.line, 0)  # the last for sentence -1, of no other document
+    line = np.append(text.line, 0)  # the last for sentence -1: no other document
     size = rows_per_batch(settings)
     for begin in range(0, len(rows.pairs), size):
         block = slice(begin, begin + size)
@@ -201,9 +210,9 @@ def write_part(
 ) -> None:
     """Write the examples of one corpus shard to ``uri``, each kind in the order of the shuffle.
 
-    Where each record batch begins in the shuffle is in the metadata of the schema. The tally is
-    beside the part, because a part is opened for each shard, and its tally once. A note on both
-    is written last: a part that has one is whole.
+    The metadata of the schema says where each record batch begins in the shuffle. The tally is in a
+    file of its own, because a part is opened for each shard and its tally only once. A note on both
+    is written last: it makes the part complete.
     """
     text = encode_documents(documents, tokenizer)
     held_out = np.array([is_held_out(name, settings) for name in text.ids], bool)
@@ -223,7 +232,7 @@ def write_part(
 
 
 def is_made(uri: str) -> bool:
-    """Return whether the part at ``uri`` was written whole."""
+    """Return whether the part at ``uri`` is complete."""
     return storage.exists(_note_uri(uri))
 
 
@@ -241,7 +250,7 @@ class PartTally:
     num_rows: Counter[str]
     """Kind -> examples."""
     unigrams: Ints
-    """(V,) how often each piece is in the training documents, counting one copy."""
+    """(V,) how often each piece occurs in one copy of the training documents."""
 
 
 def read_tally(uri: str) -> PartTally:
@@ -252,7 +261,7 @@ def read_tally(uri: str) -> PartTally:
 
 
 def remove_part(uri: str) -> None:
-    """Remove the part at ``uri``, first what makes it whole."""
+    """Remove the part at ``uri``, beginning with the note that makes it complete."""
     for each in (_note_uri(uri), uri, _tally_uri(uri)):
         storage.remove(each)
 
@@ -264,7 +273,7 @@ def write_part_list(parts: Iterable[str], uri: str) -> None:
 
 @loaded_once
 def read_part_list(uri: str) -> tuple[str, ...]:
-    """Return the URIs of all parts; what was asked for last stays in the process."""
+    """Return the URIs of all parts; the last list stays in memory."""
     return tuple(json.loads(storage.read_bytes(uri)))
 
 
@@ -291,7 +300,7 @@ def rows_between(uri: str, kind: str, low: int, high: int) -> Iterator[pa.Record
 def merged(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
     """Return the rows of all ``batches`` in the order of the shuffle, in the columns of ``schema``.
 
-    Rows with the same place, which is as good as impossible, stay in the order of ``batches``.
+    Rows with the same place, which hardly ever occur, stay in the order of ``batches``.
     """
     if not batches:
         return schema.empty_table()
@@ -309,7 +318,7 @@ def merged(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
 
 
 def _merged_lists(parts: Sequence[pa.ListArray], places: Ints) -> pa.ListArray:
-    """Return the lists of all ``parts`` in the order of ``places``, faster than `take` does."""
+    """Return the lists of all ``parts`` in the order of ``places``; faster than `take`."""
     lists: list[NDArray[np.uint16]] = []
     for part in parts:
         values, ends = part.values.to_numpy(), part.offsets.to_numpy().tolist()
@@ -361,26 +370,10 @@ def _mask(
     opens_word: NDArray[np.bool_],
 ) -> Masked:
     seeds = random_bits(keys, _MASKS)
+    how_many = settings.masked_lm_prob, settings.max_ngram, settings.max_predictions
     if settings.fidelity == "google":
-        return google_masks(
-            input_ids,
-            lengths,
-            opens_word,
-            seeds,
-            settings.masked_lm_prob,
-            settings.max_ngram,
-            settings.max_predictions,
-        )
-    return mask_examples(
-        input_ids,
-        lengths,
-        b_starts,
-        opens_word,
-        seeds,
-        settings.masked_lm_prob,
-        settings.max_ngram,
-        settings.max_predictions,
-    )
+        return google_masks(input_ids, lengths, opens_word, seeds, *how_many)
+    return mask_examples(input_ids, lengths, b_starts, opens_word, seeds, *how_many)
 
 
 def _lists(values: NDArray[Any], lengths: Ints) -> pa.ListArray:

@@ -1,11 +1,12 @@
-"""TFRecord files of the records that the reference's training reads, without TensorFlow.
+"""TFRecord files that run_pretraining.py of google-research/albert reads, without TensorFlow.
 
-Records are laid out for many rows at once. Nearly every byte of a record stands at a place known
-beforehand; only the three features with numbers above 127 vary in length, and their numbers are
-written as varints by array arithmetic. Protobuf's own serialiser takes twice the time, turning
-arrays into Python numbers seven times.
+Records are laid out for many rows at once. The place of nearly every byte of a record is known
+beforehand; only the three features with numbers above 127 vary in length, and array arithmetic
+writes their numbers as varints. Protobuf's own serialiser takes twice the time, because it turns
+arrays into Python numbers.
 
-Source: REFERENCE.md B.8; protobuf.dev/programming-guides/encoding.
+Sources: create_pretraining_data.py in google-research/albert for the features;
+protobuf.dev/programming-guides/encoding.
 """
 
 import struct
@@ -113,7 +114,7 @@ TFExample = _example_message()
 """Message class with the wire format of `tf.train.Example`."""
 
 _ROWS_PER_BATCH = 512
-"""Their arrays fit the processor's cache."""
+"""The arrays of so many rows fit the processor's cache."""
 _DELIMITED = 2
 """Wire type of strings, messages and packed lists."""
 _FLOAT_LIST, _INT64_LIST = 2, 3
@@ -165,7 +166,7 @@ def _serialise(
     b_start = rows["segment_b_start"].to_numpy()[:, None]
     segments = is_piece & (np.arange(max_seq_length) >= b_start)
     order = rows["sentence_order_label"].to_numpy().astype(np.uint8)[:, None]
-    # The features stand in the order of their names, as in protobuf's deterministic bytes.
+    # The features are in the order of their names, as protobuf serialises deterministically.
     ids_entries = _varint_entries("input_ids", ids)
     mask_entries = _rows_of(_byte_entries("input_mask", is_piece.view(np.uint8)))
     labels_entries = _varint_entries("masked_lm_ids", labels)
@@ -184,7 +185,7 @@ def _serialise(
 
 
 def padded(column: pa.ChunkedArray, width: int) -> tuple[Integers, NDArray[np.bool_]]:
-    """Return uint16 (R, width), the lists of ``column`` with zeros after them, and what is filled.
+    """Return the lists of ``column``, padded with zeros: uint16 (R, width); and what is filled.
 
     Raises:
         SourceError: a list is longer than ``width``.
@@ -248,7 +249,7 @@ def _rows_of(*entries: Bytes) -> list[bytes]:
 
 
 def _entry_header(name: str, kind: int, num_bytes: int) -> bytes:
-    """Return what stands before the packed values of feature ``name``, of ``num_bytes`` bytes.
+    """Return what precedes the packed values of feature ``name``, of ``num_bytes`` bytes.
 
     An entry of the map is the name (field 1) and a Feature (field 2), which has a list in the
     field of its ``kind``, which has packed values in field 1.

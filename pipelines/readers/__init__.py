@@ -2,11 +2,14 @@
 
 A reader is a function ``read(file: BinaryIO, settings: SourceSettings)`` that yields a `Record`
 for each document in the file, in order, and a `Record` with a reason for what it could not read.
-It holds one record at a time, keeps nothing from one file for the next, so that several threads may
-read at once, and raises for no content. `read_documents` gives it a file, or the part of one whose
-records begin in a range of bytes, and makes documents of what it yields.
+It holds one record at a time, raises for no content, and keeps nothing from one file for the next,
+so that several threads may read at once. `format_of` tells which reader a file needs.
+`read_documents` opens the file, or the records that begin in a range of its bytes, and makes
+documents of what the reader yields.
 """
 
+import codecs
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,71 +18,100 @@ from typing import BinaryIO
 
 from albert_core.text.records import Document
 from pipelines.config import SourceSettings
-from pipelines.readers import (
-    gutenberg,
-    installed_python,
-    jsonl,
-    mediawiki_dump,
-    parquet,
-    text_blocks,
-    warc,
-    whole_text,
-    wiki_extracted,
-)
-from pipelines.readers.encodings import check_encoding
-from pipelines.readers.formats import format_of
-from pipelines.readers.record import MAX_CONTENT_BYTES, BrokenFileError, Record
-from pipelines.readers.source_bytes import (
-    has_random_access,
-    open_content,
-    open_range,
-    packed_ending,
-)
+from pipelines.readers import installed_python, plain_text, source_bytes, tables, warc, wikipedia
+from pipelines.readers.record import Record, check_encoding
 
-__all__ = [
-    "LEFT_OUT",
-    "READERS",
-    "Reader",
-    "Unreadable",
-    "can_split",
-    "format_of",
-    "read_documents",
-]
+LEFT_OUT = frozenset(
+    {
+        wikipedia.OTHER_NAMESPACE,
+        wikipedia.REDIRECT,
+        wikipedia.NOT_WIKITEXT,
+        warc.NOT_HTML,
+        warc.HTTP_ERROR,
+    }
+)
+"""Reasons of records that are sound, but were not asked for."""
 
+_HEAD_BYTES = 1 << 13
 _BLANK_LINE = re.compile(rb"[ \t\r\f\v]*\n")
+_OBJECT_BEGINS = re.compile(rb'\{[ \t]*"(?:[^"\\\n]|\\.){1,200}"[ \t]*:')
+_GUTENBERG = re.compile(
+    rb"\*\*\* ?START OF (?:TH(?:E|IS) )?PROJECT GUTENBERG"
+    rb"|\*START\*\*THE SMALL PRINT!"
+    rb"|\A\W*(?:The )?Project Gutenberg(?:'s|\xe2\x80\x99s|\x92s)? ",
+    re.IGNORECASE,
+)
+
+
+def _begins_with_json_object(head: bytes) -> bool:
+    line, line_end, _ = head.partition(b"\n")
+    if not line_end:  # the line is longer than the head
+        return _OBJECT_BEGINS.match(line) is not None
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How a format is read."""
+    """How files of one format are detected and read."""
 
     read: Callable[[BinaryIO, SourceSettings], Iterator[Record]]
-    boundary: re.Pattern[bytes] | None
+    endings: tuple[str, ...] = ()
+    """Endings of such files' names, in lower case, without the ending of a packed file."""
+    begins: Callable[[bytes], object] = lambda _: False
+    """Whether a file with this beginning, without byte order mark and blanks, has this format."""
+    boundary: re.Pattern[bytes] | None = None
     """Matches the beginning of a line where a record may begin; None: a file is never split."""
-    is_one_document: bool = False
-    """Whether a file is one document, with the file's name as its id."""
     has_header: bool = False
     """Whether what comes before the first boundary is needed to read any range."""
+    is_one_document: bool = False
+    """Whether a file is one document, with the file's name as its id."""
+    decodes_lines: bool = False
+    """Whether lines are cut before they are decoded."""
 
 
 READERS: dict[str, Reader] = {
-    "installed-python": Reader(installed_python.read, None, is_one_document=True),
-    "mediawiki-dump": Reader(mediawiki_dump.read, re.compile(rb"[ \t]*<page>"), has_header=True),
-    "wiki-extracted": Reader(wiki_extracted.read, wiki_extracted.OPENING),
-    "jsonl": Reader(jsonl.read, re.compile(b"")),
-    "parquet": Reader(parquet.read, None),
-    "text": Reader(whole_text.read, None, is_one_document=True),
-    "paragraphs": Reader(text_blocks.read_paragraphs, _BLANK_LINE),
-    "sentences": Reader(text_blocks.read_sentences, _BLANK_LINE),
-    "gutenberg": Reader(gutenberg.read, None, is_one_document=True),
-    "warc": Reader(warc.read, None),
+    "installed-python": Reader(
+        installed_python.read,
+        endings=(".py",),
+        begins=re.compile(re.escape(installed_python.METADATA_FIRST_LINE)).match,
+        is_one_document=True,
+    ),
+    "mediawiki-dump": Reader(
+        wikipedia.read_dump,
+        begins=re.compile(rb"(?:<\?xml[^>]*>\s*)?<mediawiki\b").match,
+        boundary=wikipedia.PAGE_LINE,
+        has_header=True,
+    ),
+    "wiki-extracted": Reader(
+        wikipedia.read_extracted,
+        begins=wikipedia.DOC_LINE.match,
+        boundary=wikipedia.DOC_LINE,
+        decodes_lines=True,
+    ),
+    "jsonl": Reader(
+        tables.read_jsonl,
+        endings=(".jsonl", ".ndjson", ".json"),
+        begins=_begins_with_json_object,
+        boundary=re.compile(b""),
+        decodes_lines=True,
+    ),
+    "parquet": Reader(
+        tables.read_parquet, endings=(".parquet",), begins=re.compile(rb"PAR1").match
+    ),
+    "warc": Reader(
+        warc.read,
+        endings=(".warc", ".arc", ".wet"),
+        begins=re.compile(rb"WARC/[01]\.|filedesc://").match,
+    ),
+    "gutenberg": Reader(plain_text.read_gutenberg, begins=_GUTENBERG.search, is_one_document=True),
+    "paragraphs": Reader(plain_text.read_paragraphs, boundary=_BLANK_LINE, decodes_lines=True),
+    "sentences": Reader(plain_text.read_sentences, boundary=_BLANK_LINE, decodes_lines=True),
+    "text": Reader(plain_text.read_text, is_one_document=True),
 }
-_BY_LINES = ("wiki-extracted", "jsonl", "paragraphs", "sentences")
-
-LEFT_OUT = frozenset(
-    {"other_namespace", "redirect", "not_wikitext", warc.NOT_HTML, warc.HTTP_ERROR}
-)
-"""Reasons of records that are sound, but no texts that were asked for."""
+"""In the order in which beginnings are compared: the words of a book's may occur in any format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +127,29 @@ class Unreadable:
     """How it begins, raw; at most 64 KiB."""
 
 
+def format_of(uri: str, settings: SourceSettings) -> str:
+    """Return the format of the file at ``uri``, a key of `READERS`.
+
+    The declared format comes first, then the ending of the name, then the beginning of the file. A
+    file that nothing of this identifies is "text".
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    if settings.format != "auto":
+        return settings.format
+    name = uri.lower().removesuffix(source_bytes.packed_ending(uri))
+    for told, reader in READERS.items():
+        if name.endswith(reader.endings):
+            return told
+    head = source_bytes.read_head(uri, _HEAD_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()
+    return next((told for told, reader in READERS.items() if reader.begins(head)), "text")
+
+
 def can_split(uri: str, format: str) -> bool:  # noqa: A002 - as the settings call it
     """Return whether ranges of the file's bytes can be read, each without what comes before."""
-    splittable = READERS[format].boundary is not None and not packed_ending(uri)
-    return splittable and has_random_access(uri)
+    splittable = READERS[format].boundary is not None and not source_bytes.packed_ending(uri)
+    return splittable and source_bytes.has_random_access(uri)
 
 
 def read_documents(
@@ -111,9 +162,9 @@ def read_documents(
 ) -> Iterator[Document | Unreadable]:
     """Yield every record of the file at ``uri`` that begins in a range of its bytes.
 
-    The ranges of a file, however it is cut, give exactly the documents of the whole. What can't
-    be read is yielded as such, nothing is raised for it: of a packed file that breaks off the
-    documents before the break, then why it broke.
+    The ranges of a file, however it is cut, give exactly the documents of the whole. Content that
+    can't be read is yielded as `Unreadable` and raises nothing: a packed file that breaks off gives
+    the documents before the break, then the reason.
 
     Args:
         uri: the file; gz, bz2, xz, lzma and zst are unpacked by their ending.
@@ -128,19 +179,18 @@ def read_documents(
     Raises:
         ConfigError: the encoding is unknown, or can't be cut into lines where the format is.
     """
-    check_encoding(settings.encoding, by_lines=format in _BY_LINES)
     reader = READERS[format]
+    check_encoding(settings.encoding, by_lines=reader.decodes_lines)
     try:
         with _open(uri, reader, begin, end) as (start, file):
             for record in reader.read(file, settings):
                 offset = start + record.offset
                 if record.unreadable:
-                    content = record.content[:MAX_CONTENT_BYTES]
-                    yield Unreadable(uri, offset, record.unreadable, content)
+                    yield Unreadable(uri, offset, record.unreadable, record.content)
                 else:
                     record_id = _record_id(name, record.key, offset, reader)
                     yield Document(record_id, record.text, uri, record.lines_are_sentences)
-    except BrokenFileError as error:
+    except source_bytes.BrokenFileError as error:
         yield Unreadable(uri, error.offset, error.reason, b"")
 
 
@@ -148,11 +198,14 @@ def read_documents(
 def _open(uri: str, reader: Reader, begin: int, end: int | None) -> Iterator[tuple[int, BinaryIO]]:
     """Open a range of the file; give its first byte in the file, and its content."""
     if begin == 0 and end is None:
-        with open_content(uri) as file:
+        with source_bytes.open_content(uri) as file:
             yield 0, file
         return
     assert reader.boundary is not None, "a file that can't be split is read whole"
-    with open_range(uri, begin, end, reader.boundary, reader.has_header) as (start, file):
+    with source_bytes.open_range(uri, begin, end, reader.boundary, reader.has_header) as (
+        start,
+        file,
+    ):
         yield start, file
 
 

@@ -1,7 +1,7 @@
 """The documentation of Python code: a module's docstrings, or a distribution's description.
 
-The files are parsed, never imported. This is the sample corpus of the demo: real, messy, ordered
-technical English that is on every machine which can run the demo.
+The files are parsed, never imported. This is the sample corpus of the demo: real technical English
+that is present on every machine that can run the demo.
 """
 
 import ast
@@ -15,47 +15,42 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 from pipelines.config import SourceSettings
-from pipelines.readers.lines import bounded_content
-from pipelines.readers.record import TOO_LARGE, Record, max_document_bytes, unreadable
+from pipelines.readers.record import Record, UnreadableError, whole_file
 
 METADATA_FIRST_LINE = b"Metadata-Version:"
 _SOURCE = "<source of a document>"
-"""The name under which Python parses and warns of every file."""
+"""The file name that Python gives in its warnings about any of these files."""
 _IGNORED = ("ignore", None, Warning, re.compile(re.escape(_SOURCE)), 0)
-"""As it stands in `warnings.filters`: what hits nothing but warnings of `_SOURCE`."""
+"""An entry of `warnings.filters` that matches warnings about `_SOURCE` only."""
 _parsing = threading.Lock()
-"""Held to make a tree. Python 3.11 counts its depth in one place for all threads: where the garbage
-collector runs a finalizer meanwhile, another thread comes between, and both get a SystemError."""
+"""Held while a tree is made. Python 3.11 counts its depth in one place for all threads: if the
+garbage collector runs a finalizer meanwhile, another thread may interrupt, and both get a
+SystemError."""
 
 
 def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield one document: a module's docstrings in source order, or a package description."""
-    max_bytes = max_document_bytes(settings)
-    content = bounded_content(file, max_bytes)
-    if len(content) > max_bytes:
-        yield unreadable(TOO_LARGE, 0, content)
-    elif content.startswith(METADATA_FIRST_LINE):
-        yield Record(_description(content))
-    else:
-        yield _docstrings(content)
+    yield whole_file(file, settings, _documentation)
 
 
-def _docstrings(source: bytes) -> Record:
-    if b'"""' not in source and b"'''" not in source:
-        return Record("")
+def _documentation(content: bytes, _encoding: str) -> str:
+    if content.startswith(METADATA_FIRST_LINE):
+        return _description(content)
+    if b'"""' not in content and b"'''" not in content:
+        return ""
     try:
-        tree = _parsed(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return unreadable("not_python", 0, source)
-    return Record("\n\n".join(_in_source_order(tree)).encode(errors="replace").decode())
+        tree = _parsed(content)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UnreadableError("not_python") from error
+    return "\n\n".join(_in_source_order(tree)).encode(errors="replace").decode()
 
 
 def _parsed(source: bytes) -> ast.Module:
-    """Return the tree of ``source``, whatever Python has to warn of in it.
+    """Return the tree of ``source``, without warnings about it.
 
-    A process has one list of filters for warnings. `catch_warnings` puts a copy in its place and
-    the list back at its end: of two threads, one would take away the other's, and leave its own
-    behind. So the list stays, and has a filter more meanwhile that no other warning meets.
+    `catch_warnings` is not safe in threads: it replaces the process's list of filters and restores
+    it at its end, so that two threads would undo each other's changes. Instead the list gets one
+    more filter for a while, which matches no other warnings.
     """
     with _parsing:
         filters = cast(list[Any], warnings.filters)

@@ -1,13 +1,36 @@
-"""What a reader yields."""
+"""What a reader yields, and what readers share: encodings, and records of bounded size."""
 
+import codecs
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import BinaryIO
 
+from charset_normalizer import from_bytes
+
+from albert_core.stage.errors import ConfigError
 from pipelines.config import SourceSettings
 
 MAX_CONTENT_BYTES = 1 << 16
 """Raw bytes kept of a record that can't be read."""
+AUTO = "auto"
+"""The encoding that is to be found out."""
+TOO_LARGE, NOT_UTF8, NOT_DECODABLE = "too_large", "not_utf8", "not_decodable"
 
-TOO_LARGE = "too_large"
+_SKIP_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 18
+# A UTF-32 mark begins with the UTF-16 one: the longer ones come first.
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+_EBCDIC = ["cp037", "cp273", "cp424", "cp500", "cp875", "cp1026", "cp1140"]
+"""Code pages of mainframes: short texts are easily mistaken for them."""
+
+logging.getLogger("charset_normalizer").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +50,10 @@ class Record:
     """Whether each line of the text is one sentence."""
 
 
+class UnreadableError(Exception):
+    """A record's bytes give no text; the message is the reason, such as "not_utf8"."""
+
+
 def unreadable(reason: str, offset: int, content: bytes = b"", key: str = "") -> Record:
     """Return a record that could not be read, with the beginning of its ``content``."""
     return Record("", key, reason, offset, content[:MAX_CONTENT_BYTES])
@@ -37,15 +64,161 @@ def max_document_bytes(settings: SourceSettings) -> int:
     return int(settings.max_document_mb * 1_000_000)
 
 
-NOT_READABLE = "not_readable"
-TRUNCATED, CORRUPT = "truncated_archive", "corrupt_archive"
+# Bytes to text
 
 
-class BrokenFileError(Exception):
-    """A file breaks off; what came before was read."""
+def check_encoding(encoding: str, by_lines: bool) -> None:
+    """Raise ConfigError unless Python can decode ``encoding``, in lines if ``by_lines``."""
+    if encoding == AUTO:
+        return
+    try:
+        newline = "\n".encode(encoding)
+    except (LookupError, UnicodeError) as error:
+        raise ConfigError(
+            f"source.encoding {encoding!r} is no text encoding that Python knows. "
+            "Give one such as 'utf-8', 'cp1252' or 'gb18030', or 'auto'."
+        ) from error
+    if by_lines and newline != b"\n":
+        raise ConfigError(
+            f"source.encoding {encoding!r} can't be cut into lines of bytes. Convert the files to "
+            "UTF-8, e.g. with iconv, or read them with source.format 'text'."
+        )
 
-    def __init__(self, reason: str, offset: int) -> None:
-        super().__init__(reason, offset)
-        self.reason = reason
+
+def decode_record(content: bytes, encoding: str) -> str:
+    """Return a record's text; auto means UTF-8, since a few bytes do not reveal an encoding.
+
+    Raises:
+        UnreadableError: "not_utf8" under auto, else "not_decodable".
+    """
+    if encoding != AUTO:
+        return _strictly(content, encoding)
+    try:
+        return _strictly(content, "utf-8")
+    except UnreadableError as error:
+        raise UnreadableError(NOT_UTF8) from error
+
+
+def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
+    """Return a whole file's text.
+
+    Args:
+        content: the file.
+        encoding: a declared one. auto: the byte order mark decides, then UTF-8 if the bytes are
+            valid, then the ``hint``, then what the bytes look like.
+        hint: the encoding that the file itself names; may be wrong.
+
+    Raises:
+        UnreadableError: "not_decodable".
+    """
+    if encoding != AUTO:
+        return _strictly(content, encoding)
+    for mark, marked in _MARKS.items():
+        if content.startswith(mark):
+            return _strictly(content, marked)
+    with suppress(UnreadableError):
+        return _strictly(content, "utf-8")
+    if b"\x00" in content:  # a picture or an archive, which some code page would decode
+        raise UnreadableError(NOT_DECODABLE)
+    for hinted in _as_meant(hint):
+        with suppress(UnreadableError):
+            return _strictly(content, hinted)
+    best = from_bytes(content, cp_exclusion=_EBCDIC).best()
+    if best is None:
+        raise UnreadableError(NOT_DECODABLE)
+    return str(best)
+
+
+def _as_meant(hint: str) -> list[str]:
+    """Return the encodings that ``hint`` may mean: cp1252 is often called ISO-8859-1 or ASCII."""
+    try:
+        name = codecs.lookup(hint).name
+    except (LookupError, ValueError):
+        return []
+    return ["cp1252", "latin-1"] if name in ("iso8859-1", "ascii") else [name]
+
+
+def _strictly(content: bytes, encoding: str) -> str:
+    try:
+        if codecs.lookup(encoding).name == "utf-8":
+            content = content.removeprefix(codecs.BOM_UTF8)
+        return str(content, encoding)
+    except (UnicodeError, LookupError) as error:  # LookupError: a codec that does not give text
+        raise UnreadableError(NOT_DECODABLE) from error
+
+
+# Bytes to records
+
+
+def text_record(
+    content: bytes,
+    settings: SourceSettings,
+    offset: int = 0,
+    key: str = "",
+    decode: Callable[[bytes, str], str] = decode_record,
+) -> Record:
+    """Return the record whose text is in ``content``, or why it is unreadable.
+
+    Args:
+        content: the whole record; if it is too large, at least one byte more than the limit.
+        settings: the size limit and the encoding.
+        offset: where the record begins.
+        key: the record's own id, if it has one.
+        decode: returns the text of ``content`` in an encoding, or raises UnreadableError.
+    """
+    if len(content) > max_document_bytes(settings):
+        return unreadable(TOO_LARGE, offset, content, key)
+    try:
+        return Record(decode(content, settings.encoding), key, offset=offset)
+    except UnreadableError as error:
+        return unreadable(str(error), offset, content, key)
+
+
+def whole_file(
+    file: BinaryIO, settings: SourceSettings, decode: Callable[[bytes, str], str] = decode_file
+) -> Record:
+    """Return all of ``file`` as one record; see `text_record`."""
+    pieces: list[bytes] = []
+    rest = max_document_bytes(settings) + 1
+    # In pieces: a read allocates as much as it asks for, and most files are small.
+    while rest and (piece := file.read(min(rest, _PIECE_BYTES))):
+        pieces.append(piece)
+        rest -= len(piece)
+    return text_record(b"".join(pieces), settings, decode=decode)
+
+
+def bounded_lines(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the offset and content of each line, with its line end.
+
+    A line of more than ``max_bytes`` is cut after ``max_bytes + 1``; its rest is skipped.
+    """
+    offset = 0
+    while line := file.readline(max_bytes + 1):
+        yield offset, line
+        offset += len(line)
+        while len(line) > max_bytes and not line.endswith(b"\n"):
+            rest = file.readline(_SKIP_BYTES)
+            offset += len(rest)
+            if not rest or rest.endswith(b"\n"):
+                break
+
+
+class Block:
+    """The lines of one record; it holds at most ``max_bytes`` and one more line."""
+
+    def __init__(self, offset: int, max_bytes: int) -> None:
         self.offset = offset
-        """Where it broke, in the unpacked content."""
+        """Where its first line begins."""
+        self._lines: list[bytes] = []
+        self._room = max_bytes
+
+    def add(self, line: bytes) -> None:
+        """Add ``line``; the line that makes the block too large is the last one kept."""
+        if self._room >= 0:
+            self._lines.append(line)
+        self._room -= len(line)
+
+    @property
+    def content(self) -> bytes:
+        """The lines, joined."""
+        return b"".join(self._lines)

@@ -3,36 +3,56 @@
 Whatever the file system or the archive raises, these raise BrokenFileError.
 """
 
+import bz2
 import io
+import lzma
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import fsspec
+import zstandard
 
 from albert_core.stage import storage
-from pipelines.readers.archives import PACKED_ENDINGS, unpacked
-from pipelines.readers.record import NOT_READABLE, BrokenFileError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+NOT_READABLE = "not_readable"
+TRUNCATED, CORRUPT = "truncated_archive", "corrupt_archive"
+
 _BUFFER_BYTES = 1 << 20
 _BLOCK_BYTES = 8 << 20
-"""Fetched from a store at a time; some would fetch 50 MB."""
+"""How much is fetched from a store at a time; the default of some is 50 MB."""
 _RANGE_BLOCK_BYTES = 1 << 20
-"""The same of a range, beyond whose end little should be fetched."""
+"""The same for a range: little beyond its end should be fetched."""
 _BOUNDARY_LINE_BYTES = 1 << 16
-"""Of a line, as much as a boundary may need to be seen."""
+"""How much of a line is read to recognise a boundary."""
 _MAX_HEADER_BYTES = 1 << 20
 _PROBE_BYTES = 1 << 10
 _ANSWER_SECONDS = 300
+_PACKED_BYTES = 1 << 17
+_PIECE_BYTES = 1 << 16
+"""How much is unpacked at a time: bounds the memory, and what is lost where a file breaks off."""
+_ZSTD_PACKED_BYTES = 1 << 9
+"""zstd can't limit its output; so few bytes unpack to some 20 MB at most."""
+
+
+class BrokenFileError(Exception):
+    """A file breaks off; what came before was read."""
+
+    def __init__(self, reason: str, offset: int) -> None:
+        super().__init__(reason, offset)
+        self.reason = reason
+        self.offset = offset
+        """Where it broke, in the unpacked content."""
 
 
 def packed_ending(uri: str) -> str:
-    """Return the ending by which the file is known to be packed, or an empty string."""
-    return next((ending for ending in PACKED_ENDINGS if uri.lower().endswith(ending)), "")
+    """Return the ending of a packed file's name, or an empty string."""
+    return next((ending for ending in _MEMBERS if uri.lower().endswith(ending)), "")
 
 
 def has_random_access(uri: str) -> bool:
@@ -46,9 +66,9 @@ def has_random_access(uri: str) -> bool:
         with fs.open(path, "rb", block_size=_PROBE_BYTES) as file:
             file.seek(1)
             return len(file.read(1)) == 1
-    except ValueError:  # how fsspec says that a web server knows no ranges
+    except ValueError:  # fsspec: the web server does not support ranges
         return False
-    except Exception as error:  # each file system's library has errors of its own
+    except Exception as error:  # each file system's library has its own errors
         raise OSError(str(error)) from error
 
 
@@ -82,7 +102,7 @@ def open_content(uri: str, block_bytes: int = _BLOCK_BYTES) -> "Iterator[io.Buff
     """
     with _open(uri, block_bytes) as file:
         ending = packed_ending(uri)
-        raw = unpacked(cast(BinaryIO, file), ending) if ending else file
+        raw = _Unpacked(file, _MEMBERS[ending]) if ending else file
         with io.BufferedReader(raw, _BUFFER_BYTES) as content:
             yield content
 
@@ -106,8 +126,7 @@ def open_range(
             line of the file before it, at most `_MAX_HEADER_BYTES`.
 
     Yields:
-        Where in the file the content would begin if it were all of one piece: offsets in it, added
-        to this, are offsets in the file. And the content.
+        What to add to an offset in the content to get the offset in the file, and the content.
     """
     with _open(uri, _RANGE_BLOCK_BYTES) as file:
         stop = file.size if end is None else _edge(file, end, boundary, with_header)
@@ -125,7 +144,7 @@ def _edge(file: "_Plain", position: int, boundary: re.Pattern[bytes], with_heade
     if position > 0:
         return _next_boundary(file, min(position, file.size), boundary)
     first = _next_boundary(file, 0, boundary) if with_header else 0
-    return 0 if first == file.size else first  # without any boundary it is all in the first range
+    return 0 if first == file.size else first  # without a boundary all is in the first range
 
 
 def _next_boundary(file: "_Plain", position: int, boundary: re.Pattern[bytes]) -> int:
@@ -134,33 +153,25 @@ def _next_boundary(file: "_Plain", position: int, boundary: re.Pattern[bytes]) -
     file.seek(before)
     lines = io.BufferedReader(file, _BOUNDARY_LINE_BYTES)
     try:
-        offset = before + (_pass_line(lines) if position else 0)  # to the next line's begin
+        offset = before + (_skip_line(lines) if position else 0)  # to where the next line begins
         while line := lines.readline(_BOUNDARY_LINE_BYTES):
             if boundary.match(line):
                 return offset
-            offset += len(line) + (0 if line.endswith(b"\n") else _pass_line(lines))
+            offset += len(line) + (0 if line.endswith(b"\n") else _skip_line(lines))
         return offset
     finally:
         lines.detach()  # else the file would be closed with it
 
 
 def _header(file: "_Plain", boundary: re.Pattern[bytes]) -> bytes:
-    """Return what stands before the first boundary line."""
+    """Return what stands before the first boundary line, at most `_MAX_HEADER_BYTES`."""
+    num_bytes = min(_next_boundary(file, 0, boundary), _MAX_HEADER_BYTES)
     file.seek(0)
-    lines = io.BufferedReader(file, _BOUNDARY_LINE_BYTES)
-    header = b""
-    try:
-        while line := lines.readline(_BOUNDARY_LINE_BYTES):
-            if boundary.match(line) or len(header) > _MAX_HEADER_BYTES:
-                break
-            header += line
-        return header
-    finally:
-        lines.detach()
+    return file.read(num_bytes)
 
 
-def _pass_line(lines: "io.BufferedReader[Any]") -> int:
-    """Read to the end of the line; return how many bytes that were."""
+def _skip_line(lines: "io.BufferedReader[Any]") -> int:
+    """Read to the end of the line; return how many bytes were read."""
     num_bytes = 0
     while part := lines.readline(_BOUNDARY_LINE_BYTES):
         num_bytes += len(part)
@@ -169,30 +180,42 @@ def _pass_line(lines: "io.BufferedReader[Any]") -> int:
     return num_bytes
 
 
-class _Plain(io.RawIOBase):
-    """A file of fsspec's, whose every error is BrokenFileError, up to ``stop``."""
+class _Stream(io.RawIOBase):
+    """A stream over a file that is closed with it."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
         self._offset = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._offset
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+class _Plain(_Stream):
+    """A file of fsspec up to ``stop``; all its errors are BrokenFileError."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
         self.stop: int | None = None
         """Where reading ends, in bytes; None: at the end of the file."""
         self.pending = b""
-        """Given before anything is read."""
+        """Returned before anything is read."""
 
     @property
     def size(self) -> int:
         """Bytes of the file; afterwards its position is its end."""
         return self.seek(0, io.SEEK_END)
 
-    def readable(self) -> bool:
-        return True
-
     def seekable(self) -> bool:
         return bool(self._file.seekable())
-
-    def tell(self) -> int:
-        return self._offset
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         try:
@@ -222,11 +245,6 @@ class _Plain(io.RawIOBase):
         self._offset += len(data)
         return data
 
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-        super().close()
-
 
 def _open(uri: str, block_bytes: int) -> _Plain:
     fs, path = storage.filesystem(uri)
@@ -239,15 +257,146 @@ def _open(uri: str, block_bytes: int) -> _Plain:
 
 
 def _is_stream_only(fs: fsspec.AbstractFileSystem, uri: str) -> bool:
-    """Return whether the file comes from a web server that gives it only as a whole."""
+    """Return whether the file is on a web server without support of ranges."""
     protocols = [fs.protocol] if isinstance(fs.protocol, str) else fs.protocol
     return "http" in protocols and not has_random_access(uri)
 
 
 def _without_time_limit(fs: fsspec.AbstractFileSystem) -> fsspec.AbstractFileSystem:
-    """Return the web's file system with a limit for each answer, and none for a whole file."""
+    """Return the HTTP file system with a time limit for each answer, and none for a whole file."""
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=None, sock_read=_ANSWER_SECONDS)
     options = {**fs.storage_options, "client_kwargs": {**fs.client_kwargs, "timeout": timeout}}
     return type(fs)(**options)
+
+
+class _Unpacked(_Stream):
+    """The content of a packed file, of one or several members; it can't be sought in.
+
+    What comes before a break is given before BrokenFileError is raised: "truncated_archive" where
+    the file ends too early, else "corrupt_archive"; its offset is in the content.
+    """
+
+    def __init__(self, packed: _Plain, new_member: Callable[[], "_Member"]) -> None:
+        super().__init__(packed)
+        self._pieces = self._unpack(new_member)
+        self._piece = memoryview(b"")
+
+    def readinto(self, buffer: "Buffer") -> int:
+        while not self._piece:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._piece = memoryview(piece)
+        target = memoryview(buffer).cast("B")
+        length = min(len(target), len(self._piece))
+        target[:length] = self._piece[:length]
+        self._piece = self._piece[length:]
+        self._offset += length
+        return length
+
+    def _unpack(self, new_member: Callable[[], "_Member"]) -> Iterator[bytes]:
+        data = self._more()
+        while data:
+            member = new_member()
+            while not member.eof:
+                if member.needs_input and not data:
+                    data = self._more()
+                    if not data:
+                        raise BrokenFileError(TRUNCATED, self._offset)
+                yield self._step(member, data)
+                data = b""
+            data = self._after_padding(member.unused_data)
+
+    def _more(self) -> bytes:
+        try:
+            return cast(bytes, self._file.read(_PACKED_BYTES))
+        except BrokenFileError as error:  # its offset is in the packed file
+            raise BrokenFileError(error.reason, self._offset) from error
+
+    def _step(self, member: "_Member", data: bytes) -> bytes:
+        try:
+            return member.decompress(data, _PIECE_BYTES)
+        except _UNPACKING_ERRORS as error:
+            raise BrokenFileError(CORRUPT, self._offset) from error
+
+    def _after_padding(self, data: bytes) -> bytes:
+        """Return what follows the zeros that may stand between members and at the end."""
+        while not (rest := data.lstrip(b"\x00")):
+            data = self._more()
+            if not data:
+                return b""
+        return rest
+
+
+class _Member(Protocol):
+    """A decompressor with the interface of bz2's."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+class _GzipMember:
+    """zlib with the interface of bz2's decompressor; it checks length and CRC."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        self.needs_input = True
+
+    @property
+    def eof(self) -> bool:
+        return self._zlib.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._zlib.unused_data
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        piece = self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
+        self.needs_input = not self._zlib.unconsumed_tail and len(piece) < max_length
+        return piece
+
+
+class _ZstdMember:
+    """A frame of zstd with the interface of bz2's decompressor."""
+
+    def __init__(self) -> None:
+        # Two threads can't share a decompressor.
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._pending = memoryview(b"")
+
+    @property
+    def eof(self) -> bool:
+        return self._frame.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not len(self._pending)
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._frame.unused_data + self._pending.tobytes()
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        del max_length
+        if data:  # given only when nothing is pending
+            self._pending = memoryview(data)
+        some = self._pending[:_ZSTD_PACKED_BYTES]
+        self._pending = self._pending[_ZSTD_PACKED_BYTES:]
+        return self._frame.decompress(some)
+
+
+_MEMBERS: dict[str, Callable[[], _Member]] = {
+    ".gz": _GzipMember,
+    ".bz2": bz2.BZ2Decompressor,
+    ".xz": lzma.LZMADecompressor,
+    ".lzma": lzma.LZMADecompressor,
+    ".zst": _ZstdMember,
+}
+_UNPACKING_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, zstandard.ZstdError)

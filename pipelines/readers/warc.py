@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, cast
 
 from warcio.exceptions import ArchiveLoadFailed  # type: ignore[import-untyped]
@@ -13,8 +13,15 @@ from warcio.statusandheaders import (  # type: ignore[import-untyped]
 )
 
 from pipelines.config import SourceSettings
-from pipelines.readers.encodings import AUTO, UndecodableError, decode_file
-from pipelines.readers.record import TOO_LARGE, Record, max_document_bytes, unreadable
+from pipelines.readers.record import (
+    AUTO,
+    Record,
+    UnreadableError,
+    decode_file,
+    max_document_bytes,
+    text_record,
+    unreadable,
+)
 
 BROKEN_RECORD, TRUNCATED_RECORD = "broken_record", "truncated_record"
 NOT_HTML, HTTP_ERROR = "not_html", "http_error"
@@ -33,29 +40,19 @@ _BROKEN = (
     StatusAndHeadersParserException,
     EOFError,
     ValueError,
-    AttributeError,  # of a response without an address
+    AttributeError,  # raised for a response without an address
 )
 
 for _name in ("warcio", "trafilatura"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """One record of an archive."""
-
-    offset: int
-    uri: str
-    content_type: str
-    content: bytes
-
-
 def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield a document for each page in HTML, and for each text of a WET file.
 
-    Other records (requests, metadata, name look-ups, the archive's own description) are no
-    documents and not counted. Answers of another type are "not_html", those without success
-    "http_error". After a broken record reading goes on where the next one begins.
+    Other records (requests, metadata, name look-ups, the archive's description) are not documents
+    and not counted. Responses of another type are "not_html", unsuccessful ones "http_error". After
+    a broken record, reading continues at the next one.
     """
     after_broken = False
     while line := file.readline(_MAX_LINE_BYTES):
@@ -80,7 +77,7 @@ def _parse(file: BinaryIO, line: bytes) -> Any | None:
         found = loader.parse_record_stream(file, line, kind)
     except _BROKEN:
         return None
-    # Without its length a record would be the whole rest of the file.
+    # A record without a length would be the whole rest of the file.
     return None if found.raw_stream is file else found
 
 
@@ -94,20 +91,22 @@ def _records(found: Any, offset: int, settings: SourceSettings) -> Iterator[Reco
         pass
     if not is_wanted:
         return
-    entry = _Entry(offset, uri, _content_type(found, content), content)
+    content_type = _content_type(found, content)
     if found.raw_stream.limit > 0:
         yield unreadable(TRUNCATED_RECORD, offset, content, uri)
-    elif reason := _left_out(found, entry):
+    elif reason := _left_out(found, content_type):
         yield unreadable(reason, offset, content, uri)
-    elif len(content) > max_bytes:
-        yield unreadable(TOO_LARGE, offset, content, uri)
     else:
-        yield _document(entry, settings, is_text=found.rec_type == "conversion")
+        decode = partial(
+            _decode if found.rec_type == "conversion" else _decode_page,
+            hint=_charset(content_type, content),
+        )
+        yield text_record(content, settings, offset, uri, decode)
 
 
 def _content(found: Any, max_bytes: int) -> bytes:
-    """Return the record's content, unpacked; of one too large the beginning."""
-    if found.length > max_bytes:  # as it is: a chunk of it would be held whole
+    """Return the record's content, unpacked; if it is too large, the beginning."""
+    if found.length > max_bytes:  # not unpacked: that would hold a whole chunk
         return cast(bytes, found.raw_stream.read(max_bytes + 1))
     return cast(bytes, found.content_stream().read(max_bytes + 1))
 
@@ -125,7 +124,7 @@ def _content_type(found: Any, content: bytes) -> str:
     return (declared or ("text/html" if _HTML_BEGINS.match(content) else "")).strip().lower()
 
 
-def _left_out(found: Any, entry: _Entry) -> str:
+def _left_out(found: Any, content_type: str) -> str:
     """Return why the record is no page, or an empty string if it is one."""
     if found.rec_type == "conversion":
         return ""
@@ -133,50 +132,38 @@ def _left_out(found: Any, entry: _Entry) -> str:
         status = found.http_headers.get_statuscode() if found.http_headers else ""
         if not status.startswith("2"):
             return HTTP_ERROR
-    return "" if entry.content_type.startswith(_HTML_TYPES) else NOT_HTML
+    return "" if content_type.startswith(_HTML_TYPES) else NOT_HTML
 
 
-def _document(entry: _Entry, settings: SourceSettings, is_text: bool) -> Record:
-    try:
-        text = _decoded(entry, settings.encoding)
-    except UndecodableError as error:
-        return unreadable(str(error), entry.offset, entry.content, entry.uri)
-    if is_text:
-        return Record(text, entry.uri, offset=entry.offset)
-    page = main_text(text)
-    if page is None:
-        return unreadable("not_extractable", entry.offset, entry.content, entry.uri)
-    return Record(page, entry.uri, offset=entry.offset)
-
-
-def _decoded(entry: _Entry, encoding: str) -> str:
-    hint = _charset(entry)
+def _decode(content: bytes, encoding: str, hint: str) -> str:
     if encoding == AUTO and hint.lower() in ("utf-8", "utf8"):
-        return entry.content.decode(errors="replace")  # as browsers do
-    return decode_file(entry.content, encoding, hint)
+        return content.decode(errors="replace")  # as browsers do
+    return decode_file(content, encoding, hint)
 
 
-def _charset(entry: _Entry) -> str:
-    """Return the encoding that the server or else the page names, or an empty string."""
-    if found := _CHARSET.search(entry.content_type):
-        return found.group(1)
-    meta = _META_CHARSET.search(entry.content, 0, _META_BYTES)
-    return meta.group(1).decode("ascii", "replace") if meta else ""
-
-
-def main_text(html: str) -> str | None:
+def _decode_page(content: bytes, encoding: str, hint: str) -> str:
     """Return the text of a page without menus, comments and tables; empty if there is none.
 
-    None: the page is more than the parsers bear.
+    Raises:
+        UnreadableError: "not_decodable", or "not_extractable": a parser failed.
     """
-    from trafilatura import extract  # a second, which other formats need not wait for
+    from trafilatura import extract  # takes a second, which other formats need not wait for
 
-    if not html.strip():
+    page = _decode(content, encoding, hint)
+    if not page.strip():
         return ""
-    # All threads have its HTML parser and its XPaths in common: lxml lets one at a time use each.
-    # Its caches hold what depends on nothing else, but for that of `deduplicate`, which is not on.
+    # All threads share its HTML parser and its XPaths, which lxml locks. Its caches hold pure
+    # results, except that of `deduplicate`, which is off.
     try:
-        found = extract(html, fast=True, include_comments=False, include_tables=False)
-    except Exception:  # noqa: BLE001 - the next page may be sound, whatever this one did
-        return None
-    return (found or "").encode(errors="replace").decode()
+        text = extract(page, fast=True, include_comments=False, include_tables=False) or ""
+    except Exception as error:  # whatever it is, the next page may be sound
+        raise UnreadableError("not_extractable") from error
+    return text.encode(errors="replace").decode()
+
+
+def _charset(content_type: str, content: bytes) -> str:
+    """Return the encoding that the server or else the page names, or an empty string."""
+    if found := _CHARSET.search(content_type):
+        return found.group(1)
+    meta = _META_CHARSET.search(content, 0, _META_BYTES)
+    return meta.group(1).decode("ascii", "replace") if meta else ""

@@ -13,8 +13,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pipelines.config import CleaningSettings
-from pipelines.corpus.cleaning import content_hash, normalise_text, reject_reasons
-from pipelines.corpus.mojibake import CONTROLS, repair_mojibake
+from pipelines.corpus.cleaning import (
+    CONTROLS,
+    content_hash,
+    normalise_text,
+    reject_reasons,
+    repair_mojibake,
+)
 
 CORPORA = Path(__file__).parents[4] / "shared/data/corpora"
 MESSY = CORPORA / "messy"

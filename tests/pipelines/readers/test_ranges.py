@@ -79,20 +79,12 @@ def contents(draw: st.DrawFn) -> tuple[str, bytes]:
     return name, b"".join(draw(st.lists(some, max_size=20)))
 
 
-@settings(max_examples=300, deadline=None)
-@given(contents(), st.lists(st.integers(0, 2500), max_size=6))
-def test_any_cut_gives_the_documents_of_the_whole(
-    format_and_content: tuple[str, bytes], cuts: list[int]
+@settings(max_examples=400, deadline=None)
+@given(contents(), st.lists(st.integers(0, 2500), max_size=6), st.sampled_from([64, 0.0001]))
+def test_any_cut_gives_the_documents_of_the_whole_also_where_some_are_too_large(
+    format_and_content: tuple[str, bytes], cuts: list[int], max_document_mb: float
 ) -> None:
-    assert_cut_is_whole(*format_and_content, cuts)
-
-
-@settings(max_examples=100, deadline=None)
-@given(contents(), st.lists(st.integers(0, 2500), max_size=6))
-def test_so_does_one_where_records_are_too_large(
-    format_and_content: tuple[str, bytes], cuts: list[int]
-) -> None:
-    assert_cut_is_whole(*format_and_content, cuts, mb=0.0001)
+    assert_cut_is_whole(*format_and_content, cuts, max_document_mb)
 
 
 @pytest.mark.parametrize("format", ["jsonl", "wiki-extracted", "sentences", "paragraphs"])

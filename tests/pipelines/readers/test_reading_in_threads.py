@@ -19,10 +19,10 @@ from pipelines.readers import READERS
 from pipelines.readers.installed_python import METADATA_FIRST_LINE
 from tests.generated_text import document
 from tests.pipelines.readers.reading import CORPORA, PACKERS, WIKI, Read, json_lines, needs, read
-from tests.pipelines.readers.test_mediawiki_dump import dump
-from tests.pipelines.readers.test_mediawiki_dump import page as article
 from tests.pipelines.readers.test_warc import Archive
 from tests.pipelines.readers.test_warc import page as web_page
+from tests.pipelines.readers.test_wikipedia import dump
+from tests.pipelines.readers.test_wikipedia import page as article
 from tests.threads import NUM_THREADS, forget_what_is_kept, in_threads
 
 PROJECT = Path(__file__).parents[3]

@@ -1,5 +1,6 @@
-"""Parquet files, whole and broken."""
+"""JSON lines and Parquet files, whole and broken."""
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,117 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from albert_core.text.records import Document
 from pipelines.readers import Unreadable
+from pipelines.readers.record import MAX_CONTENT_BYTES
 from tests.generated_text import document
-from tests.pipelines.readers.reading import documents, ids, read, reasons, split, texts
+from tests.pipelines.readers.reading import (
+    CORPORA,
+    PACKERS,
+    documents,
+    ids,
+    json_lines,
+    needs,
+    read,
+    read_content,
+    reasons,
+    split,
+    texts,
+)
+
+# JSON lines
+
+
+@pytest.mark.parametrize("ending", ["", *PACKERS])
+def test_json_lines_are_documents_by_their_ids(tmp_path: Path, ending: str) -> None:
+    content = json_lines({"id": "a", "text": "One."}, {"id": 7, "text": "Two.", "url": "x"})
+    packed = PACKERS[ending](content) if ending else content
+    records = read_content(tmp_path, f"d.jsonl{ending}", packed)
+    uri = str(tmp_path / f"d.jsonl{ending}")
+    assert records == [
+        Document(f"d.jsonl{ending}#a", "One.", uri),
+        Document(f"d.jsonl{ending}#7", "Two.", uri),
+    ]
+
+
+def test_another_field_can_hold_the_text_and_another_the_id(tmp_path: Path) -> None:
+    content = json_lines({"content": "One.", "url": "u/1", "text": "no"})
+    records = read_content(tmp_path, "a.jsonl", content, text_field="content", id_field="url")
+    assert ids(records) == ["a.jsonl#u/1"]
+    assert texts(records) == ["One."]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{broken", "not_json"),
+        (b'{"text": "\xff"}', "not_utf8"),
+        (b'{"text": "\xed\xa0\x80"}', "not_utf8"),
+        (b'{"title": "no text"}', "no_text_field"),
+        (b'{"text": 5}', "no_text_field"),
+        (b'{"text": null}', "no_text_field"),
+        (b'["text"]', "no_text_field"),
+        (b"[" * 100_000, "not_json"),
+        (b'{"text": "T.", "n": ' + b"1" * 5000 + b"}", "not_json"),
+        (b"\x00\x01", "not_json"),
+    ],
+    ids=lambda value: value[:12] if isinstance(value, bytes) else value,
+)
+def test_a_bad_line_is_reported_with_its_place_and_ends_nothing(
+    tmp_path: Path, line: bytes, reason: str
+) -> None:
+    before = json_lines({"text": "Before."})
+    content = before + line + b"\n" + json_lines({"text": "After."})
+    first, bad, last = read_content(tmp_path, "a.jsonl", content)
+    assert texts([first, last]) == ["Before.", "After."]
+    kept = (line + b"\n")[:MAX_CONTENT_BYTES]
+    assert bad == Unreadable(str(tmp_path / "a.jsonl"), len(before), reason, kept)
+
+
+def test_blank_lines_are_no_records(tmp_path: Path) -> None:
+    content = b"\n" + json_lines({"text": "One."}) + b"  \r\n" + json_lines({"text": "Two."})
+    records = read_content(tmp_path, "a.jsonl", content + b"\n")
+    assert ids(records) == ["a.jsonl#@1", "a.jsonl#@22"]
+
+
+def test_a_last_line_without_an_end_is_a_record(tmp_path: Path) -> None:
+    content = json_lines({"text": "One."}, {"text": "Two."}).rstrip()
+    assert texts(read_content(tmp_path, "a.jsonl", content)) == ["One.", "Two."]
+
+
+def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
+    content = b'{"id": "\\ud800", "text": "a\\ud800 \\ud83d\\ude00"}\n'
+    [record] = read_content(tmp_path, "x.jsonl", content)
+    assert record == Document("x.jsonl#?", "a? 😀", str(tmp_path / "x.jsonl"))
+
+
+def test_repeated_ids_are_left_to_others(tmp_path: Path) -> None:
+    content = json_lines(*({"id": key, "text": "T."} for key in "aba"))
+    assert ids(read_content(tmp_path, "x.jsonl", content)) == [f"x.jsonl#{key}" for key in "aba"]
+
+
+def test_zero_is_an_id_like_any_other(tmp_path: Path) -> None:
+    content = json_lines({"id": 5, "text": "T."}, {"id": 0, "text": "T."})
+    assert ids(read_content(tmp_path, "x.jsonl", content)) == ["x.jsonl#5", "x.jsonl#0"]
+
+
+def test_an_empty_id_is_none(tmp_path: Path) -> None:
+    content = json_lines({"id": "", "text": "T."}, {"id": None, "text": "T."})
+    assert ids(read_content(tmp_path, "x.jsonl", content)) == ["x.jsonl#@0", "x.jsonl#@25"]
+
+
+@needs("jsonl_dolma")
+@pytest.mark.parametrize("name", ["cc_en_head-0091.jsonl", "cc_en_head-0174.jsonl"])
+def test_a_packed_file_of_dolma_holds_the_documents_of_the_plain_one(name: str) -> None:
+    plain, packed = (
+        read(CORPORA / "jsonl_dolma" / file, name=name) for file in (name, f"{name}.gz")
+    )
+    assert texts(plain) == texts(packed)
+    assert ids(plain) == ids(packed)
+    assert plain
+
+
+# Parquet
 
 TEXTS = [document(number) for number in range(300)]
 
@@ -102,8 +211,6 @@ def test_a_file_that_is_no_parquet_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_packed_file_is_reported(tmp_path: Path) -> None:
-    import gzip
-
     path = write(tmp_path / "a.parquet", {"text": ["T."]})
     (tmp_path / "b.parquet.gz").write_bytes(gzip.compress(path.read_bytes()))
     assert reasons(read(tmp_path / "b.parquet.gz")) == ["not_parquet"]

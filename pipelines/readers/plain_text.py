@@ -1,16 +1,55 @@
-"""Project Gutenberg's texts: one book a file, without the licence around it."""
+"""Plain text: whole files, books of Project Gutenberg, and blocks between blank lines."""
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
 from typing import BinaryIO
 
 from pipelines.config import SourceSettings
-from pipelines.readers.record import Record
-from pipelines.readers.whole_text import whole_file
+from pipelines.readers.record import (
+    Block,
+    Record,
+    bounded_lines,
+    decode_file,
+    max_document_bytes,
+    text_record,
+    whole_file,
+)
+
+
+def read_text(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+    """Yield the one document of the file."""
+    yield whole_file(file, settings)
+
+
+def read_paragraphs(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+    """Yield a document for each run of lines that are not blank."""
+    max_bytes = max_document_bytes(settings)
+    runs = groupby(bounded_lines(file, max_bytes), key=lambda line: line[1].isspace())
+    for is_blank, lines in runs:
+        if not is_blank:
+            offset, first = next(lines)
+            block = Block(offset, max_bytes)
+            block.add(first)
+            for _, line in lines:
+                block.add(line)
+            yield text_record(block.content, settings, offset)
+
+
+def read_sentences(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+    """Yield a document for each run of lines that are not blank, with one sentence a line.
+
+    Source: the input format of create_pretraining_data.py in google-research/albert.
+    """
+    for record in read_paragraphs(file, settings):
+        yield replace(record, lines_are_sentences=True)
+
+
+# Project Gutenberg
 
 _HEADER_BYTES = 1 << 15
 _FLAGS = re.IGNORECASE | re.MULTILINE
-
 _CHARACTER_SET = re.compile(
     rb"^(?:Character set encoding|Character set):[ \t]*([\w.:-]+)(?:[ \t]([\w.-]+))?", _FLAGS
 )
@@ -37,18 +76,21 @@ _CREDITS = re.compile(
     re.IGNORECASE,
 )
 _MAX_CREDITS = 3
-"""Paragraphs of credits at the most; what looks like more is the book."""
+"""Most paragraphs of credits; what looks like more belongs to the book."""
 _MAX_CREDIT_CHARACTERS = 1000
 
 
-def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
-    """Yield the one book of the file; without the markers, all of the file."""
-    record = whole_file(file, settings, _declared_encoding)
-    yield record if record.unreadable else Record(book(record.text))
+def read_gutenberg(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+    """Yield the one book of the file, without the licence; without markers, the whole file."""
+
+    def decode(content: bytes, encoding: str) -> str:
+        return book(decode_file(content, encoding, hint=_declared_encoding(content)))
+
+    yield whole_file(file, settings, decode)
 
 
 def book(text: str) -> str:
-    """Return the part of ``text`` between the licence's marks, without the producers' credits."""
+    """Return the text between the markers of the licence, without the producers' credits."""
     text = text.replace("\r\n", "\n")
     begin = _begin(text)
     end = _END.search(text, begin)
@@ -61,7 +103,7 @@ def _begin(text: str) -> int:
         return start.end()
     small_print = _SMALL_PRINT_END.search(text)
     if small_print is None or _END.search(text, 0, small_print.start()):
-        return 0  # in the second case the licence stands behind the book
+        return 0  # in the second case the licence follows the book
     return small_print.end()
 
 

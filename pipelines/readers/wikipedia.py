@@ -1,11 +1,14 @@
-"""MediaWiki XML dumps, pages-articles: a document for each article, without its markup.
+"""Wikipedia: MediaWiki's XML dumps, and the output of WikiExtractor.
 
-A file is a whole dump, or a range of its bytes that begins at a ``<page>`` and ends before another
-one, perhaps with the dump's header before it. Text in a dump is escaped, so that ``<page>`` and
-``</page>`` are never part of an article: the bytes are cut there, and a broken page does not harm
-the next one.
+A dump (pages-articles) gives a document for each article, without its markup. The file is a whole
+dump, or a range of its bytes that begins at a ``<page>`` and ends before another one, perhaps with
+the dump's header before it. Text in a dump is escaped, so that ``<page>`` and ``</page>`` are never
+part of an article: the bytes are cut there, and a broken page does not harm the next one.
+
+WikiExtractor writes ``<doc id="12" url="..." title="...">``, the article, ``</doc>``.
 """
 
+import codecs
 import html
 import re
 from collections.abc import Callable, Iterator
@@ -15,9 +18,24 @@ from xml.etree import ElementTree as ET
 
 from pipelines.config import SourceSettings
 from pipelines.corpus import wikitext
-from pipelines.readers.record import TOO_LARGE, Record, max_document_bytes, unreadable
+from pipelines.readers.record import (
+    TOO_LARGE,
+    Block,
+    Record,
+    bounded_lines,
+    max_document_bytes,
+    text_record,
+    unreadable,
+)
 
 BROKEN_XML = "broken_xml"
+OTHER_NAMESPACE, REDIRECT, NOT_WIKITEXT = "other_namespace", "redirect", "not_wikitext"
+"""Reasons of pages that were not asked for."""
+PAGE_LINE = re.compile(rb"[ \t]*<page>")
+"""The beginning of a line where a page of a dump begins."""
+# Titles are not escaped and may hold quotes and angles, so that the tag's end tells nothing.
+DOC_LINE = re.compile(rb'(?:\xef\xbb\xbf)?<doc\b[^\n]{0,4000}?\bid="([^"\n]{0,4000})"')
+"""The beginning of a line where an article of WikiExtractor begins."""
 
 _BEGIN = b"<page>"
 _END = b"</page>"
@@ -32,12 +50,10 @@ _NAMESPACE_NAME = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]+)</namespace
 _NAMESPACE = re.compile(rb"<ns>\s*(-?\d+)\s*</ns>")
 _ID = re.compile(rb"<id>\s*(\d+)\s*</id>")
 _UNSEEN_NAMESPACES = (b"6", b"14")
-"""Files and categories: what links to them shows no text."""
-
-Clean = Callable[[str], str]
+"""Files and categories: links to them show no text."""
 
 
-def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+def read_dump(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield a document for each article, and a reason for each page that is left out.
 
     What the settings or the page itself leave out is ``other_namespace``, ``redirect`` or
@@ -45,7 +61,7 @@ def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     ``<ns>``, as in dumps before 2012, counts as an article. Of a page's revisions the last counts.
 
     Raises:
-        OSError, EOFError, zlib.error, lzma.LZMAError: of ``file``, after the pages before.
+        Exception: whatever reading ``file`` raises, after the pages before.
     """
     clean = _cleaner(settings, wikitext.LEFT_OUT)
     for offset, piece in _pieces(file, max_document_bytes(settings)):
@@ -54,7 +70,7 @@ def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
             clean = _cleaner(settings, wikitext.LEFT_OUT | names)
         position = offset + len(before)
         for page in pages:
-            yield _record(_BEGIN + page, position, settings, clean)
+            yield _article(_BEGIN + page, position, settings, clean)
             position += len(_BEGIN + page)
         if not pages and not _BETWEEN.fullmatch(before):
             yield unreadable(BROKEN_XML, offset, before)
@@ -63,10 +79,10 @@ def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
 def _pieces(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes]]:
     """Yield the bytes of ``file`` with their offsets, cut after each ``</page>``.
 
-    Without one they are cut all the same where they are a block longer than ``max_bytes``, the
-    block being room for a header: so no more than that is held.
+    Without one they are also cut where they exceed ``max_bytes`` and a block, which is room for a
+    header, so that no more than that is held.
     """
-    # Of a broken archive, read would lose what could be unpacked before the break.
+    # In a broken archive, read() would lose what could be unpacked before the break.
     read_some = getattr(file, "read1", file.read)
     offset, size, parts, tail = 0, 0, [b""], b""
     while block := read_some(_BLOCK_BYTES):
@@ -94,21 +110,23 @@ def _unseen_names(header: bytes) -> frozenset[str]:
     )
 
 
-def _cleaner(settings: SourceSettings, left_out: frozenset[str]) -> Clean:
+def _cleaner(settings: SourceSettings, left_out: frozenset[str]) -> Callable[[str], str]:
     full = settings.wiki_parser == "full"
     strip = wikitext.plain_text_by_parser if full else wikitext.plain_text
     return partial(strip, left_out=left_out)
 
 
-def _record(page: bytes, offset: int, settings: SourceSettings, clean: Clean) -> Record:
+def _article(
+    page: bytes, offset: int, settings: SourceSettings, clean: Callable[[str], str]
+) -> Record:
     """Return the article in ``page``, from ``<page>`` to ``</page>``, or why there is none."""
     head = page[: max(page.find(b"<revision>"), 0)] or page
     found_id, found_namespace = _ID.search(head), _NAMESPACE.search(head)
     key = found_id.group(1).decode() if found_id else ""
     if found_namespace and int(found_namespace.group(1)) not in settings.wiki_namespaces:
-        return unreadable("other_namespace", offset, key=key)
+        return unreadable(OTHER_NAMESPACE, offset, key=key)
     if b"<redirect" in head:
-        return unreadable("redirect", offset, key=key)
+        return unreadable(REDIRECT, offset, key=key)
     if len(page) > max_document_bytes(settings):
         return unreadable(TOO_LARGE, offset, page, key)
     try:
@@ -116,7 +134,7 @@ def _record(page: bytes, offset: int, settings: SourceSettings, clean: Clean) ->
     except ET.ParseError:
         return unreadable(BROKEN_XML, offset, page, key)
     if not is_wikitext:
-        return unreadable("not_wikitext", offset, key=key)
+        return unreadable(NOT_WIKITEXT, offset, key=key)
     body = clean(text)
     return Record(text=f"{title}\n\n{body}" if body else "", key=key, offset=offset)
 
@@ -130,3 +148,40 @@ def _fields(page: ET.Element) -> tuple[str, str, bool]:
         and last.findtext("format", "text/x-wiki") == "text/x-wiki"
     )
     return page.findtext("title", "").strip(), last.findtext("text", ""), is_wikitext
+
+
+# WikiExtractor
+
+_CLOSING = b"</doc>"
+_MARKED = (b"<doc", _CLOSING, codecs.BOM_UTF8)
+
+
+def read_extracted(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+    """Yield a document for each block; unclosed blocks and text outside blocks are unreadable."""
+    max_bytes = max_document_bytes(settings)
+    key: str | None = None
+    block: Block | None = None
+    for offset, line in bounded_lines(file, max_bytes):
+        if line.startswith(_MARKED):
+            if opening := DOC_LINE.match(line):
+                yield from _broken_off(block, key)
+                key = opening.group(1).decode(errors="replace")
+                block = Block(offset, max_bytes)
+                continue
+            if line.rstrip() == _CLOSING and block is not None and key is not None:
+                yield text_record(block.content, settings, block.offset, key)
+                key = block = None
+                continue
+        if block is None:
+            if line.isspace():
+                continue
+            block = Block(offset, max_bytes)
+        block.add(line)
+    yield from _broken_off(block, key)
+
+
+def _broken_off(block: Block | None, key: str | None) -> Iterator[Record]:
+    """Yield the lines gathered when a block begins or the file ends, if there are any."""
+    if block is not None:
+        reason = "text_outside_doc" if key is None else "doc_not_closed"
+        yield unreadable(reason, block.offset, block.content, key or "")

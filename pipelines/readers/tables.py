@@ -1,0 +1,107 @@
+"""Tables: JSON lines, such as Dolma's, and Parquet, with a text field and perhaps an id field."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.config import SourceSettings
+from pipelines.readers.record import (
+    AUTO,
+    Record,
+    bounded_lines,
+    decode_record,
+    max_document_bytes,
+    text_record,
+    unreadable,
+)
+
+NOT_JSON, NOT_PARQUET, NO_TEXT_FIELD = "not_json", "not_parquet", "no_text_field"
+
+_ROWS_PER_BATCH = 64
+_BUFFER_BYTES = 1 << 20
+
+
+def read_jsonl(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+    """Yield a document for each line that is not blank."""
+    for offset, line in bounded_lines(file, max_document_bytes(settings)):
+        if not line.isspace():
+            yield _of_line(offset, line, settings)
+
+
+def _of_line(offset: int, line: bytes, settings: SourceSettings) -> Record:
+    decoded = text_record(line, settings, offset)
+    if decoded.unreadable:
+        return decoded
+    try:
+        values = json.loads(decoded.text)
+    except (ValueError, RecursionError):  # ValueError: also a number with too many digits
+        return unreadable(NOT_JSON, offset, line)
+    text = values.get(settings.text_field) if isinstance(values, dict) else None
+    if not isinstance(text, str):
+        return unreadable(NO_TEXT_FIELD, offset, line)
+    if b"\\ud" in line or b"\\uD" in line:  # half a surrogate pair can't be written
+        text = text.encode(errors="replace").decode()
+    key = values.get(settings.id_field)
+    return Record(text, "" if key is None else str(key), offset=offset)
+
+
+def read_parquet(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+    """Yield a document for each row; its offset is the row's number.
+
+    A file that breaks off is "not_parquet" after the rows before the break; so is a packed file,
+    which allows no random access.
+    """
+    row = 0
+    try:
+        table = pq.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+        if not _has_text(table.schema_arrow, settings.text_field):
+            yield unreadable(NO_TEXT_FIELD, 0)
+            return
+        for text, key in _texts_and_keys(table, settings):
+            yield _of_row(row, text, key, settings)
+            row += 1
+    except (pa.ArrowException, OSError, ValueError):
+        yield unreadable(NOT_PARQUET, row)
+
+
+def _has_text(schema: pa.Schema, name: str) -> bool:
+    if schema.names.count(name) != 1:
+        return False
+    kind = schema.field(name).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+
+
+def _texts_and_keys(
+    table: pq.ParquetFile, settings: SourceSettings
+) -> Iterator[tuple[bytes | None, Any]]:
+    """Yield the text and the id of each row.
+
+    Texts are read as bytes: one that is not UTF-8 would make the whole batch fail. Batches do not
+    span row groups: a damaged group would lose rows of the one before.
+    """
+    wanted = dict.fromkeys([settings.text_field, settings.id_field])
+    columns = [name for name in wanted if name in table.schema_arrow.names]
+    for group in range(table.num_row_groups):
+        for batch in table.iter_batches(
+            _ROWS_PER_BATCH, row_groups=[group], columns=columns, use_threads=False
+        ):
+            texts = batch.column(settings.text_field).cast(pa.large_binary()).to_pylist()
+            with_ids = settings.id_field in columns
+            keys = batch.column(settings.id_field) if with_ids else pa.nulls(len(texts))
+            yield from zip(texts, keys.to_pylist(), strict=True)
+
+
+def _of_row(row: int, text: bytes | None, key: Any, settings: SourceSettings) -> Record:
+    name = f"row-{row}" if key is None else str(key)
+    if text is None:
+        return unreadable(NO_TEXT_FIELD, row, key=name)
+    return text_record(text, settings, row, name, decode=_utf8)
+
+
+def _utf8(content: bytes, _encoding: str) -> str:
+    """Return the text of a Parquet string, which is UTF-8 whatever the settings say."""
+    return decode_record(content, AUTO)
