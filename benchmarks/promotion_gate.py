@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest, norm
 
 from albert_core.config import RegistrySettings
-from albert_core.registry.gate import Measured, gate, jackknife
+from albert_core.metrics import jackknife
+from albert_core.registry.gate import Measured, gate
 from albert_core.text.seeds import derive_seed
 from benchmarks.harness import arguments, report, table
 

@@ -3,41 +3,32 @@
 Pure: scores go in, a decision comes out; it draws nothing at random.
 
 The statistic is the mean over the tasks, as in the paper's tables, of the difference between the
-candidate's and the champion's mean score. Two things could have made it other than it is: the
-seeds of the fine-tunings, and which examples the dev sets happen to hold. Its variance is the sum
-of both: of the scores over the seeds, of each model by itself; and of the jackknife's values over
-the examples, of the two models' difference, since both answer the same ones. What an example and
-a seed do together is in both terms, so that the sum errs on the safe side. The lower bound is a
-t bound; its degrees of freedom say how few seeds the variance is known from (Satterthwaite 1946,
-"An approximate distribution of estimates of variance components"; Welch 1947). Resampling seeds
-would do worse: of two or three seeds a bootstrap finds too little variance.
+candidate's and the champion's mean score. Two things are left to chance: the seeds of the
+fine-tunings, and which examples the dev sets happen to hold. The variance of the statistic is the
+sum of both: that of the scores over the seeds, for each model by itself; and that of the
+jackknife's values (`metrics.jackknife`) over the examples, for the difference of the two models,
+which answer the same examples. What an example and a seed do together is in both terms, so that the
+sum errs on the safe side. The lower bound is a t bound; its degrees of freedom say how few seeds
+the variance is known from (Satterthwaite 1946, "An approximate distribution of estimates of
+variance components"; Welch 1947). Resampling seeds would do worse: from two or three seeds a
+bootstrap finds too little variance.
 
-`benchmarks/promotion_gate.py` says how often it errs.
-
-The jackknife's values say how far a score hangs on which examples were drawn. The mean of an
-example's values is what it adds to the score; of an accuracy it is 1 where the
-answer is right and 0 where it is not. The variance of the score is that of the values divided by
-their number, and that of the difference of two models' scores is that of the differences of their
-values: they answer the same examples.
-
-N examples, K classes. Source: Efron and Stein 1981, "The jackknife estimate of variance"; Tukey
-1958 for the values ("pseudo-values").
+`benchmarks/promotion_gate.py` measures how often the gate errs.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import mean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import t as student
 
 from albert_core.config import RegistrySettings
-from albert_core.metrics import METRICS, Metric
+from albert_core.metrics import Floats, variance_of_mean
 
 MIN_SEEDS = 2
-"""Of one seed nobody knows the spread; examples alone promote up to one in five equal ones."""
+"""One seed has no spread; without it the gate would promote up to one in five equal candidates."""
 _LEAST_EXAMPLES = 2
 
 Verdict = Literal["first", "promoted", "refused", "undecided"]
@@ -45,14 +36,14 @@ Verdict = Literal["first", "promoted", "refused", "undecided"]
 
 @dataclass(frozen=True)
 class Measured:
-    """How a model does on one task."""
+    """The scores of a model on one task."""
 
     data: str
     """A digest of what makes scores comparable: the files and how it was fine-tuned."""
     scores: tuple[float, ...]
-    """Of each fine-tuning, by seed; the better the higher."""
-    values: NDArray[np.float64]
-    """(N,) of dev's examples, in order, the mean over the fine-tunings; see `jackknife`."""
+    """One of each fine-tuning, by seed; the better the higher."""
+    values: Floats
+    """(N,) the jackknife's values of dev's examples, in order, their mean over the fine-tunings."""
 
     @property
     def score(self) -> float:
@@ -62,19 +53,19 @@ class Measured:
 
 @dataclass(frozen=True)
 class TaskDifference:
-    """What a candidate has on one task, beside the champion."""
+    """The scores of candidate and champion on one task, compared."""
 
     task: str
     candidate: float
     champion: float
     difference: float
     low: float
-    """Below which the true difference is not, with the confidence asked for; one-sided."""
+    """One-sided lower bound of the true difference, with the confidence asked for."""
     high: float
-    """Above which it is not, likewise."""
+    """One-sided upper bound, likewise."""
     num_examples: int
     fell: bool
-    """By more than the margin, and not by chance alone."""
+    """Whether it fell by more than the margin, and by more than chance explains."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +74,7 @@ class Decision:
 
     verdict: Verdict
     reason: str
-    """A sentence."""
+    """One sentence that explains the verdict."""
     difference: float | None = None
     """The mean over the tasks; None if nothing was compared."""
     lower_bound: float | None = None
@@ -99,28 +90,11 @@ class Decision:
         return asdict(self) | {"tasks": [asdict(task) for task in self.tasks]}
 
 
-@dataclass(frozen=True)
-class _Term:
+class _Term(NamedTuple):
     """A part of a variance, and the degrees of freedom it is known with."""
 
     variance: float
     freedom: int
-
-
-@dataclass(frozen=True)
-class _Difference:
-    """A difference of means and the parts of its variance."""
-
-    value: float
-    terms: tuple[_Term, ...]
-
-    def reach(self, confidence: float) -> float:
-        """Return how far from it the truth may be on either side, one-sided."""
-        variance = sum(term.variance for term in self.terms)
-        known = sum(term.variance**2 / term.freedom for term in self.terms)
-        if known == 0:
-            return 0.0
-        return float(student.ppf(confidence, variance**2 / known) * variance**0.5)
 
 
 def gate(
@@ -137,8 +111,8 @@ def gate(
 
     Args:
         settings: the confidence and the margins.
-        candidate: by the tasks' names.
-        champion: likewise, of the same tasks.
+        candidate: task -> what was measured.
+        champion: the same for the champion, on the same tasks.
         over_seeds: whether the models will be fine-tuned again, so that seeds are noise; False if
             the weights that were scored are the models themselves.
 
@@ -147,21 +121,22 @@ def gate(
     """
     if problem := _problem(candidate, champion, over_seeds):
         return Decision("undecided", f"{problem}, so that nothing was decided")
-    differences = {
-        task: _difference(candidate[task], champion[task], over_seeds) for task in sorted(candidate)
+    terms = {
+        task: _terms(candidate[task], champion[task], over_seeds) for task in sorted(candidate)
     }
     tasks = tuple(
-        _of_task(task, candidate[task], champion[task], difference, settings)
-        for task, difference in differences.items()
+        _task_difference(task, candidate[task], champion[task], of_task, settings)
+        for task, of_task in terms.items()
     )
-    whole = _mean(list(differences.values()))
-    lower_bound = whole.value - whole.reach(settings.confidence)
-    fallen = [task for task in tasks if task.fell]
+    value = mean(task.difference for task in tasks)
+    reach = _reach([term for of_task in terms.values() for term in of_task], settings.confidence)
+    lower_bound = value - reach / len(tasks)
     is_better = lower_bound > settings.min_score_gain
+    is_promoted = is_better and not any(task.fell for task in tasks)
     return Decision(
-        "promoted" if is_better and not fallen else "refused",
-        _reason(settings, whole.value, lower_bound, is_better, tasks),
-        whole.value,
+        "promoted" if is_promoted else "refused",
+        _reason(settings, value, lower_bound, is_better, tasks),
+        value,
         lower_bound,
         tasks,
     )
@@ -190,38 +165,32 @@ def _problem(
     return None if candidate else "no task was scored"
 
 
-def _difference(candidate: Measured, champion: Measured, over_seeds: bool) -> _Difference:
-    terms = [_term(candidate.values - champion.values)]
+def _terms(candidate: Measured, champion: Measured, over_seeds: bool) -> list[_Term]:
+    """Return the parts of the variance of the two models' difference on one task."""
+    parts = [candidate.values - champion.values]
     if over_seeds:
-        terms += [_term(np.array(model.scores)) for model in (candidate, champion)]
-    return _Difference(candidate.score - champion.score, tuple(terms))
+        parts += [np.array(model.scores) for model in (candidate, champion)]
+    return [_Term(variance_of_mean(values), len(values) - 1) for values in parts]
 
 
-def _term(values: NDArray[np.float64]) -> _Term:
-    """Return the variance of the mean of ``values``."""
-    if np.ptp(values) == 0:  # NumPy's variance of equal values is not always 0
-        return _Term(0.0, len(values) - 1)
-    return _Term(float(values.var(ddof=1)) / len(values), len(values) - 1)
+def _reach(terms: Sequence[_Term], confidence: float) -> float:
+    """Return how far from a sum with these variances the truth may be on either side, one-sided."""
+    variance = sum(term.variance for term in terms)
+    known = sum(term.variance**2 / term.freedom for term in terms)
+    if known == 0:
+        return 0.0
+    return float(student.ppf(confidence, variance**2 / known) * variance**0.5)
 
 
-def _mean(differences: Sequence[_Difference]) -> _Difference:
-    number = len(differences)
-    terms = tuple(
-        _Term(term.variance / number**2, term.freedom)
-        for difference in differences
-        for term in difference.terms
-    )
-    return _Difference(mean(difference.value for difference in differences), terms)
-
-
-def _of_task(
+def _task_difference(
     task: str,
     candidate: Measured,
     champion: Measured,
-    difference: _Difference,
+    terms: Sequence[_Term],
     settings: RegistrySettings,
 ) -> TaskDifference:
-    value, reach = difference.value, difference.reach(settings.confidence)
+    value = candidate.score - champion.score
+    reach = _reach(terms, settings.confidence)
     return TaskDifference(
         task=task,
         candidate=candidate.score,
@@ -256,94 +225,3 @@ def _reason(
     if fallen:
         said += f"; fell by more than {settings.max_task_drop:g}: {', '.join(fallen)}"
     return said
-
-
-Floats = NDArray[np.float64]
-Array = NDArray[Any]
-
-MAX_GROUPS = 200
-"""Of metrics without a formula here, how many groups of examples are left out in turn."""
-
-
-def jackknife(metric: str, targets: Array, predictions: Array) -> tuple[float, Floats]:
-    """Return the score, and the values of the examples.
-
-    Args:
-        metric: a name in `metrics.METRICS`, of those that are the better the higher.
-        targets: (N,), N at least 2: integer classes from 0, or numbers.
-        predictions: (N,), likewise.
-
-    Returns:
-        The score that the metric gives, and float64 (N,). Of a metric without a formula here
-        (Spearman's) and more than `MAX_GROUPS` examples the values are of that many groups.
-    """
-    if metric == "accuracy":
-        is_right = (targets == predictions).astype(np.float64)
-        return float(is_right.mean()), is_right
-    if metric in ("f1", "matthews"):
-        return _of_classes(metric, targets, predictions)
-    if metric == "pearson":
-        return _of_pearson(targets.astype(np.float64), predictions.astype(np.float64))
-    return _of_groups(METRICS[metric], targets, predictions)
-
-
-def _values(score: float, scores_without: Floats, num_parts: int) -> Floats:
-    return num_parts * score - (num_parts - 1) * scores_without
-
-
-def _of_classes(metric: str, targets: Array, predictions: Array) -> tuple[float, Floats]:
-    """Examples of one class that are predicted alike have one value."""
-    num_classes = 1 + int(max(targets.max(), predictions.max(), 1))
-    cell_of = targets * num_classes + predictions
-    counts = np.bincount(cell_of, minlength=num_classes**2).astype(np.float64)
-    cells = np.flatnonzero(counts)
-    tables = np.concatenate([counts[None], counts - np.eye(num_classes**2)[cells]])
-    function = _f1 if metric == "f1" else _matthews
-    score, *without = function(tables.reshape(-1, num_classes, num_classes))
-    of_cell = np.zeros(num_classes**2)
-    of_cell[cells] = _values(score, np.array(without), len(targets))
-    return float(score), of_cell[cell_of]
-
-
-def _f1(tables: Floats) -> Floats:
-    """Return the F1 of class 1 of tables (..., K, K) of label by prediction."""
-    both = tables[..., 1, :].sum(-1) + tables[..., :, 1].sum(-1)
-    return _ratio(2 * tables[..., 1, 1], both)
-
-
-def _matthews(tables: Floats) -> Floats:
-    """Return the Matthews correlation of tables (..., K, K) of label by prediction."""
-    labels, predictions = tables.sum(-1), tables.sum(-2)
-    total = labels.sum(-1)
-    right = np.trace(tables, axis1=-2, axis2=-1)
-    shared = right * total - (labels * predictions).sum(-1)
-    spread = (total**2 - (labels**2).sum(-1)) * (total**2 - (predictions**2).sum(-1))
-    return _ratio(shared, np.sqrt(spread))
-
-
-def _of_pearson(targets: Floats, predictions: Floats) -> tuple[float, Floats]:
-    x, y = targets - targets.mean(), predictions - predictions.mean()
-    number = len(x)
-    # Without example i the sums of squares shrink by this share of its own.
-    share = number / (number - 1)
-    xx, yy, xy = float(x @ x), float(y @ y), float(x @ y)
-    left = np.clip(xx - share * x * x, 0.0, None) * np.clip(yy - share * y * y, 0.0, None)
-    without = _ratio(xy - share * x * y, np.sqrt(left))
-    score = float(_ratio(np.array(xy), np.array(np.sqrt(xx * yy))))
-    return score, _values(score, without, number)
-
-
-def _of_groups(metric: Metric, targets: Array, predictions: Array) -> tuple[float, Floats]:
-    number = min(len(targets), MAX_GROUPS)
-    group_of = np.arange(len(targets)) % number
-    without = np.array(
-        [metric(targets[group_of != i], predictions[group_of != i]) for i in range(number)]
-    )
-    score = metric(targets, predictions)
-    return score, _values(score, without, number)
-
-
-def _ratio(above: Floats, below: Floats) -> Floats:
-    """Return the ratio; 0 where nothing is below, as where all predictions are the same."""
-    found: Floats = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
-    return found

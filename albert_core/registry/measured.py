@@ -1,4 +1,4 @@
-"""What the gate compares: made of fine-tunings, kept with a version and read from it again."""
+"""What the gate compares: computed from fine-tunings, kept with a version and read back from it."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -8,17 +8,17 @@ import pyarrow as pa
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from numpy.typing import NDArray
 
 from albert_core.conversion.model_files import read_task
+from albert_core.metrics import Floats, jackknife
 from albert_core.registry.aliases import ABSENT
-from albert_core.registry.gate import Measured, jackknife
+from albert_core.registry.gate import Measured
 from albert_core.stage import storage
 from albert_core.stage.manifest import Manifest, digest_of, read_manifest
 from albert_core.text.arrow_files import read_arrow, write_arrow
 
 ARTIFACT = "evaluation.arrow"
-"""Of the MLflow run that a version came from: a row a task, the columns those of `Measured`."""
+"""Artifact of the MLflow run that a version came from: a row for each task, as in `Measured`."""
 _DEV = "dev"
 
 
@@ -94,10 +94,10 @@ def _measure_task(data: str, runs: Sequence[tuple[str, Manifest]]) -> Measured:
     return Measured(data, scores, np.mean(values, axis=0))
 
 
-def _measure_run(uri: str, finetuning: Manifest) -> tuple[float, NDArray[np.float64]]:
+def _measure_run(uri: str, finetuning: Manifest) -> tuple[float, Floats]:
     """Return what a fine-tuning counts in the paper's average, and the jackknife's values.
 
-    Of SQuAD that is the mean of F1 and exact match, else the key metric (REFERENCE.md D.5).
+    For SQuAD that is the mean of F1 and exact match, else the key metric.
     """
     folder, facts = uri.rpartition("/")[0], finetuning.facts
     predictions = read_arrow(storage.join(folder, facts["predictions"][_DEV]))

@@ -1,12 +1,10 @@
-"""Scores of fine-tunings, over tasks and seeds, in the paper's columns.
+"""Scores of a model's fine-tunings, over tasks and seeds, in the paper's columns.
 
-Pure: the facts of manifests go in, a table comes out; how it looks is `text`'s and
-`page`'s affair. Scores are shares and correlations, 0..1 or -1..1, or errors.
-
-What the paper and its release report on dev, to lay beside one's own.
-
-Source: REFERENCE.md F: the paper's Table 2 (125,000 steps on Wikipedia and books), Tables 9 and 10
-(xxlarge, 1.5 million steps, the single model), and the release's README (version 2, base).
+Pure: the facts of manifests go in, a table comes out; `text`, `page` and `plot` show it. Scores are
+shares and correlations, 0..1 or -1..1, or errors. Published scores on dev can be laid beside one's
+own: those of the ALBERT paper's Table 2 (125,000 steps on Wikipedia and books), of its Tables 9 and
+10 (xxlarge, 1.5 million steps, the single model), and of the README of google-research/albert
+(version 2, base).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,12 +17,17 @@ from albert_core.metrics import LOWER_IS_BETTER
 
 @dataclass(frozen=True)
 class PublishedScores:
-    """One row of a table."""
+    """A published model's scores."""
 
     name: str
     source: str
     scores: Mapping[str, tuple[float, ...]]
     """Per cent, by task: F1 and exact match of SQuAD, else the task's first metric alone."""
+
+    @property
+    def average(self) -> float:
+        """The paper's Avg, 0..1; every row has its five tasks."""
+        return mean(mean(self.scores[task]) for task in PAPER_COLUMNS) / 100
 
 
 def _table_2(
@@ -81,14 +84,18 @@ PUBLISHED = {
         },
     ),
 }
-"""By the name that settings have for the row."""
+"""Name in `scoring.published` -> row."""
 
-
-PAPER_COLUMNS = ("squad-1.1", "squad-2.0", "mnli", "sst-2", "race")
-"""The tasks of the paper's Table 2, whose mean is its Avg."""
+PAPER_COLUMNS = {
+    "squad-1.1": "SQuAD1.1",
+    "squad-2.0": "SQuAD2.0",
+    "mnli": "MNLI",
+    "sst-2": "SST-2",
+    "race": "RACE",
+}
+"""Task -> title, of the paper's Table 2. The mean over these tasks is its Avg."""
 GLUE_COLUMNS = ("mnli", "qnli", "qqp", "rte", "sst-2", "mrpc", "cola", "sts-b", "wnli")
 """The tasks of the paper's Table 9, in its order; and WNLI."""
-"""Metrics that are errors; all others are shares or correlations."""
 _ORDER = tuple(dict.fromkeys((*PAPER_COLUMNS, *GLUE_COLUMNS)))
 
 
@@ -96,44 +103,34 @@ _ORDER = tuple(dict.fromkeys((*PAPER_COLUMNS, *GLUE_COLUMNS)))
 class Run:
     """One fine-tuning, scored on dev."""
 
-    model: str
-    """What the table calls the model."""
     task: str
     title: str
     kind: str
     seed: int
-    metric: str
-    """The key metric, by which runs are compared."""
     scores: Mapping[str, float]
-    """By metric, the key metric first; of another labelled set "<metric> of <set>"."""
+    """Metric -> score, the key metric first; "<metric> of <set>" for another labelled set."""
     intervals: Mapping[str, tuple[float, float]]
-    """The 95 % intervals, low and high."""
+    """Metric -> low and high end of the 95 % interval."""
     num_examples: int
-    """Of dev."""
+    """Examples in dev."""
     num_train: int
-    best_step: int
-    num_steps: int
     baselines: Mapping[str, float] = field(default_factory=dict)
-    """By metric, what the best constant answer gets on dev."""
+    """Metric -> score of the best constant answer on dev."""
 
     @classmethod
-    def of_facts(cls, model: str, facts: Mapping[str, Any]) -> Self:
-        """Return the run that a fine-tuning's manifest has these facts of."""
-        key = str(facts["metric"])
-        scores = {key: float(facts["score"])} | dict(facts["scores"])
+    def of_facts(cls, facts: Mapping[str, Any]) -> Self:
+        """Return the run whose manifest has these facts."""
+        scores = {str(facts["metric"]): float(facts["score"])} | dict(facts["scores"])
         intervals = {name: (low, high) for name, (low, high) in facts["intervals"].items()}
         for part, estimates in facts.get("other_scores", {}).items():
-            other = part.removesuffix(".dev")
-            for name, estimate in estimates.items():
-                scores[f"{name} of {other}"] = estimate["value"]
-                intervals[f"{name} of {other}"] = (estimate["low"], estimate["high"])
-        names = ("task", "title", "kind", "seed", "num_examples", "num_train", "best_step")
+            for metric, estimate in estimates.items():
+                name = f"{metric} of {part.removesuffix('.dev')}"
+                scores[name] = estimate["value"]
+                intervals[name] = (estimate["low"], estimate["high"])
+        names = ("task", "title", "kind", "seed", "num_examples", "num_train")
         return cls(
-            model=model,
-            metric=key,
             scores=scores,
             intervals=intervals,
-            num_steps=facts["num_steps"],
             baselines=dict(facts["constant_scores"]),
             **{name: facts[name] for name in names},
         )
@@ -145,46 +142,47 @@ class MetricSummary:
 
     name: str
     median: float
-    """Of an even number of seeds the worse one of the middle, so that it is a run's own."""
+    """The score of the middle run, the worse one if two are in the middle."""
     low: float
-    """Of the 95 % interval of the median run, which is of the dev set's examples, not of seeds."""
+    """Low end of the median run's 95 % interval, which is over dev's examples, not over seeds."""
     high: float
     by_seed: Mapping[int, float]
+    """Seed -> score; the worst first."""
     baseline: float | None
-    """What the best constant answer gets; None if it is not known."""
+    """Score of the best constant answer; None if it is not known."""
 
-    @property
-    def worst(self) -> float:
-        """That of the worst seed."""
-        return self.by_seed[self.worst_seed]
-
-    @property
-    def best(self) -> float:
-        """That of the best seed."""
-        return self.by_seed[self._ranked()[-1]]
+    @classmethod
+    def of_runs(cls, name: str, runs: Sequence[Run]) -> Self:
+        """Return the summary of one metric of all the runs of a task."""
+        ranked = sorted(runs, key=lambda run: run.scores[name], reverse=name in LOWER_IS_BETTER)
+        middle = ranked[(len(ranked) - 1) // 2]
+        low, high = middle.intervals[name]
+        return cls(
+            name=name,
+            median=middle.scores[name],
+            low=low,
+            high=high,
+            by_seed={run.seed: run.scores[name] for run in ranked},
+            baseline=middle.baselines.get(name),
+        )
 
     @property
     def worst_seed(self) -> int:
         """The seed with the lowest score, or the highest error."""
-        return self._ranked()[0]
+        return next(iter(self.by_seed))
 
     @property
     def beats_baseline(self) -> bool | None:
-        """Whether the whole interval is above the best constant answer; None if unknown."""
+        """Whether the whole interval is better than the best constant answer; None if unknown."""
         if self.baseline is None:
             return None
         is_error = self.name in LOWER_IS_BETTER
         return self.high < self.baseline if is_error else self.low > self.baseline
 
-    def _ranked(self) -> list[int]:
-        """Return the seeds, the worst first."""
-        is_error = self.name in LOWER_IS_BETTER
-        return sorted(self.by_seed, key=self.by_seed.__getitem__, reverse=is_error)
-
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScores:
-    """A model on one task, over the seeds."""
+    """The model on one task, over the seeds."""
 
     task: str
     title: str
@@ -193,7 +191,6 @@ class TaskScores:
     """The key metric first."""
     num_examples: int
     num_train: int
-    seeds: tuple[int, ...]
     contamination: float | None
     """Share of dev examples, 0..1, that overlap the pretraining corpus; None if unknown."""
 
@@ -202,21 +199,35 @@ class TaskScores:
         """The key metric."""
         return self.metrics[0]
 
+    @property
+    def num_seeds(self) -> int:
+        """Number of fine-tunings."""
+        return len(self.key.by_seed)
+
+    @property
+    def paper_score(self) -> float:
+        """What the task counts in the paper's Avg: (F1 + EM) / 2 of SQuAD, else the key metric."""
+        counted = self.metrics[: 2 if self.kind == "spans" else 1]
+        return mean(metric.median for metric in counted)
+
 
 @dataclass(frozen=True, kw_only=True)
-class ModelScores:
-    """A row of the table: a model on all tasks."""
+class ScoreTable:
+    """A model on all tasks, published rows to lay beside it, and what is missing."""
 
-    name: str
+    model: str
     tasks: Mapping[str, TaskScores]
-    """By the task's name, in the table's order."""
+    """Task -> scores: the paper's tasks in its order, then others by name."""
+    published: tuple[PublishedScores, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Title of a task that was not scored -> why."""
 
     @property
     def average(self) -> float | None:
         """The paper's Avg, 0..1; None if one of its five tasks is missing."""
         if self.average_lacks:
             return None
-        return mean(paper_score(self.tasks[task]) for task in PAPER_COLUMNS)
+        return mean(self.tasks[task].paper_score for task in PAPER_COLUMNS)
 
     @property
     def average_lacks(self) -> tuple[str, ...]:
@@ -224,22 +235,8 @@ class ModelScores:
         return tuple(task for task in PAPER_COLUMNS if task not in self.tasks)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreTable:
-    """Models, published rows to lay beside them, and what is missing."""
-
-    models: tuple[ModelScores, ...]
-    published: tuple[PublishedScores, ...] = ()
-    missing: Mapping[str, str] = field(default_factory=dict)
-    """Why a task is not there, by its title."""
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """All tasks that some model was scored on, in the table's order."""
-        return in_order(task for model in self.models for task in model.tasks)
-
-
 def build_table(
+    model: str,
     runs: Iterable[Run],
     contamination: Mapping[str, float] | None = None,
     published: Sequence[PublishedScores] = (),
@@ -248,83 +245,48 @@ def build_table(
     """Return the table of ``runs``.
 
     Args:
-        runs: each a model, a task and a seed; models keep their order.
+        model: what the table calls the model.
+        runs: one of each task and seed.
         contamination: by task, the share of dev examples that overlap the pretraining corpus.
         published: rows to lay beside.
         missing: by title, why a task was not scored.
 
     Raises:
-        ValueError: a seed of a model and task comes twice, or runs of one task differ in their
-            dev set, so that there is no median of them.
+        ValueError: a seed of a task comes twice, or runs of one task differ in their dev set, so
+            that there is no median of them.
     """
-    grouped: dict[str, dict[str, list[Run]]] = {}
+    of_task: dict[str, list[Run]] = {}
     for run in runs:
-        grouped.setdefault(run.model, {}).setdefault(run.task, []).append(run)
+        of_task.setdefault(run.task, []).append(run)
+    known = [task for task in _ORDER if task in of_task]
     shares = contamination or {}
-    models = [
-        ModelScores(
-            name=model,
-            tasks={task: _summary(of_task[task], shares.get(task)) for task in in_order(of_task)},
-        )
-        for model, of_task in grouped.items()
-    ]
-    return ScoreTable(models=tuple(models), published=tuple(published), missing=dict(missing or {}))
-
-
-def paper_score(scores: TaskScores) -> float:
-    """Return what a task counts in the paper's Avg: (F1 + EM) / 2 of SQuAD, else the key metric.
-
-    Source: REFERENCE.md D.5.
-    """
-    if scores.kind == "spans":
-        return mean(metric.median for metric in scores.metrics[:2])
-    return scores.key.median
-
-
-def published_average(row: PublishedScores) -> float:
-    """Return the same of a published row, 0..1; rows have all five tasks."""
-    return mean(mean(row.scores[task]) for task in PAPER_COLUMNS) / 100
-
-
-def in_order(tasks: Iterable[str]) -> tuple[str, ...]:
-    """Return each task once: the paper's in its order, then others by name."""
-    found = set(tasks)
-    known = [task for task in _ORDER if task in found]
-    return (*known, *sorted(found.difference(_ORDER)))
+    return ScoreTable(
+        model=model,
+        tasks={
+            task: _summary(of_task[task], shares.get(task))
+            for task in (*known, *sorted(of_task.keys() - set(known)))
+        },
+        published=tuple(published),
+        missing=dict(missing or {}),
+    )
 
 
 def _summary(runs: Sequence[Run], contamination: float | None) -> TaskScores:
+    runs = sorted(runs, key=lambda run: run.seed)
     first = runs[0]
-    seeds = sorted(run.seed for run in runs)
+    seeds = [run.seed for run in runs]
     sizes = {run.num_examples for run in runs}
     if len(set(seeds)) != len(seeds) or len(sizes) > 1:
         raise ValueError(
-            f"{first.model} on {first.task}: seeds {seeds} on dev sets of {sorted(sizes)} "
-            "examples. Give one run for each seed, all of the same task files."
+            f"{first.task}: seeds {seeds} on dev sets of {sorted(sizes)} examples. Give one run "
+            "for each seed, all of the same task files."
         )
     return TaskScores(
         task=first.task,
         title=first.title,
         kind=first.kind,
-        metrics=tuple(_metric_summary(runs, name) for name in first.scores),
+        metrics=tuple(MetricSummary.of_runs(name, runs) for name in first.scores),
         num_examples=first.num_examples,
         num_train=first.num_train,
-        seeds=tuple(seeds),
         contamination=contamination,
-    )
-
-
-def _metric_summary(runs: Sequence[Run], name: str) -> MetricSummary:
-    is_error = name in LOWER_IS_BETTER
-    ranked = sorted(runs, key=lambda run: (run.scores[name], run.seed), reverse=is_error)
-    middle = ranked[(len(ranked) - 1) // 2]
-    low, high = middle.intervals[name]
-    by_seed = {run.seed: run.scores[name] for run in sorted(runs, key=lambda run: run.seed)}
-    return MetricSummary(
-        name=name,
-        median=middle.scores[name],
-        low=low,
-        high=high,
-        by_seed=by_seed,
-        baseline=middle.baselines.get(name),
     )

@@ -1,32 +1,32 @@
-"""Audit example shards, whoever wrote them: what is in them against what should be.
+"""Audit example shards, whoever wrote them: compare what is in them with what should be.
 
-There is a finding for each check. Shards are read one by one, in pieces. Whatever is in a file, it
-is reported: one that cannot be read, of the shards, of the corpus or the vocabulary, is a failed
-check, and all others are audited. A row that lacks a value or breaks the format is counted and left
-out of the other checks.
+Each check returns a finding. Shards are read one by one, in batches. A file that cannot be read, be
+it a shard, the corpus or the vocabulary, is a failed check, and the audit goes on with the others.
+A row that lacks a value or breaks the format is counted and left out of the other checks.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic import ValidationError
 
 from albert_core.stage import storage
 from albert_core.stage.errors import AlbertError, ConfigError, SourceError
 from albert_core.stage.manifest import MANIFEST, Manifest, Shard, check_shard, read_manifest
-from albert_core.text.records import MAX_VOCAB_SIZE, NUM_SPECIAL_IN_PAIR
+from albert_core.text.records import NUM_SPECIAL_IN_PAIR
 from albert_core.text.seeds import UInt64s, random_bits
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
 from pipelines.audit.checks import (
-    MAX_LENGTH,
-    MAX_RUN,
     Claim,
     Expected,
     Finding,
     Tally,
+    at_most,
     fault_of,
     judge,
     measure,
@@ -50,7 +50,7 @@ _SAMPLE = 5 << 40
 ARROW, TFRECORD = ".arrow", ".tfrecord"
 TFRECORD_KIND = "_tfrecord"
 _KINDS = ("train", "held_out")
-_Read = TypeVar("_Read")
+_NO_HASHES = np.zeros(0, np.uint64)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class File:
 
     uri: str
     kind: str
-    """train, held_out, or where no manifest says: examples."""
+    """train, held_out, or examples where no manifest says; a TFRecord shard has a suffix."""
     shard: Shard | None = None
 
     @property
@@ -69,13 +69,13 @@ class File:
 
     @property
     def stem(self) -> str:
-        """What Arrow and TFRecord shards of the same examples have in common."""
+        """The part of the name that Arrow and TFRecord shards of the same examples share."""
         return self.uri.rpartition("/")[2].partition(".")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """What is audited, and what it is held against."""
+    """The shards to audit, and what they are compared with."""
 
     files: list[File]
     expected: Expected
@@ -87,78 +87,83 @@ class Sources:
     sample: int = 2000
     """Rows to look up in the corpus; 0: all."""
     faults: list[str] = field(default_factory=list)
-    """What is there but cannot be read, so that the audit goes on without it."""
+    """Files that exist but cannot be read; the audit goes on without them."""
 
 
 @dataclass
 class _Seen:
-    """What is collected while the shards and the corpus are read."""
+    """Everything collected while the shards and the corpus are read."""
 
     main: Tally = field(default_factory=Tally)
     tfrecord: Tally = field(default_factory=Tally)
-    """Of TFRecord shards that have an Arrow shard beside them."""
+    """The tally of the TFRecord shards that have an Arrow shard beside them."""
     rows: dict[str, int] = field(default_factory=dict)
     """URI -> rows."""
-    contents: dict[tuple[str, bool], UInt64s] = field(default_factory=dict)
+    contents: dict[tuple[str, bool], int] = field(default_factory=dict)
     """Stem, and whether it is Arrow -> hash of the rows in order."""
     documents: dict[str, list[UInt64s]] = field(default_factory=dict)
     """Kind -> hashes of documents."""
     claims: list[tuple[int, Claim]] = field(default_factory=list)
-    """With their draws, ascending."""
+    """The claims sampled so far, each after its draw, lowest draw first."""
     corpus: list[UInt64s] = field(default_factory=list)
     """Hashes of the corpus' documents."""
     texts: dict[str, str] = field(default_factory=dict)
-    """Of the documents that are claimed."""
+    """Document -> text, for the documents that claims name."""
     unreadable: dict[str, str] = field(default_factory=dict)
     """URI -> why."""
 
+    @contextmanager
+    def reading(self, uri: str) -> Iterator[None]:
+        """Note that the file at ``uri`` is unreadable if a SourceError is raised."""
+        try:
+            yield
+        except SourceError as error:
+            self.unreadable[uri] = f"{uri}: {error}"
+
 
 def audit(sources: Sources) -> list[Finding]:
-    """Return what every check found; that a file cannot be read is a finding, too."""
+    """Return the findings of all checks; an unreadable file is a finding too."""
     seen = _Seen()
     twins = {file.stem for file in sources.files if file.is_arrow}
     for file in sources.files:
-        try:
+        with seen.reading(file.uri):
             _read(file, sources, seen, twins)
-        except SourceError as error:
-            seen.unreadable[file.uri] = f"{file.uri}: {error}"
     wanted = {name for _, claim in seen.claims for name in (claim.document, claim.other)}
     for uri in sources.corpus:
-        try:
+        with seen.reading(uri):
             _read_corpus(uri, wanted, seen)
-        except SourceError as error:
-            seen.unreadable[uri] = f"{uri}: {error}"
     return [
         *_judge_files(sources, seen),
         *(judge(seen.main, sources.expected) if seen.main.counts["rows"] else []),
         *_judge_twins(sources, seen),
         *_judge_documents(sources, seen),
-        *_judge_truth(sources, seen),
+        _judge_truth(sources, seen),
     ]
 
 
 def _read(file: File, sources: Sources, seen: _Seen, twins: set[str]) -> None:
     is_twin = not file.is_arrow and file.stem in twins
     tally = seen.tfrecord if is_twin else seen.main
-    content = np.zeros(1, np.uint64)
+    opens_word = None if sources.tokenizer is None else sources.tokenizer.starts_word
+    content = 0
     seen.rows[file.uri] = 0
-    for rows in _batches(file, sources.tokenizer):
+    for rows in _batches(file):
         begin = seen.rows[file.uri]
         seen.rows[file.uri] += len(rows) + rows.left_out
-        sound = measure(rows, sources.expected, tally)
-        for part in (sound.documents, sound.others):
-            if part is not None:
-                seen.documents.setdefault(file.kind, []).append(np.unique(part[part != 0]))
+        sound = measure(rows, sources.expected, tally, opens_word)
+        for hashes in (sound.documents, sound.others):
+            if hashes is not None:
+                seen.documents.setdefault(file.kind, []).append(np.unique(hashes[hashes != 0]))
         if not len(sound):
             continue
         numbers = np.arange(begin, begin + len(sound))
-        content ^= np.bitwise_xor.reduce(random_bits(sound.hashes, numbers))
+        content ^= int(np.bitwise_xor.reduce(random_bits(sound.hashes, numbers)))
         if sound.named is not None and sources.corpus:
             _sample(sound, sources.sample, seen)
     seen.contents[file.stem, file.is_arrow] = content
 
 
-def _batches(file: File, tokenizer: Tokenizer | None) -> Iterator[Rows]:
+def _batches(file: File) -> Iterator[Rows]:
     if file.uri.endswith(TFRECORD):
         yield from rows_of_records(read_tfrecord(file.uri), _RECORDS_PER_BATCH)
         return
@@ -167,8 +172,7 @@ def _batches(file: File, tokenizer: Tokenizer | None) -> Iterator[Rows]:
     for batch in read_batches(file.uri):
         table = pa.Table.from_batches([batch])
         for begin in range(0, table.num_rows, _ROWS_PER_BATCH):
-            part = table.slice(begin, _ROWS_PER_BATCH)
-            yield rows_of_table(part, None if tokenizer is None else tokenizer.starts_word)
+            yield rows_of_table(table.slice(begin, _ROWS_PER_BATCH))
 
 
 def _sample(rows: Rows, size: int, seen: _Seen) -> None:
@@ -239,15 +243,17 @@ def _faults_of_shard(file: File, shard: Shard, sources: Sources, seen: _Seen) ->
 
 def _judge_sizes(sources: Sources, seen: _Seen) -> Finding:
     """Rows go to shards by their hash: none is far from the mean of its kind."""
-    wrong, largest = [], 0.0
-    files = [file for file in sources.files if file.uri not in seen.unreadable]
-    for kind in {file.kind for file in files}:
-        sizes = np.array([seen.rows[file.uri] for file in files if file.kind == kind])
-        away = np.abs(sizes - sizes.mean()) / max(1.0, np.sqrt(sizes.mean()))
-        largest = max(largest, float(away.max()))
-        wrong += [kind] if away.max() > sources.expected.z + 1 else []
-    found = f"a shard is {largest:.1f} standard deviations from its kind's mean"
-    return Finding("shard sizes", found, f"at most {sources.expected.z + 1:.1f}", not wrong)
+    sizes: dict[str, list[int]] = {}
+    for file in sources.files:
+        if file.uri not in seen.unreadable:
+            sizes.setdefault(file.kind, []).append(seen.rows[file.uri])
+    away = [
+        np.abs(np.array(of_kind) - np.mean(of_kind)).max() / max(1.0, np.mean(of_kind) ** 0.5)
+        for of_kind in sizes.values()
+    ]
+    largest = float(max(away, default=0.0))
+    said = f"a shard is {largest:.1f} standard deviations from its kind's mean"
+    return at_most("shard sizes", said, largest, sources.expected.z + 1, ".1f")
 
 
 def _judge_twins(sources: Sources, seen: _Seen) -> Iterator[Finding]:
@@ -258,34 +264,29 @@ def _judge_twins(sources: Sources, seen: _Seen) -> Iterator[Finding]:
     for finding in judge(seen.tfrecord, sources.expected):
         if finding.check in formats and finding.ok is not None:
             yield dataclasses.replace(finding, check=f"TFRecord {finding.check}")
-    stems = {stem for stem, is_arrow in seen.contents if not is_arrow}
-    differ = [
-        stem
-        for stem in sorted(stems)
-        if (stem, True) in seen.contents
-        and (seen.contents[stem, True] != seen.contents[stem, False]).any()
-    ]
+    contents = seen.contents
+    stems = sorted(stem for stem, is_arrow in contents if not is_arrow)
+    differ = [s for s in stems if contents.get((s, True), contents[s, False]) != contents[s, False]]
     found = f"{len(differ)} of {len(stems)} TFRecord shards differ: {differ[:3]}"
     yield Finding("Arrow and TFRecord", found, "the same examples", not differ)
 
 
 def _judge_documents(sources: Sources, seen: _Seen) -> Iterator[Finding]:
-    kinds = {kind: np.unique(np.concatenate(parts)) for kind, parts in seen.documents.items()}
-    if not kinds:
+    if not seen.documents:
         yield Finding("held-out split", "documents are not known", "", None)
         return
-    train, held_out = (kinds.get(kind, np.zeros(0, np.uint64)) for kind in ("train", "held_out"))
+    documents = {kind: np.unique(np.concatenate(parts)) for kind, parts in seen.documents.items()}
+    train, held_out = (documents.get(kind, _NO_HASHES) for kind in _KINDS)
     both = len(np.intersect1d(train, held_out))
     what = f"held-out documents are also trained on ({len(train):,} are)"
     yield none_of("held-out split", both, len(held_out), what)
     if sources.corpus:
-        used = np.unique(np.concatenate(list(kinds.values())))
-        yield _judge_accounts(sources, seen, used)
+        yield _judge_accounts(sources, seen, np.concatenate(list(documents.values())))
 
 
 def _judge_accounts(sources: Sources, seen: _Seen, used: UInt64s) -> Finding:
     """Every document of the corpus is in a shard, or counted as dropped."""
-    corpus = np.concatenate([*seen.corpus, np.zeros(0, np.uint64)])
+    corpus = np.concatenate([*seen.corpus, _NO_HASHES])
     missing, strange = len(np.setdiff1d(corpus, used)), len(np.setdiff1d(used, corpus))
     found = f"{missing:,} of {len(corpus):,} are in no shard, {strange:,} are not in the corpus"
     check = "documents accounted"
@@ -299,26 +300,18 @@ def _judge_accounts(sources: Sources, seen: _Seen, used: UInt64s) -> Finding:
     return Finding(check, found, f"{dropped:,}, as the manifest counts", ok)
 
 
-def _judge_truth(sources: Sources, seen: _Seen) -> Iterator[Finding]:
-    check = "sentence order"
-    if not sources.corpus or sources.tokenizer is None or not seen.claims:
-        yield Finding(check, "needs --corpus, --vocab and Arrow shards", "", None)
-        return
-    expected = sources.expected
+def _judge_truth(sources: Sources, seen: _Seen) -> Finding:
+    check, tokenizer, expected = "sentence order", sources.tokenizer, sources.expected
+    if not sources.corpus or tokenizer is None or not seen.claims:
+        return Finding(check, "needs --corpus, --vocab and Arrow shards", "", None)
+    most, is_ours = expected.max_seq_length - NUM_SPECIAL_IN_PAIR, expected.fidelity == "paper"
     faults = [
-        fault_of(
-            claim,
-            seen.texts,
-            sources.tokenizer.encode,
-            expected.max_seq_length - NUM_SPECIAL_IN_PAIR,
-            expected.fidelity == "paper",
-        )
-        for _, claim in seen.claims
+        fault_of(claim, seen.texts, tokenizer.encode, most, is_ours) for _, claim in seen.claims
     ]
     names = sorted({fault for fault in faults if fault is not None})
     listed = ", ".join(f"{faults.count(name):,} {name}" for name in names)
     found = f"of {len(faults):,} rows looked up: {listed or 'all as their labels say'}"
-    yield Finding(check, found, "all as their labels say", not names)
+    return Finding(check, found, "all as their labels say", not names)
 
 
 def find_sources(
@@ -329,7 +322,7 @@ def find_sources(
     sample: int = 2000,
     expected: Mapping[str, Any] | None = None,
 ) -> Sources:
-    """Return what is to be audited. What is there but damaged is told in the result.
+    """Return what is to be audited. Damaged files are listed in the result.
 
     Args:
         paths: one manifest or its folder, or files and globs.
@@ -343,18 +336,24 @@ def find_sources(
         ConfigError: the vocabulary or corpus named does not exist, or an expectation is out of
             its range.
     """
-    given = _checked(expected or {})
+    given, mistakes = _valid(expected or {})
+    for name, why in mistakes.items():
+        raise ConfigError(f"--{name.replace('_', '-')}: {why}")
     faults: list[str] = []
     with decoding(paths[0]):
         folder = storage.absolute(paths[0]).removesuffix(f"/{MANIFEST}").rstrip("/")
+        uri = storage.join(folder, MANIFEST)
+        has_manifest = len(paths) == 1 and storage.exists(uri)
     manifest = None
-    uri = storage.join(folder, MANIFEST)
-    if len(paths) == 1 and _exists(uri):
-        manifest = _tried(lambda: read_manifest(uri), uri, faults)
+    if has_manifest:
+        with _noting(uri, faults):
+            manifest = read_manifest(uri)
         paths = [folder]
     files: list[File] = []
     for path in paths:
-        found = _expand(path) if manifest is None else _named_by(manifest, folder)
+        found = _expand(path)
+        if manifest is not None:
+            found = [File(storage.join(folder, s.path), s.kind, s) for s in manifest.shards]
         if not any(file.uri.endswith((ARROW, TFRECORD)) for file in found) and not faults:
             raise SourceError(
                 f"{path} has no {ARROW} or {TFRECORD} files. Name shards or a manifest."
@@ -374,19 +373,23 @@ def find_sources(
     )
 
 
-def _tried(read: Callable[[], _Read], where: str, faults: list[str]) -> _Read | None:
-    """Return what ``read`` returns; or None, and add to ``faults`` why not."""
+@contextmanager
+def _noting(where: str, faults: list[str]) -> Iterator[None]:
+    """Add to ``faults`` what cannot be read, instead of raising it."""
     try:
         with decoding(where):
-            return read()
+            yield
     except AlbertError as error:
         faults.append(str(error))
-        return None
 
 
-def _exists(uri: str) -> bool:
-    with decoding(uri):
-        return storage.exists(uri)
+def _expand(path: str) -> list[File]:
+    """Return the shards that ``path`` means: a file, a glob or a folder."""
+    with decoding(path):
+        pattern = storage.join(path, "*") if _is_folder(path) else path
+        fs, pattern = storage.filesystem(pattern)
+        found = sorted(str(fs.unstrip_protocol(name)) for name in fs.glob(pattern))
+    return [File(uri, _kind_of(uri)) for uri in found if uri.endswith((ARROW, TFRECORD))]
 
 
 def _is_folder(uri: str) -> bool:
@@ -395,49 +398,32 @@ def _is_folder(uri: str) -> bool:
         return bool(fs.isdir(path))
 
 
-def _named_by(manifest: Manifest, folder: str) -> list[File]:
-    return [File(storage.join(folder, shard.path), shard.kind, shard) for shard in manifest.shards]
-
-
-def _expand(path: str) -> list[File]:
-    """Return the shards that ``path`` means: a file, a glob or a folder."""
-    pattern = storage.join(path, "*") if _is_folder(path) else path
-    with decoding(path):
-        fs, pattern = storage.filesystem(pattern)
-        found = sorted(str(fs.unstrip_protocol(name)) for name in fs.glob(pattern))
-    return [File(uri, _kind_of(uri)) for uri in found if uri.endswith((ARROW, TFRECORD))]
-
-
 def _kind_of(uri: str) -> str:
     name = uri.rpartition("/")[2]
-    kind = next((kind for kind in ("held_out", "train") if name.startswith(kind)), "examples")
+    kind = next((kind for kind in _KINDS if name.startswith(kind)), "examples")
     return kind + (TFRECORD_KIND if name.endswith(TFRECORD) else "")
 
 
 def _find_corpus(named: str, recorded: str, faults: list[str]) -> list[str]:
     """Return the URIs of the shards of the corpus named, else of the one recorded."""
-    uri = named or recorded
-    uri = uri if not uri or uri.endswith(MANIFEST) else storage.join(uri, MANIFEST)
-    if not _is_there(uri, named):
+    uri = _find(named, recorded, MANIFEST)
+    if not uri:
         return []
-    manifest = _tried(lambda: read_manifest(uri), uri, faults)
-    if manifest is None:
-        return []
-    shards = manifest.shards_of("documents")
-    faults += [] if shards else [f"{uri} has no shards of documents: it is no corpus"]
-    return [storage.join(uri.rpartition("/")[0], shard.path) for shard in shards]
+    with _noting(uri, faults):
+        if shards := read_manifest(uri).shards_of("documents"):
+            return [storage.join(uri.rpartition("/")[0], shard.path) for shard in shards]
+        faults.append(f"{uri} has no shards of documents: it is no corpus")
+    return []
 
 
 def _find_tokenizer(
     named: str, recorded: str, manifest: Manifest | None, faults: list[str]
 ) -> Tokenizer | None:
     """Return the vocabulary named, else the one that ``manifest`` records."""
-    place = (named or recorded).removesuffix(f"/{MANIFEST}")
-    model = place if named and not _is_folder(place) else storage.join(place, SPIECE_MODEL)
-    if not _is_there(model, named):
+    model = _find(named, recorded, SPIECE_MODEL)
+    if not model:
         return None
-
-    def load() -> Tokenizer:
+    with _noting(model, faults):
         made_by = storage.join(model.rpartition("/")[0], MANIFEST)
         facts = read_manifest(made_by).facts if storage.exists(made_by) else {}
         split = manifest is not None and _setting(manifest, "fidelity") == "google"
@@ -445,21 +431,30 @@ def _find_tokenizer(
         tokenizer = Tokenizer(storage.read_bytes(model), lower_case, split)
         tokenizer.encode([" ".join(tokenizer.pieces)])
         return tokenizer
+    return None
 
-    return _tried(load, model, faults)
 
+def _find(named: str, recorded: str, name: str) -> str:
+    """Return the file at a place, or the file ``name`` if the place is a folder or a manifest's.
 
-def _is_there(uri: str, named: str) -> bool:
-    """Return whether there is something at ``uri``; ConfigError if not, though it was named."""
+    The place is the one named, or else the one recorded, where there may be nothing: then the
+    result is empty.
+
+    Raises:
+        ConfigError: there is nothing at the place named. Of what no store knows, SourceError.
+    """
+    place = (named or recorded).removesuffix(f"/{MANIFEST}")
     try:
-        there = bool(uri) and _exists(uri)
+        with decoding(place):
+            uri = storage.join(place, name) if _is_folder(place) else place
+            if place and storage.exists(uri):
+                return uri
     except AlbertError:
         if named:
             raise
-        there = False
-    if named and not there:
+    if named:
         raise ConfigError(f"{named} does not exist. Name a manifest, its folder, or a model file.")
-    return there
+    return ""
 
 
 def _setting(manifest: Manifest, name: str) -> Any:
@@ -473,43 +468,36 @@ def _expected(
     given: Mapping[str, Any],
     faults: list[str],
 ) -> Expected:
-    values: dict[str, Any] = {"fidelity": "unknown", "max_seq_length": 512}
+    values: dict[str, Any] = {"fidelity": "unknown"}
     if manifest is not None:
-        values["fidelity"] = "paper"
-        for name, parse in {**_RANGES, "vocab_size": _number(int, 1, MAX_VOCAB_SIZE)}.items():
-            found = _setting(manifest, name)
-            if found is None:
-                continue
-            try:
-                values[name] = parse(str(found))
-            except ValueError as error:
-                faults.append(f"{MANIFEST}: {name}: {error}")
+        found = {name: _setting(manifest, name) for name in Expected.model_fields}
+        values, mistakes = _valid(found)
+        faults += [f"{MANIFEST}: {name}: {why}" for name, why in mistakes.items()]
     elif files and not files[0].is_arrow:
-        values["max_seq_length"] = _padded_length(files) or values["max_seq_length"]
+        values["max_seq_length"] = _padded_length(files)
     if tokenizer is not None:
         values["vocab_size"] = tokenizer.vocab_size
-    return Expected(**{**values, **given})
+    return Expected(**{**_valid(values)[0], **given})
 
 
-def _checked(expected: Mapping[str, Any]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for name, value in expected.items():
-        try:
-            given |= {} if value is None else {name: _RANGES[name](str(value))}
-        except ValueError as error:
-            raise ConfigError(f"--{name.replace('_', '-')}: {error}") from error
-    return given
+def _valid(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the fields of `Expected` that can be so, without None; and why others cannot."""
+    values = {name: value for name, value in values.items() if value is not None}
+    mistakes: dict[str, str] = {}
+    try:
+        Expected(**values)
+    except ValidationError as error:
+        mistakes = {str(m["loc"][0]): f"{m['msg']}, got {m['input']!r}" for m in error.errors()}
+    return {n: value for n, value in values.items() if n not in mistakes}, mistakes
 
 
-def _padded_length(files: list[File]) -> int:
-    """Return the length that the first TFRecord file that can be read is padded to; 0: none can."""
+def _padded_length(files: list[File]) -> int | None:
+    """Return the length that the first TFRecord file that can be read is padded to."""
     for file in files:
-        try:
+        with suppress(SourceError):
             if not file.is_arrow and (length := padded_length(read_tfrecord(file.uri))):
                 return length
-        except SourceError:
-            continue
-    return 0
+    return None
 
 
 def table_of(findings: Sequence[Finding]) -> str:
@@ -521,37 +509,3 @@ def table_of(findings: Sequence[Finding]) -> str:
         + (f"; expected {f.expected}" * bool(f.expected))
         for f in findings
     )
-
-
-def _number(of: type[int] | type[float], low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        if not low <= (value := of(text)) <= high:
-            raise ValueError(f"{text} is not in {low} to {high}")
-        return value
-
-    return parse
-
-
-def _one_of(*names: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in names:
-            raise ValueError(f"{text!r} is none of {names}")
-        return text
-
-    return parse
-
-
-_RANGES: dict[str, Callable[[str], Any]] = {
-    "max_seq_length": _number(int, NUM_SPECIAL_IN_PAIR, MAX_LENGTH),
-    "max_predictions": _number(int, 1, MAX_LENGTH),
-    "masked_lm_prob": _number(float, 0, 1),
-    "max_ngram": _number(int, 1, MAX_RUN - 1),
-    "objective": _one_of("sop", "nsp", "none"),
-    "fidelity": _one_of("paper", "google", "unknown"),
-    "z": _number(float, 0, 1e9),
-    "min_budget_used": _number(float, 0, 1e9),
-    "max_unknown_share": _number(float, 0, 1),
-    "max_repeated_share": _number(float, 0, 1),
-    "run_tolerance": _number(float, 0, 1),
-}
-"""Name -> what reads it, as given or in a manifest: a number in its range, or a name."""

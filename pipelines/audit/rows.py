@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
@@ -68,7 +68,7 @@ class Rows:
     left_out: int = 0
     """Rows of the shard that are not among these, since a value is missing."""
     wrong_columns: tuple[str, ...] = ()
-    """What is not as the schema has it, in words."""
+    """Deviations from the schema, in words."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -84,6 +84,11 @@ class Rows:
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @cached_property
+    def row_of_prediction(self) -> Ints:
+        """(M,) row of each prediction."""
+        return np.repeat(np.arange(len(self)), self.num_predictions)
+
+    @cached_property
     def at(self) -> Ints:
         """(T,) position of each piece in its row."""
         return np.arange(len(self.ids)) - self.starts[self.row_of]
@@ -91,7 +96,7 @@ class Rows:
     @cached_property
     def where(self) -> Ints:
         """(M,) index of each prediction among all pieces; rows must be sound."""
-        return np.repeat(self.starts, self.num_predictions) + self.positions
+        return self.starts[self.row_of_prediction] + self.positions
 
     @cached_property
     def chosen(self) -> Bools:
@@ -119,11 +124,8 @@ class Rows:
     def hashes(self) -> UInt64s:
         """(R,) of everything in a row that both formats hold."""
         hashes = self._sum_of(self.ids, self.at)
-        places = self.where.astype(np.uint64) - np.repeat(self.starts, self.num_predictions).astype(
-            np.uint64
-        )
-        rows = np.repeat(np.arange(len(self)), self.num_predictions)
-        np.add.at(hashes, rows, random_bits(places, self.labels + (1 << 40)))
+        places = self.positions.astype(np.uint64)
+        np.add.at(hashes, self.row_of_prediction, random_bits(places, self.labels + (1 << 40)))
         return hashes + random_bits(self.b_starts.astype(np.uint64), self.orders + (2 << 40))
 
     @cached_property
@@ -141,26 +143,17 @@ class Rows:
         """Return the rows where ``keep`` (R,) holds."""
         if keep.all():
             return self
-        pieces = np.repeat(keep, self.lengths)
-        predictions = np.repeat(keep, self.num_predictions)
-
-        def of_rows(values: Any) -> Any:
-            return None if values is None else values[keep]
-
-        return Rows(
-            ids=self.ids[pieces],
-            lengths=self.lengths[keep],
-            b_starts=self.b_starts[keep],
-            positions=self.positions[predictions],
-            labels=self.labels[predictions],
-            num_predictions=self.num_predictions[keep],
-            orders=self.orders[keep],
-            opens=None if self.opens is None else self.opens[pieces],
-            documents=of_rows(self.documents),
-            others=of_rows(self.others),
-            copies=of_rows(self.copies),
-            named=None if self.named is None else self.named.filter(pa.array(keep)),
-        )
+        pieces, predictions = keep[self.row_of], keep[self.row_of_prediction]
+        masks = {"ids": pieces, "opens": pieces, "positions": predictions, "labels": predictions}
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        kept: dict[str, Any] = {
+            name: array[masks.get(name, keep)]
+            for name, array in values.items()
+            if isinstance(array, np.ndarray)
+        }
+        if self.named is not None:
+            kept["named"] = self.named.filter(pa.array(keep))
+        return replace(self, **kept)
 
 
 @contextmanager
@@ -178,7 +171,7 @@ def decoding(where: str) -> Iterator[None]:
 
 
 def read_batches(uri: str, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of an Arrow file that may be damaged; of some ``columns`` only.
+    """Yield the record batches of an Arrow file that may be damaged, or some ``columns`` of them.
 
     Every offset and every text in them is valid, and every value is in its buffer.
 
@@ -194,15 +187,12 @@ def read_batches(uri: str, columns: list[str] | None = None) -> Iterator[pa.Reco
             yield batch
 
 
-def rows_of_table(table: pa.Table, opens_word: Bools | None) -> Rows:
+def rows_of_table(table: pa.Table) -> Rows:
     """Return the examples of an Arrow table, whoever wrote it.
 
-    Numbers may be of any width; what differs from EXAMPLE_SCHEMA is told. A row is left out and
-    counted where it lacks a value, or where two of its values contradict each other.
-
-    Args:
-        table: at least the columns of EXAMPLE_SCHEMA up to the label.
-        opens_word: bool (V,), if the vocabulary is known.
+    The table has at least the columns of EXAMPLE_SCHEMA up to the label. Numbers may be of any
+    width; deviations from EXAMPLE_SCHEMA are listed. A row that lacks a value, or has two that
+    contradict each other, is counted and left out.
 
     Raises:
         SourceError: such a column is missing, or a column is not of numbers, lists or text.
@@ -215,10 +205,6 @@ def rows_of_table(table: pa.Table, opens_word: Bools | None) -> Rows:
     ids, lengths = _lists(columns["input_ids"])
     positions, num_predictions = _lists(columns["masked_lm_positions"])
     labels, _ = _lists(columns["masked_lm_labels"])
-    opens = None
-    if opens_word is not None:
-        unmasked = _unmask(ids, lengths, positions, labels, num_predictions)
-        opens = opens_word[np.clip(unmasked, 0, len(opens_word) - 1)]
     names = [name for name in (*_NAMING_COLUMNS, *_OTHER_COLUMNS) if name in columns]
     is_named = set(names) >= set(_NAMING_COLUMNS)
     left_out = int((~whole).sum())
@@ -230,9 +216,8 @@ def rows_of_table(table: pa.Table, opens_word: Bools | None) -> Rows:
         labels=labels,
         num_predictions=num_predictions,
         orders=columns["sentence_order_label"].to_numpy(),
-        opens=opens,
-        documents=_hashed(columns["document_id"]) if "document_id" in columns else None,
-        others=_hashed(columns["other_document_id"]) if "other_document_id" in columns else None,
+        documents=_hashed(columns.get("document_id")),
+        others=_hashed(columns.get("other_document_id")),
         copies=columns["copy"].to_numpy() if "copy" in columns else None,
         named=pa.table({name: columns[name] for name in names}) if is_named else None,
         faults={"schema": table.num_rows * bool(wrong_columns), "values": left_out},
@@ -270,18 +255,22 @@ def _whole_rows(columns: dict[str, pa.Array]) -> Bools:
         whole &= _has_value(column)
         if pa.types.is_large_list(column.type):
             whole[pc.list_parent_indices(column).to_numpy()[~_has_value(column.flatten())]] = False
-    sizes = [
-        pc.list_value_length(columns[name]).fill_null(0).to_numpy()
-        for name in ("masked_lm_positions", "masked_lm_labels")
-    ]
-    whole &= sizes[0] == sizes[1]
-    for other in ("", "other_"):
-        first, last = (columns.get(f"{other}{end}_sentence") for end in ("first", "last"))
-        if first is not None and last is not None:
-            first, last = (numbers.fill_null(0).to_numpy() for numbers in (first, last))
-            whole &= (first >= 0) & (first <= last)
-    if "copy" in columns:
-        whole &= columns["copy"].fill_null(0).to_numpy() >= 0
+    numbers = {
+        name: (pc.list_value_length(column) if pa.types.is_large_list(column.type) else column)
+        .fill_null(0)
+        .to_numpy()
+        for name, column in columns.items()
+        if not pa.types.is_large_string(column.type)
+    }
+    whole &= numbers["masked_lm_positions"] == numbers["masked_lm_labels"]
+    for first, last in (
+        ("first_sentence", "last_sentence"),
+        ("other_first_sentence", "other_last_sentence"),
+    ):
+        if first in numbers and last in numbers:
+            whole &= (numbers[first] >= 0) & (numbers[first] <= numbers[last])
+    if "copy" in numbers:
+        whole &= numbers["copy"] >= 0
     others = [_has_value(columns[name]) for name in _OTHER_COLUMNS if name in columns]
     for there in others:
         whole &= there == others[0]
@@ -290,15 +279,6 @@ def _whole_rows(columns: dict[str, pa.Array]) -> Bools:
 
 def _has_value(column: pa.Array) -> Bools:
     return column.is_valid().to_numpy(zero_copy_only=False)
-
-
-def _unmask(ids: Ints, lengths: Ints, positions: Ints, labels: Ints, num_predictions: Ints) -> Ints:
-    """Return ``ids`` with the labels in place, where positions are inside their rows."""
-    starts = np.cumsum(lengths) - lengths
-    inside = (positions >= 0) & (positions < np.repeat(lengths, num_predictions))
-    unmasked = ids.copy()
-    unmasked[(np.repeat(starts, num_predictions) + positions)[inside]] = labels[inside]
-    return unmasked
 
 
 def _wrong_columns(schema: pa.Schema) -> tuple[str, ...]:
@@ -321,8 +301,10 @@ def _lists(column: pa.Array) -> tuple[Ints, Ints]:
     return column.flatten().to_numpy(), pc.list_value_length(column).to_numpy()
 
 
-def _hashed(column: pa.Array) -> UInt64s:
-    """Return uint64 (R,) hashes of strings; 0 for null."""
+def _hashed(column: pa.Array | None) -> UInt64s | None:
+    """Return uint64 (R,) hashes of strings; 0 for null; None where there is no such column."""
+    if column is None:
+        return None
     encoded = column.dictionary_encode()
     hashes = np.array([hash_of(name) for name in encoded.dictionary.to_pylist()] + [0], np.uint64)
     return hashes[encoded.indices.fill_null(-1).to_numpy()]
@@ -347,18 +329,15 @@ def rows_of_records(records: Iterable[bytes], batch: int) -> Iterator[Rows]:
             taken = list(islice(iterator, batch))
         if not taken:
             return
-        columns: dict[str, list[NDArray[Any]]] = {}
-        for number, record in taken:
-            features = _features(number, record)
+        read = [_features(number, record) for number, record in taken]
+        for (number, _), features in zip(taken, read, strict=True):
             found = _widths(features)
-            widths = widths or _checked_widths(found)
+            widths = widths or found
             if found != widths:
                 raise SourceError(
                     f"record {number} has features of lengths {found}, the first one {widths}"
                 )
-            for name, values in features.items():
-                columns.setdefault(name, []).append(values)
-        yield rows_of_features({name: np.stack(values) for name, values in columns.items()})
+        yield rows_of_features({name: np.stack([of[name] for of in read]) for name in widths})
 
 
 def padded_length(records: Iterable[bytes]) -> int:
@@ -369,7 +348,7 @@ def padded_length(records: Iterable[bytes]) -> int:
     """
     with decoding("no readable TFRecord file"):
         first = next(iter(records), None)
-    return 0 if first is None else _checked_widths(_widths(_features(0, first)))["input_ids"]
+    return 0 if first is None else len(_features(0, first)["input_ids"])
 
 
 def _widths(features: dict[str, NDArray[Any]]) -> dict[str, int]:
@@ -377,7 +356,7 @@ def _widths(features: dict[str, NDArray[Any]]) -> dict[str, int]:
 
 
 def _features(number: int, record: bytes) -> dict[str, NDArray[Any]]:
-    """Return the features known here; those that hold values of another type come out empty."""
+    """Return the features known here of a record whose features have lengths that fit."""
     with decoding(f"record {number} is no tf.train.Example"):
         features = TFExample.FromString(record).features.feature
     found: dict[str, NDArray[Any]] = {}
@@ -386,20 +365,17 @@ def _features(number: int, record: bytes) -> dict[str, NDArray[Any]]:
             feature, is_float = features[name], name == "masked_lm_weights"
             values = feature.float_list.value if is_float else feature.int64_list.value
             found[name] = np.fromiter(values, np.float64 if is_float else np.int64, len(values))
+    widths = _widths(found)
+    groups = ((*PIECE_FEATURES, BOUNDARY_FEATURE), PREDICTION_FEATURES, (ORDER_FEATURE,))
+    of_groups = [{widths[name] for name in group if name in widths} for group in groups]
+    are_there = found.keys() >= set(_FEATURES) and 0 not in widths.values()
+    if not are_there or any(len(of) > 1 for of in of_groups) or of_groups[-1] != {1}:
+        raise SourceError(
+            f"record {number} is no example: its features have lengths {widths}, but "
+            f"{PIECE_FEATURES} must have one length, {PREDICTION_FEATURES} one, and "
+            f"{ORDER_FEATURE} must have 1"
+        )
     return found
-
-
-def _checked_widths(widths: dict[str, int]) -> dict[str, int]:
-    """Return ``widths``, the lengths of a record's features, if an example can have them."""
-    if missing := sorted(set(_FEATURES) - widths.keys()):
-        raise SourceError(f"features {missing} are missing; found {sorted(widths)}")
-    if empty := sorted(name for name, width in widths.items() if not width):
-        raise SourceError(f"features {empty} have no values, or none of their type")
-    of_pieces = {widths[name] for name in (*PIECE_FEATURES, BOUNDARY_FEATURE) if name in widths}
-    of_predictions = {widths[name] for name in PREDICTION_FEATURES}
-    if len(of_pieces) > 1 or len(of_predictions) > 1 or widths[ORDER_FEATURE] != 1:
-        raise SourceError(f"the features of a record do not fit each other; lengths {widths}")
-    return widths
 
 
 def rows_of_features(features: dict[str, Ints]) -> Rows:
@@ -408,19 +384,22 @@ def rows_of_features(features: dict[str, Ints]) -> Rows:
     A row ends at its last piece that is not padding, and segment b begins after its first [SEP]'s
     segment; where masks, segment ids, weights and padding say otherwise is counted.
     """
-    ids = features["input_ids"]
-    lengths = _last_nonzero(ids)
+    ids, segments, weights = (
+        features[name] for name in ("input_ids", "segment_ids", "masked_lm_weights")
+    )
+    nonzero = ids != 0
+    lengths = np.where(nonzero.any(axis=1), ids.shape[1] - nonzero[:, ::-1].argmax(axis=1), 0)
     lanes = np.arange(ids.shape[1])
     real = lanes < lengths[:, None]
-    segments = features["segment_ids"]
-    has_b = (segments == 1).any(axis=1)
-    b_starts = np.where(has_b, (segments == 1).argmax(axis=1), lengths)
-    right_segments = (real & (lanes >= b_starts[:, None])) == segments
-    num_predictions = (features["masked_lm_weights"] != 0).sum(axis=1)
-    predicted = np.arange(features["masked_lm_ids"].shape[1]) < num_predictions[:, None]
-    right_predictions = (features["masked_lm_weights"] == predicted).all(axis=1)
+    in_b = segments == 1
+    b_starts = np.where(in_b.any(axis=1), in_b.argmax(axis=1), lengths)
+    wrong_segments = (real & (lanes >= b_starts[:, None])) != segments
+    num_predictions = (weights != 0).sum(axis=1)
+    predicted = np.arange(weights.shape[1]) < num_predictions[:, None]
+    wrong_padding = (features["input_mask"] != real).any(axis=1)
+    wrong_padding |= (weights != predicted).any(axis=1)
     for name in ("masked_lm_ids", "masked_lm_positions"):
-        right_predictions &= ((features[name] == 0) | predicted).all(axis=1)
+        wrong_padding |= ((features[name] != 0) & ~predicted).any(axis=1)
     boundary = features.get(BOUNDARY_FEATURE)
     return Rows(
         ids=ids[real],
@@ -432,15 +411,7 @@ def rows_of_features(features: dict[str, Ints]) -> Rows:
         orders=features[ORDER_FEATURE][:, 0],
         opens=None if boundary is None else boundary[real] == 1,
         faults={
-            "padding": int(
-                (~((features["input_mask"] == real).all(axis=1) & right_predictions)).sum()
-            ),
-            "segment ids": int((~right_segments.all(axis=1)).sum()),
+            "padding": int(wrong_padding.sum()),
+            "segment ids": int(wrong_segments.any(axis=1).sum()),
         },
     )
-
-
-def _last_nonzero(values: Ints) -> Ints:
-    """Return (R,) one past the last number in each row of (R, N) that is not 0."""
-    nonzero = values != 0
-    return np.where(nonzero.any(axis=1), values.shape[1] - nonzero[:, ::-1].argmax(axis=1), 0)

@@ -96,7 +96,7 @@ def test_all_forms_of_the_table_are_written(finished: tuple[Manifest, str, list[
     assert contents["scores.png"].startswith(b"\x89PNG")
     assert manifest.facts["scores"] == {"sst-2": {"accuracy": 0.8}}
     assert manifest.facts["average"] is None
-    assert "mine, task by task" in manifest.facts["text"]
+    assert "Task by task" in manifest.facts["text"]
 
 
 def test_the_data_has_every_seed_and_what_a_constant_answer_gets(
@@ -160,7 +160,7 @@ def test_a_fine_tuning_that_is_not_there_is_said(tmp_path: Path) -> None:
 def test_fine_tunings_on_other_data_make_no_table(tmp_path: Path) -> None:
     work = str(tmp_path)
     other = finetuned(work, 2, 0.5, num_examples=5)
-    with pytest.raises(ConfigError, match="make no table: mine on sst-2"):
+    with pytest.raises(ConfigError, match="make no table: sst-2"):
         score(work, finetuned(work, 1, 0.5), other)
 
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from albert_core.stage import storage
-from albert_core.stage.manifest import MANIFEST, Shard, read_manifest, shard_of
+from albert_core.stage.manifest import MANIFEST, Manifest, Shard, read_manifest, shard_of
 from albert_core.text import masking
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.masking import mask_examples
@@ -112,28 +112,21 @@ class Shards:
                 (folder / path.name).write_bytes(path.read_bytes())
         return replace(self, folder=folder)
 
-    def sign(self) -> None:
-        """Write a manifest that says of the shards what they are now."""
+    def sign(self, count: bool = True) -> None:
+        """Write a manifest that fits the shards as they are now; without ``count`` but for rows."""
         manifest = read_manifest(self.manifest)
-        shards = [self._described(shard) for shard in manifest.shards]
-        manifest = manifest.model_copy(update={"shards": shards})
+        shards = [self._described(shard, count) for shard in manifest.shards]
+        self.write_manifest(manifest.model_copy(update={"shards": shards}))
+
+    def write_manifest(self, manifest: Manifest) -> None:
         storage.write_bytes(self.manifest, manifest.model_dump_json().encode())
 
-    def sign_bytes(self) -> None:
-        """Like `sign`, of shards whose rows cannot be counted any more."""
-        manifest = read_manifest(self.manifest)
-        shards = [
-            shard_of(str(self.folder / shard.path), str(self.folder), shard.kind, shard.num_rows)
-            for shard in manifest.shards
-        ]
-        manifest = manifest.model_copy(update={"shards": shards})
-        storage.write_bytes(self.manifest, manifest.model_dump_json().encode())
-
-    def _described(self, shard: Shard) -> Shard:
-        uri = str(self.folder / shard.path)
-        is_arrow = uri.endswith(".arrow")
-        count = read_arrow(uri).num_rows if is_arrow else len(list(read_tfrecord(uri)))
-        return shard_of(uri, str(self.folder), shard.kind, count)
+    def _described(self, shard: Shard, count: bool) -> Shard:
+        uri, number = str(self.folder / shard.path), shard.num_rows
+        if count:
+            is_arrow = uri.endswith(".arrow")
+            number = read_arrow(uri).num_rows if is_arrow else len(list(read_tfrecord(uri)))
+        return shard_of(uri, str(self.folder), shard.kind, number)
 
     def spoil_rows(self, fault: Callable[[Rows], Rows], kind: str = "train") -> None:
         """Apply ``fault`` to each shard of ``kind``, in Arrow and TFRecord."""
@@ -592,8 +585,7 @@ def wrong_count(good: Shards) -> None:
     manifest = read_manifest(good.manifest)
     first, *rest = manifest.shards
     first = first.model_copy(update={"num_rows": first.num_rows + 1})
-    manifest = manifest.model_copy(update={"shards": [first, *rest]})
-    storage.write_bytes(good.manifest, manifest.model_dump_json().encode())
+    good.write_manifest(manifest.model_copy(update={"shards": [first, *rest]}))
 
 
 @fault("files")
@@ -603,7 +595,7 @@ def broken_record(good: Shards) -> None:
     content = bytearray(path.read_bytes())
     content[1000] ^= 1
     path.write_bytes(content)
-    good.sign_bytes()
+    good.sign(count=False)
 
 
 @fault("TFRecord padding")

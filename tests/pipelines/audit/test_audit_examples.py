@@ -166,13 +166,13 @@ def test_what_is_found_does_not_depend_on_the_batches(
 def test_rows_come_back_from_arrow_as_they_are(good: Shards) -> None:
     uri = str(good.folder / good.arrow("held_out")[0])
     plain = read_rows(uri)
-    rows = rows_of_table(table(plain), good.opens_word)
+    rows = rows_of_table(table(plain))
     assert rows.unmasked.tolist() == np.concatenate([row.unmasked for row in plain]).tolist()
     assert rows.special.sum() == 3 * len(plain)
     kept = np.arange(len(plain)) % 2 == 0
     assert (rows.only(kept).hashes == rows.hashes[kept]).all()
     swapped = [row for n, row in enumerate(plain) if kept[n]]
-    assert (rows_of_table(table(swapped), None).pair_hashes == rows.pair_hashes[kept]).all()
+    assert (rows_of_table(table(swapped)).pair_hashes == rows.pair_hashes[kept]).all()
 
 
 def test_a_pair_and_its_swap_have_one_hash_and_others_another() -> None:
@@ -286,7 +286,7 @@ def test_nothing_is_known_of_no_rows() -> None:
 
 def test_a_table_without_its_columns_is_refused() -> None:
     with pytest.raises(SourceError, match=r"columns .* are missing"):
-        rows_of_table(pa.table({"input_ids": pa.array([[NUM_SPECIAL]])}), None)
+        rows_of_table(pa.table({"input_ids": pa.array([[NUM_SPECIAL]])}))
 
 
 def test_the_manifest_of_the_corpus_is_found_by_itself(good: Shards) -> None:

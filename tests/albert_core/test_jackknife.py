@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_core.metrics import METRICS, Array
-from albert_core.registry.gate import MAX_GROUPS, jackknife
+from albert_core.metrics import MAX_GROUPS, METRICS, Array, jackknife
 
 BETTER_IF_HIGHER = sorted(set(METRICS) - {"mse"})
 
