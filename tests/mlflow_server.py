@@ -15,6 +15,7 @@ from typing import Self
 
 HOST = "127.0.0.1"
 _START_SECONDS = 180.0
+_LOOK_SECONDS = 0.1
 _UNAUTHORIZED = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -121,8 +122,8 @@ class Gate:
 
     def _exchange(self, client: socket.socket, server: socket.socket) -> None:
         is_lost = False
-        while True:
-            for source in select.select([client, server], [], [])[0]:
+        while not self.is_shut:
+            for source in select.select([client, server], [], [], _LOOK_SECONDS)[0]:
                 data = source.recv(1 << 16)
                 if self.is_shut or not data:
                     return

@@ -1,38 +1,340 @@
-"""What a process wants MLflow to know, on disk until the server has it.
+"""What a process logs to MLflow: on disk at once, at the server when it answers.
 
-Each `TrackedRun` has a journal: a file of its own with a line of JSON for each entry, the first of
-which says whose it is. Its process holds a lock on it, which the system releases however the
-process ends: a journal without a lock was left behind, and whoever finds it may send it.
+Each `TrackedRun` has a journal: a file with a line of JSON for each entry. The first entry, the
+header, says whose run it is. The process holds a lock on the file, which the system releases
+however the process ends. A journal without a lock was left behind, and any process may send it.
+
+Only the server knows what has arrived. A step of a metric that the server has is not sent again,
+nor a parameter, and all other entries may arrive twice without harm. So a journal can always be
+sent again from its start.
 """
 
 import errno
 import fcntl
 import json
+import logging
 import os
 import re
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
+from itertools import takewhile
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, cast
+
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
 
 from albert_core.stage import storage
+from albert_core.stage.credentials import redacted
+from albert_core.stage.environment import TRACKING_URI, shown_tracking_uri
+from albert_core.stage.errors import OutageError
 from albert_core.stage.manifest import digest_of
+from albert_core.tracking.server import PARENT_TAG, RUN_ID, experiment_id, open_client, upload
 
 JOURNALS = "mlflow_journals"
 """Folder in the work folder."""
+JOURNAL_TAG = "journal"
+"""Tag of a run, by which it is found if the answer with its id was lost."""
+SENT, LIVING, ELSEWHERE = "sent", "living", "elsewhere"
+"""What became of a journal; see `send_left`."""
 
-_CHUNK_BYTES = 1 << 20
+_MAX_ENTRIES = 1000
+"""Entries in one call of ``log_batch``, which splits them further by MLflow's limits."""
+_RETRY_SECONDS = (1, 2, 4, 8, 16, 30, 30, 30, 30)
+"""Pauses before the retries of an entry that fails while the server answers. The store of the files
+may be away when the server is not."""
+_NOT_RETRIED = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED")
+_NOT_BATCHED = {"artifact", "child", "dataset", "end"}
+_MAX_DIGEST_CHARACTERS = 36
+
+log = logging.getLogger("tracking")
 
 Entry = dict[str, Any]
+
+
+class ServerAwayError(Exception):
+    """The tracking server does not answer. Try again later."""
+
+
+class Journal:
+    """A file of entries, locked by this process, and their way to the server.
+
+    Args:
+        work: folder for all results.
+        path: where the file is, or will be.
+        file: the file, open and locked.
+        is_left: whether a process that is gone began the journal.
+    """
+
+    _client: MlflowClient
+
+    def __init__(self, work: str, path: Path, file: IO[bytes], is_left: bool) -> None:
+        self.path = path
+        self.run_id = ""
+        """Id of the MLflow run; empty until `open` succeeds."""
+        self.num_appended = self.num_arrived = self.num_lost = 0
+        """Entries. The server refused those that are lost, or the disk had no room for them."""
+        self._work, self._file, self._is_left = work, file, is_left
+        self._appending = threading.Lock()
+        self._unsent: list[Entry] = []
+        """Entries that were read and have not arrived."""
+        self._position = 0
+        """In the file, after the last entry that was read."""
+        self._points: set[tuple[str, int]] = set()
+        """Names and steps of the metrics that the server has."""
+        self._params: set[str] = set()
+        self._has_ended = False
+        self._pauses = iter(_RETRY_SECONDS)
+
+    @classmethod
+    def begin(cls, work: str, folder: str, header: Mapping[str, Any]) -> Self:
+        """Return a new journal of the run of a stage's folder.
+
+        Raises:
+            OSError: the file can't be written.
+        """
+        name = f"{time.time_ns()}-{storage.process_name()}~{_label(folder)}.jsonl"
+        path = journal_folder(work) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        hidden = path.with_suffix(".tmp")
+        file = hidden.open("a+b", buffering=0)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        journal = cls(work, path, file, is_left=False)
+        try:
+            journal.append(header)
+        except OSError:
+            hidden.unlink()
+            journal.close()
+            raise
+        hidden.rename(path)  # no other process sees it before it has its lock and its header
+        return journal
+
+    @classmethod
+    def claim(cls, work: str, path: Path) -> Self | None:
+        """Return the journal at ``path``, or None if it is locked, or was just sent."""
+        try:
+            file = path.open("r+b", buffering=0)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists():  # it may have been sent before it was locked
+                return cls(work, path, file, is_left=True)
+        except BlockingIOError:
+            pass  # its process lives
+        file.close()
+        return None
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Write an entry, with the time, to the end. Several threads may append.
+
+        The entry survives the end of this process, but not a loss of power.
+
+        Raises:
+            OSError: the disk is full, or gone.
+        """
+        line = (json.dumps({"time": int(time.time() * 1000), **entry}) + "\n").encode()
+        number = self._file.fileno()
+        with self._appending:
+            size = os.fstat(number).st_size
+            if os.pwrite(number, line, size) < len(line):
+                os.ftruncate(number, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            self.num_appended += 1
+
+    def read(self) -> list[Entry]:
+        """Return entries that are not sent yet, in order.
+
+        A line without an end is not read: its process is writing it, or was killed.
+        """
+        if not self._unsent:
+            number = self._file.fileno()
+            num_bytes = os.fstat(number).st_size - self._position
+            lines, end, _ = os.pread(number, num_bytes, self._position).rpartition(b"\n")
+            self._position += len(lines + end)
+            self._unsent = [_parsed(line) for line in lines.splitlines()]
+        return self._unsent
+
+    def open(self) -> None:
+        """Find the MLflow run of the stage's folder, or create it; once.
+
+        Raises:
+            ServerAwayError: the server does not answer.
+        """
+        if self.run_id:
+            return
+        header = self.read()[0]
+        try:
+            self._client = open_client(self._work)
+            self._resume(header["folder"], self._find(header) or self._create(header))
+        except Exception as error:
+            raise ServerAwayError(said(error)) from error
+
+    def send(self) -> None:
+        """Send the entries that are in the file by now.
+
+        Raises:
+            ServerAwayError: the server does not answer. What arrived is not sent again.
+        """
+        self.open()
+        while unsent := self.read():
+            batch = takewhile(_NOT_BATCHED.isdisjoint, unsent[:_MAX_ENTRIES])
+            self._deliver(list(batch) or unsent[:1])
+        if self._is_left and not self._has_ended:
+            last = os.fstat(self._file.fileno()).st_mtime
+            self._deliver([{"end": "KILLED", "time": int(last * 1000)}])
+
+    def note_lost(self, where: str, error: Exception) -> None:
+        """Count a lost entry; log the first."""
+        self.num_lost += 1
+        if self.num_lost == 1:
+            log.warning("%s (%s); the run goes on without it", where, said(error))
+
+    def remove(self) -> None:
+        """Remove the file: everything has arrived."""
+        self.path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._file.close()
+
+    def _find(self, header: Entry) -> Run | None:
+        """Return the run of the stage's folder, or the one made for this journal.
+
+        MLflow's client repeats a request whose answer is lost, which may create several runs. All
+        but one are deleted.
+        """
+        experiments = [experiment_id(self._client, self._work)]
+        filters = [f"tags.{JOURNAL_TAG} = '{self.path.name}'"]
+        if known := _known_run_id(header["folder"]):
+            filters.insert(0, f"attributes.run_id = '{known}'")
+        for condition in filters:
+            found = self._client.search_runs(experiments, condition, order_by=["attributes.run_id"])
+            for run in found[1:]:
+                self._client.delete_run(run.info.run_id)
+            if found:
+                return found[0]
+        return None
+
+    def _create(self, header: Entry) -> Run:
+        created = self._client.create_run(
+            experiment_id(self._client, self._work),
+            start_time=header["time"],
+            tags={**header["tags"], JOURNAL_TAG: self.path.name},
+            run_name=header["name"],
+        )
+        return self._find(header) or created
+
+    def _resume(self, folder: str, run: Run) -> None:
+        run_id = str(run.info.run_id)
+        if _known_run_id(folder) != run_id:
+            storage.write_bytes(storage.join(folder, RUN_ID), run_id.encode())
+        self._params = set(run.data.params)
+        self._points = {
+            (name, point.step)
+            for name in run.data.metrics
+            for point in self._client.get_metric_history(run_id, name)
+        }
+        if self._is_left:
+            self._has_ended = run.info.status == "FINISHED"  # by a later process
+        elif run.info.status != "RUNNING":
+            self._client.update_run(run_id, status="RUNNING")
+        self.run_id = run_id
+
+    def _deliver(self, entries: list[Entry]) -> None:
+        """Send entries in one call; leave out and count those that the server refuses."""
+        error = self._refusal(entries)
+        if error is not None and len(entries) > 1:
+            for entry in entries:
+                self._deliver([entry])
+            return
+        while error is not None and _may_pass(error) and (pause := next(self._pauses, 0)):
+            time.sleep(pause)
+            error = self._refusal(entries)
+        if error is None:
+            self._pauses = iter(_RETRY_SECONDS)
+        else:
+            self.note_lost(f"MLflow at {shown_tracking_uri(self._work)} refuses an entry", error)
+        self.num_arrived += len(entries)
+        del self._unsent[: len(entries)]
+
+    def _refusal(self, entries: list[Entry]) -> Exception | None:
+        """Send entries; return the error if the server answers but does not take them."""
+        try:
+            self._do(entries)
+        except ServerAwayError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever it is, the next entry is sent
+            try:
+                self._client.search_experiments(max_results=1)
+            except Exception:  # noqa: BLE001
+                raise ServerAwayError(said(error)) from error
+            return error
+        return None
+
+    def _do(self, entries: list[Entry]) -> None:
+        client, entry = self._client, entries[0]
+        if "dataset" in entry:
+            client.log_inputs(self.run_id, [_dataset_input(**entry["dataset"])])
+        elif "artifact" in entry:
+            upload(client, self.run_id, entry["artifact"], entry["artifact_folder"])
+        elif "child" in entry:
+            self._adopt(**entry["child"])
+        elif "end" not in entry:
+            self._log_values(entries)
+        elif not self._has_ended:
+            client.set_terminated(self.run_id, entry["end"], entry["time"])
+            self._has_ended = True
+
+    def _log_values(self, entries: list[Entry]) -> None:
+        """Send metrics and parameters that the server does not have, and tags."""
+        points: dict[tuple[str, int], Metric] = {}
+        params: list[Param] = []
+        tags: list[RunTag] = []
+        for entry in entries:
+            for name, value in entry.get("metrics", {}).items():
+                point = (name, entry["step"])
+                if point not in self._points:
+                    points.setdefault(point, Metric(name, value, entry["time"], entry["step"]))
+            given = entry.get("params", {}).items()
+            params += [Param(name, value) for name, value in given if name not in self._params]
+            tags += [RunTag(name, value) for name, value in entry.get("tags", {}).items()]
+        self._client.log_batch(self.run_id, list(points.values()), params, tags)
+        self._points |= points.keys()
+
+    def _adopt(self, stage: str, folder: str, run: str) -> None:
+        """Nest another run in this one, or point to it if it belongs to an earlier flow run.
+
+        Args:
+            stage: stage of the other run.
+            folder: folder of that stage, which has the id of its run once its journal is sent.
+            run: that id as its manifest says, or empty.
+        """
+        if not _known_run_id(folder) and LIVING in set(send_left(self._work, folder)) and not run:
+            raise ServerAwayError(f"another process has not sent the run of {folder} yet")
+        child_id = _known_run_id(folder) or run
+        if not child_id:
+            return  # that stage tracks nothing
+        client = self._client
+        child, since = client.get_run(child_id), client.get_run(self.run_id).info.start_time
+        parent, ended = child.data.tags.get(PARENT_TAG), child.info.end_time
+        if parent is None or ended is None or ended >= since:
+            client.set_tag(child_id, PARENT_TAG, self.run_id)
+        elif parent != self.run_id:
+            client.set_tag(self.run_id, f"done_before.{stage}", child_id)
 
 
 def journal_folder(work: str) -> Path:
     """Return where the journals of all runs in ``work`` are.
 
-    A journal is appended to, which object stores can't: for a ``work`` that is not on this machine
-    they are in its folder for temporary files.
+    Object stores can't append to a file. For a ``work`` that is not on this machine the journals
+    are in the machine's folder for temporary files.
     """
     local = storage.local_path(work)
     if local is None:
@@ -40,120 +342,92 @@ def journal_folder(work: str) -> Path:
     return local.absolute() / JOURNALS
 
 
-class Journal:
-    """A file of entries, locked by this process. See `begin` and `claim`."""
-
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
-        self.path = path
-        self.num_entries = 0
-        """Appended by this process."""
-        self._file = file
-        self._writing = threading.Lock()
-        self._is_torn = False
-
-    @classmethod
-    def begin(cls, work: str, folder: str, header: Mapping[str, Any]) -> Self:
-        """Return a new journal.
-
-        Args:
-            work: folder for all results.
-            folder: the stage's, whose run it is.
-            header: its first entry.
-
-        Raises:
-            OSError: it can't be written.
-        """
-        name = f"{_label(folder)}~{time.time_ns()}-{storage.process_name()}.jsonl"
-        place = journal_folder(work)
-        place.mkdir(parents=True, exist_ok=True)
-        passing = place / f".{name}"
-        file = passing.open("x+b", buffering=0)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        journal = cls(place / name, file)
-        try:
-            journal.append(header)
-        except OSError:
-            passing.unlink()
-            journal.release()
-            raise
-        passing.rename(journal.path)  # nobody has seen it without its lock and its header
-        return journal
-
-    @classmethod
-    def claim(cls, path: Path) -> Self | None:
-        """Return the journal at ``path``, or None if it is a living process's, or gone."""
-        try:
-            file = path.open("r+b", buffering=0)
-        except FileNotFoundError:
-            return None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        if not path.exists():  # sent by another process in the meantime
-            file.close()
-            return None
-        return cls(path, file)
-
-    def append(self, entry: Mapping[str, Any]) -> None:
-        """Write an entry, with the time, to the end.
-
-        It is in the system's hands then: it survives this process, but not a loss of power.
-
-        Raises:
-            OSError: the disk is full, or gone.
-        """
-        line = (json.dumps({"time": int(time.time() * 1000), **entry}) + "\n").encode()
-        number = self._file.fileno()
-        with self._writing:
-            line = b"\n" + line if self._is_torn else line
-            self._is_torn = True  # until all of it is there
-            written = os.pwrite(number, line, os.fstat(number).st_size)
-            if written < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-            self._is_torn = False
-            self.num_entries += 1
-
-    def read(self, position: int) -> list[tuple[Entry, int]]:
-        """Return the next entries from ``position`` on, each with the position after it.
-
-        Half a line at the end is not read: its process was killed, or is still writing. One amid
-        the others, of a disk that was full for a while, is an empty entry.
-        """
-        chunk = os.pread(self._file.fileno(), _CHUNK_BYTES, position)
-        while b"\n" not in chunk and len(chunk) and not len(chunk) % _CHUNK_BYTES:
-            chunk += os.pread(self._file.fileno(), _CHUNK_BYTES, position + len(chunk))
-        found = []
-        for line in chunk[: chunk.rfind(b"\n") + 1].splitlines(keepends=True):
-            position += len(line)
-            found.append((_parsed(line), position))
-        return found
-
-    def remove(self) -> None:
-        """Remove the file: all of it has arrived."""
-        self.path.unlink(missing_ok=True)
-        self._file.close()
-
-    def release(self) -> None:
-        """Leave the file to others."""
-        self._file.close()
-
-
 def journals_of(work: str, folder: str = "") -> list[Path]:
-    """Return the journals in ``work``, the oldest first; of one stage's folder if it is given."""
-    label = re.sub(r"([*?[])", r"[\1]", _label(folder)) if folder else "*"
-    glob = journal_folder(work).glob(f"{label}~*.jsonl")
-    found = [path for path in glob if not path.name.startswith(".")]  # those have no header yet
-    return sorted(found, key=lambda path: path.name.rpartition("~")[2])
+    """Return the journals in ``work``, oldest first; only those of a stage's folder if given."""
+    return sorted(journal_folder(work).glob(f"*~{_label(folder) if folder else '*'}.jsonl"))
+
+
+def send_left(work: str, folder: str = "", before: Path | None = None) -> Iterator[str]:
+    """Send the journals that dead processes left in ``work``, oldest first.
+
+    Args:
+        work: folder for all results.
+        folder: folder of a stage; only its journals are sent. Empty for all.
+        before: a journal; it and later ones are left out.
+
+    Yields:
+        For each journal: SENT; LIVING where another process or thread sends it, or just did; or
+        ELSEWHERE where it is for another tracking server.
+
+    Raises:
+        ServerAwayError: the server does not answer.
+    """
+    for path in journals_of(work, folder):
+        if path == before:
+            return
+        journal = Journal.claim(work, path)
+        if journal is None:
+            yield LIVING
+            continue
+        with closing(journal):
+            entries = journal.read()
+            is_ours = not entries or entries[0].get("server") == shown_tracking_uri(work)
+            if is_ours:
+                if entries:  # a machine that lost its power leaves an empty file
+                    journal.send()
+                journal.remove()
+        yield SENT if is_ours else ELSEWHERE
+
+
+def send_journals(work: str) -> str:
+    """Send the journals that runs left in a work folder; return a line that says how many.
+
+    Raises:
+        OutageError: the server does not answer. What did not arrive is kept.
+    """
+    server = shown_tracking_uri(work)
+    try:
+        found = Counter(send_left(work))
+    except ServerAwayError as error:
+        raise OutageError(
+            f"MLflow at {server} does not answer ({error}). Start it, or set {TRACKING_URI}; "
+            "nothing is lost."
+        ) from error
+    return (
+        f"{found[SENT]} sent, {found[LIVING]} of living processes, {found[ELSEWHERE]} "
+        f"for another server than {server}; they are in {journal_folder(work)}"
+    )
+
+
+def said(error: BaseException) -> str:
+    """Return an error's type and the first line of its message, without credentials."""
+    reason = next(iter(redacted(str(error)).splitlines()), "")[:200]
+    return f"{type(error).__name__}: {reason}"
+
+
+def _may_pass(error: Exception) -> bool:
+    """Return whether a retry may succeed."""
+    if isinstance(error, MlflowException):
+        return error.error_code not in _NOT_RETRIED
+    return not isinstance(error, FileNotFoundError)
+
+
+def _known_run_id(folder: str) -> str:
+    """Return the id of the run of a stage's folder; empty if the folder does not have it yet."""
+    uri = storage.join(folder, RUN_ID)
+    return storage.read_bytes(uri).decode().strip() if storage.exists(uri) else ""
 
 
 def _parsed(line: bytes) -> Entry:
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return {}
-    return entry if isinstance(entry, dict) else {}
+    """Return the entry of a line; an empty one if a loss of power damaged the line."""
+    with suppress(ValueError):
+        return cast(Entry, json.loads(line))
+    return {}
+
+
+def _dataset_input(name: str, digest: str, source: str, context: str) -> DatasetInput:
+    dataset = Dataset(name, digest[:_MAX_DIGEST_CHARACTERS], "uri", json.dumps({"uri": source}))
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
 
 
 def _label(folder: str) -> str:

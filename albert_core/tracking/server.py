@@ -1,20 +1,9 @@
-"""The tracking server: where it is, a client of it, the experiment, files of a run."""
+"""The tracking server: a client of it, the experiment, the files of a run."""
 
 import logging
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-# MLflow reads some of them on import; what the environment says already is left alone.
-os.environ.update(
-    {
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
-        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    }
-    | dict(os.environ)
-)
 
 from filelock import FileLock
 from mlflow import MlflowClient
@@ -25,15 +14,15 @@ from albert_core.stage.environment import tracking_uri
 
 EXPERIMENT = "albert"
 RUN_ID = "mlflow_run_id"
-"""File in a stage's folder that says which MLflow run is its own."""
+"""File in a stage's folder that has the id of its MLflow run."""
 PARENT_TAG = "mlflow.parentRunId"
 
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-"""MLflow's pages then open with the training runs, not with traces of language models."""
+"""With this tag MLflow's pages open with the training runs, not with traces of language models."""
 
 for _library in ("alembic", "mlflow"):
     logging.getLogger(_library).setLevel(logging.WARNING)
-logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it tells of every retry
+logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns at every retry
 
 
 def open_client(work: str) -> MlflowClient:
@@ -44,42 +33,44 @@ def open_client(work: str) -> MlflowClient:
     if path == uri:
         return MlflowClient(uri, registry_uri)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock"):  # two that make its tables at once break them
+    with FileLock(f"{path}.lock"):  # two processes that create the tables at once break them
         client = MlflowClient(uri, registry_uri)
         client.search_experiments(max_results=1)
     return client
 
 
 def experiment_id(client: MlflowClient, work: str) -> str:
-    """Return the id of the experiment, which is created when it is not there.
+    """Return the id of the experiment, which is created if it does not exist.
 
-    A server chooses itself where its files go; beside a database they go to ``mlartifacts`` in
+    A server chooses itself where its files go. Those of a database file go to ``mlartifacts`` in
     ``work``.
     """
     found = client.get_experiment_by_name(EXPERIMENT)
     if found is not None:
         return str(found.experiment_id)
-    uri = tracking_uri(work)
-    is_server = uri.startswith(("http:", "https:", "databricks"))
+    is_server = tracking_uri(work).startswith(("http:", "https:", "databricks"))
     place = None if is_server else storage.absolute(storage.join(work, "mlartifacts"))
     try:
         return str(client.create_experiment(EXPERIMENT, place, _EXPERIMENT_TAGS))
-    except MlflowException:
-        found = client.get_experiment_by_name(EXPERIMENT)  # another process was faster
-        if found is None:
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-        return str(found.experiment_id)
+        return experiment_id(client, work)  # another process was faster
 
 
 def upload(client: MlflowClient, run_id: str, uri: str, artifact_folder: str | None) -> None:
-    """Put the file or folder at ``uri`` among the run's files."""
+    """Copy the file or folder at ``uri`` to ``artifact_folder`` of the run's files.
+
+    Raises:
+        FileNotFoundError: there is nothing at ``uri``.
+    """
     with TemporaryDirectory() as scratch:
         path = storage.local_path(uri)
-        if path is not None and not path.exists():
-            raise FileNotFoundError(uri)
         if path is None:
             fs, remote = storage.filesystem(uri)
             path = Path(scratch, uri.rstrip("/").rpartition("/")[2])
             fs.get(remote, str(path), recursive=bool(fs.isdir(remote)))
+        if not path.exists():
+            raise FileNotFoundError(uri)
         log_path = client.log_artifacts if path.is_dir() else client.log_artifact
         log_path(run_id, str(path), artifact_folder)

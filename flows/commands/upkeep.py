@@ -115,7 +115,7 @@ def convert(
     folder: Annotated[str, typer.Argument(help="Path or URI of the model folder to write.")],
 ) -> None:
     """Turn a model trained elsewhere into a model folder that every stage can read."""
-    from albert_core.conversion.convert import convert_model
+    from albert_core.conversion.initial_weights import convert_model
 
     convert_model(source, folder)
     typer.echo(f"wrote {folder}")
@@ -162,6 +162,6 @@ def retention(
 def send_journals(work: Work = None) -> None:
     """Send MLflow the entries of runs that could not reach it at the time."""
     from albert_core.stage.environment import work_folder
-    from albert_core.tracking.send_journals import send_journals as send
+    from albert_core.tracking.journal import send_journals as send
 
     typer.echo(send(work_folder(work)))

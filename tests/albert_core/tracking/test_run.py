@@ -13,13 +13,10 @@ import pytest
 from mlflow import MlflowClient
 
 from albert_core.stage import storage
+from albert_core.tracking import journal, server
 from albert_core.tracking import run as tracked_run_module
-from albert_core.tracking import sender, server
-from albert_core.tracking.journal import journals_of
-from albert_core.tracking.run import tracked_run
+from albert_core.tracking.run import TrackedRun
 from albert_core.tracking.server import RUN_ID, open_client
-
-AWAY = "http://127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +33,7 @@ def test_a_run_holds_settings_curves_data_sets_and_files(work: str, client: Mlfl
     folder = f"{work}/whole"
     storage.write_bytes(f"{folder}/manifest.json", b"{}")
     storage.write_bytes(f"{folder}/pictures/a.txt", b"a")
-    run = tracked_run(work, folder, "whole", {"model": "abc"})
+    run = TrackedRun(work, folder, "whole", {"model": "abc"})
     run.log_params({"model": {"hidden_size": 4}, "note": "x" * 10_000})
     run.log_metrics(10, {"loss": 2.0, "accuracy": 0.5})
     run.log_metrics(20, {"loss": 1.0})
@@ -63,12 +60,12 @@ def test_a_run_holds_settings_curves_data_sets_and_files(work: str, client: Mlfl
 
 def test_a_resumed_run_goes_on_and_logs_no_step_twice(work: str, client: MlflowClient) -> None:
     folder = f"{work}/resumed"
-    first = tracked_run(work, folder, "resumed")
+    first = TrackedRun(work, folder, "resumed")
     for step in (10, 20, 30):
         first.log_metrics(step, {"loss": float(step)})
     first.log_metrics(10, {"dev": 1.0})
     first.finish("KILLED")
-    second = tracked_run(work, folder, "resumed")
+    second = TrackedRun(work, folder, "resumed")
     for step in (20, 30, 40):
         second.log_metrics(step, {"loss": float(step)})
     second.log_metrics(20, {"dev": 2.0})
@@ -83,7 +80,7 @@ def test_a_resumed_run_goes_on_and_logs_no_step_twice(work: str, client: MlflowC
 def test_a_run_that_the_server_does_not_know_is_replaced(work: str, client: MlflowClient) -> None:
     folder = f"{work}/unknown"
     storage.write_bytes(f"{folder}/{RUN_ID}", b"0" * 32)
-    run = tracked_run(work, folder, "unknown")
+    run = TrackedRun(work, folder, "unknown")
     run.finish("FINISHED")
     assert run.num_failures == 0
     assert run.run_id not in (None, "0" * 32)
@@ -91,41 +88,17 @@ def test_a_run_that_the_server_does_not_know_is_replaced(work: str, client: Mlfl
 
 
 def test_a_deleted_run_is_replaced(work: str, client: MlflowClient) -> None:
-    first = tracked_run(work, f"{work}/deleted", "deleted")
+    first = TrackedRun(work, f"{work}/deleted", "deleted")
     first.finish("FINISHED")
     assert first.run_id is not None
     client.delete_run(first.run_id)
-    second = tracked_run(work, f"{work}/deleted", "deleted")
+    second = TrackedRun(work, f"{work}/deleted", "deleted")
     second.finish("FINISHED")
     assert second.run_id not in (None, first.run_id)
 
 
-def test_a_server_that_is_away_stops_nothing_and_gets_everything_later(
-    tmp_path: Path,
-    work: str,
-    client: MlflowClient,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Here the later one is a server at the same address: the database."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", AWAY)
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr(tracked_run_module, "AWAY_SECONDS", 0.5)
-    with caplog.at_level(logging.WARNING, "tracking"):
-        run = tracked_run(str(tmp_path), f"{tmp_path}/a", "away")
-        for step in range(3):
-            run.log_metrics(step, {"loss": 1.0})
-        assert run.run_id is None
-        run.finish("FINISHED")
-    messages = [record.getMessage() for record in caplog.records if record.name == "tracking"]
-    assert len(messages) == 2
-    [journal] = journals_of(str(tmp_path))
-    assert f"MLflow at {AWAY} does not answer" in messages[0]
-    assert f"is away: 4 entries of this run wait in {journal}" in messages[1]
-
-
 def test_one_refused_entry_does_not_hold_up_the_next(work: str, client: MlflowClient) -> None:
-    run = tracked_run(work, f"{work}/refused", "refused")
+    run = TrackedRun(work, f"{work}/refused", "refused")
     run.log_metrics(1, {"not/allowed?": 1.0})
     run.log_artifact(f"{work}/nowhere.txt")
     run.log_metrics(1, {"loss": 1.0})
@@ -145,9 +118,10 @@ def test_a_store_of_files_that_is_away_for_a_while_gets_them_all(
             raise ConnectionError("the bucket does not answer")
         server.upload(*given)
 
-    monkeypatch.setattr(sender, "upload", upload)
+    monkeypatch.setattr(journal, "upload", upload)
+    monkeypatch.setattr(journal, "_RETRY_SECONDS", (0.1,) * 4)
     Path(work, "report.txt").write_text("all is well")
-    run = tracked_run(work, f"{work}/away-store", "away-store")
+    run = TrackedRun(work, f"{work}/away-store", "away-store")
     run.log_artifact(f"{work}/report.txt")
     run.log_metrics(1, {"loss": 1.0})
     deadline = time.monotonic() + 60
@@ -163,12 +137,13 @@ def test_a_store_of_files_that_is_away_for_a_while_gets_them_all(
 def test_finishing_waits_for_a_limited_time(
     work: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(tracked_run_module, "AWAY_SECONDS", 0.0)
     monkeypatch.setattr(tracked_run_module, "CLOSING_SECONDS", 0.0)
-    run = tracked_run(work, f"{work}/slow", "slow")
+    run = TrackedRun(work, f"{work}/slow", "slow")
     with caplog.at_level(logging.WARNING, "tracking"):
         run.finish("FINISHED")
-    assert "is slow: 1 entries of this run wait in" in caplog.text
-    run._thread.join(60)
+    assert "is slow: 2 entries of this run wait in" in caplog.text
+    assert run._done.wait(60)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +153,7 @@ def test_finishing_waits_for_a_limited_time(
 def test_a_run_ends_as_its_block_does(
     work: str, client: MlflowClient, error: BaseException | None, status: str
 ) -> None:
-    run = tracked_run(work, f"{work}/{status}", status)
+    run = TrackedRun(work, f"{work}/{status}", status)
     with suppress(ValueError, KeyboardInterrupt), run:
         if error is not None:
             raise error
@@ -190,8 +165,8 @@ def test_a_process_that_ends_without_a_word_ends_its_run_as_failed(
     work: str, client: MlflowClient
 ) -> None:
     program = (
-        "from albert_core.tracking.run import tracked_run\n"
-        f"run = tracked_run({work!r}, {work + '/silent'!r}, 'silent')\n"
+        "from albert_core.tracking.run import TrackedRun\n"
+        f"run = TrackedRun({work!r}, {work + '/silent'!r}, 'silent')\n"
         "run.log_metrics(1, {'loss': 1.0})\n"
         "raise SystemExit(2)"
     )

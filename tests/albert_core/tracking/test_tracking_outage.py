@@ -16,9 +16,8 @@ from mlflow.entities import Run
 from albert_core.stage import storage
 from albert_core.stage.errors import OutageError
 from albert_core.tracking import run as tracked_run_module
-from albert_core.tracking.journal import Journal, journal_folder, journals_of
-from albert_core.tracking.run import TrackedRun, tracked_run
-from albert_core.tracking.send_journals import send_journals
+from albert_core.tracking.journal import Journal, journal_folder, journals_of, send_journals
+from albert_core.tracking.run import TrackedRun
 from albert_core.tracking.server import RUN_ID
 from tests.mlflow_server import Gate, MlflowServer
 
@@ -28,7 +27,7 @@ from albert_core.tracking import run as tracking
 
 tracking.AWAY_SECONDS = 1.0
 work, folder, name = sys.argv[1:]
-run = tracking.tracked_run(work, folder, name)
+run = tracking.TrackedRun(work, folder, name)
 run.log_params({"model": {"hidden_size": 4}})
 for step in range(100):
     run.log_metrics(step, {"loss": float(step)})
@@ -51,7 +50,7 @@ def gate(server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate
     gate = Gate(server.port)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", gate.url)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    monkeypatch.setattr(tracked_run_module, "MAX_SECONDS_BETWEEN_TRIES", 1.0)
+    monkeypatch.setattr(tracked_run_module, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(tracked_run_module, "AWAY_SECONDS", 4.0)
     yield gate
     gate.close()
@@ -92,7 +91,7 @@ def test_points_of_an_outage_arrive_afterwards_in_order_and_with_their_times(
 ) -> None:
     work, folder = str(tmp_path), f"{tmp_path}/pretraining/a"
     caplog.set_level(logging.INFO, "tracking")
-    run = tracked_run(work, folder, "outage")
+    run = TrackedRun(work, folder, "outage")
     log(run, 0, 5)
     wait_until(lambda: run.num_waiting == 0)
     gate.is_shut = True
@@ -128,9 +127,9 @@ def test_a_server_that_is_still_away_at_the_end_gets_all_from_the_next_run(
     )
     ended = time.time()
     [journal] = journals_of(work)
-    assert f"is away: 103 entries of this run wait in {journal}" in done.stderr
+    assert f"is away: 104 entries of this run wait in {journal}" in done.stderr
     gate.is_shut = False
-    with tracked_run(work, f"{tmp_path}/finetuning/c", "next"):
+    with TrackedRun(work, f"{tmp_path}/finetuning/c", "next"):
         wait_until(lambda: not journal.exists())
 
     found = run_of(client, folder)
@@ -147,8 +146,9 @@ def test_a_run_killed_in_an_outage_is_whole_after_the_resume(
     work, folder = str(tmp_path), f"{tmp_path}/pretraining/d"
     gate.is_shut = True
     kill_when(work, folder, lambda: True)
-    run = tracked_run(work, folder, "killed")
+    run = TrackedRun(work, folder, "killed")
     log(run, 80, 120)  # from its checkpoint on
+    assert run.run_id is None
     gate.is_shut = False
     run.finish("FINISHED")
     assert points(client, run.run_id) == expected(0, 120)
@@ -191,7 +191,7 @@ def test_answers_that_are_lost_make_nothing_twice(
     tmp_path: Path, gate: Gate, client: MlflowClient, request_path: str
 ) -> None:
     gate.lost_answers = request_path
-    run = tracked_run(str(tmp_path), f"{tmp_path}/pretraining/f", request_path)
+    run = TrackedRun(str(tmp_path), f"{tmp_path}/pretraining/f", request_path)
     run.log_params({"seed": 1})
     log(run, 0, 5)
     wait_until(lambda: gate.num_lost >= 2)
@@ -207,7 +207,7 @@ def test_answers_that_are_lost_make_nothing_twice(
 def test_a_journal_for_another_server_waits_for_it(tmp_path: Path, gate: Gate) -> None:
     work = str(tmp_path)
     journal = Journal.begin(work, f"{work}/pretraining/g", {"server": "http://elsewhere"})
-    journal.release()
+    journal.close()
     assert "0 sent, 0 of living processes, 1 for another server" in send_journals(work)
     assert journal.path.exists()
 
@@ -218,15 +218,16 @@ def test_a_journal_without_a_header_holds_up_no_other(
     work, folder = str(tmp_path), f"{tmp_path}/pretraining/j"
     kill_when(work, folder, lambda: True)
     [left] = journals_of(work)
-    (left.parent / f".{left.name}").touch()  # of one that was killed as it began
-    (left.parent / "pretraining-a~1-host-2.jsonl").touch()
+    begun = left.with_suffix(".tmp")
+    begun.touch()  # of a process that was killed as it began
+    (left.parent / "1-host-2~pretraining-a.jsonl").touch()
     with monkeypatch.context() as full:
         full.setattr(os, "pwrite", lambda file, line, at: 0)
         with pytest.raises(OSError, match="No space left"):
             Journal.begin(work, folder, {"name": "full"})
     send_journals(work)
     assert run_of(client, folder).info.status == "KILLED"
-    assert [path.name for path in left.parent.iterdir()] == [f".{left.name}"]
+    assert list(left.parent.iterdir()) == [begun]
 
 
 def test_a_journal_that_comes_late_adds_its_points_and_ends_nothing(
@@ -237,11 +238,11 @@ def test_a_journal_that_comes_late_adds_its_points_and_ends_nothing(
     late = Journal.begin(f"{work}/another-machine", folder, header)
     for step in range(5):
         late.append({"metrics": {"loss": float(step)}, "step": step})
-    run = tracked_run(work, folder, "late")
+    run = TrackedRun(work, folder, "late")
     log(run, 3, 10)
     run.finish("FINISHED")
     ended = run_of(client, folder).info.end_time
-    late.release()
+    late.close()
     late.path.rename(journal_folder(work) / late.path.name)
     send_journals(work)
     found = run_of(client, folder)
@@ -254,10 +255,9 @@ def test_half_a_line_of_a_killed_process_is_not_read(tmp_path: Path) -> None:
     journal.append({"step": 1})
     with journal.path.open("ab") as file:
         file.write(b'{"step": 2, "metr')
-    [(header, _), (first, position)] = journal.read(0)
+    [header, first] = journal.read()
     assert (header["name"], first["step"]) == ("torn", 1)
-    assert journal.read(position) == []
-    journal.release()
+    journal.close()
 
 
 def test_a_disk_that_was_full_for_a_while_loses_what_it_had_no_room_for_alone(
@@ -270,5 +270,5 @@ def test_a_disk_that_was_full_for_a_while_loses_what_it_had_no_room_for_alone(
         with pytest.raises(OSError, match="No space left"):
             journal.append({"step": 1})
     journal.append({"step": 2})
-    assert [entry.get("step") for entry, _ in journal.read(0)] == [None, None, 2]
-    journal.release()
+    assert [entry.get("step") for entry in journal.read()] == [None, 2]
+    journal.close()
