@@ -1,4 +1,4 @@
-"""Which registered versions were made of documents that are removed: said in the receipt."""
+"""Add to the receipt of a removal the registered versions that were made of its documents."""
 
 import json
 import logging
@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from albert_core.registry.version_lineage import RegisteredVersion
 
 MADE_OF_THEM, NOT_LOOKED_THROUGH = "made_of_them", "not_looked_through"
+_HOLDING = ("earlier_results_with_them", "models_made_of_them", "vocabularies_made_of_them")
 
 log = logging.getLogger("removal")
 
 
 def name_affected_versions(receipt: str, work: str) -> list[str]:
-    """Add to the receipt at this URI the versions made of what it names; return those.
+    """Add to the receipt at this URI the versions made of what it names; return them.
 
-    Versions of corpora that are not in ``work`` are named too, apart: whether they have the
-    documents can't be told. Where there is no registry, or it does not answer, nothing is added.
+    Versions of corpora that are not in ``work`` are listed apart, because it is not known whether
+    they have the documents. If there is no registry, or it does not answer, nothing is added.
     """
     from albert_core.registry.version_lineage import has_registry, registered_versions
 
@@ -53,24 +54,20 @@ def named_versions(receipt: str) -> list[str]:
 def affected_versions(
     receipt: dict[str, Any], versions: Iterable["RegisteredVersion"], corpora: set[str]
 ) -> dict[str, list[str]]:
-    """Return the versions that were made of what a receipt names, and those of which is unknown.
+    """Return the versions that were made of what a receipt names, and those where it is unknown.
 
     Args:
         receipt: as `pipelines.removal` writes it.
         versions: all there are.
-        corpora: places of those that were looked through.
+        corpora: places of the corpora that were searched.
     """
     clean = {place_in(checked["manifest"]) for checked in receipt["in_no_shard_of"]}
-    names = ("earlier_results_with_them", "models_made_of_them", "vocabularies_made_of_them")
-    holding = {place_in(uri) for name in names for uri in receipt[name]} - clean - {""}
+    holding = {place_in(uri) for name in _HOLDING for uri in receipt[name]} - clean - {""}
     made_of_them, unknown = [], []
     for version in versions:
-        if version.places & holding:
+        places = version.made_of.keys()
+        if places & holding:
             made_of_them.append(str(version))
-        elif not _corpora_of(version) <= corpora:
+        elif any(place.startswith(f"{CORPUS}/") for place in places - corpora):
             unknown.append(str(version))
     return {MADE_OF_THEM: sorted(made_of_them), NOT_LOOKED_THROUGH: sorted(unknown)}
-
-
-def _corpora_of(version: "RegisteredVersion") -> set[str]:
-    return {place for place in version.places if place.startswith(f"{CORPUS}/")}

@@ -1,28 +1,29 @@
-"""What registered versions were made of, asked of the registry alone.
+"""What registered versions were made of, read from the registry alone.
 
 A version's tags name the place and the URI of every manifest before it, and its MLflow run has
-copies of them: both are there when the work folder is not.
+copies of the manifests, so the work folder need not be there.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 
-from albert_core.registry.versions import named, registry_errors, version_at
+from albert_core.registry.versions import registry_errors, version_at
 from albert_core.stage import storage
 from albert_core.stage.environment import tracking_uri
 from albert_core.stage.errors import RegistryError
-from albert_core.stage.lineage import SOURCE_FILES, Lineage, Result
+from albert_core.stage.lineage import SOURCE_FILES, Lineage, Result, place_in
 from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
 from albert_core.tracking.server import open_client, upload
 
 LINEAGE = "lineage"
 """Folder of the manifests among the files of a version's run."""
-LINEAGE_TAG, MANIFEST_TAG = "lineage.", "manifest."
+MANIFEST_TAG = "manifest."
 _SQLITE = "sqlite:///"
 
 
@@ -33,38 +34,23 @@ class RegisteredVersion:
     name: str
     version: str
     aliases: tuple[str, ...]
-    run_id: str
+    mlflow_run_id: str
     tags: Mapping[str, str]
 
     @property
     def uri(self) -> str:
-        """As `mlflow.pyfunc.load_model` takes it."""
+        """The address that `mlflow.pyfunc.load_model` takes."""
         return f"models:/{self.name}/{self.version}"
 
     @property
-    def places(self) -> frozenset[str]:
-        """Of all results that it was made of."""
-        return frozenset(
-            f"{tag.removeprefix(LINEAGE_TAG)}/{key}"
-            for tag, keys in self.tags.items()
-            if tag.startswith(LINEAGE_TAG)
-            for key in keys.split(", ")
-        )
+    def made_of(self) -> dict[str, str]:
+        """Place of each result that it was made of -> URI where its manifest was written."""
+        values = [uris for tag, uris in self.tags.items() if tag.startswith(MANIFEST_TAG)]
+        return {place_in(uri): uri for uris in values for uri in uris.split(", ")}
 
     def __str__(self) -> str:
-        """Say its address and its aliases."""
+        """Return its address and its aliases."""
         return self.uri + "".join(f" @{alias}" for alias in self.aliases)
-
-
-@dataclass(frozen=True)
-class VersionLineage:
-    """A version and all that it was made of."""
-
-    version: RegisteredVersion
-    lineage: Lineage
-    """Manifests read from the registry; each with the URI where it was written."""
-    source_lists: dict[str, bytes]
-    """Place of a corpus -> its `SOURCE_FILES`."""
 
 
 def has_registry(work: str) -> bool:
@@ -74,22 +60,23 @@ def has_registry(work: str) -> bool:
 
 
 def registered_versions(work: str) -> list[RegisteredVersion]:
-    """Return all versions of all names.
+    """Return all versions of all names, the newest first; none if there is no registry.
 
     Raises:
         RegistryError: the registry does not answer.
     """
+    if not has_registry(work):
+        return []
     with registry_errors(work):
         client = open_client(work)
-        return [
-            _described(version, aliases.get(str(version.version), ()))
-            for name, aliases in _aliases(client)
-            for version in _versions(client, name)
-        ]
+        aliases = {each.name: each.aliases for each in _every(client.search_registered_models)}
+        versions = list(_every(client.search_model_versions))
+    versions.sort(key=lambda version: (version.name, -int(version.version)))
+    return [_described(version, aliases.get(version.name, {})) for version in versions]
 
 
-def read_version(model_uri: str, work: str) -> VersionLineage:
-    """Return a version with its lineage.
+def read_version(model_uri: str, work: str) -> tuple[RegisteredVersion, Lineage]:
+    """Return a version, and all that it was made of as the registry's copies tell it.
 
     Args:
         model_uri: ``models:/<name>@<alias>`` or ``models:/<name>/<version>``.
@@ -101,27 +88,20 @@ def read_version(model_uri: str, work: str) -> VersionLineage:
     with registry_errors(work), TemporaryDirectory() as scratch:
         client = open_client(work)
         found = version_at(client, model_uri, work)
-        aliases = dict(_aliases(client)).get(found.name, {})
-        version = _described(found, aliases.get(str(found.version), ()))
-        uris = _manifest_uris(version)
-        folders = _downloaded(client, version, scratch)
-        results, lists = [], {}
-        for folder in folders:
-            manifest = read_manifest(str(folder / MANIFEST))
-            result = Result(uris.get(manifest.key, str(folder / MANIFEST)), manifest)
-            results.append(result)
-            if (files := folder / SOURCE_FILES).exists():
-                lists[result.place] = files.read_bytes()
+        version = _described(found, client.get_registered_model(found.name).aliases)
+        if client.list_artifacts(version.mlflow_run_id, LINEAGE):
+            client.download_artifacts(version.mlflow_run_id, LINEAGE, scratch)
+        results = [_downloaded(path, version) for path in sorted(Path(scratch).rglob(MANIFEST))]
     if not results:
         raise RegistryError(
-            f"{version.uri} has no manifests in its run {version.run_id}: it was not registered "
-            "by this project."
+            f"{version.uri} has no manifests in its run {version.mlflow_run_id}: it was not "
+            "registered by this project."
         )
-    return VersionLineage(version, Lineage(results), lists)
+    return version, Lineage(results)
 
 
 def upload_lineage(client: MlflowClient, run_id: str, lineage: Mapping[str, Manifest]) -> None:
-    """Put the manifests, by URI, among the run's files; a corpus's list of files with it."""
+    """Upload the manifests, by URI, to the run; with a corpus's, its list of source files."""
     for uri, manifest in lineage.items():
         folder = f"{LINEAGE}/{manifest.stage}-{manifest.key}"
         upload(client, run_id, uri, folder)
@@ -130,48 +110,24 @@ def upload_lineage(client: MlflowClient, run_id: str, lineage: Mapping[str, Mani
             upload(client, run_id, files, folder)
 
 
-def _described(version: ModelVersion, aliases: tuple[str, ...]) -> RegisteredVersion:
-    return RegisteredVersion(
-        str(version.name), str(version.version), aliases, str(version.run_id), dict(version.tags)
-    )
-
-
-def _aliases(client: MlflowClient) -> Iterator[tuple[str, dict[str, tuple[str, ...]]]]:
-    """Yield each name with the aliases of its versions."""
+def _every(search: Callable[..., Any]) -> Iterator[Any]:
+    """Yield what is on every page of a search."""
     token = None
     while True:
-        page = client.search_registered_models(page_token=token)
-        for model in page:
-            of_version: dict[str, tuple[str, ...]] = {}
-            for alias, version in sorted(model.aliases.items()):
-                of_version[str(version)] = (*of_version.get(str(version), ()), alias)
-            yield model.name, of_version
-        if not (token := page.token):
-            return
-
-
-def _versions(client: MlflowClient, name: str) -> Iterator[ModelVersion]:
-    token = None
-    while True:
-        page = client.search_model_versions(named(name), page_token=token)
+        page = search(page_token=token)
         yield from page
         if not (token := page.token):
             return
 
 
-def _manifest_uris(version: RegisteredVersion) -> dict[str, str]:
-    """Return where each manifest was written, by its key."""
-    uris = (
-        uri
-        for tag, value in version.tags.items()
-        if tag.startswith(MANIFEST_TAG)
-        for uri in value.split(", ")
+def _described(version: ModelVersion, aliases: Mapping[str, str]) -> RegisteredVersion:
+    mine = sorted(alias for alias, number in aliases.items() if str(number) == str(version.version))
+    return RegisteredVersion(
+        str(version.name), str(version.version), tuple(mine), str(version.run_id), version.tags
     )
-    return {uri.split("/")[-2]: uri for uri in uris}
 
 
-def _downloaded(client: MlflowClient, version: RegisteredVersion, scratch: str) -> list[Path]:
-    if not client.list_artifacts(version.run_id, LINEAGE):
-        return []
-    found = Path(client.download_artifacts(version.run_id, LINEAGE, scratch))
-    return sorted(path.parent for path in found.rglob(MANIFEST))
+def _downloaded(path: Path, version: RegisteredVersion) -> Result:
+    manifest, files = read_manifest(str(path)), path.with_name(SOURCE_FILES)
+    uri = version.made_of.get(f"{manifest.stage}/{manifest.key}", str(path))
+    return Result(uri, manifest, files.read_bytes() if files.exists() else None)

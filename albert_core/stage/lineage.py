@@ -1,7 +1,7 @@
-"""Manifests as a graph: which result was made of which.
+"""The graph of results: which result of a stage was made of which.
 
-A result is called by its place, stage and key: ``corpus/0123456789abcdef``. It is the same wherever
-the work folder lies, in the registry's copies too.
+A result is called by its place, stage and key: ``corpus/0123456789abcdef``. The place is the same
+wherever the work folder lies, and in the registry's copies of the manifests.
 """
 
 import logging
@@ -17,16 +17,16 @@ from albert_core.stage.errors import IntegrityError
 from albert_core.stage.manifest import BEGUN, KEY_DIGITS, MANIFEST, Manifest, read_manifest
 
 SOURCE_FILES = "source_files.jsonl"
-"""Beside a corpus's manifest: the files that it was made of."""
+"""Beside a corpus's manifest: the list of the files that it was made of."""
 MADE_WITH = "made_with.txt"
-"""Beside a manifest: what it was made with of what the work folder keeps, one a line, as
+"""Beside a manifest: the units and parts of the work folder that it was made with, one a line, as
 ``units/NAME`` and ``parts/NAME``."""
 CORPUS, VOCAB, EXAMPLES, TASK = "corpus", "vocab", "examples", "task"
 PRETRAINING, FINETUNING, REGISTRATION = "pretraining", "finetuning", "registration"
 STAGES = (
     CORPUS, VOCAB, EXAMPLES, TASK, PRETRAINING, FINETUNING, "contamination", "scores", REGISTRATION,
 )  # fmt: skip
-"""The folders of a work folder with a folder for each result."""
+"""The folders of a work folder that have a folder for each result."""
 
 _PLACE = re.compile(rf"(?:^|/)({'|'.join(STAGES)})/([0-9a-f]{{{KEY_DIGITS}}})(?=/|$)")
 
@@ -38,8 +38,10 @@ class Result:
     """What one run of a stage made."""
 
     uri: str
-    """Of its manifest."""
+    """Where its manifest was written."""
     manifest: Manifest
+    source_list: bytes | None = None
+    """The content of a corpus's `SOURCE_FILES`, if the registry has a copy."""
 
     @property
     def place(self) -> str:
@@ -48,20 +50,17 @@ class Result:
 
     @property
     def folder(self) -> str:
-        """The manifest's."""
+        """The folder that the manifest is in."""
         return self.uri.rpartition("/")[0]
 
     @cached_property
     def inputs(self) -> frozenset[str]:
-        """Places that it names: in its inputs, its settings and the call that made it."""
-        call = self.manifest.provenance.call if self.manifest.provenance else None
-        named = [
-            *self.manifest.input_manifests.values(),
-            *_texts(self.manifest.settings),
-            *([] if call is None else [*_texts(call.recipe), *call.options.values()]),
-        ]
-        found = (place_in(text) for text in named)
-        return frozenset(place for place in found if place not in ("", self.place))
+        """Places that are named in its inputs, its settings or the call that made it."""
+        made_by = self.manifest.provenance
+        call = made_by and made_by.call
+        named = [self.manifest.input_manifests, self.manifest.settings]
+        named += [call.recipe, call.options] if call else []
+        return frozenset(map(place_in, _texts(named))) - {"", self.place}
 
 
 class Lineage:
@@ -69,28 +68,19 @@ class Lineage:
 
     def __init__(self, results: Iterable[Result]) -> None:
         by_place = {result.place: result for result in results}
-        edges = {place: result.inputs & by_place.keys() for place, result in by_place.items()}
+        edges = {p: sorted(result.inputs & by_place.keys()) for p, result in by_place.items()}
         self.results = {p: by_place[p] for p in TopologicalSorter(edges).static_order()}
 
     def of_stage(self, stage: str) -> list[Result]:
         """Return the results of a stage."""
         return [each for each in self.results.values() if each.manifest.stage == stage]
 
-    def before(self, places: Iterable[str]) -> set[str]:
-        """Return what ``places`` were made of, directly or not, and themselves; if it is here."""
-        found = set(places) & self.results.keys()
-        for place in reversed(self.results):
-            if place in found:
-                found |= self.results[place].inputs & self.results.keys()
-        return found
-
-    def after(self, places: Iterable[str]) -> set[str]:
-        """Return what was made of ``places``, directly or not, and themselves; if it is here."""
-        wanted = set(places)
-        found = wanted & self.results.keys()
-        for place, result in self.results.items():
-            if not result.inputs.isdisjoint(wanted | found):
-                found.add(place)
+    def before(self, place: str) -> set[str]:
+        """Return ``place`` and all that it was made of, directly or not, as far as it is here."""
+        found = {place} & self.results.keys()
+        for other in reversed(self.results):
+            if other in found:
+                found |= self.results[other].inputs & self.results.keys()
         return found
 
 
@@ -102,10 +92,12 @@ def write_made_with(uris: Iterable[str], work: str, folder: str) -> None:
     storage.write_bytes(storage.join(folder, MADE_WITH), content.encode())
 
 
-def read_made_with(folder: str) -> list[str] | None:
-    """Return the list that `write_made_with` wrote, or None where there is none."""
+def read_made_with(folder: str) -> set[str] | None:
+    """Return the names that `write_made_with` wrote, without endings; None if there is no list."""
     uri = storage.join(folder, MADE_WITH)
-    return storage.read_bytes(uri).decode().splitlines() if storage.exists(uri) else None
+    if not storage.exists(uri):
+        return None
+    return {name.partition(".")[0] for name in storage.read_bytes(uri).decode().splitlines()}
 
 
 def place_in(uri: str) -> str:
@@ -114,63 +106,79 @@ def place_in(uri: str) -> str:
     return "/".join(found[-1]) if found else ""
 
 
+def manifest_of(address: str) -> str | None:
+    """Return the URI of the manifest of the result that ``address`` is of or in, if it is there.
+
+    Of an unfinished result it is that of `BEGUN`.
+    """
+    uri = storage.absolute(address)
+    place = place_in(uri)
+    return _manifest_in(f"{uri[: uri.rindex(place)]}{place}", begun=True) if place else None
+
+
 def read_work(work: str, *, stages: Sequence[str] = STAGES, begun: bool = False) -> Lineage:
-    """Return the finished results below ``work``; what can't be read is passed over, and said.
+    """Return the finished results below ``work``; log and leave out those that can't be read.
 
     Args:
         work: folder for all results.
-        stages: whose results.
-        begun: whether to return those that are not finished too, with nothing made.
+        stages: which stages to read.
+        begun: whether to return unfinished results too; their manifests list no files.
     """
-    return Lineage(_results(work, stages, (MANIFEST, BEGUN) if begun else (MANIFEST,)))
+    return Lineage(_results(work, stages, begun))
 
 
-def read_lineage(*uris: str) -> Lineage:
-    """Return the results of the manifests at ``uris`` and all that they were made of.
+def read_lineage(address: str) -> Lineage:
+    """Return the result that ``address`` is of or in, and all that it was made of.
 
-    A manifest that lies no more where it was written is looked for in the work folder of the one
+    A manifest that is no longer where it was written is looked for in the work folder of the one
     that names it, which may have been moved.
 
     Raises:
-        IntegrityError: one is nowhere.
+        IntegrityError: a manifest is missing.
     """
+    uri = storage.absolute(address)
+    manifest = uri if uri.endswith(f"/{MANIFEST}") else manifest_of(uri)
+    if manifest is None:
+        raise IntegrityError(
+            f"there is no {MANIFEST} at {uri} or above it. Give models:/<name>@<alias>, or a "
+            "folder below a work folder."
+        )
     found: dict[str, Result] = {}
-    queue = [(storage.absolute(uri), "") for uri in uris]
+    queue = [manifest]
     while queue:
-        uri, named_in = queue.pop(0)
-        if (place := place_in(uri)) and place in found:
-            continue
-        result = Result(_moved(uri, named_in), read_manifest(_moved(uri, named_in)))
+        uri = queue.pop(0)
+        result = Result(uri, read_manifest(uri))
         found[result.place] = result
-        queue += [(made_of, result.uri) for made_of in result.manifest.input_manifests.values()]
+        work = uri.rsplit("/", 3)[0]
+        made_of = result.manifest.input_manifests.values()
+        queue += [_moved(uri, work) for uri in made_of if place_in(uri) not in found]
     return Lineage(found.values())
 
 
-def _moved(uri: str, named_in: str) -> str:
-    if not named_in or storage.exists(uri):
-        return uri
-    work = named_in.rsplit("/", 3)[0]
+def _moved(uri: str, work: str) -> str:
     here = storage.join(work, place_in(uri), MANIFEST)
-    return here if storage.exists(here) else uri
+    return uri if storage.exists(uri) or not storage.exists(here) else here
 
 
-def _results(work: str, stages: Sequence[str], files: Sequence[str]) -> Iterator[Result]:
+def _manifest_in(folder: str, begun: bool) -> str | None:
+    names = (MANIFEST, BEGUN) if begun else (MANIFEST,)
+    uris = (storage.join(folder, name) for name in names)
+    return next(filter(storage.exists, uris), None)
+
+
+def _results(work: str, stages: Sequence[str], begun: bool) -> Iterator[Result]:
     for stage in stages:
         for name in storage.list_names(storage.join(work, stage)):
-            uris = (storage.join(work, stage, name, file) for file in files)
-            if (uri := next(filter(storage.exists, uris), None)) is not None:
+            if uri := _manifest_in(storage.join(work, stage, name), begun):
                 try:
                     yield Result(uri, read_manifest(uri))
                 except IntegrityError as error:
-                    log.warning("passing over %s", error)
+                    log.warning("leaving out %s", error)
 
 
 def _texts(values: Any) -> Iterator[str]:
     if isinstance(values, str):
         yield values
-    elif isinstance(values, dict):
-        for value in values.values():
-            yield from _texts(value)
-    elif isinstance(values, list):
-        for value in values:
+    elif isinstance(values, dict | list):
+        for value in values.values() if isinstance(values, dict) else values:
             yield from _texts(value)

@@ -1,7 +1,8 @@
-"""By what call, code and machine a stage's result was made: what is needed to make it again."""
+"""The call, the code and the machine that made a stage's result: what it takes to make it again."""
 
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,31 +17,39 @@ from albert_core.stage.settings import Settings
 
 COMMIT = "ALBERT_COMMIT"
 """Variable that names the commit where the code is no git checkout, such as in an image."""
+UNKNOWN_COMMIT = "an unknown commit"
 RANKS, THREADS, CORES, CPU = "ranks", "threads", "cores", "cpu"
 _ROOT = Path(__file__).parents[2]
 _GIT_SECONDS = 10
-_UNKNOWN = "unknown"
+_DIGITS = 12
 
 
 class Call(Settings):
-    """The command line of a stage, by its parts."""
+    """The parts of a stage's command line."""
 
     module: str
     recipe: dict[str, dict[str, Any]] = Field(
         description="the sections that the stage reads, resolved"
     )
-    options: dict[str, str] = Field(description="the others by name, the work folder left out")
+    options: dict[str, str] = Field(description="the other options by name, no work folder")
 
 
 class Provenance(Settings):
-    """How a result came about. Nothing of it is in the result's key."""
+    """How a result was made. No part of it is in the result's key."""
 
     call: Call | None = Field(description="None: the stage was called as a function")
-    commit: str = Field(description="of the code, by git; empty: unknown")
+    commit: str = Field(description="git's of the code; empty: unknown")
     has_local_changes: bool = Field(description="whether files differ from the commit's")
     machine: dict[str, str | int] = Field(
         description="ranks, threads (0: not set), cores, the cpu and the system"
     )
+
+    def __str__(self) -> str:
+        """Name the commit of the code."""
+        if not self.commit:
+            return UNKNOWN_COMMIT
+        changes = " with local changes" if self.has_local_changes else ""
+        return f"commit {self.commit[:_DIGITS]}{changes}"
 
 
 _call: ContextVar[Call | None] = ContextVar("call", default=None)
@@ -48,7 +57,7 @@ _call: ContextVar[Call | None] = ContextVar("call", default=None)
 
 @contextmanager
 def called_as(call: Call) -> Iterator[None]:
-    """Say that what is written in the block was made by ``call``."""
+    """Record ``call`` in the manifests that are written inside the block."""
     token = _call.set(call)
     try:
         yield
@@ -57,7 +66,7 @@ def called_as(call: Call) -> Iterator[None]:
 
 
 def provenance() -> Provenance:
-    """Return what is known of the result that this process is making."""
+    """Return the provenance of a result that this process makes now."""
     commit, has_local_changes = code_commit()
     return Provenance(
         call=_call.get(),
@@ -71,7 +80,8 @@ def provenance() -> Provenance:
 def code_commit() -> tuple[str, bool]:
     """Return the commit of this project's code, and whether its files differ from it.
 
-    The commit is `COMMIT`'s where the code is in no git checkout of its own, empty if unknown.
+    If the code is in no git checkout of its own, the commit is that of the variable `COMMIT`; empty
+    if it is not set.
     """
     try:
         top, commit = _git("rev-parse", "--show-toplevel", "HEAD").split()
@@ -83,7 +93,7 @@ def code_commit() -> tuple[str, bool]:
 
 
 def machine(environment: Mapping[str, str]) -> dict[str, str | int]:
-    """Return what of this machine and ``environment`` may change the last bits of a result."""
+    """Return the properties of this machine and ``environment`` that can change a result's bits."""
     return {
         RANKS: _number(environment.get("WORLD_SIZE"), 1),
         THREADS: _number(environment.get("OMP_NUM_THREADS"), 0),
@@ -107,11 +117,11 @@ def _number(text: str | None, otherwise: int) -> int:
 def _cpu() -> str:
     """Return the processor's name and its widest vectors."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        return platform.processor() or _UNKNOWN
-    found = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
-    fields = {name.strip(): value.strip() for name, value in found.items()}
-    flags = fields.get("flags", "").split()
-    vectors = next((name for name in ("avx512f", "avx2", "avx") if name in flags), "")
-    return f"{fields.get('model name', _UNKNOWN)} {vectors}".strip()
+        return platform.processor() or "unknown"
+    model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    vectors = next(
+        (name for name in ("avx512f", "avx2", "avx") if re.search(rf"\b{name}\b", text)), ""
+    )
+    return f"{model[1] if model else 'unknown'} {vectors}".strip()

@@ -1,4 +1,4 @@
-"""`albert lineage`, `trace` and `rebuild`: what things were made of, and went into."""
+"""The commands `albert lineage`, `albert trace` and `albert rebuild`."""
 
 import sys
 from collections.abc import Mapping

@@ -1,12 +1,13 @@
-"""Make a registered model again: ``albert rebuild models:/albert-tiny@champion``.
+"""Make a registered model again and compare: ``albert rebuild models:/albert-tiny@champion``.
 
 Every stage is called as it was called then, with the recipe of that call, in a work folder of its
-own, and what it makes is compared with what was made then, by digest. The registry alone says what
-to do; the source files must still be what they were.
+own, and the digests of what it makes are compared with those of then. All that is needed are the
+registry and the unchanged source files.
 
-Text stages give the same bytes on every engine and number of workers. The bits of trained weights
-depend on the order of sums: on the ranks, the threads of each, the width of the processor's
-vectors, the device and torch. Ranks, threads and vectors are set as they were; the rest is told.
+Text stages give the same bytes on every engine and any number of workers. The bits of trained
+weights depend on the order of sums: on the ranks, the threads of each, the width of the processor's
+vectors, the device and torch. Ranks, threads and vectors are set as they were; a difference in the
+others is reported.
 """
 
 import json
@@ -20,14 +21,15 @@ from albert_core.stage.command import stage_argv
 from albert_core.stage.errors import IntegrityError, SourceError
 from albert_core.stage.lineage import CORPUS, FINETUNING, PRETRAINING, Result, place_in
 from albert_core.stage.manifest import Manifest, read_manifest
-from albert_core.stage.provenance import Call, Provenance, code_commit
-from flows.commands.lineage import ModelLineage
+from albert_core.stage.provenance import UNKNOWN_COMMIT, Call, code_commit
+from flows.commands.lineage import ModelLineage, source_files
+from flows.commands.page import page
 from flows.stage_process import distributed_argv
 from pipelines.config import SourceSettings
 from pipelines.source_files import describe_changes, list_source
 
 RunStage = Callable[[list[str], Mapping[str, str]], str]
-"""Command line, variables of the environment -> the manifest's URI."""
+"""Command line, environment variables -> URI of the manifest."""
 _OWN_REGISTRY = {"MLFLOW_TRACKING_URI": ""}
 """So that the runs of a rebuild are logged in its own work folder."""
 _DIGITS = 12
@@ -36,24 +38,24 @@ _MAX_FILES = 5
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What became of one stage."""
+    """How one stage compares."""
 
     stage: str
     place: str
-    """Of what was made then."""
+    """The place of the result of then."""
     manifest: str
-    """URI of what was made now."""
+    """The URI of the new manifest."""
     content: str
     is_equal: bool
     files: list[str] = field(default_factory=list)
-    """Those that differ."""
+    """The files that differ."""
     causes: list[str] = field(default_factory=list)
-    """What else differs, so that the files may."""
+    """Other differences, which may be the reason."""
 
 
 @dataclass(frozen=True)
 class Rebuild:
-    """A model that was made again."""
+    """How a rebuilt model compares."""
 
     title: str
     into: str
@@ -64,27 +66,27 @@ class Rebuild:
 
     @property
     def is_equal(self) -> bool:
-        """Whether everything is, bit for bit."""
+        """Whether all of it is equal, bit for bit."""
         return self.is_model_equal and all(stage.is_equal for stage in self.stages)
 
 
 def check(found: ModelLineage, anyway: bool = False) -> list[str]:
-    """Return what is known to be different now, before anything is made.
+    """Return what is known to differ before anything is made.
 
     Args:
         found: what is to be rebuilt.
-        anyway: whether to tell of changed source files instead of raising an error.
+        anyway: whether to report changed source files instead of raising an error.
 
     Raises:
         IntegrityError: a stage's call was not recorded.
-        SourceError: the source files are not those of then.
+        SourceError: the source files have changed.
     """
     notes = []
     for result in found.lineage.results.values():
         call = _call_of(result)
-        if result.manifest.stage == CORPUS:
-            notes += _source_notes(result, call, found, anyway)
-        notes += [f"{result.place}: {note}" for note in _notes_before(result.manifest, call)]
+        if result.manifest.stage == CORPUS and (changes := _source_changes(result, call, anyway)):
+            notes.append(changes)
+        notes += [f"{result.place}: {note}" for note in _code_changes(result.manifest, call)]
     return notes
 
 
@@ -93,22 +95,21 @@ def rebuild(found: ModelLineage, into: str, run_stage: RunStage) -> Rebuild:
 
     Args:
         found: what was made then.
-        into: folder for all results; a rebuild that was killed goes on there.
+        into: folder for all results; a rebuild that was killed continues there.
         run_stage: runs a stage's command line.
 
     Raises:
         AlbertError: a stage failed.
     """
-    stages: list[Rebuilt] = []
-    new_places: dict[str, str] = {}
-    for result in found.lineage.results.values():
-        argv, environment = _command(result, into, new_places)
-        manifest = run_stage(argv, environment)
-        new_places[result.place] = place_in(manifest)
-        different = {stage.place for stage in stages if not stage.is_equal}
-        stages.append(_compared(result, manifest, different))
+    stages: dict[str, Rebuilt] = {}
+    for place, result in found.lineage.results.items():
+        new_places = {then: place_in(stage.manifest) for then, stage in stages.items()}
+        manifest = run_stage(*_command(result, into, new_places))
+        different = {then for then, stage in stages.items() if not stage.is_equal}
+        stages[place] = _compared(result, manifest, different)
+    made = list(stages.values())
     model = found.version.tags.get("model_digest", "") if found.version else ""
-    return Rebuild(found.title, into, stages, model, not model or model in _model_digests(stages))
+    return Rebuild(found.title, into, made, model, not model or model in _model_digests(made))
 
 
 def as_json(done: Rebuild) -> dict[str, Any]:
@@ -118,22 +119,29 @@ def as_json(done: Rebuild) -> dict[str, Any]:
 
 def as_text(done: Rebuild) -> str:
     """Return the comparison for a person."""
-    title = f"{done.title}, rebuilt in {done.into}"
-    lines = [title, "=" * len(title)]
-    for each in done.stages:
-        verdict = "equal" if each.is_equal else "DIFFERS"
-        lines.append(f"  {each.stage:<12} {each.content[:_DIGITS]}  {verdict}")
+    compared = [(each.stage, each.content, each.is_equal) for each in done.stages]
     if done.model:
-        verdict = "equal" if done.is_model_equal else "DIFFERS"
-        lines.append(f"  {'the model':<12} {done.model[:_DIGITS]}  {verdict}")
+        compared.append(("the model", done.model, done.is_model_equal))
+    rows = [
+        f"  {name:<12} {digest[:_DIGITS]}  {'equal' if is_equal else 'DIFFERS'}"
+        for name, digest, is_equal in compared
+    ]
+    end, causes = "No rebuilt folder holds the registered model.", []
     if done.is_equal:
-        return "\n".join([*lines, "", "Equal in every stage, bit for bit."])
-    first = next((each for each in done.stages if not each.is_equal), None)
-    if first is None:
-        return "\n".join([*lines, "", "No rebuilt folder holds the registered model."])
-    shown = ", ".join(first.files[:_MAX_FILES]) + (", ..." if len(first.files) > _MAX_FILES else "")
-    lines += ["", f"The first stage that differs is {first.stage}, in {shown}. Likely because"]
-    return "\n".join([*lines, *(f"  {cause}" for cause in first.causes)])
+        end = "Equal in every stage, bit for bit."
+    elif first := next((each for each in done.stages if not each.is_equal), None):
+        more = ", ..." if len(first.files) > _MAX_FILES else ""
+        files = ", ".join(first.files[:_MAX_FILES]) + more
+        end = f"The first stage that differs is {first.stage}, in {files}. Likely because"
+        causes = first.causes
+    return page(f"{done.title}, rebuilt in {done.into}", rows, {end: causes})
+
+
+def folder_name(found: ModelLineage) -> str:
+    """Return the name of the folder to rebuild in."""
+    if found.version is None:
+        return place_in(found.title).replace("/", "-") or "model"
+    return f"{found.version.name}-{found.version.version}"
 
 
 def _command(
@@ -159,7 +167,7 @@ def _command(
 
 
 def _moved(address: str, into: str, new_places: Mapping[str, str]) -> str:
-    """Return what stands now for an address in a result of then; or a JSON list of such."""
+    """Return the rebuilt counterpart of an address, or of each in a JSON list."""
     if address.startswith("["):
         return json.dumps([_moved(each, into, new_places) for each in json.loads(address)])
     place = place_in(address)
@@ -168,82 +176,64 @@ def _moved(address: str, into: str, new_places: Mapping[str, str]) -> str:
     return storage.join(into, new_places[place]) + address.partition(place)[2]
 
 
-def _compared(then: Result, manifest: str, different: set[str]) -> Rebuilt:
-    now = read_manifest(manifest)
-    is_equal = now.content == then.manifest.content
-    return Rebuilt(
-        stage=now.stage,
-        place=then.place,
-        manifest=manifest,
-        content=then.manifest.content,
-        is_equal=is_equal,
-        files=[] if is_equal else _different_files(then.manifest, now),
-        causes=[] if is_equal else list(_causes(then, now, different)),
-    )
-
-
-def _different_files(then: Manifest, now: Manifest) -> list[str]:
+def _compared(result: Result, manifest: str, different: set[str]) -> Rebuilt:
+    then, now = result.manifest, read_manifest(manifest)
+    same = Rebuilt(now.stage, result.place, manifest, then.content, is_equal=True)
+    if now.content == then.content:
+        return same
     old, new = ({shard.path: shard.sha256 for shard in m.shards} for m in (then, now))
-    return sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
+    files = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
+    causes = list(_causes(result, now, different))
+    return replace(same, is_equal=False, files=files, causes=causes)
 
 
-def _causes(then: Result, now: Manifest, different: set[str]) -> Iterator[str]:
-    old = then.manifest
-    if upstream := sorted(then.inputs & different):
+def _causes(result: Result, now: Manifest, different: set[str]) -> Iterator[str]:
+    then = result.manifest
+    if upstream := sorted(result.inputs & different):
         yield f"it is made of {', '.join(upstream)}, which differs already"
     else:
-        names = (name for name in old.inputs if old.inputs[name] != now.inputs.get(name))
+        names = (name for name in then.inputs if then.inputs[name] != now.inputs.get(name))
         yield from (f"its input {name} has changed" for name in names)
-    if old.settings != now.settings:
+    if then.settings != now.settings:
         yield "its settings mean something else now: the code has other defaults"
-    if old.code != now.code:
-        yield f"the code differs: {_commit(old.provenance)} then, {_commit(now.provenance)} now"
-    yield from _library_changes(old, now.libraries)
-    yield from _machine_changes(old, now)
+    if then.code != now.code:
+        commits = [manifest.provenance or UNKNOWN_COMMIT for manifest in (then, now)]
+        yield f"the code differs: {commits[0]} then, {commits[1]} now"
+    yield from _library_changes(then.libraries, now.libraries)
+    old, new = then.facts.get("machines", []), now.facts.get("machines", [])
+    if len(old) > 1:
+        yield f"it was made on {len(old)} machines in turn: {json.dumps(old)}"
+    elif old != new:
+        yield f"it was made on {json.dumps(old)} and is on {json.dumps(new)}"
 
 
-def _library_changes(old: Manifest, now: Mapping[str, str]) -> Iterator[str]:
-    for name, version in old.libraries.items():
+def _library_changes(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    for name, version in then.items():
         if now.get(name) != version:
             yield f"the library {name} was {version} and is {now.get(name, 'absent')}"
 
 
-def _machine_changes(old: Manifest, now: Manifest) -> Iterator[str]:
-    machines = old.facts.get("machines")
-    if machines is None:
-        return
-    if len(machines) > 1:
-        yield f"it was made on {len(machines)} machines in turn: {json.dumps(machines)}"
-    elif machines != now.facts["machines"]:
-        yield f"it was made on {json.dumps(machines)} and is on {json.dumps(now.facts['machines'])}"
+def _code_changes(then: Manifest, call: Call) -> Iterator[str]:
+    if code_digest(call.module) != then.code:
+        now = code_commit()[0][:_DIGITS] or "unknown"
+        yield f"the code differs from then: {then.provenance or UNKNOWN_COMMIT}, and now {now}"
+    names = then.libraries.keys() - {"python"}  # `library_versions` adds it anyway
+    yield from _library_changes(then.libraries, library_versions(*names))
 
 
-def _notes_before(manifest: Manifest, call: Call) -> Iterator[str]:
-    """Yield what of the code and the libraries is not as it was."""
-    if code_digest(call.module) != manifest.code:
-        yield (
-            f"the code differs from then: {_commit(manifest.provenance)}, and now "
-            f"{code_commit()[0][:_DIGITS] or 'unknown'}"
-        )
-    names = manifest.libraries.keys() - {"python"}  # which comes without being asked for
-    yield from _library_changes(manifest, library_versions(*names))
-
-
-def _source_notes(corpus: Result, call: Call, found: ModelLineage, anyway: bool) -> list[str]:
-    if corpus.place not in found.files:
-        return [f"{corpus.place}: its list of source files is gone, so they can't be checked first"]
-    settings = SourceSettings.read(call.recipe["source"], corpus.uri)
-    then, now = found.files[corpus.place], list_source(settings)
+def _source_changes(corpus: Result, call: Call, anyway: bool) -> str:
+    """Return what differs in the source files; empty if nothing does."""
+    then = source_files(corpus)
+    if then is None:
+        return f"{corpus.place}: its list of source files is gone, so they can't be checked first"
+    now = list_source(SourceSettings.read(call.recipe["source"], corpus.uri))
     changes = describe_changes(*([replace(file, modified="") for file in f] for f in (then, now)))
-    if not changes:
-        return []
-    message = f"{corpus.place}: source files: {changes}"
-    if not anyway:
+    if changes and not anyway:
         raise SourceError(
-            f"{message}. The model can't come out equal. Put the files back as they were, or give "
-            "--anyway to see what differs."
+            f"{corpus.place}: source files: {changes}. The model can't come out equal. Put the "
+            "files back as they were, or give --anyway to see what differs."
         )
-    return [message]
+    return changes and f"{corpus.place}: source files: {changes}"
 
 
 def _call_of(result: Result) -> Call:
@@ -257,7 +247,7 @@ def _call_of(result: Result) -> Call:
 
 
 def _model_digests(stages: Sequence[Rebuilt]) -> set[str]:
-    """Return the digests of the models among what was rebuilt."""
+    """Return the digests of the rebuilt models."""
     from albert_core.conversion.model_files import model_digest
 
     manifests = [s.manifest for s in stages if s.stage in (PRETRAINING, FINETUNING)]
@@ -265,17 +255,3 @@ def _model_digests(stages: Sequence[Rebuilt]) -> set[str]:
         model_digest(storage.join(uri.rpartition("/")[0], read_manifest(uri).facts["model_folder"]))
         for uri in manifests
     }
-
-
-def _commit(provenance: Provenance | None) -> str:
-    if provenance is None or not provenance.commit:
-        return "an unknown commit"
-    changes = " with local changes" if provenance.has_local_changes else ""
-    return f"commit {provenance.commit[:_DIGITS]}{changes}"
-
-
-def folder_name(found: ModelLineage) -> str:
-    """Return what to call the folder that it is rebuilt in."""
-    if found.version is None:
-        return place_in(found.title).replace("/", "-") or "model"
-    return f"{found.version.name}-{found.version.version}"

@@ -1,19 +1,22 @@
 """Delete what no registered version and no current result needs: ``albert retention``.
 
 Kept are the results that registered versions were made of, the newest of each stage, all that is
-young, what is being made, and everything that one of these was made of. Receipts, databases and
-MLflow's files are not touched.
+young or being made, and everything that one of these was made of. Receipts, databases and MLflow's
+files are not touched.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, Literal
 
 from albert_core.stage import lock, storage
 from albert_core.stage.environment import shown_tracking_uri, tracking_uri
 from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import (
+    CORPUS,
+    EXAMPLES,
     REGISTRATION,
     STAGES,
     Lineage,
@@ -22,34 +25,38 @@ from albert_core.stage.lineage import (
     read_work,
 )
 from albert_core.stage.manifest import BEGUN, MANIFEST, Account, digest_of, modified_at
+from flows.commands.page import page
 
 UNITS, PARTS, RECIPES = "units", "parts", "recipes"
 AREAS = (*STAGES, UNITS, PARTS, RECIPES)
-"""The folders of a work folder that retention looks at. The others are not results of stages, or,
-as receipts and the databases, must stay."""
-_SECONDS_PER_DAY = 86_400
-_MADE_WITH = {UNITS: "corpus", PARTS: "examples"}
+"""The folders of a work folder that retention looks at. The others are not results of stages, or
+must stay, as receipts and databases."""
+_SAVES_WORK = {UNITS: CORPUS, PARTS: EXAMPLES}
 """What is kept to save work, and the stage that it saves work."""
+_SECONDS_PER_DAY = 86_400
+_COMPLETING = (MANIFEST, "unit.json")
+"""The files whose presence says that a result, or a unit, is complete."""
+_ALWAYS_FINISHED = (f"{PARTS}/", f"{RECIPES}/")
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What is to be kept besides what a kept result was made of."""
+    """What to keep besides what a kept result was made of."""
 
     keep_newest: int = 2
-    """Finished results of each stage."""
+    """Number of finished results of each stage."""
     keep_days: float = 30.0
-    """What is younger, finished or not."""
+    """Everything younger is kept, finished or not."""
     registered: Literal["all", "aliased"] = "all"
-    """Whose versions: all, or those with an alias."""
+    """Whose results to keep: those of all versions, or of versions with an alias."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A result's folder, or something that is kept to save work."""
+    """The folder of a result, or something that is kept to save work."""
 
     name: str
-    """Below the work folder: area and name; of a result, its place."""
+    """Area and name below the work folder; a result's place."""
     num_bytes: int
     modified: float
     """When its newest file changed, in seconds since 1970."""
@@ -61,17 +68,17 @@ class Entry:
         return self.name.partition("/")[0]
 
     @property
-    def is_known(self) -> bool:
-        """Whether the name is one that a stage gives."""
-        return self.area not in STAGES or place_in(self.name) == self.name
+    def is_result(self) -> bool:
+        """Whether a stage made it, or somebody put it where a stage's results are."""
+        return self.area in STAGES
 
 
 @dataclass
 class RetentionPlan:
-    """What is kept, and why, and what may go."""
+    """What is kept, and why, and what is not needed."""
 
-    kept: dict[Entry, str] = field(default_factory=dict)
-    superfluous: list[Entry] = field(default_factory=list)
+    kept: dict[Entry, str]
+    superfluous: list[Entry]
     """In the order of deletion: nothing before what was made of it."""
 
     @property
@@ -92,103 +99,97 @@ def plan_retention(
     rules: Rules,
     now: float,
 ) -> RetentionPlan:
-    """Return what to keep and what may go.
+    """Return what to keep and what is not needed.
 
     Args:
         entries: all there are.
-        lineage: of all results, also of those that are begun.
-        made_with: place of a corpus or of examples -> the names of the entries that would save
-            work on the next; None: it does not say.
-        being_made: places that other processes are at work on: what may serve them is kept.
+        lineage: all results, unfinished ones too.
+        made_with: place of a corpus or of examples -> names of the entries that would save work on
+            the next; None: not recorded.
+        being_made: places that other processes are making: what they may use is kept.
         registered: place -> a version that was made of it.
         rules: what to keep.
         now: seconds since 1970.
     """
     reasons: dict[str, str] = {}
-    for entry in entries:
-        if place_in(entry.name) in registered:
-            reasons[entry.name] = f"{registered[entry.name]} is made of it"
-    for entry in entries:
-        if entry.name in being_made:
-            reasons.setdefault(entry.name, "it is being made")
-        elif being_made and entry.area in (UNITS, PARTS):
-            reasons[entry.name] = "a stage is being made, which may use it"
     current = dict(_current(entries, rules, now))
-    reasons |= {name: why for name, why in current.items() if name not in reasons}
-    for place in list(reasons):
-        for before in lineage.before([place]) - reasons.keys():
-            reasons[before] = f"{place} is made of it"
-    reasons |= dict(_saving_work(entries, current, made_with, reasons))
-    plan = RetentionPlan()
-    for entry in entries:
-        if entry.name in reasons:
-            plan.kept[entry] = reasons[entry.name]
+    in_use = _in_use(entries, being_made, registered)
+    for name, why in chain(in_use, current.items()):
+        reasons.setdefault(name, why)
+    for name in list(reasons):
+        for before in lineage.before(name) - reasons.keys():
+            reasons[before] = f"{name} is made of it"
+    for name, why in _saving_work(entries, current, made_with):
+        reasons.setdefault(name, why)
     last_first = {place: -number for number, place in enumerate(lineage.results)}
-    left = [entry for entry in entries if entry not in plan.kept]
-    plan.superfluous = sorted(left, key=lambda e: (last_first.get(e.name, 1), e.name))
-    return plan
+    left = [entry for entry in entries if entry.name not in reasons]
+    return RetentionPlan(
+        kept={entry: reasons[entry.name] for entry in entries if entry.name in reasons},
+        superfluous=sorted(left, key=lambda entry: (last_first.get(entry.name, 1), entry.name)),
+    )
+
+
+def _in_use(
+    entries: Iterable[Entry], being_made: Collection[str], registered: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the names of what versions and other processes need, and why."""
+    for entry in entries:
+        if entry.name in registered:
+            yield entry.name, f"{registered[entry.name]} is made of it"
+        elif entry.name in being_made:
+            yield entry.name, "it is being made"
+        elif being_made and entry.area in _SAVES_WORK:
+            yield entry.name, "a stage is being made, which may use it"
 
 
 def _current(entries: Iterable[Entry], rules: Rules, now: float) -> Iterator[tuple[str, str]]:
-    """Yield what is kept for its own sake, and why."""
-    by_area: dict[str, list[Entry]] = {}
-    for entry in entries:
-        by_area.setdefault(entry.area, []).append(entry)
-    for area, found in by_area.items():
-        finished = sorted((e for e in found if e.is_finished), key=lambda e: -e.modified)
-        newest = finished[: rules.keep_newest] if area not in _MADE_WITH else []
-        for entry in found:
-            if not entry.is_known:
-                yield entry.name, "it is not a stage's"
-            elif entry in newest:
-                yield entry.name, f"among the newest {rules.keep_newest} of {area}"
-            elif now - entry.modified < rules.keep_days * _SECONDS_PER_DAY:
-                yield entry.name, f"younger than {rules.keep_days:g} days"
+    """Yield the names of what is kept for its own sake, and why."""
+    newest: dict[str, int] = {}
+    for entry in sorted(entries, key=lambda entry: -entry.modified):
+        newest[entry.area] = newest.get(entry.area, 0) + entry.is_finished
+        is_new = entry.is_finished and newest[entry.area] <= rules.keep_newest
+        if entry.is_result and place_in(entry.name) != entry.name:
+            yield entry.name, "it is not a stage's"
+        elif is_new and entry.area not in _SAVES_WORK:
+            yield entry.name, f"among the newest {rules.keep_newest} of {entry.area}"
+        elif now - entry.modified < rules.keep_days * _SECONDS_PER_DAY:
+            yield entry.name, f"younger than {rules.keep_days:g} days"
 
 
 def _saving_work(
     entries: Iterable[Entry],
-    current: Mapping[str, str],
+    current: Collection[str],
     made_with: Mapping[str, Collection[str] | None],
-    reasons: Mapping[str, str],
 ) -> Iterator[tuple[str, str]]:
     """Yield the units and parts of the current results, which the next ones may share."""
-    for area, stage in _MADE_WITH.items():
-        users = [place for place in current if place.startswith(f"{stage}/")]
-        for entry in entries:
-            if entry.area != area or entry.name in reasons:
-                continue
-            for place in users:
-                names = made_with.get(place)
-                if names is None:
-                    yield entry.name, f"{place} does not say what it was made with"
-                elif entry.name in names:
-                    yield entry.name, f"{place} was made with it"
-
-
-_WHOLE = {UNITS: "unit.json"}
-"""File that makes a folder whole, other than a manifest."""
-_FIRST_DELETED = (MANIFEST, *_WHOLE.values())
+    users = {
+        area: [place for place in current if place.startswith(f"{stage}/")]
+        for area, stage in _SAVES_WORK.items()
+    }
+    for entry in entries:
+        for place in users.get(entry.area, ()):
+            names = made_with.get(place)
+            if names is None:
+                yield entry.name, f"{place} does not say what it was made with"
+            elif entry.name in names:
+                yield entry.name, f"{place} was made with it"
 
 
 def plan_for(work: str, rules: Rules, now: float) -> RetentionPlan:
-    """Return what of a work folder is kept and what may go.
+    """Return what of a work folder is kept and what is not needed.
 
     Raises:
         RegistryError: the registry does not answer.
     """
     lineage, entries = read_work(work, begun=True), find_entries(work)
-    being_made = {
-        entry.name
-        for entry in entries
-        if entry.area in STAGES and not entry.is_finished and _is_held(entry, work)
-    }
-    folders = {place: result.folder for place, result in lineage.results.items()}
+    unfinished = (entry for entry in entries if entry.is_result and not entry.is_finished)
     return plan_retention(
         entries=entries,
         lineage=lineage,
-        made_with={place: _made_with(folder) for place, folder in folders.items()},
-        being_made=being_made,
+        made_with={
+            place: read_made_with(result.folder) for place, result in lineage.results.items()
+        },
+        being_made={entry.name for entry in unfinished if _is_held(entry, work)},
         registered=_registered(work, rules, lineage),
         rules=rules,
         now=now,
@@ -197,29 +198,24 @@ def plan_for(work: str, rules: Rules, now: float) -> RetentionPlan:
 
 def find_entries(work: str) -> list[Entry]:
     """Return all that retention decides on, each with the bytes of all its files."""
-    files: dict[str, list[tuple[str, int, float]]] = {}
+    files: dict[str, dict[str, Mapping[str, Any]]] = {}
     for area in AREAS:
-        fs, path = storage.filesystem(storage.join(work, area))
-        fs.invalidate_cache()
-        for found, info in fs.find(path, detail=True).items():
-            inner = str(found).removeprefix(path).lstrip("/")
-            name = inner.partition("/")[0]
-            stem = name.partition(".")[0] if area == PARTS else name
-            size = int(info["size"] or 0)
-            files.setdefault(f"{area}/{stem or name}", []).append((inner, size, modified_at(info)))
+        for name, uri, info in _files_in(area, work):
+            files.setdefault(name, {})[uri] = info
     return [
         Entry(
             name=name,
-            num_bytes=sum(size for _, size, _ in found),
-            modified=max(modified for _, _, modified in found),
-            is_finished=_is_finished(name, {inner for inner, _, _ in found}),
+            num_bytes=sum(int(info["size"] or 0) for info in found.values()),
+            modified=max(map(modified_at, found.values())),
+            is_finished=name.startswith(_ALWAYS_FINISHED)
+            or any(storage.join(work, name, file) in found for file in _COMPLETING),
         )
         for name, found in sorted(files.items())
     ]
 
 
 def check_registry(work: str) -> None:
-    """Refuse to go on with another registry than the one that the results here are in.
+    """Raise an error if results were registered in another registry than the present one.
 
     Raises:
         RegistryError: a result was registered elsewhere, where its version would not be seen.
@@ -235,19 +231,24 @@ def check_registry(work: str) -> None:
 
 
 def delete(plan: RetentionPlan, work: str) -> None:
-    """Delete what may go; what another process begins to make meanwhile is kept.
+    """Delete what is not needed; keep what another process has begun to make since.
 
     A result loses its manifest first, so that one that is half deleted is an unfinished one.
     """
     for entry in list(plan.superfluous):
-        is_result = entry.area in STAGES
-        if is_result and _keep_if_being_made(plan, entry, work):
+        if entry.is_result and _is_held(entry, work, hold=True):
+            plan.superfluous.remove(entry)
+            plan.kept[entry] = "it is being made"
             continue
-        for uri in _files_of(entry, work):
+        files = [uri for name, uri, _ in _files_in(entry.area, work) if name == entry.name]
+        folder = storage.join(work, entry.name)
+        # What makes it complete goes first, what names its inputs last.
+        rank = {storage.join(folder, name): 0 for name in _COMPLETING}
+        rank[storage.join(folder, BEGUN)] = 2
+        for uri in sorted(files, key=lambda uri: (rank.get(uri, 1), uri)):
             storage.remove(uri)
-        if entry.area != PARTS:
-            storage.remove(storage.join(work, entry.name))
-        if is_result:
+        storage.remove(folder)
+        if entry.is_result:
             lock.release(work, _claim_of(entry))
 
 
@@ -262,55 +263,37 @@ def as_json(plan: RetentionPlan) -> dict[str, Any]:
 
 def as_text(plan: RetentionPlan, work: str, is_done: bool) -> str:
     """Return the plan for a person."""
-    account = plan.account
-    title = f"{work}: {'deleted' if is_done else 'what may go'}"
-    gone = account.total - account.kept
-    lines = [title, "=" * len(title)]
-    lines += [f"  before  {account.total:>16,} bytes", f"  kept    {account.kept:>16,}"]
-    lines += [f"  {'deleted' if is_done else 'may go '} {gone:>16,}", ""]
-    lines += ["Deleted" if is_done else "May go", *map(_line, plan.superfluous)]
-    lines += ["", "Kept", *(f"{_line(entry)}  {why}" for entry, why in plan.kept.items())]
+    total, kept = plan.account.total, plan.account.kept
+    head = [
+        f"  before  {total:>16,} bytes",
+        f"  kept    {kept:>16,}",
+        f"  {'deleted' if is_done else 'may go '} {total - kept:>16,}",
+    ]
+    branches: dict[str, Iterable[str]] = {
+        "Deleted" if is_done else "May go": map(_line, plan.superfluous),
+        "Kept": (f"{_line(entry)}  {why}" for entry, why in plan.kept.items()),
+    }
     if not is_done and plan.superfluous:
-        lines += ["", "Nothing was deleted. --delete=yes does it."]
-    return "\n".join(lines)
-
-
-def _made_with(folder: str) -> set[str] | None:
-    """Return the names of entries that the result in ``folder`` was made with, if it says so."""
-    names = read_made_with(folder)
-    return None if names is None else {name.partition(".")[0] for name in names}
+        branches["Nothing was deleted. --delete=yes does it."] = []
+    return page(f"{work}: {'deleted' if is_done else 'what may go'}", head, branches)
 
 
 def _registered(work: str, rules: Rules, lineage: Lineage) -> dict[str, str]:
     """Return the places that registered versions need, each with one of those versions."""
-    from albert_core.registry.version_lineage import has_registry, registered_versions
+    from albert_core.registry.version_lineage import registered_versions
 
-    if not has_registry(work):
-        return {}
-    versions = [
-        version
-        for version in registered_versions(work)
-        if version.aliases or rules.registered == "all"
-    ]
-    needed = {place: str(version) for version in versions for place in version.places}
-    uris = {version.uri: str(version) for version in versions}
-    for result in lineage.of_stage(REGISTRATION):
-        if (uri := result.manifest.facts.get("model_uri")) in uris:
-            needed[result.place] = uris[uri]
+    needed: dict[str, str] = {}
+    registrations = lineage.of_stage(REGISTRATION)
+    for version in registered_versions(work):
+        if version.aliases or rules.registered == "all":
+            needed |= dict.fromkeys(version.made_of, str(version))
+            mine = (r for r in registrations if r.manifest.facts.get("model_uri") == version.uri)
+            needed |= {result.place: str(version) for result in mine}
     return needed
 
 
-def _keep_if_being_made(plan: RetentionPlan, entry: Entry, work: str) -> bool:
-    """Move the entry to what is kept if another process holds it, else hold it; return whether."""
-    if not _is_held(entry, work, hold=True):
-        return False
-    plan.superfluous.remove(entry)
-    plan.kept[entry] = "it is being made"
-    return True
-
-
 def _is_held(entry: Entry, work: str, hold: bool = False) -> bool:
-    """Return whether another process holds the entry; ``hold`` it if not."""
+    """Return whether another process is making the entry; if not, lock it if ``hold`` is set."""
     looks = iter((False, False))
     if not lock.take(work, _claim_of(entry), lambda: next(looks, True)):
         return True
@@ -323,31 +306,20 @@ def _claim_of(entry: Entry) -> str:
     return entry.name.replace("/", "-")
 
 
-def _files_of(entry: Entry, work: str) -> list[str]:
-    """Return its files in the order of deletion: first what makes it whole, last what names it."""
-    area = storage.join(work, entry.area)
-    fs, path = storage.filesystem(area)
+def _files_in(area: str, work: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield of each file the name of its entry, its URI and what the store says of it."""
+    folder = storage.join(work, area)
+    fs, path = storage.filesystem(folder)
     fs.invalidate_cache()
-    name = entry.name.partition("/")[2]
-    inner = (str(found).removeprefix(path).lstrip("/") for found in fs.find(path))
-    mine = [
-        each
-        for each in inner
-        if each.partition("/")[0] == name or (entry.area == PARTS and each.startswith(f"{name}."))
-    ]
-    last = f"{name}/{BEGUN}"
-    ordered = sorted(mine, key=lambda i: (i == last, i.partition("/")[2] not in _FIRST_DELETED, i))
-    return [storage.join(area, each) for each in ordered]
-
-
-def _is_finished(name: str, files: set[str]) -> bool:
-    area, _, inner = name.partition("/")
-    if area in (PARTS, RECIPES):
-        return True
-    return f"{inner}/{_WHOLE.get(area, MANIFEST)}" in files
+    for found, info in fs.find(path, detail=True).items():
+        inner = str(found).removeprefix(path).lstrip("/")
+        name = inner.partition("/")[0]
+        if area == PARTS:  # files of one name, with several endings
+            name = name.partition(".")[0] or name
+        yield f"{area}/{name}", storage.join(folder, inner), info
 
 
 def _line(entry: Entry) -> str:
     day = datetime.fromtimestamp(entry.modified, UTC).date()
     unfinished = "" if entry.is_finished else "  unfinished"
-    return f"  {entry.name:<40} {entry.num_bytes:>14,}  {day}{unfinished}"
+    return f"{entry.name:<40} {entry.num_bytes:>14,}  {day}{unfinished}"

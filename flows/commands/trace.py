@@ -1,9 +1,9 @@
-"""What a document went into: ``albert trace docs/a.txt``.
+"""What was made of a document: ``albert trace docs/a.txt``.
 
-Its id is that of the corpus: the file, relative to the source, and the record in it. Corpora and
-examples are looked through; vocabularies, tasks, runs, checkpoints and registered versions follow
-from what they were made of, and from the order of the examples. What was removed and deleted is
-still told by the receipts of its removal.
+The document's id is the one in the corpus: the file, relative to the source, and the record in it.
+Corpora and examples are searched; vocabularies, tasks, runs, checkpoints and registered versions
+follow from what they were made of and from the order of the examples. After a removal and its purge
+the receipts still say what the document was in.
 """
 
 import json
@@ -26,6 +26,8 @@ from albert_core.stage.lineage import (
 )
 from albert_core.stage.manifest import newest_manifest
 from albert_core.training.order import example_order
+from flows.affected_versions import named_versions
+from flows.commands.page import page
 from pipelines.removal import Occurrence, find_document, may_be_in_task
 
 if TYPE_CHECKING:
@@ -40,19 +42,19 @@ _ORDER_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class Use:
-    """A result that has, or may have, something of the document."""
+    """A result that has, or may have, text of the document."""
 
     place: str
     how: str
     first_step: int | None = None
-    """Of a pretraining: the first update that saw it; None: not known."""
+    """The first update of a pretraining that used the document; None: not known."""
     checkpoints: list[str] = field(default_factory=list)
-    """Of a pretraining: those after that update, which are still there."""
+    """The checkpoints of that pretraining from this update on that still exist."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """All that is known of where a document went."""
+    """Where a document went."""
 
     document: str
     in_newest_corpus: bool
@@ -61,7 +63,7 @@ class Trace:
     versions: dict[str, list[str]]
     """Registered version -> how it used the document."""
     receipts: list[str]
-    """Of its removal."""
+    """The receipts of its removal."""
     asked_registry: bool
 
     @property
@@ -71,7 +73,7 @@ class Trace:
 
 
 def trace(document: str, work: str) -> Trace:
-    """Return where the document of this id went.
+    """Return where the document with this id went.
 
     Raises:
         IntegrityError: a shard is damaged.
@@ -83,51 +85,48 @@ def trace(document: str, work: str) -> Trace:
     occurrences = find_document(document, lineage)
     uses = list(_uses(document, occurrences, lineage))
     receipts = dict(_receipts(document, work))
-    asks = has_registry(work)
-    versions = registered_versions(work) if asks else []
+    corpora = {each.place for each in occurrences if each.place.startswith(CORPUS)}
+    how = dict.fromkeys(corpora, "has it") | {use.place: use.how for use in uses}
     newest = newest_manifest(storage.join(work, CORPUS))
     return Trace(
         document=document,
-        in_newest_corpus=newest is not None
-        and f"{CORPUS}/{newest.key}" in {each.place for each in occurrences},
+        in_newest_corpus=newest is not None and f"{CORPUS}/{newest.key}" in corpora,
         occurrences=occurrences,
         uses=uses,
-        versions=dict(_versions(versions, occurrences, uses, receipts)),
+        versions=dict(_versions(registered_versions(work), how, receipts)),
         receipts=list(receipts),
-        asked_registry=asks,
+        asked_registry=has_registry(work),
     )
 
 
 def as_json(found: Trace) -> dict[str, Any]:
-    """Return all of it, for a machine."""
+    """Return all of it for a machine."""
     return asdict(found)
 
 
 def as_text(found: Trace) -> str:
     """Return it for a person."""
-    lines = [found.document, "=" * len(found.document)]
     if not found.is_known:
-        return "\n".join([*lines, "No corpus, no examples and no receipt here knows this id."])
+        head = "No corpus, no examples and no receipt here knows this id."
+        return page(found.document, [head], {})
     now = "is in the newest corpus" if found.in_newest_corpus else "is not in the newest corpus"
-    lines += [now, "", "Shards", *(f"  {line}" for line in _shard_lines(found.occurrences))]
-    lines += ["", "Made of it", *(f"  {line}" for line in _use_lines(found.uses))]
-    lines += ["", "Registered versions"]
-    for version, how in found.versions.items():
-        lines += [f"  {version}", *(f"    {each}" for each in how)]
-    if not found.versions:
-        lines.append("  none" if found.asked_registry else "  there is no registry here")
+    branches: dict[str, Iterable[str]] = {
+        "Shards": _shard_lines(found.occurrences),
+        "Made of it": _use_lines(found.uses),
+        "Registered versions": _version_lines(found),
+    }
     if found.receipts:
-        lines += ["", "Receipts of its removal", *(f"  {uri}" for uri in found.receipts)]
-    return "\n".join(lines)
+        branches["Receipts of its removal"] = found.receipts
+    return page(found.document, [now], branches)
 
 
 def first_use(rows: Iterable[int], num_examples: int, settings: Mapping[str, Any]) -> int | None:
-    """Return the first update, from 1, that a run takes one of ``rows`` in; None if it never does.
+    """Return the first update, from 1, in which a run uses one of ``rows``; None: it never does.
 
     Args:
-        rows: training examples, by their numbers.
-        num_examples: training examples there are.
-        settings: of the training.
+        rows: numbers of training examples.
+        num_examples: number of training examples.
+        settings: the training's.
     """
     wanted = np.fromiter(rows, np.int64)
     taken = min(settings["num_steps"] * settings["batch_size"], num_examples)
@@ -145,43 +144,30 @@ def _uses(document: str, occurrences: list[Occurrence], lineage: Lineage) -> Ite
     holding = {each.place for each in occurrences}
     used: set[str] = set()
     for place, result in lineage.results.items():
-        stage = result.manifest.stage
-        use = None
-        if stage == VOCAB and result.inputs & holding:
-            use = Use(place, "trained on a sample of a corpus that has it")
-        elif stage == TASK and result.inputs & holding:
-            if may_be_in_task(document, result, lineage):
-                use = Use(place, "its sentences may be in it: the examples hold it out")
-        elif stage == PRETRAINING:
-            use = _use_of_pretraining(result, occurrences, lineage, used)
-        elif stage == FINETUNING and (before := result.inputs & used):
-            use = Use(place, f"made of {', '.join(sorted(before))}")
-        if use is not None:
+        stage, has_it = result.manifest.stage, not holding.isdisjoint(result.inputs)
+        how, step = [], None
+        if stage == VOCAB and has_it:
+            how.append("trained on a sample of a corpus that has it")
+        elif stage == TASK and has_it and may_be_in_task(document, result, lineage):
+            how.append("its sentences may be in it: the examples hold it out")
+        elif stage == PRETRAINING and has_it:
+            mine = [each for each in occurrences if each.place in result.inputs]
+            if train := [each for each in mine if each.kind == _TRAIN]:
+                rows = [each.first_row + row for each in train for row in each.rows]
+                step, told = _first_step(result, rows, lineage.results[train[0].place])
+                how.append(told)
+            if any(each.kind == _HELD_OUT for each in mine):
+                how.append("scored on it as a held-out document")
+        if stage in (PRETRAINING, FINETUNING) and (before := sorted(result.inputs & used)):
+            how.append(f"made of {', '.join(before)}")
+        if how:
             used.add(place)
-            yield use
-
-
-def _use_of_pretraining(
-    run: Result, occurrences: list[Occurrence], lineage: Lineage, used: set[str]
-) -> Use | None:
-    mine = [each for each in occurrences if each.place in run.inputs]
-    train = [each for each in mine if each.kind == _TRAIN]
-    how, step = [], None
-    if train:
-        rows = [each.first_row + row for each in train for row in each.rows]
-        step, told = _first_step(run, rows, lineage.results[train[0].place])
-        how.append(told)
-    if any(each.kind == _HELD_OUT for each in mine):
-        how.append("scored on it as a held-out document")
-    if before := sorted(run.inputs & used):
-        how.append(f"made of {', '.join(before)}")
-    if not how:
-        return None
-    return Use(run.place, "; ".join(how), step, [] if step is None else _saved_after(run, step))
+            checkpoints = [] if step is None else _saved_after(result, step)
+            yield Use(place, "; ".join(how), step, checkpoints)
 
 
 def _first_step(run: Result, rows: list[int], examples: Result) -> tuple[int | None, str]:
-    """Return the first update that saw one of the examples ``rows``, and what to say of it."""
+    """Return the first update that used one of the examples ``rows``, and a sentence about it."""
     if "continue_from" in run.manifest.inputs:
         return None, f"trained on up to {len(rows)} examples of it, after another run"
     settings = run.manifest.settings["training"]
@@ -193,48 +179,41 @@ def _first_step(run: Result, rows: list[int], examples: Result) -> tuple[int | N
 
 def _saved_after(run: Result, step: int) -> list[str]:
     folder = storage.join(run.folder, "checkpoints")
-    return [storage.join(folder, n) for n in storage.list_names(folder) if _step(n) >= step]
-
-
-def _step(checkpoint: str) -> int:
-    number = checkpoint.removeprefix("step-")
-    return int(number) if number.isdecimal() else 0
+    steps = {name: name.removeprefix("step-") for name in storage.list_names(folder)}
+    return [
+        storage.join(folder, name)
+        for name, number in steps.items()
+        if number.isdecimal() and int(number) >= step
+    ]
 
 
 def _versions(
     versions: Iterable["RegisteredVersion"],
-    occurrences: list[Occurrence],
-    uses: list[Use],
-    receipts: Mapping[str, dict[str, Any]],
+    how: Mapping[str, str],
+    receipts: Mapping[str, list[str]],
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield each version that has something of the document among what it was made of, and how."""
-    in_shards = {each.place: "" for each in occurrences if each.place.startswith(CORPUS)}
-    how = {use.place: f"{use.place}: {use.how}" for use in uses}
+    """Yield each version that was made of the document, and how.
+
+    Args:
+        versions: all there are.
+        how: place of each result that used the document -> how it did.
+        receipts: URI of each receipt of the document's removal -> the versions that it names.
+    """
     for version in versions:
-        told = [how[place] for place in sorted(version.places & how.keys())]
-        told += [f"{p}: has it" for p in sorted(version.places & in_shards.keys())]
-        told += [
-            f"named in {uri.rpartition('/')[2]}"
-            for uri, receipt in receipts.items()
-            if _is_named(version, receipt)
-        ]
+        told = [f"{place}: {how[place]}" for place in sorted(version.made_of.keys() & how.keys())]
+        for uri, named in receipts.items():
+            if version.uri in {each.partition(" ")[0] for each in named}:
+                told.append(f"named in {uri.rpartition('/')[2]}")
         if told:
             yield str(version), told
 
 
-def _is_named(version: "RegisteredVersion", receipt: dict[str, Any]) -> bool:
-    named = receipt.get("registered_versions", {}).get("made_of_them", [])
-    return version.uri in {each.partition(" ")[0] for each in named}
-
-
-def _receipts(document: str, work: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _receipts(document: str, work: str) -> Iterator[tuple[str, list[str]]]:
     folder = storage.join(work, _RECEIPTS)
     for name in storage.list_names(folder):
-        if name.endswith(".json"):
-            uri = storage.join(folder, name)
-            receipt = json.loads(storage.read_bytes(uri))
-            if document in receipt["documents"]:
-                yield uri, receipt
+        uri = storage.join(folder, name)
+        if name.endswith(".json") and document in json.loads(storage.read_bytes(uri))["documents"]:
+            yield uri, named_versions(uri)
 
 
 def _shard_lines(occurrences: list[Occurrence]) -> Iterator[str]:
@@ -254,3 +233,11 @@ def _use_lines(uses: list[Use]) -> Iterator[str]:
     for use in uses:
         yield f"{use.place}  {use.how}"
         yield from (f"  {uri.rpartition('/')[2]}" for uri in use.checkpoints)
+
+
+def _version_lines(found: Trace) -> Iterator[str]:
+    if not found.versions:
+        yield "none" if found.asked_registry else "there is no registry here"
+    for version, how in found.versions.items():
+        yield version
+        yield from (f"  {each}" for each in how)

@@ -1,4 +1,4 @@
-"""What was made of what, by the names that manifests have for each other."""
+"""Which result was made of which, by the addresses in their manifests."""
 
 from pathlib import Path
 
@@ -21,81 +21,63 @@ from albert_core.stage.manifest import BEGUN, Manifest, StagePlan, read_manifest
 from albert_core.stage.provenance import Call, called_as
 
 
-def key_of(number: int) -> str:
-    return f"{number:016x}"
+def place_of(number: int) -> str:
+    """Return the place of result ``number``; the stages take turns."""
+    return f"{STAGES[number % 4]}/{number:016x}"
 
 
-def result(number: int, made_of: set[int], stage: str = "corpus") -> Result:
-    """Return result ``number`` of a stage, made of others by their numbers."""
-    manifest = Manifest(
-        stage=stage,
-        key=key_of(number),
-        settings={},
-        inputs={},
-        input_manifests={str(n): f"/w/corpus/{key_of(n)}/manifest.json" for n in made_of},
-        code="",
-        libraries={},
-        shards=[],
-        accounts=[],
-        facts={},
-    )
-    return Result(f"/w/{stage}/{key_of(number)}/manifest.json", manifest)
+def lineage_of(graph: list[set[int]]) -> Lineage:
+    """Return results by their numbers, each with the numbers of those that it was made of."""
+    results = []
+    for number, made_of in enumerate(graph):
+        stage, key = place_of(number).split("/")
+        manifest = Manifest(
+            stage=stage,
+            key=key,
+            settings={},
+            inputs={},
+            input_manifests={str(n): f"/w/{place_of(n)}/manifest.json" for n in made_of},
+            code="",
+            libraries={},
+            shards=[],
+            accounts=[],
+            facts={},
+        )
+        results.append(Result(f"/w/{place_of(number)}/manifest.json", manifest))
+    return Lineage(reversed(results))
 
 
 @st.composite
 def graphs(draw: st.DrawFn) -> list[set[int]]:
-    """Of each result the numbers of those before it that it was made of."""
+    """Draw for each result the numbers of earlier ones that it was made of."""
     size = draw(st.integers(1, 12))
     return [draw(st.sets(st.integers(0, n - 1))) if n else set() for n in range(size)]
 
 
-def lineage_of_graph(graph: list[set[int]]) -> Lineage:
-    results = [result(n, made_of) for n, made_of in enumerate(graph)]
-    return Lineage(reversed(results))
-
-
-def reached(graph: list[set[int]], first: int) -> set[int]:
-    found, queue = set[int](), [first]
-    while queue:
-        number = queue.pop()
-        found.add(number)
-        queue += graph[number] - found
-    return found
+def reached(graph: list[set[int]], number: int) -> set[str]:
+    """Return the places of a result and of all that it was made of."""
+    return {place_of(number)}.union(*(reached(graph, n) for n in graph[number]))
 
 
 @settings(deadline=None)
 @given(graphs())
-def test_each_result_comes_after_all_that_it_was_made_of(graph: list[set[int]]) -> None:
-    order = list(lineage_of_graph(graph).results)
-    for number, made_of in enumerate(graph):
-        mine = order.index(f"corpus/{key_of(number)}")
-        assert all(order.index(f"corpus/{key_of(other)}") < mine for other in made_of)
-
-
-@settings(deadline=None)
-@given(graphs(), st.data())
-def test_what_is_before_one_has_it_after(graph: list[set[int]], data: st.DataObject) -> None:
-    lineage = lineage_of_graph(graph)
-    chosen = data.draw(st.integers(0, len(graph) - 1))
-    before = lineage.before([f"corpus/{key_of(chosen)}"])
-    assert before == {f"corpus/{key_of(n)}" for n in reached(graph, chosen)}
-    for place in before:
-        assert f"corpus/{key_of(chosen)}" in lineage.after([place])
-
-
-def test_what_was_made_of_a_result_that_is_gone_is_still_after_it() -> None:
-    lineage = Lineage([result(1, {0}), result(2, {1})])
-    assert lineage.after([f"corpus/{key_of(0)}"]) == {f"corpus/{key_of(n)}" for n in (1, 2)}
+def test_a_result_comes_after_all_that_leads_to_it(graph: list[set[int]]) -> None:
+    lineage = lineage_of(graph)
+    order = list(lineage.results)
+    for number in range(len(graph)):
+        before = lineage.before(place_of(number))
+        assert before == reached(graph, number)
+        assert max(before, key=order.index) == place_of(number)
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_place_is_read_from_any_address_in_it(stage: str) -> None:
-    place = f"{stage}/{key_of(7)}"
+    place = f"{stage}/{7:016x}"
     for address in (f"s3://bucket/w/{place}/manifest.json", f"/w/{place}", f"{place}/model/x"):
         assert place_in(address) == place
-    assert place_in(f"/w/units/{key_of(7)}") == ""
+    assert place_in(f"/w/units/{7:016x}") == ""
     assert place_in(f"/w/{place}0/x") == ""
-    assert place_in(f"/w/corpus/{key_of(1)}/{place}") == place
+    assert place_in(f"/w/corpus/{1:016x}/{place}") == place
 
 
 def plan(stage: str, **input_manifests: str) -> StagePlan:
@@ -159,6 +141,6 @@ def test_what_a_result_was_made_with_is_listed_by_its_name_below_the_work_folder
     tmp_path: Path,
 ) -> None:
     assert read_made_with(str(tmp_path)) is None
-    uris = [f"{tmp_path}/units/b", f"{tmp_path}/units/a", "/elsewhere/units/c"]
+    uris = [f"{tmp_path}/units/b", f"{tmp_path}/parts/a.arrow", "/elsewhere/units/c"]
     write_made_with(uris, str(tmp_path), str(tmp_path))
-    assert read_made_with(str(tmp_path)) == ["units/a", "units/b"]
+    assert read_made_with(str(tmp_path)) == {"parts/a", "units/b"}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from albert_core.stage.lineage import STAGES as KNOWN
+from albert_core.stage import lineage
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.stage.storage import sha256_of
-from flows.commands.lineage import ModelLineage, as_json, as_text, read_model_lineage
+from flows.commands.lineage import ModelLineage, as_json, as_text, read_model_lineage, source_files
 from flows.commands.main import main
 from tests.flows.tiny_way import Tiny
 from tests.test_end_to_end import PROJECT
@@ -53,7 +53,8 @@ def test_the_registry_alone_leads_from_the_model_to_the_source_files(
         assert result.uri == tiny.manifests[result.manifest.stage]
         assert result.manifest == read_manifest(result.uri)
         assert stages[result.place]["content"] == result.manifest.content
-    [files] = elsewhere.files.values()
+    [corpus] = elsewhere.lineage.of_stage("corpus")
+    files = source_files(corpus) or []
     assert {file.name: file.sha256 for file in files} == {
         path.name: sha256_of(str(path)) for path in tiny.source.iterdir()
     }
@@ -107,8 +108,9 @@ def test_every_stage_has_a_place() -> None:
     files = [
         file for part in ("albert_core", "pipelines") for file in PROJECT.glob(f"{part}/**/*.py")
     ]
-    named = [re.findall('^STAGE = "(.*)"$', file.read_text(), re.MULTILINE) for file in files]
-    assert {name for names in named for name in names} == set(KNOWN)
+    named = [re.findall(r'^STAGE = "?(\w+)"?$', file.read_text(), re.MULTILINE) for file in files]
+    stages = {getattr(lineage, name, name) for names in named for name in names}
+    assert stages == set(lineage.STAGES)
 
 
 def test_what_is_nothing_here_is_one_message(

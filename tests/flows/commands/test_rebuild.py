@@ -17,7 +17,7 @@ from albert_core.stage.provenance import Call, called_as
 from flows.commands.lineage import ModelLineage, read_model_lineage
 from flows.commands.rebuild import as_text, check, rebuild
 from tests.flows.commands.test_lineage import work_folder_away
-from tests.flows.tiny_way import Tiny, run_in_this_process
+from tests.flows.tiny_way import Tiny, run_in_this_process, write_source
 from tests.generated_text import write_jsonl
 from tests.test_end_to_end import ALBERT, PROJECT, run_flow
 
@@ -25,10 +25,10 @@ CHAMPION = "models:/albert-tiny@champion"
 STAGES = ["corpus", "vocab", "examples", "pretraining", "task", "finetuning", "scores"]
 
 
-@pytest.mark.usefixtures("one_worker")
 def test_a_registered_model_is_made_again_from_the_registry_alone_and_is_equal(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("ALBERT_WORKERS", "1")
     into = str(tmp_path / "rebuilt")
     with work_folder_away(tiny, monkeypatch):
         found = read_model_lineage(CHAMPION, str(tmp_path))
@@ -44,32 +44,21 @@ def test_a_registered_model_is_made_again_from_the_registry_alone_and_is_equal(
     assert "Equal in every stage, bit for bit." in as_text(done)
 
 
-@pytest.fixture
-def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALBERT_WORKERS", "1")
-
-
 def test_a_changed_missing_or_new_source_file_is_named_before_anything_is_made(
-    tiny: Tiny,
+    tiny: Tiny, source: Path
 ) -> None:
     found = read_model_lineage(CHAMPION, tiny.work)
-    changed, removed, new = (tiny.source / name for name in ("1.jsonl", "2.jsonl", "3.jsonl"))
-    before = {path: path.read_bytes() for path in (changed, removed)}
-    try:
-        changed.touch()
-        assert check(found) == []
-        changed.write_text(changed.read_text().replace("river", "brook", 1))
-        removed.unlink()
-        write_jsonl(new, [900])
-        with pytest.raises(SourceError, match="source files: ") as told:
-            check(found)
-        for line in ("1 new (3.jsonl)", "1 removed (2.jsonl)", "1 changed (1.jsonl)"):
-            assert line in str(told.value)
-        assert check(found, anyway=True) == [str(told.value).partition(". The")[0]]
-    finally:
-        for path, content in before.items():
-            path.write_bytes(content)
-        new.unlink(missing_ok=True)
+    changed = source / "1.jsonl"
+    changed.touch()
+    assert check(found) == []
+    changed.write_text(changed.read_text().replace("river", "brook", 1))
+    (source / "2.jsonl").unlink()
+    write_jsonl(source / "3.jsonl", [900])
+    with pytest.raises(SourceError, match="source files: ") as told:
+        check(found)
+    for line in ("1 new (3.jsonl)", "1 removed (2.jsonl)", "1 changed (1.jsonl)"):
+        assert line in str(told.value)
+    assert check(found, anyway=True) == [str(told.value).partition(". The")[0]]
 
 
 class MadeStages:
@@ -96,6 +85,13 @@ def module_of(manifest: Manifest) -> str:
     assert manifest.provenance is not None
     assert manifest.provenance.call is not None
     return manifest.provenance.call.module
+
+
+def called(module: str, plan: StagePlan, work: Path, **options: str) -> Result:
+    """Return the empty result of a stage that was called by its command line."""
+    with called_as(Call(module=module, recipe={}, options=options)):
+        uri = plan.write(str(work), [], [], {})
+    return Result(uri, read_manifest(uri))
 
 
 @pytest.fixture
@@ -139,21 +135,15 @@ def test_inputs_are_those_that_were_made_anew_and_the_machine_is_set_as_it_was(
 
 
 def test_a_list_of_results_is_one_of_those_that_were_made_anew(tmp_path: Path) -> None:
-    work, into = str(tmp_path / "then"), str(tmp_path / "now")
-    made: list[str] = []
-    for number in range(2):
-        options = {"corpora": json.dumps(made), "title": "0/model"} if made else {}
-        module = f"stage_{number}"
-        with called_as(Call(module=module, recipe={}, options=options)):
-            inputs = {str(n): uri for n, uri in enumerate(made)}
-            plan = StagePlan(("corpus", "vocab")[number], {}, {}, "code", {}, inputs)
-            made.append(plan.write(work, [], [], {}))
-    found = ModelLineage("x", Lineage([Result(uri, read_manifest(uri)) for uri in made]), {})
+    corpus = called("stage_0", StagePlan("corpus", {}, {}, "", {}), tmp_path)
+    options = {"corpora": json.dumps([corpus.uri]), "title": "0/model"}
+    vocab = called("stage_1", StagePlan("vocab", {}, {}, "", {}), tmp_path, **options)
+    found = ModelLineage("x", Lineage([vocab, corpus]))
+    into = str(tmp_path / "now")
     stages = MadeStages(found.lineage, into)
     assert rebuild(found, into, stages.run).is_equal
     argv, _ = stages.commands["vocab"]
-    corpus = stages.then["corpus"].key[::-1]
-    assert f'--corpora=["{into}/corpus/{corpus}/manifest.json"]' in argv
+    assert f'--corpora=["{into}/corpus/{corpus.manifest.key[::-1]}/manifest.json"]' in argv
     assert "--title=0/model" in argv
 
 
@@ -177,29 +167,23 @@ def test_the_first_stage_that_differs_is_named_with_its_files_and_why(
     assert done.stages[3].causes == [f"it is made of vocab/{vocab.key}, which differs already"]
 
 
-def test_weights_that_differ_on_another_machine_are_put_down_to_it(
+def test_weights_and_documents_that_differ_are_put_down_to_the_machine_and_the_source(
     found: ModelLineage, stages: MadeStages, tmp_path: Path
 ) -> None:
-    run = stages.then["pretraining"]
+    corpus, run = stages.then["corpus"], stages.then["pretraining"]
     machines = [run.facts["machines"][0] | {"vectors": "DEFAULT"}]
-    stages.changes["pretraining"] = {
-        "shards": with_other_shards(run, "model"),
-        "facts": run.facts | {"machines": machines},
-    }
-    [cause] = rebuild(found, str(tmp_path), stages.run).stages[-1].causes
-    assert '"vectors": "DEFAULT"' in cause
-
-
-def test_files_of_then_that_are_other_files_now_are_an_input_that_changed(
-    found: ModelLineage, stages: MadeStages, tmp_path: Path
-) -> None:
-    corpus = stages.then["corpus"]
     stages.changes["corpus"] = {
         "shards": with_other_shards(corpus, "documents"),
         "inputs": corpus.inputs | {"source_files": "other"},
     }
-    done = rebuild(found, str(tmp_path), stages.run)
-    assert done.stages[0].causes == ["its input source_files has changed"]
+    stages.changes["pretraining"] = {
+        "shards": with_other_shards(run, "model"),
+        "facts": run.facts | {"machines": machines},
+    }
+    [first, *_, last] = rebuild(found, str(tmp_path), stages.run).stages
+    assert first.causes == ["its input source_files has changed"]
+    [cause] = last.causes
+    assert '"vectors": "DEFAULT"' in cause
 
 
 def test_a_registered_model_that_is_in_no_rebuilt_folder_is_told(
@@ -217,11 +201,9 @@ def test_a_registered_model_that_is_in_no_rebuilt_folder_is_told(
 
 
 def test_code_and_libraries_that_are_not_as_they_were_are_told_beforehand(tmp_path: Path) -> None:
-    call = Call(module="albert_core.text.seeds", recipe={}, options={})
     plan = StagePlan("vocab", {}, {}, "another", {"numpy": "0.1"})
-    with called_as(call):
-        uri = plan.write(str(tmp_path), [], [], {})
-    notes = check(ModelLineage("x", Lineage([Result(uri, read_manifest(uri))]), {}))
+    made = called("albert_core.text.seeds", plan, tmp_path)
+    notes = check(ModelLineage("x", Lineage([made])))
     assert "the code differs from then" in notes[0]
     assert "numpy was 0.1 and is " in notes[1]
 
@@ -229,17 +211,14 @@ def test_code_and_libraries_that_are_not_as_they_were_are_told_beforehand(tmp_pa
 def test_what_was_made_without_a_call_cannot_be_repeated(tmp_path: Path) -> None:
     uri = StagePlan("vocab", {}, {}, "code", {}).write(str(tmp_path), [], [], {})
     with pytest.raises(IntegrityError, match="does not say how the stage was called"):
-        check(ModelLineage("x", Lineage([Result(uri, read_manifest(uri))]), {}))
+        check(read_model_lineage(uri, ""))
 
 
 @pytest.mark.long
 def test_a_model_of_the_flow_and_of_two_ranks_is_rebuilt_by_one_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, work = tmp_path / "source", tmp_path / "work"
-    source.mkdir()
-    for number in range(3):
-        write_jsonl(source / f"{number}.jsonl", range(number * 40, number * 40 + 40))
+    source, work = write_source(tmp_path / "source", 40), tmp_path / "work"
     monkeypatch.setenv("ALBERT_TRAINING_PROCESSES", "2")
     first = run_flow(source, work)
     assert first.status == 0, first.output

@@ -1,14 +1,13 @@
 """One document from its source to the registered model, before and after its removal."""
 
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from albert_core.registry.version_lineage import RegisteredVersion
 from albert_core.stage.command import stage_argv
 from albert_core.stage.lineage import place_in, read_work
 from albert_core.stage.manifest import read_manifest
@@ -103,22 +102,6 @@ def test_an_unknown_id_is_told(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -
     assert "No corpus, no examples and no receipt here knows this id." in capsys.readouterr().out
 
 
-@pytest.fixture
-def copied(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiny]:
-    """The same model in a work folder, and of a source, that a test may change."""
-    monkeypatch.setenv("ALBERT_WORKERS", "1")
-    not_copied = shutil.ignore_patterns("mlartifacts", "mlflow.db*")
-    work = str(shutil.copytree(tiny.work, tmp_path / "work", ignore=not_copied))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tiny.work}/mlflow.db")
-    for file in Path(work).rglob("manifest.json"):
-        file.write_text(file.read_text().replace(tiny.work, work))
-    before = {path: path.read_bytes() for path in tiny.source.iterdir()}
-    made = {name: uri.replace(tiny.work, work) for name, uri in tiny.manifests.items()}
-    yield Tiny(tiny.source, work, made)
-    for path, content in before.items():
-        path.write_bytes(content)
-
-
 def receipt_of(work: str, examples: str, recipe: str, purge: str) -> str:
     options = {"examples": examples, "work": work, "purge": purge}
     return run_in_this_process(stage_argv("pipelines.removal", recipe, **options), {})
@@ -163,14 +146,9 @@ def test_a_removed_documents_receipt_names_the_versions_and_the_trace_goes_on_af
     }
 
 
-class Version:
-    """Stands for a registered version."""
-
-    def __init__(self, name: str, *places: str) -> None:
-        self.name, self.places = name, frozenset(places)
-
-    def __str__(self) -> str:
-        return self.name
+def version_of(name: str, *places: str) -> RegisteredVersion:
+    tags = {f"manifest.{n}": f"/w/{place}/manifest.json" for n, place in enumerate(places)}
+    return RegisteredVersion(name, "1", (), "", tags)
 
 
 def test_versions_of_other_corpora_are_clean_and_those_of_absent_ones_unknown() -> None:
@@ -182,15 +160,15 @@ def test_versions_of_other_corpora_are_clean_and_those_of_absent_ones_unknown() 
         "models_made_of_them": [f"/w/{run}/manifest.json"],
         "vocabularies_made_of_them": [],
     }
-    versions: list[Any] = [
-        Version("of the old one", old, examples),
-        Version("of a run of it", far, run),
-        Version("of the new one", new),
-        Version("of another work folder", far),
+    versions = [
+        version_of("of-the-old-one", old, examples),
+        version_of("of-a-run-of-it", far, run),
+        version_of("of-the-new-one", new),
+        version_of("of-another-work-folder", far),
     ]
     assert affected_versions(receipt, versions, {old, new}) == {
-        "made_of_them": ["of a run of it", "of the old one"],
-        "not_looked_through": ["of another work folder"],
+        "made_of_them": ["models:/of-a-run-of-it/1", "models:/of-the-old-one/1"],
+        "not_looked_through": ["models:/of-another-work-folder/1"],
     }
 
 
