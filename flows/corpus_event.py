@@ -8,7 +8,8 @@ from prefect.events import Event, emit_event
 from prefect.events.filters import EventFilter, EventIDFilter
 
 from albert_core.stage import storage
-from flows.stage_task import RecipeRun, read_stage
+from flows.done_before import RecipeRun
+from flows.stage_task import read_stage
 
 EVENT = "albert.corpus.changed"
 _TOLD = "change_was_told"

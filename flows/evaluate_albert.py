@@ -11,6 +11,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
 from albert_core.stage.manifest import newest_manifest
+from flows.done_before import RecipeRun
 from flows.finetunings import (
     MNLI,
     Planned,
@@ -22,7 +23,7 @@ from flows.finetunings import (
 )
 from flows.flow_options import FLOW_OPTIONS
 from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, with_form
-from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
+from flows.stage_task import in_flow_run, read_stage, run_stage, stage_task, start_run
 from flows.tracked_flow import note_report
 
 TASK_RUNNER = cast(
@@ -164,7 +165,7 @@ def finetune_all(
 def finetune_each(run: RecipeRun, runs: list[tuple[Planned, str]], task_folder: str) -> list[str]:
     """Fine-tune each from its model folder, as many at a time as may be; return the manifests."""
     calls = [(run, start, task_folder, each.task, each.seed) for each, start in runs]
-    if num_processes() == 1:  # in this thread, which Ctrl-C reaches
+    if num_processes() == 1 or not in_flow_run():  # in this thread, which Ctrl-C reaches
         return [finetune(*call) for call in calls]
     return [future.result() for future in [finetune.submit(*call) for call in calls]]
 
@@ -180,9 +181,10 @@ def report(scores: str) -> str:
     manifest, folder = read_stage(scores)
     markdown = storage.read_bytes(storage.join(folder, "scores.md")).decode()
     page = storage.join(folder, manifest.facts["page"])
-    note_report(markdown)
-    create_markdown_artifact(markdown, key="scores", description=manifest.facts["model"])
-    create_link_artifact(page, link_text="the page with the plot", key="scores-page")
+    if in_flow_run():
+        note_report(markdown)
+        create_markdown_artifact(markdown, key="scores", description=manifest.facts["model"])
+        create_link_artifact(page, link_text="the page with the plot", key="scores-page")
     return f"{manifest.facts['text']}\n\nThe same as a page: {page}"
 
 

@@ -6,13 +6,16 @@ from prefect.artifacts import create_markdown_artifact
 from albert_core.stage import storage
 from albert_core.stage.environment import shown_tracking_uri
 from albert_core.stage.manifest import read_manifest
+from flows.done_before import RecipeRun
 from flows.evaluate_albert import TASK_RUNNER, evaluate, task_folder_of
 from flows.flow_options import FLOW_OPTIONS
 from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, with_form
 from flows.refresh_corpus import clean_corpus, make_examples, train_vocab
 from flows.report import build_report, interpreter
-from flows.stage_task import RecipeRun, read_stage, run_stage, stage_task, start_run
+from flows.stage_task import find_stage, in_flow_run, read_stage, run_stage, stage_task, start_run
 from flows.tracked_flow import note_report
+
+REGISTER = "albert_core.registry.register"
 
 
 @flow(name="pretrain-albert", task_runner=TASK_RUNNER, **FLOW_OPTIONS)
@@ -47,9 +50,11 @@ def pretrain_albert(
     task_folder = folder_of_tasks(run, examples, corpus)
     pretraining = pretrain(run, examples)
     scores = evaluate(run, model_folder_of_run(pretraining), task_folder)
-    champion = champion_to_beat(run, pretraining)
-    champion_scores = evaluate(run, champion, task_folder) if champion else ""
-    registration = register(run, pretraining, scores, champion_scores)
+    registration = find_stage(REGISTER, run, pretraining=pretraining, scores=scores)
+    if registration is None:
+        champion = champion_to_beat(run, pretraining)
+        champion_scores = evaluate(run, champion, task_folder) if champion else ""
+        registration = register(run, pretraining, scores, champion_scores)
     return report(
         run,
         corpus=corpus,
@@ -96,7 +101,7 @@ def champion_to_beat(run: RecipeRun, pretraining: str) -> str:
 def register(run: RecipeRun, pretraining: str, scores: str, champion_scores: str) -> str:
     """Stage: model + scores -> model version, champion if the gate says so."""
     return run_stage(
-        "albert_core.registry.register",
+        REGISTER,
         run,
         pretraining=pretraining,
         scores=scores,
@@ -108,8 +113,9 @@ def report(run: RecipeRun, **manifests: str) -> str:
     """Save what was done as an artifact of the flow run, and return it as text."""
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
     done = build_report(run.recipe.name, made, shown_tracking_uri(run.work), interpreter())
-    note_report(done.markdown())
-    create_markdown_artifact(done.markdown(), key="pretrain-albert", description=done.title)
+    if in_flow_run():
+        note_report(done.markdown())
+        create_markdown_artifact(done.markdown(), key="pretrain-albert", description=done.title)
     return done.text()
 
 

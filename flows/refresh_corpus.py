@@ -6,10 +6,11 @@ from prefect.artifacts import create_markdown_artifact
 from albert_core.stage.command import NO_RESULT
 from albert_core.stage.manifest import read_manifest
 from flows.corpus_event import tell_of_change
+from flows.done_before import RecipeRun
 from flows.flow_options import FLOW_OPTIONS
 from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, with_form
 from flows.report import build_text_report, interpreter
-from flows.stage_task import RecipeRun, run_stage, stage_task, start_run
+from flows.stage_task import run_stage, stage_task, start_run
 from flows.tracked_flow import note_report
 
 

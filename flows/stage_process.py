@@ -122,6 +122,11 @@ class InterruptedStageError(StageError, OutageError):
     """A stage was cut short by what passes by itself; running it again may well succeed."""
 
 
+def tied(argv: Sequence[str]) -> list[str]:
+    """Return the command line that runs ``argv``, and tells it to stop when this process dies."""
+    return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *argv]
+
+
 def distributed_argv(argv: Sequence[str], num_processes: int) -> list[str]:
     """Return the command line of the training ``argv`` for so many processes on this machine."""
     if num_processes == 1:
@@ -158,7 +163,7 @@ def run_stage_process(
         StageError: the stage's own message, when it failed with one; or its last lines.
     """
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *argv],
+        tied(argv),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

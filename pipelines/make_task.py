@@ -17,7 +17,7 @@ from albert_core.stage.manifest import Account, StagePlan, check_shard, read_man
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.seeds import derive_seed, random_uniform, share_of
 from pipelines.config import ExampleSettings, TaskSettings
-from pipelines.corpus.held_out import is_held_out
+from pipelines.examples.pairs import is_held_out
 
 STAGE = "task"
 TASK_FOLDER = "CoLA"
@@ -44,14 +44,7 @@ def run(task: TaskSettings, examples: str, corpus: str, work: str) -> str:
         SourceError: the held-out documents have too few sentences of the lengths asked for.
     """
     examples_manifest, corpus_manifest = read_manifest(examples), read_manifest(corpus)
-    plan = StagePlan(
-        stage=STAGE,
-        settings=task.model_dump(),
-        inputs={"examples": examples_manifest.content, "corpus": corpus_manifest.content},
-        code=code_digest(__name__),
-        libraries={},
-        input_manifests={"examples": examples, "corpus": corpus},
-    )
+    plan = _plan(task, examples, corpus)
     if done := plan.find(work):
         return done
     settings = ExampleSettings(**examples_manifest.settings)
@@ -74,6 +67,25 @@ def run(task: TaskSettings, examples: str, corpus: str, work: str) -> str:
         "over_max_sentences": len(once) - len(rows),
     }
     return _write(plan, work, rows, reasons)
+
+
+def find_done(task: TaskSettings, examples: str, corpus: str, work: str) -> str | None:
+    """Return the manifest that `run` would find; None if it has work to do."""
+    return _plan(task, examples, corpus).done(work)
+
+
+def _plan(task: TaskSettings, examples: str, corpus: str) -> StagePlan:
+    return StagePlan(
+        stage=STAGE,
+        settings=task.model_dump(),
+        inputs={
+            "examples": read_manifest(examples).content,
+            "corpus": read_manifest(corpus).content,
+        },
+        code=code_digest(__name__),
+        libraries={},
+        input_manifests={"examples": examples, "corpus": corpus},
+    )
 
 
 def acceptability_rows(

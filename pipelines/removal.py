@@ -38,7 +38,7 @@ from albert_core.stage.manifest import (
 )
 from pipelines.clean_unit import UNIT_DONE, ids_of
 from pipelines.config import ExampleSettings
-from pipelines.corpus.held_out import is_held_out
+from pipelines.examples.pairs import is_held_out
 from pipelines.source_files import SourceFile, read_excluded_ids, read_files
 from pipelines.text_files import (
     ID_COLUMNS,

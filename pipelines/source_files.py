@@ -7,10 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
 
 from albert_core.stage import storage
 from albert_core.stage.errors import SourceError
@@ -42,6 +45,16 @@ class SourceFile:
     """Whether ranges of its bytes can be read."""
 
 
+@dataclass(frozen=True)
+class CorpusInputs:
+    """What a clean corpus is made of."""
+
+    files: list[SourceFile]
+    excluded_ids: list[str]
+    test_ngrams: NDArray[np.uint64]
+    """The hashes of the test texts' word n-grams, ascending, each once."""
+
+
 @dataclass(frozen=True, slots=True)
 class SourceRange:
     """The records of a file that begin in a range of its bytes."""
@@ -57,6 +70,20 @@ class SourceRange:
         return (self.file.num_bytes if self.end is None else self.end) - self.begin
 
 
+@dataclass(frozen=True, slots=True)
+class SourceEntry:
+    """A file as its store lists it."""
+
+    name: str
+    uri: str
+    info: Mapping[str, Any]
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size in the store."""
+        return int(self.info["size"] or 0)
+
+
 def list_source(settings: SourceSettings, known: Iterable[SourceFile] = ()) -> list[SourceFile]:
     """Return the files of the source, by name, with their digests.
 
@@ -66,6 +93,35 @@ def list_source(settings: SourceSettings, known: Iterable[SourceFile] = ()) -> l
 
     Raises:
         SourceError: there is no file.
+    """
+    before = {file.uri: file for file in known}
+    with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
+        return list(
+            pool.map(lambda entry: _describe(entry, settings, before), entries_of(settings))
+        )
+
+
+def list_known(settings: SourceSettings, known: Iterable[SourceFile]) -> list[SourceFile] | None:
+    """Return what `list_source` would, if no file has to be read for it; else None.
+
+    Raises:
+        SourceError: there is no file.
+    """
+    before = {file.uri: file for file in known}
+    files = []
+    for entry in entries_of(settings):
+        file = before.get(entry.uri)
+        if not _is_as(file, entry):
+            return None
+        files.append(replace(file, name=entry.name))
+    return files
+
+
+def entries_of(settings: SourceSettings) -> list[SourceEntry]:
+    """Return the files of the source as its store lists them, by name.
+
+    Raises:
+        SourceError: there is none.
     """
     found = sorted(_found(settings.uri), key=lambda entry: (entry.name, entry.uri))
     uris = Counter(entry.uri for entry in found)
@@ -84,9 +140,7 @@ def list_source(settings: SourceSettings, known: Iterable[SourceFile] = ()) -> l
             + (f" in its sample of {settings.file_share:.0%}" if found else "")
             + ". Give an existing file, folder or quoted glob, e.g. SOURCE='/data/wiki/**'."
         )
-    before = {file.uri: file for file in known}
-    with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
-        return list(pool.map(lambda entry: _describe(entry, settings, before), sampled))
+    return sampled
 
 
 def check_unchanged(file: SourceFile) -> None:
@@ -194,21 +248,12 @@ def _some(names: list[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A file as its store lists it."""
-
-    name: str
-    uri: str
-    info: Mapping[str, Any]
-
-
-def _found(uris: str | list[str]) -> list[_Entry]:
+def _found(uris: str | list[str]) -> list[SourceEntry]:
     if uris == INSTALLED_PYTHON:
         return list(_installed_python())
     if isinstance(uris, str):
         return list(_matching(uris))
-    entries: dict[str, _Entry] = {}
+    entries: dict[str, SourceEntry] = {}
     for uri in uris:
         base = re.split(r"[*?[]", uri)[0].rstrip("/").rpartition("/")[2]
         for entry in _matching(uri):
@@ -218,7 +263,7 @@ def _found(uris: str | list[str]) -> list[_Entry]:
                     f"{entries[name].uri} and {entry.uri} would both be named {name!r}. Give "
                     "their common folder as one source, or rename one of their folders."
                 )
-            entries[name] = _Entry(name, entry.uri, entry.info)
+            entries[name] = SourceEntry(name, entry.uri, entry.info)
     return list(entries.values())
 
 
@@ -227,7 +272,7 @@ def matching_uris(uri: str) -> list[str]:
     return [entry.uri for entry in sorted(_matching(uri), key=lambda entry: entry.name)]
 
 
-def _matching(uri: str) -> Iterator[_Entry]:
+def _matching(uri: str) -> Iterator[SourceEntry]:
     fs, path = storage.filesystem(storage.absolute(uri))
     if fs.isdir(path):
         found, base = fs.find(path, detail=True), path
@@ -241,10 +286,10 @@ def _matching(uri: str) -> Iterator[_Entry]:
         name = str(each).removeprefix(base).lstrip("/")
         hidden = any(part.startswith(".") for part in name.split("/"))
         if not hidden and info["type"] == "file":
-            yield _Entry(name, str(fs.unstrip_protocol(each)), info)
+            yield SourceEntry(name, str(fs.unstrip_protocol(each)), info)
 
 
-def _installed_python() -> Iterator[_Entry]:
+def _installed_python() -> Iterator[SourceEntry]:
     """Yield the modules and descriptions of the distributions installed beside this one."""
     seen = set()
     fs, _ = storage.filesystem("/")
@@ -254,7 +299,17 @@ def _installed_python() -> Iterator[_Entry]:
                 path = Path(str(distribution.locate_file(file)))
                 if str(file) not in seen and path.is_file():
                     seen.add(str(file))
-                    yield _Entry(str(file), str(path), fs.info(str(path)))
+                    yield SourceEntry(str(file), str(path), fs.info(str(path)))
+
+
+def _is_as(known: SourceFile | None, entry: SourceEntry) -> TypeGuard[SourceFile]:
+    """Return whether the file was listed before, with the same size and time of change."""
+    modified, num_bytes = _modified(entry.info), entry.num_bytes
+    return (
+        bool(modified)
+        and known is not None
+        and ((known.num_bytes, known.modified) == (num_bytes, modified))
+    )
 
 
 def _modified(info: Mapping[str, Any]) -> str:
@@ -263,21 +318,17 @@ def _modified(info: Mapping[str, Any]) -> str:
 
 
 def _describe(
-    entry: _Entry, settings: SourceSettings, before: Mapping[str, SourceFile]
+    entry: SourceEntry, settings: SourceSettings, before: Mapping[str, SourceFile]
 ) -> SourceFile:
     info = entry.info
     modified = _modified(info)
-    num_bytes = int(info["size"] or 0)
     known = before.get(entry.uri)
     try:
-        if known and modified and (known.num_bytes, known.modified) == (num_bytes, modified):
-            sha256 = known.sha256
-        else:
-            sha256 = storage.sha256_of(entry.uri)
+        sha256 = known.sha256 if _is_as(known, entry) else storage.sha256_of(entry.uri)
         kind = format_of(entry.uri, settings)
-        splittable = num_bytes > MAX_UNIT_BYTES and can_split(entry.uri, kind)
+        splittable = entry.num_bytes > MAX_UNIT_BYTES and can_split(entry.uri, kind)
     except OSError as error:
         raise SourceError(
             f"{entry.uri} can't be read: {error}. Mend or remove the file."
         ) from error
-    return SourceFile(entry.uri, entry.name, num_bytes, modified, sha256, kind, splittable)
+    return SourceFile(entry.uri, entry.name, entry.num_bytes, modified, sha256, kind, splittable)

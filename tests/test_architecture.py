@@ -39,26 +39,31 @@ CORE = {"config", "conversion", "metrics", "stage", "text", "tracking"}
 TRAINING = CORE | {"checkpoint", "model", "planning", "training"}
 
 
-@pytest.mark.parametrize(
-    ("stage", "rooms"),
-    [
-        ("pipelines.train_vocab", {"stage", "text"}),
-        ("pipelines.clean_corpus", {"stage", "text", "tasks"}),
-        ("pipelines.make_examples", {"stage", "text"}),
-        ("albert_core.training.pretrain", TRAINING),
-        ("albert_core.finetuning.finetune", TRAINING - {"planning"} | {"finetuning", "tasks"}),
-        ("albert_core.scores.tabulate", CORE - {"conversion"} | {"scores"}),
-        ("albert_core.registry.register", CORE | {"registry"}),
-        ("albert_core.registry.register_finetuned", CORE | {"registry"}),
-    ],
-)
+ROOMS_OF = {
+    "pipelines.train_vocab": {"stage", "text"},
+    "pipelines.clean_corpus": {"stage", "text", "tasks"},
+    "pipelines.make_examples": {"stage", "text"},
+    "albert_core.training.pretrain": TRAINING,
+    "albert_core.finetuning.finetune": TRAINING - {"planning"} | {"finetuning", "tasks"},
+    "albert_core.scores.tabulate": CORE - {"conversion"} | {"scores"},
+    "albert_core.registry.register": CORE | {"registry"},
+}
+FINETUNED = "albert_core.registry.register_finetuned"
+
+
+@pytest.mark.parametrize(("stage", "rooms"), [*ROOMS_OF.items(), (FINETUNED, CORE | {"registry"})])
 def test_a_stage_reaches_these_rooms_of_albert_core(stage: str, rooms: set[str]) -> None:
     names = [name.split(".") for name in reachable_sources(stage)]
     assert {name[1] for name in names if name[0] == "albert_core" and name[1:]} == rooms
 
 
-def test_text_stages_are_read_without_torch() -> None:
-    modules = "pipelines.make_examples, pipelines.contamination"
+def test_what_stages_do_is_planned_without_the_heavy_libraries() -> None:
+    stages = (*ROOMS_OF, "pipelines.make_task")
+    assert loaded_by(", ".join(stages)) & (HEAVY | {"prefect", "pandas"}) == set()
+
+
+def test_text_pipelines_are_read_without_torch() -> None:
+    modules = "pipelines.example_pipeline, pipelines.contamination"
     assert loaded_by(modules) & (HEAVY - {"apache_beam"}) == set()
 
 

@@ -5,7 +5,7 @@ and a `_Layout` says how. Every model fits the ALBERT classes: where the layers 
 they have, and where the reference needs no projection (E = H), that layout holds copies and an
 identity, which are undone on the way back. A model of BERT's shape fits the BERT classes as it is.
 
-Source: REFERENCE.md A.4 and E; `modeling_albert.py` and `modeling_bert.py` of transformers 5.23.
+Source: `modeling_albert.py` and `modeling_bert.py` of transformers 5.23.
 """
 
 import logging

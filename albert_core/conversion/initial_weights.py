@@ -16,7 +16,7 @@ layers that do not share, and this one keeps their order.
 A source may lack the pooler or a head, as published checkpoints lack the sentence order head: a
 new one is drawn, and the log says which.
 
-Source: Lan et al. 2020, Table 11 and footnote 5; REFERENCE.md C.4, E and F.
+Source: Lan et al. 2020, Table 11 and footnote 5.
 """
 
 import logging
@@ -36,7 +36,11 @@ from albert_core.conversion.huggingface import (
     own_state,
 )
 from albert_core.conversion.model_files import CONFIG, WEIGHTS
-from albert_core.conversion.model_folder import read_model_folder, read_tokenizer
+from albert_core.conversion.model_folder import (
+    read_model_folder,
+    read_tokenizer,
+    save_model_folder,
+)
 from albert_core.conversion.tf_release import (
     is_tf_release,
     read_tf_config,
@@ -49,6 +53,7 @@ from albert_core.model.albert import AlbertForPretraining, block_route
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
 from albert_core.stage.manifest import MANIFEST, read_manifest
+from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
 
 _PARTS = {
@@ -126,6 +131,23 @@ def load_pretrained(uri: str) -> tuple[AlbertForPretraining, Tokenizer]:
             f"{tokenizer.vocab_size}. Put the vocabulary there that it was trained with."
         )
     return _start(source, source.settings), tokenizer
+
+
+def convert_model(source: str, folder: str) -> None:
+    """Write a model and its vocabulary to a model folder, which every stage can read.
+
+    A head that the source lacks is drawn, always the same.
+
+    Args:
+        source: URI of any of the kinds above that has its vocabulary beside it.
+        folder: URI of the model folder.
+
+    Raises:
+        AlbertError: see `load_pretrained` and `save_model_folder`.
+    """
+    torch.manual_seed(derive_seed(0, "convert-model"))
+    model, tokenizer = load_pretrained(source)
+    save_model_folder(model, tokenizer, folder)
 
 
 @dataclass(frozen=True)

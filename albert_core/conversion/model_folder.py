@@ -201,12 +201,15 @@ def _combining_characters() -> str:
     return "".join(c for c in characters if unicodedata.combining(c))
 
 
+@cache
+def _control_characters() -> str:
+    characters = map(chr, range(sys.maxunicode + 1))
+    return "".join(c for c in characters if unicodedata.category(c) in _CONTROL)
+
+
 def _removed_by_sentencepiece(tokenizer: Tokenizer) -> str:
-    characters = (
-        c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c) in _CONTROL
-    )
     normalize = tokenizer.processor.normalize
-    return "".join(c for c in characters if normalize(f"a{c}b") == f"{WORD_MARK}ab")
+    return "".join(c for c in _control_characters() if normalize(f"a{c}b") == f"{WORD_MARK}ab")
 
 
 @cache

@@ -4,7 +4,7 @@ A release is a folder with ``model.ckpt-best.index`` and ``.data-00000-of-00001`
 ``albert_config.json`` and ``30k-clean.model``. Only reading its two checkpoint files takes
 TensorFlow, which is not installed with this project.
 
-Source: REFERENCE.md A.1 and E.
+Source: `modeling.py` of google-research/albert.
 """
 
 import importlib
@@ -122,7 +122,7 @@ def read_tf_config(uri: str) -> ModelSettings:
 def read_tf_tokenizer(uri: str, lower_case: bool = True) -> Tokenizer:
     """Return the vocabulary of a release: the one SentencePiece model in its folder.
 
-    It splits commas off digits, as the reference does (REFERENCE.md B.2).
+    It splits commas off digits, as the reference's `tokenization.py` does.
 
     Args:
         uri: see `load_tf_release`.

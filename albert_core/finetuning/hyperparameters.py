@@ -48,7 +48,7 @@ PAPER = {
 
 Version 2 differs in RACE: learning rate 1e-5, no dropout in the encoder.
 
-Source: paper Table 14; REFERENCE.md D.1.
+Source: Lan et al. 2020, Table 14.
 """
 
 DEFAULT = TaskHyperparameters(

@@ -12,7 +12,7 @@ mask. A packed batch costs what its real pieces cost, and no piece sees another 
 Under autocast, pass ``cache_enabled=False``: each use of a shared weight then has its own cast,
 so that its gradients are summed in float32.
 
-Source: Lan et al. 2020, section 3; google-research/albert `modeling.py` (REFERENCE.md A).
+Source: Lan et al. 2020, section 3; google-research/albert `modeling.py`.
 """
 
 from contextlib import nullcontext

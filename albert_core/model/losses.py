@@ -12,7 +12,7 @@ from albert_core.stage.errors import ShapeError
 IGNORED = -100
 """The label of what is padding: it adds nothing to a loss, and no score can equal it."""
 EXTRA_PREDICTIONS = 1e-5
-"""What the reference adds to the number of predictions of an update. Source: REFERENCE.md A.1."""
+"""What the reference's `run_pretraining.py` adds to the number of predictions of an update."""
 _LOGITS_PER_BLOCK = 1 << 19
 """About as many are worked on at once, few enough for a processor's cache."""
 

@@ -40,10 +40,11 @@ from albert_core.registry.versions import (
 )
 from albert_core.stage import storage
 from albert_core.stage.environment import tracking_uri
+from albert_core.stage.lineage import REGISTRATION
 from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
 from albert_core.tracking.server import experiment_id, open_client
 
-STAGE = "registration"
+STAGE = REGISTRATION
 DIGEST_TAG = "model_digest"
 DECISION_TAG = "decision"
 """The sentence; what stands after a point in the names of others is a part of the decision."""

@@ -4,40 +4,30 @@ Its tags say what the version was made of, down to the corpus, how it scored, an
 decided.
 """
 
+import json
 import logging
-from collections.abc import Mapping
-
-from mlflow import MlflowClient
-from mlflow.entities.model_registry import ModelVersion
-from mlflow.models import ModelSignature
-from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
+import os
+import sqlite3
+from contextlib import closing
+from urllib.parse import quote, urlencode
+from urllib.request import urlopen
 
 from albert_core.config import RegistrySettings
 from albert_core.conversion.model_files import model_digest
-from albert_core.registry.champion import DIGEST_TAG, STAGE, Candidate, enter, lineage_of
-from albert_core.registry.gate import Measured
-from albert_core.registry.measured import data_digest, measure, read_measured
-from albert_core.registry.versions import ServedCode
 from albert_core.stage import storage
 from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_main
-from albert_core.stage.environment import shown_tracking_uri
-from albert_core.stage.errors import RegistryError
-from albert_core.stage.lineage import FINETUNING
-from albert_core.stage.manifest import Manifest, StagePlan, digest_of, read_manifest
+from albert_core.stage.credentials import redacted
+from albert_core.stage.environment import shown_tracking_uri, tracking_uri
+from albert_core.stage.lineage import REGISTRATION
+from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
+
+STAGE = REGISTRATION
+SERVED_MODULE = "albert_core.registry.served_model"
+SERVED_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas")
+_SERVER_SECONDS = 3
 
 log = logging.getLogger(STAGE)
-
-SERVED = ServedCode(
-    module="albert_core.registry.served_model",
-    signature=ModelSignature(
-        inputs=Schema([ColSpec("string", "text"), ColSpec("string", "text_b", required=False)]),
-        params=ParamSchema(
-            [ParamSpec("task", "string", "fill_mask"), ParamSpec("top_k", "long", 5)]
-        ),
-    ),
-    requirements=("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas"),
-)
 
 
 def run(
@@ -61,90 +51,82 @@ def run(
         IntegrityError: a manifest or a file is missing.
         RegistryError: the scores are another model's, or the registry does not answer.
     """
-    candidate = read_candidate(registry.model_name, pretraining, scores)
+    from albert_core.registry.candidate import register
 
-    def champion_measured(client: MlflowClient, champion: ModelVersion) -> Mapping[str, Measured]:
-        if champion_scores:
-            try:
-                return read_scores(champion_scores, champion.tags.get(DIGEST_TAG, ""))
-            except RegistryError as error:
-                log.warning("%s: the champion changed meanwhile: %s", STAGE, error)
-        return read_measured(client, champion)
-
-    return enter(
-        _plan(registry, candidate, scores, work), work, registry, candidate, champion_measured
-    )
+    plan = _plan(registry, pretraining, scores, work)
+    served_by = (SERVED_MODULE, SERVED_LIBRARIES)
+    return register(plan, work, registry, pretraining, scores, champion_scores, served_by)
 
 
-def read_candidate(name: str, pretraining: str, scores: str) -> Candidate:
-    """Return the model of one manifest with the scores of the other.
+def find_done(registry: RegistrySettings, pretraining: str, scores: str, work: str) -> str | None:
+    """Return the manifest that `run` would find; None if it has work to do, or that is not known.
 
-    Raises:
-        IntegrityError: a manifest or a file is missing.
-        RegistryError: the scores are another model's.
+    A model that could not be compared has work to do, and so has one whose version is not in the
+    registry any more, or was given or lost the alias since.
     """
-    model = read_manifest(pretraining)
-    folder = storage.join(pretraining.rpartition("/")[0], model.facts["model_folder"])
-    digest = model_digest(folder)
-    return Candidate(
-        name=name,
-        model_folder=folder,
-        digest=digest,
-        measured=read_scores(scores, digest),
-        over_seeds=True,
-        lineage=lineage_of(pretraining, scores),
-        served=SERVED,
-    )
+    done = _plan(registry, pretraining, scores, work).done(work)
+    if done is None:
+        return None
+    facts = read_manifest(done).facts
+    aliases = _aliases(_registry_uri(work), facts["name"], facts["version"])
+    is_true = aliases is not None and ("champion" in aliases) == (facts["alias"] == "champion")
+    return done if is_true and facts["verdict"] != "undecided" else None
 
 
-def read_scores(scores: str, digest: str) -> dict[str, Measured]:
-    """Return how the model with this digest does, by task.
+def _registry_uri(work: str) -> str:
+    return os.environ.get("MLFLOW_REGISTRY_URI") or tracking_uri(work)
 
-    Args:
-        scores: manifest of a table of scores.
-        digest: of the model's files.
 
-    Raises:
-        IntegrityError: a manifest or the predictions are missing.
-        RegistryError: the scores are another model's.
+def _aliases(registry: str, name: str, version: str) -> set[str] | None:
+    """Return the aliases of a version that is ready; None if it is not there, or not known.
+
+    MLflow's client takes longer to import than all else that a look at finished work needs.
     """
-    uris = list(read_manifest(scores).input_manifests.values())
-    found = {uri: manifest for uri in uris if (manifest := read_manifest(uri)).stage == FINETUNING}
-    own = {uri for uri, manifest in found.items() if manifest.inputs["model"] == digest}
-    others = found.keys() - own
-    # A task may start from the model that was fine-tuned on MNLI.
-    started = {_finetuned_digest(uri, found[uri]) for uri in own} if own and others else set()
-    for uri in sorted(others):
-        if (other := found[uri].inputs["model"]) not in started:
-            raise RegistryError(
-                f"{scores} has scores of the model {other[:12]} (in {uri}), but they were to be of "
-                f"the model {digest[:12]}. Fine-tune that one on all tasks and score it."
-            )
-    data_of = {
-        manifest.facts["task"]: digest_of([data_digest(manifest), uri in own])
-        for uri, manifest in found.items()
-    }
-    return measure(list(found), data_of)
+    try:
+        if registry.startswith("sqlite:///"):
+            return _aliases_in_database(registry.removeprefix("sqlite:///"), name, version)
+        if registry.startswith(("http://", "https://")):
+            return _aliases_on_server(registry, name, version)
+    except (OSError, ValueError, LookupError, sqlite3.Error) as error:
+        log.debug("%s does not say what is registered: %s", redacted(registry), error)
+    return None
 
 
-def _finetuned_digest(uri: str, finetuning: Manifest) -> str:
-    return model_digest(storage.join(uri.rpartition("/")[0], finetuning.facts["model_folder"]))
+def _aliases_in_database(path: str, name: str, version: str) -> set[str] | None:
+    with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)) as database:
+        ready = "select status = 'READY' from model_versions where name = ? and version = ?"
+        if database.execute(ready, (name, version)).fetchone() != (1,):
+            return None
+        aliases = "select alias from registered_model_aliases where name = ? and version = ?"
+        return {alias for (alias,) in database.execute(aliases, (name, version))}
 
 
-def _plan(registry: RegistrySettings, candidate: Candidate, scores: str, work: str) -> StagePlan:
-    pretraining = next(iter(candidate.lineage))
+def _aliases_on_server(server: str, name: str, version: str) -> set[str] | None:
+    query = urlencode({"name": name, "version": version})
+    url = f"{server.rstrip('/')}/api/2.0/mlflow/model-versions/get?{query}"
+    with urlopen(url, timeout=_SERVER_SECONDS) as answer:  # noqa: S310 - http alone, see above
+        found = json.load(answer)["model_version"]
+    return set(found.get("aliases", ())) if found["status"] == "READY" else None
+
+
+def _plan(registry: RegistrySettings, pretraining: str, scores: str, work: str) -> StagePlan:
+    manifest = read_manifest(pretraining)
+    folder = storage.join(pretraining.rpartition("/")[0], manifest.facts["model_folder"])
     return StagePlan(
         stage=STAGE,
         settings={"registry": registry.model_dump()},
         inputs={
-            "pretraining": candidate.lineage[pretraining].content,
+            "pretraining": manifest.content,
             "scores": digest_of(read_manifest(scores).inputs),
-            "model": candidate.digest,
+            "model": model_digest(folder),
             "registry": digest_of(shown_tracking_uri(work)),
         },
-        code=digest_of([code_digest(__name__), code_digest(SERVED.module)])[:16],
-        libraries=library_versions(*SERVED.requirements),
-        input_manifests={"pretraining": pretraining, "scores": storage.absolute(scores)},
+        code=digest_of([code_digest(__name__), code_digest(SERVED_MODULE)])[:16],
+        libraries=library_versions(*SERVED_LIBRARIES),
+        input_manifests={
+            "pretraining": storage.absolute(pretraining),
+            "scores": storage.absolute(scores),
+        },
     )
 
 

@@ -56,20 +56,40 @@ def library_versions(*names: str) -> dict[str, str]:
 def reachable_sources(module: str, without: Collection[str] = ()) -> dict[str, str]:
     """Return the source of ``module`` and of every project module it reaches, by name.
 
+    Nothing is imported for it, so that a result can be looked up without torch or Beam.
+
     Args:
         module: where to begin.
         without: rooms and modules to leave out, and what is reached through them alone.
     """
     sources: dict[str, str] = {}
-    queue = [module]
+    queue = [_real_name(module)]
     while queue:
-        spec = find_spec(queue.pop())
-        if spec is None or spec.origin is None or spec.name in sources:
+        name = queue.pop()
+        path = _file_of(name)
+        if path is None or name in sources:
             continue
-        name = spec.name  # of "__main__" too, so that a stage run by hand is the same one
-        sources[name] = Path(spec.origin).read_text(encoding="utf-8")
+        sources[name] = path.read_text(encoding="utf-8")
         queue.extend(found for found in _imports(sources[name]) if not _is_in(found, without))
     return sources
+
+
+def _real_name(module: str) -> str:
+    """Return the name that a module has when it is imported, also if it is run as a program."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return module if spec is None else str(spec.name)
+
+
+@cache
+def _file_of(module: str) -> Path | None:
+    """Return the file of a project module or package; None if there is none of this name."""
+    package, *inner = module.split(".")
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).parent.joinpath(*inner)
+    files = (path / "__init__.py", path.parent / f"{path.name}.py")
+    return next((file for file in files if file.is_file()), None)
 
 
 def _is_in(module: str, rooms: Collection[str]) -> bool:
@@ -85,14 +105,7 @@ def _imports(source: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             names.append(node.module)
             names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return [name for name in names if name.split(".")[0] in FIRST_PARTY and _is_module(name)]
-
-
-def _is_module(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
+    return [name for name in names if name.split(".")[0] in FIRST_PARTY and _file_of(name)]
 
 
 @cache

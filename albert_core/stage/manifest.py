@@ -121,6 +121,11 @@ class StagePlan:
     def _claim(self) -> str:
         return f"{self.stage}-{self.key}"
 
+    def done(self, work: str) -> str | None:
+        """Return the manifest's URI if this was made before, else None."""
+        uri = storage.join(self.folder(work), MANIFEST)
+        return uri if storage.exists(uri) else None
+
     def find(self, work: str) -> str | None:
         """Return the manifest's URI if this was made before, else None; log which, and why.
 

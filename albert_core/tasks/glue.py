@@ -9,7 +9,8 @@ How GLUE lays out its nine tasks and its diagnostic set: folders, files, columns
 MNLI's mismatched sets are a task of their own, "mnli-mm", and so is the diagnostic set, "ax":
 both have no training data and are predicted by the model of "mnli".
 
-Sources: Wang et al. 2019, "GLUE"; REFERENCE.md D.2 (columns, labels and their order).
+Sources: Wang et al. 2019, "GLUE"; `classifier_utils.py` of google-research/albert for columns,
+labels and their order.
 """
 
 import logging

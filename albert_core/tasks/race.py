@@ -3,7 +3,7 @@
 The public archive has one JSON file a passage, ``RACE/{train,dev,test}/{middle,high}/N.txt``; the
 reference reads all passages of a folder from one ``all.txt``, one JSON a line. Both will do.
 
-Sources: Lai et al. 2017; REFERENCE.md D.4.
+Sources: Lai et al. 2017; `race_utils.py` of google-research/albert.
 """
 
 import json

@@ -11,8 +11,8 @@ Dimensions: B sequences, S pieces of the longest, T pieces in all, H hidden, K c
 
 Scores of positions to answers: the best spans of each question over all its windows.
 
-Source: REFERENCE.md D.3 (`accumulate_predictions_v1`, `_v2` and `write_predictions_v1`, `_v2` of
-the reference). Other than there, a piece without characters, the mark of a word's start, is no
+Source: `squad_utils.py` (`accumulate_predictions_v1`, `_v2` and `write_predictions_v1`, `_v2`) of
+the reference. Other than there, a piece without characters, the mark of a word's start, is no
 answer by itself; and a question for which no span is left has no answer instead of "empty".
 
 Dimensions: W windows, N questions, K starts of a window, J ends for each, A answers of all
@@ -37,7 +37,7 @@ from albert_core.tasks.span_inputs import Windows
 from albert_core.text.ragged import Ints
 
 BEAM_SIZE = 5
-"""Starts that the answerability head goes on from, and ends of each. Source: REFERENCE.md D.3."""
+"""Starts that the answerability head goes on from, and ends of each. Source: `run_squad_v2.py`."""
 
 
 class StartEndHead(Head):
@@ -45,7 +45,7 @@ class StartEndHead(Head):
 
     Where questions may have no answer, it is trained to point at [CLS] for them.
 
-    Source: Devlin et al. 2019, sections 4.2 and 4.3; REFERENCE.md D.3. It is that of Hugging
+    Source: Devlin et al. 2019, sections 4.2 and 4.3. It is that of Hugging
     Face's `AlbertForQuestionAnswering`, whose name for the layer is kept.
 
     Args:
@@ -99,7 +99,7 @@ class AnswerabilityHead(Head):
 
     Start and end are in the paragraph or at [CLS], which windows without an answer have as target.
 
-    Source: REFERENCE.md D.3 (`create_v2_model` of the reference, after XLNet's).
+    Source: `create_v2_model` in the reference's `squad_utils.py`, after XLNet's.
     """
 
     def __init__(self, settings: ModelSettings, dropout_prob: float) -> None:

@@ -4,7 +4,7 @@ A window is [CLS] question [SEP] part of the paragraph [SEP]. Windows of a quest
 piece counts in the one that has the most context on both sides of it. Each paragraph is encoded
 once, and no question is left out.
 
-Source: REFERENCE.md D.3 (`convert_examples_to_features` of the reference), but for the search
+Source: `convert_examples_to_features` of the reference's `squad_utils.py`, but for the search
 that aligned pieces and characters there, and gave up one paragraph or another.
 """
 
@@ -87,7 +87,7 @@ def span_inputs(
 def window_targets(windows: Windows, targets: SpanTargets) -> dict[str, NDArray[np.generic]]:
     """Return the targets of `span_inputs` by name.
 
-    Source: REFERENCE.md D.3: windows without the answer are kept, as impossible.
+    As in the reference, windows without the answer are kept, as impossible.
     """
     first, last = targets.first[windows.question_of], targets.last[windows.question_of]
     inside = (first >= windows.first) & (last < windows.first + windows.lengths)

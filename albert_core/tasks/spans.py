@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 UNSEARCHED_THRESHOLD = 0.5
 """Probability of no answer above which a question has none, where no labels tell a better one."""
 _LOGIT_WITHOUT_ANSWER = 1e6
-"""Of a question for which no span is valid. Source: REFERENCE.md D.3 (-1e6 for the span)."""
+"""Of a question for which no span is valid. `squad_utils.py` gives the span -1e6."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ LOGITS = "logits"
 
 
 class PooledHead(Head):
-    """Dropout and one dense layer on the pooled [CLS]. Source: REFERENCE.md D.2."""
+    """Dropout and one dense layer on the pooled [CLS]."""
 
     def __init__(self, settings: ModelSettings, num_outputs: int, dropout_prob: float) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class RegressionHead(PooledHead):
 class ChoiceHead(PooledHead):
     """A score for each option of a question; the loss is their cross-entropy.
 
-    Source: REFERENCE.md D.4.
+    Source: `race_utils.py`.
     """
 
     def __init__(self, settings: ModelSettings, num_options: int, dropout_prob: float) -> None:
@@ -240,7 +240,7 @@ def _lists(rows: NDArray[np.float32]) -> pa.Array:
 
 
 MAX_QUESTION_PIECES = 128
-"""Of a question with an option. Source: REFERENCE.md D.4 (`max_qa_length`)."""
+"""Of a question with an option. Source: `max_qa_length` of `race_utils.py`."""
 ACCURACY = "accuracy"
 _NUM_SPECIAL = 3
 _BLANK = "_"

@@ -1,66 +1,27 @@
-"""Pretraining: masked LM and what is learnt from pairs of segments, resumable to the bit.
+"""Stage: examples -> a pretrained model, resumable to the bit.
 
-What an update changes is in `TrainState`, and a checkpoint saves all of it. Which examples an
-update sees, and its dropout, are pure functions of the seed and the counters there, so there is
-nothing else to restore. Start several ranks with ``python -m albert_core.training.launcher
+Start several ranks with ``python -m albert_core.training.launcher
 --standalone --nproc-per-node N -m albert_core.training.pretrain ...``: torchrun, whose status says
 whether to run again.
 
 A run that gets SIGTERM does its update, saves a checkpoint and ends with status 75.
 """
 
-import json
-import logging
-import math
 import os
-from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
-import torch
-
-from albert_core.checkpoint import (
-    CHECKPOINTS,
-    HELD_OUT_LOSS,
-    CheckpointWriter,
-    best_checkpoint,
-    load_newest,
-)
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.metrics import Estimate
-from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage import storage
 from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_main
-from albert_core.stage.errors import ConfigError, TrainingError
-from albert_core.stage.log import report_progress
-from albert_core.stage.manifest import MANIFEST, Manifest, StagePlan, read_manifest
+from albert_core.stage.errors import ConfigError
+from albert_core.stage.lineage import PRETRAINING
+from albert_core.stage.manifest import MANIFEST, StagePlan, read_manifest
 from albert_core.stage.provenance import RANKS, machine
-from albert_core.text.seeds import derive_seed
-from albert_core.tracking.run import TrackedRun, tracked_run
-from albert_core.training.devices import note_machine, noted_machines, ranks_of_environment
-from albert_core.training.held_out import Evaluation, evaluate
-from albert_core.training.loader import UpdateLoader
-from albert_core.training.optimizer import build_optimizer, learning_rate_at
-from albert_core.training.preemption import RunAgain, StopRequest, ending_when_told_to, stop_request
-from albert_core.training.ranks import Ranks
-from albert_core.training.result import CURVES, write_result
-from albert_core.training.run_log import RunLog, say_scores
-from albert_core.training.sharded_state import shard_state
-from albert_core.training.shards import ExampleShards, UpdateBatch
-from albert_core.training.speed import expected_speed
-from albert_core.training.start import (
-    StartingPoint,
-    continue_run,
-    earlier_results,
-    find_starting_point,
-    same_updates,
-)
-from albert_core.training.step import PAIR_TASKS, TrainState, Update, train_step
+from albert_core.training.preemption import ending_when_told_to
+from albert_core.training.start import StartingPoint, earlier_results, find_starting_point
 
-STAGE = "pretraining"
-
-log = logging.getLogger(STAGE)
+STAGE = PRETRAINING
 
 
 def run(model: ModelSettings, training: TrainingSettings, examples: str, work: str) -> str:
@@ -82,7 +43,34 @@ def run(model: ModelSettings, training: TrainingSettings, examples: str, work: s
     """
     manifest = read_manifest(examples)
     start = find_starting_point(training, model, manifest)
-    plan = StagePlan(
+    plan = _plan(model, training, examples, start)
+    if done := plan.find(work):
+        return done
+    if manifest.facts["max_seq_length"] > model.max_position_embeddings:
+        raise ConfigError(
+            f"examples have up to {manifest.facts['max_seq_length']} pieces, but "
+            f"model.max_position_embeddings is {model.max_position_embeddings}. Raise it, or "
+            "lower examples.max_seq_length."
+        )
+    from albert_core.training.pretraining import pretrain
+
+    pretrain(plan, work, model, training, examples, start)
+    return storage.join(plan.folder(work), MANIFEST)
+
+
+def find_done(
+    model: ModelSettings, training: TrainingSettings, examples: str, work: str
+) -> str | None:
+    """Return the manifest that `run` would find; None if it has work to do."""
+    start = find_starting_point(training, model, read_manifest(examples))
+    return _plan(model, training, examples, start).done(work)
+
+
+def _plan(
+    model: ModelSettings, training: TrainingSettings, examples: str, start: StartingPoint
+) -> StagePlan:
+    manifest = read_manifest(examples)
+    return StagePlan(
         stage=STAGE,
         settings={
             "model": model.model_dump(),
@@ -102,20 +90,6 @@ def run(model: ModelSettings, training: TrainingSettings, examples: str, work: s
             **earlier_results(training),
         },
     )
-    if done := plan.find(work):
-        return done
-    if manifest.facts["max_seq_length"] > model.max_position_embeddings:
-        raise ConfigError(
-            f"examples have up to {manifest.facts['max_seq_length']} pieces, but "
-            f"model.max_position_embeddings is {model.max_position_embeddings}. Raise it, or "
-            "lower examples.max_seq_length."
-        )
-    with stop_request() as stop, ranks_of_environment() as ranks:
-        pretraining = Pretraining(plan, work, model, training, examples, start, ranks, stop)
-        with pretraining.tracked if pretraining.tracked is not None else nullcontext():
-            pretraining.train()
-            pretraining.finish()
-    return storage.join(plan.folder(work), MANIFEST)
 
 
 def _cut(model: ModelSettings, training: TrainingSettings) -> dict[str, Any]:
@@ -128,301 +102,6 @@ def _cut(model: ModelSettings, training: TrainingSettings) -> dict[str, Any]:
         "compile": training.compile,
     }
     return {"cut": cut}
-
-
-class Pretraining:
-    """One run of pretraining in its folder; every rank has one."""
-
-    def __init__(
-        self,
-        plan: StagePlan,
-        work: str,
-        model: ModelSettings,
-        settings: TrainingSettings,
-        examples: str,
-        start: StartingPoint,
-        ranks: Ranks,
-        stop: StopRequest,
-    ) -> None:
-        self.plan, self.work, self.model_settings, self.settings = plan, work, model, settings
-        self.ranks, self.stop = ranks, stop
-        self.folder = plan.folder(work)
-        self.train_examples = ExampleShards(examples, "train")
-        self.held_out_examples = ExampleShards(examples, "held_out")
-        self.facts: dict[str, Any] = self.train_examples.manifest.facts
-        self.pair_task = PAIR_TASKS[self.facts["objective"]]
-        if settings.batch_size < ranks.world_size:
-            raise ConfigError(
-                f"training.batch_size is {settings.batch_size}, but there are {ranks.world_size} "
-                "ranks: each needs an example of every batch. Raise it, or start fewer."
-            )
-        self.state = self._initial_state(start.model)
-        self.writer = CheckpointWriter(
-            storage.join(self.folder, CHECKPOINTS), settings.keep_checkpoints
-        )
-        metrics = self._resume(start)
-        self.before = self._scores_before()
-        metrics = metrics or self._take_over()
-        self._check_ranks_agree()
-        self.tracked: TrackedRun | None = self._track() if ranks.is_first else None
-        if ranks.is_first:
-            note_machine(self.folder, ranks.world_size, ranks.device)
-        self.run_log = RunLog(
-            model,
-            settings,
-            self.facts["vocab_size"],
-            ranks,
-            expected_speed(model, settings, self.train_examples, ranks),
-            self.tracked,
-            metrics,
-        )
-        self.run_log.say_plan(self.state.step)
-        best = best_checkpoint(self.writer.folder)
-        self.best_loss: float | None = None if best is None else best[1][HELD_OUT_LOSS]
-        self.after: Evaluation | None = None
-        """The scores of the present weights; None where they are not known."""
-
-    def train(self) -> None:
-        """Do the updates that are left; report, evaluate and save now and then.
-
-        Raises:
-            RunAgain: a rank was told to stop; a checkpoint is written.
-            TrainingError: too many updates in a row were skipped, or a checkpoint not written.
-        """
-        self.state.model.train()
-        waited = 0.0
-        with self._loader() as loader:
-            for batch in loader:
-                update = self._update(batch)
-                self.run_log.add(batch.sizes, update, loader.waited_seconds - waited)
-                waited = loader.waited_seconds
-                self._do_what_is_due(update)
-
-    def _update(self, batch: UpdateBatch) -> Update:
-        self._set_learning_rate()
-        self.ranks.seed(
-            derive_seed(self.settings.seed, "dropout", self.state.step, self.ranks.rank)
-        )
-        self.after = None
-        batch = replace(batch, micro_batches=self.ranks.on_device(batch.micro_batches))
-        return train_step(self.state, batch, self.settings, self.ranks, self.pair_task, self.stop)
-
-    def _do_what_is_due(self, update: Update) -> None:
-        """Report, evaluate, save or leave, as it is due after ``update``."""
-        if self.ranks.is_first:
-            report_progress(self.state.step, self.settings.num_steps, "steps")
-        if update.skipped is not None:
-            self._note_skipped(update)
-        if self._is_due(self.settings.log_steps):
-            self.run_log.report(self.state)
-        is_best = self._is_due(self.settings.evaluation_steps) and self._evaluate()
-        is_due = is_best or self._is_due(self.settings.checkpoint_steps)
-        # Not amid skipped updates: should they end the run, it resumes from before them.
-        if update.must_stop or (is_due and not self.state.guard.num_in_a_row):
-            self._save()
-        self.writer.check()
-        if update.must_stop and not self._is_last():
-            self._leave()
-
-    def finish(self) -> None:
-        """Evaluate the trained model on every rank; write it, and the run's manifest, on one."""
-        after, model = self.after or self._scores(), self.state.whole_model()
-        self.writer.wait()
-        if self.tracked is None:
-            return
-        self.run_log.summarise(self.state, after, self.writer.seconds)
-        uri = write_result(
-            self.plan,
-            self.work,
-            model,
-            self.state,
-            self.train_examples.manifest,
-            self._result_facts(after),
-        )
-        self.tracked.log_artifact(uri)
-        self.tracked.log_artifact(storage.join(self.folder, CURVES))
-
-    def _initial_state(self, weights: AlbertForPretraining | None) -> TrainState:
-        settings = self.settings
-        torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
-        model = weights or AlbertForPretraining(self.model_settings, self.facts["vocab_size"])
-        model = self.ranks.place(model, settings)
-        if settings.shard_state and self.ranks.world_size > 1:
-            shard_state(model, self.ranks)
-        optimizer = build_optimizer(
-            model, settings.optimizer, settings.learning_rate, settings.weight_decay
-        )
-        return TrainState(model=model, optimizer=optimizer)
-
-    def _resume(self, start: StartingPoint) -> list[dict[str, float]]:
-        """Go on from where the run was, if it was; return its updates not yet reported."""
-        metrics: list[dict[str, float]] = []
-        found = load_newest(self.writer.folder, self.train_examples.manifest.content)
-        if found is not None:
-            metrics = self._restore(*found)
-        elif start.checkpoint is not None:
-            continue_run(self.state, start.checkpoint, self.settings, self.plan.inputs)
-        return metrics
-
-    def _restore(self, tensors: dict[str, Any], record: dict[str, Any]) -> list[dict[str, float]]:
-        self.state.restore(tensors, record, self.writer.folder)
-        metrics: list[dict[str, float]] = record["window"]
-        return metrics
-
-    def _take_over(self) -> list[dict[str, float]]:
-        """Take the weights of a finished run of the same updates, unless this one has begun."""
-        same = None if self.state.step else same_updates(self.plan, self.work)
-        content = self.train_examples.manifest.content
-        found = None if same is None else load_newest(storage.join(same, CHECKPOINTS), content)
-        return [] if found is None else self._restore(*found)
-
-    def _check_ranks_agree(self) -> None:
-        steps = torch.tensor(self.state.step, dtype=torch.float64, device=self.ranks.device)
-        if self.ranks.sum(steps).item() != self.state.step * self.ranks.world_size:
-            raise TrainingError(
-                f"rank {self.ranks.rank} finds step {self.state.step:,} in {self.folder}, and "
-                "other ranks another. Give a work folder that all of them share."
-            )
-
-    def _save(self) -> None:
-        """Begin to write a checkpoint, on the first rank."""
-        tensors = self.state.tensors()
-        if not self.ranks.is_first:
-            return
-        loss = None if self.after is None else self.after["masked_lm_loss"].value
-        record = {
-            **self.state.numbers(),
-            "window": list(self.run_log.window.metrics),
-            "examples": self.plan.inputs["examples"],
-            "vocab": self.plan.inputs["vocab"],
-            "settings": self._resolved_settings(),
-            HELD_OUT_LOSS: loss,
-        }
-        self.writer.save(tensors, record)
-
-    def _leave(self) -> None:
-        self._wait_for_checkpoint()
-        if self.ranks.is_first:
-            log.warning(
-                "%s: told to stop: step %s is done and saved in %s; the same command goes on",
-                STAGE,
-                f"{self.state.step:,}",
-                self.writer.folder,
-            )
-        raise RunAgain
-
-    def _wait_for_checkpoint(self) -> None:
-        """Wait on every rank: when one leaves, its launcher ends the others."""
-        self.writer.wait()
-        self.ranks.wait()
-
-    def _track(self) -> TrackedRun:
-        run = tracked_run(self.work, self.folder, f"pretraining-{self.plan.key}")
-        run.log_params(self._resolved_settings())
-        manifest: Manifest = self.train_examples.manifest
-        run.log_dataset("examples", manifest.content, self.plan.input_manifests["examples"])
-        return run
-
-    def _scores(self) -> Evaluation:
-        return evaluate(
-            self.state.model,
-            self.held_out_examples,
-            self.settings.max_evaluation_examples,
-            self.pair_task,
-            self.ranks,
-        )
-
-    def _scores_before(self) -> Evaluation:
-        """Return the scores before the first update; a resumed run reads what the first wrote."""
-        uri = storage.join(self.folder, "before.json")
-        if not self.ranks.has_first(storage.exists(uri)):
-            scores = self._scores()
-            content = {name: score.model_dump() for name, score in scores.items()}
-            if self.ranks.is_first:
-                storage.write_bytes(uri, json.dumps(content).encode())
-        if not self.ranks.is_first:
-            return {}
-        content = json.loads(storage.read_bytes(uri))
-        before = {name: Estimate(**score) for name, score in content.items()}
-        log.info("%s: held-out, before: %s", STAGE, say_scores(before))
-        return before
-
-    def _evaluate(self) -> bool:
-        """Score the present weights; return whether they are the best so far."""
-        with self.run_log.window.left_out():
-            self.after = self._scores()
-        values = {name: score.value for name, score in self.after.items()}
-        self.state.evaluations.append({"step": self.state.step, **values})
-        self.run_log.note_scores(self.state.step, self.after)
-        loss = values["masked_lm_loss"]
-        is_best = math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss)
-        if is_best:
-            self.best_loss = loss
-        return is_best
-
-    def _loader(self) -> UpdateLoader:
-        """Return what gives this rank's part of the updates that are left."""
-        micro_batch_size = self.settings.micro_batch_size
-        return UpdateLoader(
-            self.train_examples,
-            batch_size=self.settings.batch_size,
-            micro_batch_size=micro_batch_size,
-            seed=self.settings.seed,
-            rank=self.ranks.rank,
-            world_size=self.ranks.world_size,
-            first_example=self.state.examples_taken,
-            num_updates=self.settings.num_steps - self.state.step,
-            masks=self.settings.masks,
-            pin_memory=self.ranks.device.type == "cuda",
-            shape=self.ranks.batch_shape(self.train_examples, micro_batch_size),
-        )
-
-    def _set_learning_rate(self) -> None:
-        rate = learning_rate_at(
-            self.state.step,
-            self.settings.learning_rate,
-            self.settings.warmup_steps,
-            self.settings.num_steps,
-            self.settings.schedule,
-        )
-        for group in self.state.optimizer.param_groups:
-            group["lr"] = rate
-
-    def _note_skipped(self, update: Update) -> None:
-        """Say that the update was skipped; end the run if too many in a row were."""
-        self.run_log.note_skipped(self.state, update)
-        guard, metrics = self.state.guard, update.metrics
-        if guard.num_in_a_row > self.settings.max_skipped_steps:
-            self._wait_for_checkpoint()
-            raise TrainingError(
-                f"{guard.num_in_a_row} updates in a row were skipped by step {self.state.step:,}, "
-                f"but training.max_skipped_steps is {self.settings.max_skipped_steps}: the last "
-                f"has gradient norm {metrics['grad_norm']:.3g} and masked LM loss "
-                f"{metrics['masked_lm_loss']:.3g}. Lower training.learning_rate or raise "
-                f"training.warmup_steps; the checkpoints below {self.folder} are from before."
-            )
-
-    def _is_last(self) -> bool:
-        return self.state.step == self.settings.num_steps
-
-    def _is_due(self, every: int) -> bool:
-        return self.state.step % every == 0 or self._is_last()
-
-    def _resolved_settings(self) -> dict[str, Any]:
-        return {
-            "model": self.model_settings.model_dump(),
-            "training": self.settings.model_dump(),
-        }
-
-    def _result_facts(self, after: Evaluation) -> dict[str, Any]:
-        assert self.tracked is not None
-        return {
-            "before": {name: score.model_dump() for name, score in self.before.items()},
-            "after": {name: score.model_dump() for name, score in after.items()},
-            "settings": self._resolved_settings(),
-            "machines": noted_machines(self.folder),
-            "mlflow_run_id": self.tracked.run_id,
-        }
 
 
 if __name__ == "__main__":

@@ -7,21 +7,18 @@ run, so that another content makes another run.
 import hashlib
 import logging
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from albert_core.checkpoint import checkpoint_digest, find_checkpoint, load_checkpoint
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.conversion.initial_weights import load_initial_weights
-from albert_core.model.albert import AlbertForPretraining
-from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError, TrainingError
-from albert_core.stage.lineage import place_in, read_work
-from albert_core.stage.manifest import BEGUN, MANIFEST, Manifest, StagePlan, read_manifest
+from albert_core.stage.lineage import manifest_of, place_in, read_work
+from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
-from albert_core.training.step import TrainState
+
+if TYPE_CHECKING:
+    from albert_core.model.albert import AlbertForPretraining
+    from albert_core.training.step import TrainState
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +29,7 @@ class StartingPoint:
 
     checkpoint: str | None = None
     """URI of the checkpoint to continue from."""
-    model: AlbertForPretraining | None = None
+    model: "AlbertForPretraining | None" = None
     """The model with the first weights, on the CPU."""
     inputs: dict[str, str] = field(default_factory=dict)
     """Digest of the content, by the setting's name."""
@@ -50,18 +47,24 @@ def find_starting_point(
         IntegrityError: a file of the model is missing or damaged.
         SourceError: there is no model.
     """
+    if not (settings.continue_from or settings.initial_model):
+        return StartingPoint()
+    from albert_core.checkpoint import checkpoint_digest, find_checkpoint
+
     if settings.continue_from:
         checkpoint = find_checkpoint(settings.continue_from)
         inputs = {"continue_from": checkpoint_digest(checkpoint)}
         return StartingPoint(checkpoint=checkpoint, inputs=inputs)
-    if settings.initial_model:
-        torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
-        vocabulary = read_vocabulary(examples.facts["vocab_manifest"])
-        weights = load_initial_weights(
-            settings.initial_model, model, examples.facts["vocab_size"], vocabulary
-        )
-        return StartingPoint(model=weights, inputs={"initial_model": _weights_digest(weights)})
-    return StartingPoint()
+    import torch
+
+    from albert_core.conversion.initial_weights import load_initial_weights
+
+    torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
+    vocabulary = read_vocabulary(examples.facts["vocab_manifest"])
+    weights = load_initial_weights(
+        settings.initial_model, model, examples.facts["vocab_size"], vocabulary
+    )
+    return StartingPoint(model=weights, inputs={"initial_model": _weights_digest(weights)})
 
 
 def earlier_results(settings: TrainingSettings) -> dict[str, str]:
@@ -70,13 +73,8 @@ def earlier_results(settings: TrainingSettings) -> dict[str, str]:
     Of a run that is not finished it is the one that it was begun with.
     """
     source = settings.continue_from or settings.initial_model
-    if not source or not (place := place_in(uri := storage.absolute(source))):
-        return {}
-    folder = f"{uri[: uri.rindex(place)]}{place}"
-    for name in (MANIFEST, BEGUN):
-        if storage.exists(manifest := storage.join(folder, name)):
-            return {place.partition("/")[0]: manifest}
-    return {}
+    manifest = manifest_of(source) if source else None
+    return {place_in(manifest).partition("/")[0]: manifest} if manifest else {}
 
 
 def same_updates(plan: StagePlan, work: str) -> str | None:
@@ -102,7 +100,7 @@ def read_vocabulary(manifest: str) -> Tokenizer:
 
 
 def continue_run(
-    state: TrainState, checkpoint: str, settings: TrainingSettings, inputs: dict[str, str]
+    state: "TrainState", checkpoint: str, settings: TrainingSettings, inputs: dict[str, str]
 ) -> None:
     """Take over weights, optimizer, step and place in the data from an earlier run.
 
@@ -120,6 +118,8 @@ def continue_run(
         IntegrityError: the checkpoint is damaged, or does not fit the model.
         TrainingError: it was trained on other examples, or on pieces of another vocabulary.
     """
+    from albert_core.checkpoint import load_checkpoint
+
     tensors, record = load_checkpoint(checkpoint)
     before = _training_settings(record, checkpoint)
     same_examples = record["examples"] == inputs["examples"]
@@ -174,7 +174,7 @@ def _check_data(
         )
 
 
-def _weights_digest(model: AlbertForPretraining) -> str:
+def _weights_digest(model: "AlbertForPretraining") -> str:
     """Return a digest of the weights, the same from whatever kind of file they come."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):

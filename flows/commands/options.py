@@ -38,6 +38,10 @@ Work = Annotated[
     str | None,
     typer.Option(help="Folder for all results. Default: ALBERT_WORK, or ./work if that is unset."),
 ]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", help="Print every line, with the command line of each stage."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Model = Annotated[
     str,

@@ -4,54 +4,65 @@ A flow that is run by hand has a Prefect server of its own, unless PREFECT_API_U
 """
 
 import logging
-import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.commands.options import AsJson, Overrides, Recipe, Source, Work, answer
+from flows.commands.options import (
+    AsJson,
+    Overrides,
+    Recipe,
+    Source,
+    Verbose,
+    Work,
+    answer,
+)
 
-DATABASE = "prefect.db"
-"""Prefect's database in the work folder: `albert serve` shows the runs made by hand as well."""
-_STARTUP_SECONDS = 120
-_INTERRUPTED_STATUS = 130
+if TYPE_CHECKING:
+    from prefect import Flow
+
+    from flows.commands.stopping import Stopping
+
 _FAILED_STATE = "Finished in state Failed"
 
 
-def demo(work: Work = None, overrides: Overrides = None) -> None:
+def demo(work: Work = None, overrides: Overrides = None, verbose: Verbose = False) -> None:
     """Go the whole way once, in minutes: the recipe tiny on text that is already here.
 
     The same as `albert pretrain --recipe tiny`. The text is the documentation of the Python
     packages that are installed.
     """
-    pretrain("tiny", None, work, overrides)
+    pretrain("tiny", None, work, overrides, verbose)
 
 
 def pretrain(
-    recipe: Recipe = "tiny", source: Source = None, work: Work = None, overrides: Overrides = None
+    recipe: Recipe = "tiny",
+    source: Source = None,
+    work: Work = None,
+    overrides: Overrides = None,
+    verbose: Verbose = False,
 ) -> None:
     """Go the whole way: clean, tokenize, pretrain, fine-tune, score and register.
 
     What was done before, with the same settings and inputs, is not done again.
     """
-    _check(recipe, overrides, source)
-    from flows.pretrain_albert import pretrain_albert
-
-    _run(pretrain_albert, work, recipe=recipe, source=source, overrides=overrides)
+    _run("pretrain_albert", work, verbose, recipe=recipe, source=source, overrides=overrides)
 
 
 def refresh(
-    recipe: Recipe = "tiny", source: Source = None, work: Work = None, overrides: Overrides = None
+    recipe: Recipe = "tiny",
+    source: Source = None,
+    work: Work = None,
+    overrides: Overrides = None,
+    verbose: Verbose = False,
 ) -> None:
     """Bring corpus, vocabulary and examples up to date, without training."""
-    _check(recipe, overrides, source)
-    from flows.refresh_corpus import refresh_corpus
-
-    _run(refresh_corpus, work, recipe=recipe, source=source, overrides=overrides)
+    _run("refresh_corpus", work, verbose, recipe=recipe, source=source, overrides=overrides)
 
 
 def evaluate(
@@ -85,14 +96,13 @@ def evaluate(
     recipe: Recipe = "tiny",
     work: Work = None,
     overrides: Overrides = None,
+    verbose: Verbose = False,
 ) -> None:
     """Fine-tune a model on downstream tasks, with several seeds, and score it."""
-    _check(recipe, overrides)
-    from flows.evaluate_albert import evaluate_albert
-
     _run(
-        evaluate_albert,
+        "evaluate_albert",
         work,
+        verbose,
         model=model,
         task_folder=task_folder,
         tasks=tasks,
@@ -146,6 +156,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Estimate what a run will take in memory, hours and money, before it is started."""
+    from albert_core.planning.hardware import find_hardware
     from flows.commands import plan as plans
     from flows.recipe import load_recipe
 
@@ -153,64 +164,66 @@ def plan(
         typer.echo(plans.parameter_table())
         return
     loaded = load_recipe(recipe, overrides or ())
-    device = plans.own_hardware(hardware, peak_tflops, memory_gib, utilisation, price_per_hour)
-    num_examples, manifest = plans.read_examples(examples)
-    planned = plans.plan_recipe(loaded, device, devices, manifest)
+    device = find_hardware(hardware).with_given(
+        peak_tflops, memory_gib, utilisation, price_per_hour
+    )
+    planned = plans.plan_recipe(loaded, device, devices, examples)
     answer(
         as_json,
-        lambda: plans.plan_as_text(loaded.name, planned, num_examples),
+        lambda: plans.plan_as_text(loaded.name, planned),
         lambda: plans.plan_as_json(planned),
     )
 
 
-def _check(recipe: str, overrides: list[str] | None, source: str | None = None) -> None:
-    """Find a mistake in the settings before anything is started."""
-    from albert_core.stage.log import is_json
-    from flows.recipe import load_recipe
+def _run(flow: str, work: str | None, verbose: bool, **options: Any) -> None:
+    """Run the flow of that name, if it has work to do, and print what it returns.
 
-    is_json()
-    load_recipe(recipe, overrides or (), source)
-
-
-def _run(flow: Callable[..., object], work: str | None, **options: Any) -> None:
-    """Run ``flow`` and print what it returns."""
-    from albert_core.stage.environment import work_folder
+    What was done before, and a mistake in source or settings, is found without a server.
+    """
     from albert_core.stage.log import is_json, say
+    from flows.commands.stopping import stopping
 
-    try:
-        with _own_server(work_folder(work)), _one_message():
-            result = flow(work=work, **options)
-    except KeyboardInterrupt:
-        say("stopped; the same command goes on from here", sys.stderr, logging.WARNING)
-        raise typer.Exit(_INTERRUPTED_STATUS) from None
+    with stopping() as told:
+        is_json()
+        _look_for_mistakes(work, **options)
+        result = _result(told, flow, work, verbose, options)
     say(str(result) if is_json() else f"\n{result}", sys.stdout)
 
 
-@contextmanager
-def _own_server(work: str) -> Iterator[None]:
-    """Have Prefect start a server for this process, unless PREFECT_API_URL names one."""
-    if os.environ.get("PREFECT_API_URL"):
-        yield
-        return
-    from prefect import settings
+def _look_for_mistakes(
+    work: str | None,
+    recipe: str,
+    overrides: list[str] | None,
+    source: str | None = None,
+    model: str = "",
+    **_: object,
+) -> None:
+    """Raise what is wrong with the settings and the source, without Prefect's long import."""
+    from flows.done_before import find_done, resolve
+    from pipelines.source_check import check_source
 
-    from albert_core.stage import storage
-
-    logging.getLogger("prefect").addFilter(_is_not_the_end)  # so that the report is the last word
-    changes: dict[Any, Any] = {
-        settings.PREFECT_SERVER_EPHEMERAL_ENABLED: True,
-        settings.PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: _STARTUP_SECONDS,
-    }
-    if (folder := storage.local_path(work)) is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        url = f"sqlite+aiosqlite:///{folder / DATABASE}"
-        changes[settings.PREFECT_SERVER_DATABASE_CONNECTION_URL] = url
-    with settings.temporary_settings(changes, restore_defaults={settings.PREFECT_API_URL}):
-        yield
+    run = resolve(recipe, source, work, overrides)
+    if not model and find_done("pipelines.clean_corpus", run) is None:
+        check_source(run.recipe.source, run.recipe.examples)
 
 
-def _is_not_the_end(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("Stopping temporary server")
+def _result(
+    told: "Stopping", name: str, work: str | None, verbose: bool, options: dict[str, Any]
+) -> str:
+    from albert_core.stage.environment import work_folder
+    from flows.commands.display import display
+    from flows.done_before import NotDoneError
+    from flows.prefect_server import prefect_server
+
+    flow: Flow[..., str] = getattr(import_module(f"flows.{name}"), name)
+    try:
+        return str(flow.fn(work=work, **options))
+    except NotDoneError:
+        pass
+    with prefect_server(work_folder(work)) as server, _one_message(), display(verbose):
+        if server is not None:
+            told.kept.add(server.pid)
+        return str(flow(work=work, **options))
 
 
 @contextmanager

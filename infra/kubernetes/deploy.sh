@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the pools albert-cpu and albert-gpu at PREFECT_API_URL, and the deployments of prefect.yaml in
 # them: the text's on CPU nodes, the model's on GPU nodes. cluster.yaml runs it; by hand, from the
-# repository's root:  ALBERT_TRAINER_IMAGE=registry.example.org/albert/trainer:0.1.0 sh infra/kubernetes/deploy.sh
+# repository's root:  ALBERT_TRAINER_IMAGE=registry.example.org/albert/trainer:0.2.0 sh infra/kubernetes/deploy.sh
 set -eu
 : "${ALBERT_TRAINER_IMAGE:?the image of the jobs}"
 

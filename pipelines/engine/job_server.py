@@ -8,6 +8,7 @@ ends the job server with all its children and removes the folder.
 
 import contextlib
 import ctypes
+import http.client
 import json
 import os
 import select
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -225,8 +227,14 @@ def flink_answer(master: str, path: str, method: str = "GET") -> Any:
         ValueError: what answers is not Flink.
     """
     request = urllib.request.Request(master + path, method=method)  # noqa: S310 - http, see engine
-    with urllib.request.urlopen(request, timeout=CANCEL_SECONDS) as answer:  # noqa: S310
-        return json.loads(answer.read() or b"{}")
+    try:
+        with urllib.request.urlopen(request, timeout=CANCEL_SECONDS) as answer:  # noqa: S310
+            return json.loads(answer.read() or b"{}")
+    except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection, which the garbage collector would find unclosed
+        raise
+    except http.client.HTTPException as error:
+        raise ValueError(f"the answer is not HTTP: {error!r}") from error
 
 
 def _end(server: "subprocess.Popen[bytes]") -> None:

@@ -158,13 +158,15 @@ def _started(
     kind: str,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Running]:
-    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / "java"  # gigabytes of job files, which a killed engine leaves
+    temporary.mkdir(parents=True, exist_ok=True)
     python = PROJECT / ".engines" / kind / "bin" / "python"
     # Workers that the engine starts find the tests' own stage by PYTHONPATH.
     variables = {
         "ENGINES_PYTHON": str(python),
         "ENGINES_RUN": str(folder),
         "PYTHONPATH": str(PROJECT),
+        "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={temporary}",
         **(environment or {}),
     }
     with (folder / "output.log").open("wb") as log:
@@ -184,3 +186,4 @@ def _started(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        shutil.rmtree(temporary, ignore_errors=True)

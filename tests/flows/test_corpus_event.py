@@ -8,8 +8,8 @@ from prefect.events.filters import EventFilter, EventNameFilter
 
 from albert_core.stage import storage
 from flows import corpus_event
+from flows.done_before import RecipeRun
 from flows.recipe import load_recipe
-from flows.stage_task import RecipeRun
 from tests.flows.made_manifests import made_manifest
 
 Emitted = list[tuple[str, dict[str, str], dict[str, Any]]]

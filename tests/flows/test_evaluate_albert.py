@@ -10,8 +10,8 @@ from albert_core import registry as registry_room
 from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
 from flows import evaluate_albert, stage_task
+from flows.done_before import RecipeRun
 from flows.evaluate_albert import newest_task_folder
-from flows.stage_task import RecipeRun
 from tests.flows.made_manifests import made_manifest
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

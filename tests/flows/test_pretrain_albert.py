@@ -8,7 +8,7 @@ import pytest
 from albert_core import registry as registry_room
 from albert_core.stage import storage
 from flows import evaluate_albert, pretrain_albert, refresh_corpus, stage_task
-from flows.stage_task import RecipeRun
+from flows.done_before import RecipeRun
 from tests.flows.made_manifests import made_manifest
 
 STAGE_OF = {
@@ -53,6 +53,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     fake = FakeStages()
     for module in (pretrain_albert, refresh_corpus, evaluate_albert):
         monkeypatch.setattr(module, "run_stage", fake.run_stage)
+    monkeypatch.setattr(pretrain_albert, "find_stage", lambda *_, **__: None)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr(stage_task, "begin_tracking", lambda *_: None)
     return fake

@@ -14,7 +14,7 @@ from albert_core.stage.manifest import read_manifest
 from albert_core.tracking.server import open_client
 from flows import evaluate_albert, pretrain_albert, refresh_corpus
 from flows.commands.main import main
-from flows.stage_task import RecipeRun
+from flows.done_before import RecipeRun
 from tests.albert_core.made_scores import finetuned, pretrained, scores_of, write_stage
 from tests.flows.made_manifests import FACTS
 

@@ -54,7 +54,7 @@ def test_a_recipe_of_the_paper_trains_as_the_paper_did(name: str) -> None:
     assert (training.optimizer, training.learning_rate) == ("lamb", 0.00176)
     assert (training.batch_size, training.num_steps, training.warmup_steps) == (4096, 125_000, 3125)
     assert (training.weight_decay, training.max_grad_norm) == (0.01, 1.0)
-    assert (recipe.examples.max_seq_length, recipe.vocabulary.vocab_size) == (512, 30_000)
+    assert (recipe.examples.max_seq_length, recipe.vocabulary.largest_size) == (512, 30_000)
     assert training.batch_size % training.micro_batch_size == 0
 
 
@@ -65,7 +65,7 @@ def test_every_model_of_table_2_has_a_recipe_with_its_parameters() -> None:
     assert rows.keys() == names.keys()
     for row, name in names.items():
         recipe = load_recipe(name)
-        counts = count_parameters(recipe.model, recipe.vocabulary.vocab_size)
+        counts = count_parameters(recipe.model, recipe.vocabulary.largest_size)
         assert counts == rows[row].counts, row
 
 

@@ -5,9 +5,10 @@ import pytest
 from prefect import flow
 
 from albert_core.stage.errors import ConfigError, StageError
+from flows.done_before import NotDoneError, RecipeRun
 from flows.recipe import load_recipe, save_recipe
 from flows.stage_process import InterruptedStageError
-from flows.stage_task import TRAINING, RecipeRun, _distributed, run_stage, stage_task, start_run
+from flows.stage_task import TRAINING, _distributed, run_stage, stage_task, start_run
 
 FAKE_STAGE = """
 import os, sys
@@ -27,6 +28,9 @@ def run(training: TrainingSettings, corpus: str, work: str) -> str:
     print("steps:", training.num_steps)
     return f"{work}/fake/1/manifest.json"
 
+def find_done(training: TrainingSettings, corpus: str, work: str) -> str | None:
+    return f"{work}/fake/0/manifest.json" if corpus == "done" else None
+
 if __name__ == "__main__":
     stage_main(run)
 """
@@ -36,6 +40,7 @@ if __name__ == "__main__":
 def run_in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecipeRun:
     (tmp_path / "fake_stage.py").write_text(FAKE_STAGE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     recipe = load_recipe("tiny", ["training.num_steps=321"])
     return RecipeRun(recipe, save_recipe(recipe, str(tmp_path)), str(tmp_path))
 
@@ -75,6 +80,16 @@ def test_a_users_mistake_is_not_tried_again(run_in_folder: RecipeRun) -> None:
     with pytest.raises(StageError, match=r"^there is no corpus$"):
         fake_flow(run_in_folder, "missing")
     assert tries(run_in_folder) == 1
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_what_was_done_before_is_found_without_a_process(run_in_folder: RecipeRun) -> None:
+    found = f"{run_in_folder.work}/fake/0/manifest.json"
+    assert fake_flow(run_in_folder, "done") == found
+    assert fake(run_in_folder, "done") == found  # and without a flow run
+    with pytest.raises(NotDoneError, match="fake_stage"):
+        fake(run_in_folder, "there")
+    assert not (Path(run_in_folder.work) / "tries").exists()
 
 
 def test_a_run_is_what_the_recipe_and_the_folder_say(

@@ -15,8 +15,9 @@ from albert_core.stage.manifest import Manifest
 from albert_core.tracking.journal import journals_of
 from albert_core.tracking.run import PARENT_VARIABLE, TrackedRun
 from albert_core.tracking.server import PARENT_TAG, RUN_ID
+from flows.done_before import RecipeRun
 from flows.flow_options import FLOW_OPTIONS
-from flows.stage_task import RecipeRun, start_run
+from flows.stage_task import start_run
 from flows.tracked_flow import NOTE_TAG, allowed_name, note_report, note_stage, stage_environment
 from tests.flows.made_manifests import made_manifest
 

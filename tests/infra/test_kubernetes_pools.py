@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import Flow, FlowRun, WorkPool
 
 PROJECT = Path(__file__).parents[2]
 KUBERNETES = PROJECT / "infra" / "kubernetes"
-IMAGE = "registry.example.org/albert/trainer:0.1.0"
+IMAGE = "registry.example.org/albert/trainer:0.2.0"
 POOLS = ["cpu", "gpu"]
 VERSIONS = ["1.29", "1.33", "1.37"]
 HEARTBEAT = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}

@@ -1,0 +1,124 @@
+"""What a terminal shows of a flow that is run by hand: a progress bar for each stage."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from rich.text import Text
+
+from albert_core.stage.log import StageProgress, is_json
+from flows import stage_task
+
+_PLAIN = logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
+_ONLY_VERBOSE = (
+    "Beginning flow run",
+    "Finished in state Completed",
+    "Hook ",
+    "Running hook ",
+    "View at ",
+    "by hand: ",
+)
+
+
+class _Done(ProgressColumn):
+    """How much is done of what is to do, and how fast, in the stage's own units."""
+
+    def render(self, task: Task) -> Text:
+        unit = task.fields["unit"]
+        if not task.total or not unit:
+            return Text("")
+        scale, unit = (1e6, "MB") if unit == "bytes" else (1, unit)
+        speed = f", {task.speed / scale:,.1f}/s" if task.speed else ""
+        return Text(f"{task.completed / scale:,.0f}/{task.total / scale:,.0f} {unit}{speed}")
+
+
+class _Bar(stage_task.StageBar):
+    """The bar of a stage, with its latest line: losses, rates, counts."""
+
+    def __init__(self, progress: Progress, stage: str) -> None:
+        super().__init__(stage)
+        self.progress = progress
+
+    def __enter__(self) -> Self:
+        name = self.stage.replace("_", " ")
+        self.bar = self.progress.add_task(name, total=None, mark=" ", unit="", line="")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        mark = "✓" if kind is None else "✗"
+        self.progress.update(self.bar, mark=mark, total=1, completed=1, unit="")
+        self.progress.stop_task(self.bar)
+
+    def say(self, line: str) -> None:
+        said = line.partition(": ")[2] or line
+        if said.startswith("step "):
+            said = said.partition("  ")[2]  # the bar has the number
+        if not said.startswith("done, wrote"):
+            self.progress.update(self.bar, line=said)
+
+    def advance(self, progress: StageProgress) -> None:
+        self.progress.update(
+            self.bar, completed=progress.done, total=progress.total, unit=progress.unit
+        )
+
+
+@contextmanager
+def display(verbose: bool) -> Iterator[None]:
+    """Show the stages of flows in the block: bars in a terminal, else lines.
+
+    Args:
+        verbose: show every line of Prefect and the stages, with the command line of each stage.
+    """
+    console = Console(stderr=True)
+    handlers = list(logging.getLogger("prefect").handlers)
+    if not verbose:
+        for handler in handlers:
+            handler.addFilter(_is_news)
+            if not is_json():
+                handler.setFormatter(_PLAIN)
+    if verbose or is_json() or not (console.is_terminal and sys.stdout.isatty()):
+        yield
+        return
+    for handler in handlers:
+        handler.setLevel(logging.WARNING)
+    whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    bars = Progress(
+        TextColumn("{task.fields[mark]} {task.description:<13}", table_column=whole),
+        BarColumn(16),
+        _Done(table_column=whole),
+        TimeElapsedColumn(table_column=whole),
+        TimeRemainingColumn(compact=True, table_column=whole),
+        TextColumn("{task.fields[line]}", style="dim", table_column=rest),
+        console=console,
+        expand=True,
+    )
+    stage_task.show_stage = partial(_Bar, bars)
+    try:
+        with bars:
+            yield
+    finally:
+        stage_task.show_stage = stage_task.StageBar
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_ONLY_VERBOSE)

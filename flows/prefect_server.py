@@ -1,0 +1,131 @@
+"""The Prefect server of a flow that is run by hand, and of what `albert serve` serves."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from prefect import settings
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
+
+from albert_core.stage import storage
+from albert_core.stage.errors import OutageError
+from flows.stage_process import tied
+
+DATABASE = "prefect.db"
+"""Prefect's database in the work folder: `albert serve` shows the runs made by hand as well."""
+SERVED = "served.json"
+"""File in the work folder that says where `albert serve` serves it; there as long as it does."""
+_HOST = "127.0.0.1"
+_START_SECONDS = 120.0
+_STOP_SECONDS = 2.0
+_LOOK_SECONDS = 0.1
+
+
+@contextmanager
+def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
+    """Have flows of this process speak to a Prefect server, and start one if there is none.
+
+    That is the one at PREFECT_API_URL; without that, the one that serves ``work``; without that,
+    one of its own, which is given, and which ends with the block or with this process.
+
+    Args:
+        work: folder for all results; with one on this machine its runs are kept in `DATABASE`.
+
+    Raises:
+        OutageError: the server does not start.
+    """
+    if os.environ.get("PREFECT_API_URL"):
+        yield None
+        return
+    folder = storage.local_path(work)
+    if url := _served_at(folder):
+        with settings.temporary_settings({settings.PREFECT_API_URL: url}):
+            yield None
+        return
+    port = _free_port()
+    url = f"http://{_HOST}:{port}/api"
+    process = _start(port, folder)
+    try:
+        _wait_until_up(process, url)
+        with settings.temporary_settings({settings.PREFECT_API_URL: url}):
+            try:
+                yield process
+            finally:  # what Prefect has still to tell the server
+                APILogWorker.drain_all(_STOP_SECONDS)
+                EventsWorker.drain_all(_STOP_SECONDS)
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def note_served(folder: Path, api_url: str) -> None:
+    """Write in `SERVED` where the work folder is served, for `prefect_server`."""
+    noted = json.dumps({"prefect_api_url": api_url})
+    storage.write_bytes(str(folder / SERVED), noted.encode())
+
+
+def _served_at(folder: Path | None) -> str:
+    """Return the address of the server that serves the folder; empty if none answers."""
+    try:
+        url = json.loads((folder / SERVED).read_bytes())["prefect_api_url"] if folder else ""
+    except (OSError, ValueError, LookupError):
+        return ""
+    return url if url and _answers(url) else ""
+
+
+def _start(port: int, folder: Path | None) -> "subprocess.Popen[bytes]":
+    environment = {
+        **settings.get_current_settings().to_environment_variables(exclude_unset=True),
+        "PREFECT_UI_ENABLED": "0",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    }
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        database = f"sqlite+aiosqlite:///{folder.absolute() / DATABASE}"
+        environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = database
+    app = ("--factory", "prefect.server.api.server:create_app", "--lifespan", "on")
+    address = ("--host", _HOST, "--port", str(port), "--log-level", "error")
+    return subprocess.Popen(
+        tied([sys.executable, "-m", "uvicorn", *app, *address]),
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the flow, which then still has to be told of
+    )
+
+
+def _wait_until_up(process: "subprocess.Popen[bytes]", url: str) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while not _answers(url):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise OutageError(
+                f"Prefect's server does not answer at {url} (status {process.poll()}). Give "
+                "PREFECT_API_URL, the address of one that does, or look at what it printed."
+            )
+        time.sleep(_LOOK_SECONDS)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:  # noqa: S310 - our own
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,49 @@
+"""A look at a source before anything is started: the mistakes that seconds suffice to find."""
+
+from collections import Counter
+from itertools import islice
+
+from albert_core.stage.errors import SourceError
+from pipelines.config import ExampleSettings, SourceSettings
+from pipelines.examples.pairs import is_held_out
+from pipelines.readers import Unreadable, format_of, read_documents
+from pipelines.source_files import entries_of
+
+_SMALL_BYTES = 1 << 20
+"""A source, or a file of a larger one, that is read whole in no time."""
+_NUM_FILES = 8
+"""Files that are looked at in a larger source, the first record of each."""
+
+
+def check_source(source: SourceSettings, examples: ExampleSettings) -> None:
+    """Raise what would certainly end the stages that read the source.
+
+    Raises:
+        SourceError: there is no file; no record that was looked at can be read; or a small source
+            has too few documents to train on some and hold others out.
+    """
+    entries = entries_of(source)
+    is_small = sum(entry.num_bytes for entry in entries) <= _SMALL_BYTES
+    if not is_small:
+        entries = [entry for entry in entries if entry.num_bytes <= _SMALL_BYTES][:_NUM_FILES]
+    held_out, reasons = Counter[bool](), Counter[str]()
+    for entry in entries:
+        kind = format_of(entry.uri, source)
+        records = read_documents(entry.uri, entry.name, source, kind)
+        for record in records if is_small else islice(records, 1):
+            if isinstance(record, Unreadable):
+                reasons[record.reason] += 1
+            else:
+                held_out[is_held_out(record.id, examples)] += 1
+    if reasons and not held_out and source.max_unreadable_share < 1:
+        why = ", ".join(f"{reason} {number}" for reason, number in reasons.items())
+        raise SourceError(
+            f"no record of the source can be read ({why} of {reasons.total()} looked at, beginning "
+            f"with {entries[0].uri}). Give files of text, source.format or source.encoding."
+        )
+    if is_small and len(held_out) < 2:
+        raise SourceError(
+            f"the source has {held_out.total()} documents, of which {held_out[True]} would be held "
+            "out and the others trained on; there must be some of both. Give more text, or another "
+            "examples.held_out_share."
+        )

@@ -1,0 +1,99 @@
+"""Ctrl-C and SIGTERM while `albert` runs a flow: it ends soon and leaves nothing behind."""
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import time
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.flows.tiny_way import write_source
+from tests.test_end_to_end import ALBERT, SMALLER
+
+MESSAGE = "stopped; the same command goes on from here"
+MARK = "ALBERT_STOPPED_TEST"
+
+
+def start(tmp_path: Path) -> "subprocess.Popen[str]":
+    """Start the whole way in a process group of its own, as a shell does."""
+    environment = os.environ | {"PREFECT_HOME": str(tmp_path / "prefect"), MARK: str(tmp_path)}
+    for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
+        environment.pop(name, None)
+    settings = [f"--set={name}={value!r}" for name, value in SMALLER.items()]
+    places = [f"--work={tmp_path / 'work'}", f"--source={tmp_path / 'source'}"]
+    return subprocess.Popen(
+        [ALBERT, "pretrain", *places, *settings],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        process_group=0,
+    )
+
+
+def ours(tmp_path: Path) -> list[psutil.Process]:
+    """Return the processes that were started for this test, whatever their parents are."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == str(tmp_path) and process.status() != "zombie":
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def states(work: Path) -> list[str]:
+    """Return the state of each flow run that Prefect's database has."""
+    if not (work / "prefect.db").exists():
+        return []
+    with closing(sqlite3.connect(work / "prefect.db")) as database:
+        return [state for (state,) in database.execute("select state_type from flow_run")]
+
+
+def check_end(process: "subprocess.Popen[str]", number: int, tmp_path: Path) -> None:
+    """Send the signal to the whole group, as a terminal does, and look at what is left."""
+    os.killpg(process.pid, number)
+    began = time.monotonic()
+    said, _ = process.communicate(timeout=60)
+    assert time.monotonic() - began < 12, said
+    assert process.returncode == 128 + number, said
+    assert said.count(MESSAGE) == 1
+    assert "Traceback" not in said
+    assert ours(tmp_path) == []
+    assert "RUNNING" not in states(tmp_path / "work")
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_stage_ends_all_of_it(tmp_path: Path) -> None:
+    write_source(tmp_path / "source")
+    process = start(tmp_path)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("work/corpus/*/begun.json")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    check_end(process, signal.SIGINT, tmp_path)
+    assert states(tmp_path / "work") == ["CRASHED"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_at_any_moment_it_ends_and_the_next_run_goes_on(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    write_source(tmp_path / "source")
+    moments = random.Random(number)
+    for _ in range(10):
+        process = start(tmp_path)
+        time.sleep(moments.uniform(2, 40))
+        if process.poll() is not None:
+            break  # all was done before the moment came
+        check_end(process, number, tmp_path)
+    said, _ = start(tmp_path).communicate(timeout=600)
+    assert "version 1" in said

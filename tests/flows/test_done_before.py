@@ -1,0 +1,128 @@
+"""What was done is found at once: the same as the stage finds, without what it is done with."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from albert_core.registry.aliases import make_champion
+from albert_core.stage.manifest import read_manifest
+from albert_core.tracking.server import open_client
+from flows.done_before import RecipeRun, find_done
+from flows.recipe import Recipe
+from tests.flows.tiny_way import Tiny
+
+HEAVY = {"torch", "apache_beam", "mlflow", "prefect", "transformers", "pandas", "matplotlib"}
+
+
+def calls(tiny: Tiny) -> dict[str, tuple[str, dict[str, str]]]:
+    """Return the module of each stage and what it was given, by the name of its result."""
+    made = tiny.manifests
+    return {
+        "corpus": ("pipelines.clean_corpus", {}),
+        "vocab": ("pipelines.train_vocab", {"corpus": made["corpus"]}),
+        "examples": (
+            "pipelines.make_examples",
+            {"corpus": made["corpus"], "vocab": made["vocab"]},
+        ),
+        "task": (
+            "pipelines.make_task",
+            {"examples": made["examples"], "corpus": made["corpus"]},
+        ),
+        "pretraining": ("albert_core.training.pretrain", {"examples": made["examples"]}),
+        "finetuning": (
+            "albert_core.finetuning.finetune",
+            {
+                "model_folder": made["pretraining"].replace("manifest.json", "model"),
+                "task_folder": made["task"].replace("manifest.json", "CoLA"),
+                "task": "cola",
+                "seed": "12345",
+            },
+        ),
+        "scores": (
+            "albert_core.scores.tabulate",
+            {
+                "model": "tiny",
+                "finetunings": json.dumps([made["finetuning"]]),
+                "missing": "{}",
+                "contamination": "",
+            },
+        ),
+        "registration": (
+            "albert_core.registry.register",
+            {"pretraining": made["pretraining"], "scores": made["scores"]},
+        ),
+    }
+
+
+def run_of(tiny: Tiny, *changes: dict[str, object]) -> RecipeRun:
+    values = json.loads(Path(tiny.manifests["recipe"]).read_text())
+    for change in changes:
+        for section, fields in change.items():
+            values[section].update(fields)
+    return RecipeRun(Recipe.model_validate(values), tiny.manifests["recipe"], tiny.work)
+
+
+def test_every_stage_finds_what_it_made(tiny: Tiny) -> None:
+    run = run_of(tiny)
+    for stage, (module, inputs) in calls(tiny).items():
+        assert find_done(module, run, **inputs) == tiny.manifests[stage], stage
+
+
+def test_other_settings_are_not_done(tiny: Tiny) -> None:
+    changed = run_of(
+        tiny,
+        {
+            "cleaning": {"min_words": 9},
+            "vocabulary": {"sample_mb": 1.5},
+            "examples": {"seed": 9},
+            "task": {"seed": 9},
+            "training": {"seed": 9},
+            "finetuning": {"learning_rate": 0.5},
+            "scoring": {"published": ["base"]},
+            "registry": {"max_task_drop": 0.25},
+        },
+    )
+    for stage, (module, inputs) in calls(tiny).items():
+        assert find_done(module, changed, **inputs) is None, stage
+
+
+def test_finding_needs_nothing_that_the_stages_are_done_with(tiny: Tiny) -> None:
+    code = (
+        "import json, sys\n"
+        "from flows.done_before import RecipeRun, find_done\n"
+        "from flows.recipe import Recipe\n"
+        "calls, recipe, work = json.load(sys.stdin)\n"
+        "run = RecipeRun(Recipe.model_validate(recipe), '', work)\n"
+        "found = [find_done(module, run, **inputs) for module, inputs in calls]\n"
+        f"print(json.dumps([found, sorted({HEAVY} & set(sys.modules))]))\n"
+    )
+    recipe = json.loads(Path(tiny.manifests["recipe"]).read_text())
+    given = json.dumps([list(calls(tiny).values()), recipe, tiny.work])
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=given, capture_output=True, text=True, check=True
+    )
+    found, loaded = json.loads(done.stdout)
+    assert found == [tiny.manifests[stage] for stage in calls(tiny)]
+    assert loaded == []
+
+
+def test_a_version_that_lost_its_alias_or_is_gone_is_not_done(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, inputs = calls(tiny)["registration"]
+    facts = read_manifest(tiny.manifests["registration"]).facts
+    client = open_client(tiny.work)
+    version = client.get_model_version(facts["name"], facts["version"])
+    client.delete_registered_model_alias(facts["name"], "champion")
+    try:
+        assert find_done(module, run_of(tiny), **inputs) is None
+    finally:
+        make_champion(client, version)
+    assert find_done(module, run_of(tiny), **inputs) == tiny.manifests["registration"]
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", "sqlite:////nowhere/at/all.db")
+    assert find_done(module, run_of(tiny), **inputs) is None
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", "http://127.0.0.1:9")
+    assert find_done(module, run_of(tiny), **inputs) is None
