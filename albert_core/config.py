@@ -13,7 +13,7 @@ Precision = Literal["float32", "bfloat16"]
 
 
 class ModelSettings(Settings):
-    """The encoder's shape. Defaults: ALBERT base, v2. Source: paper Table 1, REFERENCE.md A.2."""
+    """The encoder's shape. Defaults: ALBERT base, v2. Source: paper Table 1."""
 
     embedding_size: int = Field(default=128, ge=1, description="E; equal to H: no projection")
     hidden_size: int = Field(default=768, ge=1, description="H")
@@ -46,7 +46,7 @@ class ModelSettings(Settings):
 
 
 class TrainingSettings(Settings):
-    """Pretraining. Defaults: the paper's. Source: REFERENCE.md C.4.
+    """Pretraining. Defaults: the paper's. Source: paper section 4.1.
 
     Those in `HOW_NOT_WHAT` change how the work is done, cut or reported, but not the trained
     weights beyond rounding. They are no part of a run's key, so that a run can be stopped, moved
@@ -205,7 +205,10 @@ class TaskHyperparameters(Settings):
 
 
 class SpanSettings(Settings):
-    """Questions answered by a span of a paragraph: SQuAD. Source: REFERENCE.md D.3."""
+    """Questions answered by a span of a paragraph: SQuAD.
+
+    Source: google-research/albert `squad_utils.py`.
+    """
 
     doc_stride: int = Field(
         default=128, ge=1, description="pieces from the start of a window to that of the next"

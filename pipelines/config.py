@@ -12,7 +12,8 @@ OVERLAP_WORDS = 13
 """Words in a row that a text shares with a test text if it was made of it. Source: Brown et al.
 2020, "Language models are few-shot learners", appendix C."""
 GOOGLE_MAX_PREDICTIONS = 20
-"""Of the reference implementation at every length. Source: REFERENCE.md B.7."""
+"""Of the reference implementation at every length. Source: google-research/albert
+`create_pretraining_data.py`."""
 
 SourceFormat = Literal[
     "auto",
@@ -164,7 +165,7 @@ class VocabularySettings(Settings):
 
 
 class ExampleSettings(Settings):
-    """How documents become pretraining examples. Source: DESIGN.md section 6."""
+    """How documents become pretraining examples. Source: paper section 3.1."""
 
     objective: Literal["sop", "nsp", "none"] = Field(
         default="sop",

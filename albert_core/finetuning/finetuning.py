@@ -1,7 +1,7 @@
 """Fine-tuning: a pretrained model and a task -> the fine-tuned model, its scores and predictions.
 
 The score is the best of all evaluations on dev, chosen on that same dev set. That is the paper's
-practice (its "early stopping", REFERENCE.md D.1), so that numbers can be compared with it; it is
+practice (its "early stopping"), so that numbers can be compared with it; it is
 a little above what fresh data would give, and the interval does not know of the choice.
 """
 

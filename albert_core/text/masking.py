@@ -10,7 +10,7 @@ two words; and since a seventh of the spans is taken, only those with the lowest
 order, by a sort of each row for itself.
 
 Source: paper section 4.1 (n-gram masking, maximum length 3); Devlin et al. 2019, section 3.1
-(15 %, 80/10/10); REFERENCE.md B.7 for what the reference does otherwise.
+(15 %, 80/10/10); google-research/albert `create_pretraining_data.py` does it otherwise.
 """
 
 from dataclasses import dataclass

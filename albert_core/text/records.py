@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 PAD, UNK, CLS, SEP, MASK = range(5)
-"""Ids of the special pieces. Source: REFERENCE.md B.3."""
+"""Ids of the special pieces. Source: google-research/albert, README, "Sentencepiece"."""
 
 SPECIAL_PIECES = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 NUM_SPECIAL = len(SPECIAL_PIECES)

@@ -30,7 +30,7 @@ _LOWER_CASE_AND_BLANKS = bytes(range(256)).lower().translate(_BLANKS)
 def normalise_for_pieces(text: str, lower_case: bool) -> str:
     """Return ``text`` as the vocabulary sees it: one line, NFKD without accents, lower-cased.
 
-    Source: REFERENCE.md B.1 (`preprocess_text` of the reference).
+    Source: google-research/albert `tokenization.py`, `preprocess_text`.
     """
     text = _BEYOND_ASCII.sub(_decomposed, " ".join(text.split()))
     return text.lower() if lower_case else text
@@ -74,7 +74,7 @@ def _decompose(run: str) -> str:
 def starts_word(piece: str) -> bool:
     """Return whether ``piece`` opens a new word for whole-word masking.
 
-    Source: REFERENCE.md B.6 (`_is_start_piece_sp` of the reference).
+    Source: google-research/albert `create_pretraining_data.py`, `_is_start_piece_sp`.
     """
     if piece.startswith((WORD_MARK, "<")) or piece in _WORD_OF_ITS_OWN:
         return True
@@ -215,7 +215,7 @@ class Tokenizer:
         inside a word gets the mark of a word's start: "1," becomes "▁1" and ",". The reference
         means to remove that mark, but compares bytes with text.
 
-        Source: REFERENCE.md B.2 (`encode_pieces` of the reference).
+        Source: google-research/albert `tokenization.py`, `encode_pieces`.
         """
         comma = self.processor.piece_to_id(",")
         return {

@@ -25,7 +25,7 @@ class AdamW(torch.optim.Optimizer):
         betas: decay of the mean of the gradient and of its square.
         eps: added to the root of the mean square.
 
-    Source: google-research/albert `optimization.py` (REFERENCE.md C.1).
+    Source: google-research/albert `optimization.py`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Lamb(AdamW):
 
     The ratio of the lengths has no bounds; it is 1 where either is 0, and for vectors.
 
-    Source: You et al. 2020; google-research/albert `lamb_optimizer.py` (REFERENCE.md C.1).
+    Source: You et al. 2020; google-research/albert `lamb_optimizer.py`.
     """
 
     trust_ratios: Tensor | None = None
@@ -121,7 +121,7 @@ def learning_rate_at(
             starts with ``peak`` at step 0, so that ``peak`` is never reached and the rate drops
             by a share of warmup_steps / num_steps where the two lines meet.
 
-    Source: google-research/albert `optimization.py` (REFERENCE.md C.3).
+    Source: google-research/albert `optimization.py`.
     """
     if schedule == "google":
         if step < warmup_steps:

@@ -289,6 +289,8 @@ def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
 def _clip(gradients: list[Tensor], norm: Tensor, max_norm: float) -> None:
     """Scale ``gradients``, whose common length is ``norm``, to at most ``max_norm``.
 
-    Source: REFERENCE.md C.2; nothing is added to the length, as torch's own function does.
+    Nothing is added to the length, unlike in torch's own function.
+
+    Source: google-research/albert `optimization.py`.
     """
     torch._foreach_mul_(gradients, max_norm / norm.clamp(min=max_norm))
