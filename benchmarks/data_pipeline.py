@@ -30,7 +30,7 @@ from benchmarks import harness
 from benchmarks.english_text import documents_of, write_english
 
 REFERENCE_PIECES_PER_CPU_SECOND = 58_000
-"""create_pretraining_data.py, dupe_factor 1, length 512. Source: REFERENCE.md B.10."""
+"""create_pretraining_data.py, dupe_factor 1, length 512."""
 GOALS = {
     "ratio_to_limit": "at least 0.65",
     "times_reference": "at least 40",

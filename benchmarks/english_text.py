@@ -25,7 +25,7 @@ from flows.stage_process import run_stage_process
 
 CORPORA = DATA / "corpora"
 CHANGED_SHARE = 0.07
-"""Of the words of a repeated document. Source: PLATFORM.md part 2, corpus caveat."""
+"""Of the words of a repeated document."""
 _NOVELS = CORPORA / "novels.jsonl.gz"
 _FILE_BYTES = 10_000_000
 _NEAR_ENOUGH = 0.995

@@ -30,7 +30,7 @@ from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from albert_core.stage.command import stage_argv
 from flows.recipe import load_recipe

@@ -16,7 +16,7 @@ from prefect.tasks import exponential_backoff
 
 from albert_core.stage.command import stage_argv
 from albert_core.stage.credentials import hide_credentials_in_logs
-from albert_core.stage.environment import shown_tracking_uri, whole_number
+from albert_core.stage.environment import TRAINING_PROCESSES, shown_tracking_uri, whole_number
 from albert_core.stage.log import FORMAT, StageProgress, is_json, read_line, use_format
 from albert_core.stage.manifest import Manifest, read_manifest
 from albert_core.stage.outage import is_passing
@@ -200,7 +200,7 @@ def _relay(log: Logger | LoggerAdapter[Any], line: str) -> None:
 
 def _distributed(argv: list[str]) -> list[str]:
     """Return the training's command line for ALBERT_TRAINING_PROCESSES processes, 1 if unset."""
-    return distributed_argv(argv, whole_number("ALBERT_TRAINING_PROCESSES", 1))
+    return distributed_argv(argv, whole_number(TRAINING_PROCESSES, 1))
 
 
 def _may_pass(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:

@@ -18,12 +18,7 @@ STAGES = {
     "finetuning": "albert_core.finetuning.finetune",
 }
 EDITS = {
-    "a price": (
-        "albert_core/planning/hardware.py",
-        "usd_per_hour=usd_per_hour, basis",
-        "usd_per_hour=1.0, basis",
-        "",
-    ),
+    "a price": ("albert_core/planning/hardware.py", "usd_per_hour=4.59", "usd_per_hour=4.6", ""),
     "a log format": ("albert_core/stage/log.py", "%(message)s", "%(message)s.", ""),
     "how progress is shown": ("pipelines/engine/progress.py", "{done[many]:,}", "{done[many]}", ""),
     "an error's words": ("albert_core/training/start.py", "Raise it.", "Raise this.", ""),
@@ -46,7 +41,7 @@ EDITS = {
         "total",
         "pretraining finetuning",
     ),
-    "a reader": ("pipelines/readers/jsonl.py", "not_json", "no_json", "corpus"),
+    "a reader": ("pipelines/readers/tables.py", "not_json", "no_json", "corpus"),
     "a cleaning rule": (
         "pipelines/corpus/quality.py",
         "_LATIN_BYTES: Final = 1.4",

@@ -23,7 +23,7 @@ from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
 
 REQUIREMENTS = (
     "torch", "transformers", "tokenizers", "safetensors", "sentencepiece", "numpy", "pandas",
-    "pyarrow", "pydantic", "fsspec", "protobuf", "scipy", "scikit-learn",
+    "pyarrow", "pydantic", "fsspec", "protobuf", "scipy",
 )  # fmt: skip
 _CODE = "albert_core.registry.served_task_model"
 _TAKES_ALONG = "albert_core.finetuning.prediction"

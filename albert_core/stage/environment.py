@@ -21,6 +21,10 @@ def whole_number(variable: str, default: int) -> int:
     return int(text)
 
 
+TRAINING_PROCESSES = "ALBERT_TRAINING_PROCESSES"
+"""Variable with the number of processes that a flow starts for a training."""
+
+
 def work_folder(work: str | None) -> str:
     """Return the folder for all results, absolute.
 

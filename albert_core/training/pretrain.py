@@ -14,6 +14,7 @@ from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.stage import storage
 from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_main
+from albert_core.stage.environment import TRAINING_PROCESSES, whole_number
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.lineage import PRETRAINING
 from albert_core.stage.manifest import MANIFEST, StagePlan, read_manifest
@@ -43,7 +44,7 @@ def run(model: ModelSettings, training: TrainingSettings, examples: str, work: s
     """
     manifest = read_manifest(examples)
     start = find_starting_point(training, model, manifest)
-    plan = _plan(model, training, examples, start)
+    plan = _plan(model, training, examples, start, int(machine(os.environ)[RANKS]))
     if done := plan.find(work):
         return done
     if manifest.facts["max_seq_length"] > model.max_position_embeddings:
@@ -63,11 +64,16 @@ def find_done(
 ) -> str | None:
     """Return the manifest that `run` would find; None if it has work to do."""
     start = find_starting_point(training, model, read_manifest(examples))
-    return _plan(model, training, examples, start).done(work)
+    num_ranks = whole_number(TRAINING_PROCESSES, 1)
+    return _plan(model, training, examples, start, num_ranks).done(work)
 
 
 def _plan(
-    model: ModelSettings, training: TrainingSettings, examples: str, start: StartingPoint
+    model: ModelSettings,
+    training: TrainingSettings,
+    examples: str,
+    start: StartingPoint,
+    num_ranks: int,
 ) -> StagePlan:
     manifest = read_manifest(examples)
     return StagePlan(
@@ -75,7 +81,7 @@ def _plan(
         settings={
             "model": model.model_dump(),
             "training": training.of_result,
-            **_cut(model, training),
+            **_cut(model, training, num_ranks),
         },
         inputs={
             "examples": manifest.content,
@@ -92,12 +98,12 @@ def _plan(
     )
 
 
-def _cut(model: ModelSettings, training: TrainingSettings) -> dict[str, Any]:
+def _cut(model: ModelSettings, training: TrainingSettings, num_ranks: int) -> dict[str, Any]:
     """Return what dropout's draws depend on beside the seed; nothing without dropout."""
     if not model.hidden_dropout_prob and not model.attention_probs_dropout_prob:
         return {}
     cut = {
-        RANKS: machine(os.environ)[RANKS],
+        RANKS: num_ranks,
         "micro_batch_size": training.micro_batch_size,
         "compile": training.compile,
     }

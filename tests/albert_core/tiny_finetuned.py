@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from albert_core.config import FinetuningSettings, ModelSettings, RegistrySettings
+from albert_core.config import FinetuningSettings, RegistrySettings
 from albert_core.finetuning.finetuned_model import save_finetuned
 from albert_core.model.albert import AlbertModel
 from albert_core.registry import register_finetuned
@@ -14,16 +14,8 @@ from albert_core.tasks.catalogue import TASKS
 from albert_core.tasks.problem import Head
 from albert_core.tasks.problems import problem_of
 from albert_core.text.arrow_files import write_arrow
+from tests.albert_core.tiny_model import VOCAB_SIZE, spread, tiny_settings
 from tests.albert_core.tiny_vocab import tiny_vocab
-
-SIZES = {
-    "embedding_size": 8,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 64,
-}
 
 
 def save_tiny_finetuned(folder: str, task: str, **settings: Any) -> tuple[AlbertModel, Head]:
@@ -35,12 +27,12 @@ def save_tiny_finetuned(folder: str, task: str, **settings: Any) -> tuple[Albert
         settings: what is stored with it, "spans" of the head among it.
     """
     torch.manual_seed(0)
-    encoder = AlbertModel(ModelSettings.read(SIZES, "test"), tiny_vocab().vocab_size)
+    encoder = AlbertModel(tiny_settings(max_position_embeddings=64), VOCAB_SIZE)
     spans = {"spans": settings["spans"]} if "spans" in settings else {}
     problem = problem_of(TASKS[task], FinetuningSettings.read(spans, "test"))
     head = problem.head(encoder.settings, 0.1)
-    for parameter in (*encoder.parameters(), *head.parameters()):
-        parameter.data += torch.randn_like(parameter) * 0.3
+    for module in (encoder, head):
+        spread(module, 0.3)
     about = {"max_seq_length": 48} | settings
     save_finetuned(folder, encoder, head, tiny_vocab(), TASKS[task], about)
     return encoder.eval(), head.eval()

@@ -1,6 +1,7 @@
 """A release of google-research/albert with random weights, and a TensorFlow that can read it.
 
-The names and shapes are written down from REFERENCE.md E, not derived from the code under test.
+The names and shapes are written down from a published checkpoint, not derived from the code under
+test.
 """
 
 import json

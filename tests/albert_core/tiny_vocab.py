@@ -27,7 +27,7 @@ def tiny_sentences(num_sentences: int, seed: int = 0) -> list[str]:
 def tiny_vocab(
     vocab_size: int = 200, lower_case: bool = True, model_type: str = "unigram"
 ) -> Tokenizer:
-    """Return a tokenizer with ALBERT's special pieces. Source of the options: REFERENCE.md B.3."""
+    """Return a tokenizer with ALBERT's special pieces. It has the options of the published one."""
     sentences = tiny_sentences(2000)
     if not lower_case:
         sentences += [sentence.title() for sentence in sentences]

@@ -25,7 +25,7 @@ import torch
 
 from albert_core.model.attention import lengths_of
 from albert_core.stage.command import stage_main
-from albert_core.training import pretrain
+from albert_core.training import pretrain, pretraining
 from albert_core.training.preemption import ending_when_told_to
 from albert_core.training.shards import Batch, UpdateBatch
 from albert_core.training.step import TrainState, Update, train_step
@@ -80,7 +80,7 @@ def main() -> None:
         planted.remove()
         return update
 
-    pretrain.train_step = faulty_step  # type: ignore[attr-defined]
+    pretraining.train_step = faulty_step  # type: ignore[attr-defined]
     with ending_when_told_to():
         stage_main(pretrain.run)
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from albert_core.registry.aliases import make_champion
 from albert_core.stage.manifest import read_manifest
 from albert_core.tracking.server import open_client
+from albert_core.training import pretrain
+from albert_core.training.start import StartingPoint
 from flows.done_before import RecipeRun, find_done
 from flows.recipe import Recipe
 from tests.flows.tiny_way import Tiny
@@ -126,3 +129,18 @@ def test_a_version_that_lost_its_alias_or_is_gone_is_not_done(
     assert find_done(module, run_of(tiny), **inputs) is None
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "http://127.0.0.1:9")
     assert find_done(module, run_of(tiny), **inputs) is None
+
+
+def test_with_dropout_a_training_is_looked_up_with_the_processes_it_would_have(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(tiny, {"model": {"hidden_dropout_prob": 0.1}})
+    examples = tiny.manifests["examples"]
+    of_two = pretrain._plan(run.recipe.model, run.recipe.training, examples, StartingPoint(), 2)
+    made = Path(of_two.folder(str(tmp_path)), "manifest.json")
+    made.parent.mkdir(parents=True)
+    made.touch()
+    run = replace(run, work=str(tmp_path))
+    assert find_done("albert_core.training.pretrain", run, examples=examples) is None
+    monkeypatch.setenv("ALBERT_TRAINING_PROCESSES", "2")
+    assert find_done("albert_core.training.pretrain", run, examples=examples) == str(made)

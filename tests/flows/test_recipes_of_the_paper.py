@@ -48,7 +48,7 @@ def test_bert_differs_from_albert_in_its_encoder_and_its_second_objective(
 
 @pytest.mark.parametrize("name", OF_THE_PAPER)
 def test_a_recipe_of_the_paper_trains_as_the_paper_did(name: str) -> None:
-    # Source: REFERENCE.md C.4.
+    # Source: paper section 4.1.
     recipe = load_recipe(name)
     training = recipe.training
     assert (training.optimizer, training.learning_rate) == ("lamb", 0.00176)

@@ -1,7 +1,7 @@
 """Statistics of our examples beside those that google-research/albert made of the same text.
 
 The reference's folder has ref_small.txt, spm.model, ref_small_p77.jsonl and
-ref_small_p77.stats.json, which are described at the end of REFERENCE.md B.9. No document of its
+ref_small_p77.stats.json, described in the README beside them. No document of its
 run drew a short target, so its chunks have no randomness: ours draw none either.
 """
 

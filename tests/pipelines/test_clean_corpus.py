@@ -13,7 +13,7 @@ from albert_core.stage.errors import AccountingError, SourceError
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.records import Document
-from pipelines import clean_corpus
+from pipelines import clean_corpus, corpus_pipeline
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.engine.runner import run_pipeline
 from pipelines.readers import Unreadable, read_documents
@@ -220,7 +220,7 @@ def test_a_report_that_an_engine_lost_is_noticed(
     def losing(*arguments: Any) -> list[Any]:
         return run_pipeline(*arguments)[:-1]
 
-    monkeypatch.setattr(clean_corpus, "run_pipeline", losing)
+    monkeypatch.setattr(corpus_pipeline, "run_pipeline", losing)
     with pytest.raises(AccountingError, match=r"3 parts, but 2 were reported"):
         clean(tmp_path, work=tmp_path.parent / "work")
 

@@ -9,11 +9,12 @@ import pyarrow as pa
 import pytest
 from apache_beam.pvalue import PCollection
 
+from albert_core.stage import storage
 from albert_core.stage.errors import AccountingError
-from albert_core.stage.manifest import Manifest, read_manifest, shard_of
-from albert_core.text.arrow_files import read_arrow, write_arrow
+from albert_core.stage.manifest import StagePlan, read_manifest, shard_of
+from albert_core.text.arrow_files import read_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS
-from pipelines import make_examples
+from pipelines import example_pipeline, make_examples
 from pipelines.config import ExampleSettings
 from pipelines.engine.runner import run_pipeline
 from pipelines.examples.part import (
@@ -29,6 +30,7 @@ from pipelines.examples.part import (
     write_part,
 )
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
+from tests.pipelines.made_corpus import write_corpus
 
 GROUP_BY_KEY = beam.GroupByKey
 GROUPED: list[object] = []
@@ -52,42 +54,14 @@ def _one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALBERT_WORKERS", "1")
 
 
-def manifest_of(
-    folder: Path, stage: str, paths: list[Path], facts: dict[str, Any], kind: str = "documents"
-) -> str:
-    manifest = Manifest(
-        stage=stage,
-        key="k",
-        settings={},
-        inputs={},
-        input_manifests={},
-        code="",
-        libraries={},
-        shards=[shard_of(str(path), str(folder), kind, 1) for path in paths],
-        accounts=[],
-        facts=facts,
-    )
-    (folder / "manifest.json").write_text(manifest.model_dump_json())
-    return str(folder / "manifest.json")
-
-
-def corpus_of(folder: Path, *shards: pa.Table) -> str:
-    paths = [folder / f"documents-{i:05d}.arrow" for i in range(len(shards))]
-    for path, shard in zip(paths, shards, strict=True):
-        write_arrow(shard, str(path))
-    num_bytes = sum(len(text) for shard in shards for text in shard["text"].to_pylist())
-    num_documents = sum(shard.num_rows for shard in shards)
-    facts = {"text_bytes": num_bytes, "num_documents": num_documents}
-    return manifest_of(folder, "corpus", paths, facts)
-
-
 @pytest.fixture
 def vocab(tmp_path: Path) -> str:
-    folder = tmp_path / "vocab"
-    folder.mkdir()
-    (folder / "spiece.model").write_bytes(tiny_vocab().model)
+    plan = StagePlan("vocab", {}, {}, "", {})
+    folder = plan.folder(str(tmp_path))
+    uri = f"{folder}/spiece.model"
+    storage.write_bytes(uri, tiny_vocab().model)
     facts = {"lower_case": True, "vocab_size": tiny_vocab().vocab_size}
-    return manifest_of(folder, "vocab", [folder / "spiece.model"], facts, kind="spiece.model")
+    return plan.write(str(tmp_path), [shard_of(uri, folder, "spiece.model", 1)], [], facts)
 
 
 def shards_of(manifest_uri: str, kind: str) -> list[pa.Table]:
@@ -182,7 +156,7 @@ def test_pieces_add_up_in_every_mode(
     tmp_path: Path, vocab: str, objective: str, fidelity: str
 ) -> None:
     settings = SETTINGS.model_copy(update={"objective": objective, "fidelity": fidelity})
-    corpus = corpus_of(tmp_path, documents(range(20)), documents(range(20, 40)))
+    corpus = write_corpus(tmp_path, documents(range(20)), documents(range(20, 40)))
     uri = make_examples.run(settings, corpus, vocab, str(tmp_path / "work"))
     manifest = read_manifest(uri)
     assert (manifest.facts["objective"], manifest.facts["fidelity"]) == (objective, fidelity)
@@ -219,7 +193,7 @@ def test_a_smaller_number_of_predictions_is_kept_to(tmp_path: Path) -> None:
 
 
 def test_one_shard_or_many_have_the_same_global_order(tmp_path: Path, vocab: str) -> None:
-    corpus = corpus_of(tmp_path, documents(range(20)), documents(range(20, 40)))
+    corpus = write_corpus(tmp_path, documents(range(20)), documents(range(20, 40)))
     many = make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "work"))
     whole = SETTINGS.model_copy(update={"shard_mb": 64.0})
     one = make_examples.run(whole, corpus, vocab, str(tmp_path / "work"))
@@ -234,7 +208,7 @@ def test_one_shard_or_many_have_the_same_global_order(tmp_path: Path, vocab: str
 
 
 def test_compressed_shards_hold_the_same_and_are_smaller(tmp_path: Path, vocab: str) -> None:
-    corpus = corpus_of(tmp_path, documents(range(20)))
+    corpus = write_corpus(tmp_path, documents(range(20)))
     whole = SETTINGS.model_copy(update={"shard_mb": 64.0})
     zstd = whole.model_copy(update={"compression": "zstd"})
     plain, packed = (
@@ -253,10 +227,10 @@ def test_after_a_change_only_that_shards_part_is_made(
     caplog.set_level("INFO")
     work = str(tmp_path / "work")
     tables = [documents(range(i * 10, i * 10 + 10)) for i in range(3)]
-    make_examples.run(SETTINGS, corpus_of(tmp_path, *tables), vocab, work)
+    make_examples.run(SETTINGS, write_corpus(tmp_path, *tables), vocab, work)
     assert "examples: 3 of 3 parts to make" in caplog.text
     tables[1] = documents(range(100, 110))
-    corpus = corpus_of(tmp_path, *tables)
+    corpus = write_corpus(tmp_path, *tables)
     after = make_examples.run(SETTINGS, corpus, vocab, work)
     assert "examples: 1 of 3 parts to make" in caplog.text
     afresh = make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "other"))
@@ -265,7 +239,7 @@ def test_after_a_change_only_that_shards_part_is_made(
 
 
 def test_parts_are_removed_when_they_are_not_to_be_kept(tmp_path: Path, vocab: str) -> None:
-    corpus = corpus_of(tmp_path, documents(range(20)))
+    corpus = write_corpus(tmp_path, documents(range(20)))
     settings = SETTINGS.model_copy(update={"keep_parts": False})
     manifest = make_examples.run(settings, corpus, vocab, str(tmp_path / "work"))
     assert not list((tmp_path / "work" / "parts").iterdir())
@@ -275,10 +249,10 @@ def test_parts_are_removed_when_they_are_not_to_be_kept(tmp_path: Path, vocab: s
 
 def test_parts_that_were_there_before_are_never_removed(tmp_path: Path, vocab: str) -> None:
     tables, work = [documents(range(i * 10, i * 10 + 10)) for i in range(3)], tmp_path / "work"
-    make_examples.run(SETTINGS, corpus_of(tmp_path, *tables[:2]), vocab, str(work))
+    make_examples.run(SETTINGS, write_corpus(tmp_path, *tables[:2]), vocab, str(work))
     before = sorted((work / "parts").iterdir())
     settings = SETTINGS.model_copy(update={"keep_parts": False})
-    make_examples.run(settings, corpus_of(tmp_path, *tables), vocab, str(work))
+    make_examples.run(settings, write_corpus(tmp_path, *tables), vocab, str(work))
     assert sorted((work / "parts").iterdir()) == before
     assert len(before) == 6  # each part, its tally and the note on both
 
@@ -300,7 +274,7 @@ def test_a_part_with_a_flipped_bit_is_made_again_and_that_is_said(
     ending: str, tmp_path: Path, vocab: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     work = tmp_path / "work"
-    corpus = corpus_of(tmp_path, documents(range(20)))
+    corpus = write_corpus(tmp_path, documents(range(20)))
     make_examples.run(SETTINGS, corpus, vocab, str(work))
     other = SETTINGS.model_copy(update={"tfrecord": True})
     expected = make_examples.run(other, corpus, vocab, str(tmp_path / "undisturbed"))
@@ -346,7 +320,7 @@ def test_one_key_is_grouped_for_each_part_and_each_shard(
 ) -> None:
     monkeypatch.setattr(beam, "GroupByKey", NotedGroupByKey)
     GROUPED.clear()
-    corpus = corpus_of(tmp_path, *(documents(range(i * 10, i * 10 + 10)) for i in range(5)))
+    corpus = write_corpus(tmp_path, *(documents(range(i * 10, i * 10 + 10)) for i in range(5)))
     uri = make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "work"))
     names = [shard.path.removesuffix(".arrow") for shard in read_manifest(uri).shards]
     assert len(names) > 5
@@ -386,8 +360,8 @@ def test_reports_that_do_not_add_up_are_refused(
         change(reports)
         return reports
 
-    monkeypatch.setattr(make_examples, "run_pipeline", run_and_change)
-    corpus = corpus_of(tmp_path, documents(range(20)))
+    monkeypatch.setattr(example_pipeline, "run_pipeline", run_and_change)
+    corpus = write_corpus(tmp_path, documents(range(20)))
     with pytest.raises(AccountingError, match=f"{message}.*must not be used"):
         make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "work"))
     assert not list((tmp_path / "work").rglob("manifest.json"))
@@ -401,17 +375,17 @@ def test_a_part_left_out_is_refused(
     ) -> list[dict[str, Any]]:
         return run_pipeline(transform, parts[:1], *arguments)
 
-    corpus = corpus_of(tmp_path, documents(range(20)), documents(range(20, 40)))
+    corpus = write_corpus(tmp_path, documents(range(20)), documents(range(20, 40)))
     make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "work"))
-    monkeypatch.setattr(make_examples, "run_pipeline", run_without_a_part)
+    monkeypatch.setattr(example_pipeline, "run_pipeline", run_without_a_part)
     settings = SETTINGS.model_copy(update={"shard_mb": 64.0})
     with pytest.raises(AccountingError, match=r"expected [\d,]+ train examples, found [\d,]+"):
         make_examples.run(settings, corpus, vocab, str(tmp_path / "work"))
 
 
 def test_documents_that_the_corpus_does_not_count_are_refused(tmp_path: Path, vocab: str) -> None:
-    corpus = Path(corpus_of(tmp_path, documents(range(20))))
-    corpus.write_text(corpus.read_text().replace('"num_documents":20', '"num_documents":21'))
+    corpus = Path(write_corpus(tmp_path, documents(range(20))))
+    corpus.write_text(corpus.read_text().replace('"num_documents": 20', '"num_documents": 21'))
     with pytest.raises(AccountingError, match=r"expected 21 documents, found 20.*must not be used"):
         make_examples.run(SETTINGS, str(corpus), vocab, str(tmp_path / "work"))
 
@@ -420,7 +394,7 @@ def test_the_shuffle_and_number_of_shards_make_no_new_parts(
     tmp_path: Path, vocab: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    corpus = corpus_of(tmp_path, documents(range(20)))
+    corpus = write_corpus(tmp_path, documents(range(20)))
     for shard_mb in (0.02, 0.05):
         settings = SETTINGS.model_copy(update={"shard_mb": shard_mb})
         make_examples.run(settings, corpus, vocab, str(tmp_path / "work"))

@@ -16,7 +16,8 @@ from albert_core.text.records import EXAMPLE_SCHEMA
 from albert_core.text.tokenizer import Tokenizer
 from pipelines import clean_corpus, make_examples, train_vocab
 from pipelines.config import CleaningSettings, SourceSettings, VocabularySettings
-from pipelines.corpus.held_out import is_held_out
+from pipelines.example_pipeline import unigram_nats
+from pipelines.examples.pairs import is_held_out
 from pipelines.examples.tfrecord import TFExample, read_tfrecord
 from tests.generated_text import document, write_jsonl
 from tests.pipelines.conftest import EXAMPLES, VOCABULARY, Made, make
@@ -292,4 +293,4 @@ def test_the_examples_schema_is_the_contracts(made: Made) -> None:
 def test_unigram_loss_is_that_of_piece_frequencies() -> None:
     train, labels = np.array([0, 3, 0]), np.array([0, 1, 1])
     expected = -(np.log(4 / 6) + np.log(1 / 6)) / 2
-    assert make_examples.unigram_nats(train, labels) == pytest.approx(expected)
+    assert unigram_nats(train, labels) == pytest.approx(expected)

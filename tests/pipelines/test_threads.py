@@ -15,9 +15,18 @@ import pytest
 
 from albert_core.text.arrow_files import write_arrow
 from albert_core.text.tokenizer import Tokenizer
-from pipelines import clean_corpus, clean_unit, contamination, make_examples, train_vocab
+from pipelines import (
+    clean_corpus,
+    clean_unit,
+    contamination,
+    corpus_pipeline,
+    example_pipeline,
+    make_examples,
+    train_vocab,
+    vocabulary_training,
+)
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings
-from pipelines.corpus import language, mojibake, quality
+from pipelines.corpus import cleaning, language, quality
 from pipelines.corpus.cleaning import normalise_text, reject_reasons
 from pipelines.examples import part as example_part
 from tests.generated_text import document, write_jsonl
@@ -96,8 +105,8 @@ def make_in_threads(source: Path, work: Path, num_threads: int, cold: bool) -> M
         return [value for _, value in sorted(keyed, key=lambda each: str(each[0]).zfill(20))]
 
     with pytest.MonkeyPatch.context() as patch:
-        for stage in (clean_corpus, train_vocab, make_examples):
-            patch.setattr(stage, "run_pipeline", run_pipeline)
+        for pipeline in (corpus_pipeline, vocabulary_training, example_pipeline):
+            patch.setattr(pipeline, "run_pipeline", run_pipeline)
         patch.setattr("pipelines.source_files._FILES_PER_UNIT", 1)
         cleaning = CleaningSettings(
             quality_rules=["gopher", "c4"],
@@ -200,7 +209,7 @@ def test_threads_read_the_list_of_parts_once(tmp_path: Path) -> None:
     assert_one(lambda: example_part.read_part_list(str(tmp_path / "list")))
 
 
-@pytest.mark.parametrize("load", [language._detector, mojibake._tables, quality._powers])
+@pytest.mark.parametrize("load", [language._detector, cleaning._tables, quality._powers])
 def test_threads_make_once_what_depends_on_nothing(load: Callable[[], object]) -> None:
     assert_one(load)
 

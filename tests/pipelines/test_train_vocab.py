@@ -11,30 +11,25 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from albert_core.stage.errors import VocabularyError
-from albert_core.stage.manifest import (
-    Account,
-    Manifest,
-    StagePlan,
-    check_shard,
-    read_manifest,
-    shard_of,
-)
-from albert_core.text.arrow_files import write_arrow
+from albert_core.stage.manifest import Manifest, check_shard, read_manifest
 from albert_core.text.records import DOCUMENT_SCHEMA
 from albert_core.text.tokenizer import Tokenizer
-from pipelines import train_vocab
+from pipelines import train_vocab, vocabulary_training
 from pipelines.config import VocabularySettings
-from pipelines.train_vocab import SampleShares, sample_share, shares_for
+from pipelines.vocabulary_training import SampleShares, sample_share, shares_for
 from tests.albert_core.tiny_vocab import tiny_sentences
+from tests.pipelines.made_corpus import write_corpus
 
 PUBLISHED = Path("/work/shared/data/models/30k-clean.model")
 REFERENCE_PIECES = [
     *["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"],
     *["(", ")", '"', "-", ".", "\N{EN DASH}", "£", "€"],
 ]
-"""Ids 0 to 12. Source: REFERENCE.md B.3."""
+"""Ids 0 to 12 of the published vocabulary."""
 SMALL = VocabularySettings(vocab_size=120, num_threads=1)
 
 OF_THE_RUN = {1, 2, 4, 11, 16}
@@ -44,7 +39,7 @@ DEFAULTS: dict[int, list[Any]] = {
     6: [0],  # self_test_sample_size
     7: [b""],  # input_format
     14: [1_000_000],  # seed_sentencepiece_size
-    15: [struct.pack("<f", 0.75)],  # shrinking_factor
+    15: [int.from_bytes(struct.pack("<f", 0.75), "little")],  # shrinking_factor
     17: [2],  # num_sub_iterations
     19: [1],  # shuffle_input_sentence
     20: [16],  # max_sentencepiece_length
@@ -80,20 +75,9 @@ def made_up(num_documents: int) -> Texts:
 
 
 def corpus_of(texts: Texts, work: Path, num_shards: int = 2) -> str:
-    """Write a clean corpus as stage 1 does; return its manifest."""
-    plan = StagePlan(
-        "corpus", {"num_shards": num_shards}, {"texts": repr(sorted(texts.items()))}, "", {}
-    )
-    folder = plan.folder(str(work))
-    items, shards = list(texts.items()), []
-    for number in range(num_shards):
-        rows = [{"id": i, "text": text, "source": "s"} for i, text in items[number::num_shards]]
-        uri = f"{folder}/documents-{number:05d}.arrow"
-        write_arrow(pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA), uri)
-        shards.append(shard_of(uri, folder, "documents", len(rows)))
-    text_bytes = sum(len(text.encode()) for text in texts.values())
-    account = Account(what="documents", total=len(texts), kept=len(texts))
-    return plan.write(str(work), shards, [account], {"text_bytes": text_bytes})
+    rows = [{"id": name, "text": text, "source": "s"} for name, text in texts.items()]
+    dealt = (rows[number::num_shards] for number in range(num_shards))
+    return write_corpus(work, *(pa.Table.from_pylist(each, DOCUMENT_SCHEMA) for each in dealt))
 
 
 def made_of(
@@ -114,27 +98,8 @@ def fields_of(message: bytes) -> Iterator[tuple[int, Any]]:
 
     SentencePiece's own classes for its models can't be imported beside Beam's protobuf.
     """
-    place = 0
-
-    def varint() -> int:
-        nonlocal place
-        value = shift = 0
-        while True:
-            byte = message[place]
-            place += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while place < len(message):
-        key = varint()
-        if key & 7 == 0:
-            yield key >> 3, varint()
-            continue
-        size = varint() if key & 7 == 2 else {1: 8, 5: 4}[key & 7]
-        place += size
-        yield key >> 3, message[place - size : place]
+    for field in UnknownFieldSet(Empty.FromString(message)):
+        yield field.field_number, field.data
 
 
 def spec(model: bytes, field: int) -> dict[int, list[Any]]:
@@ -179,8 +144,8 @@ def test_the_trainer_has_the_options_of_the_published_vocabulary(tmp_path: Path)
 
 @needs_published
 def test_the_list_of_pieces_is_written_as_the_trainer_writes_it() -> None:
-    written = train_vocab.vocab_file(Tokenizer(PUBLISHED.read_bytes()))
-    assert len(written) == 548_994  # REFERENCE.md B.3
+    written = vocabulary_training.vocab_file(Tokenizer(PUBLISHED.read_bytes()))
+    assert len(written) == 548_994  # of the published 30k-clean.vocab
     assert written.startswith(b"<pad>\t0\n<unk>\t0\n[CLS]\t0\n")
 
 
@@ -226,15 +191,11 @@ def test_a_smaller_sample_is_a_part_of_a_larger_one() -> None:
         assert len(uses[2]) < 2  # what is measured on was not trained on
 
 
-def test_shards_and_workers_do_not_change_the_vocabulary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_shards_does_not_change_the_vocabulary(tmp_path: Path) -> None:
     texts = made_up(60)
     settings = SMALL.model_copy(update={"sample_mb": 0.02})
     one = model_of(texts, tmp_path / "one", settings, num_shards=1)
     assert model_of(texts, tmp_path / "five", settings, num_shards=5) == one
-    monkeypatch.setenv("ALBERT_WORKERS", "2")
-    assert model_of(texts, tmp_path / "two", settings, num_shards=4) == one
 
 
 def test_a_document_outside_the_sample_does_not_change_the_vocabulary(tmp_path: Path) -> None:
@@ -272,20 +233,14 @@ def test_sentencepiece_passes_over_what_is_counted_as_left_out() -> None:
     settings = SMALL.model_copy(update={"character_coverage": 1.0})
 
     def knows(sentence: str) -> bool:
-        model = train_vocab.train(iter([*tiny_sentences(400), sentence]), settings)
+        model = vocabulary_training.train(iter([*tiny_sentences(400), sentence]), settings, 10**6)
         return "q" in Tokenizer(model).pieces
 
-    longest = "q" + " ba" * ((train_vocab.MAX_SENTENCE_BYTES - 1) // 3)
-    longest += "b" * (train_vocab.MAX_SENTENCE_BYTES - len(longest))
+    longest = "q" + " ba" * ((vocabulary_training.MAX_SENTENCE_BYTES - 1) // 3)
+    longest += "b" * (vocabulary_training.MAX_SENTENCE_BYTES - len(longest))
     assert knows(longest)
     assert not knows(longest + "b")
     assert not knows("q \N{LOWER FIVE EIGHTHS BLOCK}")
-
-
-def test_the_same_corpus_and_settings_give_the_same_bytes(tmp_path: Path) -> None:
-    first, _ = made_of(made_up(40), tmp_path / "a")
-    second, _ = made_of(made_up(40), tmp_path / "b")
-    assert first.content == second.content
 
 
 def test_more_pieces_than_the_text_carries_names_the_most(tmp_path: Path) -> None:
@@ -294,6 +249,13 @@ def test_more_pieces_than_the_text_carries_names_the_most(tmp_path: Path) -> Non
     most = int(str(info.value).split("at most ")[1].split()[0])
     settings = VocabularySettings(vocab_size=most)
     assert made_of(made_up(40), tmp_path, settings)[0].facts["vocab_size"] == most
+
+
+def test_the_automatic_size_grows_with_the_text_and_is_never_too_large(tmp_path: Path) -> None:
+    sizes = [vocabulary_training.auto_size(megabytes * 10**6) for megabytes in (0, 16, 100, 10**6)]
+    assert sizes == [1_000, 4_000, 10_000, 30_000]
+    few = made_of(made_up(2), tmp_path, VocabularySettings(vocab_size="auto"))[0].facts
+    assert 20 < few["vocab_size"] < 1_000
 
 
 def test_fewer_pieces_than_characters_names_the_fewest(tmp_path: Path) -> None:
@@ -307,7 +269,7 @@ def test_fewer_pieces_than_characters_names_the_fewest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sentences", [[], ["", " "]])
 def test_no_text_at_all_says_so(sentences: list[str]) -> None:
     with pytest.raises(VocabularyError, match="there is no text to train on"):
-        train_vocab.train(iter(sentences), SMALL)
+        vocabulary_training.train(iter(sentences), SMALL, 10**6)
 
 
 def test_an_empty_sample_says_how_to_fill_it(tmp_path: Path) -> None:
@@ -397,7 +359,7 @@ def test_the_report_is_covered_by_the_manifest(
 def test_documents_aside_are_measured_when_the_sample_leaves_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_vocab, "REPORT_MB", 0.01)
+    monkeypatch.setattr(vocabulary_training, "REPORT_MB", 0.01)
     settings = SMALL.model_copy(update={"sample_mb": 0.02})
     manifest, folder = made_of(made_up(60), tmp_path, settings)
     report = json.loads((folder / "report.json").read_text())

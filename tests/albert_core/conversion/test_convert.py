@@ -4,10 +4,11 @@ import pytest
 import torch
 from transformers import AlbertConfig, AlbertModel
 
-from albert_core.conversion.convert import convert_model
+from albert_core.conversion.initial_weights import convert_model
 from albert_core.conversion.model_folder import load_model, load_model_folder
 from albert_core.conversion.tf_release import load_tf_release
 from flows.commands.main import main
+from tests.albert_core.tiny_model import BERT_SIZES
 from tests.albert_core.tiny_tf_release import fake_tensorflow, tf_variables, write_tf_release
 from tests.albert_core.tiny_vocab import tiny_vocab
 
@@ -27,14 +28,7 @@ def test_a_release_becomes_a_model_folder(tmp_path: Path) -> None:
 
 def test_a_head_that_a_published_model_lacks_is_always_the_same(tmp_path: Path) -> None:
     source = tmp_path / "published"
-    config = AlbertConfig(
-        vocab_size=200,
-        embedding_size=8,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=24,
-    )
+    config = AlbertConfig(vocab_size=200, embedding_size=8, **BERT_SIZES)
     AlbertModel(config).save_pretrained(source)
     (source / "spiece.model").write_bytes(tiny_vocab().model)
     (source / "tokenizer_config.json").write_text("{}")

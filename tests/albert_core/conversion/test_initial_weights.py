@@ -27,46 +27,19 @@ from albert_core.conversion.tf_release import from_tf_variables, read_tf_config
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
 from albert_core.stage.manifest import StagePlan
+from tests.albert_core.tiny_model import BERT_SIZES, random_model, tiny_settings
+from tests.albert_core.tiny_model import VOCAB_SIZE as V
 from tests.albert_core.tiny_tf_release import fake_tensorflow, tf_variables, write_tf_release
 from tests.albert_core.tiny_vocab import tiny_vocab
 
 __all__ = ["fake_tensorflow"]
 
 GOLDEN = Path(__file__).parents[4] / "shared/data/models/golden/tiny_g1"
-V = 200
 BERT: dict[str, Any] = {"embedding_size": 16, "sharing": "none"}
-HF_SIZES: dict[str, Any] = {
-    "vocab_size": V,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 16,
-}
-
-
-def settings(**changes: Any) -> ModelSettings:
-    sizes = {
-        "embedding_size": 8,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-        "max_position_embeddings": 16,
-    }
-    return ModelSettings.read(sizes | changes, "test")
-
-
-def random_model(**changes: Any) -> AlbertForPretraining:
-    torch.manual_seed(1)
-    model = AlbertForPretraining(settings(**changes), V).eval()
-    for parameter in model.parameters():
-        parameter.data += torch.randn_like(parameter) * 0.1  # no bias is zero
-    return model
 
 
 def saved_model(folder: Path, **changes: Any) -> AlbertForPretraining:
-    model = random_model(**changes)
+    model = random_model(seed=1, **changes)
     save_model_folder(model, tiny_vocab(), str(folder))
     return model
 
@@ -92,7 +65,7 @@ def test_a_model_folder_gives_its_weights_to_a_model_with_another_dropout(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
     model = saved_model(tmp_path, **changes)
-    wanted = settings(**changes, hidden_dropout_prob=0.1)
+    wanted = tiny_settings(**changes, hidden_dropout_prob=0.1)
     found = load_initial_weights(str(tmp_path), wanted, V)
     assert_same_weights(found, model)
     assert found.encoder.settings == wanted
@@ -107,14 +80,14 @@ def test_a_run_gives_the_model_it_ended_with(tmp_path: Path) -> None:
     model = saved_model(run / "model")
     manifest = plan.write(str(tmp_path), [], [], {"model_folder": "model"})
     for uri in (manifest, str(run), f"{run}/"):
-        assert_same_weights(load_initial_weights(uri, settings(), V), model)
+        assert_same_weights(load_initial_weights(uri, tiny_settings(), V), model)
 
 
 def test_the_manifest_of_a_stage_without_a_model_is_refused(tmp_path: Path) -> None:
     plan = StagePlan(stage="make_examples", settings={}, inputs={}, code="c", libraries={})
     uri = plan.write(str(tmp_path), [], [], {})
     with pytest.raises(ConfigError, match="of the stage 'make_examples', which makes no model"):
-        load_initial_weights(uri, settings(), V)
+        load_initial_weights(uri, tiny_settings(), V)
 
 
 def write_checkpoint(folder: Path, state: dict[str, Any], model: ModelSettings) -> None:
@@ -126,23 +99,25 @@ def write_checkpoint(folder: Path, state: dict[str, Any], model: ModelSettings) 
 
 
 def test_a_checkpoint_gives_its_weights(tmp_path: Path) -> None:
-    model, folder = random_model(), tmp_path / "step-00000007"
-    write_checkpoint(folder, {"model": model.state_dict(), "optimizer": {}}, settings())
-    assert_same_weights(load_initial_weights(str(folder), settings(), V), model)
+    model, folder = random_model(seed=1), tmp_path / "step-00000007"
+    write_checkpoint(folder, {"model": model.state_dict(), "optimizer": {}}, tiny_settings())
+    assert_same_weights(load_initial_weights(str(folder), tiny_settings(), V), model)
 
 
 def test_a_checkpoint_that_is_not_of_the_shape_it_records_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "step-00000007"
-    write_checkpoint(folder, {"model": random_model().state_dict()}, settings(sharing="none"))
+    write_checkpoint(
+        folder, {"model": random_model(seed=1).state_dict()}, tiny_settings(sharing="none")
+    )
     with pytest.raises(IntegrityError, match="step-00000007 does not hold the model"):
-        load_initial_weights(str(folder), settings(), V)
+        load_initial_weights(str(folder), tiny_settings(), V)
 
 
 @pytest.mark.usefixtures("fake_tensorflow")
 def test_a_tf_release_gives_its_weights(tmp_path: Path) -> None:
     write_tf_release(tmp_path, tf_variables())
     expected = from_tf_variables(tf_variables(), read_tf_config(str(tmp_path)))
-    wanted = settings(num_hidden_layers=4)
+    wanted = tiny_settings(num_hidden_layers=4)
     for uri in (str(tmp_path), str(tmp_path / "model.ckpt-best")):
         found = load_initial_weights(uri, wanted, V, tiny_vocab())
         assert_same_weights(found, expected)
@@ -156,16 +131,16 @@ def test_a_tf_hub_module_without_the_sentence_order_head_gets_a_new_one(tmp_path
         if "seq_relationship" not in name
     }
     write_tf_release(tmp_path, variables)
-    found = load_initial_weights(str(tmp_path), settings(num_hidden_layers=4), V)
+    found = load_initial_weights(str(tmp_path), tiny_settings(num_hidden_layers=4), V)
     kernel = tf_variables()["bert/pooler/dense/kernel"]
     np.testing.assert_array_equal(found.encoder.pooler.weight.detach(), kernel.T)
 
 
 def test_weights_are_read_from_any_store(tmp_path: Path) -> None:
-    model = random_model()
+    model = random_model(seed=1)
     save_model_folder(model, tiny_vocab(), "memory://initial/model")
     try:
-        found = load_initial_weights("memory://initial/model", settings(), V, tiny_vocab())
+        found = load_initial_weights("memory://initial/model", tiny_settings(), V, tiny_vocab())
     finally:
         fsspec.filesystem("memory").rm("/initial", recursive=True)
     assert_same_weights(found, model)
@@ -173,7 +148,7 @@ def test_weights_are_read_from_any_store(tmp_path: Path) -> None:
 
 def test_what_is_nothing_to_start_from_says_what_could_be(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"no manifest.json .* no .index file"):
-        load_initial_weights(str(tmp_path / "nowhere"), settings(), V)
+        load_initial_weights(str(tmp_path / "nowhere"), tiny_settings(), V)
 
 
 @pytest.mark.skipif(not GOLDEN.exists(), reason=f"{GOLDEN} is not here")
@@ -202,8 +177,8 @@ def hf_folder(folder: Path, hf: Any) -> str:
     return str(folder)
 
 
-ALBERT_CONFIG = AlbertConfig(**HF_SIZES, embedding_size=8)
-BERT_CONFIG = BertConfig(**HF_SIZES, hidden_act="gelu_new")
+ALBERT_CONFIG = AlbertConfig(vocab_size=V, **BERT_SIZES, embedding_size=8)
+BERT_CONFIG = BertConfig(vocab_size=V, **BERT_SIZES, hidden_act="gelu_new")
 LACKING = {
     "albert without heads": (AlbertModel, ALBERT_CONFIG, {}, ["masked_lm", "sentence_order"]),
     "albert for masked LM": (
@@ -242,10 +217,10 @@ def test_what_a_published_model_lacks_is_drawn_anew_and_said(
     found = []
     for _ in range(2):
         torch.manual_seed(11)
-        found.append(load_initial_weights(folder, settings(**changes), V))
+        found.append(load_initial_weights(folder, tiny_settings(**changes), V))
     assert_same_weights(*found)  # the seed says what is drawn
     torch.manual_seed(11)
-    new = AlbertForPretraining(settings(**changes), V).state_dict()
+    new = AlbertForPretraining(tiny_settings(**changes), V).state_dict()
     drawn = {n for n, t in found[0].state_dict().items() if torch.equal(t, new[n])}
     constant = {n for n, t in new.items() if len(t.unique()) == 1}  # as new in either
     assert drawn - constant == {n for n in new if n.startswith(tuple(fresh))} - constant
@@ -267,7 +242,7 @@ def test_what_this_model_has_no_place_for_is_left_out_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = hf_folder(tmp_path, AlbertForSequenceClassification(ALBERT_CONFIG))
-    load_initial_weights(folder, settings(), V)
+    load_initial_weights(folder, tiny_settings(), V)
     assert "no place for it: ['classifier.bias', 'classifier.weight']" in caplog.text
 
 
@@ -276,14 +251,14 @@ def test_a_source_whose_encoder_is_not_whole_is_refused(tmp_path: Path) -> None:
     state = {n: t for n, t in hf.state_dict().items() if "layer.1.output.dense" not in n}
     hf.save_pretrained(tmp_path, state_dict=state)
     with pytest.raises(IntegrityError, match=r"missing \['bert.encoder.layer.1.output.dense.bias"):
-        load_initial_weights(str(tmp_path), settings(**BERT), V)
+        load_initial_weights(str(tmp_path), tiny_settings(**BERT), V)
 
 
 def test_part_of_a_head_is_no_head(tmp_path: Path) -> None:
     hf = BertForPreTraining(BERT_CONFIG)
     state = {n: t for n, t in hf.state_dict().items() if n != "cls.seq_relationship.bias"}
     hf.save_pretrained(tmp_path, state_dict=state)
-    found = load_initial_weights(str(tmp_path), settings(**BERT), V)
+    found = load_initial_weights(str(tmp_path), tiny_settings(**BERT), V)
     assert not torch.equal(found.sentence_order.weight, hf.cls.seq_relationship.weight)
     assert torch.equal(found.masked_lm.bias, hf.cls.predictions.bias)
 
@@ -296,7 +271,7 @@ def test_a_deeper_model_that_shares_all_has_the_same_weights(
 ) -> None:
     model = saved_model(tmp_path, num_hidden_layers=3)
     with caplog.at_level(logging.INFO):
-        found = load_initial_weights(str(tmp_path), settings(num_hidden_layers=12), V)
+        found = load_initial_weights(str(tmp_path), tiny_settings(num_hidden_layers=12), V)
     assert len(found.encoder.route) == 12
     assert_same_weights(found, model)
     assert f"12 layers start from the 3 of {tmp_path}" in caplog.text
@@ -309,7 +284,7 @@ def test_each_layer_of_a_model_that_does_not_share_is_followed_by_its_copies(
 ) -> None:
     unshared = {"sharing": "none"} | changes
     model = saved_model(tmp_path, **unshared)
-    wanted = settings(**unshared, num_hidden_layers=layers)
+    wanted = tiny_settings(**unshared, num_hidden_layers=layers)
     found = load_initial_weights(str(tmp_path), wanted, V)
     inner = wanted.inner_group_num
     for layer in range(layers):
@@ -330,7 +305,7 @@ def test_each_layer_of_a_model_that_does_not_share_is_followed_by_its_copies(
 def test_what_only_a_part_shares_goes_to_that_part(tmp_path: Path) -> None:
     model = saved_model(tmp_path, sharing="attention")
     found = load_initial_weights(
-        str(tmp_path), settings(sharing="attention", num_hidden_layers=4), V
+        str(tmp_path), tiny_settings(sharing="attention", num_hidden_layers=4), V
     )
     assert len(found.encoder.attentions) == 1
     for layer, source in enumerate([0, 0, 1, 1]):
@@ -342,7 +317,7 @@ def test_what_only_a_part_shares_goes_to_that_part(tmp_path: Path) -> None:
 
 def test_groups_deepen_group_by_group(tmp_path: Path) -> None:
     model = saved_model(tmp_path, num_hidden_groups=2, num_hidden_layers=4)
-    wanted = settings(num_hidden_groups=2, num_hidden_layers=12)
+    wanted = tiny_settings(num_hidden_groups=2, num_hidden_layers=12)
     assert_same_weights(load_initial_weights(str(tmp_path), wanted, V), model)
 
 
@@ -353,7 +328,7 @@ def test_a_model_that_shares_less_begins_by_saying_the_same(
     wanted: dict[str, Any], tmp_path: Path
 ) -> None:
     model = saved_model(tmp_path)
-    found = load_initial_weights(str(tmp_path), settings(**wanted), V)
+    found = load_initial_weights(str(tmp_path), tiny_settings(**wanted), V)
     assert sum(p.numel() for p in found.parameters()) > sum(p.numel() for p in model.parameters())
     torch.testing.assert_close(logits(found), logits(model), rtol=0, atol=0)
 
@@ -363,7 +338,7 @@ def test_a_model_that_shares_less_begins_by_saying_the_same(
 
 def test_weights_of_another_shape_are_refused_with_every_difference(tmp_path: Path) -> None:
     saved_model(tmp_path, num_hidden_layers=4)
-    wanted = settings(embedding_size=4, intermediate_size=32, hidden_act="gelu")
+    wanted = tiny_settings(embedding_size=4, intermediate_size=32, hidden_act="gelu")
     with pytest.raises(ConfigError) as error:
         load_initial_weights(str(tmp_path), wanted, 300)
     for difference in (
@@ -390,14 +365,14 @@ def test_weights_that_would_have_to_become_one_are_refused(
 ) -> None:
     saved_model(tmp_path, **there)
     with pytest.raises(ConfigError, match=r"there and .* here, so that one block would start"):
-        load_initial_weights(str(tmp_path), settings(**here), V)
+        load_initial_weights(str(tmp_path), tiny_settings(**here), V)
 
 
 def test_weights_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
     saved_model(tmp_path)
-    load_initial_weights(str(tmp_path), settings(), V, tiny_vocab())
+    load_initial_weights(str(tmp_path), tiny_settings(), V, tiny_vocab())
     with pytest.raises(ConfigError, match=r"another vocabulary: piece \d+ is"):
-        load_initial_weights(str(tmp_path), settings(), V, tiny_vocab(lower_case=False))
+        load_initial_weights(str(tmp_path), tiny_settings(), V, tiny_vocab(lower_case=False))
 
 
 # -- the start of fine-tuning
@@ -416,7 +391,7 @@ def test_fine_tuning_starts_from_any_source_with_its_own_shape_and_vocabulary(
         load_pretrained(headless)
     for name in ("spiece.model", "tokenizer_config.json"):
         (tmp_path / "theirs" / name).write_bytes((tmp_path / "ours" / name).read_bytes())
-    assert load_pretrained(headless)[0].encoder.settings == settings()
+    assert load_pretrained(headless)[0].encoder.settings == tiny_settings()
 
 
 @pytest.mark.usefixtures("fake_tensorflow")

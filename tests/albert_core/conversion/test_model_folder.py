@@ -16,7 +16,6 @@ from transformers import (
     BertForPreTraining,
 )
 
-from albert_core.config import ModelSettings
 from albert_core.conversion.model_folder import (
     from_hf_state,
     load_model,
@@ -27,6 +26,8 @@ from albert_core.conversion.model_folder import (
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.errors import ConfigError, IntegrityError
 from albert_core.text.records import CLS, SEP
+from tests.albert_core import tiny_model
+from tests.albert_core.tiny_model import BERT_SIZES
 from tests.albert_core.tiny_vocab import tiny_vocab
 
 BERT: dict[str, Any] = {"embedding_size": 16, "sharing": "none", "hidden_act": "gelu"}
@@ -42,30 +43,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "no projection": {"embedding_size": 16},
     "bert": BERT,
 }
-HF_SIZES: dict[str, Any] = {
-    "vocab_size": 200,
-    "hidden_size": 16,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 16,
-}
+HF_SIZES: dict[str, Any] = BERT_SIZES | {"vocab_size": 200, "num_hidden_layers": 4}
 
 
-def random_model(vocab_size: int = 200, **changes: Any) -> AlbertForPretraining:
-    sizes = {
-        "embedding_size": 8,
-        "hidden_size": 16,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-        "max_position_embeddings": 16,
-    }
-    torch.manual_seed(0)
-    model = AlbertForPretraining(ModelSettings.read(sizes | changes, "test"), vocab_size).eval()
-    for parameter in model.parameters():
-        parameter.data += torch.randn_like(parameter) * 0.1  # no bias is zero
-    return model
+def random_model(**changes: Any) -> AlbertForPretraining:
+    return tiny_model.random_model(**{"num_hidden_layers": 4} | changes)
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:

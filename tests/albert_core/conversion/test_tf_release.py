@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from albert_core.config import ModelSettings
 from albert_core.conversion.tf_release import (
     from_tf_variables,
     load_tf_release,
@@ -20,6 +19,7 @@ from albert_core.conversion.tf_release import (
 )
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
+from tests.albert_core.tiny_model import tiny_settings
 from tests.albert_core.tiny_tf_release import (
     TF_CONFIG_VALUES,
     fake_tensorflow,
@@ -148,15 +148,7 @@ def test_what_a_release_lacks_is_named(tmp_path: Path) -> None:
 
 
 def test_groups_that_the_reference_cuts_unevenly_are_refused() -> None:
-    settings = ModelSettings(
-        embedding_size=8,
-        hidden_size=16,
-        num_hidden_layers=22,
-        num_hidden_groups=22,
-        num_attention_heads=2,
-        intermediate_size=24,
-        max_position_embeddings=16,
-    )
+    settings = tiny_settings(num_hidden_layers=22, num_hidden_groups=22)
     with pytest.raises(ConfigError, match="22 layers out to 22 groups unevenly"):
         from_tf_variables(tf_variables(22), settings)
 

@@ -9,20 +9,19 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from albert_core.config import ModelSettings
 from albert_core.conversion.model_folder import load_encoder
 from albert_core.finetuning.finetuned_model import read_finetuned, save_finetuned
 from albert_core.model.albert import AlbertForPretraining, AlbertModel
 from albert_core.stage import storage
 from albert_core.stage.errors import IntegrityError
 from albert_core.tasks.examples import Task
-from tests.albert_core.tiny_model import save_tiny_model
+from tests.albert_core.tiny_model import random_model, save_tiny_model
 from tests.albert_core.tiny_vocab import tiny_vocab
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "albert": {"embedding_size": 8, "hidden_size": 16},
-    "albert, not shared": {"embedding_size": 8, "hidden_size": 16, "sharing": "none"},
-    "bert": {"embedding_size": 16, "hidden_size": 16, "sharing": "none"},
+    "albert": {},
+    "albert, not shared": {"sharing": "none"},
+    "bert": {"embedding_size": 16, "sharing": "none"},
 }
 TASKS = {
     "classification": Task(
@@ -63,21 +62,7 @@ class TwoLayers(nn.Module):
 
 
 def encoder_of(shape: str) -> AlbertModel:
-    settings = ModelSettings.read(
-        SHAPES[shape]
-        | {
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 24,
-            "max_position_embeddings": 32,
-        },
-        "test",
-    )
-    torch.manual_seed(0)
-    encoder = AlbertModel(settings, tiny_vocab().vocab_size).eval()
-    for parameter in encoder.parameters():
-        parameter.data += torch.randn_like(parameter) * 0.1  # no bias is zero
-    return encoder
+    return random_model(**SHAPES[shape], max_position_embeddings=32).encoder
 
 
 def save(folder: str, shape: str, kind: str) -> tuple[AlbertModel, nn.Module]:

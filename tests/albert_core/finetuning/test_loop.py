@@ -1,27 +1,23 @@
 """The loop of fine-tuning: updates, the best weights, and what a kill changes of them."""
 
-import copy
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
-from albert_core.config import FinetuningSettings, ModelSettings
+from albert_core.config import FinetuningSettings
 from albert_core.finetuning.hyperparameters import Hyperparameters
 from albert_core.finetuning.loop import Finetuner
 from albert_core.model.albert import AlbertModel
 from albert_core.tasks.problem import Inputs
 from albert_core.tasks.sequences import Sequences
 from albert_core.tasks.texts import TARGET, ChoiceHead, ClassificationHead, RegressionHead
-from albert_core.training.order import example_order
+from tests.albert_core.tiny_model import tiny_settings
 
-MODEL = ModelSettings(
+MODEL = tiny_settings(
     embedding_size=16,
     hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
     intermediate_size=64,
     max_position_embeddings=40,
     initializer_range=0.2,  # so wide a draw learns in a few updates
@@ -86,15 +82,6 @@ def all_equal(ones: list[Tensor], others: list[Tensor]) -> bool:
     return all(map(torch.equal, ones, others))
 
 
-def test_what_can_be_learned_is_learned() -> None:
-    finetuner = made_finetuner(hyperparameters(num_steps=60))
-    dev = made_inputs(20)
-    while not finetuner.is_done:
-        finetuner.update()
-    logits = finetuner.outputs(dev)["logits"]
-    assert (logits.argmax(axis=1) == dev.targets[TARGET]).all()
-
-
 def test_outputs_come_in_the_order_of_the_units() -> None:
     finetuner = made_finetuner(settings=FinetuningSettings(micro_batch_pieces=40))
     dev = made_inputs(23)
@@ -104,29 +91,6 @@ def test_outputs_come_in_the_order_of_the_units() -> None:
             batch = dev.sequences.batch(np.array([unit]), CPU)
             alone = finetuner.head.outputs(finetuner.encoder, batch)["logits"]
         np.testing.assert_allclose(together[unit], alone[0], atol=1e-5)
-
-
-def test_a_run_that_was_killed_ends_with_the_same_weights() -> None:
-    whole, killed = made_finetuner(), made_finetuner()
-    scores = iter([0.5, 0.7, 0.6])
-    saved: tuple[Any, Any] | None = None
-    while not whole.is_done:
-        whole.update()
-        if whole.evaluation_is_due:
-            whole.note_score(next(scores))
-        if whole.step == 23:
-            saved = copy.deepcopy((whole.tensors(), whole.numbers()))
-    assert saved is not None
-    torch.rand(3)  # whatever was drawn in between
-    killed.restore(*saved)
-    while not killed.is_done:
-        killed.update()
-    killed.note_score(0.6)
-    assert all_equal(weights_of(whole), weights_of(killed))
-    whole.take_best()
-    killed.take_best()
-    assert all_equal(weights_of(whole), weights_of(killed))
-    assert whole.best.step == killed.best.step == 20
 
 
 def test_micro_batches_change_nothing_beyond_rounding() -> None:
@@ -166,8 +130,7 @@ def test_the_best_weights_are_those_of_the_best_score() -> None:
     assert all_equal(weights_of(finetuner), best)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_number_is_learned(precision: Any) -> None:
+def test_a_number_is_learned() -> None:
     targets = np.arange(48) % 2 * 2.0 - 1
     inputs = made_inputs(48, targets=targets)
     torch.manual_seed(0)
@@ -176,7 +139,7 @@ def test_a_number_is_learned(precision: Any) -> None:
         RegressionHead(MODEL, 0.0),
         inputs,
         hyperparameters(num_steps=80, encoder_dropout_prob=0.0, learning_rate=5e-3),
-        FinetuningSettings(precision=precision),
+        FinetuningSettings(),
         seed=1,
         device=CPU,
     )
@@ -186,7 +149,7 @@ def test_a_number_is_learned(precision: Any) -> None:
     assert np.abs(found - targets).mean() < 0.3
 
 
-def test_the_right_option_is_learned() -> None:
+def test_the_right_option_is_learned_also_in_bfloat16() -> None:
     # Of two options, the right one is the one whose first piece is 8: each unit's second.
     inputs = made_inputs(40, per_unit=2, targets=np.ones(40, np.int64))
     torch.manual_seed(0)
@@ -195,7 +158,7 @@ def test_the_right_option_is_learned() -> None:
         ChoiceHead(MODEL, 2, 0.0),
         inputs,
         hyperparameters(encoder_dropout_prob=0.0),
-        FinetuningSettings(),
+        FinetuningSettings(precision="bfloat16"),
         seed=1,
         device=CPU,
     )
@@ -204,11 +167,3 @@ def test_the_right_option_is_learned() -> None:
     logits = finetuner.outputs(inputs)["logits"]
     assert logits.shape == (40, 2)
     assert (logits.argmax(axis=1) == 1).mean() > 0.95
-
-
-def test_an_epoch_sees_every_unit_once_and_the_next_follows_without_a_gap() -> None:
-    seen = np.concatenate([example_order(step * 4, 4, 10, seed=1) for step in range(5)])
-    assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
-    assert seen[:10].tolist() != seen[10:].tolist()
-    assert example_order(8, 4, 10, seed=1).tolist() == seen[8:12].tolist()
-    assert example_order(8, 4, 10, seed=2).tolist() != seen[8:12].tolist()

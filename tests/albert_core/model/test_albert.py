@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from albert_core.config import ModelSettings, Sharing
 from albert_core.model.albert import AlbertForPretraining, AlbertModel, block_route
 from albert_core.model.attention import lengths_of
+from tests.albert_core.tiny_model import tiny_settings
 
 BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
@@ -31,23 +33,15 @@ def shape(
     )
 
 
-def tiny(**changes: object) -> ModelSettings:
-    sizes: dict[str, object] = {
-        "embedding_size": 8,
-        "hidden_size": 16,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-        "max_position_embeddings": 16,
-    }
-    return ModelSettings.read(sizes | changes, "test")
+def tiny(**changes: Any) -> ModelSettings:
+    return tiny_settings(**{"num_hidden_layers": 4} | changes)
 
 
 def num_parameters(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-# Source: REFERENCE.md A.3. Columns: without pooler, with pooler, with pooler and heads.
+# By the shapes in `modeling.py`: without pooler, with pooler, with pooler and heads.
 PARAMETERS = [
     (BASE, 12, 128, "all", 30000, 11_092_992, 11_683_584, 11_813_810),
     (LARGE, 24, 128, "all", 30000, 16_634_368, 17_683_968, 17_847_474),

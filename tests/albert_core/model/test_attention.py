@@ -7,10 +7,10 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from albert_core.config import ModelSettings
 from albert_core.model import attention
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.attention import _PlainAttention, attend, layout_of, lengths_of
+from tests.albert_core.tiny_model import tiny_settings
 
 MASKS = [None, torch.tensor([[True, True, False], [True, True, True]])[:, None, None]]
 
@@ -47,14 +47,7 @@ def test_dropout_drops_weights_in_bfloat16_too() -> None:
 # the same contract stands in for it.
 
 VOCAB_SIZE = 50
-MODEL = ModelSettings(
-    embedding_size=16,
-    hidden_size=32,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    intermediate_size=64,
-    max_position_embeddings=20,
-)
+MODEL = tiny_settings(num_hidden_layers=3, max_position_embeddings=20)
 
 
 def one_by_one(

@@ -25,6 +25,7 @@ from albert_core.model.albert import AlbertForPretraining
 from albert_core.registry import champion as champion_rule
 from albert_core.registry import register as stage
 from albert_core.registry import versions
+from albert_core.registry.candidate import read_scores
 from albert_core.registry.gate import gate
 from albert_core.registry.versions import MODEL_ARTIFACT, champion_to_beat, model_folder_of
 from albert_core.stage import storage
@@ -128,7 +129,7 @@ def test_the_version_is_self_contained_and_has_no_pickle(first: Manifest, work: 
     code = (root / "served_model.py").read_text()
     assert "albert_core" not in code
     requirements = (root / "requirements.txt").read_text().split()
-    assert {line.partition("==")[0] for line in requirements} >= set(stage.SERVED.requirements)
+    assert {line.partition("==")[0] for line in requirements} >= set(stage.SERVED_LIBRARIES)
     assert all("==" in line and "+" not in line for line in requirements)
 
 
@@ -448,13 +449,13 @@ def test_a_task_may_start_from_the_model_fine_tuned_on_mnli(work: str) -> None:
         rte.append(finetuned(work, model_of(uri), "rte", 0.7, seed))
     inputs = {f"finetuning-{n}": uri for n, uri in enumerate([*mnli, *rte])}
     scores = write_stage(work, "scores", {}, inputs={"all": "four"}, input_manifests=inputs)
-    found = stage.read_scores(scores, model_digest(model_of(model)))
+    found = read_scores(scores, model_digest(model_of(model)))
     assert {task: each.scores for task, each in found.items()} == {
         "mnli": (0.8, 0.8),
         "rte": (0.7, 0.7),
     }
     straight = scored(work, model, {"rte": 0.7}, num_seeds=2)
-    other = stage.read_scores(straight, model_digest(model_of(model)))
+    other = read_scores(straight, model_digest(model_of(model)))
     assert other["rte"].data != found["rte"].data
 
 

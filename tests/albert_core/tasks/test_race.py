@@ -107,15 +107,14 @@ def test_what_is_not_json_is_refused_with_its_file_and_line(tmp_path: Path) -> N
         read_race([])
 
 
-@pytest.mark.slow
-def test_twenty_eight_thousand_files_are_read_in_a_minute(tmp_path: Path) -> None:
+def test_a_tenth_of_its_twenty_eight_thousand_files_is_read_in_six_seconds(tmp_path: Path) -> None:
     content = json.dumps(passage(article="A cat sat. " * 150))
-    for number in range(28_000):
+    for number in range(2_800):
         path = tmp_path / "train" / ("middle" if number % 4 else "high") / f"{number}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
     began = time.process_time()
     files = find_files(RACE, str(tmp_path))
     files.digest("train")
-    assert len(read_examples(RACE, files, "train")) == 56_000
-    assert time.process_time() - began < 60
+    assert len(read_examples(RACE, files, "train")) == 5_600
+    assert time.process_time() - began < 6

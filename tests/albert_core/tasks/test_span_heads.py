@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers import AlbertForQuestionAnswering
 
-from albert_core.config import ModelSettings
 from albert_core.model.albert import AlbertModel
 from albert_core.tasks.sequences import SequenceBatch, Sequences
 from albert_core.tasks.span_heads import (
@@ -19,20 +18,13 @@ from albert_core.tasks.span_heads import (
     by_sequence,
     sequence_of_piece,
 )
-from tests.albert_core.tiny_model import save_tiny_model
+from tests.albert_core.tiny_model import save_tiny_model, spread, tiny_settings
 
 VOCAB_SIZE = 50
 LENGTHS = [(2, 3), (1, 9), (4, 4), (2, 3), (3, 0), (1, 4)]
 """Pieces of the question and of the paragraph; two windows are of equal length, one has none."""
 ORDER = [3, 0, 5, 1, 4, 2]
-SETTINGS = ModelSettings(
-    embedding_size=8,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=32,
-)
+SETTINGS = tiny_settings(max_position_embeddings=32)
 
 
 def made_sequences() -> Sequences:
@@ -48,8 +40,7 @@ class Case:
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         torch.manual_seed(5)
         self.encoder = AlbertModel(SETTINGS, VOCAB_SIZE).to(dtype).eval()
-        for parameter in self.encoder.parameters():
-            parameter.data += torch.randn_like(parameter) * 0.3
+        spread(self.encoder, 0.3)
         sequences = made_sequences()
         rows = np.array(ORDER)
         self.batch: SequenceBatch = sequences.batch(rows, torch.device("cpu"))
@@ -85,8 +76,7 @@ class Case:
 
 
 def randomised(head: torch.nn.Module) -> torch.nn.Module:
-    for parameter in head.parameters():
-        parameter.data += torch.randn_like(parameter) * 0.5
+    spread(head, 0.5)
     return head.double().eval()
 
 

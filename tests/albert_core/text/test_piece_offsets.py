@@ -75,13 +75,6 @@ PUBLISHED_TOKENIZERS: list[Callable[[], Tokenizer]] = [
     cache(lambda: published(lower_case=False)),
     cache(lambda: published(split_digit_commas=True)),
 ]
-EACH_TOKENIZER = pytest.mark.parametrize(
-    "make",
-    [
-        *TOKENIZERS,
-        *(pytest.param(each, marks=needs_the_published_model) for each in PUBLISHED_TOKENIZERS),
-    ],
-)
 
 
 def pieces_in(tokenizer: Tokenizer, text: str) -> list[tuple[int, int, int]]:
@@ -97,10 +90,16 @@ def visible(tokenizer: Tokenizer, text: str) -> str:
     return str(seen).replace(WORD_MARK, "").replace(" ", "").replace("ς", "σ")
 
 
-@EACH_TOKENIZER
+@pytest.mark.parametrize(
+    "make",
+    [
+        *TOKENIZERS,
+        *(pytest.param(each, marks=needs_the_published_model) for each in PUBLISHED_TOKENIZERS),
+    ],
+)
 @settings(deadline=None)  # the first call trains the vocabulary
 @given(texts=st.lists(TEXTS, max_size=3))
-def test_the_pieces_are_those_of_the_tokenizer(
+def test_the_pieces_are_those_of_the_tokenizer_and_know_their_characters(
     make: Callable[[], Tokenizer], texts: list[str]
 ) -> None:
     tokenizer = make()
@@ -108,39 +107,35 @@ def test_the_pieces_are_those_of_the_tokenizer(
     expected = tokenizer.encode(texts)
     assert found.ids.tolist() == [piece for ids in expected for piece in ids]
     assert found.lengths.tolist() == list(map(len, expected))
+    for text in texts:
+        pieces = pieces_in(tokenizer, text)
+        assert_spans_ascend_within(text, pieces)
+        assert_what_is_left_over_is_nothing_to_the_vocabulary(tokenizer, text, pieces)
+        assert_characters_are_normalised_to_their_pieces(tokenizer, text, pieces)
 
 
-@EACH_TOKENIZER
-@settings(deadline=None)  # the first call trains the vocabulary
-@given(text=TEXTS)
-def test_spans_ascend_within_the_text(make: Callable[[], Tokenizer], text: str) -> None:
-    spans = [(begin, end) for _, begin, end in pieces_in(make(), text)]
+def assert_spans_ascend_within(text: str, pieces: list[tuple[int, int, int]]) -> None:
+    """Check also that none begins or ends with a blank."""
+    spans = [(begin, end) for _, begin, end in pieces]
     assert all(0 <= begin <= end <= len(text) for begin, end in spans)
     assert all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(spans))
+    assert all(text[begin:end] == text[begin:end].strip() for begin, end in spans)
 
 
-@EACH_TOKENIZER
-@settings(deadline=None)  # the first call trains the vocabulary
-@given(text=TEXTS)
-def test_what_no_piece_stands_for_is_nothing_to_the_vocabulary(
-    make: Callable[[], Tokenizer], text: str
+def assert_what_is_left_over_is_nothing_to_the_vocabulary(
+    tokenizer: Tokenizer, text: str, pieces: list[tuple[int, int, int]]
 ) -> None:
-    tokenizer = make()
-    covered = {at for _, begin, end in pieces_in(tokenizer, text) for at in range(begin, end)}
+    covered = {at for _, begin, end in pieces for at in range(begin, end)}
     left = "".join(c if at not in covered else " " for at, c in enumerate(text))
     assert visible(tokenizer, left) == ""
 
 
-@EACH_TOKENIZER
-@settings(deadline=None)  # the first call trains the vocabulary
-@given(text=TEXTS)
-def test_the_characters_of_pieces_are_normalised_to_those_pieces(
-    make: Callable[[], Tokenizer], text: str
+def assert_characters_are_normalised_to_their_pieces(
+    tokenizer: Tokenizer, text: str, pieces: list[tuple[int, int, int]]
 ) -> None:
-    tokenizer = make()
     groups: list[tuple[str, int, int]] = []
     unknown = tokenizer.processor.unk_id()
-    for piece, begin, end in pieces_in(tokenizer, text):
+    for piece, begin, end in pieces:
         letters = tokenizer.pieces[piece].replace(WORD_MARK, "").replace("ς", "σ")
         seen = "\0" if piece == unknown else letters
         if groups and begin < groups[-1][2]:  # both stand for one character
@@ -152,14 +147,6 @@ def test_the_characters_of_pieces_are_normalised_to_those_pieces(
         assert bool(seen) == (end > begin)
         if "\0" not in seen:
             assert visible(tokenizer, text[begin:end]) == seen
-
-
-@EACH_TOKENIZER
-@settings(deadline=None)  # the first call trains the vocabulary
-@given(text=TEXTS)
-def test_no_span_begins_or_ends_with_a_blank(make: Callable[[], Tokenizer], text: str) -> None:
-    for _, begin, end in pieces_in(make(), text):
-        assert text[begin:end] == text[begin:end].strip()
 
 
 @given(TEXTS, st.booleans())

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from albert_core.config import ModelSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.text.records import CLS, MASK, SEP
 from albert_core.training.held_out import evaluate
 from albert_core.training.ranks import Ranks
 from albert_core.training.shards import ExampleShards
+from tests.albert_core.tiny_model import spread, tiny_settings
 from tests.albert_core.training.test_shards import write_examples
 
 VOCAB_SIZE = 30
@@ -52,19 +52,10 @@ def examples(tmp_path: Path) -> ExampleShards:
 @pytest.fixture
 def model() -> AlbertForPretraining:
     """A tiny model whose weights are far from zero."""
-    settings = ModelSettings(
-        embedding_size=8,
-        hidden_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=16,
-        hidden_dropout_prob=0.5,
-        max_position_embeddings=32,
-    )
+    settings = tiny_settings(hidden_dropout_prob=0.5, max_position_embeddings=32)
     torch.manual_seed(0)
     model = AlbertForPretraining(settings, VOCAB_SIZE)
-    for parameter in model.parameters():
-        parameter.data += torch.randn_like(parameter) * 0.3
+    spread(model, 0.3)
     return model
 
 

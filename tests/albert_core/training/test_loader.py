@@ -1,6 +1,6 @@
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,13 +140,6 @@ def test_every_rank_knows_what_all_ranks_have_together(
             )
 
 
-def test_every_epoch_visits_each_example_once(examples: ExampleShards) -> None:
-    found = take_ranks(examples, 2, batch_size=NUM_EXAMPLES, num_updates=2)
-    for ranks in found:
-        assert sum(batch.num_sequences for taken in ranks for batch in taken.batches) == 101
-        assert set(masked_rows(ranks)) == set(keys_of(examples, np.arange(NUM_EXAMPLES)))
-
-
 @given(first_step=st.integers(0, 7), masks=MASKS)
 @settings(max_examples=16, deadline=None)
 def test_a_run_that_resumes_gets_the_batches_it_would_have_got(
@@ -200,18 +193,7 @@ def test_no_updates_are_left_at_the_end_of_a_run(examples: ExampleShards) -> Non
     assert take(examples, num_updates=0) == []
 
 
-# The thread
-
-
-def loader_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("examples")]
-
-
-@pytest.fixture
-def no_thread_left() -> Iterator[None]:
-    assert loader_threads() == []
-    yield
-    assert loader_threads() == []
+# The thread: that none is left, a fixture of all tests checks
 
 
 Replace = Callable[[Callable[[Rows], Rows]], None]
@@ -228,7 +210,6 @@ def replace_rows(examples: ExampleShards, monkeypatch: pytest.MonkeyPatch) -> Re
     return replace
 
 
-@pytest.mark.usefixtures("no_thread_left")
 def test_an_error_in_the_thread_is_raised_where_its_batch_is_taken(
     examples: ExampleShards, replace_rows: Replace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,16 +232,14 @@ def test_an_error_in_the_thread_is_raised_where_its_batch_is_taken(
             next(iterator)
 
 
-@pytest.mark.usefixtures("no_thread_left")
 def test_leaving_early_ends_the_thread(examples: ExampleShards) -> None:
     began = time.monotonic()
     with updates(examples, num_updates=1_000_000, micro_batch_size=1000) as loader:
         next(iter(loader))
-        assert len(loader_threads()) == 1
+        assert any(thread.name.startswith("examples") for thread in threading.enumerate())
     assert time.monotonic() - began < 10
 
 
-@pytest.mark.usefixtures("no_thread_left")
 def test_an_error_of_the_consumer_ends_the_thread(examples: ExampleShards) -> None:
     def train() -> None:
         with updates(examples, num_updates=1_000_000) as loader:

@@ -28,7 +28,7 @@ def set_gradients(model: nn.Module, seed: int) -> None:
 
 
 def plain_update(kind: str, weight: Tensor, gradients: list[Tensor]) -> Tensor:
-    """Return ``weight`` after the gradients, by the formula of REFERENCE.md C.1."""
+    """Return ``weight`` after the gradients, by the formula of You et al. 2020."""
     weight = weight.double()
     m, v = torch.zeros_like(weight), torch.zeros_like(weight)
     for gradient in gradients:

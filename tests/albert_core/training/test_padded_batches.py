@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.losses import IGNORED
 from albert_core.stage.errors import ShapeError
@@ -16,17 +16,11 @@ from albert_core.training.ranks import ALONE
 from albert_core.training.shards import Batch, ExampleShards, UpdateBatch, UpdateSizes
 from albert_core.training.step import TrainState, Update, train_step
 from tests.albert_core.made_examples import made_examples
+from tests.albert_core.tiny_model import tiny_settings
 from tests.albert_core.tiny_vocab import tiny_vocab
 
 LENGTH = 61
-MODEL = ModelSettings(
-    embedding_size=16,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=64,
-)
+MODEL = tiny_settings(max_position_embeddings=64)
 SETTINGS = TrainingSettings(max_grad_norm=1e9, learning_rate=1.0)
 
 

@@ -201,17 +201,3 @@ def test_a_corrupt_shard_is_refused(tmp_path: Path) -> None:
     shard.write_bytes(content)
     with pytest.raises(IntegrityError, match=r"train-00001.arrow has sha256 .*it changed after"):
         ExampleShards(str(uri), "train")
-
-
-def test_a_missing_shard_is_refused(tmp_path: Path) -> None:
-    uri = Path(write_examples(str(tmp_path), [EXAMPLES]))
-    uri.with_name("train-00000.arrow").unlink()
-    with pytest.raises(IntegrityError, match=r"train-00000.arrow is missing"):
-        ExampleShards(str(uri), "train")
-
-
-def test_examples_that_were_not_finished_are_refused(tmp_path: Path) -> None:
-    uri = Path(write_examples(str(tmp_path), [EXAMPLES]))
-    uri.unlink()
-    with pytest.raises(IntegrityError, match=r"manifest.json is missing: the stage did not finish"):
-        ExampleShards(str(uri), "train")

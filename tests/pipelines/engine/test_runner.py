@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,7 @@ from albert_core.stage.command import RUN_AGAIN_STATUS, stage_argv
 from albert_core.stage.errors import AlbertError, ConfigError, OutageError, SourceError
 from albert_core.stage.manifest import read_manifest
 from flows.stage_process import InterruptedStageError, run_stage_process
-from pipelines.engine import runner, steps
+from pipelines.engine import job_server, runner, steps
 from tests.job_service import job_service, worker_pool
 from tests.pipelines.conftest import EXAMPLES, Made
 from tests.toy_stage import ToySettings
@@ -167,6 +168,12 @@ def test_an_address_where_something_else_answers_is_a_mistake(
     assert time.monotonic() - begin < 15
 
 
+def test_the_connection_to_a_server_that_is_not_flink_is_closed(web_page: str) -> None:
+    with pytest.raises(HTTPError) as raised:
+        job_server.flink_answer(f"http://{web_page}", "/overview")
+    assert raised.value.closed
+
+
 @pytest.mark.parametrize(
     ("name", "address", "master"),
     [
@@ -273,6 +280,12 @@ def test_a_store_that_is_away_is_no_defect_of_a_step(
     environment(monkeypatch, WORKERS=workers)
     with pytest.raises(OutageError, match="ConnectionResetError: the store is away"):
         run_toy(ToySettings(store_away_at=5), str(tmp_path))
+
+
+def test_a_stage_whose_store_is_away_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, WORKERS="1")
     with pytest.raises(InterruptedStageError, match="the store is away"):
         run_stage_process(toy_argv(tmp_path, store_away_at=5), print)
 
@@ -333,7 +346,7 @@ def test_a_killed_worker_ends_the_stage_and_another_run_makes_the_same_bytes(
     assert files_of(tmp_path / "work") == undisturbed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_examples_after_a_killed_worker_are_those_of_an_undisturbed_run(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

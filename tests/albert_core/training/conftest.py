@@ -1,0 +1,43 @@
+"""Examples and a finished run that the tests of this folder share; none of them writes to these."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from albert_core.training import pretrain, pretraining
+from albert_core.training.step import TrainState, Update, train_step
+from tests.albert_core.training_runs import MODEL, TRAINING, make_days
+
+AroundStep = Callable[[Callable[[TrainState], None]], None]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_tracking_database(one_tracking_database: None) -> None:
+    """Runs of a module, also those in other processes, are tracked in one database."""
+
+
+@pytest.fixture(scope="session")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The manifest of examples made of 60 documents whose sentence order can be learned."""
+    return make_days(tmp_path_factory.mktemp("days"), seed=0, num_documents=60)
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(examples: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The manifest of a run from the first update to the last."""
+    return pretrain.run(MODEL, TRAINING, examples, str(tmp_path_factory.mktemp("whole")))
+
+
+@pytest.fixture
+def around_step(monkeypatch: pytest.MonkeyPatch) -> AroundStep:
+    """A function that has another called before each update."""
+
+    def plant(before: Callable[[TrainState], None]) -> None:
+        def step(state: TrainState, *rest: Any) -> Update:
+            before(state)
+            return train_step(state, *rest)
+
+        monkeypatch.setattr(pretraining, "train_step", step)
+
+    return plant

@@ -1,0 +1,91 @@
+"""Which Prefect server a flow that is run by hand speaks to."""
+
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from prefect.settings import PREFECT_API_URL
+
+from flows import prefect_server as module
+from flows.prefect_server import SERVED, note_served, prefect_server
+
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/api/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def served() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Healthy)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/api"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def no_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+
+
+class Started(Exception):  # noqa: N818
+    """A server of its own was to be started."""
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: Any) -> None:
+        raise Started
+
+    monkeypatch.setattr(module, "_start", start)
+
+
+@pytest.mark.usefixtures("own")
+def test_the_server_of_a_served_work_folder_is_used(tmp_path: Path, served: str) -> None:
+    note_served(tmp_path, served)
+    with prefect_server(str(tmp_path)) as process:
+        assert process is None
+        assert PREFECT_API_URL.value() == served
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    "content", [None, b"", b"{}", b'{"prefect_api_url": "http://[::1]:9/api"}']
+)
+def test_without_one_that_answers_there_is_one_of_its_own(
+    content: bytes | None, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / SERVED).write_bytes(content)
+    with pytest.raises(Started), prefect_server(str(tmp_path)):
+        pass
+
+
+@pytest.mark.usefixtures("own")
+def test_the_one_that_the_environment_names_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere/api")
+    with prefect_server(str(tmp_path)) as process:
+        assert process is None
+
+
+@pytest.mark.slow
+def test_a_server_of_its_own_gets_no_ctrl_c_and_ends_with_the_block(tmp_path: Path) -> None:
+    with prefect_server(str(tmp_path)) as process:
+        assert process is not None
+        assert os.getpgid(process.pid) != os.getpgid(0)
+        assert (tmp_path / "prefect.db").exists()
+    assert not psutil.pid_exists(process.pid)
