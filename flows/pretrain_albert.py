@@ -15,8 +15,6 @@ from flows.report import build_report, interpreter
 from flows.stage_task import find_stage, in_flow_run, read_stage, run_stage, stage_task, start_run
 from flows.tracked_flow import note_report
 
-REGISTER = "albert_core.registry.register"
-
 
 @flow(name="pretrain-albert", task_runner=TASK_RUNNER, **FLOW_OPTIONS)
 def pretrain_albert(
@@ -50,7 +48,9 @@ def pretrain_albert(
     task_folder = folder_of_tasks(run, examples, corpus)
     pretraining = pretrain(run, examples)
     scores = evaluate(run, model_folder_of_run(pretraining), task_folder)
-    registration = find_stage(REGISTER, run, pretraining=pretraining, scores=scores)
+    registration = find_stage(
+        "albert_core.registry.register", run, pretraining=pretraining, scores=scores
+    )
     if registration is None:
         champion = champion_to_beat(run, pretraining)
         champion_scores = evaluate(run, champion, task_folder) if champion else ""
@@ -101,7 +101,7 @@ def champion_to_beat(run: RecipeRun, pretraining: str) -> str:
 def register(run: RecipeRun, pretraining: str, scores: str, champion_scores: str) -> str:
     """Stage: model + scores -> model version, champion if the gate says so."""
     return run_stage(
-        REGISTER,
+        "albert_core.registry.register",
         run,
         pretraining=pretraining,
         scores=scores,

@@ -22,11 +22,7 @@ from albert_core.stage.manifest import Manifest, read_manifest
 from albert_core.stage.outage import is_passing
 from flows.done_before import NotDoneError, RecipeRun, find_done, resolve
 from flows.stage_page import ProgressPage, save_stage_page
-from flows.stage_process import (
-    distributed_argv,
-    limits_of,
-    run_stage_process,
-)
+from flows.stage_process import distributed_argv, limits_of, run_stage_process
 from flows.tracked_flow import begin_tracking, note_stage, stage_environment
 
 P = ParamSpec("P")
@@ -125,10 +121,12 @@ def run_stage(
         environment: variables that the process is to have besides this one's.
         inputs: of the stage, by the names of its parameters.
     """
-    began = time.time()
+    began, stage = time.time(), module.rpartition(".")[2]
     if done := find_stage(module, run, **inputs):
         if in_flow_run():
-            get_run_logger().info("done already: %s", done)
+            with show_stage(stage) as bar:
+                bar.say("done already")
+            get_run_logger().info("%s: done already, %s", stage, done)
             note_stage(done, began)
         return done
     argv = stage_argv(module, run.recipe_uri, **inputs, work=run.work)
@@ -136,7 +134,6 @@ def run_stage(
         argv = _distributed(argv)
     log = get_run_logger()
     log.info("by hand: %s", shlex.join(argv))
-    stage = module.rpartition(".")[2]
     with ProgressPage(stage) as page, show_stage(stage) as bar:
 
         def take_line(line: str) -> None:

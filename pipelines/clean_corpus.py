@@ -26,7 +26,7 @@ from pipelines.source_files import (
     SourceFile,
     describe_changes,
     digest_of_files,
-    list_known,
+    list_quickly,
     list_source,
     matching_uris,
     read_excluded_ids,
@@ -74,12 +74,12 @@ def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
 def find_done(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str | None:
     """Return the manifest that `run` would find; None if it has work to do.
 
-    No file is read: one that is new, or was touched, is work to do.
+    New files are read if they are few and small; many are work to do.
 
     Raises:
         SourceError: the source has no file.
     """
-    files = list_known(source, _files_before(work))
+    files = list_quickly(source, _files_before(work))
     if files is None:
         return None
     return _plan(source, cleaning, _inputs(files, cleaning)).done(work)

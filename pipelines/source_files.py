@@ -26,6 +26,8 @@ MAX_UNIT_BYTES = 8 << 20
 _FILES_PER_UNIT = 256
 """Mean number of small files in a unit."""
 _DIGEST_THREADS = 4
+_QUICK_BYTES = 32 << 20
+"""Are read in no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +103,19 @@ def list_source(settings: SourceSettings, known: Iterable[SourceFile] = ()) -> l
         )
 
 
-def list_known(settings: SourceSettings, known: Iterable[SourceFile]) -> list[SourceFile] | None:
-    """Return what `list_source` would, if no file has to be read for it; else None.
+def list_quickly(settings: SourceSettings, known: Iterable[SourceFile]) -> list[SourceFile] | None:
+    """Return what `list_source` would, if little has to be read for it; else None.
 
     Raises:
         SourceError: there is no file.
     """
     before = {file.uri: file for file in known}
-    files = []
-    for entry in entries_of(settings):
-        file = before.get(entry.uri)
-        if not _is_as(file, entry):
-            return None
-        files.append(replace(file, name=entry.name))
-    return files
+    entries = entries_of(settings)
+    unknown = [entry for entry in entries if not _is_as(before.get(entry.uri), entry)]
+    if sum(entry.num_bytes for entry in unknown) > _QUICK_BYTES:
+        return None
+    read = {entry.uri: _describe(entry, settings, {}) for entry in unknown}
+    return [replace((before | read)[entry.uri], name=entry.name) for entry in entries]
 
 
 def entries_of(settings: SourceSettings) -> list[SourceEntry]:

@@ -80,7 +80,6 @@ def _real_name(module: str) -> str:
     return module if spec is None else str(spec.name)
 
 
-@cache
 def _file_of(module: str) -> Path | None:
     """Return the file of a project module or package; None if there is none of this name."""
     package, *inner = module.split(".")

@@ -211,6 +211,7 @@ def _result(
     told: "Stopping", name: str, work: str | None, verbose: bool, options: dict[str, Any]
 ) -> str:
     from albert_core.stage.environment import work_folder
+    from albert_core.stage.log import say
     from flows.commands.display import display
     from flows.done_before import NotDoneError
     from flows.prefect_server import prefect_server
@@ -220,6 +221,7 @@ def _result(
         return str(flow.fn(work=work, **options))
     except NotDoneError:
         pass
+    say("starting Prefect, to run what is not done yet", sys.stderr)
     with prefect_server(work_folder(work)) as server, _one_message(), display(verbose):
         if server is not None:
             told.kept.add(server.pid)
