@@ -26,6 +26,8 @@ MAX_UNIT_BYTES = 8 << 20
 _FILES_PER_UNIT = 256
 """Mean number of small files in a unit."""
 _DIGEST_THREADS = 4
+_OWN_DISTRIBUTION = "albert-pretraining"
+"""Where a process is started decides whether it is found, and as what."""
 _QUICK_BYTES = 32 << 20
 """Are read in no time."""
 
@@ -295,6 +297,8 @@ def _installed_python() -> Iterator[SourceEntry]:
     seen = set()
     fs, _ = storage.filesystem("/")
     for distribution in importlib.metadata.distributions():
+        if distribution.name == _OWN_DISTRIBUTION:
+            continue
         for file in distribution.files or ():
             if file.suffix == ".py" or (file.name == "METADATA" and "dist-info" in str(file)):
                 path = Path(str(distribution.locate_file(file)))

@@ -96,9 +96,14 @@ def _is_in(module: str, rooms: Collection[str]) -> bool:
 
 
 @cache
+def _tree(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@cache
 def _imports(source: str) -> list[str]:
     names: list[str] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(_tree(source)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -109,7 +114,7 @@ def _imports(source: str) -> list[str]:
 
 @cache
 def _meaning(source: str) -> str:
-    return ast.dump(_Meaning().visit(ast.parse(source)))
+    return ast.dump(_Meaning().visit(_tree(source)))
 
 
 class _Meaning(ast.NodeTransformer):

@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+from prefect.logging.configuration import setup_logging
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -89,8 +90,9 @@ def display(verbose: bool) -> Iterator[None]:
     Args:
         verbose: show every line of Prefect and the stages, with the command line of each stage.
     """
+    setup_logging()  # what Prefect would do later, so that its handlers are there
     console = Console(stderr=True)
-    handlers = list(logging.getLogger("prefect").handlers)
+    handlers = list(logging.getLogger().handlers)
     if not verbose:
         for handler in handlers:
             handler.addFilter(_is_news)
@@ -100,7 +102,7 @@ def display(verbose: bool) -> Iterator[None]:
         yield
         return
     for handler in handlers:
-        handler.setLevel(logging.WARNING)
+        handler.addFilter(_is_warning)
     whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
     bars = Progress(
         TextColumn("{task.fields[mark]} {task.description:<13}", table_column=whole),
@@ -118,6 +120,10 @@ def display(verbose: bool) -> Iterator[None]:
             yield
     finally:
         stage_task.show_stage = stage_task.StageBar
+
+
+def _is_warning(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from prefect import Flow
 
     from flows.commands.stopping import Stopping
+    from flows.recipe import Recipe as RecipeSettings
 
 _FAILED_STATE = "Finished in state Failed"
 
@@ -178,49 +179,49 @@ def plan(
 def _run(flow: str, work: str | None, verbose: bool, **options: Any) -> None:
     """Run the flow of that name, if it has work to do, and print what it returns.
 
-    What was done before, and a mistake in source or settings, is found without a server.
+    What was done before, and a mistake in settings or source, is found without a server.
     """
     from albert_core.stage.log import is_json, say
     from flows.commands.stopping import stopping
+    from flows.recipe import load_recipe
 
     with stopping() as told:
         is_json()
-        _look_for_mistakes(work, **options)
-        result = _result(told, flow, work, verbose, options)
+        source = options.get("source")
+        recipe = load_recipe(options["recipe"], options["overrides"] or (), source)
+        function = getattr(import_module(f"flows.{flow}"), flow)
+        result = _found(function, work, options)
+        if result is None:
+            result = _made(function, work, options, recipe, told, verbose)
     say(str(result) if is_json() else f"\n{result}", sys.stdout)
 
 
-def _look_for_mistakes(
+def _found(flow: "Flow[..., str]", work: str | None, options: dict[str, Any]) -> str | None:
+    """Return what the flow returns if all of it was done before; else None."""
+    from flows.done_before import NotDoneError
+
+    try:
+        return str(flow.fn(work=work, **options))
+    except NotDoneError:
+        return None
+
+
+def _made(
+    flow: "Flow[..., str]",
     work: str | None,
-    recipe: str,
-    overrides: list[str] | None,
-    source: str | None = None,
-    model: str = "",
-    **_: object,
-) -> None:
-    """Raise what is wrong with the settings and the source, without Prefect's long import."""
-    from flows.done_before import find_done, resolve
-    from pipelines.source_check import check_source
-
-    run = resolve(recipe, source, work, overrides)
-    if not model and find_done("pipelines.clean_corpus", run) is None:
-        check_source(run.recipe.source, run.recipe.examples)
-
-
-def _result(
-    told: "Stopping", name: str, work: str | None, verbose: bool, options: dict[str, Any]
+    options: dict[str, Any],
+    recipe: "RecipeSettings",
+    told: "Stopping",
+    verbose: bool,
 ) -> str:
     from albert_core.stage.environment import work_folder
     from albert_core.stage.log import say
     from flows.commands.display import display
-    from flows.done_before import NotDoneError
     from flows.prefect_server import prefect_server
+    from pipelines.source_check import check_source
 
-    flow: Flow[..., str] = getattr(import_module(f"flows.{name}"), name)
-    try:
-        return str(flow.fn(work=work, **options))
-    except NotDoneError:
-        pass
+    if "source" in options:
+        check_source(recipe.source, recipe.examples)
     say("starting Prefect, to run what is not done yet", sys.stderr)
     with prefect_server(work_folder(work)) as server, _one_message(), display(verbose):
         if server is not None:
