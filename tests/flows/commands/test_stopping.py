@@ -87,13 +87,13 @@ def test_ctrl_c_in_a_stage_ends_all_of_it(tmp_path: Path) -> None:
 def test_at_any_moment_it_ends_and_the_next_run_goes_on(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    write_source(tmp_path / "source")
     moments = random.Random(number)
-    for _ in range(10):
-        process = start(tmp_path)
-        time.sleep(moments.uniform(2, 40))
-        if process.poll() is not None:
-            break  # all was done before the moment came
-        check_end(process, number, tmp_path)
-    said, _ = start(tmp_path).communicate(timeout=600)
+    for run in range(10):
+        folder = tmp_path / str(run)
+        folder.mkdir()
+        write_source(folder / "source")
+        process = start(folder)
+        time.sleep(moments.uniform(1, 25))
+        check_end(process, number, folder)
+    said, _ = start(folder).communicate(timeout=600)
     assert "version 1" in said
