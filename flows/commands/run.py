@@ -222,7 +222,7 @@ def _made(
 
     if "source" in options:
         check_source(recipe.source, recipe.examples)
-    say("starting Prefect, to run what is not done yet", sys.stderr)
+    say("starting the flow: not everything was done before", sys.stderr)
     with prefect_server(work_folder(work)) as server, _one_message(), display(verbose):
         if server is not None:
             told.kept.add(server.pid)
