@@ -6,8 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ from prefect.logging.handlers import APILogWorker
 
 from albert_core.stage import storage
 from albert_core.stage.errors import OutageError
+from albert_core.stage.outage import answers
 from flows.stage_process import tied
 
 DATABASE = "prefect.db"
@@ -83,7 +82,7 @@ def _served_at(folder: Path | None) -> str:
         url = json.loads((folder / SERVED).read_bytes())["prefect_api_url"] if folder else ""
     except (OSError, ValueError, LookupError):
         return ""
-    return url if url and _answers(url) else ""
+    return url if url and answers(f"{url}/health") else ""
 
 
 def _start(port: int, folder: Path | None) -> "subprocess.Popen[bytes]":
@@ -108,21 +107,13 @@ def _start(port: int, folder: Path | None) -> "subprocess.Popen[bytes]":
 
 def _wait_until_up(process: "subprocess.Popen[bytes]", url: str) -> None:
     deadline = time.monotonic() + _START_SECONDS
-    while not _answers(url):
+    while not answers(f"{url}/health"):
         if process.poll() is not None or time.monotonic() > deadline:
             raise OutageError(
                 f"Prefect's server does not answer at {url} (status {process.poll()}). Give "
                 "PREFECT_API_URL, the address of one that does, or look at what it printed."
             )
         time.sleep(_LOOK_SECONDS)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:  # noqa: S310 - our own
-            return bool(answer.status == 200)
-    except (OSError, urllib.error.URLError):
-        return False
 
 
 def _free_port() -> int:

@@ -4,9 +4,9 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from logging import Logger, LoggerAdapter, getLogger
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from prefect import Task, get_run_logger
 from prefect.cache_policies import NO_CACHE
@@ -16,11 +16,17 @@ from prefect.tasks import exponential_backoff
 
 from albert_core.stage.command import stage_argv
 from albert_core.stage.credentials import hide_credentials_in_logs
-from albert_core.stage.environment import TRAINING_PROCESSES, shown_tracking_uri, whole_number
+from albert_core.stage.environment import (
+    TRAINING_PROCESSES,
+    shown_tracking_uri,
+    whole_number,
+    work_folder,
+)
 from albert_core.stage.log import FORMAT, StageProgress, is_json, read_line, use_format
 from albert_core.stage.manifest import Manifest, read_manifest
 from albert_core.stage.outage import is_passing
-from flows.done_before import NotDoneError, RecipeRun, find_done, resolve
+from flows.done_before import NotDoneError, RecipeRun, find_done
+from flows.recipe import load_recipe, save_recipe
 from flows.stage_page import ProgressPage, save_stage_page
 from flows.stage_process import distributed_argv, limits_of, run_stage_process
 from flows.tracked_flow import begin_tracking, note_stage, stage_environment
@@ -49,11 +55,13 @@ def start_run(
         work: the folder for all results; None for ALBERT_WORK, else ``work``.
         overrides: see `load_recipe`.
     """
-    run = resolve(recipe, source, work, overrides)
+    resolved = load_recipe(recipe, overrides or (), source)
+    folder = work_folder(work)
+    uri = save_recipe(resolved, folder)
     hide_credentials_in_logs()
     is_json()  # a wrong value is a mistake of the settings
-    begin_tracking(run.work, run.recipe.name, run.recipe_uri)
-    return run
+    begin_tracking(folder, resolved.name, uri)
+    return RecipeRun(resolved, uri, folder)
 
 
 class StageTask(Task[P, R]):
@@ -93,16 +101,11 @@ def stage_task(name: str) -> Callable[[Callable[P, R]], StageTask[P, R]]:
 
 
 def find_stage(module: str, run: RecipeRun, **inputs: str) -> str | None:
-    """Return the manifest of what the stage in ``module`` made before of the same; else None.
-
-    Args:
-        module: that has the stage.
-        run: the recipe and the work folder.
-        inputs: of the stage, by the names of its parameters.
+    """Return what `find_done` does.
 
     Raises:
-        AlbertError: a setting or an input is wrong, as the stage itself would find.
-        NotDoneError: there is none, and no flow run to make it in.
+        AlbertError: see `find_done`.
+        NotDoneError: there is nothing, and no flow run to make it in.
     """
     done = find_done(module, run, **inputs)
     if done is None and not in_flow_run():
@@ -159,20 +162,6 @@ def run_stage(
 class StageBar:
     """Shows a person one stage while it runs. This one shows nothing: its lines are in the log."""
 
-    def __init__(self, stage: str) -> None:
-        self.stage = stage
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Show whether it ended well."""
-
     def say(self, line: str) -> None:
         """Show a line that the stage printed."""
 
@@ -180,7 +169,11 @@ class StageBar:
         """Show how far the stage is."""
 
 
-show_stage: Callable[[str], StageBar] = StageBar
+def _show_nothing(_: str) -> AbstractContextManager[StageBar]:
+    return nullcontext(StageBar())
+
+
+show_stage: Callable[[str], AbstractContextManager[StageBar]] = _show_nothing
 """What shows the stages of this process; a terminal sets it."""
 
 

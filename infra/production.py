@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from albert_core.stage.outage import answers
 from infra.flow_services import PREFECT, deploy, flow_environment, start_prefect, start_worker
 from infra.postgres import Postgres
 from infra.services import (
     LOOK_SECONDS,
     Services,
-    answers,
     local_folder,
     refuse_taken,
     run_until_stopped,

@@ -7,8 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from typing import IO, NoReturn
 from albert_core.stage import storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
 from albert_core.stage.errors import AlbertError
+from albert_core.stage.outage import answers
 
 
 def family(root: int) -> list[int]:
@@ -274,15 +273,6 @@ class Services:
     def _tail(self, name: str) -> str:
         lines = self.log_of(name).read_text(errors="replace").splitlines()[-15:]
         return f". The end of {self.log_of(name)}:\n  " + "\n  ".join(lines)
-
-
-def answers(url: str) -> bool:
-    """Return whether a server answers there, with status 200."""
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own server
-            return bool(answer.status == 200)
-    except (OSError, urllib.error.URLError):
-        return False
 
 
 def _how_it_ended(service: Service) -> str:

@@ -74,12 +74,14 @@ def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
 def find_done(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str | None:
     """Return the manifest that `run` would find; None if it has work to do.
 
-    New files are read if they are few and small; many are work to do.
+    New files are read if they are few and small; many are work to do. Without a corpus in this
+    folder the source is not even listed.
 
     Raises:
         SourceError: the source has no file.
     """
-    files = list_quickly(source, _files_before(work))
+    before = _files_before(work)
+    files = list_quickly(source, before) if before else None
     if files is None:
         return None
     return _plan(source, cleaning, _inputs(files, cleaning)).done(work)

@@ -28,8 +28,8 @@ _FILES_PER_UNIT = 256
 _DIGEST_THREADS = 4
 _OWN_DISTRIBUTION = "albert-pretraining"
 """Where a process is started decides whether it is found, and as what."""
-_QUICK_BYTES = 32 << 20
-"""Are read in no time."""
+_QUICK_FILES, _QUICK_BYTES = 256, 32 << 20
+"""So much is read in no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,7 @@ def list_source(settings: SourceSettings, known: Iterable[SourceFile] = ()) -> l
     Raises:
         SourceError: there is no file.
     """
-    before = {file.uri: file for file in known}
-    with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
-        return list(
-            pool.map(lambda entry: _describe(entry, settings, before), entries_of(settings))
-        )
+    return _described(entries_of(settings), settings, {file.uri: file for file in known})
 
 
 def list_quickly(settings: SourceSettings, known: Iterable[SourceFile]) -> list[SourceFile] | None:
@@ -113,11 +109,18 @@ def list_quickly(settings: SourceSettings, known: Iterable[SourceFile]) -> list[
     """
     before = {file.uri: file for file in known}
     entries = entries_of(settings)
-    unknown = [entry for entry in entries if not _is_as(before.get(entry.uri), entry)]
-    if sum(entry.num_bytes for entry in unknown) > _QUICK_BYTES:
+    new = [entry for entry in entries if not _is_as(before.get(entry.uri), entry)]
+    if len(new) > _QUICK_FILES or sum(entry.num_bytes for entry in new) > _QUICK_BYTES:
         return None
-    read = {entry.uri: _describe(entry, settings, {}) for entry in unknown}
-    return [replace((before | read)[entry.uri], name=entry.name) for entry in entries]
+    files = before | {file.uri: file for file in _described(new, settings, {})}
+    return [replace(files[entry.uri], name=entry.name) for entry in entries]
+
+
+def _described(
+    entries: Iterable[SourceEntry], settings: SourceSettings, before: Mapping[str, SourceFile]
+) -> list[SourceFile]:
+    with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
+        return list(pool.map(lambda entry: _describe(entry, settings, before), entries))
 
 
 def entries_of(settings: SourceSettings) -> list[SourceEntry]:

@@ -6,10 +6,7 @@ from albert_core.stage import storage
 from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_main
 from albert_core.stage.lineage import FINETUNING
-from albert_core.stage.manifest import (
-    MANIFEST,
-    StagePlan,
-)
+from albert_core.stage.manifest import MANIFEST, StagePlan
 from albert_core.tasks.catalogue import TaskFiles, find_task, predicted_with
 from albert_core.training.preemption import ending_when_told_to
 
@@ -43,13 +40,13 @@ def run(
         TrainingError: the loss is not finite.
     """
     files = find_task(task, task_folder, evaluation.own_tasks)
-    plan = _plan(finetuning, files, model_folder, task_folder, seed)
+    also = predicted_with(task, task_folder)
+    plan = _plan(finetuning, files, also, model_folder, task_folder, seed)
     if done := plan.find(work):
         return done
-    from albert_core.finetuning.finetuning import finetune
+    from albert_core.finetuning.finetuning import Finetuning
 
-    also = predicted_with(task, task_folder)
-    return finetune(plan, work, finetuning, files, also, model_folder)
+    return Finetuning(plan, work, finetuning, files, also, model_folder).run()
 
 
 def find_done(
@@ -63,18 +60,19 @@ def find_done(
 ) -> str | None:
     """Return the manifest that `run` would find; None if it has work to do."""
     files = find_task(task, task_folder, evaluation.own_tasks)
-    return _plan(finetuning, files, model_folder, task_folder, seed).done(work)
+    also = predicted_with(task, task_folder)
+    return _plan(finetuning, files, also, model_folder, task_folder, seed).done(work)
 
 
 def _plan(
     finetuning: FinetuningSettings,
     files: TaskFiles,
+    also: list[TaskFiles],
     model_folder: str,
     task_folder: str,
     seed: str,
 ) -> StagePlan:
     task = files.task.name
-    also = predicted_with(task, task_folder)
     return StagePlan(
         stage=STAGE,
         settings={

@@ -56,34 +56,6 @@ _LINE_SECONDS = 20.0
 log = logging.getLogger(STAGE)
 
 
-def finetune(
-    plan: StagePlan,
-    work: str,
-    settings: FinetuningSettings,
-    files: TaskFiles,
-    also: list[TaskFiles],
-    model_folder: str,
-) -> str:
-    """Fine-tune the model on the task, keep the best on dev, predict; return the manifest.
-
-    Args:
-        plan: of the stage.
-        work: folder for all results.
-        settings: of fine-tuning.
-        files: of the task.
-        also: of the tasks that are predicted as well.
-        model_folder: the model to start from.
-
-    Raises:
-        TrainingError: the loss is not finite.
-        RunAgain: SIGTERM came. No error: the process's exit.
-    """
-    one = Finetuning(plan, work, settings, files, also, model_folder)
-    with one.tracked, stop_request() as stop:
-        one.train(stop)
-        return one.finish()
-
-
 @dataclass(frozen=True)
 class Predicted:
     """What the best weights say of one split."""
@@ -151,6 +123,17 @@ class Finetuning:
         )
         self.tracked = self._track()
         note_machine(self.folder, 1, self.finetuner.device)
+
+    def run(self) -> str:
+        """Train, keep the best on dev, predict; return the manifest.
+
+        Raises:
+            TrainingError: the loss is not finite.
+            RunAgain: SIGTERM came. No error: the process's exit.
+        """
+        with self.tracked, stop_request() as stop:
+            self.train(stop)
+            return self.finish()
 
     def train(self, stop: StopRequest) -> None:
         """Do all updates, those before a kill not again; evaluate now and then.

@@ -53,7 +53,8 @@ def register(
     """
     module, libraries = served_by
     served = ServedCode(module=module, signature=_SIGNATURE, requirements=tuple(libraries))
-    candidate = read_candidate(registry.model_name, pretraining, scores, served)
+    name, digest = registry.model_name, plan.inputs["model"]
+    candidate = read_candidate(name, pretraining, digest, scores, served)
 
     def champion_measured(client: MlflowClient, champion: ModelVersion) -> Mapping[str, Measured]:
         if champion_scores:
@@ -66,8 +67,17 @@ def register(
     return enter(plan, work, registry, candidate, champion_measured)
 
 
-def read_candidate(name: str, pretraining: str, scores: str, served: ServedCode) -> Candidate:
+def read_candidate(
+    name: str, pretraining: str, digest: str, scores: str, served: ServedCode
+) -> Candidate:
     """Return the model of one manifest with the scores of the other.
+
+    Args:
+        name: of the registered model.
+        pretraining: manifest of the model.
+        digest: of the model's files.
+        scores: manifest of its scores.
+        served: the code that serves it.
 
     Raises:
         IntegrityError: a manifest or a file is missing.
@@ -75,7 +85,6 @@ def read_candidate(name: str, pretraining: str, scores: str, served: ServedCode)
     """
     model = read_manifest(pretraining)
     folder = storage.join(pretraining.rpartition("/")[0], model.facts["model_folder"])
-    digest = model_digest(folder)
     return Candidate(
         name=name,
         model_folder=folder,

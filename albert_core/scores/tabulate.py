@@ -12,7 +12,7 @@ from albert_core.config import ScoringSettings
 from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import ConfigError
-from albert_core.stage.manifest import StagePlan, read_manifest
+from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
 
 STAGE = "scores"
 _DEV = "dev"
@@ -40,9 +40,8 @@ def run(
         ConfigError: the fine-tunings do not go together, or an argument is no such JSON.
         IntegrityError: a manifest or the predictions are missing.
     """
-    done = {uri: read_manifest(uri) for uri in _json(finetunings, "finetunings", list)}
-    absent = _json(missing, "missing", dict)
-    plan = _plan(scoring, model, finetunings, missing, contamination)
+    done, absent = _read(finetunings), _json(missing, "missing", dict)
+    plan = _plan(scoring, model, done, absent, contamination)
     if found := plan.find(work):
         return found
     from albert_core.scores.written import write_table
@@ -59,19 +58,26 @@ def find_done(
     work: str,
 ) -> str | None:
     """Return the manifest that `run` would find; None if it has work to do."""
-    return _plan(scoring, model, finetunings, missing, contamination).done(work)
+    absent = _json(missing, "missing", dict)
+    return _plan(scoring, model, _read(finetunings), absent, contamination).done(work)
+
+
+def _read(finetunings: str) -> dict[str, Manifest]:
+    return {uri: read_manifest(uri) for uri in _json(finetunings, "finetunings", list)}
 
 
 def _plan(
-    scoring: ScoringSettings, model: str, finetunings: str, missing: str, contamination: str
+    scoring: ScoringSettings,
+    model: str,
+    done: dict[str, Manifest],
+    absent: dict[str, str],
+    contamination: str,
 ) -> StagePlan:
-    done = {uri: read_manifest(uri) for uri in _json(finetunings, "finetunings", list)}
     inputs = {f"finetuning-{manifest.key}": manifest.content for manifest in done.values()}
     manifests = {f"finetuning-{manifest.key}": uri for uri, manifest in done.items()}
     if contamination:
         inputs["contamination"] = read_manifest(contamination).key
         manifests["contamination"] = contamination
-    absent = _json(missing, "missing", dict)
     return StagePlan(
         stage=STAGE,
         settings={"scoring": scoring.model_dump(), "model": model, "missing": absent},

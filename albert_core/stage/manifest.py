@@ -132,10 +132,9 @@ class StagePlan:
         With None the folder is this process's alone, till `write` or its end: another one that
         looks for the same result waits in its own `find`, and then finds it.
         """
-        uri = storage.join(self.folder(work), MANIFEST)
 
         def is_done() -> bool:
-            return storage.exists(uri)
+            return self.done(work) is not None
 
         if not is_done() and lock.take(work, self._claim, is_done):
             if not is_done():
@@ -145,7 +144,7 @@ class StagePlan:
                 return None
             lock.release(work, self._claim)
         log.info("%s: done already (%s)", self.stage, self.folder(work))
-        return uri
+        return self.done(work)
 
     def write(
         self,

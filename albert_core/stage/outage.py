@@ -1,10 +1,12 @@
-"""Which errors pass by themselves: a server, a store or a network that is away for a while."""
+"""Servers, stores and networks that are away for a while: which errors say so, and who answers."""
 
 import errno
+import urllib.request
 from collections.abc import Iterator
 
 from albert_core.stage.errors import ConfigError, OutageError
 
+_ANSWER_SECONDS = 5
 _MAX_CAUSES = 20
 _ERRNOS = {errno.EBUSY, errno.ESTALE, getattr(errno, "EREMOTEIO", errno.ESTALE)}
 """s3fs's for "slow down" and "internal error", and NFS's for a server that began anew."""
@@ -25,6 +27,15 @@ def is_passing(error: BaseException) -> bool:
     A mistake in the settings never passes, even if it shows as a server that does not answer.
     """
     return not isinstance(error, ConfigError) and any(map(_passes, _causes(error)))
+
+
+def answers(url: str) -> bool:
+    """Return whether a server of ours answers at an http address, with status 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -5,8 +5,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 from prefect.logging.configuration import setup_logging
 from rich.console import Console
@@ -52,35 +50,36 @@ class _Bar(stage_task.StageBar):
     """The bar of a stage, with its latest line: losses, rates, counts."""
 
     def __init__(self, progress: Progress, stage: str) -> None:
-        super().__init__(stage)
-        self.progress = progress
-
-    def __enter__(self) -> Self:
-        name = self.stage.replace("_", " ")
-        self.bar = self.progress.add_task(name, total=None, mark=" ", unit="", line="")
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        mark = "✓" if kind is None else "✗"
-        self.progress.update(self.bar, mark=mark, total=1, completed=1, unit="")
-        self.progress.stop_task(self.bar)
+        self._progress = progress
+        name = stage.replace("_", " ")
+        self._bar = progress.add_task(name, total=None, mark=" ", unit="", line="")
 
     def say(self, line: str) -> None:
         said = line.partition(": ")[2] or line
         if said.startswith("step "):
             said = said.partition("  ")[2]  # the bar has the number
         if not said.startswith("done, wrote"):
-            self.progress.update(self.bar, line=said)
+            self._progress.update(self._bar, line=said)
 
     def advance(self, progress: StageProgress) -> None:
-        self.progress.update(
-            self.bar, completed=progress.done, total=progress.total, unit=progress.unit
+        self._progress.update(
+            self._bar, completed=progress.done, total=progress.total, unit=progress.unit
         )
+
+    def end(self, mark: str) -> None:
+        self._progress.update(self._bar, mark=mark, total=1, completed=1, unit="")
+        self._progress.stop_task(self._bar)
+
+
+@contextmanager
+def _shown(progress: Progress, stage: str) -> Iterator[_Bar]:
+    bar = _Bar(progress, stage)
+    try:
+        yield bar
+    except BaseException:
+        bar.end("✗")
+        raise
+    bar.end("✓")
 
 
 @contextmanager
@@ -114,12 +113,13 @@ def display(verbose: bool) -> Iterator[None]:
         console=console,
         expand=True,
     )
-    stage_task.show_stage = partial(_Bar, bars)
+    shown_before = stage_task.show_stage
+    stage_task.show_stage = partial(_shown, bars)
     try:
         with bars:
             yield
     finally:
-        stage_task.show_stage = stage_task.StageBar
+        stage_task.show_stage = shown_before
 
 
 def _is_warning(record: logging.LogRecord) -> bool:

@@ -1,6 +1,7 @@
 """`albert demo`, `pretrain`, `refresh`, `evaluate` and `plan`.
 
-A flow that is run by hand has a Prefect server of its own, unless PREFECT_API_URL names one.
+What was done before is found first; a flow runs for the rest. `flows.prefect_server` says on which
+server.
 """
 
 import logging

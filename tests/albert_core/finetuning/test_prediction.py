@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +147,6 @@ def test_a_row_that_lacks_something_is_refused(
     save_tiny_finetuned(str(tmp_path), task)
     with pytest.raises(TaskError, match=message):
         load_finetuned(str(tmp_path)).predict(rows)
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        patch.delenv("MLFLOW_REGISTRY_URI", raising=False)
-        yield str(tmp_path_factory.mktemp("work"))
 
 
 def test_a_fresh_process_says_the_same_with_the_versions_own_code(work: str) -> None:
