@@ -48,6 +48,7 @@ def pretrain_albert(
     task_folder = folder_of_tasks(run, examples, corpus)
     pretraining = pretrain(run, examples)
     scores = evaluate(run, model_folder_of_run(pretraining), task_folder)
+    # A model that was compared before is not compared again, so its rival needs no scores.
     registration = find_stage(
         "albert_core.registry.register", run, pretraining=pretraining, scores=scores
     )
