@@ -30,13 +30,13 @@ from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import set_layer_execution
 from albert_core.model.losses import masked_lm_loss, sentence_order_loss
-from albert_core.planning.flops import training_flops
 from albert_core.planning.hardware import hardware_called
+from albert_core.planning.parameters import training_flops
 from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.ranks import Ranks
+from albert_core.training.run_log import measured_peak_flops
 from albert_core.training.shards import Batch, ExampleShards, Rows, UpdateBatch, UpdateSizes
-from albert_core.training.speed import measured_peak_flops
 from albert_core.training.step import TrainState, train_step
 from benchmarks import harness
 from benchmarks.english_text import make_examples

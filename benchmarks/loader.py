@@ -23,8 +23,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling
 
 from albert_core.conversion.model_folder import tokenizer_files
-from albert_core.text.ragged import Ints
-from albert_core.text.records import NUM_SPECIAL
+from albert_core.text.records import NUM_SPECIAL, Ints
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.loader import FreshMasks, UpdateLoader
 from albert_core.training.order import LENGTH_MULTIPLE

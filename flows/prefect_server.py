@@ -15,8 +15,7 @@ from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 
 from albert_core.stage import storage
-from albert_core.stage.errors import OutageError
-from albert_core.stage.outage import answers
+from albert_core.stage.errors import OutageError, answers
 from flows.stage_process import tied
 
 DATABASE = "prefect.db"

@@ -22,9 +22,9 @@ from albert_core.stage.environment import (
     whole_number,
     work_folder,
 )
+from albert_core.stage.errors import is_passing
 from albert_core.stage.log import FORMAT, StageProgress, is_json, read_line, use_format
 from albert_core.stage.manifest import Manifest, read_manifest
-from albert_core.stage.outage import is_passing
 from flows.done_before import NotDoneError, RecipeRun, find_done
 from flows.recipe import load_recipe, save_recipe
 from flows.stage_page import ProgressPage, save_stage_page

@@ -22,7 +22,7 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 
 from albert_core.stage.errors import ConfigError
-from infra.flow_services import POOL
+from infra.services import POOL
 
 RULES = Path(__file__).with_name("prefect_rules.yaml")
 PRETRAIN_AFTER_REFRESH = "ALBERT_PRETRAIN_AFTER_REFRESH"

@@ -15,15 +15,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from albert_core.stage.outage import answers
-from infra.flow_services import PREFECT, deploy, flow_environment, start_prefect, start_worker
+from albert_core.stage.errors import answers
 from infra.postgres import Postgres
 from infra.services import (
     LOOK_SECONDS,
+    PREFECT,
     Services,
+    deploy,
+    flow_environment,
     local_folder,
     refuse_taken,
     run_until_stopped,
+    start_prefect,
+    start_worker,
 )
 
 LOOPBACK = "127.0.0.1"

@@ -11,8 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.prefect_server import DATABASE, SERVED, note_served
-from infra.flow_services import PREFECT, deploy, flow_environment, start_prefect, start_worker
-from infra.services import Services, local_folder, refuse_taken, run_until_stopped
+from infra.services import (
+    PREFECT,
+    Services,
+    deploy,
+    flow_environment,
+    local_folder,
+    refuse_taken,
+    run_until_stopped,
+    start_prefect,
+    start_worker,
+)
 
 HOST = "127.0.0.1"
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000

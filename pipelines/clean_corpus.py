@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_core.stage import storage
-from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import SourceError
 from albert_core.stage.lineage import CORPUS, SOURCE_FILES
@@ -18,6 +17,7 @@ from albert_core.stage.manifest import (
     newest_manifest,
     read_manifest,
 )
+from albert_core.stage.provenance import code_digest, library_versions
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.corpus.overlaps import ngram_hashes, test_strings
 from pipelines.readers.source_bytes import BrokenFileError, open_content, packed_ending

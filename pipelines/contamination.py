@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from albert_core.config import EvaluationSettings
 from albert_core.stage import storage
-from albert_core.stage.code_version import code_digest
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import TaskError
 from albert_core.stage.loaded_once import loaded_once
@@ -36,6 +35,7 @@ from albert_core.stage.manifest import (
     scratch_folder,
     shard_of,
 )
+from albert_core.stage.provenance import code_digest
 from albert_core.tasks.catalogue import (
     SCORED_WITH,
     TASKS,

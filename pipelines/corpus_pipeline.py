@@ -21,7 +21,6 @@ from apache_beam.pvalue import PCollection
 from numpy.typing import NDArray
 
 from albert_core.stage import storage
-from albert_core.stage.code_version import code_digest
 from albert_core.stage.errors import AccountingError, SourceError
 from albert_core.stage.lineage import CORPUS, SOURCE_FILES, write_made_with
 from albert_core.stage.manifest import (
@@ -32,6 +31,7 @@ from albert_core.stage.manifest import (
     read_manifest,
     scratch_folder,
 )
+from albert_core.stage.provenance import code_digest
 from albert_core.text.arrow_files import write_arrow
 from pipelines.clean_unit import EXCLUDED, KEPT, CleaningJob, Unit, clean_unit, is_done, size_of
 from pipelines.config import CleaningSettings, SourceSettings

@@ -19,7 +19,6 @@ import numpy as np
 from apache_beam.pvalue import PCollection
 
 from albert_core.stage import storage
-from albert_core.stage.code_version import code_digest
 from albert_core.stage.errors import AccountingError, SourceError
 from albert_core.stage.lineage import EXAMPLES, write_made_with
 from albert_core.stage.manifest import (
@@ -33,9 +32,9 @@ from albert_core.stage.manifest import (
     scratch_folder,
     shard_of,
 )
+from albert_core.stage.provenance import code_digest
 from albert_core.text.arrow_files import read_arrow, write_arrow
-from albert_core.text.ragged import Ints
-from albert_core.text.records import NUM_SPECIAL_IN_PAIR
+from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Ints
 from albert_core.text.tokenizer import Tokenizer
 from pipelines.config import ExampleSettings
 from pipelines.engine import steps

@@ -1,6 +1,5 @@
 """Stage 3: clean documents to example shards, globally shuffled, in Arrow and TFRecord."""
 
-from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_main
 from albert_core.stage.lineage import EXAMPLES
 from albert_core.stage.manifest import (
@@ -9,6 +8,7 @@ from albert_core.stage.manifest import (
     digest_of,
     read_manifest,
 )
+from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.text.tokenizer import SPIECE_MODEL
 from pipelines.config import ExampleSettings
 

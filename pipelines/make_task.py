@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from albert_core.stage import storage
-from albert_core.stage.code_version import code_digest
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import SourceError
 from albert_core.stage.manifest import Account, StagePlan, check_shard, read_manifest, shard_of
+from albert_core.stage.provenance import code_digest
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.seeds import derive_seed, random_uniform, share_of
 from pipelines.config import ExampleSettings, TaskSettings

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from albert_core.stage.code_version import reachable_sources
+from albert_core.stage.provenance import reachable_sources
 
 PROJECT = Path(__file__).parent.parent
 HEAVY = {"apache_beam", "matplotlib", "mlflow", "sklearn", "torch", "transformers"}

@@ -59,7 +59,7 @@ EDITS = {
 IN_A_COPY = """
 import json, sys
 from pathlib import Path
-from albert_core.stage.code_version import code_digest
+from albert_core.stage.provenance import code_digest
 
 def digests():
     code_digest.cache_clear()

@@ -3,10 +3,10 @@
 from albert_core.config import EvaluationSettings, FinetuningSettings
 from albert_core.conversion.model_files import model_digest
 from albert_core.stage import storage
-from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_main
 from albert_core.stage.lineage import FINETUNING
 from albert_core.stage.manifest import MANIFEST, StagePlan
+from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.tasks.catalogue import TaskFiles, find_task, predicted_with
 from albert_core.training.preemption import ending_when_told_to
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from albert_core.checkpoint import CHECKPOINTS, CheckpointWriter, load_newest
 from albert_core.config import FinetuningSettings
 from albert_core.conversion.model_folder import load_encoder
-from albert_core.finetuning.finetuned_model import save_finetuned
+from albert_core.finetuning.finetuned_model import problem_of, save_finetuned
 from albert_core.finetuning.hyperparameters import hyperparameters_of
 from albert_core.finetuning.loop import Finetuner
 from albert_core.metrics import Estimate, bootstrap_interval
@@ -36,7 +36,6 @@ from albert_core.stage.manifest import (
 from albert_core.tasks.catalogue import TaskFiles, read_examples
 from albert_core.tasks.examples import Examples, Split, Task
 from albert_core.tasks.problem import Inputs, Scored
-from albert_core.tasks.problems import problem_of
 from albert_core.tasks.submission import submission_files
 from albert_core.text.arrow_files import write_arrow
 from albert_core.text.seeds import derive_seed

@@ -12,9 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.planning.flops import skipped_flops, training_flops
 from albert_core.planning.hardware import Basis, Hardware, Utilisation
-from albert_core.planning.parameters import ParameterCounts, count_parameters
+from albert_core.planning.parameters import (
+    ParameterCounts,
+    count_parameters,
+    skipped_flops,
+    training_flops,
+)
 from albert_core.planning.training_memory import TrainingMemory
 from albert_core.stage.errors import ConfigError
 

@@ -1,42 +1,52 @@
-"""A candidate becomes a version; the gate says whether it becomes champion; all of it is kept."""
+"""A candidate becomes a version; the gate says whether it becomes champion; all of it is kept.
+
+Only one process at a time decides who is champion of a registered model. MLflow has no lock, so
+this one is made of tags. Each process that wants to decide writes a claim under a key of its own
+and then reads all claims. A process that finds only its own claim goes on. Of several, the first by
+key waits, and the others withdraw and try again. Two processes cannot both find themselves alone:
+of two claims, the second one is written before its writer reads, so its writer finds the first.
+"""
 
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import cast
+from uuid import uuid4
 
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
 
 from albert_core.config import RegistrySettings
-from albert_core.registry.aliases import (
-    CANDIDATE,
-    CHAMPION,
-    PREVIOUS,
-    champion_of,
-    is_same,
-    make_candidate,
-    make_champion,
-    version_with,
-)
 from albert_core.registry.gate import Decision, Measured, Verdict, gate
 from albert_core.registry.measured import ARTIFACT, write_measured
-from albert_core.registry.promotion_lock import promotion_lock
-from albert_core.registry.thread_safety import RIGHT, THREADS_TAG, check_is_right
 from albert_core.registry.version_lineage import upload_lineage
 from albert_core.registry.versions import (
+    CANDIDATE,
+    CHAMPION,
     KEY_TAG,
+    PREVIOUS,
+    RIGHT,
+    THREADS_TAG,
     ServedCode,
+    champion_of,
+    check_is_right,
     create_name,
     find_version,
     fluent_uri,
+    is_same,
     log_model,
+    make_candidate,
+    make_champion,
     registry_errors,
+    version_with,
 )
 from albert_core.stage import storage
 from albert_core.stage.environment import tracking_uri
@@ -44,13 +54,72 @@ from albert_core.stage.lineage import REGISTRATION
 from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
 from albert_core.tracking.server import experiment_id, open_client
 
+CLAIM = "promotion_claim."
+"""What the key of a claim's tag begins with."""
+STALE_SECONDS = 90.0
+"""A claim that stays as it is for so long is a dead process's: who waits renews his own, and what
+is done under one takes seconds."""
+_WAIT_SECONDS = 0.25
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def promotion_lock(
+    client: MlflowClient, name: str, stale_seconds: float = STALE_SECONDS
+) -> Iterator[None]:
+    """Wait until no other process decides about the registered model ``name``; then hold it off.
+
+    Args:
+        client: of the registry.
+        name: of the registered model, which exists.
+        stale_seconds: how long another's claim may stand before it is removed.
+    """
+    own = CLAIM + uuid4().hex
+    first_seen: dict[tuple[str, str], float] = {}
+    try:
+        while not _is_alone(client, name, own, first_seen, stale_seconds):
+            time.sleep(_WAIT_SECONDS)
+        yield
+    finally:
+        _withdraw(client, name, own)
+
+
+def _is_alone(
+    client: MlflowClient,
+    name: str,
+    own: str,
+    first_seen: dict[tuple[str, str], float],
+    stale_seconds: float,
+) -> bool:
+    """Write the claim ``own``; return whether it is the only one, and withdraw it if it must."""
+    client.set_registered_model_tag(name, own, uuid4().hex)
+    now = time.monotonic()
+    tags = client.get_registered_model(name).tags
+    others = {key for key in tags if key.startswith(CLAIM)} - {own}
+    for key in others:
+        if now - first_seen.setdefault((key, tags[key]), now) > stale_seconds:
+            log.warning("%s: removed the claim of a process that is gone", name)
+            _withdraw(client, name, key)
+    if others and min(others) < own:
+        _withdraw(client, name, own)
+    return not others
+
+
+def _withdraw(client: MlflowClient, name: str, key: str) -> None:
+    try:
+        client.delete_registered_model_tag(name, key)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+
+
 STAGE = REGISTRATION
 DIGEST_TAG = "model_digest"
 DECISION_TAG = "decision"
 """The sentence; what stands after a point in the names of others is a part of the decision."""
 _VERDICT_TAG, _AGAINST_TAG = f"{DECISION_TAG}.verdict", f"{DECISION_TAG}.against"
 
-log = logging.getLogger(STAGE)
 
 ChampionMeasured = Callable[[MlflowClient, ModelVersion], Mapping[str, Measured]]
 """The present champion -> how it does on the candidate's tasks; empty if that is not known."""

@@ -11,8 +11,8 @@ from mlflow.exceptions import MlflowException
 
 from albert_core.conversion.model_files import read_task
 from albert_core.metrics import Floats, jackknife
-from albert_core.registry.aliases import ABSENT
 from albert_core.registry.gate import Measured
+from albert_core.registry.versions import ABSENT
 from albert_core.stage import storage
 from albert_core.stage.manifest import Manifest, digest_of, read_manifest
 from albert_core.text.arrow_files import read_arrow, write_arrow

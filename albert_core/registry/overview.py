@@ -7,11 +7,18 @@ from contextlib import contextmanager
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 
-from albert_core.registry.aliases import MOVED_TAG, champion_of, promote_by_hand, roll_back
-from albert_core.registry.champion import DECISION_TAG
-from albert_core.registry.promotion_lock import promotion_lock
-from albert_core.registry.thread_safety import FAULT, fault_of, remedy
-from albert_core.registry.versions import named, registry_errors
+from albert_core.registry.champion import DECISION_TAG, promotion_lock
+from albert_core.registry.versions import (
+    FAULT,
+    MOVED_TAG,
+    champion_of,
+    fault_of,
+    named,
+    promote_by_hand,
+    registry_errors,
+    remedy,
+    roll_back,
+)
 from albert_core.stage.errors import RegistryError
 from albert_core.tracking.server import open_client
 

@@ -15,12 +15,12 @@ from urllib.request import urlopen
 from albert_core.config import RegistrySettings
 from albert_core.conversion.model_files import model_digest
 from albert_core.stage import storage
-from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_main
 from albert_core.stage.credentials import redacted
 from albert_core.stage.environment import shown_tracking_uri, tracking_uri
 from albert_core.stage.lineage import REGISTRATION
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
+from albert_core.stage.provenance import code_digest, library_versions
 
 STAGE = REGISTRATION
 SERVED_MODULE = "albert_core.registry.served_model"

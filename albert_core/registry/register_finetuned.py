@@ -16,17 +16,17 @@ from albert_core.registry.champion import STAGE, Candidate, enter, lineage_of
 from albert_core.registry.measured import measure, read_measured
 from albert_core.registry.versions import ServedCode
 from albert_core.stage import storage
-from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_main
 from albert_core.stage.environment import shown_tracking_uri
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
+from albert_core.stage.provenance import code_digest, library_versions
 
 REQUIREMENTS = (
     "torch", "transformers", "tokenizers", "safetensors", "sentencepiece", "numpy", "pandas",
     "pyarrow", "pydantic", "fsspec", "protobuf", "scipy",
 )  # fmt: skip
 _CODE = "albert_core.registry.served_task_model"
-_TAKES_ALONG = "albert_core.finetuning.prediction"
+_TAKES_ALONG = "albert_core.finetuning.finetuned_model"
 
 
 def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str = "work") -> str:

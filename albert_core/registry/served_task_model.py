@@ -9,7 +9,7 @@ import mlflow
 import pandas as pd
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
-from albert_core.finetuning.prediction import COLUMNS, FinetunedModel, load_finetuned
+from albert_core.finetuning.finetuned_model import COLUMNS, FinetunedModel, load_finetuned
 
 MODEL_ARTIFACT = "model"
 """Name of the folder of the fine-tuned model among the version's artifacts."""

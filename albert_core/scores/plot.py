@@ -7,8 +7,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from albert_core.scores.table import ScoreTable, TaskScores
-from albert_core.scores.text import metric_name, percent
+from albert_core.scores.table import ScoreTable, TaskScores, metric_name, percent
 
 COLOURS = {
     "ink": "#1d2433",

@@ -9,10 +9,10 @@ import json
 from typing import Any
 
 from albert_core.config import ScoringSettings
-from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
+from albert_core.stage.provenance import code_digest, library_versions
 
 STAGE = "scores"
 _DEV = "dev"

@@ -19,9 +19,8 @@ from typing import Any, NoReturn
 from albert_core.stage import lock, storage
 from albert_core.stage.credentials import redacted
 from albert_core.stage.environment import whole_number
-from albert_core.stage.errors import AlbertError, ConfigError
+from albert_core.stage.errors import AlbertError, ConfigError, is_passing
 from albert_core.stage.log import say, set_up_log
-from albert_core.stage.outage import is_passing
 from albert_core.stage.provenance import Call, called_as
 from albert_core.stage.settings import Settings, refuse_credentials
 

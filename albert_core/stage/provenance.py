@@ -1,19 +1,158 @@
-"""The call, the code and the machine that made a stage's result: what it takes to make it again."""
+"""What made a result: the code that it depends on, the call, and the machine."""
 
+import ast
+import hashlib
 import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from albert_core.stage.settings import Settings
+
+_LOGGERS = ("log", "logging", "warnings")
+_SETTINGS = ("Settings", "TaskHyperparameters")
+"""The classes that settings are made of; what else derives from them has methods only."""
+FIRST_PARTY = ("albert_core", "pipelines", "flows")
+HOW_NOT_WHAT = (
+    "albert_core.planning",
+    "albert_core.stage",
+    "albert_core.tracking",
+    "albert_core.training.preemption",
+    "albert_core.training.run_log",
+    "pipelines.engine",
+)
+"""Rooms and modules that say where, how fast and how visibly a stage runs, never what it makes."""
+
+
+@cache
+def code_digest(module: str) -> str:
+    """Return a digest of what ``module`` and every project module it reaches do.
+
+    What can't change a result doesn't count, so that it rebuilds nothing: comments, docstrings and
+    layout, the words of errors and log lines, the fields of settings (their values are in a
+    result's key), and `HOW_NOT_WHAT`.
+    """
+    digest = hashlib.sha256()
+    for name, source in sorted(reachable_sources(module, HOW_NOT_WHAT).items()):
+        digest.update(f"{name}\n{_meaning(source)}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def library_versions(*names: str) -> dict[str, str]:
+    """Return the installed version of each library in ``names``, and Python's.
+
+    Python's counts because its Unicode tables decide what is a letter.
+    """
+    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "absent"
+    return found
+
+
+def reachable_sources(module: str, without: Collection[str] = ()) -> dict[str, str]:
+    """Return the source of ``module`` and of every project module it reaches, by name.
+
+    Nothing is imported for it, so that a result can be looked up without torch or Beam.
+
+    Args:
+        module: where to begin.
+        without: rooms and modules to leave out, and what is reached through them alone.
+    """
+    sources: dict[str, str] = {}
+    queue = [_real_name(module)]
+    while queue:
+        name = queue.pop()
+        path = _file_of(name)
+        if path is None or name in sources:
+            continue
+        sources[name] = path.read_text(encoding="utf-8")
+        queue.extend(found for found in _imports(sources[name]) if not _is_in(found, without))
+    return sources
+
+
+def _real_name(module: str) -> str:
+    """Return the name that a module has when it is imported, also if it is run as a program."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return module if spec is None else str(spec.name)
+
+
+def _file_of(module: str) -> Path | None:
+    """Return the file of a project module or package; None if there is none of this name."""
+    package, *inner = module.split(".")
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).parent.joinpath(*inner)
+    files = (path / "__init__.py", path.parent / f"{path.name}.py")
+    return next((file for file in files if file.is_file()), None)
+
+
+def _is_in(module: str, rooms: Collection[str]) -> bool:
+    return any(module == room or module.startswith(f"{room}.") for room in rooms)
+
+
+@cache
+def _tree(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@cache
+def _imports(source: str) -> list[str]:
+    names: list[str] = []
+    for node in ast.walk(_tree(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.append(node.module)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name for name in names if name.split(".")[0] in FIRST_PARTY and _file_of(name)]
+
+
+@cache
+def _meaning(source: str) -> str:
+    return ast.dump(_Meaning().visit(_tree(source)))
+
+
+class _Meaning(ast.NodeTransformer):
+    """Leaves out what can't change a result."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        """Leave out strings that stand alone, and log lines."""
+        value = node.value
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            return None
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+            owner = value.func.value
+            if isinstance(owner, ast.Name) and owner.id in _LOGGERS:
+                return None
+        return self.generic_visit(node)
+
+    def visit_Raise(self, node: ast.Raise) -> ast.AST:
+        """Leave out what an error says."""
+        if isinstance(node.exc, ast.Call):
+            node.exc, node.cause = node.exc.func, None
+        return self.generic_visit(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        """Leave out the fields of settings."""
+        if any(isinstance(base, ast.Name) and base.id in _SETTINGS for base in node.bases):
+            node.body = [item for item in node.body if not isinstance(item, ast.AnnAssign)]
+        return self.generic_visit(node)
+
 
 COMMIT = "ALBERT_COMMIT"
 """Variable that names the commit where the code is no git checkout, such as in an image."""

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from albert_core.model.attention import Runs
-from albert_core.text.ragged import ranges
-from albert_core.text.records import CLS, SEP
+from albert_core.text.records import CLS, SEP, ranges
 
 Ints = NDArray[np.int64]
 

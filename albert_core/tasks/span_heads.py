@@ -34,7 +34,7 @@ from albert_core.tasks.examples import SpanExamples
 from albert_core.tasks.problem import Head, Outputs
 from albert_core.tasks.sequences import SequenceBatch
 from albert_core.tasks.span_inputs import Windows
-from albert_core.text.ragged import Ints
+from albert_core.text.records import Ints
 
 BEAM_SIZE = 5
 """Starts that the answerability head goes on from, and ends of each. Source: `run_squad_v2.py`."""

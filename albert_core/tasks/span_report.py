@@ -19,7 +19,7 @@ from albert_core.stage import storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
 from albert_core.stage.errors import AlbertError
 from albert_core.tasks.examples import SpanExamples
-from albert_core.tasks.span_targets import NO_PIECE, ParagraphPieces, span_targets
+from albert_core.tasks.span_inputs import NO_PIECE, ParagraphPieces, span_targets
 from albert_core.tasks.squad import normalise_answer, read_squad
 from albert_core.text.piece_offsets import encode_with_spans
 from albert_core.text.tokenizer import Tokenizer

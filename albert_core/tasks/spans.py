@@ -14,9 +14,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from albert_core.config import ModelSettings, SpanSettings
-from albert_core.tasks.constant_answers import first_words_scores, no_answer_scores
 from albert_core.tasks.examples import SpanExamples, Task
-from albert_core.tasks.problem import Head, Inputs, Outputs, Problem, Scored, Scorer
+from albert_core.tasks.problem import (
+    Head,
+    Inputs,
+    Outputs,
+    Problem,
+    Scored,
+    Scorer,
+    first_words_scores,
+    no_answer_scores,
+)
 from albert_core.tasks.span_heads import (
     AnswerabilityHead,
     RankedAnswers,

@@ -17,9 +17,18 @@ from albert_core.config import ModelSettings
 from albert_core.metrics import METRICS
 from albert_core.model.albert import AlbertModel
 from albert_core.stage.manifest import Account
-from albert_core.tasks.constant_answers import constant_label_scores, constant_number_scores
 from albert_core.tasks.examples import ChoiceExamples, Task, TextExamples
-from albert_core.tasks.problem import Head, Inputs, Ints, Outputs, Problem, Scored, Scorer
+from albert_core.tasks.problem import (
+    Head,
+    Inputs,
+    Ints,
+    Outputs,
+    Problem,
+    Scored,
+    Scorer,
+    constant_label_scores,
+    constant_number_scores,
+)
 from albert_core.tasks.sequences import SequenceBatch, Sequences
 from albert_core.text.tokenizer import Tokenizer
 

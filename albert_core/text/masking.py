@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_core.text.ragged import Ints, ranges
-from albert_core.text.records import MASK, NUM_SPECIAL
+from albert_core.text.records import MASK, NUM_SPECIAL, Ints, ranges
 from albert_core.text.seeds import UInt64s, random_bits
 
 Pieces = NDArray[np.integer[Any]]

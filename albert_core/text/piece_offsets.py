@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_core.stage.errors import IntegrityError
-from albert_core.text.ragged import Ints, ranges
+from albert_core.text.records import Ints, ranges
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer
 
 Span = tuple[int, int]

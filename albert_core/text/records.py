@@ -1,11 +1,14 @@
-"""The rows that stages hand on: a document, an example; and the special pieces.
+"""The rows that stages hand on: a document, an example; the special pieces; rows laid end to end.
 
 Dimensions: S pieces of a sequence, P predictions.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 """Ids of the special pieces. Source: google-research/albert, README, "Sentencepiece"."""
@@ -69,3 +72,19 @@ in a row whose segments both come from `document_id`."""
 
 MAX_VOCAB_SIZE = 1 << 16
 """Piece ids are stored as uint16."""
+
+
+Ints = NDArray[np.int64]
+SmallInts = NDArray[np.int32]
+
+
+def ranges(first: NDArray[Any], length: NDArray[Any]) -> Ints:
+    """Return first[0], first[0] + 1, ... for length[0] numbers, then those of the next row.
+
+    >>> ranges(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    begins = np.cumsum(length) - length
+    indices = np.arange(length.sum())
+    indices += np.repeat(first - begins, length)
+    return indices

@@ -9,10 +9,8 @@ from torch import Tensor
 from albert_core.metrics import Estimate, ratio_interval
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.losses import IGNORED
-from albert_core.training.padded_batches import make_batch
-from albert_core.training.ranks import ALONE, Ranks
-from albert_core.training.sharded_state import gathered
-from albert_core.training.shards import Batch, ExampleShards
+from albert_core.training.ranks import ALONE, Ranks, gathered
+from albert_core.training.shards import Batch, ExampleShards, make_batch
 
 _BATCH_SIZE = 64
 _SUMS = ("masked_lm_loss", "masked_lm_accuracy", "pair_loss", "pair_accuracy", "num_predictions")

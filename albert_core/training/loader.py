@@ -20,12 +20,19 @@ import torch
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import Manifest
 from albert_core.text.masking import count_predictions, mask_examples
-from albert_core.text.ragged import Ints
+from albert_core.text.records import Ints
 from albert_core.text.seeds import UInt64s, derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.order import deal_update, example_order, padded_length
-from albert_core.training.padded_batches import BatchShape, make_batch
-from albert_core.training.shards import Batch, ExampleShards, Rows, UpdateBatch, UpdateSizes
+from albert_core.training.shards import (
+    Batch,
+    BatchShape,
+    ExampleShards,
+    Rows,
+    UpdateBatch,
+    UpdateSizes,
+    make_batch,
+)
 
 _PIECES_PER_BLOCK = 1 << 18
 """About as many are masked at once, few enough for the cache."""

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from albert_core.config import Schedule
-from albert_core.training.sharded_state import norms_of, parts_of
+from albert_core.training.ranks import norms_of, parts_of
 
 
 class AdamW(torch.optim.Optimizer):
     """Adam with decoupled weight decay and without bias correction.
 
     Vectors (biases, layer norms) are not decayed. Of weights that are cut over ranks
-    (`albert_core.training.sharded_state`), each rank keeps the moments of its part, and updates
+    (`albert_core.training.ranks`), each rank keeps the moments of its part, and updates
     that.
 
     Args:

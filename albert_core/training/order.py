@@ -8,7 +8,7 @@ so that those of like length are padded together, and dealt to the ranks like ca
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_core.text.ragged import Ints
+from albert_core.text.records import Ints
 from albert_core.text.seeds import derive_seed, random_bits
 
 LENGTH_MULTIPLE = 8

@@ -12,13 +12,12 @@ from typing import Any
 
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.stage import storage
-from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_main
 from albert_core.stage.environment import TRAINING_PROCESSES, whole_number
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.lineage import PRETRAINING
 from albert_core.stage.manifest import MANIFEST, StagePlan, read_manifest
-from albert_core.stage.provenance import RANKS, machine
+from albert_core.stage.provenance import RANKS, code_digest, library_versions, machine
 from albert_core.training.preemption import ending_when_told_to
 from albert_core.training.start import StartingPoint, earlier_results, find_starting_point
 

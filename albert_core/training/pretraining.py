@@ -22,13 +22,14 @@ from albert_core.checkpoint import (
     load_newest,
 )
 from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.conversion.model_folder import save_model_folder
 from albert_core.metrics import Estimate
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, TrainingError
 from albert_core.stage.lineage import PRETRAINING
 from albert_core.stage.log import report_progress
-from albert_core.stage.manifest import Manifest, StagePlan
+from albert_core.stage.manifest import Account, Manifest, Shard, StagePlan, shard_of, shards_in
 from albert_core.text.seeds import derive_seed
 from albert_core.tracking.run import TrackedRun
 from albert_core.training.devices import note_machine, noted_machines, ranks_of_environment
@@ -36,18 +37,86 @@ from albert_core.training.held_out import Evaluation, evaluate
 from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
 from albert_core.training.preemption import RunAgain, StopRequest, stop_request
-from albert_core.training.ranks import Ranks
-from albert_core.training.result import CURVES, write_result
-from albert_core.training.run_log import RunLog, say_scores
-from albert_core.training.sharded_state import shard_state
+from albert_core.training.ranks import Ranks, shard_state
+from albert_core.training.run_log import (
+    OF_THE_MACHINE,
+    RunLog,
+    draw_curves,
+    expected_speed,
+    say_scores,
+)
 from albert_core.training.shards import ExampleShards, UpdateBatch
-from albert_core.training.speed import expected_speed
 from albert_core.training.start import (
     StartingPoint,
     continue_run,
+    read_vocabulary,
     same_updates,
 )
 from albert_core.training.step import PAIR_TASKS, TrainState, Update, train_step
+
+MODEL_FOLDER, METRICS, CURVES = "model", "metrics.jsonl", "curves.png"
+
+
+def write_result(
+    plan: StagePlan,
+    work: str,
+    model: AlbertForPretraining,
+    state: TrainState,
+    examples: Manifest,
+    facts: dict[str, Any],
+) -> str:
+    """Write all of it, the manifest last; return the manifest's URI.
+
+    Args:
+        plan: of the run.
+        work: folder for all results.
+        model: with the trained weights, whole.
+        state: after the last update.
+        examples: that it was trained on.
+        facts: for the manifest, besides those that are told by ``state`` and ``examples``.
+    """
+    folder = plan.folder(work)
+    tokenizer = read_vocabulary(plan.input_manifests["vocab"])
+    save_model_folder(model, tokenizer, storage.join(folder, MODEL_FOLDER))
+    lines = (json.dumps(point) + "\n" for point in _points(state))
+    storage.write_bytes(storage.join(folder, METRICS), "".join(lines).encode())
+    objective, unigram_nats = examples.facts["objective"], examples.facts["unigram_nats"]
+    curves = draw_curves(state.history, state.evaluations, unigram_nats, PAIR_TASKS[objective])
+    storage.write_bytes(storage.join(folder, CURVES), curves)
+    facts = {
+        "step": state.step,
+        "model_folder": MODEL_FOLDER,
+        "num_parameters": sum(p.numel() for p in model.parameters()),
+        "objective": objective,
+        "evaluations": state.evaluations,
+        "skipped_steps": state.guard.num_skipped,
+        "unigram_nats": unigram_nats,
+        **facts,
+    }
+    return plan.write(work, _shards(folder), [_examples_account(state)], facts)
+
+
+def _points(state: TrainState) -> list[dict[str, float]]:
+    return [
+        {name: value for name, value in point.items() if name not in OF_THE_MACHINE}
+        for point in state.history
+    ]
+
+
+def _shards(folder: str) -> list[Shard]:
+    metrics = shard_of(storage.join(folder, METRICS), folder, "metrics", 1)
+    return [*shards_in(folder, MODEL_FOLDER), metrics]
+
+
+def _examples_account(state: TrainState) -> Account:
+    taken, skipped = state.examples_taken, state.examples_skipped
+    return Account(
+        what="examples trained on",
+        total=taken,
+        kept=taken - skipped,
+        dropped={"skipped_update": skipped},
+    )
+
 
 STAGE = PRETRAINING
 

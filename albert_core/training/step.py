@@ -22,8 +22,8 @@ from albert_core.model.losses import EXTRA_PREDICTIONS, masked_lm_loss, sentence
 from albert_core.stage.errors import IntegrityError
 from albert_core.training.optimizer import AdamW
 from albert_core.training.preemption import NEVER, StopRequest
-from albert_core.training.ranks import Ranks
-from albert_core.training.sharded_state import (
+from albert_core.training.ranks import (
+    Ranks,
     backward_pass,
     gathered,
     is_sharded,

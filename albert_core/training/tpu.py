@@ -32,9 +32,8 @@ from torch import Tensor, nn
 from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.errors import ConfigError
-from albert_core.training.padded_batches import BatchShape, shape_of
 from albert_core.training.ranks import Ranks
-from albert_core.training.shards import Batch, ExampleShards
+from albert_core.training.shards import Batch, BatchShape, ExampleShards, shape_of
 
 try:
     import torch_xla

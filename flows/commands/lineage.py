@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from albert_core.stage import storage
 from albert_core.stage.lineage import CORPUS, SOURCE_FILES, Lineage, Result, read_lineage
 from albert_core.stage.provenance import UNKNOWN_COMMIT, Provenance
-from flows.commands.page import page
+from flows.commands.options import page
 from flows.recipe import Recipe
 from pipelines.source_files import SourceFile, parse_files
 

@@ -1,10 +1,18 @@
 """Options that several commands have, and how they print their answers."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
+
+
+def page(title: str, head: Iterable[str], branches: Mapping[str, Iterable[str]]) -> str:
+    """Return a title, the lines of ``head``, and each branch's heading with its lines indented."""
+    lines = [title, "=" * len(title), *head]
+    for heading, rows in branches.items():
+        lines += ["", heading, *(f"  {row}" for row in rows)]
+    return "\n".join(lines)
 
 
 def _recipes() -> list[str]:

@@ -16,14 +16,19 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from albert_core.stage import storage
-from albert_core.stage.code_version import code_digest, library_versions
 from albert_core.stage.command import stage_argv
 from albert_core.stage.errors import IntegrityError, SourceError
 from albert_core.stage.lineage import CORPUS, FINETUNING, PRETRAINING, Result, place_in
 from albert_core.stage.manifest import Manifest, read_manifest
-from albert_core.stage.provenance import UNKNOWN_COMMIT, Call, code_commit
+from albert_core.stage.provenance import (
+    UNKNOWN_COMMIT,
+    Call,
+    code_commit,
+    code_digest,
+    library_versions,
+)
 from flows.commands.lineage import ModelLineage, source_files
-from flows.commands.page import page
+from flows.commands.options import page
 from flows.stage_process import distributed_argv
 from pipelines.config import SourceSettings
 from pipelines.source_files import describe_changes, list_source

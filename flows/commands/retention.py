@@ -25,7 +25,7 @@ from albert_core.stage.lineage import (
     read_work,
 )
 from albert_core.stage.manifest import BEGUN, MANIFEST, Account, digest_of, modified_at
-from flows.commands.page import page
+from flows.commands.options import page
 
 UNITS, PARTS, RECIPES = "units", "parts", "recipes"
 AREAS = (*STAGES, UNITS, PARTS, RECIPES)

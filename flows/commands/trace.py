@@ -27,7 +27,7 @@ from albert_core.stage.lineage import (
 from albert_core.stage.manifest import newest_manifest
 from albert_core.training.order import example_order
 from flows.affected_versions import named_versions
-from flows.commands.page import page
+from flows.commands.options import page
 from pipelines.removal import Occurrence, find_document, may_be_in_task
 
 if TYPE_CHECKING:

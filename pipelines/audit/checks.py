@@ -17,7 +17,6 @@ from pydantic import Field
 
 from albert_core.stage.settings import Settings
 from albert_core.text.masking import MASK_SHARE, RANDOM_SHARE, mask_examples
-from albert_core.text.ragged import Ints
 from albert_core.text.records import (
     CLS,
     MASK,
@@ -26,6 +25,7 @@ from albert_core.text.records import (
     PAD,
     SEP,
     UNK,
+    Ints,
 )
 from albert_core.text.seeds import UInt64s, random_bits
 from pipelines.audit.rows import Bools, Rows

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from albert_core.stage.errors import AlbertError, SourceError
 from albert_core.text.arrow_files import open_arrow
-from albert_core.text.ragged import Ints
-from albert_core.text.records import EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS
+from albert_core.text.records import EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS, Ints
 from albert_core.text.seeds import UInt64s, random_bits
 from pipelines.examples.tfrecord import TFExample
 

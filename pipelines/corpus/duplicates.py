@@ -25,7 +25,7 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_core.text.ragged import Ints, ranges
+from albert_core.text.records import Ints, ranges
 from albert_core.text.seeds import UInt64s, random_bits
 from pipelines.corpus.word_hashes import batches, hash_ngrams, hash_words
 

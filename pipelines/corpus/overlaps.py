@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from albert_core.stage.errors import SourceError
 from albert_core.tasks.examples import ChoiceExamples, Examples, SpanExamples, TextExamples
-from albert_core.text.ragged import Ints
+from albert_core.text.records import Ints
 from albert_core.text.seeds import UInt64s
 from pipelines.config import OVERLAP_WORDS
 from pipelines.corpus.word_hashes import batches, find_words, hash_ngrams, hash_words

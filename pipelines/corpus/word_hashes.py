@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_core.text.ragged import Ints
+from albert_core.text.records import Ints
 from albert_core.text.seeds import UInt64s, mix_bits
 
 Item = TypeVar("Item")

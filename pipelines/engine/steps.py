@@ -21,9 +21,8 @@ import apache_beam as beam
 
 import albert_core
 import pipelines
-from albert_core.stage.code_version import library_versions
-from albert_core.stage.errors import ConfigError, OutageError
-from albert_core.stage.outage import is_passing
+from albert_core.stage.errors import ConfigError, OutageError, is_passing
+from albert_core.stage.provenance import library_versions
 
 PROJECT = "albert-pretraining"
 

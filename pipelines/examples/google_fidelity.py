@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_core.text.masking import MASK_SHARE, Masked, span_length_weights
-from albert_core.text.ragged import Ints
-from albert_core.text.records import CLS, MASK, SEP
+from albert_core.text.records import CLS, MASK, SEP, Ints
 from albert_core.text.seeds import UInt64s, random_bits
 from pipelines.examples.pairs import ALONE, BORROWED, TRUNCATED, Objective, SegmentPairs, Sentences
 

@@ -25,8 +25,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_core.text.ragged import Ints, SmallInts, ranges
-from albert_core.text.records import NUM_SPECIAL_IN_PAIR
+from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Ints, SmallInts, ranges
 from albert_core.text.seeds import UInt64s, random_bits, random_uniform, share_of
 from pipelines.config import ExampleSettings
 

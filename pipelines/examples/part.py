@@ -21,8 +21,7 @@ from albert_core.stage import storage
 from albert_core.stage.loaded_once import loaded_once
 from albert_core.text.arrow_files import open_arrow, read_arrow, write_arrow
 from albert_core.text.masking import Masked, mask_examples
-from albert_core.text.ragged import Ints, ranges
-from albert_core.text.records import CLS, EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS, SEP
+from albert_core.text.records import CLS, EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS, SEP, Ints, ranges
 from albert_core.text.seeds import UInt64s, derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 from pipelines.config import ExampleSettings

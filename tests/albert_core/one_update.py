@@ -11,8 +11,7 @@ from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.order import example_order
-from albert_core.training.ranks import Ranks
-from albert_core.training.sharded_state import shard_state
+from albert_core.training.ranks import Ranks, shard_state
 from albert_core.training.shards import ExampleShards, Rows, UpdateBatch, UpdateSizes
 from albert_core.training.step import TrainState, train_step
 

@@ -6,13 +6,12 @@ import pyarrow as pa
 import torch
 
 from albert_core.config import FinetuningSettings, RegistrySettings
-from albert_core.finetuning.finetuned_model import save_finetuned
+from albert_core.finetuning.finetuned_model import problem_of, save_finetuned
 from albert_core.model.albert import AlbertModel
 from albert_core.registry import register_finetuned
 from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
 from albert_core.tasks.catalogue import TASKS
 from albert_core.tasks.problem import Head
-from albert_core.tasks.problems import problem_of
 from albert_core.text.arrow_files import write_arrow
 from tests.albert_core.tiny_model import VOCAB_SIZE, spread, tiny_settings
 from tests.albert_core.tiny_vocab import tiny_vocab

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from albert_core.registry.aliases import make_champion
+from albert_core.registry.versions import make_champion
 from albert_core.stage.manifest import read_manifest
 from albert_core.tracking.server import open_client
 from albert_core.training import pretrain

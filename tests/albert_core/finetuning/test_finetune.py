@@ -17,8 +17,7 @@ from albert_core.conversion.model_folder import load_encoder
 from albert_core.finetuning import finetune as stage
 from albert_core.finetuning.loop import Finetuner
 from albert_core.metrics import METRICS
-from albert_core.scores.table import Run, build_table
-from albert_core.scores.text import score_cell
+from albert_core.scores.table import Run, build_table, score_cell
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError, TaskError, TrainingError
 from albert_core.stage.manifest import Manifest, check_shard, read_manifest

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from albert_core.finetuning.prediction import load_finetuned
+from albert_core.finetuning.finetuned_model import load_finetuned
 from albert_core.registry.versions import model_folder_of
 from albert_core.stage.errors import TaskError
 from albert_core.tasks.sequences import Sequences
@@ -162,9 +162,9 @@ said = {{
     task: mlflow.pyfunc.load_model(f"models:/tiny-{{task}}@champion").predict(rows[task])
     for task in rows
 }}
-import albert_core.finetuning.prediction
+import albert_core.finetuning.finetuned_model
 found = {{task: frame.to_dict("records") for task, frame in said.items()}}
-print(json.dumps([albert_core.finetuning.prediction.__file__, found]))
+print(json.dumps([albert_core.finetuning.finetuned_model.__file__, found]))
 """
     done = subprocess.run(
         [sys.executable, "-c", code],

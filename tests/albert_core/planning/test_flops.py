@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from albert_core.config import ModelSettings
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.planning.flops import training_flops
+from albert_core.planning.parameters import training_flops
 from albert_core.planning.run_plan import ExampleSizes
 from albert_core.training.shards import UpdateSizes
 

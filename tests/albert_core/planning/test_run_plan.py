@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.planning.flops import training_flops
 from albert_core.planning.hardware import find_hardware
+from albert_core.planning.parameters import training_flops
 from albert_core.planning.run_plan import ExampleSizes, RunPlan, batch_advice
 from albert_core.stage.errors import ConfigError
 from albert_core.training.shards import UpdateSizes

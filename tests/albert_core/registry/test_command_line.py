@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from albert_core.registry.aliases import make_candidate, make_champion
-from albert_core.registry.champion import DECISION_TAG, decision_tags
+from albert_core.registry.champion import CLAIM, DECISION_TAG, decision_tags
 from albert_core.registry.gate import Decision, TaskDifference
-from albert_core.registry.promotion_lock import CLAIM
 from albert_core.registry.version_lineage import registered_versions
+from albert_core.registry.versions import make_candidate, make_champion
 from albert_core.tracking.server import open_client
 from flows.commands.main import main
 

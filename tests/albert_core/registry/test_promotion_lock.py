@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from albert_core.registry.promotion_lock import CLAIM, promotion_lock
+from albert_core.registry.champion import CLAIM, promotion_lock
 from albert_core.tracking.server import open_client
 
 pytestmark = pytest.mark.usefixtures("one_tracking_database")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from albert_core.finetuning.prediction import load_finetuned
+from albert_core.finetuning.finetuned_model import load_finetuned
 from albert_core.registry.versions import model_folder_of
 from tests.albert_core.asked_at_once import Tally, asked_at_once
 from tests.albert_core.tiny_finetuned import register_tiny

@@ -8,17 +8,18 @@ import pytest
 from mlflow import MlflowClient
 
 from albert_core.registry import versions
-from albert_core.registry.aliases import CHAMPION, PREVIOUS
-from albert_core.registry.thread_safety import (
+from albert_core.registry.versions import (
+    CHAMPION,
     FAULT,
+    PREVIOUS,
     RIGHT,
     THREADS_TAG,
     WORD_TABLE,
     has_lock,
     is_right,
 )
-from albert_core.stage.code_version import reachable_sources
 from albert_core.stage.errors import RegistryError
+from albert_core.stage.provenance import reachable_sources
 from albert_core.text import word_table
 from albert_core.tracking.server import open_client
 from flows.commands.main import main

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from albert_core.registry.promotion_lock import CLAIM
+from albert_core.registry.champion import CLAIM
 from albert_core.stage import storage
 from albert_core.tracking.server import open_client
 from flows.commands.main import main

@@ -7,9 +7,9 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 
-from albert_core.scores.page import as_page
 from albert_core.scores.plot import COLOURS, draw, plot
 from albert_core.scores.table import PUBLISHED, ScoreTable, build_table
+from albert_core.scores.written import as_page
 from tests.albert_core.scores.made_runs import made_run, paper_runs
 
 VOID = {"meta"}

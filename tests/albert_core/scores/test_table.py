@@ -4,8 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from albert_core.scores.table import PAPER_COLUMNS, PUBLISHED, Run, build_table
-from albert_core.scores.text import as_markdown, as_text, detail_rows, glue_rows, paper_rows
+from albert_core.scores.table import (
+    PAPER_COLUMNS,
+    PUBLISHED,
+    Run,
+    as_markdown,
+    as_text,
+    build_table,
+    detail_rows,
+    glue_rows,
+    paper_rows,
+)
 from tests.albert_core.scores.made_runs import made_run, paper_runs
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from albert_core.stage import code_version
-from albert_core.stage.code_version import code_digest, library_versions
+from albert_core.stage import provenance
+from albert_core.stage.provenance import code_digest, library_versions
 
 PACKAGE = "digested"
 STAGE = '''"""A stage."""
@@ -41,7 +41,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(code_version, "FIRST_PARTY", (PACKAGE,))
+    monkeypatch.setattr(provenance, "FIRST_PARTY", (PACKAGE,))
     yield folder
     for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
         del sys.modules[name]
@@ -187,7 +187,7 @@ def test_a_stage_run_by_hand_has_the_digest_of_the_stage_imported(tmp_path: Path
     (folder / "stage.py").write_text(
         "from albert_core.stage import code_version\n"
         f"code_version.FIRST_PARTY = ({PACKAGE!r},)\n"
-        "print(code_version.code_digest(__name__))\n"
+        "print(provenance.code_digest(__name__))\n"
     )
     root = Path(__file__).parents[3]
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from albert_core.stage.command import RUN_AGAIN_STATUS, run_command_line
-from albert_core.stage.errors import ConfigError, RegistryError, SourceError
-from albert_core.stage.outage import is_passing
+from albert_core.stage.errors import ConfigError, RegistryError, SourceError, is_passing
 from albert_core.stage.settings import Settings
 
 

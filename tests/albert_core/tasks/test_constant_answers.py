@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from albert_core.config import FinetuningSettings
-from albert_core.tasks.constant_answers import constant_label_scores, first_words_scores
+from albert_core.finetuning.finetuned_model import problem_of
 from albert_core.tasks.examples import (
     Answer,
     ChoiceExamples,
@@ -15,7 +15,7 @@ from albert_core.tasks.examples import (
     Task,
     TextExamples,
 )
-from albert_core.tasks.problems import problem_of
+from albert_core.tasks.problem import constant_label_scores, first_words_scores
 
 
 def constant_scores(examples: Examples, **task: Any) -> dict[str, float]:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_core.tasks.examples import Answer, SpanExamples
+from albert_core.tasks.span_inputs import NO_PIECE, ParagraphPieces, span_targets
 from albert_core.tasks.span_report import main, recovered_answers, report
-from albert_core.tasks.span_targets import NO_PIECE, ParagraphPieces, span_targets
 from albert_core.tasks.squad import read_squad
 from albert_core.text.piece_offsets import encode_with_spans
 from albert_core.text.tokenizer import Tokenizer

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.masking import mask_examples
-from albert_core.text.ragged import Ints
-from albert_core.text.records import MASK
+from albert_core.text.records import MASK, Ints
 from albert_core.text.seeds import derive_seed, random_bits
 from albert_core.training.loader import FreshMasks
 from albert_core.training.shards import ExampleShards, Rows

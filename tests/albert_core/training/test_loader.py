@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from albert_core.model.attention import lengths_of
 from albert_core.stage.errors import IntegrityError
-from albert_core.text.ragged import Ints
+from albert_core.text.records import Ints
 from albert_core.text.seeds import derive_seed
 from albert_core.training import loader as loader_module
 from albert_core.training.loader import UpdateLoader

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from albert_core.config import Schedule
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
-from albert_core.training.speed import trust_ratios
+from albert_core.training.run_log import trust_ratios
 
 KINDS: list[Literal["lamb", "adamw"]] = ["lamb", "adamw"]
 RATE, DECAY = 0.01, 0.1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albert_core.text.ragged import Ints
+from albert_core.text.records import Ints
 from albert_core.training.order import deal_update, example_order, padded_length, permute
 
 SEEDS = st.integers(0, 2**63 - 1)

@@ -11,9 +11,16 @@ from albert_core.model.losses import IGNORED
 from albert_core.stage.errors import ShapeError
 from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer
-from albert_core.training.padded_batches import BatchShape, make_batch, shape_of
 from albert_core.training.ranks import ALONE
-from albert_core.training.shards import Batch, ExampleShards, UpdateBatch, UpdateSizes
+from albert_core.training.shards import (
+    Batch,
+    BatchShape,
+    ExampleShards,
+    UpdateBatch,
+    UpdateSizes,
+    make_batch,
+    shape_of,
+)
 from albert_core.training.step import TrainState, Update, train_step
 from tests.albert_core.made_examples import made_examples
 from tests.albert_core.tiny_model import tiny_settings

@@ -24,7 +24,7 @@ from albert_core.stage.command import RUN_AGAIN_STATUS
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import read_manifest
 from albert_core.tracking.server import open_client
-from albert_core.training import pretrain, pretraining, speed
+from albert_core.training import pretrain, pretraining, run_log
 from albert_core.training.launcher import status_of
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.order import example_order
@@ -172,7 +172,7 @@ def test_every_progress_line_has_what_a_person_looks_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(speed, "processor_name", lambda: "AMD EPYC, 2 cores")
+    monkeypatch.setattr(run_log, "processor_name", lambda: "AMD EPYC, 2 cores")
     uri = pretrain.run(MODEL, TRAINING, examples, str(tmp_path))
     numbers = r"[\d.,]+"
     assert re.search(

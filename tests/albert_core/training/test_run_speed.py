@@ -8,13 +8,13 @@ import torch
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.planning.hardware import HARDWARE
 from albert_core.training.ranks import ALONE, Ranks
-from albert_core.training.shards import ExampleShards
-from albert_core.training.speed import (
+from albert_core.training.run_log import (
     MEASURING_SECONDS,
     ExpectedSpeed,
     expected_speed,
     measured_peak_flops,
 )
+from albert_core.training.shards import ExampleShards
 from tests.albert_core.made_examples import made_examples
 
 MODEL, TRAINING = ModelSettings(), TrainingSettings(precision="bfloat16")
