@@ -89,8 +89,13 @@ def start(argv: list[str], environment: Mapping[str, str]) -> "subprocess.Popen[
 
 
 def finish(stage: "subprocess.Popen[str]", timeout: float = 300) -> Done:
-    """Wait for the end of a stage."""
-    output = stage.communicate(timeout=timeout)[0]
+    """Wait for the end of a stage; end it where that fails."""
+    try:
+        output = stage.communicate(timeout=timeout)[0]
+    except BaseException:
+        stage.terminate()
+        stage.communicate()
+        raise
     return Done(stage.returncode, output)
 
 
@@ -103,15 +108,21 @@ def wait_for(happened: Callable[[], bool], stage: "subprocess.Popen[str]") -> No
 
 
 def processes(*wanted: bytes) -> list[int]:
-    """Return the processes whose command line has one of these words."""
+    """Return the processes of this test whose command line has one of these words.
+
+    A test's processes are those that have its temporary folder in their environment, so that
+    others' work on the same machine is not taken for its own.
+    """
+    ours = f"TMPDIR={os.environ['TMPDIR']}".encode()
     found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            command = file.read_bytes()
+            command = (folder / "cmdline").read_bytes()
+            environment = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if any(word in command for word in wanted):
-            found.append(int(file.parent.name))
+        if ours in environment and any(word in command for word in wanted):
+            found.append(int(folder.name))
     return sorted(found)
 
 
