@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, checked when read, the newest good one wins.
+"""Checkpoints: written whole or not at all, checked when read; the newest good one counts.
 
 The last ones are kept, and the best: the one whose record has the lowest held-out masked LM loss.
 """
@@ -9,6 +9,8 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from albert_core.stage.errors import ConfigError, IntegrityError, TrainingError
 from albert_core.stage.manifest import MANIFEST
 
 STATE, RECORD = "state.pt", "checkpoint.json"
-"""Tensors; and what they are, written last: a folder without it is no checkpoint."""
+"""Tensors; and their description, written last: a folder without it is no checkpoint."""
 CHECKPOINTS = "checkpoints"
 """A run's folder of checkpoints."""
 HELD_OUT_LOSS = "held_out_loss"
@@ -30,10 +32,10 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """Writes checkpoints beside the training, one at a time.
+    """Writes checkpoints while the training goes on, one at a time.
 
-    What is saved is copied at once, to the CPU; a thread writes the copy. A write that failed is
-    an error at the next call, and leaves the older checkpoints as they are.
+    `save` copies the state to the CPU, and a thread writes the copy. A write that failed is an
+    error at the next call, and leaves the older checkpoints as they are.
 
     Args:
         folder: URI of the run's checkpoints.
@@ -43,12 +45,12 @@ class CheckpointWriter:
     def __init__(self, folder: str, keep: int) -> None:
         self.folder, self.keep = folder, keep
         self.seconds = 0.0
-        """How long the training had to wait for copies and for writes that had not ended."""
+        """How long the training has waited for copies and for writes that had not ended."""
         self._thread: threading.Thread | None = None
         self._failure: tuple[int, BaseException] | None = None
 
     def save(self, state: dict[str, Any], record: dict[str, Any]) -> None:
-        """Write the checkpoint of ``record["step"]``, after the one before is written.
+        """Write the checkpoint of ``record["step"]`` after the one before.
 
         Args:
             state: tensors and plain values, as `torch.load(weights_only=True)` accepts them.
@@ -59,7 +61,7 @@ class CheckpointWriter:
         """
         self.wait()
         began = time.perf_counter()
-        copy = pytree.tree_map_only(Tensor, _copied, state)
+        copy = pytree.tree_map_only(Tensor, lambda t: t.detach().to("cpu", copy=True), state)
         self._thread = threading.Thread(
             target=self._write, args=(copy, record), name="checkpoint", daemon=True
         )
@@ -99,20 +101,16 @@ class CheckpointWriter:
     def _write(self, state: dict[str, Any], record: dict[str, Any]) -> None:
         try:
             save_checkpoint(self.folder, state, record, self.keep)
-        except Exception as error:  # noqa: BLE001  whatever the storage raises, `check` tells it
+        except Exception as error:  # noqa: BLE001  whatever the storage raises, `check` reports it
             self._failure = record["step"], _root_of(error)
 
 
 def _root_of(error: BaseException) -> BaseException:
-    """Return the storage's own error, which torch's hides when a write fails in its midst."""
+    """Return the storage's own error, which torch's own hides when a write fails halfway."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, OSError):
         found = found.__cause__ or found.__context__
     return found or error
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
 
 
 def save_checkpoint(folder: str, state: dict[str, Any], record: dict[str, Any], keep: int) -> str:
@@ -139,33 +137,25 @@ def save_checkpoint(folder: str, state: dict[str, Any], record: dict[str, Any], 
         if not storage.exists(storage.join(uri, RECORD)):
             storage.remove(uri)
         raise
-    for old in _superfluous(folder, keep):
-        storage.remove(old)
+    best = best_checkpoint(folder)
+    for old in list_checkpoints(folder)[:-keep]:
+        if best is None or old != best[1]:
+            storage.remove(old)
     return uri
 
 
-def best_checkpoint(folder: str) -> tuple[str, dict[str, Any]] | None:
-    """Return URI and record of the checkpoint with the lowest held-out loss below ``folder``.
+def best_checkpoint(folder: str) -> tuple[float, str] | None:
+    """Return loss and URI of the checkpoint with the lowest held-out loss below ``folder``.
 
-    None where no checkpoint has one.
+    None if no checkpoint has one.
     """
-    best: tuple[str, dict[str, Any]] | None = None
+    measured: list[tuple[float, str]] = []
     for uri in list_checkpoints(folder):
-        try:
-            record = _read_record(uri)
-        except (IntegrityError, ValueError):
-            continue
-        loss = record.get(HELD_OUT_LOSS)
-        if loss is None or not math.isfinite(loss):
-            continue
-        if best is None or loss < best[1][HELD_OUT_LOSS]:
-            best = uri, record
-    return best
-
-
-def _superfluous(folder: str, keep: int) -> list[str]:
-    best = best_checkpoint(folder)
-    return [uri for uri in list_checkpoints(folder)[:-keep] if best is None or uri != best[0]]
+        with suppress(IntegrityError, ValueError):
+            loss = _read_record(uri).get(HELD_OUT_LOSS)
+            if loss is not None and math.isfinite(loss):
+                measured.append((loss, uri))
+    return min(measured, default=None)
 
 
 def find_checkpoint(uri: str) -> str:
@@ -182,13 +172,8 @@ def find_checkpoint(uri: str) -> str:
     if storage.exists(storage.join(folder, RECORD)):
         return folder
     for place in (storage.join(folder, CHECKPOINTS), folder):
-        for found in reversed(list_checkpoints(place)):
-            try:
-                load_checkpoint(found)
-            except (IntegrityError, ValueError) as error:
-                log.warning("passing over %s: %s", found, error)
-            else:
-                return found
+        for found, _, _ in _good_checkpoints(place):
+            return found
     raise ConfigError(
         f"there is no good checkpoint at {uri}. Give the folder of a run, its {MANIFEST}, or a "
         f"checkpoint: a folder with {RECORD}."
@@ -231,21 +216,16 @@ def _read_record(uri: str) -> dict[str, Any]:
 
 
 def load_newest(folder: str, examples: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Return the newest good checkpoint below ``folder``, or None where there is none.
+    """Return the newest good checkpoint below ``folder``, or None if there is none.
 
     Args:
         folder: URI of the run's checkpoints.
-        examples: digest of the examples that the run is to go on with.
+        examples: digest of the examples that the run goes on with.
 
     Raises:
         TrainingError: the checkpoint was trained on other examples.
     """
-    for uri in reversed(list_checkpoints(folder)):
-        try:
-            state, record = load_checkpoint(uri)
-        except (IntegrityError, ValueError) as error:
-            log.warning("passing over %s: %s", uri, error)
-            continue
+    for uri, state, record in _good_checkpoints(folder):
         if record["examples"] != examples:
             raise TrainingError(
                 f"{uri} was trained on examples {record['examples'][:12]}, but these are "
@@ -254,3 +234,14 @@ def load_newest(folder: str, examples: str) -> tuple[dict[str, Any], dict[str, A
         log.info("resuming from %s", uri)
         return state, record
     return None
+
+
+def _good_checkpoints(folder: str) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Yield URI, state and record of the checkpoints that can be read, newest first."""
+    for uri in reversed(list_checkpoints(folder)):
+        try:
+            state, record = load_checkpoint(uri)
+        except (IntegrityError, ValueError) as error:
+            log.warning("passing over %s: %s", uri, error)
+        else:
+            yield uri, state, record

@@ -12,23 +12,33 @@ Schedule = Literal["linear", "google"]
 Precision = Literal["float32", "bfloat16"]
 
 
-class ModelSettings(Settings):
+class ModelSettings(Settings, use_attribute_docstrings=True):
     """The encoder's shape. Defaults: ALBERT base, v2. Source: paper Table 1."""
 
-    embedding_size: int = Field(default=128, ge=1, description="E; equal to H: no projection")
-    hidden_size: int = Field(default=768, ge=1, description="H")
-    num_hidden_layers: int = Field(default=12, ge=1, description="L")
-    num_attention_heads: int = Field(default=12, ge=1, description="N")
-    intermediate_size: int = Field(default=3072, ge=1, description="F")
-    sharing: Sharing = Field(default="all", description="what the layers share")
-    num_hidden_groups: int = Field(default=1, ge=1, description="groups of layers that share")
-    inner_group_num: int = Field(default=1, ge=1, description="blocks in a layer of a group")
-    hidden_act: Activation = Field(default="gelu_new", description="gelu_new: tanh approximation")
-    hidden_dropout_prob: float = Field(default=0.0, ge=0, lt=1)
-    attention_probs_dropout_prob: float = Field(default=0.0, ge=0, lt=1)
-    max_position_embeddings: int = Field(default=512, ge=1)
-    type_vocab_size: int = Field(default=2, ge=2)
-    initializer_range: float = Field(default=0.02, gt=0, description="of a truncated normal")
+    embedding_size: int = Field(128, ge=1)
+    """E; equal to H: no projection"""
+    hidden_size: int = Field(768, ge=1)
+    """H"""
+    num_hidden_layers: int = Field(12, ge=1)
+    """L"""
+    num_attention_heads: int = Field(12, ge=1)
+    """N"""
+    intermediate_size: int = Field(3072, ge=1)
+    """F"""
+    sharing: Sharing = "all"
+    """what the layers share"""
+    num_hidden_groups: int = Field(1, ge=1)
+    """groups of layers that share"""
+    inner_group_num: int = Field(1, ge=1)
+    """blocks in a layer of a group"""
+    hidden_act: Activation = "gelu_new"
+    """gelu_new: tanh approximation"""
+    hidden_dropout_prob: float = Field(0.0, ge=0, lt=1)
+    attention_probs_dropout_prob: float = Field(0.0, ge=0, lt=1)
+    max_position_embeddings: int = Field(512, ge=1)
+    type_vocab_size: int = Field(2, ge=2)
+    initializer_range: float = Field(0.02, gt=0)
+    """of a truncated normal"""
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
@@ -45,16 +55,16 @@ class ModelSettings(Settings):
         return self
 
 
-class TrainingSettings(Settings):
+class TrainingSettings(Settings, use_attribute_docstrings=True):
     """Pretraining. Defaults: the paper's. Source: paper section 4.1.
 
     Those in `HOW_NOT_WHAT` change how the work is done, cut or reported, but not the trained
-    weights beyond rounding. They are no part of a run's key, so that a run can be stopped, moved
+    weights beyond rounding. They are not part of a run's key, so that a run can be stopped, moved
     to machines of another size and resumed there.
 
-    `spike_factor` is off by default: a run that learns the order of sentences has gradient norms
-    of 12 to 28 times the running median just when it begins to (on text made for it), which are
-    the updates that it must not miss; and clipping bounds what a spike can do.
+    `spike_factor` is off by default: when a run begins to learn the order of sentences, its
+    gradient norms are 12 to 28 times the running median (on text made for it), and it must not miss
+    those updates. Clipping bounds the effect of a spike anyway.
     """
 
     HOW_NOT_WHAT: ClassVar[frozenset[str]] = frozenset(
@@ -74,81 +84,67 @@ class TrainingSettings(Settings):
     )
 
     MEASURE: ClassVar[frozenset[str]] = frozenset({"max_evaluation_examples"})
-    """What changes how the weights are measured, and not the weights."""
+    """Settings that change how the weights are measured, but not the weights."""
 
-    num_steps: int = Field(
-        default=125_000, ge=1, description="optimizer updates, those before continue_from included"
-    )
-    batch_size: int = Field(default=4096, ge=1, description="examples in one update, all ranks")
-    micro_batch_size: int = Field(
-        default=16, ge=1, description="examples of full length in one forward pass"
-    )
-    masks: Literal["shards", "fresh"] = Field(
-        default="shards", description="those in the shards, or others in each epoch"
-    )
+    num_steps: int = Field(125_000, ge=1)
+    """optimizer updates, those before continue_from included"""
+    batch_size: int = Field(4096, ge=1)
+    """examples in one update, all ranks"""
+    micro_batch_size: int = Field(16, ge=1)
+    """examples of full length in one forward pass"""
+    masks: Literal["shards", "fresh"] = "shards"
+    """those in the shards, or others in each epoch"""
     optimizer: Literal["lamb", "adamw"] = "lamb"
-    learning_rate: float = Field(default=0.00176, gt=0, description="peak")
-    schedule: Schedule = Field(
-        default="linear",
-        description="linear: up to the peak, then down to 0 from there; google: the reference's, "
-        "whose first update is lost and which never reaches the peak",
-    )
-    warmup_steps: int = Field(default=3125, ge=0)
-    weight_decay: float = Field(default=0.01, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0, description="global norm")
-    precision: Precision = Field(
-        default="float32", description="of the matrix products; weights stay float32"
-    )
-    activation_checkpointing: bool = Field(
-        default=False, description="compute activations again in the backward pass: less memory"
-    )
-    compile: bool = Field(default=False, description="the layers by torch.compile")
-    shard_state: bool = Field(
-        default=False,
-        description="weights, gradients and optimizer state cut over the ranks (FSDP): for a "
-        "model whose state does not fit on each; one rank has nothing to cut",
-    )
-    spike_factor: float | None = Field(
-        default=None,
-        gt=1,
-        description="an update is skipped whose gradient norm exceeds the running median this "
-        "many times; absent: none is",
-    )
-    max_skipped_steps: int = Field(
-        default=10, ge=0, description="skipped updates in a row that a run survives"
-    )
-    log_steps: int = Field(default=100, ge=1, description="updates between two progress lines")
-    system_metrics: bool = Field(
-        default=False,
-        description="log the machine's processor, memory, disk, network and GPUs with each "
-        "progress line, of the first rank's machine",
-    )
-    evaluation_steps: int = Field(
-        default=5000, ge=1, description="updates between evaluations on held-out examples"
-    )
-    checkpoint_steps: int = Field(default=5000, ge=1, description="updates between checkpoints")
-    keep_checkpoints: int = Field(
-        default=5, ge=1, description="the last ones; the best is kept besides"
-    )
-    max_evaluation_examples: int = Field(default=10_000, ge=2, description="held-out examples")
-    initial_model: str = Field(
-        default="", description="URI of a model whose weights the run starts from; empty: random"
-    )
-    continue_from: str = Field(
-        default="",
-        description="URI of a run's folder, manifest or checkpoint: its weights, optimizer and "
-        "step are gone on from; empty: none",
-    )
-    accept_other_examples: bool = Field(
-        default=False, description="continue_from may be of a run on other examples"
-    )
-    seed: int = Field(default=12345, ge=0)
+    learning_rate: float = Field(0.00176, gt=0)
+    """peak"""
+    schedule: Schedule = "linear"
+    """linear: up to the peak, then down to 0 from there; google: the reference's, whose first
+    update is lost and which never reaches the peak"""
+    warmup_steps: int = Field(3125, ge=0)
+    weight_decay: float = Field(0.01, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    """global norm"""
+    precision: Precision = "float32"
+    """of the matrix products; weights stay float32"""
+    activation_checkpointing: bool = False
+    """compute activations again in the backward pass: less memory"""
+    compile: bool = False
+    """the layers by torch.compile"""
+    shard_state: bool = False
+    """weights, gradients and optimizer state cut over the ranks (FSDP): for a model whose state
+    does not fit on each; one rank has nothing to cut"""
+    spike_factor: float | None = Field(None, gt=1)
+    """an update is skipped whose gradient norm exceeds the running median this many times;
+    absent: none is"""
+    max_skipped_steps: int = Field(10, ge=0)
+    """skipped updates in a row that a run survives"""
+    log_steps: int = Field(100, ge=1)
+    """updates between two progress lines"""
+    system_metrics: bool = False
+    """log the machine's processor, memory, disk, network and GPUs with each progress line, of
+    the first rank's machine"""
+    evaluation_steps: int = Field(5000, ge=1)
+    """updates between evaluations on held-out examples"""
+    checkpoint_steps: int = Field(5000, ge=1)
+    """updates between checkpoints"""
+    keep_checkpoints: int = Field(5, ge=1)
+    """the last ones; the best is kept besides"""
+    max_evaluation_examples: int = Field(10_000, ge=2)
+    """held-out examples"""
+    initial_model: str = ""
+    """URI of a model whose weights the run starts from; empty: random"""
+    continue_from: str = ""
+    """URI of a run's folder, manifest or checkpoint: its weights, optimizer and step are gone on
+    from; empty: none"""
+    accept_other_examples: bool = False
+    """continue_from may be of a run on other examples"""
+    seed: int = Field(12345, ge=0)
 
     @property
     def of_result(self) -> dict[str, Any]:
-        """The settings that the trained weights depend on, but for rounding.
+        """The settings that the trained weights depend on, except by rounding.
 
-        Without the two addresses: what counts of them is the content, which is an input.
+        The two addresses are left out: only their content counts, which is an input.
         """
         return self.model_dump(exclude={*self.HOW_NOT_WHAT, "initial_model", "continue_from"})
 
@@ -166,32 +162,28 @@ class TrainingSettings(Settings):
         return self
 
 
-class TaskHyperparameters(Settings):
-    """Of fine-tuning on a task. What is absent is the paper's for that task: its Table 14.
+class TaskHyperparameters(Settings, use_attribute_docstrings=True):
+    """Fine-tuning on a task. A setting that is absent has the paper's value for the task: Table 14.
 
-    See `hyperparameters.PAPER`, and `hyperparameters.DEFAULT` for a task that the paper has not.
+    See `hyperparameters.PAPER`, and `hyperparameters.DEFAULT` for a task that the paper lacks.
     """
 
-    num_steps: int | None = Field(default=None, ge=1, description="optimizer updates")
-    num_epochs: float | None = Field(default=None, gt=0, description="in place of num_steps")
-    batch_size: int | None = Field(default=None, ge=1)
-    learning_rate: float | None = Field(default=None, gt=0, description="peak")
-    warmup_steps: int | None = Field(
-        default=None, ge=0, description="absent: the paper's share of the updates"
-    )
-    encoder_dropout_prob: float | None = Field(
-        default=None, ge=0, lt=1, description="hidden and attention dropout of the encoder"
-    )
-    classifier_dropout_prob: float | None = Field(default=None, ge=0, lt=1)
-    max_seq_length: int | None = Field(
-        default=None,
-        ge=8,
-        description="pieces, special ones included; absent: the paper's, as far as the model "
-        "has positions",
-    )
-    evaluation_steps: int | None = Field(
-        default=None, ge=1, description="updates between evaluations on dev"
-    )
+    num_steps: int | None = Field(None, ge=1)
+    """optimizer updates"""
+    num_epochs: float | None = Field(None, gt=0)
+    """in place of num_steps"""
+    batch_size: int | None = Field(None, ge=1)
+    learning_rate: float | None = Field(None, gt=0)
+    """peak"""
+    warmup_steps: int | None = Field(None, ge=0)
+    """absent: the paper's share of the updates"""
+    encoder_dropout_prob: float | None = Field(None, ge=0, lt=1)
+    """hidden and attention dropout of the encoder"""
+    classifier_dropout_prob: float | None = Field(None, ge=0, lt=1)
+    max_seq_length: int | None = Field(None, ge=8)
+    """pieces, special ones included; absent: the paper's, as far as the model has positions"""
+    evaluation_steps: int | None = Field(None, ge=1)
+    """updates between evaluations on dev"""
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -204,78 +196,72 @@ class TaskHyperparameters(Settings):
         return self
 
 
-class SpanSettings(Settings):
+class SpanSettings(Settings, use_attribute_docstrings=True):
     """Questions answered by a span of a paragraph: SQuAD.
 
     Source: google-research/albert `squad_utils.py`.
     """
 
-    doc_stride: int = Field(
-        default=128, ge=1, description="pieces from the start of a window to that of the next"
-    )
-    max_query_length: int = Field(default=64, ge=1, description="pieces kept of a question")
-    n_best: int = Field(
-        default=20, ge=1, description="starts and ends looked at in a window; answers kept"
-    )
-    max_answer_length: int = Field(default=30, ge=1, description="pieces")
-    answer_head: Literal["answerability", "simple"] = Field(
-        default="answerability",
-        description="where questions may have no answer: the reference's head, which has an output "
-        "for that, or one that points at [CLS], as BERT's does",
-    )
+    doc_stride: int = Field(128, ge=1)
+    """pieces from the start of a window to that of the next"""
+    max_query_length: int = Field(64, ge=1)
+    """pieces kept of a question"""
+    n_best: int = Field(20, ge=1)
+    """starts and ends looked at in a window; answers kept"""
+    max_answer_length: int = Field(30, ge=1)
+    """pieces"""
+    answer_head: Literal["answerability", "simple"] = "answerability"
+    """where questions may have no answer: the reference's head, which has an output for that, or
+    one that points at [CLS], as BERT's does"""
 
 
 class FinetuningSettings(TaskHyperparameters):
-    """Fine-tuning on downstream tasks: what all have in common, and what one has of its own."""
+    """Fine-tuning on downstream tasks: settings for all of them, and for single ones."""
 
     optimizer: Literal["adamw", "lamb"] = "adamw"
     schedule: Schedule = "linear"
-    weight_decay: float = Field(default=0.01, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    precision: Precision = Field(
-        default="float32", description="of the matrix products; weights stay float32"
-    )
-    patience: int = Field(
-        default=0,
-        ge=0,
-        description="evaluations in a row without a better score after which it ends; 0: never",
-    )
-    micro_batch_pieces: int = Field(
-        default=16_384, ge=8, description="pieces in one forward pass; larger batches are cut"
-    )
+    weight_decay: float = Field(0.01, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    precision: Precision = "float32"
+    """of the matrix products; weights stay float32"""
+    patience: int = Field(0, ge=0)
+    """evaluations in a row without a better score after which it ends; 0: never"""
+    micro_batch_pieces: int = Field(16_384, ge=8)
+    """pieces in one forward pass; larger batches are cut"""
     spans: SpanSettings = SpanSettings()
-    checkpoint_steps: int = Field(default=500, ge=1, description="updates between checkpoints")
-    per_task: dict[str, TaskHyperparameters] = Field(
-        default_factory=dict, description="by the task's name; goes before what all have in common"
-    )
+    checkpoint_steps: int = Field(500, ge=1)
+    """updates between checkpoints"""
+    per_task: dict[str, TaskHyperparameters] = Field(default_factory=dict)
+    """by the task's name; goes before what all have in common"""
 
     def of_task(self, task: str) -> dict[str, Any]:
-        """What a fine-tuning on ``task`` depends on: all but how often it is saved."""
+        """The settings that a fine-tuning on ``task`` depends on: all but how often it is saved."""
         how_not_what = {"checkpoint_steps", "per_task"}
         own = self.per_task.get(task, TaskHyperparameters()).model_dump(exclude_none=True)
         return self.model_dump(exclude=how_not_what) | own
 
 
-class OwnTaskSettings(Settings):
-    """A task of the user's: files of one or two texts a row, with a label or a score."""
+class OwnTaskSettings(Settings, use_attribute_docstrings=True):
+    """A task of the user: files with one or two texts in a row, and a label or a score."""
 
-    name: str = Field(
-        pattern="^[a-z0-9][a-z0-9._-]*$", description="small letters, digits, '.', '_', '-'"
-    )
-    train: str = Field(min_length=1, description="URI of a .tsv, .csv, .jsonl or .parquet file")
-    dev: str = Field(min_length=1, description="URI of such a file")
-    test: str = Field(default="", description="URI of such a file, which needs no labels")
-    text_columns: list[str] = Field(min_length=1, max_length=2, description="one, or a pair's two")
-    label_column: str = Field(default="label", min_length=1, description="of a label or a number")
+    name: str = Field(pattern="^[a-z0-9][a-z0-9._-]*$")
+    """small letters, digits, '.', '_', '-'"""
+    train: str = Field(min_length=1)
+    """URI of a .tsv, .csv, .jsonl or .parquet file"""
+    dev: str = Field(min_length=1)
+    """URI of such a file"""
+    test: str = ""
+    """URI of such a file, which needs no labels"""
+    text_columns: list[str] = Field(min_length=1, max_length=2)
+    """one, or a pair's two"""
+    label_column: str = Field("label", min_length=1)
+    """of a label or a number"""
     kind: Literal["classification", "regression"] = "classification"
-    labels: list[str] = Field(
-        default=[], description="in order, as the files write them; empty: those found in train"
-    )
-    metric: Literal["accuracy", "f1", "matthews", "pearson", "spearman"] | None = Field(
-        default=None,
-        description="models are compared by it: without it, accuracy of labels, pearson of scores; "
-        "f1 is that of the second of two labels",
-    )
+    labels: list[str] = Field([])
+    """in order, as the files write them; empty: those found in train"""
+    metric: Literal["accuracy", "f1", "matthews", "pearson", "spearman"] | None = None
+    """models are compared by it: without it, accuracy of labels, pearson of scores; f1 is that
+    of the second of two labels"""
 
     @property
     def key_metric(self) -> str:
@@ -302,24 +288,21 @@ _METRICS_OF = {
 }
 
 
-class EvaluationSettings(Settings):
+class EvaluationSettings(Settings, use_attribute_docstrings=True):
     """Which downstream tasks a model is evaluated on, and how often."""
 
-    task_folder: str = Field(
-        default="", description="URI of the public files, as they are distributed; empty: none"
-    )
-    tasks: list[str] = Field(default=[], description="by name; empty: all that are there")
-    num_seeds: int = Field(
-        default=5, ge=1, description="fine-tunings of each task, of which the median counts"
-    )
-    seed: int = Field(default=12345, ge=0, description="the seeds are derived from")
-    own_tasks: list[OwnTaskSettings] = Field(
-        default=[], description="tasks of your own, a table each"
-    )
-    from_mnli: list[str] = Field(
-        default=[],
-        description="tasks that start from a model fine-tuned on MNLI; the paper: rte, sts-b, mrpc",
-    )
+    task_folder: str = ""
+    """URI of the public files, as they are distributed; empty: none"""
+    tasks: list[str] = Field([])
+    """by name; empty: all that are there"""
+    num_seeds: int = Field(5, ge=1)
+    """fine-tunings of each task, of which the median counts"""
+    seed: int = Field(12345, ge=0)
+    """the seeds are derived from"""
+    own_tasks: list[OwnTaskSettings] = Field([])
+    """tasks of your own, a table each"""
+    from_mnli: list[str] = Field([])
+    """tasks that start from a model fine-tuned on MNLI; the paper: rte, sts-b, mrpc"""
 
 
 PublishedRow = Literal[
@@ -328,32 +311,22 @@ PublishedRow = Literal[
 """A row of `scores.published.PUBLISHED`."""
 
 
-class ScoringSettings(Settings):
+class ScoringSettings(Settings, use_attribute_docstrings=True):
     """How the scores of all tasks are laid out."""
 
-    published: list[PublishedRow] = Field(
-        default=[], description="rows of the paper and its release to lay beside"
-    )
+    published: list[PublishedRow] = Field([])
+    """rows of the paper and its release to lay beside"""
 
 
-class RegistrySettings(Settings):
+class RegistrySettings(Settings, use_attribute_docstrings=True):
     """Where a finished model is registered and what makes it champion."""
 
-    model_name: str = Field(default="albert", min_length=1, description="registered model's name")
-    confidence: float = Field(
-        default=0.95,
-        gt=0.5,
-        lt=1,
-        description="of the bounds that decide: an equal candidate is refused this often",
-    )
-    min_score_gain: float = Field(
-        default=0.0,
-        ge=0,
-        description="what the lower bound of a candidate's gain must exceed; the mean over the "
-        "tasks of scores 0..1, so that 0.01 is a point",
-    )
-    max_task_drop: float = Field(
-        default=0.02,
-        ge=0,
-        description="by how much no task's score, 0..1, may fall, unless it may be by chance",
-    )
+    model_name: str = Field("albert", min_length=1)
+    """registered model's name"""
+    confidence: float = Field(0.95, gt=0.5, lt=1)
+    """of the bounds that decide: an equal candidate is refused this often"""
+    min_score_gain: float = Field(0.0, ge=0)
+    """what the lower bound of a candidate's gain must exceed; the mean over the tasks of scores
+    0..1, so that 0.01 is a point"""
+    max_task_drop: float = Field(0.02, ge=0)
+    """by how much no task's score, 0..1, may fall, unless it may be by chance"""

@@ -1,49 +1,32 @@
 """Scores, and how far a score depends on which examples it was measured on.
 
-A reported score has a 95 % interval: a ratio of sums over groups the normal one, any other score a
-bootstrap interval. The gate compares two models on the same examples. It takes the jackknife's
-value of each example: the variance of a score is that of the values divided by their number, and
-the variance of two models' difference is that of the differences of their values.
-
-SciPy is loaded when a correlation is asked for: pretraining needs none.
+A reported score has a 95 % interval: for a ratio of sums over groups the normal one, for any other
+score a bootstrap interval. The gate compares two models on the same examples. It uses the
+jackknife's value of each example: the variance of a score is that of the values divided by their
+number, and the variance of two models' difference is that of the differences of their values.
 """
 
-import math
-import warnings
 from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from albert_core.stage.errors import ShapeError
-from albert_core.stage.settings import Settings
+from albert_core.stage.results import Estimate
 from albert_core.text.seeds import random_uniform
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 1000
 
 MAX_GROUPS = 200
-"""Number of groups that the jackknife leaves out in turn, for a metric without a formula."""
+"""The most groups that the jackknife leaves out in turn, for a metric without a formula."""
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 Metric = Callable[[Array, Array], float]
 """(labels, predictions), both (N,) -> score."""
-
-
-class Estimate(Settings):
-    """A number measured on a sample, and its 95 % interval."""
-
-    value: float
-    low: float = Field(description="lower end of the 95 % interval")
-    high: float = Field(description="upper end of the 95 % interval")
-
-    def __str__(self) -> str:
-        """Say it as the progress lines do: value [low, high]; what rounds to 0 has no sign."""
-        return f"{self.value:z.3f} [{self.low:z.3f}, {self.high:z.3f}]"
 
 
 def ratio_interval(totals: Array, counts: Array) -> Estimate:
@@ -145,16 +128,17 @@ def matthews(labels: Array, predictions: Array) -> float:
 
 def pearson(labels: Array, predictions: Array) -> float:
     """Return Pearson's correlation of numbers, -1..1; 0 when either are all the same."""
-    from scipy.stats import pearsonr
-
-    return _correlation(pearsonr, labels, predictions)
+    if np.ptp(labels) == 0 or np.ptp(predictions) == 0:  # rounding would make them differ
+        return 0.0
+    x, y = labels - labels.mean(), predictions - predictions.mean()
+    return float(np.clip(_ratio(x @ y, np.sqrt(x @ x) * np.sqrt(y @ y)), -1.0, 1.0))
 
 
 def spearman(labels: Array, predictions: Array) -> float:
     """Return Spearman's rank correlation of numbers, -1..1; 0 when either are all the same."""
-    from scipy.stats import spearmanr
+    from scipy.stats import rankdata  # pretraining does not need it
 
-    return _correlation(spearmanr, labels, predictions)
+    return pearson(rankdata(labels), rankdata(predictions))
 
 
 def mse(labels: Array, predictions: Array) -> float:
@@ -171,17 +155,17 @@ METRICS: dict[str, Metric] = {
     "mse": mse,
 }
 LOWER_IS_BETTER = frozenset({"mse"})
-"""Metrics whose lower scores are the better ones."""
+"""Metrics whose scores are better the lower they are."""
 
 
 def jackknife(metric: str, labels: Array, predictions: Array) -> tuple[float, Floats]:
-    """Return a score, and the values that the jackknife gives the examples.
+    """Return a score, and the jackknife's values of the examples.
 
     With the score s of N examples and s_i of all but example i, the value of i is
     N s - (N - 1) s_i. In an accuracy it is 1 where the answer is right and 0 where it is wrong.
 
     Args:
-        metric: a name in `METRICS` whose scores are the better the higher.
+        metric: a name in `METRICS` whose scores are better the higher they are.
         labels: (N,), N at least 2: integer classes from 0, or numbers.
         predictions: (N,), likewise.
 
@@ -212,7 +196,7 @@ def jackknife(metric: str, labels: Array, predictions: Array) -> tuple[float, Fl
 
 
 def _confusion(labels: Array, predictions: Array) -> Floats:
-    """Return (K, K), K at least 2: how many examples of a label have a prediction."""
+    """Return (K, K), K at least 2: the number of examples by label and prediction."""
     num_classes = 1 + int(max(labels.max(), predictions.max(), 1))
     counts = np.bincount(labels * num_classes + predictions, minlength=num_classes**2)
     return counts.astype(np.float64).reshape(num_classes, num_classes)
@@ -240,7 +224,7 @@ _SCORES_OF_TABLES = {"f1": _f1_of, "matthews": _matthews_of}
 def _without_each_in_a_table(
     score_of: Callable[[Floats], Floats], labels: Array, predictions: Array
 ) -> Floats:
-    """Return (N,) the score without each example; the examples of a cell have the same one."""
+    """Return (N,) the score without each example, which examples of the same cell share."""
     table = _confusion(labels, predictions)
     cells = np.flatnonzero(table)
     one_in_cell = np.eye(table.size)[cells].reshape(-1, *table.shape)
@@ -260,16 +244,6 @@ def _pearson_without_each(labels: Floats, predictions: Floats) -> Floats:
 
 
 def _ratio(above: Floats, below: Floats) -> Floats:
-    """Return the ratio; 0 where nothing is below, as where all predictions are the same."""
+    """Return the ratio; 0 where ``below`` is 0, as when all predictions are the same."""
     found: Floats = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
     return found
-
-
-def _correlation(function: Callable[..., Any], labels: Array, predictions: Array) -> float:
-    if np.ptp(labels) == 0 or np.ptp(predictions) == 0:
-        return 0.0
-    with warnings.catch_warnings():
-        # SciPy warns of numbers that are almost all the same; the caller gets a score.
-        warnings.simplefilter("ignore")
-        value = float(function(labels, predictions).statistic)
-    return value if math.isfinite(value) else 0.0

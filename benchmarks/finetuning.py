@@ -79,7 +79,7 @@ def given(task_name: str, split: str) -> tuple[Problem, Inputs, Any]:
     """Return the task's problem, some examples drawn at random, and their inputs."""
     case, task = CASES[task_name], TASKS[task_name]
     problem = problem_of(task, FinetuningSettings())
-    every = read_examples(task, TaskFiles(task, {split: (case.files[split],)}), split)
+    every = read_examples(TaskFiles(task, {split: (case.files[split],)}), split)
     draw = np.random.default_rng(["train", "dev"].index(split))
     rows = np.sort(draw.permutation(len(every))[: case.num_examples])
     per_example = {

@@ -87,7 +87,7 @@ class Case:
     def ours(self) -> dict[str, float]:
         """Return the figures of our updates, from the loader to LAMB."""
         model = self.model.to(self.device)
-        set_layer_execution(model, self.compiled, activation_checkpointing=False)
+        set_layer_execution(model.encoder.blocks, self.compiled, activation_checkpointing=False)
         optimizer = build_optimizer(model, "lamb", 1e-3, 0.01)
         state, ranks = TrainState(model=model, optimizer=optimizer), Ranks(0, 1, self.device)
         with self._loader() as loader:
@@ -174,8 +174,8 @@ class Case:
 
     def _full_passes(self) -> tuple[Batch, UpdateSizes, Callable[[Batch], None]]:
         model = self.model.to(self.device)
-        set_layer_execution(model, self.compiled, activation_checkpointing=False)
-        longest = int(self.examples.manifest.facts["max_seq_length"])
+        set_layer_execution(model.encoder.blocks, self.compiled, activation_checkpointing=False)
+        longest = self.examples.result.max_seq_length
         lengths, _ = self.examples.sizes(np.arange(len(self.examples)))
         numbers = np.resize(np.flatnonzero(lengths == longest), self.micro_batch_size)
         rows = self.examples.rows(numbers)
@@ -207,17 +207,15 @@ class Case:
         return batch
 
     def _loader(self) -> UpdateLoader:
-        return UpdateLoader(
-            self.examples,
+        settings = TrainingSettings(
             batch_size=self.batch_size,
             micro_batch_size=self.micro_batch_size,
             seed=0,
-            rank=0,
-            world_size=1,
-            first_example=0,
-            num_updates=self.warm_up + self.timed,
             masks="fresh",
-            pin_memory=self.device.type == "cuda",
+        )
+        ranks, num_updates = Ranks(0, 1, self.device), self.warm_up + self.timed
+        return UpdateLoader(
+            self.examples, settings, ranks, first_example=0, num_updates=num_updates
         )
 
     def _on_device(self, batch: UpdateBatch) -> UpdateBatch:

@@ -22,11 +22,13 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling
 
+from albert_core.config import TrainingSettings
 from albert_core.conversion.model_folder import tokenizer_files
 from albert_core.text.records import NUM_SPECIAL, Ints
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.loader import FreshMasks, UpdateLoader
 from albert_core.training.order import LENGTH_MULTIPLE
+from albert_core.training.ranks import Ranks
 from albert_core.training.shards import ExampleShards
 from benchmarks.english_text import make_examples
 from benchmarks.harness import Contestant, Work, arguments, in_turns, report, table
@@ -74,17 +76,13 @@ def random_batches(manifest: str, has_fresh_masks: bool) -> Work:
 def updates(manifest: str, masks: Literal["shards", "fresh"], ranks: int) -> Work:
     """Contestant: the first rank's part of about one epoch, in whole updates."""
     examples, _ = _examples(manifest)
+    settings = TrainingSettings(
+        batch_size=UPDATE_SIZE, micro_batch_size=MICRO_BATCH_SIZE, seed=1, masks=masks
+    )
+    first_of_all = Ranks(0, ranks, torch.device("cpu"))
+    num_updates = max(1, len(examples) // UPDATE_SIZE)
     loader = UpdateLoader(
-        examples,
-        batch_size=UPDATE_SIZE,
-        micro_batch_size=MICRO_BATCH_SIZE,
-        seed=1,
-        rank=0,
-        world_size=ranks,
-        first_example=0,
-        num_updates=max(1, len(examples) // UPDATE_SIZE),
-        masks=masks,
-        pin_memory=False,
+        examples, settings, first_of_all, first_example=0, num_updates=num_updates
     )
 
     def work() -> int:
@@ -101,8 +99,8 @@ def peer(manifest: str, folder: str) -> Work:
 
     datasets.disable_progress_bars()
     examples, order = _examples(manifest)
-    max_seq_length = examples.manifest.facts["max_seq_length"]
-    vocab = examples.manifest.facts["vocab_manifest"].rpartition("/")[0]
+    max_seq_length = examples.result.max_seq_length
+    vocab = examples.result.vocab_manifest.rpartition("/")[0]
     home = Path(folder, f"peer-{max_seq_length}")
     home.mkdir()
     for name, content in tokenizer_files(Tokenizer.load(vocab), max_seq_length).items():

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.conversion.model_folder import hf_config, to_hf_state
+from albert_core.conversion.huggingface import hf_config, to_hf_state
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.planning.parameters import training_flops
 from albert_core.training.optimizer import build_optimizer

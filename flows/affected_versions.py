@@ -1,4 +1,4 @@
-"""Add to the receipt of a removal the registered versions that were made of its documents."""
+"""Name in the receipt of a removal the registered versions that were made of its documents."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ from albert_core.stage.lineage import CORPUS, place_in, read_work
 from pipelines.removal import VERSIONS
 
 if TYPE_CHECKING:
-    from albert_core.registry.version_lineage import RegisteredVersion
+    from albert_core.registry.versions import RegisteredVersion
 
 MADE_OF_THEM, NOT_LOOKED_THROUGH = "made_of_them", "not_looked_through"
 _HOLDING = ("earlier_results_with_them", "models_made_of_them", "vocabularies_made_of_them")
@@ -22,10 +22,11 @@ log = logging.getLogger("removal")
 def name_affected_versions(receipt: str, work: str) -> list[str]:
     """Add to the receipt at this URI the versions made of what it names; return them.
 
-    Versions of corpora that are not in ``work`` are listed apart, because it is not known whether
-    they have the documents. If there is no registry, or it does not answer, nothing is added.
+    Versions of corpora that are not in ``work`` are listed separately, because nobody can tell
+    whether they contain the documents. If there is no registry, or it does not answer, nothing is
+    added.
     """
-    from albert_core.registry.version_lineage import has_registry, registered_versions
+    from albert_core.registry.versions import has_registry, registered_versions
 
     if not has_registry(work):
         return []
@@ -58,7 +59,7 @@ def affected_versions(
 
     Args:
         receipt: as `pipelines.removal` writes it.
-        versions: all there are.
+        versions: all registered versions.
         corpora: places of the corpora that were searched.
     """
     clean = {place_in(checked["manifest"]) for checked in receipt["in_no_shard_of"]}

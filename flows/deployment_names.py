@@ -6,41 +6,44 @@ entry point group `prefect.plugins`, where plugins are enabled; NAME/NAME works 
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from prefect.plugins import register_hook
 
 _COMMAND = ["deployment", "run"]
-_GLOBAL_FLAGS = {"--prompt", "--no-prompt"}
-_GLOBAL_OPTIONS = {"--profile", "-p"}
-_FLAGS = {"--watch", "--no-watch"}
-_OPTIONS = {
-    *("--job-variable", "--param", "-p", "--params", "--start-in", "--start-at", "--tag"),
-    *("--watch-interval", "--watch-timeout", "--flow-run-name"),
-}
+_GLOBAL_OPTIONS = {"--prompt": 0, "--no-prompt": 0, "--profile": 1, "-p": 1}
+"""Option -> number of its values, before the command."""
+_OPTIONS = {"--watch": 0, "--no-watch": 0} | dict.fromkeys(
+    (
+        *("--job-variable", "--param", "-p", "--params", "--start-in", "--start-at", "--tag"),
+        *("--watch-interval", "--watch-timeout", "--flow-run-name"),
+    ),
+    1,
+)
+"""The same after the command."""
 
 
 def complete_name(arguments: Sequence[str]) -> list[str]:
     """Return the arguments of the command `prefect` with a deployment's short name completed.
 
-    Everything but `deployment run NAME` comes back as it was; so does what has an option that
-    is not known here, `--id` among them.
+    Everything but `deployment run NAME` is returned unchanged, and so is a command with an option
+    that is not known here, `--id` among them.
 
     >>> complete_name(["deployment", "run", "pretrain-albert", "--watch"])
     ['deployment', 'run', 'pretrain-albert/pretrain-albert', '--watch']
     """
-    completed = list(arguments)
-    start = _after_options(completed, 0, _GLOBAL_FLAGS, _GLOBAL_OPTIONS)
-    command = completed[start : start + len(_COMMAND)]
-    place = _after_options(completed, start + len(_COMMAND), _FLAGS, _OPTIONS)
-    if command != _COMMAND or place >= len(completed) or not _known(completed[place:]):
-        return completed
-    name = completed[place]
-    if "/" not in name:
-        completed[place] = f"{name}/{name}"
-    return completed
+    words = list(arguments)
+    start = _after_options(words, 0, _GLOBAL_OPTIONS)
+    place = _after_options(words, start + len(_COMMAND), _OPTIONS)
+    if words[start : start + len(_COMMAND)] != _COMMAND or place >= len(words):
+        return words
+    name = words[place]
+    is_short = not name.startswith("-") and "/" not in name
+    if is_short and _after_options(words, place + 1, _OPTIONS) >= len(words):
+        words[place] = f"{name}/{name}"
+    return words
 
 
 def is_prefect(original: Sequence[str]) -> bool:
@@ -60,21 +63,11 @@ def setup_environment(*, ctx: object) -> None:
         sys.argv[1:] = complete_name(sys.argv[1:])
 
 
-def _after_options(arguments: Sequence[str], place: int, flags: set[str], options: set[str]) -> int:
-    """Return the place of the first argument, from ``place`` on, that is of no option."""
-    while place < len(arguments):
-        option, equals, _ = arguments[place].partition("=")
-        if option in flags or (option in options and equals):
-            place += 1
-        elif option in options:
-            place += 2
-        else:
+def _after_options(words: Sequence[str], place: int, options: Mapping[str, int]) -> int:
+    """Return the place of the first word, from ``place`` on, that is neither option nor value."""
+    while place < len(words):
+        option, equals, _ = words[place].partition("=")
+        if option not in options:
             break
+        place += 1 if equals else 1 + options[option]
     return place
-
-
-def _known(arguments: Sequence[str]) -> bool:
-    """Return whether there are a name and known options, and nothing else."""
-    if arguments[0].startswith("-"):
-        return False
-    return _after_options(arguments, 1, _FLAGS, _OPTIONS) >= len(arguments)

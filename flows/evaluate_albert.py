@@ -4,14 +4,15 @@ import json
 from typing import Any, cast
 
 from prefect import flow
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.artifacts import create_link_artifact
 from prefect.futures import PrefectFuture
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
-from albert_core.stage.manifest import newest_manifest
-from flows.done_before import RecipeRun
+from albert_core.stage.lineage import TASK, model_folder_of
+from albert_core.stage.manifest import MANIFEST, newest_manifest
+from albert_core.stage.results import ScoresResult
 from flows.finetunings import (
     MNLI,
     Planned,
@@ -20,18 +21,18 @@ from flows.finetunings import (
     num_processes,
     planned,
     visible_devices,
-)
-from flows.flow_options import FLOW_OPTIONS
+)  # fmt: skip
+from flows.flow_run import FLOW_OPTIONS, show_report, start_run
+from flows.recipe import RecipeRun
 from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, with_form
-from flows.stage_task import in_flow_run, read_stage, run_stage, stage_task, start_run
-from flows.tracked_flow import note_report
+from flows.stage_task import in_flow_run, read_stage, run_stage, stage_task
 
 TASK_RUNNER = cast(
     TaskRunner[PrefectFuture[Any]], ThreadPoolTaskRunner[Any](max_workers=num_processes())
 )
 SLOTS = Slots(num_processes(), visible_devices())
 _GENERATED_FOLDER = "CoLA"
-"""Whose files the task made from held-out documents has."""
+"""Folder of the task made from held-out documents, whose files have the layout of CoLA."""
 
 
 @flow(name="evaluate-albert", task_runner=TASK_RUNNER, **FLOW_OPTIONS)
@@ -51,16 +52,16 @@ def evaluate_albert(
     Args:
         model: folder of a model, or `models:/name@alias` or `models:/name/version`.
         task_folder: folder with the public files of GLUE, SQuAD and RACE, as they are
-            distributed. Without it, the recipe's evaluation.task_folder; without that, the task
+            distributed. Default: the recipe's evaluation.task_folder; without that, the task
             generated last in the work folder, if the recipe has no own tasks.
-        tasks: names of those to do; without it, all that are there.
-        seeds: fine-tunings of each task; without it, the recipe's evaluation.num_seeds.
-        recipe: whose settings: a shipped recipe, or path or URI of a TOML file.
-        work: folder for all results. Without it, ALBERT_WORK, else `work`.
+        tasks: names of the tasks. Default: all that are there.
+        seeds: fine-tunings of each task. Default: the recipe's evaluation.num_seeds.
+        recipe: name of a shipped recipe, or path or URI of a TOML file.
+        work: folder for all results. Default: ALBERT_WORK, else `work`.
         overrides: settings that differ from the recipe's, `section.field=value` each.
-        corpus: manifest of the corpus that the model was pretrained on, to say how much of each
-            dev set it has.
-        settings: the same as a form; what `overrides` names goes before it.
+        corpus: manifest of the corpus that the model was pretrained on, to report how much of each
+            dev set it contains.
+        settings: the same as a form; `overrides` take precedence.
 
     Returns:
         The table.
@@ -77,8 +78,8 @@ def evaluate(run: RecipeRun, model: str, task_folder: str, corpus: str | None = 
     Args:
         run: its recipe names tasks and seeds.
         model: folder of a model, or an address in the registry.
-        task_folder: of the public tasks; empty if there are own ones only.
-        corpus: manifest of the model's corpus, to look for dev sets in; None: don't.
+        task_folder: folder of the public tasks; empty if the recipe has tasks of its own only.
+        corpus: manifest of the model's corpus, to look for dev sets in; None: do not look.
     """
     wanted = find_tasks(run, task_folder)
     finetunings = finetune_all(run, wanted, find_model(model, run.work), task_folder)
@@ -98,9 +99,9 @@ def find_model(model: str, work: str) -> str:
 
 @stage_task("find-tasks")
 def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
-    """Return the tasks to do, and why others can't be done.
+    """Return the tasks to do, and why others cannot be done.
 
-    In the folder of the generated task nobody misses the others, unless they were asked for.
+    In the folder of the generated task, other tasks are missed only if they were asked for.
     """
     from albert_core.tasks.catalogue import SCORED_WITH, present_tasks
 
@@ -129,7 +130,7 @@ def finetune(run: RecipeRun, model_folder: str, task_folder: str, task: str, see
 
 @stage_task("contamination")
 def find_contamination(run: RecipeRun, corpus: str, task_folder: str) -> str:
-    """Stage: corpus + tasks -> how much of each dev and test set the corpus has."""
+    """Stage: corpus + tasks -> how much of each dev and test set the corpus contains."""
     return run_stage(
         "pipelines.contamination", run, corpus=storage.absolute(corpus), task_folder=task_folder
     )
@@ -157,39 +158,33 @@ def finetune_all(
     first = [each for each in wanted.runs if each.task == MNLI]
     others = [each for each in wanted.runs if each.task != MNLI]
     done = finetune_each(run, [(each, model_folder) for each in first], task_folder)
-    of_seed = {each.seed: finetuned_folder(uri) for each, uri in zip(first, done, strict=True)}
+    of_seed = {each.seed: model_folder_of(uri) for each, uri in zip(first, done, strict=True)}
     starts = [of_seed[each.seed] if each.from_mnli else model_folder for each in others]
     return [*done, *finetune_each(run, list(zip(others, starts, strict=True)), task_folder)]
 
 
 def finetune_each(run: RecipeRun, runs: list[tuple[Planned, str]], task_folder: str) -> list[str]:
-    """Fine-tune each from its model folder, as many at a time as may be; return the manifests."""
+    """Fine-tune each from its model folder, several at a time; return the manifests."""
     calls = [(run, start, task_folder, each.task, each.seed) for each, start in runs]
     if num_processes() == 1 or not in_flow_run():  # in this thread, which Ctrl-C reaches
         return [finetune(*call) for call in calls]
     return [future.result() for future in [finetune.submit(*call) for call in calls]]
 
 
-def finetuned_folder(finetuning: str) -> str:
-    """Return the folder of the model that the fine-tuning of this manifest wrote."""
-    manifest, folder = read_stage(finetuning)
-    return storage.join(folder, manifest.facts["model_folder"])
-
-
 def report(scores: str) -> str:
-    """Save the table as artifacts of the flow run, and return it as text."""
+    """Show the table on Prefect's and MLflow's pages, and return it as text."""
     manifest, folder = read_stage(scores)
+    result = manifest.result_as(ScoresResult)
+    page = storage.join(folder, result.page)
     markdown = storage.read_bytes(storage.join(folder, "scores.md")).decode()
-    page = storage.join(folder, manifest.facts["page"])
+    show_report(markdown, "scores", result.model)
     if in_flow_run():
-        note_report(markdown)
-        create_markdown_artifact(markdown, key="scores", description=manifest.facts["model"])
         create_link_artifact(page, link_text="the page with the plot", key="scores-page")
-    return f"{manifest.facts['text']}\n\nThe same as a page: {page}"
+    return f"{result.text}\n\nThe same as a page: {page}"
 
 
 def title_of(model: str) -> str:
-    """Return what the table calls the model: its registered name, or of a folder the last parts."""
+    """Return the model's name in the table: its registered name, or the last parts of its path."""
     if model.startswith("models:/"):
         return model.removeprefix("models:/")
     return "/".join(storage.absolute(model).rstrip("/").split("/")[-2:])
@@ -202,32 +197,27 @@ def as_overrides(tasks: list[str] | None, seeds: int | None) -> list[str]:
 
 
 def folder_of_tasks(run: RecipeRun, task_folder: str | None) -> str:
-    """Return the folder of the public tasks: the one given, the recipe's, or the generated one's.
+    """Return the folder of the public tasks: given, the recipe's, or of the task generated last.
 
     It is empty if the recipe has tasks of its own only.
+
+    Raises:
+        TaskError: no task was generated.
     """
     evaluation = run.recipe.evaluation
     if given := task_folder or evaluation.task_folder:
         return storage.absolute(given)
-    return "" if evaluation.own_tasks else newest_task_folder(run.work)
+    if evaluation.own_tasks:
+        return ""
+    manifest = newest_manifest(storage.join(run.work, TASK))
+    if manifest is None:
+        raise TaskError(
+            f"{run.work} holds no generated task: give task_folder, the folder with the tasks' "
+            "files, or run the flow pretrain-albert first"
+        )
+    return task_folder_of(storage.join(run.work, TASK, manifest.key, MANIFEST))
 
 
 def task_folder_of(task: str) -> str:
-    """Return the folder with the files of the generated task of this manifest."""
-    _, folder = read_stage(task)
-    return storage.join(folder, _GENERATED_FOLDER)
-
-
-def newest_task_folder(work: str) -> str:
-    """Return the folder of the task generated last in ``work``.
-
-    Raises:
-        TaskError: none was generated.
-    """
-    manifest = newest_manifest(storage.join(work, "task"))
-    if manifest is None:
-        raise TaskError(
-            f"{work} holds no generated task: give task_folder, the folder with the tasks' files, "
-            "or run the flow pretrain-albert first"
-        )
-    return storage.join(work, "task", manifest.key, _GENERATED_FOLDER)
+    """Return the folder with the files of the generated task whose manifest is ``task``."""
+    return storage.join(task.rpartition("/")[0], _GENERATED_FOLDER)

@@ -1,4 +1,4 @@
-"""Which fine-tunings an evaluation takes: of which tasks, with which seeds, from which model."""
+"""Which fine-tunings an evaluation needs, and how they share this machine."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,12 +27,12 @@ class Planned:
 
 @dataclass(frozen=True)
 class PlannedTasks:
-    """All fine-tunings of an evaluation, and the tasks that it can't do."""
+    """All fine-tunings of an evaluation, and the tasks that it cannot do."""
 
     runs: list[Planned]
-    """MNLI's first, if others start from it."""
+    """MNLI comes first if others start from it."""
     missing: dict[str, str]
-    """Why a task is not done, by its name."""
+    """Task -> why it is not done."""
 
 
 def planned(
@@ -43,50 +43,37 @@ def planned(
     Args:
         evaluation: settings.
         present: tasks whose files are there, in order.
-        missing: of the others, what was looked for.
+        missing: other tasks -> the files that were not found.
 
     Raises:
-        TaskError: a task that was asked for is none, there is nothing to do, or the files of MNLI
-            are missing and others are to start from it.
+        TaskError: a task that was asked for does not exist, there is nothing to do, or others
+            start from MNLI and its files are missing.
     """
-    asked = evaluation.tasks
-    if unknown := [name for name in asked if name not in {*present, *missing}]:
+    known = [*present, *missing]
+    asked = evaluation.tasks or known
+    if unknown := [name for name in asked if name not in known]:
         raise TaskError(
-            f"there is no task {unknown[0]!r} to fine-tune on; there is "
-            f"{', '.join([*present, *missing])}."
+            f"there is no task {unknown[0]!r} to fine-tune on; there is {', '.join(known)}."
         )
-    tasks = [name for name in present if name in asked or not asked]
-    reasons = {
-        name: f"there is no {what}" for name, what in missing.items() if name in asked or not asked
-    }
+    tasks = [name for name in present if name in asked]
+    reasons = {name: f"there is no {what}" for name, what in missing.items() if name in asked}
     if not tasks:
         why = "\n  ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        raise TaskError(f"no task to fine-tune on is there:\n  {why}")
+        raise TaskError(f"there is no task to fine-tune on:\n  {why}")
     starting = [name for name in tasks if name in evaluation.from_mnli]
     if starting and MNLI not in present:
         raise TaskError(
             f"evaluation.from_mnli names {', '.join(starting)}, but the files of MNLI are not "
-            "there. Add them, or take these tasks out of the setting."
+            "there. Add them, or remove these tasks from the setting."
         )
     if starting:
         tasks = [MNLI, *(name for name in tasks if name != MNLI)]
-    return PlannedTasks(
-        runs=[
-            Planned(task, seed, from_mnli=task in starting)
-            for task in tasks
-            for seed in seeds_of(evaluation)
-        ],
-        missing=reasons,
-    )
-
-
-def seeds_of(evaluation: EvaluationSettings) -> list[int]:
-    """Return the seeds of each task's fine-tunings: the setting and those that follow it."""
-    return [evaluation.seed + number for number in range(evaluation.num_seeds)]
+    seeds = range(evaluation.seed, evaluation.seed + evaluation.num_seeds)
+    runs = [Planned(task, seed, from_mnli=task in starting) for task in tasks for seed in seeds]
+    return PlannedTasks(runs, reasons)
 
 
 PROCESSES = "ALBERT_FINETUNING_PROCESSES"
-"""The variable that says how many."""
 _VISIBLE, _THREADS = "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"
 
 
@@ -94,17 +81,17 @@ def num_processes() -> int:
     """Return how many fine-tunings may run at a time: ALBERT_FINETUNING_PROCESSES, else 1.
 
     Raises:
-        ConfigError: that is not a whole number above 0.
+        ConfigError: the variable is not a whole number above 0.
     """
     return whole_number(PROCESSES, 1)
 
 
 class Slots:
-    """A place for each of the processes that run at a time.
+    """Places for the processes that run at a time.
 
     Args:
-        number: of them.
-        devices: the GPUs there are, dealt out in turn; none: the CPU's cores are shared out.
+        number: number of places.
+        devices: the GPUs, which the places get in turn; without any, they share the CPU cores.
     """
 
     def __init__(self, number: int, devices: list[str]) -> None:
@@ -118,7 +105,7 @@ class Slots:
 
     @contextmanager
     def taken(self) -> Iterator[dict[str, str]]:
-        """Wait for a free place; give the variables that a process there is to have."""
+        """Wait for a free place; give the environment variables of a process there."""
         environment = self._free.get()
         try:
             yield environment
@@ -127,7 +114,7 @@ class Slots:
 
 
 def visible_devices() -> list[str]:
-    """Return the GPUs of this machine, as CUDA_VISIBLE_DEVICES names them, without torch."""
+    """Return the GPUs of this machine as CUDA_VISIBLE_DEVICES names them, without torch."""
     if _VISIBLE in os.environ:
         return [name for name in os.environ[_VISIBLE].split(",") if name]
     found = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]

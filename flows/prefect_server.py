@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 from prefect import settings
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
@@ -26,14 +27,16 @@ _HOST = "127.0.0.1"
 _START_SECONDS = 120.0
 _STOP_SECONDS = 2.0
 _LOOK_SECONDS = 0.1
+_CLOCK_SECONDS = 5.0
+"""By which a process's start time may seem to change while the machine's clock is adjusted."""
 
 
 @contextmanager
 def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
     """Have flows of this process speak to a Prefect server, and start one if there is none.
 
-    That is the one at PREFECT_API_URL; without that, the one that serves ``work``; without that,
-    one of its own, which is given, and which ends with the block or with this process.
+    That is the one at PREFECT_API_URL; else the one that serves ``work``; else a server of its own,
+    which is yielded, and which ends with the block or with this process.
 
     Args:
         work: folder for all results; with one on this machine its runs are kept in `DATABASE`.
@@ -41,11 +44,8 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
     Raises:
         OutageError: the server does not start.
     """
-    if os.environ.get("PREFECT_API_URL"):
-        yield None
-        return
     folder = storage.local_path(work)
-    if url := _served_at(folder):
+    if url := os.environ.get("PREFECT_API_URL") or _served_at(folder):
         with settings.temporary_settings({settings.PREFECT_API_URL: url}):
             yield None
         return
@@ -57,7 +57,7 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
         with settings.temporary_settings({settings.PREFECT_API_URL: url}):
             try:
                 yield process
-            finally:  # what Prefect has still to tell the server
+            finally:  # what Prefect still has to tell the server
                 APILogWorker.drain_all(_STOP_SECONDS)
                 EventsWorker.drain_all(_STOP_SECONDS)
     finally:
@@ -70,18 +70,28 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
 
 
 def note_served(folder: Path, api_url: str) -> None:
-    """Write in `SERVED` where the work folder is served, for `prefect_server`."""
-    noted = json.dumps({"prefect_api_url": api_url})
+    """Write to `SERVED` that this process serves the work folder, for `prefect_server`."""
+    started = psutil.Process().create_time()
+    noted = json.dumps({"prefect_api_url": api_url, "pid": os.getpid(), "started": started})
     storage.write_bytes(str(folder / SERVED), noted.encode())
 
 
 def _served_at(folder: Path | None) -> str:
-    """Return the address of the server that serves the folder; empty if none answers."""
-    try:
-        url = json.loads((folder / SERVED).read_bytes())["prefect_api_url"] if folder else ""
-    except (OSError, ValueError, LookupError):
+    """Return the address of the server that serves the folder; empty if there is none.
+
+    A killed `albert serve` leaves its file behind, and another Prefect server may get its port.
+    So the process that wrote the file must still run: not just one with its number.
+    """
+    if folder is None:
         return ""
-    return url if url and answers(f"{url}/health") else ""
+    try:
+        noted = json.loads((folder / SERVED).read_bytes())
+        started = psutil.Process(noted["pid"]).create_time()
+        url = str(noted["prefect_api_url"])
+        serves = abs(started - noted["started"]) < _CLOCK_SECONDS
+    except (OSError, ValueError, LookupError, TypeError, psutil.Error):
+        return ""
+    return url if serves and answers(f"{url}/health") else ""
 
 
 def _start(port: int, folder: Path | None) -> "subprocess.Popen[bytes]":
@@ -100,7 +110,7 @@ def _start(port: int, folder: Path | None) -> "subprocess.Popen[bytes]":
         tied([sys.executable, "-m", "uvicorn", *app, *address]),
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for the flow, which then still has to be told of
+        start_new_session=True,  # Ctrl-C is for the flow, whose end the server still has to note
     )
 
 

@@ -1,19 +1,17 @@
 """Start here: the whole way, from raw text to a registered ALBERT, in one flow."""
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact
 
-from albert_core.stage import storage
 from albert_core.stage.environment import shown_tracking_uri
+from albert_core.stage.lineage import model_folder_of
 from albert_core.stage.manifest import read_manifest
-from flows.done_before import RecipeRun
 from flows.evaluate_albert import TASK_RUNNER, evaluate, task_folder_of
-from flows.flow_options import FLOW_OPTIONS
+from flows.flow_run import FLOW_OPTIONS, show_report, start_run
+from flows.recipe import RecipeRun
 from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, with_form
 from flows.refresh_corpus import clean_corpus, make_examples, train_vocab
-from flows.report import build_report, interpreter
-from flows.stage_task import find_stage, in_flow_run, read_stage, run_stage, stage_task, start_run
-from flows.tracked_flow import note_report
+from flows.report import build_report
+from flows.stage_task import find_stage, run_stage, stage_task
 
 
 @flow(name="pretrain-albert", task_runner=TASK_RUNNER, **FLOW_OPTIONS)
@@ -28,34 +26,26 @@ def pretrain_albert(
 
     It becomes champion if the gate finds it better than the present one on the same tasks.
 
-    Every stage that was done before, with the same settings and inputs, is done at once.
+    A stage that was done before, with the same settings and inputs, is not done again.
 
     Args:
         recipe: name of a shipped recipe, or path or URI of a TOML file.
-        source: your own text: a file, folder, glob or URI. Without it, the recipe's.
-        work: folder for all results. Without it, ALBERT_WORK, else `work`.
+        source: your own text: a file, folder, glob or URI. Default: the recipe's.
+        work: folder for all results. Default: ALBERT_WORK, else `work`.
         overrides: settings that differ from the recipe's, `section.field=value` each.
-        settings: the same as a form; what `overrides` names goes before it.
+        settings: the same as a form; `overrides` take precedence.
 
     Returns:
         The report.
     """
-    overrides = with_form(settings, overrides)
-    run = start_run(recipe, source, work, overrides)
+    run = start_run(recipe, source, work, with_form(settings, overrides))
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus)
     examples = make_examples(run, corpus, vocab)
     task_folder = folder_of_tasks(run, examples, corpus)
     pretraining = pretrain(run, examples)
-    scores = evaluate(run, model_folder_of_run(pretraining), task_folder)
-    # A model that was compared before is not compared again, so its rival needs no scores.
-    registration = find_stage(
-        "albert_core.registry.register", run, pretraining=pretraining, scores=scores
-    )
-    if registration is None:
-        champion = champion_to_beat(run, pretraining)
-        champion_scores = evaluate(run, champion, task_folder) if champion else ""
-        registration = register(run, pretraining, scores, champion_scores)
+    scores = evaluate(run, model_folder_of(pretraining), task_folder)
+    registration = compare_and_register(run, pretraining, scores, task_folder)
     return report(
         run,
         corpus=corpus,
@@ -89,13 +79,25 @@ def folder_of_tasks(run: RecipeRun, examples: str, corpus: str) -> str:
     return task_folder_of(make_task(run, examples, corpus))
 
 
+def compare_and_register(run: RecipeRun, pretraining: str, scores: str, task_folder: str) -> str:
+    """Register the model, after scoring the champion on the same tasks; return the manifest.
+
+    A model that was registered before is not compared again, so the champion needs no scores.
+    """
+    done = find_stage("albert_core.registry.register", run, pretraining=pretraining, scores=scores)
+    if done is not None:
+        return done
+    champion = champion_to_beat(run, pretraining)
+    champion_scores = evaluate(run, champion, task_folder) if champion else ""
+    return register(run, pretraining, scores, champion_scores)
+
+
 @stage_task("champion")
 def champion_to_beat(run: RecipeRun, pretraining: str) -> str:
     """Return the address of the model to beat; empty if there is none, or it is this one."""
     from albert_core.registry import versions
 
-    name = run.recipe.registry.model_name
-    return versions.champion_to_beat(name, pretraining, run.work)
+    return versions.champion_to_beat(run.recipe.registry.model_name, pretraining, run.work)
 
 
 @stage_task("register")
@@ -111,16 +113,8 @@ def register(run: RecipeRun, pretraining: str, scores: str, champion_scores: str
 
 
 def report(run: RecipeRun, **manifests: str) -> str:
-    """Save what was done as an artifact of the flow run, and return it as text."""
+    """Show what was done on Prefect's and MLflow's pages, and return it as text."""
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
-    done = build_report(run.recipe.name, made, shown_tracking_uri(run.work), interpreter())
-    if in_flow_run():
-        note_report(done.markdown())
-        create_markdown_artifact(done.markdown(), key="pretrain-albert", description=done.title)
+    done = build_report(run.recipe.name, made, shown_tracking_uri(run.work))
+    show_report(done.markdown(), "pretrain-albert", done.title)
     return done.text()
-
-
-def model_folder_of_run(pretraining: str) -> str:
-    """Return the folder of the model that the pretraining of this manifest wrote."""
-    manifest, folder = read_stage(pretraining)
-    return storage.join(folder, manifest.facts["model_folder"])

@@ -4,8 +4,11 @@ import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
-from typing import Any, Self, TypeGuard
+from typing import Any, Self, TypeGuard, cast
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -13,7 +16,6 @@ from albert_core.config import (
     EvaluationSettings,
     FinetuningSettings,
     ModelSettings,
-    OwnTaskSettings,
     RegistrySettings,
     ScoringSettings,
     TrainingSettings,
@@ -38,7 +40,7 @@ _MAX_OFFERED = 12
 
 
 class Recipe(Settings):
-    """The settings of every stage, a section each; what a file does not name is the default."""
+    """The settings of every stage, one section each; what a file does not name is the default."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="of files and messages")
     source: SourceSettings = SourceSettings()
@@ -78,13 +80,13 @@ def load_recipe(recipe: str, overrides: Sequence[str] = (), source: str | None =
 
     Args:
         recipe: the name of a shipped recipe, or the path or URI of a TOML file.
-        overrides: ``section.field=value`` each, with a TOML value; text may go unquoted. A part
-            of the path that has a dot is quoted: ``finetuning.per_task."squad-1.1".num_epochs=2``.
-        source: the reader's own text, a path, glob or URI: all of it is read, whatever share or
-            format the recipe has for its own source.
+        overrides: ``section.field=value`` each, with a TOML value; text needs no quotes. A part
+            of the path with a dot does: ``finetuning.per_task."squad-1.1".num_epochs=2``.
+        source: the user's own text, a path, glob or URI: all of it is read, whatever share or
+            format the recipe sets for its own source.
 
     Raises:
-        ConfigError: the recipe is not there, or a setting is unknown or impossible.
+        ConfigError: the recipe does not exist, or a setting is unknown or impossible.
     """
     refuse_credentials([recipe, source or "", *overrides], "the flow's parameters")
     uri = _recipe_uri(recipe)
@@ -108,6 +110,35 @@ def save_recipe(recipe: Recipe, work: str) -> str:
     if not storage.exists(uri) or storage.read_bytes(uri) != content:
         storage.write_bytes(uri, content)
     return uri
+
+
+@dataclass(frozen=True)
+class RecipeRun:
+    """One run of a recipe: its settings, where they were saved, and the folder for results."""
+
+    recipe: Recipe
+    recipe_uri: str
+    work: str
+
+    def find_done(self, module: str, **inputs: str) -> str | None:
+        """Return the manifest of what a stage made earlier of the same; None if there is none.
+
+        This needs neither a server nor Prefect, torch or Beam.
+
+        Args:
+            module: module of the stage.
+            inputs: the stage's inputs, by the names of its parameters.
+
+        Raises:
+            AlbertError: a setting or an input is wrong, as the stage itself would find.
+        """
+        find = import_module(module).find_done
+        given = {**dict(self.recipe), **inputs, "work": self.work}
+        return cast(str | None, find(**{name: given[name] for name in signature(find).parameters}))
+
+
+class NotDoneError(Exception):
+    """A stage has work to do, but there is no flow run to do it in."""
 
 
 def _recipe_uri(recipe: str) -> str:
@@ -152,31 +183,26 @@ def _mistake(values: dict[str, Any], uri: str) -> str:
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
-    *sections, field = _keys_of(override)
-    if not field:
+    keys = _keys_of(override)
+    if not keys:
         raise ConfigError(f"--set {override!r} is not of the form section.field=value")
-    for name in sections:
+    for name in keys[:-1]:
         values = values.setdefault(name, {})
         if not isinstance(values, dict):
             raise ConfigError(
                 f"--set {override}: {name!r} is a setting, not a section with settings"
             )
-    values[field] = _toml_value(override.partition("=")[2].strip())
+    values[keys[-1]] = _toml_value(override.partition("=")[2].strip())
 
 
 def _keys_of(override: str) -> list[str]:
-    """Return the path of the setting; [""] if there is none."""
+    """Return the path of the setting, as TOML reads it; empty if there is none."""
     path, equals, _ = override.partition("=")
-    return _toml_keys(path) if equals else [""]
-
-
-def _toml_keys(path: str) -> list[str]:
-    """Return the keys of a path as TOML writes it: those with a dot in them are quoted."""
     keys = []
     try:
-        inner: Any = tomllib.loads(f"{path} = 0")
+        inner: Any = tomllib.loads(f"{path} = 0") if equals else None
     except tomllib.TOMLDecodeError:
-        return [""]
+        return []
     while isinstance(inner, dict):
         [(key, inner)] = inner.items()
         keys.append(key)
@@ -192,8 +218,7 @@ def _toml_value(text: str) -> Any:
 
 
 def _refuse_unknown(values: Mapping[str, Any], model: type[BaseModel], where: str) -> None:
-    lines = list(_unknown(values, model, ""))
-    if lines:
+    if lines := _unknown(values, model, ""):
         raise ConfigError(f"{where}: " + "\n  ".join(lines))
 
 
@@ -233,19 +258,17 @@ _ADDRESSES = {
 
 def _anchored(recipe: Recipe) -> Recipe:
     """Return the recipe with paths that mean the same from any working directory."""
-    sections = {}
-    for name, fields in _ADDRESSES.items():
-        section = getattr(recipe, name)
-        update = {field: _absolute(getattr(section, field)) for field in fields}
-        sections[name] = section.model_copy(update=update)
-    own_tasks = [_anchored_task(task) for task in recipe.evaluation.own_tasks]
-    sections["evaluation"] = sections["evaluation"].model_copy(update={"own_tasks": own_tasks})
+    sections = {
+        name: _with_absolute(getattr(recipe, name), fields) for name, fields in _ADDRESSES.items()
+    }
+    tasks = [_with_absolute(each, ("train", "dev", "test")) for each in recipe.evaluation.own_tasks]
+    sections["evaluation"] = sections["evaluation"].model_copy(update={"own_tasks": tasks})
     return recipe.model_copy(update=sections)
 
 
-def _anchored_task(task: OwnTaskSettings) -> OwnTaskSettings:
-    files = {split: _absolute(getattr(task, split)) for split in ("train", "dev", "test")}
-    return task.model_copy(update=files)
+def _with_absolute(section: Settings, fields: Sequence[str]) -> Settings:
+    update = {field: _absolute(getattr(section, field)) for field in fields}
+    return section.model_copy(update=update)
 
 
 def _absolute(address: str | list[str]) -> str | list[str]:

@@ -1,11 +1,10 @@
-"""A recipe's settings as a form: every section and field of it, all optional, for Prefect's page.
+"""A recipe's settings as a form: every section and field, all optional, for Prefect's page.
 
-What is filled in becomes overrides, as they are given on the command line, so that a run that was
-started from the page can be repeated by hand.
+What is filled in becomes overrides as on the command line, so that a run that was started from the
+page can be repeated by hand.
 
-Texts among a flow's parameters that may be URIs: those with credentials are refused.
-
-Prefect keeps parameters in its database, and checks them by their JSON schema before it does.
+Prefect keeps parameters in its database, and checks them by their JSON schema before it does. So
+texts that may be URIs are refused here if they contain credentials.
 """
 
 import json
@@ -14,13 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import (
-    BaseModel,
-    Field,
-    SerializerFunctionWrapHandler,
-    create_model,
-    model_serializer,
-)
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, create_model, model_serializer
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -34,8 +27,8 @@ _BARE_KEY = re.compile("[A-Za-z0-9_-]+")
 class _Form(Settings):
     """A model whose fields may all be absent.
 
-    In its schema they have no default and are not nullable either: Prefect's page then shows an
-    empty entry for each, without asking for its type first.
+    In its schema they have no default and are not nullable: Prefect's page then shows an empty
+    entry for each, without asking for its type first.
     """
 
     @model_serializer(mode="wrap")
@@ -70,7 +63,7 @@ def _optional(name: str, field: FieldInfo, position: int) -> tuple[Any, Any]:
 
 
 def _as_entry(name: str, position: int, schema: dict[str, Any]) -> None:
-    """Take the default and the choice of null out of a field's schema, and say its place."""
+    """Remove the default and the choice of null from a field's schema, and set its place."""
     schema.pop("default", None)
     schema |= {"title": name, "position": position}
     kinds = [kind for kind in schema.pop("anyOf", []) if kind != {"type": "null"}]
@@ -78,14 +71,14 @@ def _as_entry(name: str, position: int, schema: dict[str, Any]) -> None:
 
 
 class RecipeChanges(_form_of(Recipe, "RecipeChanges")):  # type: ignore[misc]
-    """Settings that differ from the recipe's; what is left empty stays as it is there."""
+    """Settings that differ from the recipe's; those left empty stay as they are there."""
 
 
 NO_CHANGES = RecipeChanges()
 
 
 def with_form(settings: RecipeChanges, overrides: Sequence[str] | None) -> list[str]:
-    """Return what the form says as overrides, and then ``overrides``, which win."""
+    """Return the form as overrides, followed by ``overrides``, which take precedence."""
     return [*_flat(settings.model_dump(mode="json", exclude_none=True), ""), *(overrides or [])]
 
 
@@ -100,7 +93,7 @@ def _flat(changes: dict[str, Any], prefix: str) -> list[str]:
 
 
 def _toml(value: Any) -> str:
-    """Return ``value`` as TOML has it within a line; JSON's way but for tables."""
+    """Return ``value`` as TOML writes it in one line, which is JSON's way except for tables."""
     if isinstance(value, dict):
         pairs = (f"{_key(k)} = {_toml(v)}" for k, v in value.items() if v is not None)
         return "{" + ", ".join(pairs) + "}"

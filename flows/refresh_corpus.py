@@ -1,17 +1,58 @@
 """Flow: sources -> clean corpus -> vocabulary -> examples. This is what the schedule runs."""
 
-from prefect import flow
-from prefect.artifacts import create_markdown_artifact
+import logging
+import time
 
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.events import Event, emit_event
+from prefect.events.filters import EventFilter, EventIDFilter
+
+from albert_core.stage import storage
 from albert_core.stage.command import NO_RESULT
 from albert_core.stage.manifest import read_manifest
-from flows.corpus_event import tell_of_change
-from flows.done_before import RecipeRun
-from flows.flow_options import FLOW_OPTIONS
+from flows.flow_run import FLOW_OPTIONS, show_report, start_run
+from flows.recipe import NotDoneError, RecipeRun
 from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, with_form
-from flows.report import build_text_report, interpreter
-from flows.stage_task import run_stage, stage_task, start_run
-from flows.tracked_flow import note_report
+from flows.report import build_text_report
+from flows.stage_task import in_flow_run, read_stage, run_stage, stage_task
+
+EVENT = "albert.corpus.changed"
+_TOLD = "change_was_told"
+_ARRIVES_WITHIN_SECONDS = 30.0
+_LOOK_SECONDS = 0.5
+
+log = logging.getLogger(__name__)
+
+
+@flow(name="refresh-corpus", **FLOW_OPTIONS)
+def refresh_corpus(
+    recipe: Address = "tiny",
+    source: Address | None = None,
+    work: Address | None = None,
+    overrides: list[Address] | None = None,
+    settings: RecipeChanges = NO_CHANGES,
+) -> str:
+    """Bring the corpus, its vocabulary and its examples up to date.
+
+    Args:
+        recipe: name of a shipped recipe, or path or URI of a TOML file.
+        source: your own text: a file, folder, glob or URI. Default: the recipe's.
+        work: folder for all results. Default: ALBERT_WORK, else `work`.
+        overrides: settings that differ from the recipe's, `section.field=value` each.
+        settings: the same as a form; `overrides` take precedence.
+
+    Returns:
+        The report.
+    """
+    overrides = with_form(settings, overrides)
+    run = start_run(recipe, source, work, overrides)
+    corpus = clean_corpus(run)
+    vocab = train_vocab(run, corpus)
+    examples = make_examples(run, corpus, vocab)
+    receipt = removal_receipt(run, examples)
+    tell_of_change(run, examples, recipe, source, overrides)
+    return report(run, receipt, corpus=corpus, vocab=vocab, examples=examples)
 
 
 @stage_task("clean-corpus")
@@ -43,44 +84,68 @@ def removal_receipt(run: RecipeRun, examples: str) -> str:
     return receipt
 
 
-@flow(name="refresh-corpus", **FLOW_OPTIONS)
-def refresh_corpus(
-    recipe: Address = "tiny",
-    source: Address | None = None,
-    work: Address | None = None,
-    overrides: list[Address] | None = None,
-    settings: RecipeChanges = NO_CHANGES,
-) -> str:
-    """Bring the corpus, its vocabulary and its examples up to date.
+def tell_of_change(
+    run: RecipeRun, examples: str, recipe: str, source: str | None, overrides: list[str]
+) -> bool:
+    """Tell Prefect's server, once, that the corpus has changed; return whether the event arrived.
+
+    An automation may react to it. A file beside the examples notes that it arrived: if a run was
+    killed before it told, or the server was unavailable, the next run makes up for it.
 
     Args:
-        recipe: name of a shipped recipe, or path or URI of a TOML file.
-        source: your own text: a file, folder, glob or URI. Without it, the recipe's.
-        work: folder for all results. Without it, ALBERT_WORK, else `work`.
-        overrides: settings that differ from the recipe's, `section.field=value` each.
-        settings: the same as a form; what `overrides` names goes before it.
+        run: run of the refresh.
+        examples: URI of the manifest.
+        recipe: parameter of the flow, as are ``source`` and ``overrides``.
+        source: the same.
+        overrides: the same.
 
-    Returns:
-        The report.
+    Raises:
+        NotDoneError: it was not told yet, and there is no flow run to tell it in.
     """
-    overrides = with_form(settings, overrides)
-    run = start_run(recipe, source, work, overrides)
-    corpus = clean_corpus(run)
-    vocab = train_vocab(run, corpus)
-    examples = make_examples(run, corpus, vocab)
-    receipt = removal_receipt(run, examples)
-    tell_of_change(run, examples, recipe, source, overrides)
-    return report(run, receipt, corpus=corpus, vocab=vocab, examples=examples)
+    manifest, folder = read_stage(examples)
+    told = storage.join(folder, _TOLD)
+    if storage.exists(told):
+        return False
+    if not in_flow_run():
+        raise NotDoneError(EVENT)
+    event = emit_event(
+        EVENT,
+        resource={
+            "prefect.resource.id": f"albert.examples.{manifest.key}",
+            "prefect.resource.name": f"examples of {run.recipe.name}",
+            "albert.manifest": examples,
+        },
+        payload={"recipe": recipe, "source": source, "work": run.work, "overrides": overrides},
+    )
+    if event is None or not _has_arrived(event):
+        log.warning(
+            "Prefect's server did not confirm the event that the corpus has changed. The next "
+            "refresh sends it again."
+        )
+        return False
+    storage.write_bytes(told, b"")
+    return True
+
+
+def _has_arrived(event: Event) -> bool:
+    """Return whether the server has ``event`` soon: Prefect sends it in the background."""
+    wanted = EventFilter(id=EventIDFilter(id=[event.id]))
+    end = time.monotonic() + _ARRIVES_WITHIN_SECONDS
+    with get_client(sync_client=True) as client:
+        while time.monotonic() < end:
+            if client.read_events(wanted, limit=1).events:
+                return True
+            time.sleep(_LOOK_SECONDS)
+    return False
 
 
 def report(run: RecipeRun, receipt: str, **manifests: str) -> str:
-    """Save what was done as an artifact of the flow run, and return it as text."""
+    """Show what was done on Prefect's and MLflow's pages, and return it as text."""
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
     uris = {**manifests, "receipt": receipt}
     affected = [] if receipt == NO_RESULT else _affected(receipt)
-    done = build_text_report(run.recipe.name, made, uris, interpreter(), affected)
-    note_report(done.markdown())
-    create_markdown_artifact(done.markdown(), key="refresh-corpus", description=done.title)
+    done = build_text_report(run.recipe.name, made, uris, affected)
+    show_report(done.markdown(), "refresh-corpus", done.title)
     return done.text()
 
 

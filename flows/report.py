@@ -1,13 +1,17 @@
-"""What a run of pretrain-albert did, from its manifests: on the terminal and as an artifact."""
+"""What a run or a stage did, from its manifests: for the terminal and for Prefect's pages."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from albert_core.stage import results, storage
 from albert_core.stage.command import NO_RESULT
-from albert_core.stage.manifest import Account, Manifest
+from albert_core.stage.manifest import Manifest
+
+Row = tuple[str, str]
+"""A name and a value."""
 
 _SCORES = {
     "masked_lm_loss": "masked LM loss, nats",
@@ -15,60 +19,71 @@ _SCORES = {
     "sentence_order_accuracy": "sentence order accuracy",
     "next_sentence_accuracy": "next sentence accuracy",
 }
-"""Of pretraining, by name in its manifest; the objective decides which pair score there is."""
+"""The scores of a pretraining, by their name in its manifest. The objective decides which pair
+score there is."""
+_DIGITS = 12
 
 
 @dataclass(frozen=True)
 class Report:
-    """Rows of name and value in named groups; then a note, and what to type next."""
+    """Rows of name and value in named groups, with text before and after them."""
 
     title: str
-    groups: dict[str, list[tuple[str, str]]]
-    note: str
-    commands: str
+    groups: Mapping[str, Sequence[Row]]
+    """Groups without rows are not shown."""
+    head: str = ""
+    note: str = ""
+    commands: str = ""
+    """What to type next."""
 
     def text(self) -> str:
         """Return it for a terminal."""
-        width = max(len(name) for rows in self.groups.values() for name, _ in rows)
-        lines = [self.title, "=" * len(self.title)]
-        for group, rows in self.groups.items():
+        groups = {group: rows for group, rows in self.groups.items() if rows}
+        width = max((len(name) for rows in groups.values() for name, _ in rows), default=0)
+        lines = [self.title, "=" * len(self.title), *filter(None, [self.head])]
+        for group, rows in groups.items():
             lines += ["", group, *(f"  {name:<{width}}  {value}" for name, value in rows)]
-        return "\n".join([*lines, "", self.note, "", "Next", "", _indented(self.commands)])
+        return "\n".join([*lines, *self._end("Next")])
 
     def markdown(self) -> str:
         """Return it for Prefect's pages."""
-        lines = [f"# {self.title}"]
+        lines = [f"# {self.title}", *(["", self.head] if self.head else [])]
         for group, rows in self.groups.items():
-            lines += ["", f"## {group}", "", "| | |", "| --- | --- |"]
-            lines += [f"| {name} | {value} |" for name, value in rows]
-        return "\n".join([*lines, "", self.note, "", "## Next", "", _indented(self.commands)])
+            if rows:
+                lines += ["", f"## {group}", "", "| | |", "| --- | --- |"]
+                lines += [f"| {name} | {_in_cell(value)} |" for name, value in rows]
+        return "\n".join([*lines, *self._end("## Next")])
+
+    def _end(self, heading: str) -> Iterator[str]:
+        if self.note:
+            yield from ("", self.note)
+        if self.commands:
+            yield from ("", heading, "")
+            yield from (f"    {line}" for line in self.commands.splitlines())
 
 
-def build_report(
-    recipe_name: str, made: Mapping[str, Manifest], tracking: str, python: str = "python"
-) -> Report:
-    """Return the report; every number comes from a manifest.
+def build_report(recipe_name: str, made: Mapping[str, Manifest], tracking: str) -> Report:
+    """Return the report of the flow pretrain-albert; every number comes from a manifest.
 
     Args:
-        recipe_name: what the run is called.
+        recipe_name: name of the run.
         made: the manifests of corpus, examples, pretraining, scores and registration.
         tracking: MLflow's tracking URI.
-        python: the interpreter to use the model with.
     """
-    registration = made["registration"]
-    name, version = registration.facts["name"], registration.facts["version"]
+    registered = made["registration"].result_as(results.RegistrationResult)
+    pretrained = made["pretraining"].result_as(results.PretrainingResult)
     return Report(
-        title=f"{recipe_name}: {name}, version {version}",
+        title=f"{recipe_name}: {registered.name}, version {registered.version}",
         groups={
             "Text": _text_rows(made["corpus"], made["examples"]),
-            "Pretraining, on held-out documents (95 % interval)": _pretraining_rows(
-                made["pretraining"]
+            "Pretraining, on held-out documents (95 % interval)": _pretraining_rows(pretrained),
+            "Downstream, the median seed (95 % interval)": list(
+                _downstream_rows(made["scores"].result_as(results.ScoresResult).tasks)
             ),
-            "Downstream, the median seed (95 % interval)": _downstream_rows(made["scores"]),
-            "Registry": _registry_rows(registration),
+            "Registry": _registry_rows(registered),
         },
-        note=_order_note(made["pretraining"]),
-        commands=next_commands(registration.facts, tracking, python),
+        note=_order_note(pretrained.after),
+        commands=next_commands(registered, tracking),
     )
 
 
@@ -76,16 +91,14 @@ def build_text_report(
     recipe_name: str,
     made: Mapping[str, Manifest],
     uris: Mapping[str, str],
-    python: str = "python",
     affected: Sequence[str] = (),
 ) -> Report:
-    """Return what a refresh of the corpus did.
+    """Return the report of the flow refresh-corpus.
 
     Args:
-        recipe_name: what the run is called.
+        recipe_name: name of the run.
         made: the manifests of corpus, vocab and examples.
         uris: their URIs, and under "receipt" that of the removal receipt or `NO_RESULT`.
-        python: the interpreter to look at the shards with.
         affected: registered versions that were made of removed documents.
     """
     removed = "No document of an earlier corpus is gone."
@@ -93,144 +106,192 @@ def build_text_report(
         removed = f"Documents of earlier corpora are gone; the receipt is {uris['receipt']}."
         if affected:
             removed += f" Registered versions made of them: {', '.join(affected)}."
-    facts = made["vocab"].facts
+    corpus = made["corpus"].result_as(results.CorpusResult)
+    vocab_size = made["vocab"].result_as(results.VocabularyResult).vocab_size
     return Report(
         title=f"{recipe_name}: corpus, vocabulary and examples are up to date",
         groups={
             "Text": [
-                ("source files", f"{made['corpus'].facts['num_source_files']:,}"),
-                ("clean text", f"{made['corpus'].facts['text_bytes'] / 1e6:,.1f} MB"),
+                ("source files", f"{corpus.num_source_files:,}"),
+                ("clean text", f"{corpus.text_bytes / 1e6:,.1f} MB"),
                 *_text_rows(made["corpus"], made["examples"]),
-                ("vocabulary", f"{facts['vocab_size']:,} pieces"),
+                ("vocabulary", f"{vocab_size:,} pieces"),
             ],
             "Manifests": [(stage, uris[stage]) for stage in made],
         },
         note=removed,
-        commands=f"{_albert(python)} audit {uris['examples']} --corpus {uris['corpus']}",
+        commands=f"{_typed('albert')} audit {uris['examples']} --corpus {uris['corpus']}",
     )
 
 
-def next_commands(facts: Mapping[str, Any], tracking: str, python: str) -> str:
+def stage_report(made: Manifest, uri: str, tracking: str) -> Report:
+    """Return the numbers and links of one stage.
+
+    Args:
+        made: its manifest.
+        uri: where the manifest is.
+        tracking: MLflow's tracking URI, for links.
+    """
+    files: dict[str, list[int]] = {}
+    for shard in made.shards:
+        files.setdefault(shard.kind, []).append(shard.num_bytes)
+    return Report(
+        title=made.stage,
+        head=f"Key `{made.key}`, content `{made.content[:_DIGITS]}`.",
+        groups={
+            "Accounts": [_after_colon(str(account)) for account in made.accounts],
+            "Numbers": list(_numbers(made.result)),
+            "Files": [
+                (kind, f"{len(sizes):,} files, {sum(sizes) / 1e6:,.2f} MB")
+                for kind, sizes in sorted(files.items())
+            ],
+            "Made of": [
+                (name, f"`{made.input_manifests.get(name, digest[:_DIGITS])}`")
+                for name, digest in sorted(made.inputs.items())
+            ],
+        },
+        note="\n".join(["## Links", "", *_links(made, uri, tracking)]),
+    )
+
+
+def next_commands(registered: results.RegistrationResult, tracking: str) -> str:
     """Return what to type to use the registered model and to look around."""
-    version = f"@{facts['alias']}" if facts["alias"] else f"/{facts['version']}"
-    look = (
-        ""
-        if tracking.startswith("http")
-        else f"{python} -m mlflow ui --backend-store-uri {tracking}\n"
-    )
+    version = f"@{registered.alias}" if registered.alias else f"/{registered.version}"
+    python = _typed(Path(sys.executable).name)
+    look = "" if _is_server(tracking) else f"{python} -m mlflow ui --backend-store-uri {tracking}\n"
     return (
         f"export MLFLOW_TRACKING_URI={tracking}\n"
         f"{python} - <<'END'\n"
         "import mlflow.pyfunc\n"
-        f'model = mlflow.pyfunc.load_model("models:/{facts["name"]}{version}")\n'
+        f'model = mlflow.pyfunc.load_model("models:/{registered.name}{version}")\n'
         'print(model.predict([{"text": "Return the [MASK] of the array."}]))\n'
         "END\n"
         f"{look}"
-        f"{_albert(python)} serve"
+        f"{_typed('albert')} serve"
     )
 
 
-def interpreter() -> str:
-    """Return this interpreter as the user may type it here."""
-    path, here = Path(sys.executable), Path.cwd()
+def _typed(command: str) -> str:
+    """Return a command of this environment as the user may type it here."""
+    path, here = Path(sys.executable).with_name(command), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def _albert(python: str) -> str:
-    """Return the command beside an interpreter as the user may type it."""
-    return str(Path(python).with_name("albert"))
+def _is_server(tracking: str) -> bool:
+    return tracking.startswith("http")
 
 
-def _text_rows(corpus: Manifest, examples: Manifest) -> list[tuple[str, str]]:
-    documents, facts = corpus.account("documents"), examples.facts
-    total = facts["num_train"] + facts["num_held_out"]
+def _text_rows(corpus: Manifest, examples: Manifest) -> list[Row]:
+    documents, made = corpus.account("documents"), examples.result_as(results.ExamplesResult)
+    dropped = {reason.replace("_", " "): n for reason, n in documents.dropped.items() if n}
+    split = f"{made.num_train:,} to train + {made.num_held_out:,} held out"
     return [
         ("documents read", f"{documents.total:,}"),
         ("documents kept", f"{documents.kept:,}"),
-        *_dropped_rows(documents),
+        *((f"  dropped, {reason}", f"{n:,}") for reason, n in sorted(dropped.items())),
+        *([] if dropped else [("  dropped", "0")]),
         *(
-            (f"to examples: {account.what}", str(account).removeprefix(f"{account.what}: "))
-            for account in examples.accounts
+            (f"to examples: {what}", said)
+            for what, said in (_after_colon(str(account)) for account in examples.accounts)
         ),
-        (
-            "examples",
-            f"{total:,} = {facts['num_train']:,} to train + {facts['num_held_out']:,} held out",
-        ),
-        ("padding share", f"{facts['padding_share']:.1%}"),
+        ("examples", f"{made.num_train + made.num_held_out:,} = {split}"),
+        ("padding share", f"{made.padding_share:.1%}"),
     ]
 
 
-def _dropped_rows(account: Account) -> list[tuple[str, str]]:
-    rows = [(f"  dropped, {why.replace('_', ' ')}", n) for why, n in account.dropped.items() if n]
-    return [(why, f"{n:,}") for why, n in sorted(rows)] or [("  dropped", "0")]
-
-
-def _pretraining_rows(pretraining: Manifest) -> list[tuple[str, str]]:
-    facts = pretraining.facts
-    unigram, after = facts["unigram_nats"], facts["after"]["masked_lm_loss"]["value"]
-    rows = [("steps", f"{facts['step']:,}"), ("parameters", f"{facts['num_parameters']:,}")]
-    rows += [
-        (label, f"{_estimate(facts['before'][key])}  ->  {_estimate(facts['after'][key])}")
+def _pretraining_rows(pretrained: results.PretrainingResult) -> list[Row]:
+    before, after = pretrained.before, pretrained.after
+    below = pretrained.unigram_nats - after["masked_lm_loss"].value
+    gain = f"the model ends {abs(below):.3f} {'below' if below > 0 else 'above'} it"
+    loss, *others = (
+        (label, f"{before[key]}  ->  {after[key]}")
         for key, label in _SCORES.items()
-        if key in facts["after"]
+        if key in after
+    )
+    by_lengths = [("  from the lengths alone", f"{pretrained.length_only_accuracy:.3f}")]
+    return [
+        ("steps", f"{pretrained.step:,}"),
+        ("parameters", f"{pretrained.num_parameters:,}"),
+        loss,
+        ("unigram loss, nats", f"{pretrained.unigram_nats:.3f}; {gain}"),
+        *others,
+        *(by_lengths if pretrained.objective != "none" else []),
     ]
-    side = "below" if after < unigram else "above"
-    gain = f"{unigram:.3f}; the model ends {abs(unigram - after):.3f} {side} it"
-    return [*rows[:3], ("unigram loss, nats", gain), *rows[3:]]
 
 
-def _downstream_rows(scores: Manifest) -> list[tuple[str, str]]:
-    rows = []
-    for task, facts in scores.facts["tasks"].items():
-        for number, (metric, found) in enumerate(facts["metrics"].items()):
-            low, high = found["interval"]
-            score = _estimate({"value": found["median"], "low": low, "high": high})
+def _downstream_rows(tasks: Mapping[str, results.TaskScoresResult]) -> Iterator[Row]:
+    for task, found in tasks.items():
+        for number, (metric, scores) in enumerate(found.metrics.items()):
+            low, high = scores.interval
+            score = str(results.Estimate(value=scores.median, low=low, high=high))
             if metric == "matthews" and low <= 0 <= high:
                 score += "; the interval holds 0, so no better than chance"
-            rows.append((f"{task}, {metric}", score))
-            by_seed = found["by_seed"].values()
-            if number == 0 and len(by_seed) > 1:
-                spread = f"{min(by_seed):z.3f} to {max(by_seed):z.3f}"
-                rows.append((f"  over {len(by_seed)} seeds", spread))
-    return rows
+            yield f"{task}, {metric}", score
+            seeds = scores.by_seed.values()
+            if number == 0 and len(seeds) > 1:
+                yield f"  over {len(seeds)} seeds", f"{min(seeds):z.3f} to {max(seeds):z.3f}"
 
 
-def _registry_rows(registration: Manifest) -> list[tuple[str, str]]:
-    facts = registration.facts
+def _registry_rows(registered: results.RegistrationResult) -> list[Row]:
+    compared = (_compared(task, registered.against) for task in registered.tasks)
     return [
-        ("model", f"{facts['name']}, version {facts['version']}"),
-        ("alias", facts["alias"] or "none"),
-        ("the gate", facts["verdict"]),
-        ("because", facts["reason"]),
-        *_gate_rows(facts),
-        ("address", facts["model_uri"]),
+        ("model", f"{registered.name}, version {registered.version}"),
+        ("alias", registered.alias or "none"),
+        ("the gate", registered.verdict),
+        ("because", registered.reason),
+        *compared,
+        ("address", registered.model_uri),
     ]
 
 
-def _gate_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what was compared, task by task."""
-    return [(f"  {task['task']}", _compared(task, facts["against"])) for task in facts["tasks"]]
+def _compared(task: results.TaskDifference, version: str) -> Row:
+    """Return how the candidate and the champion did in one task."""
+    against = f"{task.candidate:z.4f} against {task.champion:z.4f} of version {version}"
+    bounds = f"[{task.low:+z.4f}, {task.high:+z.4f}]"
+    return f"  {task.task}", f"{against}: {task.difference:+z.4f} {bounds}"
 
 
-def _compared(task: Mapping[str, Any], version: str) -> str:
-    against = f"{task['candidate']:z.4f} against {task['champion']:z.4f} of version {version}"
-    bounds = f"[{task['low']:+z.4f}, {task['high']:+z.4f}]"
-    return f"{against}: {task['difference']:+z.4f} {bounds}"
-
-
-def _order_note(pretraining: Manifest) -> str:
-    if "sentence_order_accuracy" not in pretraining.facts["after"]:
+def _order_note(after: Mapping[str, results.Estimate]) -> str:
+    if "sentence_order_accuracy" not in after:
         return "The examples' objective is not sentence order: nothing of it was learned."
-    score = _estimate(pretraining.facts["after"]["sentence_order_accuracy"])
     return (
-        f"Sentence order ended at {score}. On natural text it stays near 0.5, a coin's, at so "
-        "small a budget: it is learned long after words are."
+        f"Sentence order ended at {after['sentence_order_accuracy']}. On natural text it stays "
+        "near 0.5, a coin's, at so small a budget: it is learned long after words are."
     )
 
 
-def _estimate(estimate: Mapping[str, float]) -> str:
-    return f"{estimate['value']:z.3f} [{estimate['low']:z.3f}, {estimate['high']:z.3f}]"
+def _links(made: Manifest, uri: str, tracking: str) -> Iterator[str]:
+    yield f"- manifest: `{uri}`"
+    if run_id := made.result.get("mlflow_run_id"):
+        page = f"[MLflow run]({tracking}/#/runs/{run_id})"
+        yield f"- {page}" if _is_server(tracking) else f"- MLflow run: `{run_id}`"
+    if "model_uri" in made.result:
+        yield f"- model: `{made.result['model_uri']}`"
+    for shard in made.shards:
+        if shard.path.endswith((".png", ".svg")):
+            yield f"- picture: `{storage.join(uri.rpartition('/')[0], shard.path)}`"
 
 
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
+def _numbers(result: Mapping[str, Any], prefix: str = "") -> Iterator[Row]:
+    """Yield the numbers and short texts of a result, those in groups by their path."""
+    for name, value in result.items():
+        label = prefix + name.replace("_", " ")
+        if name == "settings":
+            continue
+        if isinstance(value, Mapping) and {"value", "low", "high"} <= value.keys():
+            yield label, str(results.Estimate(**value))
+        elif isinstance(value, Mapping):
+            yield from _numbers(value, f"{label}, ")
+        elif isinstance(value, bool | str):
+            yield label, str(value)
+        elif isinstance(value, int | float):
+            yield label, f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+
+
+def _after_colon(sentence: str) -> Row:
+    name, _, said = sentence.partition(": ")
+    return name, said
+
+
+def _in_cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

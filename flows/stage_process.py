@@ -1,15 +1,15 @@
-"""Run a stage as a process of its own: its lines as they come, its manifest at the end.
+"""Run a stage as a process of its own: relay its lines as they come, return its manifest.
 
-The process is the leader of its own session, so that it and all that it starts can be stopped
-together; and it is told to stop when this process dies, however that happens.
+The process leads a session of its own, so that it and all that it starts can be stopped together.
+It is told to stop when this process dies, however that happens.
 
-How long a stage may take, and may say nothing, is the machine's affair:
+Two environment variables limit every stage:
 
-ALBERT_SILENT_MINUTES  a stage that prints no line for so long is stopped and tried again
-ALBERT_STAGE_HOURS     a stage that takes so long is stopped
+ALBERT_SILENT_MINUTES  a stage that prints no line for this long is stopped and tried again
+ALBERT_STAGE_HOURS     a stage that takes this long is stopped
 
-Either is one number, for all stages, or several by the name of the stage's module:
-``pretrain=120, finetune=30, 60``, where the bare one is for the others. Unset: no limit.
+Each is one number for all stages, or several by the name of the stage's module:
+``pretrain=120, finetune=30, 60``, where the bare number is for the others. Unset means no limit.
 """
 
 import contextvars
@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import IO
 
 from albert_core.stage.command import FAILURE, FAILURE_STATUS, RESULT, RUN_AGAIN_STATUS
@@ -31,44 +31,35 @@ from albert_core.stage.log import ASKED_FOR, StageProgress, read_line
 
 SILENT_MINUTES = "ALBERT_SILENT_MINUTES"
 STAGE_HOURS = "ALBERT_STAGE_HOURS"
+STAGE_MODULES = (
+    "clean_corpus", "train_vocab", "make_examples", "removal", "make_task", "pretrain", "finetune",
+    "contamination", "tabulate", "register",
+)  # fmt: skip
+"""Names of the stages' modules, in the order of the flows."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one stage, in seconds; None is no limit."""
+    """Limits of one stage in seconds; None is no limit."""
 
     silent_seconds: float | None = None
     seconds: float | None = None
 
 
 NO_LIMITS = Limits()
-STAGE_MODULES = (
-    "clean_corpus",
-    "train_vocab",
-    "make_examples",
-    "removal",
-    "make_task",
-    "pretrain",
-    "finetune",
-    "contamination",
-    "tabulate",
-    "register",
-)
-"""Names of the stages' modules, in the order of the flows."""
 
 
 def limits_of(module: str) -> Limits:
-    """Return the limits of the stage in ``module``, as the environment has them.
+    """Return the limits that the environment sets for the stage in ``module``.
 
     Raises:
-        ConfigError: it has something else than numbers above 0, or names no stage.
+        ConfigError: a limit is not a number above 0, or is set for an unknown stage.
     """
-    silent, hours = _number(SILENT_MINUTES, module), _number(STAGE_HOURS, module)
+    silent, hours = _limit(SILENT_MINUTES, module), _limit(STAGE_HOURS, module)
     return Limits(silent and silent * 60, hours and hours * 3600)
 
 
-def _number(variable: str, module: str) -> float | None:
-    stage = module.rpartition(".")[2]
+def _limit(variable: str, module: str) -> float | None:
     numbers: dict[str, float] = {}
     for part in filter(None, os.environ.get(variable, "").replace(" ", "").split(",")):
         name, _, text = part.rpartition("=")
@@ -85,16 +76,16 @@ def _number(variable: str, module: str) -> float | None:
             raise ConfigError(
                 f"{variable}: there is no stage {name!r}; there is {', '.join(STAGE_MODULES)}"
             )
-    return numbers.get(stage, numbers.get(""))
+    return numbers.get(module.rpartition(".")[2], numbers.get(""))
 
 
 GRACE_SECONDS = 30.0
-"""How long a stage that is stopped may take, to save its checkpoint for example."""
+"""How long a stage that is stopped may take to end, for example to save its checkpoint."""
 _LAST_LINES = 20
 _LOOK_SECONDS = 0.05
 _WORTH_ANOTHER_TRY = {RUN_AGAIN_STATUS, -signal.SIGKILL, -signal.SIGTERM}
-"""A stage that ended so was killed, by the kernel for want of memory perhaps, or told to stop; it
-goes on from what is done."""
+"""Statuses of a stage that was killed, perhaps by the kernel for lack of memory, or told to stop.
+It goes on from what is done."""
 _KERNELS_KEPT = "64"
 _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -103,9 +94,9 @@ _ENVIRONMENT = {
     ASKED_FOR: "yes",
 }
 """Torch's threads sleep while they wait: a little slower on an idle machine, and nearly twice as
-fast beside another process that computes. Of the kernels that oneDNN makes for each length of a
-batch, torch and oneDNN keep as many as a model needs at a time, not the last 1,024, which packed
-batches, each of another length, would make gigabytes of. And the stage reports how far it is."""
+fast beside another process that computes. oneDNN makes a kernel for each length of a batch. Torch
+and oneDNN keep as many kernels as a model needs at a time, not the last 1,024: packed batches all
+differ in length, and their kernels would take gigabytes. And the stage reports its progress."""
 
 _TIED = """
 import ctypes, os, signal, sys
@@ -119,25 +110,24 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class InterruptedStageError(StageError, OutageError):
-    """A stage was cut short by what passes by itself; running it again may well succeed."""
+    """A transient failure cut a stage short; running it again may well succeed."""
 
 
 def tied(argv: Sequence[str]) -> list[str]:
-    """Return the command line that runs ``argv``, and tells it to stop when this process dies."""
+    """Return the command line that runs ``argv`` and tells it to stop when this process dies."""
     return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *argv]
 
 
 def distributed_argv(argv: Sequence[str], num_processes: int) -> list[str]:
-    """Return the command line of the training ``argv`` for so many processes on this machine."""
+    """Return the command line of the training ``argv`` for several processes on this machine."""
     if num_processes == 1:
         return list(argv)
     launcher = [
-        "-m",
         "albert_core.training.launcher",
         "--standalone",
         f"--nproc-per-node={num_processes}",
     ]
-    return [sys.executable, *launcher, *argv[1:]]
+    return [sys.executable, "-m", *launcher, *argv[1:]]
 
 
 def run_stage_process(
@@ -146,21 +136,21 @@ def run_stage_process(
     grace_seconds: float = GRACE_SECONDS,
     environment: Mapping[str, str] | None = None,
     limits: Limits = NO_LIMITS,
-    on_progress: Callable[[StageProgress], None] | None = None,
+    on_progress: Callable[[StageProgress], None] = lambda _: None,
 ) -> str:
     """Run the command line of a stage; return the URI of its manifest.
 
     Args:
         argv: as made by `stage.command.stage_argv`.
-        log: called with each line of the stage's output, but for those of its result.
-        grace_seconds: time to end between SIGTERM and SIGKILL, when this call is interrupted.
-        environment: variables that the process is to have besides this one's.
+        log: called with each line of the stage's output, except those of its result.
+        grace_seconds: time between SIGTERM and SIGKILL when the stage is stopped.
+        environment: variables that the process gets besides this one's.
         limits: how long it may take.
-        on_progress: called with what the stage reports, if it does.
+        on_progress: called with the progress that the stage reports.
 
     Raises:
         InterruptedStageError: exit status 75, killed, told to stop, or silent for too long.
-        StageError: the stage's own message, when it failed with one; or its last lines.
+        StageError: the stage failed, with its own message or its last lines; or took too long.
     """
     process = subprocess.Popen(
         tied(argv),
@@ -175,14 +165,14 @@ def run_stage_process(
     )
     assert process.stdout is not None
     output = _Output(log, on_progress)
-    watch = _Watch(process, output, limits, grace_seconds)
-    # In this thread's context: a logger may find there to whom it speaks.
+    # In this thread's context: Prefect's logger finds the flow run there.
     in_context = contextvars.copy_context().run
     reader = threading.Thread(target=in_context, args=(output.read, process.stdout), daemon=True)
     reader.start()
     try:
-        with watch:
-            _wait(process)
+        while not _has_ended(process):
+            output.check(limits)
+            time.sleep(_LOOK_SECONDS)
     except BaseException:
         _stop(process, grace_seconds)
         raise
@@ -191,7 +181,6 @@ def run_stage_process(
         status = process.wait()
         reader.join(timeout=grace_seconds)
         process.stdout.close()
-    watch.check()
     return output.result(argv, status)
 
 
@@ -199,107 +188,65 @@ class _Output:
     """What a stage has printed."""
 
     def __init__(
-        self, log: Callable[[str], None], on_progress: Callable[[StageProgress], None] | None
+        self, log: Callable[[str], None], on_progress: Callable[[StageProgress], None]
     ) -> None:
-        self.log = log
-        self.on_progress = on_progress
-        self.last_at = time.monotonic()
-        self.lines: list[str] = []
-        self.failure: list[str] = []
-        self.manifest: str | None = None
+        self._log, self._on_progress = log, on_progress
+        self._began = self._last_at = time.monotonic()
+        self._lines: list[str] = []
+        self._failure: list[str] = []
+        self._manifest: str | None = None
 
     def read(self, stream: IO[str]) -> None:
+        """Take in every line of ``stream`` until it ends."""
         for line in stream:
+            self._last_at = time.monotonic()
             self._take(line.rstrip("\n"))
 
+    def check(self, limits: Limits) -> None:
+        """Raise an error if the stage has exceeded a limit."""
+        now, seconds, silent = time.monotonic(), limits.seconds, limits.silent_seconds
+        if seconds is not None and now - self._began > seconds:
+            raise StageError(
+                f"the stage was stopped: it took longer than {seconds / 3600:g} hours. "
+                f"Raise {STAGE_HOURS}; what is done by now is kept."
+            )
+        if silent is not None and now - self._last_at > silent:
+            raise InterruptedStageError(
+                f"the stage was stopped: it printed nothing for {silent / 60:g} minutes. If that "
+                f"is normal for it, raise {SILENT_MINUTES}."
+            )
+
+    def result(self, argv: Sequence[str], status: int) -> str:
+        """Return the manifest's URI, or raise the error of a stage that ended with ``status``."""
+        if status == 0 and self._manifest is not None:
+            return self._manifest
+        message = self._message(status)
+        if not message:
+            last_lines = "\n  ".join(self._lines + self._failure)
+            message = f"{_named(argv)} {_ended(status)}. Its last lines:\n  {last_lines}"
+        raise (InterruptedStageError if status in _WORTH_ANOTHER_TRY else StageError)(message)
+
     def _take(self, line: str) -> None:
-        self.last_at = time.monotonic()
         if progress := StageProgress.from_line(line):
-            if self.on_progress is not None:
-                self.on_progress(progress)
+            self._on_progress(progress)
             return
         _, text, _ = read_line(line)
         if text.startswith(RESULT):
-            self.manifest = text.removeprefix(RESULT)
-        elif text.startswith(FAILURE) or self.failure:
-            self.failure += redacted(text).splitlines()
+            self._manifest = text.removeprefix(RESULT)
+        elif text.startswith(FAILURE) or self._failure:
+            self._failure += redacted(text).splitlines()
         else:
-            self.lines = [*self.lines[1 - _LAST_LINES :], redacted(text)]
-            self.log(redacted(line))
-
-    def result(self, argv: Sequence[str], status: int) -> str:
-        if status == 0 and self.manifest is not None:
-            return self.manifest
-        again = status in _WORTH_ANOTHER_TRY
-        message = self._message(status)
-        if not message:
-            last_lines = "\n  ".join(self.lines + self.failure)
-            message = f"{_named(argv)} {_ended(status)}. Its last lines:\n  {last_lines}"
-        raise InterruptedStageError(message) if again else StageError(message)
+            self._lines = [*self._lines[1 - _LAST_LINES :], redacted(text)]
+            self._log(redacted(line))
 
     def _message(self, status: int) -> str:
         """Return the stage's own message, without what a launcher may have said after it."""
-        if not self.failure:
+        if not self._failure:
             return ""
-        first, *rest = self.failure
+        first, *rest = self._failure
         if status != FAILURE_STATUS:
-            indented = (i for i, line in enumerate(rest) if not line.startswith("  "))
-            rest = rest[: next(indented, len(rest))]
+            rest = list(takewhile(lambda line: line.startswith("  "), rest))
         return "\n".join([first.removeprefix(FAILURE), *rest]).rstrip()
-
-
-class _Watch:
-    """A thread that stops a stage when it takes longer than its limits."""
-
-    def __init__(
-        self,
-        process: subprocess.Popen[str],
-        output: _Output,
-        limits: Limits,
-        grace_seconds: float,
-    ) -> None:
-        self._process, self._output, self._limits = process, output, limits
-        self._grace_seconds = grace_seconds
-        self._began = time.monotonic()
-        self._over = threading.Event()
-        self._error: StageError | None = None
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> None:
-        if self._limits != NO_LIMITS:
-            self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def check(self) -> None:
-        """Raise what the stage was stopped for, if it was."""
-        if self._error is not None:
-            raise self._error
-
-    def _look(self) -> None:
-        while not self._over.wait(_LOOK_SECONDS):
-            self._error = self._overdue()
-            if self._error is not None:
-                _stop(self._process, self._grace_seconds)
-                _kill_group(self._process)
-                return
-
-    def _overdue(self) -> StageError | None:
-        now, limits = time.monotonic(), self._limits
-        if limits.seconds is not None and now - self._began > limits.seconds:
-            return StageError(
-                f"the stage was stopped: it took longer than {limits.seconds / 3600:g} hours. "
-                f"Raise {STAGE_HOURS}; what is done by now is kept."
-            )
-        if limits.silent_seconds is not None and now - self._output.last_at > limits.silent_seconds:
-            return InterruptedStageError(
-                f"the stage was stopped: it printed nothing for {limits.silent_seconds / 60:g} "
-                f"minutes. If that is its way, raise {SILENT_MINUTES}."
-            )
-        return None
 
 
 def _named(argv: Sequence[str]) -> str:
@@ -315,18 +262,16 @@ def _ended(status: int) -> str:
     return f"ended with status {status}"
 
 
-def _wait(process: subprocess.Popen[str]) -> None:
-    """Wait until ``process`` has ended, but leave its number taken, so that its group is its."""
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+def _has_ended(process: subprocess.Popen[str]) -> bool:
+    """Return whether ``process`` has ended, without freeing its number, which is its group's."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
 def _stop(process: subprocess.Popen[str], grace_seconds: float) -> None:
-    """Ask the whole group to end, and give its leader the time to."""
+    """Ask the whole group to end, and give its leader time to do so."""
     os.killpg(process.pid, signal.SIGTERM)
     deadline = time.monotonic() + grace_seconds
-    while time.monotonic() < deadline:
-        if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
-            return
+    while time.monotonic() < deadline and not _has_ended(process):
         time.sleep(_LOOK_SECONDS)
 
 

@@ -1,35 +1,36 @@
-"""A Prefect task for each stage: a name, retries, and the stage's lines in the run's log."""
+"""A Prefect task for each stage: its retries, and what Prefect's page of it shows."""
 
-import os
+import logging
+import re
 import shlex
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from logging import Logger, LoggerAdapter, getLogger
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from prefect import Task, get_run_logger
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    update_progress_artifact,
+)
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.tasks import exponential_backoff
 
 from albert_core.stage.command import stage_argv
-from albert_core.stage.credentials import hide_credentials_in_logs
-from albert_core.stage.environment import (
-    TRAINING_PROCESSES,
-    shown_tracking_uri,
-    whole_number,
-    work_folder,
-)
-from albert_core.stage.errors import is_passing
-from albert_core.stage.log import FORMAT, StageProgress, is_json, read_line, use_format
+from albert_core.stage.environment import TRAINING_PROCESSES, shown_tracking_uri, whole_number
+from albert_core.stage.errors import IntegrityError, is_transient
+from albert_core.stage.log import StageProgress, read_line
 from albert_core.stage.manifest import Manifest, read_manifest
-from flows.done_before import NotDoneError, RecipeRun, find_done
-from flows.recipe import load_recipe, save_recipe
-from flows.stage_page import ProgressPage, save_stage_page
+from flows.recipe import NotDoneError, RecipeRun
+from flows.report import stage_report
 from flows.stage_process import distributed_argv, limits_of, run_stage_process
-from flows.tracked_flow import begin_tracking, note_stage, stage_environment
+from flows.tracked_flow import note_stage, stage_environment
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,34 +39,14 @@ TRAINING = "albert_core.training.pretrain"
 _RETRIES = 4
 _FIRST_DELAY_SECONDS = 10
 """Before the second try; twice as long before each further one."""
+_SECONDS_BETWEEN_REPORTS = 5.0
+_CLOSING_SECONDS = 5.0
 
-
-if os.environ.get(FORMAT) == "json":  # here, for Prefect's own first lines of a flow run
-    use_format(getLogger())
-
-
-def start_run(
-    recipe: str, source: str | None, work: str | None, overrides: Sequence[str] | None
-) -> RecipeRun:
-    """Read the recipe, save it resolved, and return what every stage needs.
-
-    Args:
-        recipe: see `load_recipe`.
-        source: the reader's own text; None for the recipe's.
-        work: the folder for all results; None for ALBERT_WORK, else ``work``.
-        overrides: see `load_recipe`.
-    """
-    resolved = load_recipe(recipe, overrides or (), source)
-    folder = work_folder(work)
-    uri = save_recipe(resolved, folder)
-    hide_credentials_in_logs()
-    is_json()  # a wrong value is a mistake of the settings
-    begin_tracking(folder, resolved.name, uri)
-    return RecipeRun(resolved, uri, folder)
+log = logging.getLogger(__name__)
 
 
 class StageTask(Task[P, R]):
-    """A task that outside of a flow run is a plain function, which finds what was done before."""
+    """A task that is a plain function outside of a flow run, to find what was done before."""
 
     if not TYPE_CHECKING:  # where Prefect's own overloads say it better
 
@@ -84,8 +65,8 @@ def in_flow_run() -> bool:
 def stage_task(name: str) -> Callable[[Callable[P, R]], StageTask[P, R]]:
     """Make a function a task called ``name``, which retries a transient failure.
 
-    That is a stage that was killed, preempted, lost a worker or fell silent, and a server that
-    does not answer; a mistake in the settings or the data is not tried again.
+    Transient are a stage that was killed, preempted, lost a worker or fell silent, and a server
+    that does not answer. A mistake in the settings or the data is not tried again.
 
     What was computed already is decided by the stage, by its manifest, not by Prefect's cache.
     """
@@ -100,14 +81,17 @@ def stage_task(name: str) -> Callable[[Callable[P, R]], StageTask[P, R]]:
     )
 
 
+def _may_pass(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
+    return is_transient(state.result(raise_on_failure=False))
+
+
 def find_stage(module: str, run: RecipeRun, **inputs: str) -> str | None:
-    """Return what `find_done` does.
+    """Return what `RecipeRun.find_done` does.
 
     Raises:
-        AlbertError: see `find_done`.
         NotDoneError: there is nothing, and no flow run to make it in.
     """
-    done = find_done(module, run, **inputs)
+    done = run.find_done(module, **inputs)
     if done is None and not in_flow_run():
         raise NotDoneError(module)
     return done
@@ -116,36 +100,35 @@ def find_stage(module: str, run: RecipeRun, **inputs: str) -> str | None:
 def run_stage(
     module: str, run: RecipeRun, environment: Mapping[str, str] | None = None, **inputs: str
 ) -> str:
-    """Run the stage in ``module`` as a process of its own, if need be; return its manifest's URI.
+    """Run the stage in ``module`` in a process, unless it was done; return its manifest's URI.
 
     Args:
-        module: that has the stage.
+        module: module of the stage.
         run: the recipe and the work folder.
-        environment: variables that the process is to have besides this one's.
-        inputs: of the stage, by the names of its parameters.
+        environment: variables that the process gets besides this one's.
+        inputs: the stage's inputs, by the names of its parameters.
     """
     began, stage = time.time(), module.rpartition(".")[2]
     if done := find_stage(module, run, **inputs):
         if in_flow_run():
-            with show_stage(stage) as bar:
-                bar.say("done already")
+            with show_stage(stage) as show:
+                show("done already")
             get_run_logger().info("%s: done already, %s", stage, done)
             note_stage(done, began)
         return done
-    argv = stage_argv(module, run.recipe_uri, **inputs, work=run.work)
-    if module == TRAINING:
-        argv = _distributed(argv)
-    log = get_run_logger()
-    log.info("by hand: %s", shlex.join(argv))
-    with ProgressPage(stage) as page, show_stage(stage) as bar:
+    argv = command_of(module, run, **inputs)
+    run_log = get_run_logger()
+    run_log.info("by hand: %s", shlex.join(argv))
+    with progress_page(stage) as report, show_stage(stage) as show:
 
         def take_line(line: str) -> None:
-            _relay(log, line)
-            bar.say(read_line(line)[1])
+            level, message, ids = read_line(line)
+            run_log.log(level, "%s", message, extra=dict(ids))
+            show(message)
 
         def take_progress(progress: StageProgress) -> None:
-            page.report(progress)
-            bar.advance(progress)
+            report(progress)
+            show(progress=progress)
 
         manifest = run_stage_process(
             argv,
@@ -159,22 +142,14 @@ def run_stage(
     return manifest
 
 
-class StageBar:
-    """Shows a person one stage while it runs. This one shows nothing: its lines are in the log."""
+def command_of(module: str, run: RecipeRun, **inputs: str) -> list[str]:
+    """Return the command line of a stage; of a training, for ALBERT_TRAINING_PROCESSES processes.
 
-    def say(self, line: str) -> None:
-        """Show a line that the stage printed."""
-
-    def advance(self, progress: StageProgress) -> None:
-        """Show how far the stage is."""
-
-
-def _show_nothing(_: str) -> AbstractContextManager[StageBar]:
-    return nullcontext(StageBar())
-
-
-show_stage: Callable[[str], AbstractContextManager[StageBar]] = _show_nothing
-"""What shows the stages of this process; a terminal sets it."""
+    Raises:
+        ConfigError: that is not a whole number above 0.
+    """
+    argv = stage_argv(module, run.recipe_uri, **inputs, work=run.work)
+    return distributed_argv(argv, whole_number(TRAINING_PROCESSES, 1) if module == TRAINING else 1)
 
 
 def read_stage(manifest: str) -> tuple[Manifest, str]:
@@ -182,17 +157,85 @@ def read_stage(manifest: str) -> tuple[Manifest, str]:
     return read_manifest(manifest), manifest.rpartition("/")[0]
 
 
-def _relay(log: Logger | LoggerAdapter[Any], line: str) -> None:
-    """Log a line of a stage as the flow's own, with what it names in JSON."""
-    level, message, ids = read_line(line)
-    log.log(level, "%s", message, extra=dict(ids))
+class ShowStage(Protocol):
+    """Takes a line that the stage printed, or how far it is."""
+
+    def __call__(self, line: str = "", progress: StageProgress | None = None) -> None:
+        """Show one of the two."""
 
 
-def _distributed(argv: list[str]) -> list[str]:
-    """Return the training's command line for ALBERT_TRAINING_PROCESSES processes, 1 if unset."""
-    return distributed_argv(argv, whole_number(TRAINING_PROCESSES, 1))
+def _show_nothing(_: str) -> AbstractContextManager[ShowStage]:
+    def show(line: str = "", progress: StageProgress | None = None) -> None:
+        """Show nothing: the stage's lines are in the log."""
+
+    return nullcontext(show)
 
 
-def _may_pass(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
-    error = state.result(raise_on_failure=False)
-    return is_passing(error)
+show_stage: Callable[[str], AbstractContextManager[ShowStage]] = _show_nothing
+"""Shows a stage, by its name, while it runs; a terminal replaces it."""
+
+
+@contextmanager
+def progress_page(stage: str) -> Iterator[Callable[[StageProgress], None]]:
+    """Show the progress of a stage on Prefect's page; give the function that takes each report.
+
+    A thread tells the server from time to time and at the end, so that a slow or unavailable server
+    holds nothing up. What it misses comes with the next report.
+    """
+    latest = deque[StageProgress](maxlen=1)
+    over = threading.Event()
+
+    def tell() -> None:
+        artifact: Any = None
+        told, is_over = None, False
+        while not is_over:
+            is_over = over.wait(_SECONDS_BETWEEN_REPORTS)
+            if not latest or latest[0] == told:
+                continue
+            progress = latest[0]
+            try:
+                if artifact is None:
+                    key = f"{artifact_key(stage)}-progress"
+                    description = f"{stage}: {progress.total:,.0f} {progress.unit} in all"
+                    artifact = create_progress_artifact(
+                        100 * progress.share, key=key, description=description
+                    )
+                else:
+                    update_progress_artifact(artifact, 100 * progress.share)
+                told = progress
+            except Exception as error:  # noqa: BLE001  a page is no reason to end a stage
+                log.debug("%s: the progress was not told (%s)", stage, error)
+
+    # In this thread's context: Prefect finds the run of the artifact there.
+    thread = threading.Thread(target=copy_context().run, args=(tell,), daemon=True)
+    thread.start()
+    try:
+        yield latest.append
+    finally:
+        over.set()
+        thread.join(_CLOSING_SECONDS)
+
+
+def save_stage_page(manifest: str, tracking: str) -> None:
+    """Save what a stage made as an artifact of the run; failing to do so is no failure.
+
+    Args:
+        manifest: URI of its manifest; a command with another result has no page.
+        tracking: MLflow's tracking URI, for links.
+    """
+    try:
+        made = read_manifest(manifest)
+        create_markdown_artifact(
+            stage_report(made, manifest, tracking).markdown(),
+            key=artifact_key(made.stage),
+            description=f"{made.stage} {made.key}",
+        )
+    except IntegrityError:
+        return
+    except Exception as error:  # noqa: BLE001  the result is there, and counts
+        log.warning("the page of %s could not be saved: %s", manifest, error)
+
+
+def artifact_key(name: str) -> str:
+    """Return ``name`` as Prefect wants keys: small letters, digits and dashes."""
+    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")

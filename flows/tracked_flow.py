@@ -1,16 +1,17 @@
 """The MLflow run of a flow run; the runs of its stages are nested in it.
 
-A stage that trains or scores tracks itself, and learns from its environment whose child it is. The
-text stages know no MLflow: what they made is logged here, from their manifests. A stage that was
-done before is not logged again; a tag points to its run.
+A stage that trains or scores tracks itself; its environment tells it which run is its parent. The
+text stages do not know MLflow: what they made is logged here, from their manifests. A stage that
+was done before is not logged again; a tag points to its run.
 
-Nothing here stops a flow: a server that is away gets it all later, see `albert_core.tracking.run`.
+Nothing here stops a flow: an unavailable server gets everything later, see
+`albert_core.tracking.run`.
 """
 
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
 FLOW_RUNS = "flow_runs"
 """Folder in the work folder, with a folder for each flow run."""
 NOTE_TAG = "mlflow.note.content"
-"""What MLflow shows at the head of a run's page."""
+"""The tag that MLflow shows at the head of a run's page."""
 
 _FILES = (".html", ".json", ".md", ".model", ".png", ".txt", ".vocab")
-"""Of a stage's own files, those that MLflow gets: reports, pictures, the vocabulary. Shards stay
-where they are; the manifest has their digests."""
+"""Endings of a stage's files that MLflow gets: reports, pictures, the vocabulary. Shards stay where
+they are; the manifest has their digests."""
 _MAX_NOTE_CHARACTERS = 5000
 _STATUS = {"COMPLETED": "FINISHED", "FAILED": "FAILED"}
 
@@ -45,45 +46,57 @@ _flows: dict[str, "TrackedFlow"] = {}
 
 
 class TrackedFlow:
-    """The MLflow run of one flow run."""
+    """The MLflow run of the present flow run.
 
-    def __init__(
-        self, work: str, recipe: str, tags: Mapping[str, str], params: Mapping[str, Any]
-    ) -> None:
+    Args:
+        work: folder for all results.
+        recipe_name: name of the recipe.
+        recipe_uri: where it was saved, resolved.
+    """
+
+    def __init__(self, work: str, recipe_name: str, recipe_uri: str) -> None:
         from albert_core.tracking.run import TrackedRun
 
         self._work = work
         self._children: list[TrackedRun] = []
         self._times: Counter[str] = Counter()
         self._counting = Lock()
+        flow, page = str(this_flow_run.flow_name), this_flow_run.ui_url
+        tags = {
+            "flow": flow,
+            "mlflow.source.name": flow,
+            "prefect_flow_run": str(this_flow_run.id),
+            "recipe": recipe_name,
+            **({"prefect_page": page} if page else {}),
+        }
+        given = {name: each for name, each in this_flow_run.parameters.items() if each is not None}
         folder = storage.join(work, FLOW_RUNS, str(this_flow_run.id))
-        name = f"{this_flow_run.flow_name}: {this_flow_run.name}"
-        self._run = TrackedRun(work, folder, name, tags)
-        self._run.log_params(params)
-        self._run.log_artifact(recipe)
+        self._run = TrackedRun(work, folder, f"{flow}: {this_flow_run.name}", tags)
+        self._run.log_params({**given, "recipe": recipe_name, "work": work})
+        self._run.log_artifact(recipe_uri)
 
     def environment(self) -> dict[str, str]:
-        """Return what tells a stage's process whose child it is, if that is known yet."""
+        """Return the variable that names the parent of a stage's run, if it is known yet."""
         from albert_core.tracking.run import PARENT_VARIABLE
 
         parent = self._run.known_run_id
         return {PARENT_VARIABLE: parent} if parent else {}
 
     def note_stage(self, uri: str, began: float) -> None:
-        """Have the run of a stage nested here, and log one for it if it tracks nothing itself.
+        """Nest the run of a stage here, and log one for it if the stage tracks nothing itself.
 
         Args:
-            uri: of its manifest.
+            uri: URI of its manifest.
             began: when it was started, in seconds since 1970.
         """
         from albert_core.tracking.server import RUN_ID
 
         manifest, folder = read_manifest(uri), uri.rpartition("/")[0]
-        tracks_itself = "mlflow_run_id" in manifest.facts
-        if not tracks_itself and not storage.exists(storage.join(folder, RUN_ID)):
-            self._children.append(self._logged(manifest, uri, began))
+        tracks_itself = "mlflow_run_id" in manifest.result
+        if tracks_itself or storage.exists(storage.join(folder, RUN_ID)):
+            self._run.adopt(manifest.stage, folder, manifest.result.get("mlflow_run_id"))
         else:
-            self._run.adopt(manifest.stage, folder, manifest.facts.get("mlflow_run_id"))
+            self._children.append(self._logged(manifest, uri, began))
         for name, value in headlines(manifest).items():
             with self._counting:
                 number, self._times[name] = self._times[name], self._times[name] + 1
@@ -102,18 +115,17 @@ class TrackedFlow:
 
     def _logged(self, manifest: Manifest, uri: str, began: float) -> "TrackedRun":
         """Log a text stage's run; return it ended, with its last entries on their way."""
-        from albert_core.tracking.run import PARENT_VARIABLE, TrackedRun
+        from albert_core.tracking.run import TrackedRun
         from albert_core.tracking.server import PARENT_TAG
 
         folder = uri.rpartition("/")[0]
-        parent = self.environment().get(PARENT_VARIABLE)
+        parent = self._run.known_run_id
         tags = {PARENT_TAG: parent} if parent else {}
         run = TrackedRun(self._work, folder, f"{manifest.stage}-{manifest.key}", tags, began)
         run.log_params(manifest.settings)
         run.log_metrics(0, dict(numbers(manifest)))
         for name, digest in manifest.inputs.items():
-            source = manifest.input_manifests.get(name, uri)
-            run.log_dataset(name, digest, source, "input")
+            run.log_dataset(name, digest, manifest.input_manifests.get(name, uri), "input")
         run.log_dataset(manifest.stage, manifest.content, uri, "made here")
         for name in storage.list_names(folder):
             if name == MANIFEST or name.endswith(_FILES):
@@ -129,39 +141,26 @@ def begin_tracking(work: str, recipe_name: str, recipe_uri: str) -> None:
 
     Args:
         work: folder for all results.
-        recipe_name: of the recipe.
+        recipe_name: name of the recipe.
         recipe_uri: where it was saved, resolved.
     """
     flow_run_id = this_flow_run.id
-    if flow_run_id is None or flow_run_id in _flows or find_spec("mlflow") is None:
-        return
-    page = this_flow_run.ui_url
-    tags = {
-        "flow": str(this_flow_run.flow_name),
-        "mlflow.source.name": str(this_flow_run.flow_name),
-        "prefect_flow_run": flow_run_id,
-        "recipe": recipe_name,
-        **({"prefect_page": page} if page else {}),
-    }
-    given = {name: value for name, value in this_flow_run.parameters.items() if value is not None}
-    params = {**given, "recipe": recipe_name, "work": work}
-    _flows[flow_run_id] = TrackedFlow(work, recipe_uri, tags, params)
+    if flow_run_id and flow_run_id not in _flows and find_spec("mlflow"):
+        _flows[flow_run_id] = TrackedFlow(work, recipe_name, recipe_uri)
 
 
 def stage_environment() -> dict[str, str]:
-    """Return the variables that a stage's process gets of the present flow run."""
+    """Return the variables that tell a stage's process about the present flow run."""
     flow_run_id = str(this_flow_run.id or "")
     tracked = _flows.get(flow_run_id)
     return {FLOW_RUN: flow_run_id, **(tracked.environment() if tracked else {})}
 
 
 def note_stage(uri: str, began: float) -> None:
-    """Have a stage of the present flow run shown in MLflow; see `TrackedFlow.note_stage`."""
-    tracked = _flows.get(str(this_flow_run.id))
-    if tracked is None:
-        return
+    """Show a stage of the present flow run in MLflow; see `TrackedFlow.note_stage`."""
     try:
-        tracked.note_stage(uri, began)
+        if tracked := _flows.get(str(this_flow_run.id)):
+            tracked.note_stage(uri, began)
     except (IntegrityError, OSError) as error:  # a command that leaves no manifest
         log.debug("%s is not shown in MLflow: %s", uri, error)
 
@@ -180,28 +179,27 @@ def end_tracking(_: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> Non
 
 def headlines(manifest: Manifest) -> dict[str, float]:
     """Return the few numbers of a stage that its flow run shows as well."""
-    facts = manifest.facts
+    result = manifest.result
     found = {
-        f"{manifest.stage}/{account.what} kept": float(account.kept)
-        for account in manifest.accounts[:1]
+        f"{manifest.stage}/{each.what} kept": float(each.kept) for each in manifest.accounts[:1]
     }
-    for name, estimate in facts.get("after", {}).items():
+    for name, estimate in result.get("after", {}).items():
         found[f"held_out/{name}"] = estimate["value"]
-    if "score" in facts and "metric" in facts:
-        found[f"{facts['task']}/{facts['metric']}"] = facts["score"]
-    if facts.get("average") is not None:
-        found["average"] = facts["average"]
+    if "score" in result and "metric" in result:
+        found[f"{result['task']}/{result['metric']}"] = result["score"]
+    if result.get("average") is not None:
+        found["average"] = result["average"]
     return {allowed_name(name): value for name, value in found.items()}
 
 
 def numbers(manifest: Manifest) -> Iterator[tuple[str, float]]:
-    """Yield the accounts of a manifest and its facts that are numbers, with MLflow's names."""
+    """Yield the accounts and the numbers of a stage's result, with names that MLflow allows."""
     for account in manifest.accounts:
-        yield allowed_name(f"{account.what}/in"), float(account.total)
-        yield allowed_name(f"{account.what}/kept"), float(account.kept)
-        for reason, dropped in account.dropped.items():
-            yield allowed_name(f"{account.what}/dropped/{reason}"), float(dropped)
-    for name, value in manifest.facts.items():
+        counts = {"in": account.total, "kept": account.kept}
+        counts |= {f"dropped/{reason}": number for reason, number in account.dropped.items()}
+        for name, number in counts.items():
+            yield allowed_name(f"{account.what}/{name}"), float(number)
+    for name, value in manifest.result.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield allowed_name(name), float(value)
     yield "shards", float(len(manifest.shards))
@@ -209,5 +207,5 @@ def numbers(manifest: Manifest) -> Iterator[tuple[str, float]]:
 
 
 def allowed_name(name: str) -> str:
-    """Return ``name`` with the characters alone that MLflow allows in a metric's name."""
+    """Return ``name`` without the characters that MLflow refuses in a metric's name."""
     return re.sub(r"[^\w. :/-]", "", name)

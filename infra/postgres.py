@@ -1,4 +1,4 @@
-"""A Postgres of our own, from the binaries of this machine: made once, then served."""
+"""A Postgres cluster of our own, with the binaries of this machine."""
 
 import os
 import pwd
@@ -10,47 +10,45 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from infra.services import ServeError
+from infra.services import LOOPBACK, ServeError
 
 USER = "albert"
 """The role that owns the databases."""
-_HOST = "127.0.0.1"
 _SYSTEM_USER = "postgres"
 _DEBIAN = Path("/usr/lib/postgresql")
 
 
 class Postgres:
-    """One cluster, on the loopback address alone, with a password.
+    """A cluster that listens on the loopback address and asks for a password.
 
     Postgres refuses to run as root: for root it runs as the user ``postgres``, who then owns the
     folder.
 
     Args:
-        folder: of the cluster's files, which must be on this machine.
-        port: where it listens.
-        password_file: written once, for its owner only.
+        folder: for the cluster's files, on this machine.
+        port: that it listens on.
+        password_file: written once, readable by its owner only.
     """
 
     def __init__(self, folder: Path, port: int, password_file: Path) -> None:
-        self.folder = folder
-        self.port = port
-        self.password_file = password_file
+        self.folder, self.port, self.password_file = folder, port, password_file
+        self._at = ("-h", LOOPBACK, "-p", str(port))
 
     @cached_property
     def _binaries(self) -> Path:
         return find_binaries()
 
     def prepare(self) -> None:
-        """Make the cluster, if it is not there.
+        """Create the cluster, if it is not there.
 
         Raises:
-            ServeError: it cannot be made there.
+            ServeError: it cannot be created there.
         """
         if self.folder.exists():
             return
         self._make_password()
         unfinished = self.folder.with_name(f"{self.folder.name}.unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)  # of one that was killed
+        shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed process
         unfinished.mkdir(parents=True, mode=0o700)
         with NamedTemporaryFile("w", dir="/tmp") as readable:
             readable.write(self._password())
@@ -65,14 +63,13 @@ class Postgres:
 
     def command(self) -> list[str]:
         """Return the command line of the server."""
-        place = ["-D", str(self.folder), "-h", _HOST, "-p", str(self.port)]
-        # Without a socket file: a work folder's path may be longer than one may be.
-        no_socket = ["-c", "unix_socket_directories="]
-        return _unprivileged([str(self._binaries / "postgres"), *place, *no_socket])
+        # Without a socket file: a work folder's path may be too long for one.
+        place = ["-D", str(self.folder), *self._at, "-c", "unix_socket_directories="]
+        return _unprivileged([str(self._binaries / "postgres"), *place])
 
     def is_up(self) -> bool:
         """Return whether it takes connections."""
-        ready = [str(self._binaries / "pg_isready"), "-q", "-h", _HOST, "-p", str(self.port)]
+        ready = [str(self._binaries / "pg_isready"), "-q", *self._at]
         return subprocess.run(ready, check=False).returncode == 0
 
     def create_database(self, name: str) -> None:
@@ -82,12 +79,11 @@ class Postgres:
             self._client("createdb", name)
 
     def url(self, database: str, driver: str) -> str:
-        """Return SQLAlchemy's URL of a database: with the password, so for no command line."""
-        return f"{driver}://{USER}:{self._password()}@{_HOST}:{self.port}/{database}"
+        """Return SQLAlchemy's URL of a database. It has the password: keep it off command lines."""
+        return f"{driver}://{USER}:{self._password()}@{LOOPBACK}:{self.port}/{database}"
 
     def _client(self, program: str, *arguments: str) -> str:
-        place = ["-h", _HOST, "-p", str(self.port), "-U", USER]
-        return self._run(program, *place, *arguments, password=self._password())
+        return self._run(program, *self._at, "-U", USER, *arguments, password=self._password())
 
     def _run(self, program: str, *arguments: str, password: str = "") -> str:
         done = subprocess.run(
@@ -128,15 +124,13 @@ class Postgres:
             )
 
     def _make_password(self) -> None:
-        """Write a new password, unless there is one: another cluster may have it."""
+        """Write a new password, unless there is one: another cluster may use it."""
         if self.password_file.exists():
             return
         self.password_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        unfinished = self.password_file.with_name(f"{self.password_file.name}.unfinished")
-        unfinished.unlink(missing_ok=True)
-        unfinished.touch(mode=0o600)
-        unfinished.write_text(secrets.token_urlsafe(24))
-        unfinished.rename(self.password_file)
+        with NamedTemporaryFile("w", dir=self.password_file.parent, delete=False) as own:
+            own.write(secrets.token_urlsafe(24))
+        Path(own.name).rename(self.password_file)
 
     def _password(self) -> str:
         try:
@@ -149,7 +143,7 @@ class Postgres:
 
 
 def _unprivileged(command: Sequence[str]) -> list[str]:
-    """Return the command as one that runs as the user ``postgres``, if this process is root's."""
+    """Return the command line that runs the command as the user ``postgres``, if we are root."""
     if os.geteuid() != 0:
         return list(command)
     user = [f"--reuid={_SYSTEM_USER}", f"--regid={_SYSTEM_USER}", "--init-groups"]
@@ -157,7 +151,7 @@ def _unprivileged(command: Sequence[str]) -> list[str]:
 
 
 def find_binaries() -> Path:
-    """Return the folder with Postgres' programs: the newest of Debian's, else that on the PATH.
+    """Return the folder with Postgres' programs: Debian's newest, otherwise that on the PATH.
 
     Raises:
         ServeError: there are none.

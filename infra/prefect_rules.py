@@ -3,14 +3,14 @@
 ``python -m infra.prefect_rules``, after ``prefect deploy --all``. Doing it again changes nothing.
 
 ``ALBERT_PRETRAIN_AFTER_REFRESH`` (true or false) switches pretraining after a refresh on or off;
-without it, it stays as it is, at first off. ``ALBERT_ALERT_WEBHOOK`` is the address that is told
-of failed runs; without it, nobody is.
+without it, the server keeps its choice, which is off at first. ``ALBERT_ALERT_WEBHOOK`` is the
+address that is told of failed runs; without it, nobody is told.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -28,7 +28,6 @@ RULES = Path(__file__).with_name("prefect_rules.yaml")
 PRETRAIN_AFTER_REFRESH = "ALBERT_PRETRAIN_AFTER_REFRESH"
 ALERT_WEBHOOK = "ALBERT_ALERT_WEBHOOK"
 _ALERT_BLOCK = "albert-alerts"
-_DEPLOYMENTS = ("pretrain-albert", "refresh-corpus", "evaluate-albert")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     rules = yaml.safe_load(RULES.read_text())
     with get_client(sync_client=True) as client:
         limit_queues(client, pool, rules["queues"])
-        names = {**deployment_ids(client), **switches(os.environ), **alert_block(os.environ)}
+        names = {
+            **deployment_ids(client, rules["queues"]),
+            **switches(os.environ),
+            **alert_block(os.environ),
+        }
         for automation in rules["automations"]:
             print(apply_automation(client, automation, names))
     return 0
@@ -56,10 +59,10 @@ def limit_queues(client: SyncPrefectClient, pool: str, limits: Mapping[str, int]
             client.update_work_queue(queue.id, concurrency_limit=limit)
 
 
-def deployment_ids(client: SyncPrefectClient) -> dict[str, str]:
+def deployment_ids(client: SyncPrefectClient, names: Iterable[str]) -> dict[str, str]:
     """Return the id of each deployment that is there, by its name with underscores."""
     ids = {}
-    for name in _DEPLOYMENTS:
+    for name in names:
         try:
             deployment = client.read_deployment_by_name(f"{name}/{name}")
         except ObjectNotFound:
@@ -81,7 +84,7 @@ def switches(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def alert_block(environment: Mapping[str, str]) -> dict[str, str]:
-    """Keep the address of alerts as a secret of the server; return the id of its block, if any."""
+    """Store the webhook's address as a secret of the server; return the id of its block, if any."""
     address = environment.get(ALERT_WEBHOOK)
     if not address:
         return {}
@@ -96,45 +99,30 @@ def apply_automation(
 
     Args:
         client: of the server.
-        automation: as Prefect has it, with ``$names`` in its texts.
-        names: what they stand for. An empty switch leaves the automation as it is, at first off.
+        automation: as Prefect has it, with ``$names`` in its texts. Without ``enabled`` it is on
+            at first; an empty ``enabled`` leaves it as it is, at first off.
+        names: what the names stand for.
 
     Returns:
         What was done, for the log.
     """
     there = client.read_automations_by_name(automation["name"])
-    unknown = _names_in(automation) - names.keys()
+    template = Template(yaml.safe_dump(dict(automation)))
+    unknown = set(template.get_identifiers()) - names.keys()
     for existing in there if unknown else there[1:]:
         client.delete_automation(existing.id)
     if unknown:
         return f"{automation['name']}: none, without {', '.join(sorted(unknown))}"
-    filled = _filled(automation, names)
-    switch = filled.pop("enabled", "")
-    at_first = "enabled" not in automation
-    as_it_is = there[0].enabled if there else at_first
-    enabled = switch == "true" if switch else as_it_is
-    wanted = AutomationCore.model_validate({**filled, "enabled": enabled})
+    filled = yaml.safe_load(template.substitute(names))
+    switch = filled.pop("enabled", None)
+    if switch is None:
+        switch = there[0].enabled if there else "enabled" not in automation
+    wanted = AutomationCore.model_validate({**filled, "enabled": switch})
     if there:
         client.update_automation(there[0].id, wanted)
     else:
         client.create_automation(wanted)
-    return f"{wanted.name}: {'on' if enabled else 'off'}"
-
-
-def _names_in(value: object) -> set[str]:
-    if isinstance(value, Mapping):
-        return set().union(*map(_names_in, value.values()))
-    if isinstance(value, list):
-        return set().union(*map(_names_in, value))
-    return set(Template(value).get_identifiers()) if isinstance(value, str) else set()
-
-
-def _filled(value: Any, names: Mapping[str, str]) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _filled(inner, names) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_filled(inner, names) for inner in value]
-    return Template(value).substitute(names) if isinstance(value, str) else value
+    return f"{wanted.name}: {'on' if wanted.enabled else 'off'}"
 
 
 if __name__ == "__main__":

@@ -4,118 +4,163 @@ import argparse
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import IO, NoReturn
+from subprocess import DEVNULL, STDOUT
+
+import psutil
 
 from albert_core.stage import storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
 from albert_core.stage.errors import AlbertError, answers
 
-
-def family(root: int) -> list[int]:
-    """Return ``root``, the processes of its group and all below them, whatever their sessions."""
-    processes = _processes()
-    found: list[int] = []
-    queue = [root, *(pid for pid, _, group in processes if group == root)]
-    while queue:
-        pid = queue.pop()
-        if pid not in found:
-            found.append(pid)
-            queue += [child for child, parent, _ in processes if parent == pid]
-    return found
-
-
-def marked(variable: str, value: str) -> list[int]:
-    """Return the processes that were started with this variable in their environment.
-
-    A process that outlives its parent, in a session of its own, is in no family; this finds it.
-    Only Linux shows the environment of others: elsewhere none is found.
-    """
-    wanted = f"{variable}={value}".encode()
-    found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if wanted in environ.read_bytes().split(b"\0"):
-                found.append(int(environ.parent.name))
-        except OSError:
-            continue  # it has just ended, or is another user's
-    return found
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether there is such a process."""
-    return bool(send_signal([pid], 0))
-
-
-def send_signal(pids: Sequence[int], number: int) -> list[int]:
-    """Send a signal to each process; return those that were there."""
-    there = []
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            continue
-        there.append(pid)
-    return there
-
-
-def _processes() -> list[tuple[int, int, int]]:
-    """Return the number of each process of this machine, of its parent and of its group."""
-    if sys.platform == "linux":
-        return [found for stat in Path("/proc").glob("[0-9]*/stat") if (found := _numbers(stat))]
-    ps = ["ps", "-A", "-o", "pid=,ppid=,pgid="]
-    lines = subprocess.run(ps, capture_output=True, text=True, check=True).stdout.splitlines()
-    return [(int(pid), int(parent), int(group)) for pid, parent, group in map(str.split, lines)]
-
-
-def _numbers(stat: Path) -> tuple[int, int, int] | None:
-    try:
-        _, parent, group, *_ = stat.read_text().rpartition(") ")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None  # it has just ended
-    return int(stat.parent.name), int(parent), int(group)
-
-
 PROJECT = Path(__file__).parent.parent
-MARK = "ALBERT_SERVICE"
-"""Variable in the environment of a service and of all that it starts: whose they are."""
+LOOPBACK = "127.0.0.1"
 LOOK_SECONDS = 0.5
+_MARK = "ALBERT_SERVICE"
+"""Variable in the environment of a service and of everything that it starts."""
 _START_SECONDS = 180.0
 _STOP_SECONDS = 15.0
+_KILL_SECONDS = 5.0
 _LONG_LIFE_SECONDS = 60.0
 _MAX_DELAY_SECONDS = 30.0
 
 
 class ServeError(AlbertError):
-    """A service could not be started, or ended by itself."""
+    """A service could not be started, or ended unexpectedly."""
 
 
-@dataclass
+def marked(variable: str, value: str) -> list[psutil.Process]:
+    """Return the processes that have this variable in their environment.
+
+    Unlike a list of children it includes those that outlived their parent.
+    """
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(variable) == value:
+                found.append(process)
+    return found
+
+
+@dataclass(eq=False)
 class Service:
-    """One service: how it is started, and its process."""
+    """A process, the leader of a session of its own, and everything that it starts."""
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
-    process: "subprocess.Popen[bytes]"
-    keeps_children: bool = False
-    """Whether what it has started goes on when it ends by itself, as flow runs of a worker do."""
-    started: float = field(default_factory=time.monotonic)
-    start_again_at: float | None = None
-    delay_seconds: float = LOOK_SECONDS
+    """All variables that it has, with `_MARK`."""
+    log: Path
+    responds: Callable[[], bool]
+    """Whether the service answers, asked while its process runs."""
+    keeps_children: bool
+    """Whether what it has started continues when it ends unexpectedly, as the flow runs of a
+    worker do."""
     num_ends: int = 0
-    """How often it ended by itself."""
+    delay_seconds: float = LOOK_SECONDS
+    start_again_at: float | None = None
+
+    def start(self) -> None:
+        """Start its process."""
+        with self.log.open("ab") as log:
+            self.process = psutil.Popen(
+                self.command,
+                stdin=DEVNULL,
+                stdout=log,
+                stderr=STDOUT,
+                cwd=PROJECT,
+                env=self.environment,
+                start_new_session=True,
+            )
+        self._started, self.start_again_at = time.monotonic(), None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process has ended."""
+        return self.process.poll() is not None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its process runs, and the service answers."""
+        return not self.has_ended and self.responds()
+
+    @property
+    def how_it_ended(self) -> str:
+        """For messages, after its end."""
+        return f"{self.name} ended unexpectedly, with status {self.process.returncode}"
+
+    @property
+    def tail(self) -> str:
+        """The end of its log, for messages."""
+        lines = self.log.read_text(errors="replace").splitlines()[-15:]
+        return f". The end of {self.log}:\n  " + "\n  ".join(lines)
+
+    def start_again_if_ended(self) -> None:
+        """Start it again some time after it ended, and print both.
+
+        A service that ends soon after each start is given more and more time before the next one.
+        """
+        if not self.has_ended:
+            return
+        if self.start_again_at is None:
+            self._note_end()
+        elif time.monotonic() >= self.start_again_at:
+            self.start()
+            _say(f"{self.name} was started again, with pid {self.process.pid}")
+
+    def stop(self) -> None:
+        """Ask it and everything that it started to end; kill what does not."""
+        family = self.family()
+        for process in family:
+            _send(process, signal.SIGINT if process == self.process else signal.SIGTERM)
+        _, alive = psutil.wait_procs(family, timeout=_STOP_SECONDS)
+        for process in alive:
+            _send(process, signal.SIGKILL)
+        psutil.wait_procs(alive, timeout=_KILL_SECONDS)
+
+    def family(self) -> set[psutil.Process]:
+        """Return its process and everything that it has started, as far as they run."""
+        found = set()
+        if not self.has_ended:  # Postgres hides the environment of its processes
+            found = {self.process, *self.process.children(recursive=True)}
+        return found | self._marked()
+
+    def _marked(self) -> set[psutil.Process]:
+        return set(marked(_MARK, self.environment[_MARK]))
+
+    def _note_end(self) -> None:
+        self.num_ends += 1
+        now = time.monotonic()
+        lived_long = now - self._started > _LONG_LIFE_SECONDS
+        twice = min(2 * self.delay_seconds, _MAX_DELAY_SECONDS)
+        self.delay_seconds = LOOK_SECONDS if lived_long else twice
+        self.start_again_at = now + self.delay_seconds
+        if not self.keeps_children:
+            for process in self._marked():
+                _send(process, signal.SIGKILL)
+        _say(
+            f"{self.how_it_ended} (time {self.num_ends}); it is started again in "
+            f"{self.delay_seconds:g} s. Its log: {self.log}"
+        )
+
+
+def _send(process: psutil.Process, number: int) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", flush=True)
 
 
 class Services:
-    """The processes of the services: each the leader of a session of its own.
+    """Services by their names, in the order in which they were started.
 
     Args:
         logs: folder for a log file of each.
@@ -125,31 +170,34 @@ class Services:
     def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
         self.logs = logs
         self.environment = environment
-        self.services: dict[str, Service] = {}
-        self.watched = False
-        """Whether somebody calls `start_ended_again`: an end is then nothing to raise for."""
-        self.mark = uuid.uuid4().hex
+        self.by_name: dict[str, Service] = {}
 
     def start(
         self,
         name: str,
         *command: str,
         environment: Mapping[str, str] | None = None,
+        is_up: Callable[[], bool] = lambda: True,
         keeps_children: bool = False,
-    ) -> None:
-        """Start a service, writing what it says to its log.
+    ) -> Service:
+        """Start a service.
 
         Args:
             name: of the service.
             command: its program and arguments.
             environment: variables that it alone has, such as passwords.
+            is_up: whether it answers; without it, it is up while its process runs.
             keeps_children: see `Service`.
         """
         self.logs.mkdir(parents=True, exist_ok=True)
-        own = dict(environment or {})
-        with self.log_of(name).open("wb") as log:
-            process = self._process(name, command, own, log)
-        self.services[name] = Service(name, command, own, process, keeps_children)
+        log = self.logs / f"{name.replace(' ', '-')}.log"
+        log.unlink(missing_ok=True)
+        mark = {_MARK: uuid.uuid4().hex}
+        variables = {**os.environ, **self.environment, **(environment or {}), **mark}
+        service = Service(name, command, variables, log, is_up, keeps_children)
+        service.start()
+        self.by_name[name] = service
+        return service
 
     def finish(self, name: str, *command: str) -> None:
         """Run a command to its end.
@@ -157,143 +205,53 @@ class Services:
         Raises:
             ServeError: it failed.
         """
-        self.start(name, *command)
-        status = self.services[name].process.wait()
-        del self.services[name]
+        service = self.start(name, *command)
+        status = service.process.wait()
+        del self.by_name[name]
         if status != 0:
-            raise ServeError(f"`{' '.join(command)}` ended with status {status}{self._tail(name)}")
-
-    def pid(self, name: str) -> int:
-        """Return the number of a service's process."""
-        return self.services[name].process.pid
+            raise ServeError(f"`{' '.join(command)}` ended with status {status}{service.tail}")
 
     def check(self) -> None:
         """Raise ServeError if a service has ended."""
-        for service in self.services.values():
-            if service.process.poll() is not None:
-                raise ServeError(f"{_how_it_ended(service)}{self._tail(service.name)}")
+        for service in self.by_name.values():
+            if service.has_ended:
+                raise ServeError(f"{service.how_it_ended}{service.tail}")
 
-    def start_ended_again(self) -> None:
-        """Start again what has ended by itself, and say so.
-
-        What ends soon after each start is given more and more time before the next one.
-        """
-        for service in self.services.values():
-            if service.process.poll() is None:
-                continue
-            if service.start_again_at is None:
-                self._note_end(service)
-            elif time.monotonic() >= service.start_again_at:
-                with self.log_of(service.name).open("ab") as log:
-                    service.process = self._process(
-                        service.name, service.command, service.environment, log
-                    )
-                service.started, service.start_again_at = time.monotonic(), None
-                _say(f"{service.name} was started again, with pid {service.process.pid}")
-
-    def wait_until_up(self, name: str, url: str) -> None:
-        """Return as soon as ``url`` answers; see `wait_until`."""
-        self.wait_until(name, lambda: answers(url), url)
-
-    def wait_until(self, name: str, is_up: Callable[[], bool], where: str) -> None:
-        """Return as soon as ``is_up`` is true.
+    def wait_until_up(self, name: str) -> None:
+        """Return as soon as the service answers.
 
         Raises:
-            ServeError: it takes too long; or a service has ended, and nobody watches them.
+            ServeError: it takes too long, or some service has ended.
         """
+        service = self.by_name[name]
         deadline = time.monotonic() + _START_SECONDS
-        while not is_up():
-            if not self.watched:
-                self.check()
+        while not service.is_up:
+            self.check()
             if time.monotonic() > deadline:
-                raise ServeError(f"{name} does not answer at {where}{self._tail(name)}")
+                raise ServeError(f"{name} did not answer in {_START_SECONDS:.0f} s{service.tail}")
             time.sleep(LOOK_SECONDS)
 
+    def start_ended_again(self) -> None:
+        """Start again what has ended."""
+        for service in self.by_name.values():
+            service.start_again_if_ended()
+
     def stop(self) -> None:
-        """Stop all, the last started first, and everything that they started."""
-        for service in reversed(self.services.values()):
-            self._stop(service)
-            print(f"  {service.name} has stopped", flush=True)
-        self.services.clear()
-
-    def log_of(self, name: str) -> Path:
-        """Return the file with what a service says."""
-        return self.logs / f"{name.replace(' ', '-')}.log"
-
-    def _process(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]
-    ) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=PROJECT,
-            env={**os.environ, **self.environment, **environment, MARK: self._mark_of(name)},
-            start_new_session=True,
-        )
-
-    def _note_end(self, service: Service) -> None:
-        service.num_ends += 1
-        lived_long = time.monotonic() - service.started > _LONG_LIFE_SECONDS
-        twice = min(2 * service.delay_seconds, _MAX_DELAY_SECONDS)
-        service.delay_seconds = LOOK_SECONDS if lived_long else twice
-        service.start_again_at = time.monotonic() + service.delay_seconds
-        if not service.keeps_children:
-            send_signal(self._left_of(service), signal.SIGKILL)
-        _say(
-            f"{_how_it_ended(service)} (time {service.num_ends}); it is started again in "
-            f"{service.delay_seconds:.0f} s. Its log: {self.log_of(service.name)}"
-        )
-
-    def _stop(self, service: Service) -> None:
-        process = service.process
-        there = family(process.pid) if process.poll() is None else []
-        there += [pid for pid in self._left_of(service) if pid not in there]
-        others = [pid for pid in there if pid != process.pid]
-        if process.pid in there:
-            send_signal([process.pid], signal.SIGINT)
-        send_signal(others, signal.SIGTERM)
-        deadline = time.monotonic() + _STOP_SECONDS
-        while time.monotonic() < deadline:
-            process.poll()
-            if not any(map(is_alive, there)):
-                break
-            time.sleep(0.1)
-        send_signal(there, signal.SIGKILL)
-        process.wait()
-
-    def _left_of(self, service: Service) -> list[int]:
-        return marked(MARK, self._mark_of(service.name))
-
-    def _mark_of(self, name: str) -> str:
-        return f"{self.mark}:{name}"
-
-    def _tail(self, name: str) -> str:
-        lines = self.log_of(name).read_text(errors="replace").splitlines()[-15:]
-        return f". The end of {self.log_of(name)}:\n  " + "\n  ".join(lines)
-
-
-def _how_it_ended(service: Service) -> str:
-    return f"{service.name} ended by itself, with status {service.process.returncode}"
-
-
-def _say(line: str) -> None:
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", file=sys.stdout, flush=True)
-
-
-class Stopped(Exception):  # noqa: N818 - nothing went wrong
-    """The user asked to stop."""
+        """Stop all, the last started first."""
+        while self.by_name:
+            name, service = self.by_name.popitem()
+            service.stop()
+            print(f"  {name} has stopped", flush=True)
 
 
 def run_until_stopped(
     services: Services, start: Callable[[], str], watch: Callable[[], None]
 ) -> int:
-    """Start the services, print a greeting, and watch them until a signal comes; then stop all.
+    """Start the services, and watch them until a signal comes; then stop all.
 
     Args:
         services: that ``start`` starts.
-        start: returns the greeting.
+        start: returns what to tell the user.
         watch: called again and again; what it raises ends all.
 
     Returns:
@@ -302,14 +260,14 @@ def run_until_stopped(
     # A signal with a handler here is not ignored in the children: a worker that ignores SIGINT,
     # as in a background job of a shell, could not be stopped.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _raise_stopped)
+        signal.signal(number, signal.default_int_handler)
     status = 0
     try:
         print(start(), flush=True)
         while True:
             watch()
             time.sleep(LOOK_SECONDS)
-    except Stopped:
+    except KeyboardInterrupt:
         print("\nstopping", flush=True)
     except (AlbertError, OSError) as error:
         print(f"{FAILURE}{error}", file=sys.stderr, flush=True)
@@ -321,18 +279,124 @@ def run_until_stopped(
     return status
 
 
-def local_folder(text: str) -> Path:
-    """Return a command line's folder, absolute; argparse's error if it is not on this machine."""
-    path = storage.local_path(text)
-    if path is None:
-        raise argparse.ArgumentTypeError(
-            f"{text} is not on this machine, where the databases and logs of the services are to "
-            "be. Give a local folder here, and workers with ALBERT_WORK at that place"
+PREFECT, MLFLOW = "Prefect", "MLflow"
+POOL = "albert"
+_DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
+_PATIENCE = {
+    "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+    "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "30",
+}
+"""Seconds that a query and a connection may take, instead of 10 and 5: the database is slow beside
+a training that uses all cores."""
+_PREFECT_COMMAND = (sys.executable, "-m", "prefect", "--no-prompt")
+
+
+class Servers(Services):
+    """An MLflow server, a Prefect server and workers, with their data in a folder.
+
+    Args:
+        work: folder for all results, logs and data, absolute.
+        host: address that both servers listen on.
+        prefect_port: of Prefect.
+        mlflow_port: of MLflow.
+        environment: further variables of the servers, the workers and their flow runs.
+    """
+
+    def __init__(
+        self,
+        work: Path,
+        host: str,
+        prefect_port: int,
+        mlflow_port: int,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.work, self.host = work, host
+        self.ports = {PREFECT: prefect_port, MLFLOW: mlflow_port}
+        reached_at = LOOPBACK if host == "0.0.0.0" else host  # noqa: S104 - compared
+        self.prefect_url = f"http://{reached_at}:{prefect_port}"
+        self.mlflow_url = f"http://{reached_at}:{mlflow_port}"
+        variables = {
+            "ALBERT_WORK": str(work),
+            "MLFLOW_TRACKING_URI": self.mlflow_url,
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "PREFECT_API_URL": f"{self.prefect_url}/api",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_WORKER_QUERY_SECONDS": "5",
+            "DO_NOT_TRACK": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        super().__init__(work / "logs", {**variables, **(environment or {})})
+
+    def prepare(self) -> None:
+        """Create the work folder.
+
+        Raises:
+            ServeError: a port is taken.
+        """
+        refuse_taken(self.host, self.ports)
+        self.work.mkdir(parents=True, exist_ok=True)
+        print(f"starting the services, with their data in {self.work}", flush=True)
+
+    def start_mlflow(self, *options: str, environment: Mapping[str, str] | None = None) -> None:
+        """Start the MLflow server."""
+        self.start(
+            *(MLFLOW, sys.executable, "-m", "mlflow", "server", "--workers", "1"),
+            *("--host", self.host, "--port", str(self.ports[MLFLOW]), *options),
+            environment=environment,
+            is_up=lambda: answers(f"{self.mlflow_url}/health"),
         )
-    return path.absolute()
+
+    def start_prefect(self, database: str, workers: Sequence[str]) -> None:
+        """Start the Prefect server, deploy the flows, and start the workers; wait for MLflow too.
+
+        Args:
+            database: URL of SQLAlchemy, in the server's environment only: it may hold a password.
+            workers: their names.
+
+        Raises:
+            ServeError: a service or a deployment failed.
+        """
+        self.start(
+            *(PREFECT, *_PREFECT_COMMAND, "server", "start"),
+            *("--host", self.host, "--port", str(self.ports[PREFECT])),
+            environment={"PREFECT_SERVER_DATABASE_CONNECTION_URL": database, **_PATIENCE},
+            is_up=lambda: answers(f"{self.prefect_url}/api/health"),
+        )
+        self.wait_until_up(PREFECT)
+        print("deploying the flows", flush=True)
+        pool = ("work-pool", "create", POOL, "--type", "process", "--overwrite")
+        self.finish("work pool", *_PREFECT_COMMAND, *pool)
+        deploy = ("deploy", "--all", "--prefect-file", str(_DEPLOYMENTS))
+        self.finish("deploy", *_PREFECT_COMMAND, *deploy)
+        self.finish("rules", sys.executable, "-m", "infra.prefect_rules", "--pool", POOL)
+        for name in workers:
+            self.start(
+                *(name, *_PREFECT_COMMAND, "worker", "start", "--pool", POOL, "--type", "process"),
+                *("--name", name.replace(" ", "-")),
+                keeps_children=True,
+            )
+        self.wait_until_up(MLFLOW)
+
+    def greeting(self, facts: Mapping[str, object], commands: Sequence[str]) -> str:
+        """Return what to tell the user once all is up.
+
+        Args:
+            facts: besides the addresses.
+            commands: for another terminal.
+        """
+        told = {PREFECT: self.prefect_url, MLFLOW: self.mlflow_url, **facts, "logs": self.logs}
+        commands = [f"export PREFECT_API_URL={self.prefect_url}/api", *commands]
+        return "\n".join(
+            [
+                *("", *(f"{name:<11}{fact}" for name, fact in told.items())),
+                *("", "In another terminal, with the environment active:", ""),
+                *(*(f"  {command}" for command in commands), "", "Ctrl-C stops everything."),
+            ]
+        )
 
 
-def refuse_taken(host: str, **ports: int) -> None:
+def refuse_taken(host: str, ports: Mapping[str, int]) -> None:
     """Raise ServeError if something listens already where a service is to listen."""
     for name, port in ports.items():
         with socket.socket() as probe:
@@ -346,68 +410,29 @@ def refuse_taken(host: str, **ports: int) -> None:
                 ) from error
 
 
-def _raise_stopped(_: int, __: FrameType | None) -> NoReturn:
-    raise Stopped
+def local_folder(text: str) -> Path:
+    """Return a command line's folder, absolute; argparse's error if it is not on this machine."""
+    path = storage.local_path(text)
+    if path is None:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not on this machine, where the databases and logs of the services have to "
+            "be. Give a local folder here, and workers with ALBERT_WORK at that place"
+        )
+    return path.absolute()
 
 
-DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
-POOL = "albert"
-PREFECT = "Prefect"
-_PATIENCE = {
-    "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
-    "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "30",
-}
-"""Seconds that a query and a connection may take, instead of 10 and 5: beside a training that has
-all cores the database may well be slow."""
-_COMMAND = (sys.executable, "-m", "prefect", "--no-prompt")
+Option = tuple[str, str, str | None, Callable[[str], object]]
+"""Name of an option, the variable that is its default, what else is, and its type."""
+_OPTIONS: tuple[Option, ...] = (
+    ("--work", "ALBERT_WORK", "work", local_folder),
+    ("--prefect-port", "ALBERT_PREFECT_PORT", "4200", int),
+    ("--mlflow-port", "ALBERT_MLFLOW_PORT", "5000", int),
+)
 
 
-def flow_environment(work: Path, prefect_url: str, mlflow_url: str) -> dict[str, str]:
-    """Return the environment of the servers, the workers and their flow runs."""
-    return {
-        "ALBERT_WORK": str(work),
-        "MLFLOW_TRACKING_URI": mlflow_url,
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "PREFECT_API_URL": f"{prefect_url}/api",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_WORKER_QUERY_SECONDS": "5",
-        "DO_NOT_TRACK": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def start_prefect(services: Services, host: str, port: int, database: str) -> None:
-    """Start the Prefect server.
-
-    Args:
-        services: to which it is added.
-        host: address that it listens on.
-        port: that it listens on.
-        database: URL of SQLAlchemy, in the server's environment only: it may hold a password.
-    """
-    environment = {"PREFECT_SERVER_DATABASE_CONNECTION_URL": database, **_PATIENCE}
-    address = ("--host", host, "--port", str(port))
-    services.start(PREFECT, *_COMMAND, "server", "start", *address, environment=environment)
-
-
-def deploy(services: Services) -> None:
-    """Make the pool, the deployments and their rules, or bring them up to date.
-
-    Raises:
-        ServeError: the server refused.
-    """
-    services.finish(
-        *("work pool", *_COMMAND, "work-pool", "create", POOL, "--type", "process", "--overwrite")
-    )
-    services.finish("deploy", *_COMMAND, "deploy", "--all", "--prefect-file", str(DEPLOYMENTS))
-    services.finish("rules", sys.executable, "-m", "infra.prefect_rules", "--pool", POOL)
-
-
-def start_worker(services: Services, name: str) -> None:
-    """Start a worker; the flow runs that it has started go on when it ends by itself."""
-    services.start(
-        *(name, *_COMMAND, "worker", "start", "--pool", POOL, "--type", "process"),
-        *("--name", name.replace(" ", "-")),
-        keeps_children=True,
-    )
+def option_parser(command: str, *options: Option) -> argparse.ArgumentParser:
+    """Return a parser of the options that all have and of some more; `albert` explains them."""
+    parser = argparse.ArgumentParser(prog=command)
+    for name, variable, default, kind in (*_OPTIONS, *options):
+        parser.add_argument(name, default=os.environ.get(variable, default), type=kind)
+    return parser

@@ -11,15 +11,10 @@ from albert_core.stage import storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import SourceError
 from albert_core.stage.lineage import CORPUS, SOURCE_FILES
-from albert_core.stage.manifest import (
-    StagePlan,
-    digest_of,
-    newest_manifest,
-    read_manifest,
-)
+from albert_core.stage.manifest import StagePlan, digest_of, newest_manifest, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from pipelines.config import CleaningSettings, SourceSettings
-from pipelines.corpus.overlaps import ngram_hashes, test_strings
+from pipelines.corpus.overlaps import ngram_hashes, strings_of
 from pipelines.readers.source_bytes import BrokenFileError, open_content, packed_ending
 from pipelines.source_files import (
     CorpusInputs,
@@ -149,7 +144,7 @@ def _strings_of(uri: str) -> list[str]:
     name = uri[: len(uri) - len(packed_ending(uri))]
     try:
         with open_content(uri) as file:
-            return test_strings(name, file.read())
+            return strings_of(name, file.read())
     except BrokenFileError as error:
         raise SourceError(f"{uri} can't be read ({error.reason}). Mend the file.") from error
 

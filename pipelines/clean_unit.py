@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from albert_core.stage import storage
 from albert_core.stage.errors import SourceError
@@ -23,7 +23,7 @@ from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.corpus.cleaning import content_hash, normalise_text, reject_reasons
 from pipelines.corpus.duplicates import HASH_BYTES, NUM_BINS, signatures
 from pipelines.corpus.language import detect_languages, sentence_lines
-from pipelines.corpus.overlaps import TestNgrams, find_overlaps
+from pipelines.corpus.overlaps import NgramIndex, find_overlaps
 from pipelines.corpus.word_hashes import cut_by_size
 from pipelines.engine import kept_files
 from pipelines.engine.progress import report_done, warn
@@ -34,13 +34,13 @@ from pipelines.source_files import SourceRange, check_unchanged
 PART_BYTES = 16 << 20
 """Text that is held in memory at a time."""
 _BATCH_BYTES = 1 << 20
-"""Text that the vectorised rules see at a time: arrays that fit in the processor's cache."""
+"""Text that the vectorised rules get at a time: their arrays fit in the processor's cache."""
 _BYTES_PER_RECORD = 256
-"""About what a record takes in memory beside its text."""
+"""Approximate memory of a record besides its text."""
 PART_BITS = 20
 """A part's number is its unit's, shifted, and its own: numbers are in the corpus's order."""
 UNIT_DONE = "unit.json"
-"""Written last: what makes a unit whole."""
+"""Written last: what makes a unit complete."""
 KEPT, EXCLUDED = "", "excluded"
 AUTO = "auto"
 
@@ -60,12 +60,12 @@ class Unit:
     """What is cleaned together, and where the result is kept."""
 
     number: int
-    """Its place in the corpus; below 0: a shard of an earlier corpus, of which only the
+    """Its place in the corpus; below 0 for a shard of an earlier corpus, of which only the
     fingerprints are taken."""
     folder: str
     ranges: list[SourceRange] = field(default_factory=list)
     excluded_ids: list[str] = field(default_factory=list)
-    """Of documents in these files that are to be left out."""
+    """Ids of documents in these files that are to be left out."""
     known_shard: str = ""
     """URI of the shard of an earlier corpus."""
 
@@ -85,11 +85,6 @@ class CleaningJob:
     """URI of the hashes of the test texts' word n-grams; empty: no test text was given."""
     progress: str
     """Folder for the notes of what is done."""
-
-    @property
-    def with_signatures(self) -> bool:
-        """Whether near-duplicates are looked for."""
-        return self.cleaning.near_duplicate_similarity < 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,24 +167,26 @@ def _clean_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
     """Yield a table for each part: the documents kept, or all; counts in its metadata."""
     excluded = frozenset(unit.excluded_ids)
     parts = cut_by_size(_records(unit, job.source), _memory_of, PART_BYTES)
-    first = next(parts, [])  # also a unit without a record has a part, which says so
+    first = next(parts, [])  # a unit without a record has a part too, whose counts are empty
     for index, records in enumerate(chain([first], parts)):
         part = _part(unit, index)
-        counts: Counter[str] = Counter()
         unreadable = [record for record in records if isinstance(record, Unreadable)]
-        counts.update(record.reason for record in unreadable)
-        _write_lines(part.unreadable, [_dead_letter(r) for r in unreadable if not _is_left_out(r)])
+        counts = Counter(record.reason for record in unreadable)
+        letters = [_dead_letter(each) for each in unreadable if each.reason not in LEFT_OUT]
+        _write_lines(part.unreadable, letters)
         ledger: list[dict[str, object]] = []
         documents = [record for record in records if isinstance(record, Document)]
         tables = [PART_SCHEMA.empty_table()]
         for batch in cut_by_size(documents, _memory_of, _BATCH_BYTES):
             table = _clean_batch(batch, job, excluded, ledger)
-            counts.update(table["reason"].to_pylist())
-            tables.append(_worth_writing(table, job.cleaning.keep_rejected))
+            reasons = table["reason"]
+            counts.update(reasons.to_pylist())
+            stays = pc.equal(reasons, KEPT)
+            if job.cleaning.keep_rejected:
+                stays = pc.not_equal(reasons, EXCLUDED)
+            tables.append(table.filter(stays))
         _write_lines(part.overlaps, ledger)
-        whole = pa.concat_tables(tables)
-        if job.with_signatures:
-            whole = _with_signatures(whole)
+        whole = _with_signatures(pa.concat_tables(tables), job)
         yield whole.replace_schema_metadata({_COUNTS: json.dumps(counts)})
 
 
@@ -216,14 +213,8 @@ def _clean_batch(
                 reasons[row] = EXCLUDED
     if job.test_ngrams:
         _mark_overlaps(documents, texts, reasons, job, ledger)
-    columns = [
-        [document.id for document in documents],
-        texts,
-        [document.source for document in documents],
-        reasons,
-        hashes,
-    ]
-    return pa.table(columns, schema=PART_SCHEMA)
+    ids, sources = [d.id for d in documents], [d.source for d in documents]
+    return pa.table([ids, texts, sources, reasons, hashes], schema=PART_SCHEMA)
 
 
 def _splitter_languages(texts: Sequence[str], declared: str) -> list[str]:
@@ -262,39 +253,27 @@ def _known_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
     documents = read_arrow(unit.known_shard)
     texts = documents["text"].to_pylist()
     nothing = pa.nulls(len(texts), pa.string())
-    columns = [
-        documents["id"],
-        texts,
-        nothing,
-        [KEPT] * len(texts),
-        [content_hash(text) for text in texts],
-    ]
-    table = pa.table(columns, schema=PART_SCHEMA)
-    if job.with_signatures:
-        table = _with_signatures(table)
+    hashes = [content_hash(text) for text in texts]
+    columns = [documents["id"], texts, nothing, [KEPT] * len(texts), hashes]
+    table = _with_signatures(pa.table(columns, schema=PART_SCHEMA), job)
     without_text = table.set_column(1, PART_SCHEMA.field("text"), nothing.cast(pa.large_string()))
     yield without_text.replace_schema_metadata({_COUNTS: "{}"})
 
 
-def _with_signatures(table: pa.Table) -> pa.Table:
+def _with_signatures(table: pa.Table, job: CleaningJob) -> pa.Table:
+    """Return the table, with a column of signatures if near-duplicates are looked for."""
+    if job.cleaning.near_duplicate_similarity == 1:
+        return table
     values = signatures(table["text"].to_pylist())
     column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), NUM_BINS)
     return table.append_column(SIGNATURE, column)
 
 
-def _worth_writing(table: pa.Table, keep_rejected: bool) -> pa.Table:
-    """Return the documents kept, or all but those whose removal was asked for."""
-    reasons = np.array(table["reason"].to_pylist(), object)
-    stays = reasons != EXCLUDED if keep_rejected else reasons == KEPT
-    return table if stays.all() else table.filter(pa.array(stays.astype(bool)))
-
-
 def _records(unit: Unit, source: SourceSettings) -> Iterator[Document | Unreadable]:
     for part in unit.ranges:
         file = part.file
-        for record in read_documents(
-            file.uri, file.name, source, file.format, part.begin, part.end
-        ):
+        place = file.uri, file.name, source, file.format, part.begin, part.end
+        for record in read_documents(*place):
             if isinstance(record, Unreadable) and record.reason == NOT_READABLE:
                 # It was read when it was listed: the store or the network fails, not the file.
                 raise SourceError(
@@ -310,17 +289,12 @@ def _memory_of(record: Document | Unreadable) -> int:
     return len(content) + _BYTES_PER_RECORD
 
 
-def _is_left_out(record: Unreadable) -> bool:
-    return record.reason in LEFT_OUT
-
-
 def _dead_letter(record: Unreadable) -> dict[str, object]:
-    content = base64.b64encode(record.content).decode()
     return {
         "file": record.uri,
         "offset": record.offset,
         "reason": record.reason,
-        "content_base64": content,
+        "content_base64": base64.b64encode(record.content).decode(),
     }
 
 
@@ -330,5 +304,5 @@ def _write_lines(uri: str, entries: Sequence[dict[str, object]]) -> None:
 
 
 @loaded_once
-def _test_ngrams(uri: str) -> TestNgrams:
-    return TestNgrams.of(read_arrow(uri)["ngram"].to_numpy())
+def _test_ngrams(uri: str) -> NgramIndex:
+    return NgramIndex.of(read_arrow(uri)["ngram"].to_numpy())

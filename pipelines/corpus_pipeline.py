@@ -1,17 +1,18 @@
 """The pipeline of stage 1: units of source files to shards of clean documents.
 
 Files are cleaned in units, and a cleaned unit is kept below ``units/`` under the digest of its
-files and settings: after a file has changed, or after a crash, only the units that lack are
-cleaned again. A unit is written in parts of bounded size, so that memory grows neither with the
-corpus nor with a file. Then documents that repeat an earlier one are left out and the shards
+files and settings: after a file has changed, or after a crash, only the missing units are cleaned.
+A unit is written in parts of bounded size, so that memory grows neither with the corpus nor with a
+file. Then documents that repeat an earlier one are left out and the shards
 written, a shard a part. Only hashes and names travel through Beam.
 """
 
 import logging
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import apache_beam as beam
@@ -32,6 +33,7 @@ from albert_core.stage.manifest import (
     scratch_folder,
 )
 from albert_core.stage.provenance import code_digest
+from albert_core.stage.results import CorpusResult
 from albert_core.text.arrow_files import write_arrow
 from pipelines.clean_unit import EXCLUDED, KEPT, CleaningJob, Unit, clean_unit, is_done, size_of
 from pipelines.config import CleaningSettings, SourceSettings
@@ -39,12 +41,7 @@ from pipelines.engine import steps
 from pipelines.engine.progress import Progress
 from pipelines.engine.runner import run_pipeline
 from pipelines.repeated_documents import Sent, find_repeated, send_hashes, write_shard
-from pipelines.source_files import (
-    CorpusInputs,
-    SourceFile,
-    units_of,
-    write_files,
-)
+from pipelines.source_files import CorpusInputs, SourceFile, units_of, write_files
 
 STAGE = CORPUS
 UNREADABLE = "unreadable.jsonl"
@@ -77,31 +74,28 @@ def make_corpus(
         job = CleaningJob(source, cleaning, ngrams, f"{scratch}/progress")
         num_bytes = sum(bytes_to_clean.values())
         progress = Progress(f"{STAGE}: cleaning", job.progress, num_bytes)
-        transform = CleanCorpus(job, plan.folder(work), _num_partitions(files))
+        transform = partial(_clean_corpus, job, plan.folder(work), _num_partitions(files))
         ordered = sorted(units, key=lambda unit: -bytes_to_clean.get(unit.number, 0))
-        reports = run_pipeline(transform.expand, ordered, scratch, progress)
+        reports = run_pipeline(transform, ordered, scratch, progress)
     return _finish(plan, work, source, files, units, reports)
 
 
-class CleanCorpus(beam.PTransform):
-    """PCollection[Unit] -> PCollection[(part number, report of its shard)]."""
+def _clean_corpus(
+    job: CleaningJob, folder: str, num_partitions: int, units: PCollection[Unit]
+) -> PCollection[tuple[int, dict[str, Any]]]:
+    """Clean each unit, find repeated documents by their hashes, write the shards.
 
-    def __init__(self, job: CleaningJob, folder: str, num_partitions: int) -> None:
-        super().__init__()
-        self.job = job
-        self.folder = folder
-        self.num_partitions = num_partitions
-
-    def expand(self, units: PCollection[Unit]) -> PCollection[tuple[int, dict[str, Any]]]:
-        """Clean each unit, find repeated documents by their hashes, write the shards."""
-        return (
-            units
-            | "Clean" >> steps.each_to_many(_clean_and_send, self.job, self.num_partitions)
-            | "ByHash" >> beam.GroupByKey()
-            | "FindRepeated" >> steps.each_to_many(find_repeated, self.num_partitions)
-            | "ByPart" >> beam.GroupByKey()
-            | "WriteShard" >> steps.each(write_shard, self.folder, self.job.cleaning)
-        )
+    Returns:
+        The number of each part and the report of its shard.
+    """
+    return (
+        units
+        | "Clean" >> steps.each_to_many(_clean_and_send, job, num_partitions)
+        | "ByHash" >> beam.GroupByKey()
+        | "FindRepeated" >> steps.each_to_many(find_repeated, num_partitions)
+        | "ByPart" >> beam.GroupByKey()
+        | "WriteShard" >> steps.each(write_shard, folder, job.cleaning)
+    )
 
 
 def _clean_and_send(
@@ -112,21 +106,21 @@ def _clean_and_send(
 
 
 def _num_partitions(files: list[SourceFile]) -> int:
-    """Return into how many parts hashes are exchanged; the result does not depend on it."""
+    """Return how many partitions hashes are exchanged in; the result does not depend on it."""
     num_bytes = sum(file.num_bytes for file in files)
     return min(max(num_bytes // _BYTES_PER_PARTITION, _MIN_PARTITIONS), _MAX_PARTITIONS)
 
 
 def _by_file(document_ids: list[str], names: set[str]) -> dict[str, list[str]]:
-    """Return the ids by the names of their files; those of no file of the source are left out."""
-    by_file: dict[str, list[str]] = {}
+    """Return the ids by the name of their file, without those of no file of the source."""
+    by_file: defaultdict[str, list[str]] = defaultdict(list)
     for document_id in document_ids:
         ends = [m.start() for m in re.finditer("[#~]", document_id)] + [len(document_id)]
         found = [document_id[:end] for end in ends if document_id[:end] in names]
         if found:
-            by_file.setdefault(found[-1], []).append(document_id)
+            by_file[found[-1]].append(document_id)
         else:
-            log.warning("%s: excluded id %r is of no file of the source", STAGE, document_id)
+            log.warning("%s: excluded id %r belongs to no file of the source", STAGE, document_id)
     return by_file
 
 
@@ -160,7 +154,7 @@ def _plan_units(
     excluded = _by_file(excluded_ids, {file.name for file in files})
     units = []
     for number, ranges in enumerate(units_of(files)):
-        # The URI of a file stands in its documents, so that a moved source is cleaned anew.
+        # Documents name the URI of their file, so that a moved source is cleaned again.
         content = [[r.file.uri, r.file.name, r.file.sha256, r.begin, r.end] for r in ranges]
         out = [i for name in sorted({r.file.name for r in ranges}) for i in excluded.get(name, [])]
         units.append(Unit(number, folder([content, out]), ranges, out))
@@ -192,7 +186,7 @@ def _finish(
     _gather([r["overlaps"] for r in reports], folder, OVERLAPS)
     asked = sum(len(unit.excluded_ids) for unit in units)
     if counts[EXCLUDED] < asked:
-        log.warning("%s: of %d ids to leave out %d were found", STAGE, asked, counts[EXCLUDED])
+        log.warning("%s: found %d of %d ids to leave out", STAGE, counts[EXCLUDED], asked)
     del counts[KEPT]  # counted where they are
     kept = sum(shard.num_rows for shard in shards if shard.kind == "documents")
     dropped = {reason: n for reason, n in sorted(counts.items()) if n}
@@ -211,17 +205,17 @@ def _finish(
         )
     write_files(files, storage.join(folder, SOURCE_FILES))
     write_made_with((unit.folder for unit in units), work, folder)
-    facts = {
-        "source": source.uri,
-        "num_documents": kept,
-        "num_source_files": len(files),
-        "text_bytes": sum(report["text_bytes"] for report in reports),
-    }
-    return plan.write(work, shards, [documents], facts)
+    result = CorpusResult(
+        source=source.uri,
+        num_documents=kept,
+        num_source_files=len(files),
+        text_bytes=sum(report["text_bytes"] for report in reports),
+    )
+    return plan.write(work, shards, [documents], result)
 
 
 def _num_records(units: list[Unit], num_parts: int) -> int:
-    """Return the records that the units' files have, as noted when each was cleaned.
+    """Return how many records the units' files have, as noted when each was cleaned.
 
     Raises:
         AccountingError: there are not as many reports as parts.
@@ -239,14 +233,12 @@ def _num_records(units: list[Unit], num_parts: int) -> int:
 
 def _gather(uris: list[str], folder: str, name: str) -> int:
     """Put the lines of the parts' files into one; return how many there are."""
-    found = [uri for uri in uris if uri]
-    if not found:
+    if not any(uris):
         return 0
     uri = storage.join(folder, name)
     num_lines = 0
     with storage.open_atomic(uri) as file:
-        for each in found:
-            content = storage.read_bytes(each)
+        for content in map(storage.read_bytes, filter(None, uris)):
             num_lines += content.count(b"\n")
             file.write(content)
     log.warning("%s: %d lines in %s", STAGE, num_lines, uri)

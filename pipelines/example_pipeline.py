@@ -1,8 +1,8 @@
 """The pipeline of stage 3: clean documents to example shards, in Arrow and TFRecord.
 
-Each corpus shard becomes a part, its examples in the order of their places in the shuffle; each
+Each corpus shard becomes a part: its examples, in the order of their places in the shuffle. Each
 example shard is what all parts have between two places. Only names travel through Beam: one for
-each part, then, when all are there, one for each example shard. Parts stay, so that after a
+each part and, once all parts exist, one for each example shard. Parts are kept, so that after a
 refresh, or after a run that was killed, only those of changed corpus shards are made.
 """
 
@@ -11,7 +11,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
+from operator import add
 from typing import Any
 
 import apache_beam as beam
@@ -33,6 +34,7 @@ from albert_core.stage.manifest import (
     shard_of,
 )
 from albert_core.stage.provenance import code_digest
+from albert_core.stage.results import CorpusResult, ExamplesResult, VocabularyResult
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Ints
 from albert_core.text.tokenizer import Tokenizer
@@ -41,26 +43,24 @@ from pipelines.engine import steps
 from pipelines.engine.progress import Progress, report_done, warn
 from pipelines.engine.runner import run_pipeline
 from pipelines.examples import part as example_part
-from pipelines.examples.pairs import ALONE, BORROWED, NO_OTHER, TRUNCATED
-from pipelines.examples.part import (
-    HELD_OUT,
-    KINDS,
-    TRAIN,
-    PartTally,
-    merged,
-    read_tally,
-    remove_part,
+from pipelines.examples.pairs import (
+    ALONE,
+    BORROWED,
+    NO_OTHER,
+    TRUNCATED,
+    length_only_accuracy,
 )
+from pipelines.examples.part import HELD_OUT, KINDS, TRAIN, PartTally, merged, read_tally
 from pipelines.examples.tfrecord import tf_examples, write_tfrecord
 
 STAGE = EXAMPLES
 PARTS = "parts"
 _ARROW_BYTES_PER_TEXT_BYTE = 0.6
-"""About one piece of 2 bytes for 4 bytes of text, and its share of masks and ids."""
+"""A piece takes 2 bytes and stands for about 4 bytes of text; the rest is masks and ids."""
 _NUM_PLACES = 1 << 64
 """Places in the shuffle."""
 _NOT_IN_PARTS = {"tfrecord", "shard_mb", "compression", "keep_parts"}
-"""Settings that no part depends on."""
+"""Settings that parts do not depend on."""
 _DEFECT = (
     "This is a defect of the stage: its result must not be used. Remove the folder 'parts' of the "
     "work folder before it is run again."
@@ -94,7 +94,7 @@ class ExamplePlan:
 
     @property
     def shards(self) -> dict[str, tuple[str, int]]:
-        """Name of each shard to come -> its kind and number."""
+        """Name of each shard that will be written -> its kind and number."""
         return {
             f"{kind}-{number:05d}-of-{total:05d}": (kind, number)
             for kind, total in self.num_shards.items()
@@ -103,7 +103,7 @@ class ExamplePlan:
 
     @property
     def files(self) -> list[str]:
-        """Names of the files to come."""
+        """Names of the files that will be written."""
         endings = ("arrow", "tfrecord") if self.settings.tfrecord else ("arrow",)
         return [f"{name}.{ending}" for name in self.shards for ending in endings]
 
@@ -111,7 +111,7 @@ class ExamplePlan:
 def make_shards(
     plan: StagePlan, work: str, examples: ExampleSettings, corpus: str, vocab: str
 ) -> str:
-    """Make the parts that lack, cut the shards out of all parts; return the manifest.
+    """Make the missing parts, cut the shards out of all parts; return the manifest.
 
     Args:
         plan: of the stage.
@@ -125,6 +125,7 @@ def make_shards(
         AccountingError: documents or examples are missing, or there are too many.
     """
     corpus_manifest, vocab_manifest = read_manifest(corpus), read_manifest(vocab)
+    vocab_result = vocab_manifest.result_as(VocabularyResult)
     for shard in vocab_manifest.shards:
         check_shard(shard, vocab.rpartition("/")[0])
     parts = _parts(plan, corpus_manifest, examples, work)
@@ -138,47 +139,44 @@ def make_shards(
             notes=storage.join(scratch, "notes"),
             part_list=storage.join(scratch, "parts.json"),
             vocab_folder=vocab.rpartition("/")[0],
-            lower_case=vocab_manifest.facts["lower_case"],
+            lower_case=vocab_result.lower_case,
             num_shards=_num_shards(corpus_manifest, examples),
         )
         num_bytes = sum(shard.num_bytes for _, shard in to_make)
         progress = Progress(STAGE, example_plan.notes, num_bytes)
-        transform = MakeExamples(example_plan)
-        reports = run_pipeline(transform.expand, parts, scratch, progress)
-    tally = reduce(_add, (read_tally(uri) for uri, _ in parts))
-    _check_nothing_is_lost(example_plan, corpus_manifest, reports, tally)
+        transform = partial(_make_examples, example_plan)
+        reports = run_pipeline(transform, parts, scratch, progress)
+    shards = [Shard(**shard) for report in reports for shard in report["shards"]]
+    tally = reduce(add, (read_tally(uri) for uri, _ in parts))
+    _check_nothing_is_lost(example_plan, corpus_manifest, shards, tally)
     write_made_with((uri for uri, _ in parts), work, plan.folder(work))
-    manifest = _finish(plan, work, reports, tally, vocab_manifest)
+    manifest = _finish(plan, work, shards, reports, tally, vocab_result.vocab_size)
     if not examples.keep_parts:
         for uri, _ in to_make:
-            remove_part(uri)
+            example_part.remove_part(uri)
     return manifest
 
 
-class MakeExamples(beam.PTransform):
-    """PCollection[(part's URI, corpus Shard)] -> PCollection[(example shard, report)]."""
+def _make_examples(
+    plan: ExamplePlan, parts: PCollection[tuple[str, Shard]]
+) -> PCollection[tuple[str, dict[str, Any]]]:
+    """Make the part of each corpus shard, then cut each example shard out of all parts.
 
-    def __init__(self, plan: ExamplePlan) -> None:
-        super().__init__()
-        self.plan = plan
+    The parts come together under one key, so that no shard is begun before the last of them is
+    made; then the shards have a key each, so that they go to all workers.
 
-    def expand(
-        self, parts: PCollection[tuple[str, Shard]]
-    ) -> PCollection[tuple[str, dict[str, Any]]]:
-        """Make the part of each corpus shard, then cut each example shard out of all parts.
-
-        The parts come together under one key, so that no shard is begun before the last of them
-        is made; then the shards have a key each, so that they go to all workers.
-        """
-        return (
-            parts
-            | "MakePart" >> steps.each(_make_part, self.plan)
-            | "AllParts" >> beam.GroupByKey()
-            | "EachShard" >> steps.each_to_many(_each_shard, self.plan)
-            # Grouped by their hashes, the shards would be unevenly dealt out to the workers.
-            | "Deal" >> beam.Reshuffle()
-            | "WriteShard" >> steps.each(_write_shard, self.plan)
-        )
+    Returns:
+        The name of each example shard and its report.
+    """
+    return (
+        parts
+        | "MakePart" >> steps.each(_make_part, plan)
+        | "AllParts" >> beam.GroupByKey()
+        | "EachShard" >> steps.each_to_many(_each_shard, plan)
+        # Grouped by their hashes, the shards would be unevenly dealt out to the workers.
+        | "Deal" >> beam.Reshuffle()
+        | "WriteShard" >> steps.each(_write_shard, plan)
+    )
 
 
 def _parts(
@@ -198,7 +196,8 @@ def _parts(
 
 
 def _num_shards(corpus: Manifest, settings: ExampleSettings) -> dict[str, int]:
-    per_copy = corpus.facts["text_bytes"] * _ARROW_BYTES_PER_TEXT_BYTE / (settings.shard_mb * 1e6)
+    text_bytes = corpus.result_as(CorpusResult).text_bytes
+    per_copy = text_bytes * _ARROW_BYTES_PER_TEXT_BYTE / (settings.shard_mb * 1e6)
     held_out = per_copy * settings.held_out_share
     return {
         TRAIN: math.ceil((per_copy - held_out) * settings.dupe_factor),
@@ -209,27 +208,19 @@ def _num_shards(corpus: Manifest, settings: ExampleSettings) -> dict[str, int]:
 def _make_part(part: tuple[str, Shard], plan: ExamplePlan) -> tuple[int, str]:
     """Make one part, unless it is there undamaged; return its URI, under the one key of all."""
     uri, shard = part
-    if not _is_there(uri, plan):
+    is_made = example_part.is_made(uri)
+    if is_made and (damaged := example_part.damage(uri)):
+        warn(plan.notes, f"{damaged}; the part is made again")
+        is_made = False
+    if not is_made:
         check_shard(shard, plan.corpus_folder)
         documents = read_arrow(storage.join(plan.corpus_folder, shard.path))
         example_part.write_part(documents, uri, plan.settings, plan.tokenizer)
+        name, num_documents = uri.rpartition("/")[2], documents.num_rows
         report_done(
-            plan.notes,
-            uri.rpartition("/")[2],
-            num_bytes=shard.num_bytes,
-            num_documents=documents.num_rows,
-            num_files=1,
+            plan.notes, name, num_bytes=shard.num_bytes, num_documents=num_documents, num_files=1
         )
     return 0, uri
-
-
-def _is_there(uri: str, plan: ExamplePlan) -> bool:
-    if not example_part.is_made(uri):
-        return False
-    damaged = example_part.damage(uri)
-    if damaged is not None:
-        warn(plan.notes, f"{damaged}; the part is made again")
-    return damaged is None
 
 
 def _each_shard(
@@ -253,16 +244,15 @@ def _write_shard(shard: tuple[str, str], plan: ExamplePlan) -> tuple[str, dict[s
         for batch in example_part.rows_between(part, kind, low, high - 1)
     ]
     rows = merged(batches, example_part.example_schema(settings))
-    uri = storage.join(plan.folder, f"{name}.arrow")
-    write_arrow(rows, uri, settings.compression)
-    shards = [shard_of(uri, plan.folder, kind, rows.num_rows)]
+    uri = storage.join(plan.folder, name)
+    write_arrow(rows, f"{uri}.arrow", settings.compression)
+    shards = [shard_of(f"{uri}.arrow", plan.folder, kind, rows.num_rows)]
     if settings.tfrecord:
-        uri = storage.join(plan.folder, f"{name}.tfrecord")
         records = tf_examples(
             rows, settings.max_seq_length, settings.max_predictions, plan.tokenizer.starts_word
         )
-        write_tfrecord(records, uri)
-        shards.append(shard_of(uri, plan.folder, f"{kind}_tfrecord", rows.num_rows))
+        write_tfrecord(records, f"{uri}.tfrecord")
+        shards.append(shard_of(f"{uri}.tfrecord", plan.folder, f"{kind}_tfrecord", rows.num_rows))
     labels = rows["masked_lm_labels"].combine_chunks().values.to_numpy()
     report = {
         "shards": [shard.model_dump() for shard in shards],
@@ -275,17 +265,10 @@ def _write_shard(shard: tuple[str, str], plan: ExamplePlan) -> tuple[str, dict[s
     return name, report
 
 
-def _add(one: PartTally, other: PartTally) -> PartTally:
-    return PartTally(
-        one.counts + other.counts, one.num_rows + other.num_rows, one.unigrams + other.unigrams
-    )
-
-
 def _check_nothing_is_lost(
-    plan: ExamplePlan, corpus: Manifest, reports: list[dict[str, Any]], tally: PartTally
+    plan: ExamplePlan, corpus: Manifest, shards: list[Shard], tally: PartTally
 ) -> None:
     """Raise AccountingError unless what was written is what the parts and the corpus have."""
-    shards = [Shard(**shard) for report in reports for shard in report["shards"]]
     found, expected = Counter(shard.path for shard in shards), Counter(plan.files)
     if found != expected:
         raise AccountingError(
@@ -293,9 +276,9 @@ def _check_nothing_is_lost(
             f"{sorted((expected - found).elements())[:5]}, too many "
             f"{sorted((found - expected).elements())[:5]}. {_DEFECT}"
         )
-    equations = [("documents", corpus.facts["num_documents"], tally.counts["documents"])]
-    for kind in KINDS:
-        num_rows = sum(shard.num_rows for shard in shards if shard.kind == kind)
+    num_documents = corpus.result_as(CorpusResult).num_documents
+    equations = [("documents", num_documents, tally.counts["documents"])]
+    for kind, num_rows in _num_rows(shards).items():
         equations.append((f"{kind} examples", tally.num_rows[kind], num_rows))
     for what, num_expected, num_found in equations:
         if num_found != num_expected:
@@ -304,68 +287,63 @@ def _check_nothing_is_lost(
             )
 
 
+def _num_rows(shards: list[Shard]) -> dict[str, int]:
+    """Return the examples of each kind."""
+    return {kind: sum(s.num_rows for s in shards if s.kind == kind) for kind in KINDS}
+
+
 def _finish(
     plan: StagePlan,
     work: str,
+    shards: list[Shard],
     reports: list[dict[str, Any]],
     tally: PartTally,
-    vocab: Manifest,
+    vocab_size: int,
 ) -> str:
-    shards = [Shard(**shard) for report in reports for shard in report["shards"]]
-    rows = {kind: sum(s.num_rows for s in shards if s.kind == kind) for kind in KINDS}
-    counts = tally.counts
+    rows, counts = _num_rows(shards), tally.counts
     if not all(rows.values()):
         raise SourceError(
             f"the corpus gives {rows[TRAIN]} training and {rows[HELD_OUT]} held-out examples from "
             f"{counts['documents']} documents; both must be at least 1. Give more text, or raise "
             "examples.held_out_share."
         )
+    num_rows = sum(rows.values())
     num_pieces = sum(report["num_pieces"] for report in reports)
-    in_examples = num_pieces - NUM_SPECIAL_IN_PAIR * sum(rows.values())
-    accounts = [_documents_account(counts), _pieces_account(counts, in_examples)]
-    labels = np.sum([r["labels"] for r in reports if "labels" in r], axis=0)
-    facts = {
-        "objective": plan.settings["objective"],
-        "fidelity": plan.settings["fidelity"],
-        "max_seq_length": plan.settings["max_seq_length"],
-        "max_predictions": ExampleSettings(**plan.settings).max_predictions,
-        "num_documents_held_out": counts["documents_held_out"],
-        "num_train": rows[TRAIN],
-        "num_held_out": rows[HELD_OUT],
-        "num_pieces_borrowed": counts[BORROWED],
-        "num_pairs_without_other_document": counts[NO_OTHER],
-        "num_predictions": sum(report["num_predictions"] for report in reports),
-        "swapped_share": sum(r["num_labelled"] for r in reports) / sum(rows.values()),
-        "padding_share": 1 - num_pieces / (sum(rows.values()) * plan.settings["max_seq_length"]),
-        "unigram_nats": unigram_nats(tally.unigrams, labels),
-        "vocab_size": vocab.facts["vocab_size"],
-        "vocab_manifest": plan.input_manifests["vocab"],
-    }
-    return plan.write(work, shards, accounts, facts)
-
-
-def _documents_account(counts: Counter[str]) -> Account:
     without_pair = counts["documents_without_pair"]
-    return Account(
+    documents = Account(
         what="documents",
         total=counts["documents"],
         kept=counts["documents"] - without_pair,
-        dropped={"no_two_sentences": without_pair} if without_pair else {},
+        dropped=+Counter(no_two_sentences=without_pair),
     )
-
-
-def _pieces_account(counts: Counter[str], in_examples: int) -> Account:
-    """Return what became of the pieces; those of borrowed text count once more.
-
-    Text of another document, as segment b, is in examples of its own document too.
-    """
-    dropped = {"last_sentence_alone": counts[ALONE], "truncated": counts[TRUNCATED]}
-    return Account(
+    pieces = Account(
         what="pieces, all copies",
+        # Text borrowed from another document is in examples of its own document too.
         total=counts["pieces"] + counts[BORROWED],
-        kept=in_examples,
-        dropped={reason: count for reason, count in dropped.items() if count},
+        kept=num_pieces - NUM_SPECIAL_IN_PAIR * num_rows,
+        dropped=+Counter(last_sentence_alone=counts[ALONE], truncated=counts[TRUNCATED]),
     )
+    settings = ExampleSettings(**plan.settings)
+    labels = np.sum([r["labels"] for r in reports if "labels" in r], axis=0)
+    result = ExamplesResult(
+        objective=settings.objective,
+        fidelity=settings.fidelity,
+        max_seq_length=settings.max_seq_length,
+        max_predictions=settings.max_predictions,
+        num_documents_held_out=counts["documents_held_out"],
+        num_train=rows[TRAIN],
+        num_held_out=rows[HELD_OUT],
+        num_pieces_borrowed=counts[BORROWED],
+        num_pairs_without_other_document=counts[NO_OTHER],
+        num_predictions=sum(report["num_predictions"] for report in reports),
+        swapped_share=sum(report["num_labelled"] for report in reports) / num_rows,
+        padding_share=1 - num_pieces / (num_rows * settings.max_seq_length),
+        unigram_nats=unigram_nats(tally.unigrams, labels),
+        length_only_accuracy=length_only_accuracy(*tally.pair_lengths),
+        vocab_size=vocab_size,
+        vocab_manifest=plan.input_manifests["vocab"],
+    )
+    return plan.write(work, shards, [documents, pieces], result)
 
 
 def unigram_nats(train_counts: Ints, label_counts: Ints) -> float:

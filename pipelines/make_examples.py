@@ -2,13 +2,9 @@
 
 from albert_core.stage.command import stage_main
 from albert_core.stage.lineage import EXAMPLES
-from albert_core.stage.manifest import (
-    Manifest,
-    StagePlan,
-    digest_of,
-    read_manifest,
-)
+from albert_core.stage.manifest import Manifest, StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
+from albert_core.stage.results import VocabularyResult
 from albert_core.text.tokenizer import SPIECE_MODEL
 from pipelines.config import ExampleSettings
 
@@ -53,7 +49,7 @@ def _plan(examples: ExampleSettings, corpus: str, vocab: str) -> StagePlan:
 def _pieces_digest(vocab: Manifest) -> str:
     """Return a digest of what splits text into pieces, without the report on it."""
     [model] = vocab.shards_of(SPIECE_MODEL)
-    return digest_of([model.sha256, vocab.facts["lower_case"]])
+    return digest_of([model.sha256, vocab.result_as(VocabularyResult).lower_case])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ and the sentence. Train and dev sentences are of different documents, and neithe
 that the model was pretrained on.
 """
 
-import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ from albert_core.stage.command import stage_main
 from albert_core.stage.errors import SourceError
 from albert_core.stage.manifest import Account, StagePlan, check_shard, read_manifest, shard_of
 from albert_core.stage.provenance import code_digest
+from albert_core.stage.results import TaskResult
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.seeds import derive_seed, random_uniform, share_of
 from pipelines.config import ExampleSettings, TaskSettings
@@ -24,8 +25,6 @@ TASK_FOLDER = "CoLA"
 SPLITS = ("train", "dev")
 ACCEPTABLE, SWAPPED = 1, 0
 
-log = logging.getLogger(STAGE)
-
 
 @dataclass(frozen=True, slots=True)
 class AcceptabilityRow:
@@ -33,7 +32,7 @@ class AcceptabilityRow:
 
     split: str
     label: int
-    """1 as it was written, 0 with two words swapped."""
+    """1 as written, 0 with two words swapped."""
     sentence: str
 
 
@@ -43,30 +42,19 @@ def run(task: TaskSettings, examples: str, corpus: str, work: str) -> str:
     Raises:
         SourceError: the held-out documents have too few sentences of the lengths asked for.
     """
-    examples_manifest, corpus_manifest = read_manifest(examples), read_manifest(corpus)
     plan = _plan(task, examples, corpus)
     if done := plan.find(work):
         return done
-    settings = ExampleSettings(**examples_manifest.settings)
-    folder = corpus.rpartition("/")[0]
-    sentences: list[tuple[str, str]] = []
-    for shard in corpus_manifest.shards_of("documents"):
-        check_shard(shard, folder)
-        table = read_arrow(storage.join(folder, shard.path))
-        for document_id, text in zip(
-            table["id"].to_pylist(), table["text"].to_pylist(), strict=True
-        ):
-            if is_held_out(document_id, settings):
-                sentences += [(document_id, sentence) for sentence in text.split("\n")]
+    sentences = list(_held_out_sentences(examples, corpus))
     suitable = [(name, text) for name, text in sentences if is_suitable(text, task)]
     once = {text: name for name, text in reversed(suitable)}
     rows = list(acceptability_rows(once, task))
-    reasons = {
-        "unsuitable": len(sentences) - len(suitable),
-        "repeated": len(suitable) - len(once),
-        "over_max_sentences": len(once) - len(rows),
-    }
-    return _write(plan, work, rows, reasons)
+    dropped = Counter(
+        unsuitable=len(sentences) - len(suitable),
+        repeated=len(suitable) - len(once),
+        over_max_sentences=len(once) - len(rows),
+    )
+    return _write(plan, work, rows, dropped)
 
 
 def find_done(task: TaskSettings, examples: str, corpus: str, work: str) -> str | None:
@@ -86,6 +74,19 @@ def _plan(task: TaskSettings, examples: str, corpus: str) -> StagePlan:
         libraries={},
         input_manifests={"examples": examples, "corpus": corpus},
     )
+
+
+def _held_out_sentences(examples: str, corpus: str) -> Iterator[tuple[str, str]]:
+    """Yield the id of each held-out document with each of its sentences."""
+    settings = ExampleSettings(**read_manifest(examples).settings)
+    folder = corpus.rpartition("/")[0]
+    for shard in read_manifest(corpus).shards_of("documents"):
+        check_shard(shard, folder)
+        table = read_arrow(storage.join(folder, shard.path))
+        texts = table["text"].to_pylist()
+        for document_id, text in zip(table["id"].to_pylist(), texts, strict=True):
+            if is_held_out(document_id, settings):
+                yield from ((document_id, sentence) for sentence in text.split("\n"))
 
 
 def acceptability_rows(
@@ -110,7 +111,7 @@ def acceptability_rows(
 def swap_two_words(sentence: str, seed: int) -> str:
     """Return ``sentence`` with two different words in each other's place.
 
-    The last word stays, because its full stop would tell.
+    The last word stays, because its full stop would give a swap away.
     """
     words = sentence.split(" ")
     pairs = [
@@ -137,9 +138,7 @@ def is_suitable(sentence: str, task: TaskSettings) -> bool:
     )
 
 
-def _write(
-    plan: StagePlan, work: str, rows: list[AcceptabilityRow], reasons: dict[str, int]
-) -> str:
+def _write(plan: StagePlan, work: str, rows: list[AcceptabilityRow], dropped: Counter[str]) -> str:
     folder = plan.folder(work)
     counts = {split: sum(row.split == split for row in rows) for split in SPLITS}
     if not all(counts.values()):
@@ -149,7 +148,7 @@ def _write(
             "both must be at least 1. Raise examples.held_out_share, or give more text."
         )
     shards = []
-    for split in SPLITS:
+    for split, number in counts.items():
         lines = (
             f"held-out\t{row.label}\t{'' if row.label else '*'}\t{row.sentence}\n"
             for row in rows
@@ -157,14 +156,10 @@ def _write(
         )
         uri = storage.join(folder, TASK_FOLDER, f"{split}.tsv")
         storage.write_bytes(uri, "".join(lines).encode())
-        shards.append(shard_of(uri, folder, split, counts[split]))
-    sentences = Account(
-        what="held-out sentences",
-        total=len(rows) + sum(reasons.values()),
-        kept=len(rows),
-        dropped={reason: count for reason, count in reasons.items() if count},
-    )
-    return plan.write(work, shards, [sentences], {"task": "cola", "num_rows": counts})
+        shards.append(shard_of(uri, folder, split, number))
+    total = len(rows) + dropped.total()
+    account = Account(what="held-out sentences", total=total, kept=len(rows), dropped=+dropped)
+    return plan.write(work, shards, [account], TaskResult(task="cola", num_rows=counts))
 
 
 if __name__ == "__main__":

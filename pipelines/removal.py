@@ -1,21 +1,22 @@
-"""Receipt for documents that were removed: what they are, and that nothing current holds them.
+"""Receipt for documents that were removed: what they are, and that no current result holds them.
 
     python -m pipelines.removal --recipe=R --work=W --examples=MANIFEST [--purge=yes]
 
-Removed are the documents of source files that are gone, those that a changed file has no more,
+Removed are the documents of source files that are gone, those that a changed file no longer has,
 and those in ``cleaning.excluded_ids``. What only other settings leave out, such as a smaller
 sample of the files or stricter rules, is not removed. Which files there were is known from the
 lists in the corpora of the work folder.
 
-Everything below the work folder that holds text is looked through: corpora, examples, tasks,
-cleaned units and parts. With ``--purge=yes`` what holds a removed document is deleted, except
+Everything below the work folder that holds text is searched: corpora, examples, tasks, cleaned
+units and parts. With ``--purge=yes`` what holds a removed document is deleted, except
 vocabularies and models, which are named.
 """
 
 import json
 import logging
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -26,11 +27,21 @@ import pyarrow.compute as pc
 from albert_core.stage import storage
 from albert_core.stage.command import NO_RESULT, stage_main
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
-from albert_core.stage.lineage import CORPUS, EXAMPLES, SOURCE_FILES, Lineage, Result
+from albert_core.stage.lineage import (
+    CORPUS,
+    EXAMPLES,
+    PRETRAINING,
+    SOURCE_FILES,
+    TASK,
+    VOCAB,
+    Lineage,
+    Result,
+    place_in,
+    read_work,
+)
 from albert_core.stage.manifest import (
     MANIFEST,
     Manifest,
-    Shard,
     check_shard,
     digest_of,
     newest_manifest,
@@ -42,110 +53,52 @@ from pipelines.config import ExampleSettings
 from pipelines.examples.pairs import is_held_out
 from pipelines.source_files import SourceFile, read_excluded_ids, read_files
 
-ID_COLUMNS = ("id", "document_id", "other_document_id")
-OF_REPEATED_ID = "~[0-9a-f]{8}$"
-"""The end of a document's id when an earlier document has the same one; see `ids_of`."""
-
-
-def results_in(work: str, stage: str) -> dict[str, list[str]]:
-    """Return the folders and files right below a stage's folder, each with the files in it."""
-    folder = storage.join(work, stage)
-    results: dict[str, list[str]] = {}
-    for uri in files_below(folder):
-        first = uri.removeprefix(folder).lstrip("/").partition("/")[0]
-        results.setdefault(storage.join(folder, first), []).append(uri)
-    return results
-
-
-def folders_in(work: str, stage: str) -> list[str]:
-    """Return the folders right below a stage's folder."""
-    folder = storage.join(work, stage)
-    entries = storage.list_folder(folder)
-    return [storage.join(folder, name_of(e["name"])) for e in entries if e["type"] == "directory"]
-
-
-def files_below(folder: str, *, passing: bool = False) -> list[str]:
-    """Return all files below ``folder``, or itself; only finished or only temporary ones."""
-    fs, path = storage.filesystem(folder)
-    fs.invalidate_cache()
-    inner = (str(file).removeprefix(path).lstrip("/") for file in fs.find(path))
-    files = [storage.join(folder, each) if each else folder for each in inner]
-    return [file for file in sorted(files) if is_passing(file.removeprefix(folder)) == passing]
-
-
-def is_passing(uri: str) -> bool:
-    """Return whether ``uri`` is, or is in, a temporary file or folder of a process."""
-    return any(
-        part.startswith(".scratch-") or (part.startswith(".") and part.endswith(".tmp"))
-        for part in uri.split("/")
-    )
-
-
-def name_of(uri: str) -> str:
-    """Return the last part of ``uri``."""
-    return str(uri).rpartition("/")[2]
-
-
-def batches_of(uri: str) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of an Arrow file; of any other file, none.
-
-    Raises:
-        IntegrityError: it is damaged.
-    """
-    if uri.endswith(".arrow"):
-        try:
-            reader = open_arrow(uri)
-        except pa.ArrowInvalid as error:
-            raise IntegrityError(f"{uri} can't be read: {error}. Delete its folder.") from error
-        yield from (reader.get_batch(index) for index in range(reader.num_record_batches))
-
-
-def text_column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """Return a column of text, of any total length."""
-    return batch.column(name).cast(pa.large_string())
-
-
-def is_in(values: pa.Array, wanted: pa.Array) -> pa.Array:
-    """Return for each value whether it is among ``wanted``."""
-    return pc.is_in(values, value_set=wanted)
-
-
-def without_ending(ids: pa.Array) -> pa.Array:
-    """Return the ids as their documents gave them, without `OF_REPEATED_ID`."""
-    return pc.replace_substring_regex(ids, OF_REPEATED_ID, "")
-
-
 NOTHING_REMOVED = NO_RESULT
 VERSIONS = "registered_versions"
 """What `flows.affected_versions` adds to a receipt."""
-_STAGES = ("task", "examples", "parts", "units", "corpus")
-"""Folders with text, in the order of deletion: what tells that a document is removed goes last."""
-_DONE = (MANIFEST, UNIT_DONE)
-"""What makes a folder whole."""
+ID_COLUMNS = ("id", "document_id", "other_document_id")
+_REPEATED_ID = "~[0-9a-f]{8}$"
+"""How a document's id ends when an earlier document has the same one; see `ids_of`."""
+_HOLDERS = (EXAMPLES, "parts", "units", CORPUS)
+"""Folders with text and ids, in the order of deletion: the lists that tell which files there were
+are deleted last."""
 
 log = logging.getLogger("removal")
 
 
 @dataclass(frozen=True)
 class Removed:
-    """What is looked for."""
+    """What to search for."""
 
     files: pa.Array
     """URIs of source files that are gone."""
     ids: pa.Array
-    """Documents that are removed though their file is there, without endings of repeated ids."""
+    """Documents that are removed although their file still exists."""
     ids_of_files: pa.Array
-    """Documents of ``files``, also those that were only ever dropped."""
+    """Documents of ``files``, also those that were never in a corpus, without endings of repeated
+    ids."""
 
     @cached_property
     def documents(self) -> pa.Array:
-        """All ids, in order, each once."""
+        """All ids, sorted, each once."""
         return _unique([self.ids, self.ids_of_files])
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """What the lists beside the shards tell by: ids and files."""
+        """Ids and files: the lists beside the shards name documents by either."""
         return frozenset(self.ids.to_pylist() + self.files.to_pylist())
+
+
+@dataclass(frozen=True)
+class Changes:
+    """How the source differs from what earlier corpora list."""
+
+    gone: list[str]
+    """URIs of files that no longer exist, sorted."""
+    before: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Corpus folder -> the changed files of which it has another version than the current one."""
+    after: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Corpus folder -> the changed files that it has in their current version."""
 
 
 def run(work: str, examples: str, purge: str = "no") -> str:
@@ -153,7 +106,7 @@ def run(work: str, examples: str, purge: str = "no") -> str:
 
     Args:
         work: folder of all results.
-        examples: manifest of the examples that are current.
+        examples: manifest of the current examples.
         purge: yes to delete the texts of earlier results that hold a removed document.
 
     Raises:
@@ -162,16 +115,16 @@ def run(work: str, examples: str, purge: str = "no") -> str:
     """
     if purge not in ("yes", "no"):
         raise ConfigError(f"--purge={purge}: give yes or no")
-    current = read_manifest(examples)
-    made_of = current.input_manifests["corpus"]
-    corpus_uri = _current_corpus(work, made_of)
-    removed = find_removed(work, corpus_uri)
+    lineage = read_work(work)
+    made_of = _corpus_of(examples)
+    corpus = _current_corpus(lineage, made_of)
+    removed = find_removed(work, corpus)
     if not len(removed.documents) and not len(removed.files):
         return _nothing()
-    protected = {_key(uri) for uri in (corpus_uri, made_of, examples)}
-    checked = [_check(uri, removed) for uri in (corpus_uri, examples)]
-    holding = _still_holding(work, removed, protected)
-    if not len(removed.documents) and all(is_passing(name_of(uri)) for uri in holding):
+    current = {place_in(uri) for uri in (corpus, made_of, examples)}
+    checked = [_check(uri, removed) for uri in (corpus, examples)]
+    holding = _holding(work, removed, current, lineage)
+    if not len(removed.documents) and all(_is_temporary(_name_of(uri)) for uri in holding):
         return _nothing()
     receipt = {
         "documents": removed.documents.to_pylist(),
@@ -179,14 +132,14 @@ def run(work: str, examples: str, purge: str = "no") -> str:
         "in_no_shard_of": checked,
         "earlier_results_with_them": holding,
         "purged": purge == "yes",
-        "models_made_of_them": _made_of(work, "pretraining", holding),
-        "vocabularies_made_of_them": _made_of(work, "vocab", holding),
+        "models_made_of_them": _made_of(holding, PRETRAINING, lineage),
+        "vocabularies_made_of_them": _made_of(holding, VOCAB, lineage),
     }
     if purge == "yes":
-        _write(work, receipt | {"purged": False})  # a killed purge leaves a receipt as well
+        _write(work, receipt | {"purged": False})  # a purge that is killed leaves a receipt too
         for uri in holding:
             _delete(uri)
-        receipt["left_after_purge"] = _still_holding(work, removed, protected)
+        receipt["left_after_purge"] = _holding(work, removed, current, read_work(work))
     uri = _write(work, receipt)
     log.info(
         "removal: %d documents are gone from the corpus and its examples; %d earlier results %s; "
@@ -201,89 +154,105 @@ def run(work: str, examples: str, purge: str = "no") -> str:
     return uri
 
 
+def find_done(work: str, examples: str) -> str | None:
+    """Return `NOTHING_REMOVED` if the lists of files show that; None if texts must be searched."""
+    corpus = _current_corpus(read_work(work, stages=[CORPUS]), _corpus_of(examples))
+    changes = _changes(work, corpus)
+    if changes.gone or changes.before or _excluded_ids(read_manifest(corpus)):
+        return None
+    return _nothing()
+
+
 def _nothing() -> str:
     log.info("removal: every document of earlier corpora is still there")
     return NOTHING_REMOVED
 
 
-def find_removed(work: str, corpus_uri: str) -> Removed:
-    """Return what was in the source once, by the lists of ``work``'s corpora, and is removed now.
+def find_removed(work: str, corpus: str) -> Removed:
+    """Return what the lists of ``work``'s corpora name and the source no longer has.
 
-    A file of the same name and content is the same one, wherever it lies, so that a source may
-    move. Of a changed file those documents are removed that an earlier corpus has, and no corpus
-    of the file as it is now.
+    Of a changed file those documents are removed that an earlier corpus has, and no corpus of the
+    current version of the file.
+
+    Args:
+        work: folder of all results.
+        corpus: manifest of the current corpus.
     """
-    folder = corpus_uri.rpartition("/")[0]
-    now = read_files(storage.join(folder, SOURCE_FILES))
-    lists = {uri: files for uri, files in _source_lists(work) if name_of(uri) != name_of(folder)}
-    gone = {file.uri for file in _not_there(lists, now)}
-    now_at = {file.uri: file for file in now} | {file.name: file for file in now}
-    versions = [
-        (uri, file, as_now)
-        for uri, files in [*lists.items(), (folder, now)]
-        for file in files
-        if file.uri not in gone
-        and (as_now := now_at.get(file.uri) or now_at.get(file.name))
-        and _is_version_of(file, as_now)
-    ]
-    changed = {as_now.uri for _, file, as_now in versions if file.sha256 != as_now.sha256}
-    before: dict[str, set[str]] = {}
-    after: dict[str, set[str]] = {}
-    for uri, file, as_now in versions:
-        if as_now.uri in changed:
-            version = after if file.sha256 == as_now.sha256 else before
-            version.setdefault(uri, set()).add(file.uri)
-    removed = _ids_in(before)
+    changes = _changes(work, corpus)
+    removed = _ids_in_folders(changes.before)
     if len(removed):
-        there = _ids_in(after)
-        removed = removed.filter(pc.invert(pc.is_in(removed, value_set=there)))
-    files = _strings(sorted(gone))
-    of_files = [_ids_of(work, stage, files) for stage in ("corpus", "units") if gone]
+        still_there = _ids_in_folders(changes.after)
+        removed = removed.filter(pc.invert(pc.is_in(removed, value_set=still_there)))
+    excluded = _strings(_excluded_ids(read_manifest(corpus)))
+    gone = _strings(changes.gone)
+    holders = [storage.join(work, stage) for stage in (CORPUS, "units") if changes.gone]
     return Removed(
-        files=files,
-        ids=_unique([removed, _strings(_excluded_ids(read_manifest(corpus_uri)))]),
-        ids_of_files=_unique(of_files),
+        files=gone,
+        ids=_unique([removed, excluded]),
+        ids_of_files=_unique(ids for folder in holders for ids in _ids_below(folder, gone)),
     )
 
 
-def _current_corpus(work: str, made_of: str) -> str:
-    """Return of the corpora with the same documents the one whose list of files is true now.
+def _current_corpus(lineage: Lineage, made_of: str) -> str:
+    """Return the corpus whose list of files is the current one, of those with the same documents.
 
-    Examples name the corpus that they were made of first; a file of duplicates more or less
-    makes another corpus, but the same examples.
+    Examples name the corpus that they were first made of. A file of duplicates that is added or
+    removed gives another corpus, but the same examples.
     """
     content = read_manifest(made_of).content
-    uris = [storage.join(folder, MANIFEST) for folder in folders_in(work, "corpus")]
-    others = [uri for uri in uris if storage.exists(uri) and _key(uri) != _key(made_of)]
-    same = [made_of, *(uri for uri in others if read_manifest(uri).content == content)]
+    others = [each for each in lineage.of_stage(CORPUS) if each.place != place_in(made_of)]
+    same = [made_of, *(each.uri for each in others if each.manifest.content == content)]
     if len(same) == 1:
         return made_of
-    newest = newest_manifest(storage.join(work, "corpus"))
+    newest = newest_manifest(same[1].rsplit("/", 2)[0])
 
     def rank(uri: str) -> tuple[int, bool]:
-        files = read_files(storage.join(uri.rpartition("/")[0], SOURCE_FILES))
+        files = read_files(storage.join(_folder_of(uri), SOURCE_FILES))
         missing = sum(not storage.exists(file.uri) for file in files)
-        return missing, newest is None or _key(uri) != newest.key
+        return missing, newest is None or place_in(uri) != f"{CORPUS}/{newest.key}"
 
     return min(same, key=rank)
 
 
-def _source_lists(work: str) -> Iterator[tuple[str, list[SourceFile]]]:
-    for folder in folders_in(work, "corpus"):
-        uri = storage.join(folder, SOURCE_FILES)
-        if storage.exists(uri):
-            yield folder, read_files(uri)
+def _changes(work: str, corpus: str) -> Changes:
+    """Return which files are gone, or changed, since earlier corpora were made.
+
+    A file with the same name and content is the same one, wherever it lies, so that a source may
+    be moved.
+    """
+    folder = _folder_of(corpus)
+    now = read_files(storage.join(folder, SOURCE_FILES))
+    earlier = {uri: files for uri, files in _file_lists(work) if _name_of(uri) != _name_of(folder)}
+    now_at = {file.uri: file for file in now} | {file.name: file for file in now}
+    listed = {file.uri: file for files in earlier.values() for file in files}
+    changes = Changes(
+        sorted(
+            uri
+            for uri, file in listed.items()
+            if not {uri, file.name} & now_at.keys() and not storage.exists(uri)
+        )
+    )
+    versions = [
+        (uri, file, current)
+        for uri, files in [*earlier.items(), (folder, now)]
+        for file in files
+        if (current := now_at.get(file.uri) or now_at.get(file.name))
+        and _is_version_of(file, current)
+    ]
+    changed = {current.uri for _, file, current in versions if file.sha256 != current.sha256}
+    for uri, file, current in versions:
+        if current.uri in changed:
+            is_current = file.sha256 == current.sha256
+            (changes.after if is_current else changes.before)[uri].add(file.uri)
+    return changes
 
 
-def _not_there(
-    lists: Mapping[str, list[SourceFile]], now: list[SourceFile]
-) -> Iterator[SourceFile]:
-    """Yield the listed files that exist no more, under names that the source has no more."""
-    names, uris = {file.name for file in now}, {file.uri for file in now}
-    others = {file.uri: file for files in lists.values() for file in files}
-    for uri, file in others.items():
-        if uri not in uris and file.name not in names and not storage.exists(uri):
-            yield file
+def _file_lists(work: str) -> Iterator[tuple[str, list[SourceFile]]]:
+    """Yield each corpus folder that has a list of its source files, and the list."""
+    for name in storage.list_names(storage.join(work, CORPUS)):
+        folder = storage.join(work, CORPUS, name)
+        if storage.exists(storage.join(folder, SOURCE_FILES)):
+            yield folder, read_files(storage.join(folder, SOURCE_FILES))
 
 
 def _is_version_of(file: SourceFile, now: SourceFile) -> bool:
@@ -301,36 +270,27 @@ def _excluded_ids(corpus: Manifest) -> list[str]:
     return ids
 
 
-def _ids_in(sources: Mapping[str, set[str]]) -> pa.Array:
+def _ids_in_folders(sources: Mapping[str, set[str]]) -> pa.Array:
     """Return the ids of the documents in ``sources``: folder -> URIs of files."""
-    found = [
-        ids
-        for folder, uris in sources.items()
-        for file in files_below(folder)
-        for ids in _ids_from(file, _strings(sorted(uris)))
-    ]
-    return _unique(found)
+    return _unique(
+        ids for folder, uris in sources.items() for ids in _ids_below(folder, _strings(uris))
+    )
 
 
-def _ids_of(work: str, stage: str, sources: pa.Array) -> pa.Array:
-    files = [file for files in results_in(work, stage).values() for file in files]
-    return _unique([ids for file in files for ids in _ids_from(file, sources)])
-
-
-def _ids_from(uri: str, sources: pa.Array) -> Iterator[pa.Array]:
-    """Yield the ids of the documents in an Arrow file that are of ``sources``."""
-    for batch in batches_of(uri):
+def _ids_below(folder: str, sources: pa.Array) -> Iterator[pa.Array]:
+    """Yield the ids of documents of the files ``sources``, as the documents gave them."""
+    for batch in (batch for uri in _files_below(folder) for batch in _batches_of(uri)):
         if "source" in batch.schema.names:
-            is_wanted = is_in(text_column(batch, "source"), sources)
-            yield pc.unique(without_ending(text_column(batch, "id").filter(is_wanted)))
+            is_wanted = pc.is_in(_text(batch, "source"), sources)
+            yield pc.unique(_without_ending(_text(batch, "id").filter(is_wanted)))
 
 
 def _check(manifest_uri: str, removed: Removed) -> dict[str, Any]:
-    """Look through every file; a TFRecord shard has the rows of its Arrow twin and no ids."""
-    folder, manifest = manifest_uri.rpartition("/")[0], read_manifest(manifest_uri)
+    """Search every file; a TFRecord shard has the rows of its Arrow twin and no ids."""
+    folder, manifest = _folder_of(manifest_uri), read_manifest(manifest_uri)
     for shard in manifest.shards:
         check_shard(shard, folder)
-    for uri in files_below(folder):
+    for uri in _files_below(folder):
         if _holds(uri, removed):
             raise IntegrityError(
                 f"{uri} holds a removed document. This is a defect of the stage "
@@ -345,135 +305,120 @@ def _check(manifest_uri: str, removed: Removed) -> dict[str, Any]:
     }
 
 
-def _still_holding(work: str, removed: Removed, protected: set[str]) -> list[str]:
+def _holding(work: str, removed: Removed, current: set[str], lineage: Lineage) -> list[str]:
     """Return the results in which a removed document is or may be, in the order of deletion.
 
     Args:
         work: folder of all results.
-        removed: what is looked for.
-        protected: keys of the results that are current.
+        removed: what to search for.
+        current: places of the current results.
+        lineage: the results.
     """
     found: list[str] = []
-    for stage in _STAGES[1:]:
-        for uri, files in results_in(work, stage).items():
-            if name_of(uri) in protected:  # its shards hold none; a list beside them may
+    for stage in _HOLDERS:
+        for uri, files in _results_in(work, stage).items():
+            if _place(uri) in current:  # its shards hold none; a list beside them may
                 found += [file for file in files if _holds(file, removed)]
             elif any(_holds(file, removed) for file in files) or _has_lone_tfrecord(files):
                 found.append(uri)
-    sources = {name_of(uri) for uri in found}
-    tasks = [uri for uri in folders_in(work, "task") if _may_be_made_of(work, uri, sources)]
-    return [*_passing(work), *tasks, *found]
+    entries = storage.list_folder(storage.join(work, TASK))
+    places = [f"{TASK}/{_name_of(e['name'])}" for e in entries if e["type"] == "directory"]
+    sources = set(map(_place, found))
+    tasks = [storage.join(work, p) for p in places if _may_be_made_of(sources, p, lineage)]
+    return [*_temporary_in(work), *tasks, *found]
 
 
 def _holds(uri: str, removed: Removed) -> bool:
-    if uri.endswith(".arrow"):
-        return any(_has_row(batch, removed) for batch in batches_of(uri))
-    if uri.endswith(".jsonl") and name_of(uri) != SOURCE_FILES:
+    if uri.endswith(".jsonl") and _name_of(uri) != SOURCE_FILES:
         return _has_line(uri, removed)
-    return False
+    return any(_has_row(batch, removed) for batch in _batches_of(uri))
 
 
 def _has_row(batch: pa.RecordBatch, removed: Removed) -> bool:
     names = batch.schema.names
     has_source = "source" in names
     wanted = removed.ids if has_source else removed.documents
-    if has_source and pc.any(is_in(text_column(batch, "source"), removed.files)).as_py():
+    if has_source and pc.any(pc.is_in(_text(batch, "source"), removed.files)).as_py():
         return True
     for name in ID_COLUMNS:
         if name in names and len(wanted):
-            ids = text_column(batch, name)
-            if has_source:  # without one: a fingerprint of another work folder's document
+            ids = _text(batch, name)
+            if has_source:  # without one: the fingerprint of a document of another work folder
                 ids = ids.filter(pc.is_valid(batch.column("source")))
-            if any(pc.any(is_in(i, wanted)).as_py() for i in (ids, without_ending(ids))):
+            if any(pc.any(pc.is_in(each, wanted)).as_py() for each in (ids, _without_ending(ids))):
                 return True
     return "content_hash" in names and _has_renamed(batch, wanted)
 
 
 def _has_renamed(batch: pa.RecordBatch, wanted: pa.Array) -> bool:
     """Return whether a document of a unit is one that the corpus has under another id."""
-    renamed = wanted.filter(pc.match_substring_regex(wanted, OF_REPEATED_ID))
+    renamed = wanted.filter(pc.match_substring_regex(wanted, _REPEATED_ID))
     if not len(renamed):
         return False
-    rows = batch.filter(is_in(text_column(batch, "id"), without_ending(renamed)))
+    rows = batch.filter(pc.is_in(_text(batch, "id"), _without_ending(renamed)))
     pairs = zip(rows["id"].to_pylist(), rows["content_hash"].to_pylist(), strict=True)
     ids = {ids_of(document_id, hashed)[1] for document_id, hashed in pairs}
     return not ids.isdisjoint(renamed.to_pylist())
 
 
 def _has_line(uri: str, removed: Removed) -> bool:
-    """Look through a list of unreadable records, or of overlaps with test sets."""
+    """Search a list of unreadable records, or of overlaps with test sets."""
     fs, path = storage.filesystem(uri)
     with fs.open(path, "rb") as lines:
-        for line in lines:
-            entry = json.loads(line)
-            told = (entry.get(key) for key in ("file", "source", "document"))
-            if not removed.names.isdisjoint(told):
-                return True
-    return False
+        entries = map(json.loads, lines)
+        named = ({entry.get(key) for key in ("file", "source", "document")} for entry in entries)
+        return any(not removed.names.isdisjoint(each) for each in named)
 
 
 def _has_lone_tfrecord(files: list[str]) -> bool:
     """Return whether there is a TFRecord file without the Arrow file that tells what it holds."""
-    ending = ".tfrecord"
-    return any(
-        file.endswith(ending) and file.removesuffix(ending) + ".arrow" not in files
-        for file in files
-    )
+    records = (file.removesuffix(".tfrecord") for file in files if file.endswith(".tfrecord"))
+    return any(f"{each}.arrow" not in files for each in records)
 
 
-def _may_be_made_of(work: str, task: str, sources: set[str]) -> bool:
-    """Return whether a task has sentences of ``sources``, or of what is gone; it names no ids."""
-    uri = storage.join(task, MANIFEST)
-    if not storage.exists(uri):
+def _may_be_made_of(sources: set[str], task: str, lineage: Lineage) -> bool:
+    """Return whether a task may have sentences of these places, or of what is gone.
+
+    It names no ids; nothing is known of an unfinished one.
+    """
+    if task not in lineage.results:
         return True
-    inputs = read_manifest(uri).input_manifests
+    inputs = {place_in(uri): uri for uri in lineage.results[task].manifest.input_manifests.values()}
     return any(
-        _key(made_of) in sources
-        or not (
-            storage.exists(made_of)
-            or storage.exists(storage.join(work, stage, _key(made_of), MANIFEST))
-        )
-        for stage, made_of in inputs.items()
+        place in sources or not (place in lineage.results or storage.exists(uri))
+        for place, uri in inputs.items()
     )
 
 
-def _made_of(work: str, stage: str, holding: list[str]) -> list[str]:
-    """Return the manifests of a stage that are made of ``holding``, or of another such one."""
-    sources = {name_of(uri) for uri in holding}
-    uris = [storage.join(folder, MANIFEST) for folder in folders_in(work, stage)]
-    inputs = {
-        uri: {_key(made_of) for made_of in read_manifest(uri).input_manifests.values()}
-        for uri in uris
-        if storage.exists(uri)
-    }
-    found: dict[str, None] = {}
-    while more := [u for u in inputs if u not in found and not sources.isdisjoint(inputs[u])]:
-        found |= dict.fromkeys(more)
-        sources |= {_key(uri) for uri in more}
-    return [uri for uri in inputs if uri in found]
+def _made_of(holding: Iterable[str], stage: str, lineage: Lineage) -> list[str]:
+    """Return the manifests of a stage that were made of ``holding`` or continue such a one."""
+    sources = set(map(_place, holding))
+    found = []
+    for result in lineage.of_stage(stage):  # each comes after those that it continues
+        if sources.intersection(map(place_in, result.manifest.input_manifests.values())):
+            sources.add(result.place)
+            found.append(result.uri)
+    return found
 
 
 def _delete(uri: str) -> None:
-    """Delete a result: first what makes it whole, last what tells that it must go."""
-    if is_passing(name_of(uri)):
-        storage.remove_abandoned(uri.rpartition("/")[0])
+    """Delete a result: first what makes it complete, last what tells that it must go."""
+    if _is_temporary(_name_of(uri)):
+        storage.remove_abandoned(_folder_of(uri))
         return
-    for name in _DONE:
+    for name in (MANIFEST, UNIT_DONE):
         storage.remove(storage.join(uri, name))
-    for file in files_below(uri):
-        if name_of(file) != SOURCE_FILES:
+    for file in _files_below(uri):
+        if _name_of(file) != SOURCE_FILES:
             storage.remove(file)
     storage.remove(uri)
 
 
 def _write(work: str, receipt: dict[str, Any]) -> str:
-    """Write the receipt, unless one is there that says the same or that nothing was left."""
-    what = [
-        receipt["documents"],
-        receipt["files"],
-        sorted(checked["content"] for checked in receipt["in_no_shard_of"]),
-    ]
-    uri = storage.join(work, "receipts", f"removal-{digest_of(what)[:16]}.json")
+    """Write the receipt, unless there is one that says the same or that nothing was left."""
+    contents = sorted(checked["content"] for checked in receipt["in_no_shard_of"])
+    name = digest_of([receipt["documents"], receipt["files"], contents])[:16]
+    uri = storage.join(work, "receipts", f"removal-{name}.json")
     if storage.exists(uri):
         before = json.loads(storage.read_bytes(uri))
         before.pop("written")
@@ -486,25 +431,88 @@ def _write(work: str, receipt: dict[str, Any]) -> str:
     return uri
 
 
-def _passing(work: str) -> list[str]:
-    """Return temporary files and scratch folders: they may hold any text."""
+def _results_in(work: str, stage: str) -> dict[str, list[str]]:
+    """Return the folders and files right below a stage's folder, each with the files in it."""
+    folder = storage.join(work, stage)
+    results: dict[str, list[str]] = defaultdict(list)
+    for uri in _files_below(folder):
+        first = uri.removeprefix(folder).lstrip("/").partition("/")[0]
+        results[storage.join(folder, first)].append(uri)
+    return results
+
+
+def _temporary_in(work: str) -> list[str]:
+    """Return temporary files and scratch folders, which may hold any text."""
     found: dict[str, None] = {}
-    for stage in (*_STAGES, "vocab"):
+    for stage in (TASK, *_HOLDERS, VOCAB):
         folder = storage.join(work, stage)
-        for file in files_below(folder, passing=True):
+        for file in _files_below(folder, temporary=True):
             parts = file.removeprefix(folder).lstrip("/").split("/")
-            end = next(i for i, part in enumerate(parts, 1) if is_passing(part))
+            end = next(i for i, part in enumerate(parts, 1) if _is_temporary(part))
             found[storage.join(folder, *parts[:end])] = None
     return list(found)
 
 
-def _key(uri: str) -> str:
-    """Return the name of the folder that a manifest is in: the same in every moved work folder."""
-    return uri.split("/")[-2]
+def _files_below(folder: str, *, temporary: bool = False) -> list[str]:
+    """Return all files below ``folder``, or itself; only finished or only temporary ones."""
+    fs, path = storage.filesystem(folder)
+    fs.invalidate_cache()
+    inner = (str(file).removeprefix(path).lstrip("/") for file in fs.find(path))
+    files = [storage.join(folder, each) if each else folder for each in inner]
+    return [file for file in sorted(files) if _is_temporary(file[len(folder) :]) == temporary]
 
 
-def _strings(values: list[str]) -> pa.Array:
-    return pa.array(values, pa.large_string())
+def _is_temporary(path: str) -> bool:
+    """Return whether ``path`` is, or is in, a temporary file or folder of a process."""
+    return any(
+        part.startswith(".scratch-") or (part.startswith(".") and part.endswith(".tmp"))
+        for part in path.split("/")
+    )
+
+
+def _name_of(uri: str) -> str:
+    return uri.rpartition("/")[2]
+
+
+def _folder_of(uri: str) -> str:
+    return uri.rpartition("/")[0]
+
+
+def _place(folder: str) -> str:
+    """Return stage and key of the result in this folder."""
+    return "/".join(folder.split("/")[-2:])
+
+
+def _corpus_of(examples: str) -> str:
+    return read_manifest(examples).input_manifests[CORPUS]
+
+
+def _batches_of(uri: str) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of an Arrow file; of any other file, none.
+
+    Raises:
+        IntegrityError: it is damaged.
+    """
+    if uri.endswith(".arrow"):
+        try:
+            reader = open_arrow(uri)
+        except pa.ArrowInvalid as error:
+            raise IntegrityError(f"{uri} can't be read: {error}. Delete its folder.") from error
+        yield from (reader.get_batch(index) for index in range(reader.num_record_batches))
+
+
+def _text(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """Return a column of text, of any total length."""
+    return batch.column(name).cast(pa.large_string())
+
+
+def _without_ending(ids: pa.Array) -> pa.Array:
+    """Return the ids as their documents gave them, without `_REPEATED_ID`."""
+    return pc.replace_substring_regex(ids, _REPEATED_ID, "")
+
+
+def _strings(values: Iterable[str]) -> pa.Array:
+    return pa.array(sorted(values), pa.large_string())
 
 
 def _unique(arrays: Iterable[pa.Array]) -> pa.Array:
@@ -528,51 +536,44 @@ class Occurrence:
 
 
 def find_document(document_id: str, lineage: Lineage) -> list[Occurrence]:
-    """Return where the document is in the corpora and the examples, by looking through them.
+    """Return where the document is in the corpora and the examples, by searching them.
 
     Raises:
         IntegrityError: a shard is damaged.
     """
-    return [
-        occurrence
-        for stage in (CORPUS, EXAMPLES)
-        for result in lineage.of_stage(stage)
-        for occurrence in _in_result(document_id, result)
-    ]
+    found = []
+    for result in [*lineage.of_stage(CORPUS), *lineage.of_stage(EXAMPLES)]:
+        first_row = Counter[str]()
+        for shard in result.manifest.shards:
+            uri = storage.join(result.folder, shard.path)
+            if rows := _rows(document_id, uri):
+                first = first_row[shard.kind]
+                found.append(Occurrence(result.place, uri, shard.kind, rows, first))
+            first_row[shard.kind] += shard.num_rows
+    return found
+
+
+def _rows(document_id: str, uri: str) -> list[int]:
+    rows: set[int] = set()
+    begin = 0
+    for batch in _batches_of(uri) if storage.exists(uri) else ():
+        for name in set(ID_COLUMNS).intersection(batch.schema.names):
+            found = pc.indices_nonzero(pc.equal(_text(batch, name), document_id))
+            rows.update(begin + row for row in found.to_pylist())
+        begin += batch.num_rows
+    return sorted(rows)
 
 
 def may_be_in_task(document_id: str, task: Result, lineage: Lineage) -> bool:
     """Return whether a generated task may have sentences of a document that its corpus has.
 
-    Its rows name no documents; it takes of those that its examples hold out.
+    Its rows name no documents; it takes sentences of those that its examples hold out.
     """
-    examples = [lineage.results[place] for place in task.inputs if place in lineage.results]
-    settings = [each.manifest.settings for each in examples if each.manifest.stage == EXAMPLES]
+    inputs = [lineage.results[place].manifest for place in task.inputs if place in lineage.results]
+    settings = [each.settings for each in inputs if each.stage == EXAMPLES]
     if not settings:
         return True
     return any(is_held_out(document_id, ExampleSettings(**each)) for each in settings)
-
-
-def _in_result(document_id: str, result: Result) -> Iterator[Occurrence]:
-    first_row = dict.fromkeys((shard.kind for shard in result.manifest.shards), 0)
-    for shard in result.manifest.shards:
-        uri = storage.join(result.folder, shard.path)
-        if rows := _rows(document_id, shard, uri):
-            yield Occurrence(result.place, uri, shard.kind, rows, first_row[shard.kind])
-        first_row[shard.kind] += shard.num_rows
-
-
-def _rows(document_id: str, shard: Shard, uri: str) -> list[int]:
-    if not (shard.path.endswith(".arrow") and storage.exists(uri)):
-        return []
-    wanted, rows, begin = pa.array([document_id], pa.large_string()), [], 0
-    for batch in batches_of(uri):
-        columns = [name for name in ID_COLUMNS if name in batch.schema.names]
-        masks = [is_in(text_column(batch, name), wanted) for name in columns]
-        found = {row.as_py() for mask in masks for row in pc.indices_nonzero(mask)}
-        rows += [begin + row for row in sorted(found)]
-        begin += batch.num_rows
-    return rows
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from albert_core.stage import storage
@@ -24,7 +25,7 @@ from pipelines.corpus import duplicates
 
 CONTENT, ID, BAND = range(3)
 """What a hash is of: a document's words, its id, or a band of its signature."""
-_REJECTED_SCHEMA = DOCUMENT_SCHEMA.append(pa.field("reason", pa.string()))
+_REASON = pa.field("reason", pa.string())
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """What one partition tells one part."""
+    """What one partition found out about one part."""
 
     part: Part
     kind: int
@@ -59,36 +60,23 @@ def send_hashes(
 ) -> Iterator[tuple[int, Sent]]:
     """Yield the hashes of the documents kept, each with the number of its partition."""
     table = read_arrow(part.uri)
-    is_kept = np.array(table["reason"].to_pylist(), object) == KEPT
+    is_kept = pc.equal(table["reason"], KEPT)
     rows: NDArray[np.uint32] = np.flatnonzero(is_kept).astype(np.uint32)
-    kept = table if is_kept.all() else table.filter(pa.array(is_kept.astype(bool)))
-    contents = kept["content_hash"].to_pylist()
+    kept = table.filter(is_kept)
     ids = [_digest(name) for name in kept["id"].to_pylist()]
-    for kind, digests in ((CONTENT, contents), (ID, ids)):
+    for kind, digests in ((CONTENT, kept["content_hash"].to_pylist()), (ID, ids)):
         hashes = np.array(digests, dtype=f"V{duplicates.HASH_BYTES}")
         partitions = duplicates.partition_hashes(hashes, num_partitions)
         for partition, (numbers, some) in enumerate(partitions):
             yield kind * num_partitions + partition, Sent(part, rows[numbers], some)
     if cleaning.near_duplicate_similarity < 1:
-        yield from _send_bands(part, kept, rows, cleaning, num_partitions)
-
-
-def _send_bands(
-    part: Part,
-    kept: pa.Table,
-    rows: NDArray[np.uint32],
-    cleaning: CleaningSettings,
-    num_partitions: int,
-) -> Iterator[tuple[int, Sent]]:
-    signatures = _signatures(kept)
-    num_bands, num_rows = duplicates.bands_for(cleaning.near_duplicate_similarity)
-    bands = duplicates.band_hashes(signatures, num_bands, num_rows)
-    row_of_band = np.repeat(rows, bands.shape[1])
-    flat = bands.ravel()
-    partitions = flat % np.uint64(num_partitions)
-    for partition in np.unique(partitions).tolist():
-        there = partitions == partition
-        yield BAND * num_partitions + partition, Sent(part, row_of_band[there], flat[there])
+        num_bands, num_rows = duplicates.bands_for(cleaning.near_duplicate_similarity)
+        bands = duplicates.band_hashes(_signatures(kept), num_bands, num_rows)
+        row_of_band, flat = np.repeat(rows, bands.shape[1]), bands.ravel()
+        partition_of = flat % np.uint64(num_partitions)
+        for partition in np.unique(partition_of).tolist():
+            there = partition_of == partition
+            yield BAND * num_partitions + partition, Sent(part, row_of_band[there], flat[there])
 
 
 def find_repeated(
@@ -96,7 +84,8 @@ def find_repeated(
 ) -> Iterator[tuple[int, Marked]]:
     """Yield for each part of the corpus which of its rows repeat an earlier one.
 
-    Parts of earlier corpora, with numbers below 0, come before all others and are told nothing.
+    Parts of earlier corpora have numbers below 0, so that they come before all others. Nothing is
+    yielded for them.
     """
     key, values = grouped
     sent = sorted(values, key=lambda each: each.part.number)
@@ -124,23 +113,41 @@ def write_shard(
 ) -> tuple[int, dict[str, Any]]:
     """Write a part's documents without those that repeat an earlier one; return its report."""
     number, values = grouped
-    marks = list(values)
+    marks = sorted(values, key=lambda mark: mark.kind)
     part = marks[0].part
     table = read_arrow(part.uri)
     reasons = np.array(table["reason"].to_pylist(), object)
     counts = counts_of(table.schema)
-    for mark in sorted(marks, key=lambda mark: mark.kind):
+    for mark in marks:
         if mark.kind == CONTENT:
             dropped = mark.is_known | cleaning.drop_duplicates
             rows, is_known = mark.rows[dropped], mark.is_known[dropped]
             _drop(reasons, rows, is_known, "duplicate", counts)
         elif mark.kind == ID and len(mark.rows):
             table = _renamed(table, mark.rows)
-    near = [mark for mark in marks if mark.kind == BAND and len(mark.rows)]
-    if near:
+    if near := [mark for mark in marks if mark.kind == BAND and len(mark.rows)]:
         rows, is_known = _near_duplicates(table, near, cleaning.near_duplicate_similarity)
         _drop(reasons, rows, is_known, "near_duplicate", counts)
-    return number, _write(part, table, reasons, counts, folder, cleaning.keep_rejected)
+    documents = table.select(DOCUMENT_SCHEMA.names).replace_schema_metadata(None)
+    is_kept = (reasons == KEPT).astype(bool)
+    written = {"documents": documents if is_kept.all() else documents.filter(pa.array(is_kept))}
+    if cleaning.keep_rejected:
+        with_reason = documents.append_column(_REASON, pa.array(reasons, pa.string()))
+        written["rejected"] = with_reason.filter(pa.array(~is_kept))
+    shards = []
+    for kind, rows_of_kind in written.items():
+        if rows_of_kind.num_rows:
+            name = f"{number >> PART_BITS:05d}-{number % (1 << PART_BITS):03d}"
+            uri = storage.join(folder, f"{kind}-{name}.arrow")
+            write_arrow(rows_of_kind, uri)
+            shards.append(shard_of(uri, folder, kind, rows_of_kind.num_rows))
+    return number, {
+        "shards": [shard.model_dump() for shard in shards],
+        "counts": dict(counts),
+        "text_bytes": written["documents"]["text"].nbytes,
+        "unreadable": part.unreadable if storage.exists(part.unreadable) else "",
+        "overlaps": part.overlaps if storage.exists(part.overlaps) else "",
+    }
 
 
 def _drop(
@@ -168,7 +175,7 @@ def _renamed(table: pa.Table, rows: NDArray[np.uint32]) -> pa.Table:
 def _near_duplicates(
     table: pa.Table, marks: list[Marked], similarity: float
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Return the rows that are like an earlier document, and whether that is in a known corpus."""
+    """Return the rows that resemble an earlier document, and whether that is in a known corpus."""
     own = _signatures(table)
     rows = np.concatenate([mark.rows for mark in marks])
     is_known = np.concatenate([mark.is_known for mark in marks])
@@ -182,42 +189,6 @@ def _near_duplicates(
         like[there] = found >= duplicates.least_estimate(similarity)
     order = np.lexsort((~is_known, rows))
     return rows[order][like[order]], is_known[order][like[order]]
-
-
-def _write(
-    part: Part,
-    table: pa.Table,
-    reasons: NDArray[np.object_],
-    counts: Counter[str],
-    folder: str,
-    keep_rejected: bool,
-) -> dict[str, Any]:
-    name = f"{part.number >> PART_BITS:05d}-{part.number % (1 << PART_BITS):03d}"
-    shards = []
-    is_kept = reasons == KEPT
-    documents = table.select(DOCUMENT_SCHEMA.names).replace_schema_metadata(None)
-    kept = documents if is_kept.all() else documents.filter(pa.array(is_kept.astype(bool)))
-    if kept.num_rows:
-        uri = storage.join(folder, f"documents-{name}.arrow")
-        write_arrow(kept, uri)
-        shards.append(shard_of(uri, folder, "documents", kept.num_rows))
-    if not is_kept.all() and keep_rejected:
-        uri = storage.join(folder, f"rejected-{name}.arrow")
-        rejected = documents.append_column(_REJECTED_SCHEMA.field("reason"), pa.array(reasons))
-        rejected = rejected.filter(pa.array(~is_kept.astype(bool)))
-        write_arrow(rejected, uri)
-        shards.append(shard_of(uri, folder, "rejected", rejected.num_rows))
-    return {
-        "shards": [shard.model_dump() for shard in shards],
-        "counts": dict(counts),
-        "text_bytes": kept["text"].nbytes,
-        "unreadable": _if_there(part.unreadable),
-        "overlaps": _if_there(part.overlaps),
-    }
-
-
-def _if_there(uri: str) -> str:
-    return uri if storage.exists(uri) else ""
 
 
 def _signatures(table: pa.Table) -> NDArray[np.uint32]:

@@ -1,4 +1,4 @@
-"""A look at a source before anything is started: the mistakes that seconds suffice to find."""
+"""A check of a source before anything is started, for mistakes that are found in seconds."""
 
 from collections import Counter
 from itertools import islice
@@ -10,9 +10,9 @@ from pipelines.readers import Unreadable, format_of, read_documents
 from pipelines.source_files import entries_of
 
 _SMALL_BYTES = 1 << 20
-"""A source, or a file of a larger one, that is read whole in no time."""
+"""A source up to this size is read completely; of a larger one, files up to this size."""
 _NUM_FILES = 8
-"""Files that are looked at in a larger source, the first record of each."""
+"""Number of files of a larger source whose first record is read."""
 
 
 def check_source(source: SourceSettings, examples: ExampleSettings) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,9 @@ _FILES_PER_UNIT = 256
 """Mean number of small files in a unit."""
 _DIGEST_THREADS = 4
 _OWN_DISTRIBUTION = "albert-pretraining"
-"""Where a process is started decides whether it is found, and as what."""
+"""Left out, because whether it is found, and where, depends on where a process is started."""
 _QUICK_FILES, _QUICK_BYTES = 256, 32 << 20
-"""So much is read in no time."""
+"""What can be read quickly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class SourceFile:
     """Relative to the source, so that ids do not change when the source moves."""
     num_bytes: int
     modified: str
-    """When the store says that it changed; not part of any digest."""
+    """When it changed, according to the store; not part of any digest."""
     sha256: str
     format: str = ""
     """How it is read, a key of `READERS`; empty in lists written before it was noted."""
@@ -80,12 +80,8 @@ class SourceEntry:
 
     name: str
     uri: str
-    info: Mapping[str, Any]
-
-    @property
-    def num_bytes(self) -> int:
-        """Its size in the store."""
-        return int(self.info["size"] or 0)
+    num_bytes: int
+    modified: str
 
 
 def list_source(settings: SourceSettings, known: Iterable[SourceFile] = ()) -> list[SourceFile]:
@@ -102,14 +98,14 @@ def list_source(settings: SourceSettings, known: Iterable[SourceFile] = ()) -> l
 
 
 def list_quickly(settings: SourceSettings, known: Iterable[SourceFile]) -> list[SourceFile] | None:
-    """Return what `list_source` would, if little has to be read for it; else None.
+    """Return what `list_source` would if little has to be read for that, else None.
 
     Raises:
         SourceError: there is no file.
     """
     before = {file.uri: file for file in known}
     entries = entries_of(settings)
-    new = [entry for entry in entries if not _is_as(before.get(entry.uri), entry)]
+    new = [entry for entry in entries if not _is_unchanged(before.get(entry.uri), entry)]
     if len(new) > _QUICK_FILES or sum(entry.num_bytes for entry in new) > _QUICK_BYTES:
         return None
     files = before | {file.uri: file for file in _described(new, settings, {})}
@@ -152,8 +148,8 @@ def entries_of(settings: SourceSettings) -> list[SourceEntry]:
 def check_unchanged(file: SourceFile) -> None:
     """Raise SourceError unless the file is still the one that was listed, by size and time."""
     fs, path = storage.filesystem(file.uri)
-    info = fs.info(path)
-    if (int(info["size"] or 0), _modified(info)) != (file.num_bytes, file.modified):
+    entry = _entry(file.name, file.uri, fs.info(path))
+    if (entry.num_bytes, entry.modified) != (file.num_bytes, file.modified):
         raise SourceError(
             f"{file.uri} changed while it was read. Run the stage again when it is finished."
         )
@@ -163,8 +159,8 @@ def units_of(files: Iterable[SourceFile]) -> Iterator[list[SourceRange]]:
     """Yield groups of files, and ranges of large ones, to be cleaned together.
 
     A group has at most about `MAX_UNIT_BYTES`, unless a single file that can't be split is
-    larger. It ends at a file whose name says so, so that a file more or less changes its own
-    group and leaves the others as they were.
+    larger. The hash of a file's name decides whether a group ends with it, so that a file that is
+    added or removed changes its own group only.
     """
     unit: list[SourceRange] = []
     num_bytes = 0
@@ -235,15 +231,13 @@ def describe_changes(before: Iterable[SourceFile], now: Iterable[SourceFile]) ->
     """Say which files are new, gone, changed or only touched; empty when none is."""
     old, new = ({file.name: file for file in files} for files in (before, now))
     both = old.keys() & new.keys()
+    changed = {name for name in both if old[name].sha256 != new[name].sha256}
+    touched = {name for name in both - changed if old[name].modified != new[name].modified}
     groups = {
         "new": new.keys() - old.keys(),
         "removed": old.keys() - new.keys(),
-        "changed": {name for name in both if old[name].sha256 != new[name].sha256},
-        "touched, with the same content": {
-            name
-            for name in both
-            if old[name].sha256 == new[name].sha256 and old[name].modified != new[name].modified
-        },
+        "changed": changed,
+        "touched, with the same content": touched,
     }
     return "; ".join(
         f"{len(names)} {what} ({_some(sorted(names))})" for what, names in groups.items() if names
@@ -269,7 +263,7 @@ def _found(uris: str | list[str]) -> list[SourceEntry]:
                     f"{entries[name].uri} and {entry.uri} would both be named {name!r}. Give "
                     "their common folder as one source, or rename one of their folders."
                 )
-            entries[name] = SourceEntry(name, entry.uri, entry.info)
+            entries[name] = replace(entry, name=name)
     return list(entries.values())
 
 
@@ -292,7 +286,7 @@ def _matching(uri: str) -> Iterator[SourceEntry]:
         name = str(each).removeprefix(base).lstrip("/")
         hidden = any(part.startswith(".") for part in name.split("/"))
         if not hidden and info["type"] == "file":
-            yield SourceEntry(name, str(fs.unstrip_protocol(each)), info)
+            yield _entry(name, str(fs.unstrip_protocol(each)), info)
 
 
 def _installed_python() -> Iterator[SourceEntry]:
@@ -307,36 +301,30 @@ def _installed_python() -> Iterator[SourceEntry]:
                 path = Path(str(distribution.locate_file(file)))
                 if str(file) not in seen and path.is_file():
                     seen.add(str(file))
-                    yield SourceEntry(str(file), str(path), fs.info(str(path)))
+                    yield _entry(str(file), str(path), fs.info(str(path)))
 
 
-def _is_as(known: SourceFile | None, entry: SourceEntry) -> TypeGuard[SourceFile]:
+def _entry(name: str, uri: str, info: Mapping[str, Any]) -> SourceEntry:
+    stamps = (info.get(key) for key in ("mtime", "ETag", "LastModified", "created"))
+    return SourceEntry(name, uri, int(info["size"] or 0), str(next(filter(None, stamps), "")))
+
+
+def _is_unchanged(known: SourceFile | None, entry: SourceEntry) -> bool:
     """Return whether the file was listed before, with the same size and time of change."""
-    modified, num_bytes = _modified(entry.info), entry.num_bytes
-    return (
-        bool(modified)
-        and known is not None
-        and ((known.num_bytes, known.modified) == (num_bytes, modified))
-    )
-
-
-def _modified(info: Mapping[str, Any]) -> str:
-    stamps = (info.get(name) for name in ("mtime", "ETag", "LastModified", "created"))
-    return str(next((stamp for stamp in stamps if stamp), ""))
+    if known is None or not entry.modified:
+        return False
+    return (known.num_bytes, known.modified) == (entry.num_bytes, entry.modified)
 
 
 def _describe(
     entry: SourceEntry, settings: SourceSettings, before: Mapping[str, SourceFile]
 ) -> SourceFile:
-    info = entry.info
-    modified = _modified(info)
-    known = before.get(entry.uri)
+    uri, num_bytes, known = entry.uri, entry.num_bytes, before.get(entry.uri)
     try:
-        sha256 = known.sha256 if _is_as(known, entry) else storage.sha256_of(entry.uri)
-        kind = format_of(entry.uri, settings)
-        splittable = entry.num_bytes > MAX_UNIT_BYTES and can_split(entry.uri, kind)
+        is_unchanged = _is_unchanged(known, entry)
+        sha256 = known.sha256 if known and is_unchanged else storage.sha256_of(uri)
+        kind = format_of(uri, settings)
+        splittable = num_bytes > MAX_UNIT_BYTES and can_split(uri, kind)
     except OSError as error:
-        raise SourceError(
-            f"{entry.uri} can't be read: {error}. Mend or remove the file."
-        ) from error
-    return SourceFile(entry.uri, entry.name, entry.num_bytes, modified, sha256, kind, splittable)
+        raise SourceError(f"{uri} can't be read: {error}. Mend or remove the file.") from error
+    return SourceFile(uri, entry.name, num_bytes, entry.modified, sha256, kind, splittable)

@@ -6,10 +6,7 @@ from albert_core.stage import storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import IntegrityError, VocabularyError
 from albert_core.stage.lineage import VOCAB
-from albert_core.stage.manifest import (
-    StagePlan,
-    read_manifest,
-)
+from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.text.tokenizer import Tokenizer
 from pipelines.config import VocabularySettings

@@ -1,8 +1,8 @@
 """Pure: how well a vocabulary fits a text, as numbers, as two lines and as a page."""
 
 import unicodedata
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -11,9 +11,9 @@ import numpy as np
 from albert_core.text.records import NUM_SPECIAL, UNK
 
 WORD_MARK = "▁"
-"""The blank of SentencePiece, with which a piece begins that opens a word."""
+"""SentencePiece's blank: a piece that opens a word begins with it."""
 NUM_LISTED = 12
-"""How many of the longest pieces, rarest scripts and unknown characters are named."""
+"""Number of longest pieces, rarest scripts and unknown characters that are named."""
 _LINES_PER_BATCH = 2000
 
 
@@ -92,19 +92,7 @@ class VocabularyReport:
         """Return the report as a page in Markdown."""
         seen = "some of which it was trained on" if self.seen_in_training else "not trained on"
         size = f"{self.num_documents:,} documents, {self.num_bytes / 1e6:,.2f} MB"
-        lines = [
-            "# Vocabulary",
-            "",
-            f"Measured on {size}, {seen}.",
-            *_table(["", ""], self._rows()),
-            *_section("Longest pieces", " ".join(f"`{piece}`" for piece in self.longest_pieces)),
-            *_section("Rarest scripts", *_script_table(self.rarest_scripts)),
-            *_section("Commonest unknown characters", *_character_table(self.unknown_characters)),
-        ]
-        return "\n".join(lines) + "\n"
-
-    def _rows(self) -> list[tuple[str, str]]:
-        return [
+        numbers = [
             ("pieces in the vocabulary", f"{self.vocab_size:,}"),
             ("of them used", f"{self.used_share:.1%}"),
             ("of them one character", f"{self.single_character_share:.1%}"),
@@ -117,6 +105,24 @@ class VocabularyReport:
             ("pieces unknown", f"{self.unknown_piece_share:.4%}"),
             ("words with an unknown piece", f"{self.unknown_word_share:.4%}"),
         ]
+        scripts = [
+            (script.name, f"{script.num_characters:,}", f"{script.known_share:.1%}")
+            for script in self.rarest_scripts
+        ]
+        unknown = [
+            (f"U+{ord(c):04X}", unicodedata.name(c, "unnamed"), f"{number:,}")
+            for c, number in self.unknown_characters
+        ]
+        lines = [
+            *("# Vocabulary", "", f"Measured on {size}, {seen}.", ""),
+            *_table(["", ""], numbers),
+            *("", "## Longest pieces", "", " ".join(f"`{p}`" for p in self.longest_pieces)),
+            *("", "## Rarest scripts", ""),
+            *_table(["script", "letters", "known"], scripts),
+            *("", "## Commonest unknown characters", ""),
+            *_table(["character", "name", "times"], unknown),
+        ]
+        return "\n".join(lines) + "\n"
 
 
 def measure(
@@ -129,85 +135,75 @@ def measure(
         documents: the sentences of each, as `normalise_for_pieces` gives them.
         seen_in_training: whether the vocabulary may have been trained on some of them.
     """
-    counts = _Counts(tokenizer)
-    batch: list[str] = []
+    opens_word = np.array([piece.startswith(WORD_MARK) for piece in tokenizer.pieces])
+    is_single = np.array([len(p.removeprefix(WORD_MARK)) <= 1 for p in tokenizer.pieces])
+    counts = np.zeros(len(tokenizer.pieces), np.int64)
+    characters: Counter[str] = Counter()
+    num_documents = num_bytes = num_unknown_words = 0
+    for number, batch in _batches(documents):
+        num_documents += number
+        if not batch:
+            continue
+        ids = np.concatenate(tokenizer.processor.encode(batch, out_type="numpy", num_threads=1))
+        num_bytes += sum(len(sentence.encode()) for sentence in batch)
+        counts += np.bincount(ids, minlength=len(counts))
+        word_of_piece = np.cumsum(opens_word[ids])
+        num_unknown_words += len(np.unique(word_of_piece[ids == UNK]))
+        for normalised in tokenizer.processor.normalize(batch):
+            characters.update(normalised)
+    del characters[WORD_MARK]
+    ordinary = tokenizer.pieces[NUM_SPECIAL:]
+    known = set("".join(ordinary))
+    unknown = [(c, number) for c, number in characters.items() if c not in known]
+    num_pieces, num_words = int(counts.sum()), int(counts[opens_word].sum())
+    return VocabularyReport(
+        vocab_size=len(tokenizer.pieces),
+        num_documents=num_documents,
+        num_bytes=num_bytes,
+        num_words=num_words,
+        num_pieces=num_pieces,
+        seen_in_training=seen_in_training,
+        known_character_share=_known_share(characters, known),
+        unknown_piece_share=_share(int(counts[UNK]), num_pieces),
+        unknown_word_share=_share(num_unknown_words, num_words),
+        pieces_per_word=_share(num_pieces, num_words),
+        bytes_per_piece=_share(num_bytes, num_pieces),
+        used_share=_share(int((counts[NUM_SPECIAL:] > 0).sum()), len(ordinary)),
+        single_character_share=_share(int(is_single[NUM_SPECIAL:].sum()), len(ordinary)),
+        single_character_piece_share=_share(int(counts[is_single].sum()), num_pieces),
+        longest_pieces=sorted(ordinary, key=lambda piece: (-len(piece), piece))[:NUM_LISTED],
+        rarest_scripts=_scripts(characters, known)[:NUM_LISTED],
+        unknown_characters=sorted(unknown, key=lambda each: (-each[1], each[0]))[:NUM_LISTED],
+    )
+
+
+def _batches(documents: Iterable[Sequence[str]]) -> Iterator[tuple[int, list[str]]]:
+    """Yield numbers of documents, and all their sentences: about `_LINES_PER_BATCH`."""
+    num_documents, batch = 0, list[str]()
     for sentences in documents:
-        counts.num_documents += 1
-        batch.extend(sentences)
+        num_documents += 1
+        batch += sentences
         if len(batch) >= _LINES_PER_BATCH:
-            counts.add(batch)
-            batch = []
-    counts.add(batch)
-    return counts.report(seen_in_training)
-
-
-class _Counts:
-    """What a text's pieces and characters add up to."""
-
-    def __init__(self, tokenizer: Vocabulary) -> None:
-        self.tokenizer = tokenizer
-        self.num_documents = 0
-        self.num_bytes = 0
-        self.num_unknown_words = 0
-        self.pieces = np.zeros(len(tokenizer.pieces), np.int64)
-        self.characters: Counter[str] = Counter()
-        self._opens = np.array([piece.startswith(WORD_MARK) for piece in tokenizer.pieces])
-
-    def add(self, sentences: Sequence[str]) -> None:
-        if not sentences:
-            return
-        encoded = self.tokenizer.processor.encode(sentences, out_type="numpy", num_threads=1)
-        ids = np.concatenate(encoded)
-        self.num_bytes += sum(len(sentence.encode()) for sentence in sentences)
-        self.pieces += np.bincount(ids, minlength=len(self.pieces))
-        word_of_piece = np.cumsum(self._opens[ids])
-        self.num_unknown_words += len(np.unique(word_of_piece[ids == UNK]))
-        for normalised in self.tokenizer.processor.normalize(sentences):
-            self.characters.update(normalised)
-
-    def report(self, seen_in_training: bool) -> VocabularyReport:
-        ordinary = self.tokenizer.pieces[NUM_SPECIAL:]
-        known = set("".join(ordinary))
-        characters = {c: n for c, n in self.characters.items() if c != WORD_MARK}
-        num_pieces = int(self.pieces.sum())
-        num_words = int(self.pieces[self._opens].sum())
-        one = np.array([len(piece.removeprefix(WORD_MARK)) <= 1 for piece in self.tokenizer.pieces])
-        return VocabularyReport(
-            vocab_size=len(self.tokenizer.pieces),
-            num_documents=self.num_documents,
-            num_bytes=self.num_bytes,
-            num_words=num_words,
-            num_pieces=num_pieces,
-            seen_in_training=seen_in_training,
-            known_character_share=_known_share(characters, known),
-            unknown_piece_share=_share(int(self.pieces[UNK]), num_pieces),
-            unknown_word_share=_share(self.num_unknown_words, num_words),
-            pieces_per_word=_share(num_pieces, num_words),
-            bytes_per_piece=_share(self.num_bytes, num_pieces),
-            used_share=_share(int((self.pieces[NUM_SPECIAL:] > 0).sum()), len(ordinary)),
-            single_character_share=_share(int(one[NUM_SPECIAL:].sum()), len(ordinary)),
-            single_character_piece_share=_share(int(self.pieces[one].sum()), num_pieces),
-            longest_pieces=sorted(ordinary, key=lambda piece: (-len(piece), piece))[:NUM_LISTED],
-            rarest_scripts=_scripts(characters, known)[:NUM_LISTED],
-            unknown_characters=_commonest({c: n for c, n in characters.items() if c not in known}),
-        )
+            yield num_documents, batch
+            num_documents, batch = 0, []
+    yield num_documents, batch
 
 
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def _known_share(characters: dict[str, int], known: set[str]) -> float:
+def _known_share(characters: Mapping[str, int], known: set[str]) -> float:
     return _share(sum(n for c, n in characters.items() if c in known), sum(characters.values()))
 
 
-def _scripts(characters: dict[str, int], known: set[str]) -> list[Script]:
+def _scripts(characters: Mapping[str, int], known: set[str]) -> list[Script]:
     """Return the scripts of the letters, rarest first."""
-    by_name: dict[str, dict[str, int]] = {}
+    by_name: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for character, number in characters.items():
         if character.isalpha():
             name = unicodedata.name(character, "UNNAMED").split()[0].capitalize()
-            by_name.setdefault(name, {})[character] = number
+            by_name[name][character] = number
     scripts = (
         Script(name, sum(letters.values()), _known_share(letters, known))
         for name, letters in by_name.items()
@@ -215,24 +211,7 @@ def _scripts(characters: dict[str, int], known: set[str]) -> list[Script]:
     return sorted(scripts, key=lambda script: (script.num_characters, script.name))
 
 
-def _commonest(characters: dict[str, int]) -> list[tuple[str, int]]:
-    return sorted(characters.items(), key=lambda item: (-item[1], item[0]))[:NUM_LISTED]
-
-
-def _section(title: str, *lines: str) -> list[str]:
-    return ["", f"## {title}", "", *(lines or ["none"])]
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, or the line "none"."""
     cells = [head, ["---"] * len(head), *rows]
-    return ["", *(f"| {' | '.join(row)} |" for row in cells)]
-
-
-def _script_table(scripts: Sequence[Script]) -> list[str]:
-    rows = [(s.name, f"{s.num_characters:,}", f"{s.known_share:.1%}") for s in scripts]
-    return _table(["script", "letters", "known"], rows)[1:] if rows else []
-
-
-def _character_table(characters: Sequence[tuple[str, int]]) -> list[str]:
-    rows = [(f"U+{ord(c):04X}", unicodedata.name(c, "unnamed"), f"{n:,}") for c, n in characters]
-    return _table(["character", "name", "times"], rows)[1:] if rows else []
+    return [f"| {' | '.join(row)} |" for row in cells] if rows else ["none"]

@@ -19,32 +19,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import apache_beam as beam
 import pyarrow as pa
 import sentencepiece
-from apache_beam.pvalue import PCollection
 
 from albert_core.stage import storage
 from albert_core.stage.errors import VocabularyError
 from albert_core.stage.lineage import VOCAB
-from albert_core.stage.manifest import (
-    Account,
-    Manifest,
-    Shard,
-    StagePlan,
-    check_shard,
-    read_manifest,
-    scratch_folder,
-    shard_of,
-)
-from albert_core.text.arrow_files import read_arrow
+from albert_core.stage.manifest import Account, StagePlan, read_manifest, scratch_folder, shard_of
+from albert_core.stage.results import CorpusResult, VocabularyResult
 from albert_core.text.records import MASK, PAD, SPECIAL_PIECES, UNK
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer, normalise_for_pieces
 from pipelines.config import LARGEST_AUTO_SIZE, VocabularySettings
-from pipelines.engine import steps
-from pipelines.engine.progress import Progress, report_done
-from pipelines.engine.runner import run_pipeline
+from pipelines.corpus_shards import each_shard
 from pipelines.vocabulary_report import VocabularyReport, measure
 
 STAGE = VOCAB
@@ -56,14 +43,15 @@ USER_SYMBOLS = ["(", ")", '"', "-", ".", "\N{EN DASH}", "£", "€"]
 CSV, SentencePiece 0.2.3 reads the quote as the start of a field. Source: google-research/albert,
 README, "Sentencepiece"."""
 MAX_SENTENCE_BYTES = 4192
-"""SentencePiece passes over longer lines without a word, so they are counted here."""
+"""SentencePiece skips longer lines silently, so they are counted here."""
 REPORT_MB = 5.0
 """MB of text, at most, that the vocabulary is measured on."""
 _RESERVED = re.compile("[\0\N{LOWER FIVE EIGHTHS BLOCK}]")
-"""SentencePiece passes over lines with one of these too."""
+"""SentencePiece skips lines with one of these too."""
 _LEAST_AUTO_SIZE = 1_000
 _POSITIONS = 1 << 63
-"""Documents fall in [0, this) by their ids; the first ones are trained on, the last measured."""
+"""A document's id gives it a position in [0, this); the first ones are trained on, the last
+measured."""
 _TRAIN, _MEASURE = "train", "measure"
 _LEFT_OUT = ("blank", "too_long", "reserved_character")
 """Why a sentence is not trained on."""
@@ -101,20 +89,32 @@ def make_vocabulary(
     Raises:
         VocabularyError: the text cannot carry a vocabulary of this size.
     """
-    manifest = read_manifest(corpus)
-    shares = shares_for(0.0 if given else vocabulary.sample_mb, manifest.facts["text_bytes"])
+    text_bytes = read_manifest(corpus).result_as(CorpusResult).text_bytes
+    shares = shares_for(0.0 if given else vocabulary.sample_mb, text_bytes)
     with scratch_folder(plan.folder(work)) as scratch:
-        sample = Sample(corpus, vocabulary, shares, scratch)
-        sample.draw(manifest)
-        model = given or train(sample.sentences(), vocabulary, manifest.facts["text_bytes"])
-        report = sample.measure(Tokenizer(model, vocabulary.lower_case))
-    return _finish(plan, work, model, sample, report)
+        what = f"{STAGE}: sampling"
+        reports = each_shard(
+            _sample_shard, vocabulary, shares, scratch, corpus=corpus, what=what, scratch=scratch
+        )
+        counts = sum((Counter(report["counts"]) for report in reports), Counter[str]())
+        if not given:
+            _require_sentences(counts, vocabulary)
+        files = [report["files"] for report in reports]
+        sentences = (sentence for document in _documents(files, _TRAIN) for sentence in document)
+        model = given or train(sentences, vocabulary, text_bytes)
+        use = _MEASURE if counts[_MEASURE] else _TRAIN
+        report = measure(
+            Tokenizer(model, vocabulary.lower_case),
+            _documents(files, use),
+            seen_in_training=use == _TRAIN or shares.train == 1,
+        )
+    return _write(plan, work, model, shares, counts, report)
 
 
 def shares_for(train_mb: float, text_bytes: int) -> SampleShares:
-    """Return the shares for so much text to train on, and up to `REPORT_MB` aside to measure on.
+    """Return the shares for so much text to train on, and up to `REPORT_MB` more to measure on.
 
-    Where all is trained on, there is none aside, and some of it is measured on too.
+    Where all is trained on, the vocabulary is measured on some of the same text.
     """
     train = sample_share(train_mb, text_bytes) if train_mb else 0.0
     measured = sample_share(REPORT_MB, text_bytes)
@@ -129,134 +129,38 @@ def sample_share(sample_mb: float, text_bytes: int) -> float:
     return share
 
 
-class Sample:
-    """The documents of a corpus that a vocabulary is trained on, and those it is measured on.
+def _sample_shard(
+    documents: pa.Table,
+    name: str,
+    vocabulary: VocabularySettings,
+    shares: SampleShares,
+    scratch: str,
+) -> dict[str, Any]:
+    """Write the sampled documents of a shard, one a line, to a file for each use.
 
-    Args:
-        corpus: URI of its manifest.
-        vocabulary: settings of the stage.
-        shares: how many of the documents.
-        scratch: a folder for passing files.
+    A line is the document's position and its sentences, normalised.
     """
-
-    def __init__(
-        self, corpus: str, vocabulary: VocabularySettings, shares: SampleShares, scratch: str
-    ) -> None:
-        self.corpus_folder = corpus.rpartition("/")[0]
-        self.vocabulary = vocabulary
-        self.shares = shares
-        self.scratch = scratch
-        self.counts: Counter[str] = Counter()
-        self._files: list[dict[str, str]] = []
-
-    @property
-    def notes(self) -> str:
-        """The folder of the progress's notes."""
-        return storage.join(self.scratch, "progress")
-
-    def draw(self, corpus: Manifest) -> None:
-        """Find the documents and write their sentences, normalised, to passing files.
-
-        Raises:
-            VocabularyError: there is none to train on.
-        """
-        shards = corpus.shards_of("documents")
-        total_bytes = sum(shard.num_bytes for shard in shards)
-        progress = Progress(f"{STAGE}: sampling", self.notes, total_bytes)
-        transform = SampleDocuments(self)
-        numbered = sorted(enumerate(shards), key=lambda each: -each[1].num_bytes)
-        reports = run_pipeline(transform.expand, numbered, self.scratch, progress)
-        self._files = [report["files"] for report in reports]
-        for report in reports:
-            self.counts.update(report["counts"])
-        self._check()
-
-    def _check(self) -> None:
-        if not self.shares.train or self.counts["sentences_kept"]:
-            return
-        left_out = {reason: n for reason, n in self.counts.items() if n and reason in _LEFT_OUT}
-        raise VocabularyError(
-            f"there is no sentence to train on: {self.counts[_TRAIN]} of "
-            f"{self.counts['documents']} documents are in the sample of vocabulary.sample_mb = "
-            f"{self.vocabulary.sample_mb:g} MB, and their sentences left out are {left_out}. "
-            "Raise vocabulary.sample_mb, or give more text."
-        )
-
-    def sentences(self) -> Iterator[str]:
-        """Yield the sentences to train on, in an order that the corpus's shards don't change."""
-        for document in self._documents(_TRAIN):
-            yield from document
-
-    def measure(self, tokenizer: Tokenizer) -> VocabularyReport:
-        """Return how well ``tokenizer`` fits the documents aside, or if none is, those trained."""
-        use = _MEASURE if self.counts[_MEASURE] else _TRAIN
-        seen = use == _TRAIN or self.shares.train == 1
-        return measure(tokenizer, self._documents(use), seen)
-
-    def _documents(self, use: str) -> Iterator[list[str]]:
-        lines = [
-            line
-            for files in self._files
-            if use in files
-            for line in storage.read_bytes(files[use]).decode().split("\n")
-            if line
-        ]
-        # By position and then by text: each line begins with sixteen digits of the position.
-        lines.sort(reverse=True)
-        while lines:
-            yield lines.pop().split("\t")[1:]
-
-
-class SampleDocuments(beam.PTransform):
-    """PCollection[(number, Shard)] -> PCollection[(number, names and counts of its sample)]."""
-
-    def __init__(self, sample: Sample) -> None:
-        super().__init__()
-        self.sample = sample
-
-    def expand(
-        self, shards: PCollection[tuple[int, Shard]]
-    ) -> PCollection[tuple[int, dict[str, Any]]]:
-        """Write the sampled documents' sentences, normalised, a document a line."""
-        return shards | "Sample" >> steps.each(_sample_shard, self.sample)
-
-
-def _sample_shard(numbered: tuple[int, Shard], sample: Sample) -> tuple[int, dict[str, Any]]:
-    number, shard = numbered
-    check_shard(shard, sample.corpus_folder)
-    table = read_arrow(storage.join(sample.corpus_folder, shard.path))
-    counts: Counter[str] = Counter(documents=table.num_rows)
+    counts: Counter[str] = Counter(documents=documents.num_rows)
     lines: dict[str, list[str]] = {}
-    for position, uses, text in _drawn(table, sample):
+    for row, document_id in enumerate(documents["id"].to_pylist()):
+        position = derive_seed(vocabulary.seed, "vocab-sample", document_id)
+        uses = list(shares.uses_of(position))
+        if not uses:
+            continue
         counts.update(uses)
-        lower_case = sample.vocabulary.lower_case
-        sentences = [normalise_for_pieces(line, lower_case) for line in text.split("\n")]
+        text = documents["text"][row].as_py()  # of the sampled documents only
+        sentences = [normalise_for_pieces(s, vocabulary.lower_case) for s in text.split("\n")]
         for use in uses:
             kept = list(_usable(sentences, counts)) if use == _TRAIN else sentences
             lines.setdefault(use, []).append("\t".join([f"{position:016x}", *kept]))
-    files = {use: storage.join(sample.scratch, use, f"{number:06d}.tsv") for use in lines}
+    files = {use: storage.join(scratch, use, f"{name}.tsv") for use in lines}
     for use, uri in files.items():
         storage.write_bytes(uri, "\n".join(lines[use]).encode())
-    report_done(
-        sample.notes,
-        f"{number:06d}",
-        num_bytes=shard.num_bytes,
-        num_documents=table.num_rows,
-        num_files=1,
-    )
-    return number, {"files": files, "counts": counts}
-
-
-def _drawn(table: pa.Table, sample: Sample) -> Iterator[tuple[int, list[str], str]]:
-    """Yield the position, uses and text of each sampled document; the other texts stay unread."""
-    for row, document_id in enumerate(table["id"].to_pylist()):
-        position = derive_seed(sample.vocabulary.seed, "vocab-sample", document_id)
-        if uses := list(sample.shares.uses_of(position)):
-            yield position, uses, table["text"][row].as_py()
+    return {"files": files, "counts": counts}
 
 
 def _usable(sentences: Iterable[str], counts: Counter[str]) -> Iterator[str]:
-    """Yield the sentences that SentencePiece will not pass over, and count all."""
+    """Yield the sentences that SentencePiece will not skip, and count all."""
     for sentence in sentences:
         counts["sentences"] += 1
         if not sentence or sentence.isspace():
@@ -270,8 +174,34 @@ def _usable(sentences: Iterable[str], counts: Counter[str]) -> Iterator[str]:
             yield sentence
 
 
+def _require_sentences(counts: Counter[str], vocabulary: VocabularySettings) -> None:
+    if not counts["sentences_kept"]:
+        left_out = {reason: counts[reason] for reason in _LEFT_OUT if counts[reason]}
+        raise VocabularyError(
+            f"there is no sentence to train on: {counts[_TRAIN]} of {counts['documents']} "
+            f"documents are in the sample of vocabulary.sample_mb = {vocabulary.sample_mb:g} MB, "
+            f"and their sentences left out are {left_out}. Raise vocabulary.sample_mb, or give "
+            "more text."
+        )
+
+
+def _documents(files: Iterable[dict[str, str]], use: str) -> Iterator[list[str]]:
+    """Yield the sentences of each document, in an order that the corpus's shards don't change."""
+    lines = [
+        line
+        for by_use in files
+        if use in by_use
+        for line in storage.read_bytes(by_use[use]).decode().split("\n")
+        if line
+    ]
+    # By position and then by text: each line begins with sixteen digits of the position.
+    lines.sort(reverse=True)
+    while lines:
+        yield lines.pop().split("\t")[1:]
+
+
 def auto_size(text_bytes: int) -> int:
-    """Return how many pieces a text of so many bytes trains well: 4,000 of 16 MB.
+    """Return how many pieces a text of this size trains well: 4,000 of 16 MB.
 
     The number of different words grows about as the square root of the text (Heaps' law).
     """
@@ -282,8 +212,8 @@ def auto_size(text_bytes: int) -> int:
 def train(sentences: Iterator[str], vocabulary: VocabularySettings, text_bytes: int) -> bytes:
     """Return the serialised SentencePiece model trained on ``sentences``.
 
-    The options are the published vocabulary's, but for its sampling and its threads. Lower-casing
-    is not among them: the sentences have it behind them.
+    The options are those of the published vocabulary, except for sampling and threads.
+    Lower-casing is not among them: the sentences are lower-cased already.
 
     Args:
         sentences: to train on.
@@ -342,33 +272,39 @@ def _explain(message: str, vocab_size: int) -> str:
     return f"{asked}, and SentencePiece can't train it: {message}. Give more text."
 
 
-def _finish(
-    plan: StagePlan, work: str, model: bytes, sample: Sample, report: VocabularyReport
+def _write(
+    plan: StagePlan,
+    work: str,
+    model: bytes,
+    shares: SampleShares,
+    counts: Counter[str],
+    report: VocabularyReport,
 ) -> str:
     folder = plan.folder(work)
     tokenizer = Tokenizer(model)
-    contents = {
-        SPIECE_MODEL: (SPIECE_MODEL, model),
-        SPIECE_VOCAB: (SPIECE_VOCAB, vocab_file(tokenizer)),
-        "report.json": (REPORT, (json.dumps(report.values(), indent=1) + "\n").encode()),
-        "report.md": (REPORT, report.markdown().encode()),
-    }
+    size = tokenizer.vocab_size
+    contents = [
+        (SPIECE_MODEL, SPIECE_MODEL, size, model),
+        (SPIECE_VOCAB, SPIECE_VOCAB, size, vocab_file(tokenizer)),
+        ("report.json", REPORT, 1, (json.dumps(report.values(), indent=1) + "\n").encode()),
+        ("report.md", REPORT, 1, report.markdown().encode()),
+    ]
     shards = []
-    for name, (kind, content) in contents.items():
+    for name, kind, num_rows, content in contents:
         uri = storage.join(folder, name)
         storage.write_bytes(uri, content)
-        shards.append(shard_of(uri, folder, kind, tokenizer.vocab_size if kind != REPORT else 1))
+        shards.append(shard_of(uri, folder, kind, num_rows))
     for line in report.lines():
         log.info("%s: %s", STAGE, line)
-    facts = {
-        "vocab_size": tokenizer.vocab_size,
-        "lower_case": plan.settings["lower_case"],
-        "trained": sample.shares.train > 0,
-        "sample_share": sample.shares.train,
-        "pieces_per_word": report.pieces_per_word,
-        "unknown_piece_share": report.unknown_piece_share,
-    }
-    return plan.write(work, shards, _accounts(sample), facts)
+    result = VocabularyResult(
+        vocab_size=size,
+        lower_case=plan.settings["lower_case"],
+        trained=shares.train > 0,
+        sample_share=shares.train,
+        pieces_per_word=report.pieces_per_word,
+        unknown_piece_share=report.unknown_piece_share,
+    )
+    return plan.write(work, shards, _accounts(counts) if shares.train else [], result)
 
 
 def vocab_file(tokenizer: Tokenizer) -> bytes:
@@ -378,11 +314,8 @@ def vocab_file(tokenizer: Tokenizer) -> bytes:
     return "".join(lines).encode()
 
 
-def _accounts(sample: Sample) -> list[Account]:
-    """Return what became of the documents and their sentences; nothing when none was trained on."""
-    counts = sample.counts
-    if not sample.shares.train:
-        return []
+def _accounts(counts: Counter[str]) -> list[Account]:
+    """Return what became of the documents and of the sentences of those that were sampled."""
     not_sampled = counts["documents"] - counts[_TRAIN]
     return [
         Account(

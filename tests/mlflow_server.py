@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -24,6 +24,34 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind((HOST, 0))
         return int(free.getsockname()[1])
+
+
+def start_server(
+    command: Sequence[str], health: str, log: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a server in a group of its own; return it when the page ``health`` answers."""
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            command, cwd=log.parent, stdout=out, stderr=out, env=environment, start_new_session=True
+        )
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            urllib.request.urlopen(health, timeout=5).close()
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                kill(process)
+                raise AssertionError(log.read_text()) from None
+            time.sleep(0.2)
+        else:
+            return process
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, 9)
+    process.wait()
 
 
 class MlflowServer:
@@ -56,30 +84,14 @@ class MlflowServer:
         environment = {name: v for name, v in os.environ.items() if not name.startswith("MLFLOW")}
         environment["MLFLOW_BACKEND_STORE_URI"] = self._database  # in no list of processes
         environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
-        with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=environment, start_new_session=True
-            )
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._answers():
-            said = (self.folder / "server.log").read_text()
-            assert self._process.poll() is None, said
-            assert time.monotonic() < deadline, said
-            time.sleep(0.2)
+        health, log = f"{self.url}/health", self.folder / "server.log"
+        self._process = start_server(command, health, log, environment)
 
     def stop(self) -> None:
         """Kill it and all that it started."""
         if self._process is not None:
-            os.killpg(self._process.pid, 9)
-            self._process.wait()
+            kill(self._process)
             self._process = None
-
-    def _answers(self) -> bool:
-        try:
-            urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
-        except (OSError, urllib.error.URLError):
-            return False
-        return True
 
 
 class Gate:

@@ -1,8 +1,7 @@
-"""A real server that speaks S3, by moto, found by the usual variables of the environment."""
+"""A real server that speaks S3, found through the usual environment variables."""
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,15 +10,15 @@ from collections.abc import Iterator
 import fsspec
 import pytest
 
-_START_SECONDS = 180
+from albert_core.stage.errors import answers
+from infra.services import PROJECT
+from tests.mlflow_server import free_port
 
 
 @contextlib.contextmanager
 def serve_s3(bucket: str) -> Iterator[dict[str, str]]:
-    """Serve a new bucket until the block ends; give the variables, set here too."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """Serve a new bucket until the block ends; give the variables, which are set here too."""
+    port = free_port()
     variables = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_ACCESS_KEY_ID": "test",
@@ -28,27 +27,19 @@ def serve_s3(bucket: str) -> Iterator[dict[str, str]]:
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "infra.memory_s3", str(port), bucket]
+    quiet = subprocess.DEVNULL
+    server = subprocess.Popen(command, stdout=quiet, stderr=quiet, cwd=PROJECT)
     try:
+        while not answers(f"{variables['AWS_ENDPOINT_URL']}/{bucket}"):
+            assert server.poll() is None
+            time.sleep(0.1)
         with pytest.MonkeyPatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, value)
-            _wait_for(port, server)
             fsspec.filesystem("s3").clear_instance_cache()  # those of a server before this one
-            fsspec.filesystem("s3").mkdir(bucket)
             yield variables
     finally:
         fsspec.filesystem("s3").clear_instance_cache()
         server.kill()
         server.wait()
-
-
-def _wait_for(port: int, server: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while server.poll() is None and time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    pytest.fail(f"moto's server did not answer on port {port}")

@@ -58,12 +58,15 @@ def test_a_stage_reaches_these_rooms_of_albert_core(stage: str, rooms: set[str])
 
 
 def test_what_stages_do_is_planned_without_the_heavy_libraries() -> None:
-    stages = (*ROOMS_OF, "pipelines.make_task")
+    stages = (
+        *ROOMS_OF,
+        *(f"pipelines.{name}" for name in ("make_task", "contamination", "removal")),
+    )
     assert loaded_by(", ".join(stages)) & (HEAVY | {"prefect", "pandas"}) == set()
 
 
 def test_text_pipelines_are_read_without_torch() -> None:
-    modules = "pipelines.example_pipeline, pipelines.contamination"
+    modules = "pipelines.example_pipeline, pipelines.contamination_search"
     assert loaded_by(modules) & (HEAVY - {"apache_beam"}) == set()
 
 

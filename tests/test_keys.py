@@ -21,11 +21,11 @@ EDITS = {
     "a price": ("albert_core/planning/hardware.py", "usd_per_hour=4.59", "usd_per_hour=4.6", ""),
     "a log format": ("albert_core/stage/log.py", "%(message)s", "%(message)s.", ""),
     "how progress is shown": ("pipelines/engine/progress.py", "{done[many]:,}", "{done[many]}", ""),
-    "an error's words": ("albert_core/training/start.py", "Raise it.", "Raise this.", ""),
+    "an error's words": ("albert_core/training/pretraining.py", "Raise it.", "Raise this.", ""),
     "tracking": ("albert_core/tracking/server.py", "http", "HTTP", ""),
     "the metrics page": ("albert_core/tracking/run.py", "127.0.0.1", "localhost", ""),
     "an engine": ("pipelines/engine/runner.py", "flink_master", "flink-master", ""),
-    "a default of fine-tuning": ("albert_core/config.py", "default=16_384", "default=8_192", ""),
+    "a default of fine-tuning": ("albert_core/config.py", "16_384", "8_192", ""),
     "masking": ("albert_core/text/masking.py", "1.0 / np", "2.0 / np", "examples pretraining"),
     "pairs": ("pipelines/examples/pairs.py", "documents + 1", "documents + 2", "examples"),
     "the optimizer": (
@@ -34,7 +34,7 @@ EDITS = {
         "mean_beta",
         "pretraining finetuning",
     ),
-    "a loss": ("albert_core/model/losses.py", ".sum()", ".mean()", "pretraining finetuning"),
+    "a loss": ("albert_core/model/losses.py", "1e-5", "1e-4", "pretraining"),
     "the model": (
         "albert_core/model/albert.py",
         "self.norm(total)",

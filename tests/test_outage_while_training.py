@@ -1,4 +1,4 @@
-"""MLflow, on Postgres, is away for two minutes while a model is trained.
+"""MLflow, on Postgres, is unavailable for two minutes while a model is trained.
 
 About six minutes: ``pytest -m long -s tests/test_outage_while_training.py`` prints the table.
 """
@@ -27,7 +27,7 @@ from infra.postgres import Postgres
 from tests.albert_core.training_runs import make_days, recipe_file, with_settings
 from tests.mlflow_server import MlflowServer, free_port
 
-PHASE_SECONDS = {"before": 75.0, "away": 120.0, "after": 75.0}
+PHASE_SECONDS = {"before": 75.0, "down": 120.0, "after": 75.0}
 LOG_STEPS = 5
 
 
@@ -88,28 +88,26 @@ def test_two_minutes_without_mlflow_cost_no_point_and_no_time(
     assert points == points_of(newest_record(folder))
     print(f"\n{points.total():,} points, all there, none twice")
     usual = statistics.median([*seconds["before"], *seconds["after"]])
-    assert statistics.median(seconds["away"]) < 1.25 * usual
+    assert statistics.median(seconds["down"]) < 1.25 * usual
 
 
 def sit_through_outage(
     training: "subprocess.Popen[bytes]", server: MlflowServer, work: Path
 ) -> list[float]:
-    """Take the server away for a while; return the times when each phase began, and the end."""
+    """Stop the server for a while; return the times when each phase began, and the end."""
     while not list(work.glob(f"pretraining/*/{RUN_ID}")):
         assert training.poll() is None
         time.sleep(0.5)
     time.sleep(10)  # the first updates are slower
     moments = [time.time()]
     for phase, seconds in PHASE_SECONDS.items():
-        if phase == "away":
+        if phase == "down":
             server.stop()
         time.sleep(seconds)
         assert training.poll() is None
-        if phase == "away":
-            moments.append(time.time())
+        moments.append(time.time())
+        if phase == "down":
             server.start()
-        else:
-            moments.append(time.time())
     return moments
 
 
@@ -120,18 +118,18 @@ def newest_record(folder: Path) -> dict[str, Any]:
 
 
 def points_of(record: dict[str, Any]) -> Counter[tuple[str, int]]:
-    """Return what the run has reported by its own account: (metric, step), each once."""
-    reported = [(name, point["step"]) for point in record["history"] for name in point]
-    scored = [
-        (f"held_out/{name}", point["step"]) for point in record["evaluations"] for name in point
-    ]
+    """Return what the run itself says it has reported: (metric, step), each once."""
+    curves = ("", record["history"]), ("held_out/", record["evaluations"])
     return Counter(
-        (name, step) for name, step in [*reported, *scored] if name.rpartition("/")[2] != "step"
+        (f"{prefix}{name}", point["step"])
+        for prefix, points in curves
+        for point in points
+        for name in point.keys() - {"step"}
     )
 
 
 def points_at(client: MlflowClient, run_id: str) -> Counter[tuple[str, int]]:
-    """Return what MLflow has of it, but for the plan's speed, which is no point of a curve."""
+    """Return the points that MLflow has, except the plan's speed, which is not on a curve."""
     names = [n for n in client.get_run(run_id).data.metrics if not n.startswith("planned_")]
     return Counter(
         (name, point.step) for name in names for point in client.get_metric_history(run_id, name)
@@ -158,7 +156,7 @@ def table(seconds: dict[str, list[float]]) -> str:
     lines = ["| MLflow | updates | ms an update, median | quartiles |", "| --- | --- | --- | --- |"]
     for phase, found in seconds.items():
         low, middle, high = (1000 * each for each in statistics.quantiles(found, n=4))
-        name = {"before": "there", "away": "away for 120 s", "after": "there again"}[phase]
+        name = {"before": "up", "down": "down for 120 s", "after": "up again"}[phase]
         lines.append(
             f"| {name} | {LOG_STEPS * len(found):,} | {middle:.1f} | {low:.1f} to {high:.1f} |"
         )

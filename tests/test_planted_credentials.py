@@ -1,15 +1,13 @@
 """Planted credentials are in nothing that a refresh and a pretraining leave or say.
 
 Real servers: a file server and an MLflow server with basic authentication, a Prefect server.
-Several minutes: ``pytest -m slow tests/test_planted_credentials.py``.
+Several minutes: ``make test-long ARGS=tests/test_planted_credentials.py``.
 """
 
 import base64
 import contextlib
 import gzip
 import json
-import os
-import subprocess
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -24,7 +22,7 @@ from mlflow import MlflowClient
 
 from tests.generated_text import write_jsonl
 from tests.mlflow_server import HOST, Gate, MlflowServer
-from tests.test_end_to_end import ALBERT, PROJECT, SMALLER
+from tests.test_end_to_end import run_flow
 
 SOURCE = "source-planted-4711"
 MLFLOW = "mlflow-planted-4711"
@@ -127,28 +125,13 @@ def mlflow_server(folder: Path) -> Iterator[MlflowServer]:
         yield server
 
 
-def run_flow(command: str, folder: Path, source: str, **variables: str) -> tuple[int, str]:
+def planted(command: str, folder: Path, source: str, **variables: str) -> tuple[int, str]:
     """Run a flow with all credentials planted; return its status and all that it said."""
     header = json.dumps({"headers": {"Authorization": basic("reader", SOURCE)}})
-    environment = {
-        **os.environ,
-        **PLANTED,
-        "FSSPEC_HTTP_CLIENT_KWARGS": header,
-        "PREFECT_API_URL": "",
-        "PREFECT_HOME": str(folder / "prefect-home"),
-        **variables,
-    }
-    settings = [f"--set={setting}={value}" for setting, value in SMALLER.items()]
-    places = [f"--source={source}", f"--work={folder / 'work'}"]
-    done = subprocess.run(
-        [ALBERT, command, "--recipe=tiny", *settings, *places],
-        cwd=PROJECT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
+    workers = {"ALBERT_WORKERS": "2"}
+    environment = {**PLANTED, **workers, "FSSPEC_HTTP_CLIENT_KWARGS": header, **variables}
+    done = run_flow(source, folder / "work", command, environment)
+    return done.status, done.output
 
 
 @pytest.mark.long
@@ -159,29 +142,29 @@ def test_planted_credentials_are_in_nothing_that_the_flows_leave_or_say(
     gate = Gate(mlflow_server.port, basic("writer", MLFLOW))
     said = {}
     in_uri = gate.url.replace("//", f"//writer:{MLFLOW}@")
-    status, said["refresh"] = run_flow(
+    status, said["refresh"] = planted(
         "refresh", folder, source, MLFLOW_TRACKING_URI=in_uri, ALBERT_LOG_FORMAT="json"
     )
     assert status == 0, said["refresh"]
     not_json = [line for line in said["refresh"].splitlines() if not line.startswith("{")]
     assert not_json == []
-    status, said["pretrain"] = run_flow(
+    status, said["pretrain"] = planted(
         *("pretrain", folder, source),
         MLFLOW_TRACKING_URI=gate.url,
         MLFLOW_TRACKING_USERNAME="writer",
         MLFLOW_TRACKING_PASSWORD=MLFLOW,
     )
     assert status == 0, said["pretrain"]
-    status, said["wrong source password"] = run_flow(
+    status, said["wrong source password"] = planted(
         *("refresh", folder, source.replace("a.jsonl", "b.jsonl")),
         MLFLOW_TRACKING_URI=in_uri,
         FSSPEC_HTTP_CLIENT_KWARGS='{"headers": {"Authorization": "Basic wrong-planted-4711"}}',
     )
     assert status == 2, said["wrong source password"]
     gate.is_shut = True
-    status, said["MLflow away"] = run_flow("pretrain", folder, source, MLFLOW_TRACKING_URI=in_uri)
+    status, said["MLflow away"] = planted("pretrain", folder, source, MLFLOW_TRACKING_URI=in_uri)
     assert status in (2, 75), said["MLflow away"]
-    status, said["refused"] = run_flow("refresh", folder, REFUSED)
+    status, said["refused"] = planted("refresh", folder, REFUSED)
     assert status == 2
     assert "https://***@example.org/texts has credentials in it" in said["refused"]
 
@@ -200,8 +183,5 @@ def test_a_planted_leak_is_found(tmp_path: Path) -> None:
     (tmp_path / "c.db").write_bytes(b"\x00\x01" + basic("writer", MLFLOW).encode() + b"\x02")
     (tmp_path / "d.txt").write_text("nothing")
     leaks = find_leaks(all_files(tmp_path))
-    assert {leak.removeprefix(f"{tmp_path}/").partition(":")[0] for leak in leaks} == {
-        "a.gz, unpacked",
-        "b.txt",
-        "c.db",
-    }
+    found = {leak.removeprefix(f"{tmp_path}/").partition(":")[0] for leak in leaks}
+    assert found == {"a.gz, unpacked", "b.txt", "c.db"}

@@ -1,15 +1,15 @@
 """Weights and config.json in the form of Hugging Face's ALBERT and BERT classes, and back.
 
-`AlbertForPreTraining` and `BertForPreTraining` name the tensors of one model each in its own way,
-and a `_Layout` says how. Every model fits the ALBERT classes: where the layers do not share all
-they have, and where the reference needs no projection (E = H), that layout holds copies and an
-identity, which are undone on the way back. A model of BERT's shape fits the BERT classes as it is.
+`AlbertForPreTraining` and `BertForPreTraining` have different names for the tensors of one model;
+a `_Layout` lists those of a class. Every model fits the ALBERT classes: where its layers do not
+share everything, and where the reference needs no projection (E = H), that layout holds copies and
+an identity, which are undone when it is read. A model of BERT's shape fits the BERT classes as is.
 
 Source: `modeling_albert.py` and `modeling_bert.py` of transformers 5.23.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,102 +24,96 @@ from albert_core.text.records import CLS, PAD, SEP
 Architecture = Literal["albert", "bert"]
 """Hugging Face's model_type: which family of classes reads the weights."""
 SETTINGS_KEY = "albert_core"
-"""Where config.json has our `ModelSettings`; Hugging Face has no word for every sharing."""
+"""Where config.json has our `ModelSettings`; Hugging Face cannot express every sharing mode."""
+ALBERT_DEFAULTS: dict[str, Any] = {
+    "hidden_size": 4096,
+    "num_attention_heads": 64,
+    "intermediate_size": 16384,
+}
+"""The defaults of `AlbertConfig`, here and in google-research/albert, that are not ours."""
+PROJECTION = "albert.encoder.embedding_hidden_mapping_in"
+OPTIONAL_PARTS = {
+    "encoder.pooler": "pooler",
+    "masked_lm": "masked LM head",
+    "sentence_order": "sentence order head",
+}
+"""The modules that published weights may lack, and their names in messages."""
 
 log = logging.getLogger(__name__)
-
-PROJECTION = "albert.encoder.embedding_hidden_mapping_in"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Layout:
-    """How one of Hugging Face's pretraining classes names what our model has."""
+    """The names that one of Hugging Face's pretraining classes has for the parts of our model."""
 
-    class_name: str
-    word_embeddings: str
     modules: Mapping[str, str]
-    """Hugging Face's module -> ours, outside the layers."""
+    """Hugging Face's module -> ours, outside the embeddings and the layers."""
     block: str
     attention: Mapping[str, str]
     feed_forward: Mapping[str, str]
-    ties: Mapping[str, str]
-    """Tensors that Hugging Face has twice: the second name -> our parameter."""
     defaults: Mapping[str, Any]
-    """Those of the config class that are not ours: a config.json may leave out any default."""
+    """The config class's defaults that are not ours: a config.json may omit any of them."""
 
 
-_ALBERT = _Layout(
-    class_name="AlbertForPreTraining",
-    word_embeddings="albert.embeddings.word_embeddings.weight",
-    modules={
-        "albert.embeddings.word_embeddings": "encoder.embeddings.word",
-        "albert.embeddings.token_type_embeddings": "encoder.embeddings.token_type",
-        "albert.embeddings.position_embeddings": "encoder.embeddings.position",
-        "albert.embeddings.LayerNorm": "encoder.embeddings.norm",
-        PROJECTION: "encoder.projection",
-        "albert.pooler": "encoder.pooler",
-        "predictions.dense": "masked_lm.dense",
-        "predictions.LayerNorm": "masked_lm.norm",
-        "predictions": "masked_lm",
-        "sop_classifier.classifier": "sentence_order",
-    },
-    block="albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}",
-    attention={
-        "attention.query": "query",
-        "attention.key": "key",
-        "attention.value": "value",
-        "attention.dense": "output",
-        "attention.LayerNorm": "norm",
-    },
-    feed_forward={"ffn": "inner", "ffn_output": "output", "full_layer_layer_norm": "norm"},
-    ties={
-        "predictions.decoder.weight": "encoder.embeddings.word.weight",
-        "predictions.decoder.bias": "masked_lm.bias",
-    },
-    defaults={"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384},
-)
-_BERT = _Layout(
-    class_name="BertForPreTraining",
-    word_embeddings="bert.embeddings.word_embeddings.weight",
-    modules={
-        "bert.embeddings.word_embeddings": "encoder.embeddings.word",
-        "bert.embeddings.token_type_embeddings": "encoder.embeddings.token_type",
-        "bert.embeddings.position_embeddings": "encoder.embeddings.position",
-        "bert.embeddings.LayerNorm": "encoder.embeddings.norm",
-        "bert.pooler.dense": "encoder.pooler",
-        "cls.predictions.transform.dense": "masked_lm.dense",
-        "cls.predictions.transform.LayerNorm": "masked_lm.norm",
-        "cls.predictions": "masked_lm",
-        "cls.seq_relationship": "sentence_order",
-    },
-    block="bert.encoder.layer.{group}",
-    attention={
-        "attention.self.query": "query",
-        "attention.self.key": "key",
-        "attention.self.value": "value",
-        "attention.output.dense": "output",
-        "attention.output.LayerNorm": "norm",
-    },
-    feed_forward={
-        "intermediate.dense": "inner",
-        "output.dense": "output",
-        "output.LayerNorm": "norm",
-    },
-    ties={
-        "cls.predictions.decoder.weight": "encoder.embeddings.word.weight",
-        "cls.predictions.decoder.bias": "masked_lm.bias",
-    },
-    defaults={
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
-        "attention_probs_dropout_prob": 0.1,
-        "sharing": "none",
-    },
-)
-_LAYOUTS: dict[Architecture, _Layout] = {"albert": _ALBERT, "bert": _BERT}
+_EMBEDDINGS = {
+    "word_embeddings": "word",
+    "token_type_embeddings": "token_type",
+    "position_embeddings": "position",
+    "LayerNorm": "norm",
+}
+_LAYOUTS: dict[Architecture, _Layout] = {
+    "albert": _Layout(
+        modules={
+            PROJECTION: "encoder.projection",
+            "albert.pooler": "encoder.pooler",
+            "predictions.dense": "masked_lm.dense",
+            "predictions.LayerNorm": "masked_lm.norm",
+            "predictions": "masked_lm",
+            "sop_classifier.classifier": "sentence_order",
+        },
+        block="albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}",
+        attention={
+            "attention.query": "query",
+            "attention.key": "key",
+            "attention.value": "value",
+            "attention.dense": "output",
+            "attention.LayerNorm": "norm",
+        },
+        feed_forward={"ffn": "inner", "ffn_output": "output", "full_layer_layer_norm": "norm"},
+        defaults=ALBERT_DEFAULTS,
+    ),
+    "bert": _Layout(
+        modules={
+            "bert.pooler.dense": "encoder.pooler",
+            "cls.predictions.transform.dense": "masked_lm.dense",
+            "cls.predictions.transform.LayerNorm": "masked_lm.norm",
+            "cls.predictions": "masked_lm",
+            "cls.seq_relationship": "sentence_order",
+        },
+        block="bert.encoder.layer.{group}",
+        attention={
+            "attention.self.query": "query",
+            "attention.self.key": "key",
+            "attention.self.value": "value",
+            "attention.output.dense": "output",
+            "attention.output.LayerNorm": "norm",
+        },
+        feed_forward={
+            "intermediate.dense": "inner",
+            "output.dense": "output",
+            "output.LayerNorm": "norm",
+        },
+        defaults={
+            "hidden_act": "gelu",
+            "hidden_dropout_prob": 0.1,
+            "attention_probs_dropout_prob": 0.1,
+            "sharing": "none",
+        },
+    ),
+}
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 """Tensors of older versions of transformers that hold no weights."""
-_LEAVES_BEFORE = {".gamma": ".weight", ".beta": ".bias"}
+_OLD_LEAVES = {".gamma": ".weight", ".beta": ".bias"}
 """What published BERT weights still call the leaves of a layer norm."""
 
 
@@ -136,160 +130,136 @@ def architecture_of(settings: ModelSettings) -> Architecture:
     return "bert" if fits else "albert"
 
 
-def hf_names(model: AlbertForPretraining, architecture: Architecture = "albert") -> dict[str, str]:
-    """Return, for each tensor of Hugging Face's model, the name of the parameter it is in ours."""
-    return names_by_group(model, hf_groups(model.encoder.settings), architecture)
-
-
-def names_by_group(
-    model: AlbertForPretraining, groups: list[int], architecture: Architecture = "albert"
+def hf_names(
+    model: AlbertForPretraining,
+    architecture: Architecture | None = None,
+    groups: Sequence[int] | None = None,
 ) -> dict[str, str]:
-    """Return `hf_names` of a model whose layers are in ``groups``: the group of each layer."""
-    layout, own = _LAYOUTS[architecture], model.state_dict()
-    modules = [*layout.modules.items(), *_block_modules(model, groups, layout)]
-    named = {
-        f"{hf}.{leaf}": f"{ours}.{leaf}" for hf, ours in modules for leaf in ("weight", "bias")
-    }
-    return {hf: ours for hf, ours in named.items() if ours in own} | dict(layout.ties)
+    """Return Hugging Face's name of each tensor -> the name of our parameter.
 
-
-def ties(architecture: Architecture = "albert") -> frozenset[str]:
-    """Return the tensors that Hugging Face's model holds a second time and need not be stored."""
-    return frozenset(_LAYOUTS[architecture].ties)
-
-
-def to_hf_state(
-    model: AlbertForPretraining, architecture: Architecture = "albert"
-) -> dict[str, Tensor]:
-    """Return the state of Hugging Face's pretraining model that computes what ``model`` does.
-
-    The tensors are those of ``model``, not copies.
-
-    Raises:
-        ConfigError: ``architecture`` is "bert" and the model is not of BERT's shape.
+    Args:
+        model: any of our models.
+        architecture: whose names; by default those of `architecture_of`.
+        groups: the group of each layer; by default `hf_groups`.
     """
     settings = model.encoder.settings
-    if architecture == "bert" and architecture_of(settings) != "bert":
-        raise ConfigError(
-            f"a model with embedding_size {settings.embedding_size}, hidden_size "
-            f"{settings.hidden_size}, sharing {settings.sharing!r} and inner_group_num "
-            f"{settings.inner_group_num} is no BERT, which has equal sizes, sharing 'none' and "
-            "inner_group_num 1. Write it with architecture 'albert'."
-        )
+    architecture = architecture or architecture_of(settings)
+    layout, own = _LAYOUTS[architecture], model.state_dict()
+    modules = {
+        f"{architecture}.embeddings.{hf}": f"encoder.embeddings.{ours}"
+        for hf, ours in _EMBEDDINGS.items()
+    }
+    modules.update(layout.modules)
+    modules.update(_block_modules(model, groups or hf_groups(settings), layout))
+    named = {
+        f"{hf}.{leaf}": f"{ours}.{leaf}"
+        for hf, ours in modules.items()
+        for leaf in ("weight", "bias")
+    }
+    return {hf: ours for hf, ours in named.items() if ours in own} | ties(architecture)
+
+
+def ties(architecture: Architecture) -> dict[str, str]:
+    """Return the tensors that Hugging Face's model has twice: the second name -> our parameter."""
+    decoder = "predictions.decoder" if architecture == "albert" else "cls.predictions.decoder"
+    return {
+        f"{decoder}.weight": "encoder.embeddings.word.weight",
+        f"{decoder}.bias": "masked_lm.bias",
+    }
+
+
+def to_hf_state(model: AlbertForPretraining) -> dict[str, Tensor]:
+    """Return the state of Hugging Face's pretraining model that computes what ``model`` does.
+
+    It has the names of the model's `architecture_of`. The tensors are those of ``model``, not
+    copies.
+    """
     state = model.state_dict()
-    names = hf_names(model, architecture)
-    return _identity(model, architecture) | {hf: state[ours] for hf, ours in names.items()}
+    identity = _identity(model.encoder.settings, architecture_of(model.encoder.settings))
+    return identity | {hf: state[ours] for hf, ours in hf_names(model).items()}
 
 
 def from_hf_state(
     state: Mapping[str, Tensor],
     settings: ModelSettings,
-    where: str = "the state",
-    architecture: Architecture = "albert",
-) -> AlbertForPretraining:
-    """Return a model, in float32, with the weights of one of Hugging Face's pretraining models.
-
-    Args:
-        state: tensors by name; the tied decoder may be missing.
-        settings: the shape of the model.
-        where: the file the state came from, for the message.
-        architecture: whose names the tensors have.
-
-    Raises:
-        IntegrityError: a tensor is missing, unknown or of another shape, or tensors that
-            ``settings`` say are one differ.
-    """
-    model = empty_model(state, settings, architecture)
-    names = hf_names(model, architecture)
-    found = own_state(state, model, names, where, architecture)
-    check_whole(found, where, architecture)
-    model.load_state_dict(found.tensors, assign=True)
-    return model
-
-
-def empty_model(
-    state: Mapping[str, Tensor], settings: ModelSettings, architecture: Architecture = "albert"
-) -> AlbertForPretraining:
-    """Return a model on the meta device with a vocabulary as large as that of ``state``."""
-    words = _canonical(state, architecture).get(_LAYOUTS[architecture].word_embeddings, [0])
-    with torch.device("meta"):
-        return AlbertForPretraining(settings, len(words))
-
-
-@dataclass(frozen=True)
-class OwnState:
-    """What a state of Hugging Face's holds of our model."""
-
-    tensors: dict[str, Tensor]
-    """float32 on the CPU, by the names of our parameters."""
-    missing: list[str]
-    """Hugging Face's names of the tensors that are not there and that nothing else stands for."""
-    unknown: list[str]
-    """Hugging Face's names of the tensors that our model has no place for."""
-
-
-def own_state(
-    state: Mapping[str, Tensor],
-    model: AlbertForPretraining,
-    names: Mapping[str, str],
     where: str,
-    architecture: Architecture = "albert",
-) -> OwnState:
-    """Return what ``state`` holds of ``model``, which may be less than all of it.
+    architecture: Architecture,
+    groups: Sequence[int] | None = None,
+) -> dict[str, Tensor]:
+    """Return what a state of one of Hugging Face's models holds of ours: at least the encoder.
+
+    A head or pooler that is incomplete is left out, and so is, with a warning, what our model has
+    no place for.
 
     Args:
-        state: tensors by Hugging Face's names, with or without the prefix of the base model.
-        model: gives the shapes.
-        names: Hugging Face's name -> ours.
-        where: the file the state came from, for the message.
+        state: tensors by name, with or without the prefix of the base model; the tied decoder may
+            be missing.
+        settings: the shape of the model.
+        where: the file the state came from, for messages.
         architecture: whose names the tensors have.
+        groups: the group of each layer; by default `hf_groups`.
+
+    Returns:
+        float32 tensors on the CPU by the names of our parameters; they share no memory with
+        ``state``.
 
     Raises:
-        IntegrityError: a tensor is of another shape, or tensors that are one in ``model`` differ.
+        IntegrityError: a tensor of the encoder is missing or unknown, a tensor has another shape,
+            or tensors differ that are one in our model.
     """
-    state = _canonical(state, architecture)
-    identity, shapes = _identity(model, architecture), model.state_dict()
+    state, tied = canonical_state(state, architecture), ties(architecture)
+    words = state.get(f"{architecture}.embeddings.word_embeddings.weight", [0])
+    with torch.device("meta"):
+        model = AlbertForPretraining(settings, len(words))
+    names, identity = hf_names(model, architecture, groups), _identity(settings, architecture)
     _check_same(state, identity, f"{where}: E = H, so the projection must be the identity")
-    own: dict[str, Tensor] = {}
-    for hf, ours in names.items():
-        if hf not in state:
-            continue
-        if state[hf].shape != shapes[ours].shape:
-            raise IntegrityError(
-                f"{where}: {hf} is {tuple(state[hf].shape)}, expected {tuple(shapes[ours].shape)}. "
-                "The weights and the configuration beside them are of different models."
-            )
-        tensor = state[hf].to("cpu", torch.float32, copy=True)
-        _check_same(
-            {hf: tensor}, {hf: own.setdefault(ours, tensor)}, f"{where}: the layers share it"
-        )
-    stored_as_tie = {ours for hf, ours in _LAYOUTS[architecture].ties.items() if hf in state}
-    return OwnState(
-        own,
-        missing=sorted(
-            hf
-            for hf, ours in names.items()
-            if hf not in state and hf not in ties(architecture) and ours not in stored_as_tie
-        ),
-        unknown=sorted(state.keys() - names.keys() - identity.keys()),
-    )
-
-
-def check_whole(found: OwnState, where: str, architecture: Architecture = "albert") -> None:
-    """Raise IntegrityError unless ``found`` is all of a model and nothing else."""
-    if found.missing or found.unknown:
+    own = _own_tensors(state, names, model, where)
+    stored_as_tie = {ours for hf, ours in tied.items() if hf in state}
+    missing = [
+        hf
+        for hf, ours in sorted(names.items())
+        if hf not in state and hf not in tied and ours not in stored_as_tie
+    ]
+    unknown = sorted(state.keys() - names.keys() - identity.keys())
+    encoder = f"{architecture}."
+    lacking = [hf for hf in missing if _optional_part(names[hf]) is None]
+    strange = [hf for hf in unknown if hf.startswith(encoder)]
+    if lacking or strange:
         raise IntegrityError(
-            f"{where} is not the whole of a {_LAYOUTS[architecture].class_name} of this shape: "
-            f"missing {_some(found.missing)}, unknown {_some(found.unknown)}. Many published "
-            "checkpoints lack the sentence order head (sop_classifier): start from them with "
-            "load_initial_weights, which makes a new one."
+            f"{where} does not hold the whole encoder of this shape: missing "
+            f"{lacking[:4] or 'nothing'}, unknown {strange[:4] or 'nothing'}. Copy it again."
         )
+    if unknown:
+        log.warning("%s: left out, because this model has no place for it: %s", where, unknown)
+    incomplete = {_optional_part(names[hf]) for hf in missing}
+    return {name: t for name, t in own.items() if _optional_part(name) not in incomplete}
+
+
+def canonical_state(state: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
+    """Return ``state`` by the names of today's pretraining class, without buffers."""
+    is_bare = "embeddings.word_embeddings.weight" in state  # written by a base model, without heads
+    found = {}
+    for name, tensor in state.items():
+        full = f"{architecture}.{name}" if is_bare else name
+        for old, leaf in _OLD_LEAVES.items():
+            if full.endswith(old):
+                full = full.removesuffix(old) + leaf
+        if not full.endswith(_BUFFERS):
+            found[full] = tensor
+    return found
 
 
 def hf_config(
-    settings: ModelSettings, vocab_size: int, architecture: Architecture = "albert"
+    settings: ModelSettings, vocab_size: int, architecture: Architecture | None = None
 ) -> dict[str, Any]:
-    """Return the config.json of the model: Hugging Face's fields, and ours under `SETTINGS_KEY`."""
+    """Return the config.json of a model: Hugging Face's fields, and ours under `SETTINGS_KEY`.
+
+    Args:
+        settings: the shape of the model.
+        vocab_size: V.
+        architecture: whose fields; by default those of `architecture_of`.
+    """
+    architecture = architecture or architecture_of(settings)
     ours = settings.model_dump()
     fields = {name: value for name, value in ours.items() if name != "sharing"}
     if architecture == "bert":
@@ -302,7 +272,7 @@ def hf_config(
         }
     return {
         **fields,
-        "architectures": [_LAYOUTS[architecture].class_name],
+        "architectures": [f"{architecture.capitalize()}ForPreTraining"],
         "model_type": architecture,
         "vocab_size": vocab_size,
         "layer_norm_eps": LAYER_NORM_EPSILON,
@@ -320,7 +290,7 @@ def read_hf_config(config: Mapping[str, Any], where: str) -> tuple[ModelSettings
 
     Args:
         config: the parsed config.json, ours or Hugging Face's.
-        where: its URI, for the message.
+        where: its URI, for messages.
 
     Raises:
         ConfigError: it describes a model that this project does not have.
@@ -333,28 +303,25 @@ def read_hf_config(config: Mapping[str, Any], where: str) -> tuple[ModelSettings
             f"{' or '.join(map(repr, _LAYOUTS))} and {LAYER_NORM_EPSILON}. Give the folder of an "
             "ALBERT or BERT model."
         )
+    fields = ModelSettings.model_fields
     if SETTINGS_KEY in config:
         ours = ModelSettings.read(config[SETTINGS_KEY], f"{where}, {SETTINGS_KEY}")
         written = hf_config(ours, config.get("vocab_size", 0), architecture)
         changed = [
-            name
-            for name in ModelSettings.model_fields
-            if config.get(name, written.get(name)) != written.get(name)
+            name for name in fields if config.get(name, written.get(name)) != written.get(name)
         ]
         if not changed:
             return ours, architecture
         log.warning(
-            "%s: %s is not what %s was written with: somebody changed it since, so Hugging Face's "
-            "fields are read",
+            "%s: %s changed since %s was written, so Hugging Face's fields are read",
             where,
             ", ".join(changed),
             SETTINGS_KEY,
         )
-    values = dict(_LAYOUTS[architecture].defaults) | dict(config)
+    values = {**_LAYOUTS[architecture].defaults, **config}
     if architecture == "bert":
         values["embedding_size"] = values.get("hidden_size", ModelSettings().hidden_size)
-    fields = {name: values[name] for name in ModelSettings.model_fields if name in values}
-    return ModelSettings.read(fields, where), architecture
+    return ModelSettings.read({n: values[n] for n in fields if n in values}, where), architecture
 
 
 def hf_groups(settings: ModelSettings) -> list[int]:
@@ -366,7 +333,7 @@ def hf_groups(settings: ModelSettings) -> list[int]:
 
 
 def _block_modules(
-    model: AlbertForPretraining, groups: list[int], layout: _Layout
+    model: AlbertForPretraining, groups: Sequence[int], layout: _Layout
 ) -> Iterator[tuple[str, str]]:
     route = iter(model.encoder.route)
     for group in groups:
@@ -379,32 +346,30 @@ def _block_modules(
                 yield f"{block}.{hf}", f"encoder.feed_forwards.{feed_forward}.{ours}"
 
 
-def _canonical(state: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
-    """Return ``state`` by the names of today's pretraining class, without buffers."""
-    bare = "embeddings.word_embeddings.weight" in state  # written by a base model, without heads
-    found = {}
-    for name, tensor in state.items():
-        full = f"{architecture}.{name}" if bare else name
-        for before, leaf in _LEAVES_BEFORE.items():
-            if full.endswith(before):
-                full = full.removesuffix(before) + leaf
-        if not full.endswith(_BUFFERS):
-            found[full] = tensor
-    return found
-
-
-def _identity(model: AlbertForPretraining, architecture: Architecture) -> dict[str, Tensor]:
-    """Return the projection that Hugging Face's ALBERT has and ours has not, where E = H."""
-    if architecture == "bert" or not isinstance(model.encoder.projection, nn.Identity):
+def _identity(settings: ModelSettings, architecture: Architecture) -> dict[str, Tensor]:
+    """Return the projection that Hugging Face's ALBERT has and ours lacks where E = H."""
+    width = settings.hidden_size
+    if architecture == "bert" or settings.embedding_size != width:
         return {}
-    width = model.encoder.settings.hidden_size
     return {f"{PROJECTION}.weight": torch.eye(width), f"{PROJECTION}.bias": torch.zeros(width)}
 
 
-def _some(names: list[str]) -> str:
-    """Return ``names`` for a message: the first few, and how many more there are."""
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return f"{names[:4]}{more}" if names else "nothing"
+def _own_tensors(
+    state: Mapping[str, Tensor], names: Mapping[str, str], model: nn.Module, where: str
+) -> dict[str, Tensor]:
+    """Return the tensors of ``state`` that ``model`` has, by its names."""
+    own: dict[str, Tensor] = {}
+    shapes = model.state_dict()
+    for hf in filter(state.__contains__, names):
+        ours, tensor = names[hf], state[hf]
+        if tensor.shape != shapes[ours].shape:
+            raise IntegrityError(
+                f"{where}: {hf} is {tuple(tensor.shape)}, expected {tuple(shapes[ours].shape)}. "
+                "The weights and the configuration beside them are of different models."
+            )
+        kept = own.setdefault(ours, tensor.to("cpu", torch.float32, copy=True))
+        _check_same({hf: tensor}, {hf: kept}, f"{where}: the layers share it")
+    return own
 
 
 def _check_same(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
@@ -414,3 +379,8 @@ def _check_same(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], whe
                 f"{where}, but {name} has other values. Give settings of the shape "
                 "that the weights have."
             )
+
+
+def _optional_part(name: str) -> str | None:
+    """Return the module in `OPTIONAL_PARTS` that our parameter ``name`` is in, or None."""
+    return next((part for part in OPTIONAL_PARTS if name.startswith(f"{part}.")), None)

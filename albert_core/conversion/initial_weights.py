@@ -1,4 +1,4 @@
-"""Weights to start from: a trained model, wherever it is from, in the shape of a new one.
+"""Weights to start from: a trained model of any source, in the shape of a new one.
 
 The source is recognised by what is at its URI:
 
@@ -7,14 +7,14 @@ The source is recognised by what is at its URI:
 * a model folder in Hugging Face's layout, ALBERT or BERT, ours or theirs;
 * a release of google-research/albert: its folder, or the prefix of a checkpoint in it.
 
-A source with fewer layers gives a deeper model its start: layer i takes the weights of layer
+A source with fewer layers can initialise a deeper model: layer i takes the weights of layer
 ``i * L_source // L``, so that each layer of the source is followed by its own copies. Where all
 layers share, these are the same weights. The paper started each deeper network of Table 11 from a
-shallower one, and a 12-layer ALBERT-xxlarge from 6 layers (footnote 5); it tells no mapping for
+shallower one, and a 12-layer ALBERT-xxlarge from 6 layers (footnote 5); it gives no mapping for
 layers that do not share, and this one keeps their order.
 
-A source may lack the pooler or a head, as published checkpoints lack the sentence order head: a
-new one is drawn, and the log says which.
+A source may lack the pooler or a head, as published checkpoints lack the sentence order head. A
+new one is drawn then, and logged.
 
 Source: Lan et al. 2020, Table 11 and footnote 5.
 """
@@ -22,56 +22,40 @@ Source: Lan et al. 2020, Table 11 and footnote 5.
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
 from albert_core.checkpoint import RECORD, load_checkpoint
 from albert_core.config import ModelSettings
-from albert_core.conversion.huggingface import (
-    Architecture,
-    OwnState,
-    empty_model,
-    hf_names,
-    own_state,
-)
+from albert_core.conversion.huggingface import OPTIONAL_PARTS, from_hf_state
 from albert_core.conversion.model_files import CONFIG, WEIGHTS
 from albert_core.conversion.model_folder import (
+    check_vocabulary,
     read_model_folder,
     read_tokenizer,
     save_model_folder,
 )
 from albert_core.conversion.tf_release import (
+    from_tf_variables,
     is_tf_release,
     read_tf_config,
     read_tf_tokenizer,
     read_tf_variables,
-    tf_names,
-    tf_to_hf,
 )
 from albert_core.model.albert import AlbertForPretraining, block_route
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
-from albert_core.stage.manifest import MANIFEST, read_manifest
+from albert_core.stage.lineage import model_folder_of
+from albert_core.stage.manifest import MANIFEST
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
 
-_PARTS = {
-    "encoder.pooler": "pooler",
-    "masked_lm": "masked LM head",
-    "sentence_order": "sentence order head",
-}
-"""What a source may lack: the module, and its name in a message."""
 _MUST_BE_EQUAL = (
-    "embedding_size",
-    "hidden_size",
-    "num_attention_heads",
-    "intermediate_size",
-    "inner_group_num",
-    "hidden_act",
-    "max_position_embeddings",
-    "type_vocab_size",
-)
+    "embedding_size", "hidden_size", "num_attention_heads", "intermediate_size", "inner_group_num",
+    "hidden_act", "max_position_embeddings", "type_vocab_size",
+)  # fmt: skip
 _BLOCKS = ("encoder.attentions.", "encoder.feed_forwards.")
 _WORDS = "encoder.embeddings.word.weight"
 
@@ -79,7 +63,7 @@ log = logging.getLogger(__name__)
 
 
 def load_initial_weights(
-    uri: str, settings: ModelSettings, vocab_size: int, vocabulary: Tokenizer | None = None
+    uri: str, settings: ModelSettings, vocabulary: Tokenizer
 ) -> AlbertForPretraining:
     """Return a model of the shape ``settings`` with the weights at ``uri``, on the CPU in float32.
 
@@ -89,48 +73,17 @@ def load_initial_weights(
         uri: the source; see the module.
         settings: the model's shape. It may have more layers than the source, share less and have
             other dropouts.
-        vocab_size: V.
-        vocabulary: what the model will read. Where it is given and the source has its own, they
-            must have the same pieces.
+        vocabulary: what the model will read. If the source has its own, both must have the same
+            pieces.
 
     Raises:
-        ConfigError: the source does not fit; the message names each difference. Or TensorFlow is
-            needed and not installed.
-        IntegrityError: a file is missing or damaged, or tensors are not those of the shape that
-            the source itself describes.
-        SourceError: there is nothing of the kinds above at ``uri``.
+        ConfigError: the source does not fit; the message names each difference.
+        AlbertError: see `read_source`.
     """
-    source = _read_source(uri)
-    _check_fit(source, settings, vocab_size)
-    if vocabulary is not None:
-        _check_vocabulary(source, vocabulary)
-    return _start(source, settings)
-
-
-def load_pretrained(uri: str) -> tuple[AlbertForPretraining, Tokenizer]:
-    """Return the model at ``uri`` in its own shape, and its tokenizer: the start of fine-tuning.
-
-    It is to `load_model_folder` what this module is to `conversion`: it takes every kind of source,
-    and a part that is missing is drawn from torch's default generator.
-
-    Raises:
-        ConfigError: TensorFlow is needed and not installed.
-        IntegrityError: see `load_initial_weights`; or the source has no vocabulary.
-        SourceError: there is nothing of the kinds above at ``uri``.
-    """
-    source = _read_source(uri)
-    tokenizer = source.tokenizer()
-    if tokenizer is None:
-        raise IntegrityError(
-            f"{source.where} has no SentencePiece vocabulary, so no text can be read. Give the "
-            "model folder of a finished run, or put the model's spiece.model there."
-        )
-    if tokenizer.vocab_size != source.vocab_size:
-        raise IntegrityError(
-            f"{source.where} has a model of {source.vocab_size} pieces and a vocabulary of "
-            f"{tokenizer.vocab_size}. Put the vocabulary there that it was trained with."
-        )
-    return _start(source, source.settings), tokenizer
+    source = read_source(uri)
+    _check_fit(source, settings, vocabulary.vocab_size)
+    _check_vocabulary(source, vocabulary)
+    return source.start(settings)
 
 
 def convert_model(source: str, folder: str) -> None:
@@ -143,16 +96,23 @@ def convert_model(source: str, folder: str) -> None:
         folder: URI of the model folder.
 
     Raises:
-        AlbertError: see `load_pretrained` and `save_model_folder`.
+        AlbertError: see `read_source` and `save_model_folder`; or there is no vocabulary.
     """
     torch.manual_seed(derive_seed(0, "convert-model"))
-    model, tokenizer = load_pretrained(source)
-    save_model_folder(model, tokenizer, folder)
+    found = read_source(source)
+    tokenizer = found.tokenizer()
+    if tokenizer is None:
+        raise IntegrityError(
+            f"{found.where} has no SentencePiece vocabulary, so no text can be read. Give the "
+            "model folder of a finished run, or put the model's spiece.model there."
+        )
+    check_vocabulary(found.vocab_size, tokenizer, f"the model in {found.where}")
+    save_model_folder(found.start(found.settings), tokenizer, folder)
 
 
 @dataclass(frozen=True)
-class _Source:
-    """A trained model in its own shape, which may lack some of `_PARTS`."""
+class Source:
+    """A trained model in its own shape, which may lack some of `OPTIONAL_PARTS`."""
 
     where: str
     settings: ModelSettings
@@ -161,27 +121,59 @@ class _Source:
 
     @property
     def vocab_size(self) -> int:
+        """V."""
         return len(self.tensors[_WORDS])
 
     def tokenizer(self) -> Tokenizer | None:
-        """Return the vocabulary that lies beside the weights, or None."""
+        """Return the vocabulary beside the weights, or None."""
         if is_tf_release(self.where):
             return read_tf_tokenizer(self.where)
         if storage.exists(storage.join(self.where, SPIECE_MODEL)):
             return read_tokenizer(self.where)
         return None
 
+    def start(self, settings: ModelSettings) -> AlbertForPretraining:
+        """Return a new model of the shape ``settings`` that begins with these weights.
 
-def _read_source(uri: str) -> _Source:
+        A missing part is drawn from torch's default generator, and logged.
+
+        Raises:
+            ConfigError: a block would start from several.
+        """
+        model = AlbertForPretraining(settings, self.vocab_size)
+        missing = model.load_state_dict(_deepened(self, settings), strict=False).missing_keys
+        log.info(
+            "%d layers start from the %d of %s",
+            settings.num_hidden_layers,
+            self.settings.num_hidden_layers,
+            self.where,
+        )
+        for part, title in OPTIONAL_PARTS.items():
+            if any(name.startswith(f"{part}.") for name in missing):
+                log.warning("%s has no %s: a new one is drawn", self.where, title)
+        return model
+
+
+def read_source(uri: str) -> Source:
+    """Return the trained model at ``uri``; see the module.
+
+    Raises:
+        ConfigError: TensorFlow is needed and not installed, or this project has no such model.
+        IntegrityError: a file is missing or damaged, or tensors do not have the shape that the
+            source itself describes.
+        SourceError: there is nothing of the kinds above at ``uri``.
+    """
     uri = uri.rstrip("/")
-    if uri.rpartition("/")[2] == MANIFEST or storage.exists(storage.join(uri, MANIFEST)):
-        return _read_model_folder(_model_folder_of_run(uri))
+    manifest = uri if uri.endswith(f"/{MANIFEST}") else storage.join(uri, MANIFEST)
+    if uri == manifest or storage.exists(manifest):
+        return _read_model_folder(model_folder_of(manifest))
     if storage.exists(storage.join(uri, RECORD)):
         return _read_checkpoint(uri)
     if storage.exists(storage.join(uri, CONFIG)):
         return _read_model_folder(uri)
     if is_tf_release(uri):
-        return _read_tf_release(uri)
+        settings = read_tf_config(uri)
+        return Source(uri, settings, from_tf_variables(read_tf_variables(uri), settings, uri))
     raise SourceError(
         f"{uri} is nothing to start from: it has no {MANIFEST} (a finished run), no {RECORD} (a "
         f"checkpoint), no {CONFIG} (a model folder) and no .index file (a TF release). Give the "
@@ -189,18 +181,13 @@ def _read_source(uri: str) -> _Source:
     )
 
 
-def _model_folder_of_run(uri: str) -> str:
-    manifest_uri = uri if uri.endswith(MANIFEST) else storage.join(uri, MANIFEST)
-    manifest = read_manifest(manifest_uri)
-    if "model_folder" not in manifest.facts:
-        raise ConfigError(
-            f"{manifest_uri} is of the stage {manifest.stage!r}, which makes no model. Give the "
-            "manifest of a pretraining run."
-        )
-    return storage.join(manifest_uri.removesuffix(MANIFEST), manifest.facts["model_folder"])
+def _read_model_folder(folder: str) -> Source:
+    state, settings, architecture = read_model_folder(folder)
+    where = storage.join(folder, WEIGHTS)
+    return Source(folder, settings, from_hf_state(state, settings, where, architecture))
 
 
-def _read_checkpoint(uri: str) -> _Source:
+def _read_checkpoint(uri: str) -> Source:
     state, record = load_checkpoint(uri)
     try:
         settings = ModelSettings.read(record["settings"]["model"], f"{uri}, settings of the run")
@@ -212,56 +199,10 @@ def _read_checkpoint(uri: str) -> _Source:
         raise IntegrityError(
             f"{uri} does not hold the model that it describes: {error}. Give another checkpoint."
         ) from error
-    return _Source(uri, settings, tensors)
+    return Source(uri, settings, tensors)
 
 
-def _read_model_folder(folder: str) -> _Source:
-    state, settings, architecture = read_model_folder(folder)
-    where = storage.join(folder, WEIGHTS)
-    model = empty_model(state, settings, architecture)
-    names = hf_names(model, architecture)
-    found = own_state(state, model, names, where, architecture)
-    return _Source(folder, settings, _usable(found, names, where, architecture))
-
-
-def _read_tf_release(uri: str) -> _Source:
-    settings = read_tf_config(uri)
-    state = tf_to_hf(read_tf_variables(uri))
-    model = empty_model(state, settings)
-    names = tf_names(model, uri)
-    found = own_state(state, model, names, uri)
-    return _Source(uri, settings, _usable(found, names, uri, "albert"))
-
-
-def _usable(
-    found: OwnState, names: Mapping[str, str], where: str, architecture: Architecture
-) -> dict[str, Tensor]:
-    """Return the tensors of ``found``, without parts that are not whole.
-
-    Raises:
-        IntegrityError: something is missing or unknown that is in the encoder.
-    """
-    missing = [name for name in found.missing if _part_of(names[name]) is None]
-    unknown = [name for name in found.unknown if name.startswith(f"{architecture}.")]
-    if missing or unknown:
-        raise IntegrityError(
-            f"{where} does not hold the encoder that its configuration describes: missing "
-            f"{missing[:4] or 'nothing'}, unknown {unknown[:4] or 'nothing'}. Copy it again."
-        )
-    if found.unknown:
-        log.warning("%s: left out, for this model has no place for it: %s", where, found.unknown)
-    incomplete = {_part_of(names[name]) for name in found.missing}
-    return {
-        name: tensor for name, tensor in found.tensors.items() if _part_of(name) not in incomplete
-    }
-
-
-def _part_of(name: str) -> str | None:
-    """Return the module in `_PARTS` that the parameter ``name`` is in, or None."""
-    return next((module for module in _PARTS if name.startswith(f"{module}.")), None)
-
-
-def _check_fit(source: _Source, settings: ModelSettings, vocab_size: int) -> None:
+def _check_fit(source: Source, settings: ModelSettings, vocab_size: int) -> None:
     pairs = {
         name: (getattr(source.settings, name), getattr(settings, name)) for name in _MUST_BE_EQUAL
     }
@@ -281,43 +222,27 @@ def _check_fit(source: _Source, settings: ModelSettings, vocab_size: int) -> Non
         )
 
 
-def _check_vocabulary(source: _Source, vocabulary: Tokenizer) -> None:
+def _check_vocabulary(source: Source, vocabulary: Tokenizer) -> None:
     own = source.tokenizer()
     if own is None:
-        log.warning("%s has no vocabulary: whether its pieces are ours is not known", source.where)
+        log.warning("%s has no vocabulary: its pieces are assumed to be ours", source.where)
         return
-    if own.pieces != vocabulary.pieces or own.lower_case != vocabulary.lower_case:
+    pairs = enumerate(zip_longest(own.pieces, vocabulary.pieces))
+    differences = [
+        f"piece {number} is {there!r} there and {here!r} here"
+        for number, (there, here) in pairs
+        if there != here
+    ]
+    if own.lower_case != vocabulary.lower_case:
+        differences.append(f"lower_case is {own.lower_case} there and {vocabulary.lower_case} here")
+    if differences:
         raise ConfigError(
-            f"{source.where} was trained with another vocabulary: "
-            f"{_first_difference(own, vocabulary)}. Make the examples with its vocabulary, or "
-            "start from other weights."
+            f"{source.where} was trained with another vocabulary: {differences[0]}. Make the "
+            "examples with its vocabulary, or start from other weights."
         )
 
 
-def _first_difference(there: Tokenizer, here: Tokenizer) -> str:
-    for number, (theirs, ours) in enumerate(zip(there.pieces, here.pieces, strict=False)):
-        if theirs != ours:
-            return f"piece {number} is {theirs!r} there and {ours!r} here"
-    return f"lower_case is {there.lower_case} there and {here.lower_case} here"
-
-
-def _start(source: _Source, settings: ModelSettings) -> AlbertForPretraining:
-    """Return a new model of the shape ``settings`` that begins with the weights of ``source``."""
-    model = AlbertForPretraining(settings, source.vocab_size)
-    result = model.load_state_dict(_deepened(source, settings), strict=False)
-    fresh = {module for name in result.missing_keys if (module := _part_of(name))}
-    log.info(
-        "%d layers start from the %d of %s",
-        settings.num_hidden_layers,
-        source.settings.num_hidden_layers,
-        source.where,
-    )
-    for module in sorted(fresh):
-        log.warning("%s has no %s: a new one is drawn", source.where, _PARTS[module])
-    return model
-
-
-def _deepened(source: _Source, settings: ModelSettings) -> dict[str, Tensor]:
+def _deepened(source: Source, settings: ModelSettings) -> dict[str, Tensor]:
     """Return the state of a model of the shape ``settings``, from that of ``source``."""
     state = {name: t for name, t in source.tensors.items() if not name.startswith(_BLOCKS)}
     for kind, origins in zip(_BLOCKS, _origins(source, settings), strict=True):
@@ -329,7 +254,7 @@ def _deepened(source: _Source, settings: ModelSettings) -> dict[str, Tensor]:
     return state
 
 
-def _origins(source: _Source, settings: ModelSettings) -> tuple[dict[int, int], dict[int, int]]:
+def _origins(source: Source, settings: ModelSettings) -> tuple[dict[int, int], dict[int, int]]:
     """Return which block of the source each attention and each feed-forward block starts from.
 
     Raises:
@@ -341,7 +266,8 @@ def _origins(source: _Source, settings: ModelSettings) -> tuple[dict[int, int], 
     origins: tuple[dict[int, int], dict[int, int]] = ({}, {})
     for place, own in enumerate(ours):
         layer, inner = divmod(place, num_blocks)
-        other = theirs[_source_layer(layer, shared, settings) * num_blocks + inner]
+        source_layer = layer * shared.num_hidden_layers // settings.num_hidden_layers
+        other = theirs[source_layer * num_blocks + inner]
         for origin, block, from_block in zip(origins, own, other, strict=True):
             if origin.setdefault(block, from_block) != from_block:
                 raise ConfigError(
@@ -351,7 +277,3 @@ def _origins(source: _Source, settings: ModelSettings) -> tuple[dict[int, int], 
                     "several. Share as the source does, or less."
                 )
     return origins
-
-
-def _source_layer(layer: int, source: ModelSettings, settings: ModelSettings) -> int:
-    return layer * source.num_hidden_layers // settings.num_hidden_layers

@@ -1,11 +1,12 @@
-"""The files of a model folder, without torch: their names, their digest, what task.json says."""
+"""The files of a model folder, without torch: names, digest, and the content of task.json."""
 
 import json
+from functools import cache
 from typing import Any
 
 from albert_core.stage import storage
 from albert_core.stage.errors import IntegrityError
-from albert_core.stage.manifest import digest_of
+from albert_core.stage.manifest import MANIFEST, Shard, digest_of, modified_at, read_manifest
 
 CONFIG, WEIGHTS, TOKENIZER_CONFIG = "config.json", "model.safetensors", "tokenizer_config.json"
 TASK = "task.json"
@@ -14,21 +15,73 @@ MODEL_CONTENT = ("config.json", "model.safetensors", "spiece.model", "tokenizer_
 
 
 def model_digest(model_folder: str) -> str:
-    """Return a digest of the model in ``model_folder``: the same wherever it lies.
+    """Return a digest of the model in ``model_folder``: the same wherever the folder is.
+
+    A look at finished work needs it, so large files are read as seldom as possible: the digest of
+    a file that is older than the manifest beside the folder, and as large as noted there, is taken
+    from the manifest, and any other file is read once per process. Before the model itself is
+    used, `check_model` reads everything.
 
     Raises:
         IntegrityError: a file is missing.
     """
+    shards, written = _noted(model_folder)
+    found = []
     for name in MODEL_CONTENT:
-        if not storage.exists(storage.join(model_folder, name)):
+        uri = storage.join(model_folder, name)
+        fs, path = storage.filesystem(uri)
+        if not fs.exists(path):
             raise IntegrityError(
-                f"{storage.join(model_folder, name)} is missing: a model folder holds "
-                f"{', '.join(MODEL_CONTENT)}. Give the folder of a finished pretraining, or "
-                "models:/<name>@champion."
+                f"{uri} is missing: a model folder contains {', '.join(MODEL_CONTENT)}. Give the "
+                "folder of a finished pretraining, or models:/<name>@champion."
             )
-    return digest_of(
-        [[name, storage.sha256_of(storage.join(model_folder, name))] for name in MODEL_CONTENT]
+        info = fs.info(path)
+        size, modified, shard = info["size"], modified_at(info), shards.get(name)
+        if shard and shard.num_bytes == size and modified <= written:
+            found.append([name, shard.sha256])
+        else:
+            found.append([name, _sha256(uri, size, modified)])
+    return digest_of(found)
+
+
+def check_model(model_folder: str, digest: str) -> None:
+    """Raise IntegrityError unless the content of ``model_folder`` has this `model_digest`."""
+    uris = {name: storage.join(model_folder, name) for name in MODEL_CONTENT}
+    if digest_of([[name, storage.sha256_of(uri)] for name, uri in uris.items()]) != digest:
+        raise IntegrityError(
+            f"{model_folder} does not contain the model that was found there first: a file "
+            "changed after it was written. Copy or make the model again."
+        )
+
+
+def manifest_beside(folder: str) -> str | None:
+    """Return the manifest of the stage that wrote ``folder``, in it or beside it, if any."""
+    folder = folder.rstrip("/")
+    places = (
+        storage.join(place, MANIFEST) for place in (folder, folder.rpartition("/")[0]) if place
     )
+    return next((uri for uri in places if storage.exists(uri)), None)
+
+
+def _noted(model_folder: str) -> tuple[dict[str, Shard], float]:
+    """Return the files that the manifest beside a model folder notes, and when it was written."""
+    uri = manifest_beside(model_folder)
+    if uri is None:
+        return {}, 0.0
+    try:
+        shards = read_manifest(uri).shards
+    except IntegrityError:  # another program's file
+        return {}, 0.0
+    fs, path = storage.filesystem(uri)
+    prefix = f"{model_folder.rstrip('/').rpartition('/')[2]}/"
+    named = {shard.path.removeprefix(prefix): shard for shard in shards}
+    return named, modified_at(fs.info(path))
+
+
+@cache
+def _sha256(uri: str, size: int, modified: float) -> str:
+    """Return the digest of the file at ``uri``, which is known if size and time are the same."""
+    return storage.sha256_of(uri)
 
 
 def read_task(folder: str) -> dict[str, Any]:

@@ -22,14 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from albert_core.config import ModelSettings
-from albert_core.conversion.huggingface import (
-    PROJECTION,
-    check_whole,
-    empty_model,
-    names_by_group,
-    own_state,
-)
-from albert_core.model.albert import AlbertForPretraining
+from albert_core.conversion.huggingface import ALBERT_DEFAULTS, PROJECTION, from_hf_state
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
 from albert_core.text.tokenizer import Tokenizer
@@ -64,29 +57,6 @@ _BLOCK_MODULES = {
     "LayerNorm_1": "full_layer_layer_norm",
 }
 _LEAVES = {"kernel": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
-_DEFAULTS: dict[str, Any] = {
-    "hidden_size": 4096,
-    "num_attention_heads": 64,
-    "intermediate_size": 16384,
-}
-"""Those of the reference's `AlbertConfig` that are not ours."""
-
-
-def load_tf_release(uri: str) -> AlbertForPretraining:
-    """Return the model of a release, on the CPU in float32.
-
-    Args:
-        uri: the release's folder, or the prefix of one checkpoint in it (``.../model.ckpt-best``).
-
-    Raises:
-        ConfigError: TensorFlow is not installed, or albert_config.json describes a model that
-            this project does not have.
-        IntegrityError: a file is missing or damaged, or a variable is missing, unknown or of
-            another shape.
-        SourceError: the folder has no checkpoint, or several.
-    """
-    settings = read_tf_config(uri)
-    return from_tf_variables(read_tf_variables(uri), settings, uri)
 
 
 def is_tf_release(uri: str) -> bool:
@@ -97,13 +67,16 @@ def is_tf_release(uri: str) -> bool:
 
 
 def read_tf_config(uri: str) -> ModelSettings:
-    """Return the shape of the model of a release (see `load_tf_release`).
+    """Return the shape of the model of a release.
 
     The reference's "gelu" always means the tanh approximation, which is "gelu_new" here. Keys
-    that the reference itself does not read are passed over.
+    that the reference itself does not read are ignored.
+
+    Args:
+        uri: the release's folder, or the prefix of one checkpoint in it (``.../model.ckpt-best``).
 
     Raises:
-        ConfigError: it is a model that this project does not have.
+        ConfigError: this project does not have such a model.
         IntegrityError: albert_config.json is missing.
     """
     where = storage.join(_folder(uri), TF_CONFIG)
@@ -112,21 +85,21 @@ def read_tf_config(uri: str) -> ModelSettings:
             f"{where} is missing: it says which shape the checkpoint has. Copy it from the "
             "release's archive."
         )
-    config = _DEFAULTS | json.loads(storage.read_bytes(where))
+    config = ALBERT_DEFAULTS | json.loads(storage.read_bytes(where))
     fields = {name: config[name] for name in ModelSettings.model_fields if name in config}
     if fields.get("hidden_act") == "gelu":
         fields["hidden_act"] = "gelu_new"
     return ModelSettings.read(fields, where)
 
 
-def read_tf_tokenizer(uri: str, lower_case: bool = True) -> Tokenizer:
+def read_tf_tokenizer(uri: str) -> Tokenizer:
     """Return the vocabulary of a release: the one SentencePiece model in its folder.
 
-    It splits commas off digits, as the reference's `tokenization.py` does.
+    It lower-cases texts, as the English releases do, and splits commas off digits, as the
+    reference's `tokenization.py` does.
 
     Args:
-        uri: see `load_tf_release`.
-        lower_case: whether texts are lower-cased, as for the English releases.
+        uri: see `read_tf_config`.
 
     Raises:
         IntegrityError: there is no SentencePiece model, or several.
@@ -138,13 +111,16 @@ def read_tf_tokenizer(uri: str, lower_case: bool = True) -> Tokenizer:
             f"{folder} has the SentencePiece models {models or 'none'}, expected one, as in "
             "30k-clean.model. Put the release's vocabulary there, and no other."
         )
-    return Tokenizer(storage.read_bytes(storage.join(folder, models[0])), lower_case, True)
+    return Tokenizer(storage.read_bytes(storage.join(folder, models[0])), True, True)
 
 
 def read_tf_variables(uri: str) -> dict[str, NDArray[np.float32]]:
-    """Return the weights of a release (see `load_tf_release`) by the variables' names.
+    """Return the weights of a release by the variables' names.
 
     The optimizer's slots and the global step are not read.
+
+    Args:
+        uri: see `read_tf_config`.
 
     Raises:
         ConfigError: TensorFlow is not installed.
@@ -171,44 +147,28 @@ def read_tf_variables(uri: str) -> dict[str, NDArray[np.float32]]:
 
 
 def from_tf_variables(
-    variables: Mapping[str, NDArray[np.float32]],
-    settings: ModelSettings,
-    where: str = "the TF checkpoint",
-) -> AlbertForPretraining:
-    """Return a model with the weights of a checkpoint of google-research/albert.
+    variables: Mapping[str, NDArray[np.float32]], settings: ModelSettings, where: str
+) -> dict[str, Tensor]:
+    """Return the weights of a checkpoint of google-research/albert, as `from_hf_state` does.
 
     Args:
         variables: arrays by variable name; the global step and the optimizer's may be among them.
         settings: the shape of the model.
-        where: the file the variables came from, for the message.
+        where: the file the variables came from, for messages.
 
     Raises:
-        ConfigError: the reference deals the layers out to the groups in another way.
-        IntegrityError: a variable is missing, unknown or of another shape.
+        ConfigError: the reference divides the layers into groups in another way.
+        IntegrityError: a variable of the encoder is missing, or one is unknown or of another
+            shape.
     """
-    state = tf_to_hf(variables)
-    model = empty_model(state, settings)
-    found = own_state(state, model, tf_names(model, where), where)
-    check_whole(found, where)
-    model.load_state_dict(found.tensors, assign=True)
-    return model
-
-
-def tf_names(model: AlbertForPretraining, where: str) -> dict[str, str]:
-    """Return, for each tensor of `tf_to_hf`, the name of the parameter it is in ``model``.
-
-    Raises:
-        ConfigError: the reference deals the layers out to the groups in another way.
-    """
-    settings = model.encoder.settings
     num_layers, num_groups = settings.num_hidden_layers, settings.num_hidden_groups
     groups = [int(layer / num_layers * num_groups) for layer in range(num_layers)]
     if groups != [layer * num_groups // num_layers for layer in range(num_layers)]:
         raise ConfigError(
-            f"{where}: by a rounding error the reference deals {num_layers} layers out to "
+            f"{where}: by a rounding error the reference divides {num_layers} layers into "
             f"{num_groups} groups unevenly: {groups}. This project has no such model."
         )
-    return names_by_group(model, groups)
+    return from_hf_state(tf_to_hf(variables), settings, where, "albert", groups)
 
 
 def tf_to_hf(variables: Mapping[str, NDArray[np.float32]]) -> dict[str, Tensor]:
@@ -269,14 +229,12 @@ def _prefix(uri: str) -> str:
 
 @contextmanager
 def _local_files(prefix: str) -> Iterator[str]:
-    """Give ``prefix`` as a local path; what is elsewhere is copied here for as long as needed."""
+    """Give ``prefix`` as a local path; files elsewhere are copied here for as long as needed."""
     path = storage.local_path(prefix)
     if path is not None:
         yield str(path)
         return
-    folder, _, name = prefix.rpartition("/")
+    fs, remote = storage.filesystem(prefix)
     with tempfile.TemporaryDirectory() as here:
-        for file in storage.list_names(folder):
-            if file.startswith((f"{name}{INDEX}", f"{name}.data-")):
-                (Path(here) / file).write_bytes(storage.read_bytes(storage.join(folder, file)))
-        yield str(Path(here) / name)
+        fs.get(f"{remote}.*", f"{here}/")
+        yield str(Path(here, prefix.rpartition("/")[2]))

@@ -1,8 +1,8 @@
 """Fine-tuning: a pretrained model and a task -> the fine-tuned model, its scores and predictions.
 
 The score is the best of all evaluations on dev, chosen on that same dev set. That is the paper's
-practice (its "early stopping"), so that numbers can be compared with it; it is
-a little above what fresh data would give, and the interval does not know of the choice.
+practice (its "early stopping"), so numbers can be compared with it; it is a little above what new
+data would give, and the interval does not take the choice into account.
 """
 
 import logging
@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
 
 import numpy as np
 import torch
@@ -22,17 +21,11 @@ from albert_core.conversion.model_folder import load_encoder
 from albert_core.finetuning.finetuned_model import problem_of, save_finetuned
 from albert_core.finetuning.hyperparameters import hyperparameters_of
 from albert_core.finetuning.loop import Finetuner
-from albert_core.metrics import Estimate, bootstrap_interval
+from albert_core.metrics import bootstrap_interval
 from albert_core.stage import storage
 from albert_core.stage.errors import TaskError, TrainingError
-from albert_core.stage.lineage import FINETUNING
-from albert_core.stage.manifest import (
-    Account,
-    Shard,
-    StagePlan,
-    shard_of,
-    shards_in,
-)
+from albert_core.stage.manifest import Shard, StagePlan, shard_of, shards_in
+from albert_core.stage.results import Estimate, FinetuningResult
 from albert_core.tasks.catalogue import TaskFiles, read_examples
 from albert_core.tasks.examples import Examples, Split, Task
 from albert_core.tasks.problem import Inputs, Scored
@@ -43,35 +36,32 @@ from albert_core.tracking.run import TrackedRun
 from albert_core.training.devices import note_machine, noted_machines
 from albert_core.training.preemption import RunAgain, StopRequest, stop_request
 
-STAGE = FINETUNING
 MODEL_FOLDER, PREDICTIONS, SUBMISSION = "model", "predictions", "submission"
 
-_TRAIN: Final = "train"
-_DEV: Final = "dev"
 _KEEP_CHECKPOINTS = 2
 _LINE_SECONDS = 20.0
 """The longest time without a progress line."""
 
-log = logging.getLogger(STAGE)
+log = logging.getLogger("finetuning")
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What the best weights say of one split."""
+    """The predictions of the best weights for one split."""
 
     task: Task
     split: Split
     scored: Scored
     name: str
-    """The split; and before it the task, if that is not the one that was learned."""
+    """The split; for another task than the one that was learned, with its name in front."""
 
     @property
     def path(self) -> str:
-        """Of its file in the folder of the fine-tuning."""
+        """The file, relative to the folder of the fine-tuning."""
         return f"{PREDICTIONS}/{self.name}.arrow"
 
     def estimates(self, seed: int) -> dict[str, Estimate]:
-        """Return its scores with their intervals, by name; none without labels."""
+        """Return the scores with their intervals, by metric; none without labels."""
         num_examples = self.scored.predictions.num_rows
         return {
             name: bootstrap_interval(scorer, num_examples, seed, self.scored.groups)
@@ -80,7 +70,16 @@ class Predicted:
 
 
 class Finetuning:
-    """One fine-tuning in its folder."""
+    """One fine-tuning in its folder.
+
+    Args:
+        plan: of the stage.
+        work: folder for all results.
+        settings: of the recipe.
+        files: of the task.
+        others: further tasks that the model predicts.
+        model_folder: of the model to start from.
+    """
 
     def __init__(
         self,
@@ -88,38 +87,39 @@ class Finetuning:
         work: str,
         settings: FinetuningSettings,
         files: TaskFiles,
-        also: list[TaskFiles],
+        others: list[TaskFiles],
         model_folder: str,
     ) -> None:
-        self.plan, self.work, self.settings = plan, work, settings
+        self.plan, self.work, self.settings, self.files = plan, work, settings, files
         self.folder, self.seed = plan.folder(work), int(plan.settings["seed"])
-        self.files = files
-        self.task = task = files.task
-        self.problem = problem_of(task, settings)
+        self.task, self.problem = files.task, problem_of(files.task, settings)
         encoder, self.tokenizer = load_encoder(model_folder)
-        train, self.dev = read_examples(task, files, _TRAIN), read_examples(task, files, _DEV)
-        self.others = _other_sets(files, also)  # a malformed one is an error before the training
+        train, self.dev = read_examples(files, "train"), read_examples(files, "dev")
+        # They are read before the training, so that a malformed file is found first.
+        self.others = [
+            (each.task, split, read_examples(each, split))
+            for each in (files, *others)
+            for split in each.splits
+            if each is not files or split == "test"
+        ]
         self.num_train = len(train)
         self.hyperparameters = hyperparameters_of(
-            task.name, settings, encoder.settings.max_position_embeddings, len(train)
+            self.task.name, settings, encoder.settings.max_position_embeddings, len(train)
         )
-        self.train_inputs, self.dev_inputs = self._inputs(train), self._inputs(self.dev)
-        self._check_labels(_TRAIN, self.train_inputs)
-        self._check_labels(_DEV, self.dev_inputs)
+        self.train_inputs = self._labelled_inputs("train", train)
+        self.dev_inputs = self._labelled_inputs("dev", self.dev)
         torch.manual_seed(derive_seed(self.seed, "initial-head"))
-        head = self.problem.head(encoder.settings, self.hyperparameters.classifier_dropout_prob)
         self.finetuner = Finetuner(
             encoder,
-            head,
+            self.problem.head(encoder.settings, self.hyperparameters.classifier_dropout_prob),
             self.train_inputs,
             self.hyperparameters,
             settings,
             self.seed,
             torch.device("cuda" if torch.cuda.is_available() else "cpu"),
         )
-        self.checkpoints = CheckpointWriter(
-            storage.join(self.folder, CHECKPOINTS), _KEEP_CHECKPOINTS
-        )
+        checkpoints = storage.join(self.folder, CHECKPOINTS)
+        self.checkpoints = CheckpointWriter(checkpoints, _KEEP_CHECKPOINTS)
         self.tracked = self._track()
         note_machine(self.folder, 1, self.finetuner.device)
 
@@ -128,17 +128,17 @@ class Finetuning:
 
         Raises:
             TrainingError: the loss is not finite.
-            RunAgain: SIGTERM came. No error: the process's exit.
+            RunAgain: SIGTERM was received; this ends the process and is not an error.
         """
         with self.tracked, stop_request() as stop:
             self.train(stop)
             return self.finish()
 
     def train(self, stop: StopRequest) -> None:
-        """Do all updates, those before a kill not again; evaluate now and then.
+        """Do all updates that no checkpoint has, and evaluate from time to time.
 
         Raises:
-            RunAgain: the process was told to stop; a checkpoint has what was done.
+            RunAgain: the process was asked to stop; a checkpoint has what was done.
             TrainingError: the loss is not finite.
         """
         if found := load_newest(self.checkpoints.folder, self.plan.key):
@@ -148,18 +148,17 @@ class Finetuning:
         while not self.finetuner.is_done:
             losses.append(self.finetuner.update())
             now = time.perf_counter()
-            per_step = (now - began) / (self.finetuner.step - at_begin)
-            if self.finetuner.evaluation_is_due:
-                self._evaluate(self._mean(losses), per_step)
+            is_due = self.finetuner.evaluation_is_due
+            if is_due or now - last_line > _LINE_SECONDS:
+                loss = self._mean(losses)
+                found_score = self._evaluate(loss) if is_due else ""
+                self._say(loss, found_score, (now - began) / (self.finetuner.step - at_begin))
                 losses, last_line = [], time.perf_counter()
-            elif now - last_line > _LINE_SECONDS:
-                self._say(self._mean(losses), "", per_step)
-                losses, last_line = [], now
-            self._perhaps_save(stop)
+            self._save_if_due(stop)
         self.checkpoints.wait()
 
     def finish(self) -> str:
-        """Write model, predictions and the manifest, which all are the best's; return its URI."""
+        """Write model, predictions and manifest, all of the best weights; return the manifest."""
         self.finetuner.take_best()
         found = list(self._predict())
         self._save_model(found[0].scored)
@@ -168,40 +167,33 @@ class Finetuning:
             *shards_in(self.folder, MODEL_FOLDER),
             *shards_in(self.folder, SUBMISSION),
         ]
-        uri = self.plan.write(
-            self.work,
-            shards,
-            self._accounts(),
-            self._facts(found, shards),
-        )
+        accounts = [
+            account.model_copy(update={"what": f"{split} {account.what}"})
+            for split, inputs in (("train", self.train_inputs), ("dev", self.dev_inputs))
+            for account in inputs.accounts
+        ]
+        uri = self.plan.write(self.work, shards, accounts, self._result(found, shards))
         storage.remove(self.checkpoints.folder)
         self.tracked.log_artifact(uri)
         self.tracked.log_artifact(storage.join(self.folder, PREDICTIONS), PREDICTIONS)
         return uri
 
-    def _predict(self) -> Iterator["Predicted"]:
-        """Yield what is predicted for dev, then for every other split without training data."""
-        yield Predicted(self.task, _DEV, self._score(self.dev, self.dev_inputs), _DEV)
-        for task, split, examples in self.others:
-            inputs = self._inputs(examples)
-            outputs = self.finetuner.outputs(inputs)
-            scored = problem_of(task, self.settings).score(outputs, inputs, examples)
-            name = split if task is self.task else f"{task.name}.{split}"
-            yield Predicted(task, split, scored, name)
-
     def _inputs(self, examples: Examples) -> Inputs:
-        length = self.hyperparameters.max_seq_length
-        return self.problem.inputs(examples, self.tokenizer, length)
+        return self.problem.inputs(examples, self.tokenizer, self.hyperparameters.max_seq_length)
 
-    def _check_labels(self, split: Split, inputs: Inputs) -> None:
+    def _labelled_inputs(self, split: Split, examples: Examples) -> Inputs:
+        inputs = self._inputs(examples)
         if not inputs.targets:
             raise TaskError(
                 f"{self.files.splits[split][0]}: the {split} set of {self.task.name!r} has no "
-                "labels. Give one that has: it is learned from, or scored on."
+                "labels, which training and scoring need. Give one that has."
             )
+        return inputs
 
-    def _score(self, examples: Examples, inputs: Inputs) -> Scored:
-        return self.problem.score(self.finetuner.outputs(inputs), inputs, examples)
+    def _score(self) -> Scored:
+        """Return the predictions for dev with the current weights, and their scores."""
+        outputs = self.finetuner.outputs(self.dev_inputs)
+        return self.problem.score(outputs, self.dev_inputs, self.dev)
 
     def _mean(self, losses: list[Tensor]) -> float:
         loss = float(torch.stack(losses).mean())
@@ -213,45 +205,57 @@ class Finetuning:
             )
         return loss
 
-    def _evaluate(self, loss: float, seconds_per_step: float) -> None:
-        scored, rows = self._score(self.dev, self.dev_inputs), np.arange(len(self.dev))
-        scores = {name: scorer(rows) for name, scorer in scored.scorers.items()}
-        key = self.task.metrics[0]
+    def _evaluate(self, loss: float) -> str:
+        """Score dev, log the point of the curves, and return the score for the progress line."""
+        rows, key = np.arange(len(self.dev)), self.task.metrics[0]
+        scores = {name: scorer(rows) for name, scorer in self._score().scorers.items()}
         self.finetuner.note_score(scores[key])
         dev = {f"dev/{name}": value for name, value in scores.items()}
         self.tracked.log_metrics(self.finetuner.step, {"train/loss": loss, **dev})
         best = self.finetuner.best
-        found = f"  dev {key} {scores[key]:.3f} (best {best.score:.3f} at {best.step:,})"
-        self._say(loss, found, seconds_per_step)
+        return f"  dev {key} {scores[key]:.3f} (best {best.score:.3f} at {best.step:,})"
 
     def _say(self, loss: float, found: str, seconds_per_step: float) -> None:
         step, last = self.finetuner.step, self.hyperparameters.num_steps
         left = int(seconds_per_step * (last - step))
         line = f"step {step:,}/{last:,}  loss {loss:.3f}{found}  {left // 60}:{left % 60:02d} left"
-        log.info("%s: %s, seed %d: %s", STAGE, self.task.name, self.seed, line)
+        log.info("%s: %s, seed %d: %s", self.plan.stage, self.task.name, self.seed, line)
 
-    def _perhaps_save(self, stop: StopRequest) -> None:
-        is_due = self.finetuner.step % self.settings.checkpoint_steps == 0
-        if is_due or stop.arrived:
+    def _save_if_due(self, stop: StopRequest) -> None:
+        if stop.arrived or self.finetuner.step % self.settings.checkpoint_steps == 0:
             record = self.finetuner.numbers() | {"examples": self.plan.key}
             self.checkpoints.save(self.finetuner.tensors(), record)
         if stop.arrived:
             self.checkpoints.wait()
-            log.info("%s: told to stop at step %d", STAGE, self.finetuner.step)
+            log.info("%s: stopped on request at step %d", self.plan.stage, self.finetuner.step)
             raise RunAgain
 
-    def _save_model(self, dev: Scored) -> None:
-        settings = {
-            "max_seq_length": self.hyperparameters.max_seq_length,
-            "classifier_dropout_prob": self.hyperparameters.classifier_dropout_prob,
-            "spans": self.settings.spans.model_dump(),
-            **dev.facts,
-        }
-        folder = storage.join(self.folder, MODEL_FOLDER)
-        encoder, head = self.finetuner.encoder, self.finetuner.head
-        save_finetuned(folder, encoder, head, self.tokenizer, self.task, settings)
+    def _predict(self) -> Iterator[Predicted]:
+        """Yield the predictions for dev, then for test and for other tasks' splits."""
+        yield Predicted(self.task, "dev", self._score(), "dev")
+        for task, split, examples in self.others:
+            inputs = self._inputs(examples)
+            outputs = self.finetuner.outputs(inputs)
+            scored = problem_of(task, self.settings).score(outputs, inputs, examples)
+            name = split if task is self.task else f"{task.name}.{split}"
+            yield Predicted(task, split, scored, name)
 
-    def _write_predictions(self, found: list["Predicted"]) -> list[Shard]:
+    def _save_model(self, dev: Scored) -> None:
+        save_finetuned(
+            storage.join(self.folder, MODEL_FOLDER),
+            self.finetuner.encoder,
+            self.finetuner.head,
+            self.tokenizer,
+            self.task,
+            {
+                "max_seq_length": self.hyperparameters.max_seq_length,
+                "classifier_dropout_prob": self.hyperparameters.classifier_dropout_prob,
+                "spans": self.settings.spans.model_dump(),
+                **dev.facts,
+            },
+        )
+
+    def _write_predictions(self, found: list[Predicted]) -> list[Shard]:
         shards = []
         for each in found:
             table, uri = each.scored.predictions, storage.join(self.folder, each.path)
@@ -261,66 +265,42 @@ class Finetuning:
                 storage.write_bytes(storage.join(self.folder, SUBMISSION, name), content)
         return shards
 
-    def _accounts(self) -> list[Account]:
-        return [
-            account.model_copy(update={"what": f"{split} {account.what}"})
-            for split, inputs in ((_TRAIN, self.train_inputs), (_DEV, self.dev_inputs))
-            for account in inputs.accounts
-        ]
-
-    def _facts(self, found: list["Predicted"], shards: list[Shard]) -> dict[str, Any]:
+    def _result(self, found: list[Predicted], shards: list[Shard]) -> FinetuningResult:
         seed, metric = derive_seed(self.seed, "bootstrap"), self.task.metrics[0]
         estimates = {each.name: each.estimates(seed) for each in found}
-        dev = estimates.pop(_DEV)
-        log.info("%s: %s, dev %s %s", STAGE, self.task.name, metric, dev[metric])
-        return {
-            "task": self.task.name,
-            "title": self.task.title,
-            "kind": self.task.kind,
-            "seed": self.seed,
-            "metric": metric,
-            "score": dev[metric].value,
-            "interval": [dev[metric].low, dev[metric].high],
-            "scores": {name: estimate.value for name, estimate in dev.items()},
-            "intervals": {name: [e.low, e.high] for name, e in dev.items()},
-            "other_scores": {
-                name: {metric: e.model_dump() for metric, e in scores.items()}
-                for name, scores in estimates.items()
-                if scores
-            },
-            "constant_scores": self.problem.constant_scores(self.dev),
-            "found": {each.name: dict(each.scored.facts) for each in found},
-            "hyperparameters": self.hyperparameters.model_dump(),
-            "best_step": self.finetuner.best.step,
-            "num_steps": self.finetuner.step,
-            "num_train": self.num_train,
-            "num_examples": len(self.dev),
-            "model_folder": MODEL_FOLDER,
-            "predictions": {each.name: each.path for each in found},
-            "submission": [shard.path for shard in shards if shard.kind == SUBMISSION],
-            "machines": noted_machines(self.folder),
-            "mlflow_run_id": self.tracked.run_id,
-        }
+        dev = estimates.pop("dev")
+        log.info("%s: %s, dev %s %s", self.plan.stage, self.task.name, metric, dev[metric])
+        intervals = {name: (each.low, each.high) for name, each in dev.items()}
+        return FinetuningResult(
+            task=self.task.name,
+            title=self.task.title,
+            kind=self.task.kind,
+            seed=self.seed,
+            metric=metric,
+            score=dev[metric].value,
+            interval=intervals[metric],
+            scores={name: each.value for name, each in dev.items()},
+            intervals=intervals,
+            other_scores={name: scores for name, scores in estimates.items() if scores},
+            constant_scores=self.problem.constant_scores(self.dev),
+            found={each.name: dict(each.scored.facts) for each in found},
+            hyperparameters=self.hyperparameters.model_dump(),
+            best_step=self.finetuner.best.step,
+            num_steps=self.finetuner.step,
+            num_train=self.num_train,
+            num_examples=len(self.dev),
+            model_folder=MODEL_FOLDER,
+            predictions={each.name: each.path for each in found},
+            submission=[shard.path for shard in shards if shard.kind == SUBMISSION],
+            machines=noted_machines(self.folder),
+            mlflow_run_id=self.tracked.run_id,
+        )
 
     def _track(self) -> TrackedRun:
         tags = {"model_digest": self.plan.inputs["model"], "task": self.task.name}
-        name = f"finetuning-{self.task.name}-{self.seed}"
+        name = f"{self.plan.stage}-{self.task.name}-{self.seed}"
         run = TrackedRun(self.work, self.folder, name, tags)
         run.log_params(self.plan.settings | {"used": self.hyperparameters.model_dump()})
         for split, uris in self.files.splits.items():
             run.log_dataset(f"{self.task.title}/{split}", self.plan.inputs[split], uris[0])
         return run
-
-
-def _other_sets(files: TaskFiles, also: list[TaskFiles]) -> list[tuple[Task, Split, Examples]]:
-    """Return what the model predicts besides dev: its own test set, and other tasks' sets.
-
-    Raises:
-        TaskError: one is malformed.
-    """
-    return [
-        (each.task, split, read_examples(each.task, each, split))
-        for each in (files, *also)
-        for split in each.splits
-        if each is not files or split not in (_TRAIN, _DEV)
-    ]

@@ -1,7 +1,7 @@
-"""The loop of fine-tuning: updates, evaluation, and the state that both leave.
+"""The updates of a fine-tuning, its best weights, and the state that a checkpoint keeps.
 
-Which units an update sees, and its dropout, are pure functions of the seed and the step, so a run
-that was killed ends as it would have.
+The units of an update, and its dropout, are pure functions of the seed and the step, so a run that
+was killed ends as it would have.
 
 U units (see `tasks.problem`).
 """
@@ -20,8 +20,7 @@ from albert_core.finetuning.hyperparameters import Hyperparameters
 from albert_core.model.albert import AlbertModel
 from albert_core.model.execution import products_in
 from albert_core.stage.log import report_progress
-from albert_core.tasks.problem import Head, Inputs, Ints, batch_of_units, outputs_of, unit_lengths
-from albert_core.tasks.sequences import batches_by_length
+from albert_core.tasks.problem import Head, Inputs, batches_by_length, outputs_of
 from albert_core.text.seeds import derive_seed
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
 from albert_core.training.order import example_order
@@ -29,25 +28,25 @@ from albert_core.training.order import example_order
 
 @dataclass
 class Best:
-    """The best evaluation so far, and what came after it."""
+    """The best evaluation so far, and how many came after it."""
 
     step: int = 0
     score: float = -np.inf
     weights: dict[str, Tensor] = field(default_factory=dict)
-    """Of encoder and head, on the CPU."""
+    """Those of encoder and head, on the CPU."""
     num_worse: int = 0
     """Evaluations since then, none of which was better."""
 
 
 class Finetuner:
-    """Encoder and head, and what changes them.
+    """Encoder and head, and their training.
 
     Args:
         encoder: as pretrained; its dropout is replaced by that of ``hyperparameters``.
-        head: fresh.
-        train: what to learn.
+        head: newly initialised.
+        train: the training set.
         hyperparameters: of this run.
-        settings: what all runs have in common.
+        settings: those that all runs have in common.
         seed: of order and dropout.
         device: where to compute.
     """
@@ -66,7 +65,6 @@ class Finetuner:
         self.head = head
         self.model = nn.ModuleDict({"encoder": self.encoder, "head": head}).to(device)
         self.train, self.seed, self.device = train, seed, device
-        self._lengths = unit_lengths(train)
         self.hyperparameters, self.settings = hyperparameters, settings
         self.optimizer = build_optimizer(
             self.model, settings.optimizer, hyperparameters.learning_rate, settings.weight_decay
@@ -77,13 +75,13 @@ class Finetuner:
 
     @property
     def is_done(self) -> bool:
-        """Whether all updates are done, or no better score came for too long."""
+        """Whether all updates are done, or no better score was found for too long."""
         gave_up = 0 < self.settings.patience <= self.best.num_worse
         return gave_up or self.step >= self.hyperparameters.num_steps
 
     @property
     def evaluation_is_due(self) -> bool:
-        """Whether this step is one after which dev is scored."""
+        """Whether dev is to be scored after this step."""
         every, last = self.hyperparameters.evaluation_steps, self.hyperparameters.num_steps
         return self.step % every == 0 or self.step == last
 
@@ -95,51 +93,58 @@ class Finetuner:
         torch.manual_seed(derive_seed(self.seed, "dropout", step))
         self.model.train()
         total = torch.zeros((), device=self.device)
-        for part in self._micro_batches(units):
-            share = len(part) / len(units)
+        lengths, most = self.train.unit_lengths[units], self.settings.micro_batch_pieces
+        for places in batches_by_length(lengths, most):
+            part, share = units[places], len(places) / len(units)
+            targets = {
+                name: torch.from_numpy(values[part]).to(self.device)
+                for name, values in self.train.targets.items()
+            }
+            batch = self.train.batch(part, self.device)
             with products_in(self.settings.precision, self.device):
-                loss = self.head.loss(
-                    self.encoder, batch_of_units(self.train, part, self.device), self._targets(part)
-                )
+                loss = self.head.loss(self.encoder, batch, targets)
             (loss * share).backward()
             total += loss.detach() * share
         nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
+        rate = learning_rate_at(
+            step,
+            wanted.learning_rate,
+            wanted.warmup_steps,
+            wanted.num_steps,
+            self.settings.schedule,
+        )
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate_at(
-                step,
-                wanted.learning_rate,
-                wanted.warmup_steps,
-                wanted.num_steps,
-                self.settings.schedule,
-            )
+            group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        report_progress(self.step, self.hyperparameters.num_steps, "steps")
+        report_progress(self.step, wanted.num_steps, "steps")
         return total
 
     def outputs(self, inputs: Inputs) -> dict[str, NDArray[Any]]:
-        """Return what the head gives for each of the U units, in their order."""
+        """Return the outputs of the head for each of the U units, in their order."""
         self.model.eval()
         pieces = self.settings.micro_batch_pieces
         with products_in(self.settings.precision, self.device):
             return outputs_of(self.encoder, self.head, inputs, self.device, pieces)
 
-    def note_score(self, score: float) -> bool:
-        """Note dev's key score of the weights as they are; return whether it is the best yet."""
-        if score <= self.best.score:
+    def note_score(self, score: float) -> None:
+        """Take note of dev's key score with the current weights."""
+        if score > self.best.score:
+            weights = {
+                name: value.detach().to("cpu", copy=True)
+                for name, value in self.model.state_dict().items()
+            }
+            self.best = Best(self.step, score, weights)
+        else:
             self.best.num_worse += 1
-            return False
-        weights = {name: _copy(value) for name, value in self.model.state_dict().items()}
-        self.best = Best(self.step, score, weights)
-        return True
 
     def take_best(self) -> None:
-        """Go back to the weights of the best score."""
+        """Restore the weights with the best score."""
         self.model.load_state_dict(self.best.weights)
 
     def tensors(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps as tensors."""
+        """Return the tensors of a checkpoint."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -147,43 +152,23 @@ class Finetuner:
         }
 
     def numbers(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps as JSON."""
-        best = {"step": self.best.step, "num_worse": self.best.num_worse}
-        return {"step": self.step, "best": best, "best_score": repr(self.best.score)}
+        """Return the JSON values of a checkpoint."""
+        best = {name: getattr(self.best, name) for name in ("step", "score", "num_worse")}
+        return {"step": self.step, "best": best}
 
     def restore(self, tensors: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
-        """Become what `tensors` and `numbers` were of."""
+        """Restore the state from which `tensors` and `numbers` were taken."""
         self.model.load_state_dict(tensors["model"])
         self.optimizer.load_state_dict(tensors["optimizer"])
         self.step = numbers["step"]
-        self.best = Best(
-            score=float(numbers["best_score"]), weights=tensors["best"], **numbers["best"]
-        )
-
-    def _micro_batches(self, units: Ints) -> list[Ints]:
-        parts = batches_by_length(self._lengths[units], self.settings.micro_batch_pieces)
-        return [units[part] for part in parts]
-
-    def _targets(self, units: Ints) -> dict[str, Tensor]:
-        return {
-            name: torch.from_numpy(values[units]).to(self.device)
-            for name, values in self.train.targets.items()
-        }
+        self.best = Best(weights=tensors["best"], **numbers["best"])
 
 
 def with_dropout(encoder: AlbertModel, dropout_prob: float) -> AlbertModel:
     """Return a copy of ``encoder`` whose hidden and attention dropout is ``dropout_prob``."""
-    settings = encoder.settings.model_copy(
-        update={
-            "hidden_dropout_prob": dropout_prob,
-            "attention_probs_dropout_prob": dropout_prob,
-        }
-    )
-    with torch.random.fork_rng(devices=[]):  # its own first weights are replaced at once
+    names = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    settings = encoder.settings.model_copy(update=dict.fromkeys(names, dropout_prob))
+    with torch.random.fork_rng(devices=[]):  # its initial weights are replaced immediately
         copy = AlbertModel(settings, encoder.embeddings.word.num_embeddings)
     copy.load_state_dict(encoder.state_dict())
     return copy
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)

@@ -6,15 +6,15 @@ Dimensions: B sequences, S pieces, P predictions, V vocabulary, E embedding, H h
 D head size, F feed-forward, L layers; T pieces and M predictions of a whole batch, end to end.
 
 A batch is padded, (B, S), or packed, (T,): sequences laid end to end, those of equal length beside
-each other. Inside, it is always packed; a padded one is a run of B sequences of S pieces, with a
+each other. Inside, it is always packed: a padded batch is a run of B sequences of S pieces, with a
 mask. A packed batch costs what its real pieces cost, and no piece sees another sequence.
 
-Under autocast, pass ``cache_enabled=False``: each use of a shared weight then has its own cast,
-so that its gradients are summed in float32.
+Use autocast as `execution.products_in` does.
 
 Source: Lan et al. 2020, section 3; google-research/albert `modeling.py`.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
@@ -24,9 +24,16 @@ from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
 from albert_core.model.attention import Layout, Runs, attend_packed, layout_of
-from albert_core.model.dense import ACTIVATIONS, Linear, weights_laid_out_once
+from albert_core.model.execution import Linear, gelu_tanh, weights_laid_out_once
 
 LAYER_NORM_EPSILON = 1e-12
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_new": gelu_tanh,
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "tanh": torch.tanh,
+    "linear": nn.Identity(),
+}
 
 
 def block_route(settings: ModelSettings) -> list[tuple[int, int]]:
@@ -95,7 +102,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return (T, H) of (T, H), or only its ``rows``, int64 (R,), as (R, H).
 
-        A mask of the keys, bool (B, 1, 1, S), is of a single run.
+        With a mask of the keys, bool (B, 1, 1, S), the batch is a single run.
         """
         asking = rows if layout.buckets is not None else None
         x_asking = x if asking is None else x.index_select(0, asking)
@@ -149,6 +156,11 @@ class AlbertModel(nn.Module):
         self.pooler = nn.Linear(hidden, hidden)
         self.apply(partial(_initialise, std=settings.initializer_range))
 
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The attention and feed-forward blocks, each once."""
+        return [*self.attentions, *self.feed_forwards]
+
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -193,8 +205,7 @@ class AlbertModel(nn.Module):
         """
         num_heads = self.settings.num_attention_heads
         head_size = self.settings.hidden_size // num_heads
-        is_padded = key_mask is not None
-        layout = layout_of(runs, input_ids.device, num_heads, head_size, is_padded)
+        layout = layout_of(runs, input_ids.device, num_heads, head_size, key_mask is not None)
         x = self.projection(self.embeddings(input_ids, token_type_ids, layout))
         last = len(self.route) - 1
         shares_blocks = len(set(self.route)) < len(self.route)

@@ -1,42 +1,456 @@
-"""How the layers are computed, not what: in which precision, compiled, again on the way back."""
+"""How the model is computed, not what: precision, recomputation, compilation and fast paths.
 
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any
+A fast path does what plain PyTorch does, up to rounding, where PyTorch's own way is slow. The plain
+version stands beside each, and `is_fast` alone chooses between the two.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+# ruff: noqa: SLF001 - PyTorch has no public names for oneDNN's products
+
+import platform
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from functools import cache, cached_property, partial
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from albert_core.config import Precision
-from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.dense import then_and_again
+
+IGNORED = -100
+"""The label of padding: it adds nothing to a loss, and no prediction can equal it."""
+
+varlen_attn: Any = None
+if torch.backends.cuda.is_built():  # useless without a GPU, and it loads torch's compiler
+    with suppress(ImportError):  # torch 2.9 does not have it
+        from torch.nn.attention.varlen import varlen_attn
+
+_FLASH_CAPABILITY = (8, 0)
+_FLASH_HEAD_MULTIPLE, _FLASH_LARGEST_HEAD = 8, 256
+_LOGITS_PER_BLOCK = 1 << 19
+"""Logits to work on at a time, few enough for a processor's cache."""
+
+FastPath = Literal["layout", "table", "products", "gather", "buckets", "rows", "kernel"]
+
+
+def is_fast(
+    path: FastPath, device: torch.device, dtype: torch.dtype, head_size: int | None = None
+) -> bool:
+    """Return whether ``path`` is faster than plain PyTorch.
+
+    The last column is the time of plain PyTorch over that of the fast path, forward and backward,
+    on one core of an AMD EPYC at the sizes of ALBERT base; that of "buckets" is for a whole model,
+    whose last layer asks for some rows only. The kernel replaces hundreds of small ones a layer.
+
+    ========== ======================================== ========================== ================
+    path       instead of                               taken on                   plain / fast
+    ========== ======================================== ========================== ================
+    "layout"   casting and laying out a weight each use CPU with oneDNN's products 1.6; bf16: 1.1
+    "table"    computing a tanh for each number         CPU, bfloat16              1.9
+    "products" fused attention                          CPU, bfloat16              2.8 to 4.6
+    "gather"   adding up a gradient row by row          CPU                        1.05; bf16: 1.2
+    "buckets"  attention for each length by itself      CPU                        1.1; bf16: 1.0
+    "rows"     a float32 copy of all logits             CPU                        1.9; bf16: 5.3
+    "kernel"   attention for each length by itself      CUDA 8.0, half precision   not measured
+    ========== ======================================== ========================== ================
+
+    ``benchmarks/README.md`` has the times of whole updates. `torch.compile` gets the plain versions
+    of "layout", "table" and "buckets".
+    """
+    if path == "kernel":
+        return _has_kernel(device, dtype, head_size or 0)
+    if device.type != "cpu":
+        return False
+    if path in ("layout", "table", "buckets") and torch.compiler.is_compiling():
+        return False
+    if path == "layout":
+        return _has_products(dtype)
+    return dtype == torch.bfloat16 or path not in ("table", "products")
+
+
+def _has_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
+    if device.type != "cuda" or dtype == torch.float32 or varlen_attn is None:
+        return False
+    fits = head_size % _FLASH_HEAD_MULTIPLE == 0 and head_size <= _FLASH_LARGEST_HEAD
+    return fits and torch.cuda.get_device_capability(device) >= _FLASH_CAPABILITY
+
+
+@cache
+def _has_products(dtype: torch.dtype) -> bool:
+    if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
+
+
+# Precision, compilation and recomputation
+
+
+def products_in(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context in which matrix products have ``precision``; weights stay float32."""
+    if precision == "float32":
+        return nullcontext()
+    # Without the cache each use of a shared weight has its own cast, so that autograd sums the
+    # gradients of the uses in float32.
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+
+
+def dtype_of_products(device: torch.device, dtype: torch.dtype = torch.float32) -> torch.dtype:
+    """Return the precision of products on ``device`` here, for inputs of ``dtype``."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
+    return dtype
 
 
 def set_layer_execution(
-    model: AlbertForPretraining, compiled: bool, activation_checkpointing: bool
+    blocks: Iterable[nn.Module], compiled: bool, activation_checkpointing: bool
 ) -> None:
-    """Change how each block of ``model`` is computed, in place; names of weights stay.
+    """Change how each of a model's ``blocks`` is computed, in place; weights keep their names.
 
-    A block that layers share is compiled once. Activation checkpointing keeps each block's input
-    only, and computes the rest again in the backward pass, with the same dropout.
+    A block that layers share is compiled once. Activation checkpointing keeps only each block's
+    input, and computes the rest again in the backward pass, with the same dropout.
 
     Source: Chen et al. 2016, "Training deep nets with sublinear memory cost".
     """
-    for block in [*model.encoder.attentions, *model.encoder.feed_forwards]:
+    for block in blocks:
         if compiled:
             block.compile()
         if activation_checkpointing:
             # The instance's own attribute, which is called instead of the class's method.
             forward = partial(
-                checkpoint, block.forward, use_reentrant=False, context_fn=then_and_again
+                checkpoint, block.forward, use_reentrant=False, context_fn=recomputation_contexts
             )
             block.forward = forward
 
 
-def products_in(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
-    """Return the context in which matrix products are of ``precision``; weights stay float32."""
-    if precision == "float32":
-        return nullcontext()
-    # Without the cache each use of a shared weight has its own cast, so that autograd sums the
-    # uses' gradients in float32.
-    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+# Dense layers: oneDNN's products are faster with the weight in an order of its own. The reordering
+# costs up to a tenth of a product, and memory, so it pays where a pass uses a weight repeatedly.
+
+_IN_THIS_PASS: ContextVar["dict[nn.Module, _LaidOut] | None"] = ContextVar(
+    "_IN_THIS_PASS", default=None
+)
+"""Each thread has its own: passes of one model in several threads share nothing but its weights."""
+
+
+def weights_laid_out_once() -> AbstractContextManager[None]:
+    """Let a `Linear` on a CPU cast its weight and lay it out only at its first use in the block.
+
+    No weight may change in the block. The gradients of the uses are summed in the weight's own
+    precision, whatever the precision of the products.
+    """
+    return _within({})
+
+
+def recomputation_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return the contexts in which `checkpoint` computes a block, and computes it again."""
+    return nullcontext(), _within(_IN_THIS_PASS.get())
+
+
+@contextmanager
+def _within(laid_out: "dict[nn.Module, _LaidOut] | None") -> Iterator[None]:
+    before = _IN_THIS_PASS.set(laid_out)
+    try:
+        yield
+    finally:
+        _IN_THIS_PASS.reset(before)
+
+
+class Linear(nn.Linear):
+    """`nn.Linear`, with the fast path "layout" inside `weights_laid_out_once`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (T, outputs) of (T, inputs)."""
+        laid_out = _IN_THIS_PASS.get()
+        dtype = dtype_of_products(x.device, x.dtype)
+        if laid_out is None or not is_fast("layout", x.device, dtype):
+            return super().forward(x)
+        if self not in laid_out:
+            laid_out[self] = _LaidOut(self.weight, self.bias, dtype)
+        used = laid_out[self]
+        product: Tensor = _Product.apply(x.to(dtype), used.signal, used)
+        return product
+
+
+class _LaidOut:
+    """A weight as oneDNN's products take it, for both passes; and the sum of its gradients.
+
+    The uses add their gradients to ``sums``. Autograd calls `_Signal.backward`, which returns the
+    sums, after the last of them, because each use has taken ``signal`` as an input.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> None:
+        self._weight, self._bias = weight.detach().to(dtype), bias.detach().to(dtype)
+        self._for_forward = torch.ops.mkldnn._reorder_linear_weight(self._weight)
+        self._sum_dtypes = weight.dtype, bias.dtype
+        self.sums: list[Tensor | None] = [None, None]
+        self.signal: Tensor = _Signal.apply(weight, bias, self.sums)
+
+    @cached_property
+    def _for_backward(self) -> Tensor:
+        laid_out: Tensor = torch.ops.mkldnn._reorder_linear_weight(self._weight.t())
+        return laid_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (T, outputs) of (T, inputs)."""
+        return _times(x, self._for_forward, self._bias)
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        """Return (T, inputs) of (T, outputs)."""
+        return _times(gradient, self._for_backward, None)
+
+    def add_gradients(self, of_weight: Tensor, of_bias: Tensor) -> None:
+        """Add the gradients of a use, which the caller gives away."""
+        for place, part in enumerate((of_weight, of_bias)):
+            precise, total = part.to(self._sum_dtypes[place]), self.sums[place]
+            self.sums[place] = precise if total is None else total.add_(precise)
+
+
+class _Signal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, bias: Tensor, sums: list[Tensor | None]) -> Tensor:
+        ctx.sums = sums  # not the `_LaidOut`: it has this signal, and would never be freed
+        return weight.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        of_weight, of_bias = ctx.sums
+        ctx.sums[:] = None, None
+        return of_weight, of_bias, None
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, signal: Tensor, laid_out: _LaidOut) -> Tensor:
+        ctx.save_for_backward(x, signal)
+        ctx.laid_out = laid_out
+        return laid_out.forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        [gradient] = gradients
+        x, signal = ctx.saved_tensors
+        if ctx.needs_input_grad[1]:
+            ctx.laid_out.add_gradients(gradient.t() @ x, gradient.sum(0))
+        of_x = ctx.laid_out.backward(gradient) if ctx.needs_input_grad[0] else None
+        return of_x, torch.zeros_like(signal), None
+
+
+def _times(x: Tensor, laid_out: Tensor, bias: Tensor | None) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, laid_out, bias, "none", [], "")
+    return product
+
+
+# The activation
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return x times the normal distribution function of x, approximated with a tanh.
+
+    Source: Hendrycks and Gimpel 2016; google-research/albert `modeling.py`, `gelu`.
+    """
+    if not is_fast("table", x.device, x.dtype):
+        return F.gelu(x, approximate="tanh")
+    value: Tensor = _LookUp.apply(x, *_bfloat16_tables())
+    return value
+
+
+class _LookUp(torch.autograd.Function):
+    """A function of single numbers, from a table of its values and one of its slopes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, values: Tensor, slopes: Tensor) -> Tensor:
+        places = x.view(torch.uint16).int().flatten()
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(slopes.index_select(0, places).view_as(x))
+        return values.index_select(0, places).view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        [slope] = ctx.saved_tensors
+        return gradients[0] * slope, None, None
+
+
+@cache
+@torch.inference_mode(mode=False)  # else they would not do for training
+def _bfloat16_tables() -> tuple[Tensor, Tensor]:
+    """Return the values and slopes of `gelu_tanh` for all 65,536 bfloat16, by their bits.
+
+    All threads share them, and none changes them.
+    """
+    numbers = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
+    x = numbers.double()
+    slopes = torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate="tanh")
+    return F.gelu(x, approximate="tanh").bfloat16(), slopes.bfloat16()
+
+
+# Attention
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, dropout_prob: float
+) -> Tensor:
+    """Return, for each query, the mean of the values, weighted by softmax(query . key / sqrt(D)).
+
+    Args:
+        query: (B, N, S, D), or another number of them.
+        key: (B, N, S, D).
+        value: (B, N, S, D).
+        key_mask: bool (B, 1, 1, S), false at a key that no query may see; each query sees some.
+        dropout_prob: share of the weights set to 0; above 0, attention is always the plain one.
+
+    Returns:
+        one for each query.
+
+    Source: Vaswani et al. 2017, section 3.2.1.
+    """
+    if dropout_prob or not is_fast("products", query.device, query.dtype):
+        return F.scaled_dot_product_attention(query, key, value, key_mask, dropout_prob)
+    seen: Tensor = _AttentionByProducts.apply(query, key, value, key_mask)
+    return seen
+
+
+def attend_by_kernel(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int
+) -> Tensor:
+    """Return `attend` for each sequence of a packed batch, by the fast path "kernel".
+
+    Args:
+        query: (T, N, D), half precision, as are the next two.
+        key: one for each piece.
+        value: one for each piece.
+        ends: int32 (B + 1,), 0 and the end of each sequence.
+        longest: pieces of the longest sequence.
+    """
+    seen: Tensor = varlen_attn(query, key, value, ends, ends, longest, longest)
+    return seen
+
+
+class _AttentionByProducts(torch.autograd.Function):
+    """Attention by matrix products, which keeps its weights (B, N, S, S) for the backward pass.
+
+    A product copies what does not lie head after head: here each input is laid out so once. There
+    is one tensor of the scores, and one of their gradient, both changed in place.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None
+    ) -> Tensor:
+        ctx.scale = query.shape[-1] ** -0.5
+        query, key, value = (x.contiguous() for x in (query * ctx.scale, key, value))
+        scores = query @ key.transpose(-1, -2)
+        if key_mask is not None:
+            scores.masked_fill_(~key_mask, -torch.inf)
+        weights = torch.softmax(scores, -1, out=scores)
+        ctx.save_for_backward(query, key, value, weights)
+        return weights @ value
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, weights = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        of_scores = gradient @ value.transpose(-1, -2)  # so far the gradient of the weights
+        softmax_backward = torch.ops.aten._softmax_backward_data.out
+        softmax_backward(of_scores, weights, -1, weights.dtype, grad_input=of_scores)
+        return (
+            (of_scores @ key).mul_(ctx.scale),
+            of_scores.transpose(-1, -2) @ query,
+            weights.transpose(-1, -2) @ gradient,
+            None,
+        )
+
+
+def rearrange(x: Tensor, order: Tensor, reverse: Tensor, unread: Tensor | None = None) -> Tensor:
+    """Return the rows ``order`` of ``x``.
+
+    Args:
+        x: (R, D).
+        order: int64 (n,). It has each row of ``x`` whose gradient counts just once.
+        reverse: int64 (R,), where in ``order`` each row is.
+        unread: int64, the rows of ``x`` that ``order`` has nowhere: their gradient is 0.
+    """
+    if not is_fast("gather", x.device, x.dtype):
+        return x.index_select(0, order)
+    rearranged: Tensor = _Rearranged.apply(x, order, reverse, unread)
+    return rearranged
+
+
+class _Rearranged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, reverse: Tensor, unread: Any) -> Tensor:
+        ctx.reverse, ctx.unread = reverse, unread
+        return x.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        of_x = gradients[0].index_select(0, ctx.reverse)
+        return of_x if ctx.unread is None else of_x.index_fill_(0, ctx.unread, 0), None, None, None
+
+
+# The loss
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, number: Tensor | float) -> Tensor:
+    """Return the sum of the cross-entropy of rows whose label is not `IGNORED`, over ``number``.
+
+    Args:
+        logits: float (M, V), any precision.
+        labels: int64 (M,).
+        number: above 0.
+
+    Returns:
+        float32 scalar; float64 for float64 logits.
+    """
+    if not is_fast("rows", logits.device, logits.dtype):
+        return plain_cross_entropy(logits, labels, number)
+    is_real = labels != IGNORED
+    if not is_real.all():
+        logits, labels = logits[is_real], labels[is_real]
+    mean: Tensor = _CrossEntropy.apply(logits, labels, number)
+    return mean
+
+
+def plain_cross_entropy(logits: Tensor, labels: Tensor, number: Tensor | float) -> Tensor:
+    """Return what `cross_entropy` does, always by PyTorch's own function."""
+    precise = _at_least_float32(logits)
+    return F.cross_entropy(precise, labels, reduction="sum", ignore_index=IGNORED) / number
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The cross-entropy a few rows at a time, and its gradient on the way.
+
+    There is no float32 copy of all logits, and each exponential is computed once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, number: Tensor | float) -> Tensor:
+        of_logits = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
+        rows = max(1, _LOGITS_PER_BLOCK // logits.shape[1])
+        total = _at_least_float32(logits.new_zeros(()))
+        for first in range(0, len(logits), rows):
+            block = slice(first, first + rows)
+            shares, places = logits[block].to(total.dtype, copy=True), labels[block, None]
+            shares -= shares.amax(1, keepdim=True)
+            of_label = shares.gather(1, places)
+            sums = shares.exp_().sum(1, keepdim=True)
+            total += (sums.log() - of_label).sum()
+            if of_logits is not None:
+                shares.div_(sums).scatter_add_(1, places, shares.new_tensor(-1).expand_as(places))
+                of_logits[block] = shares.div_(number)
+        ctx.save_for_backward(of_logits)
+        return total / number
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        [of_logits] = ctx.saved_tensors
+        [gradient] = gradients
+        return of_logits if gradient == 1 else of_logits * gradient, None, None
+
+
+def _at_least_float32(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,7 +1,7 @@
-"""What is known of devices: memory, peak rates, the share of them that training reaches, prices.
+"""What is known about devices: memory, peak rates, the share of them that training reaches, prices.
 
-Every share and price says whether it was measured, published, modelled or assumed, and where it
-is from. All are defaults: `Hardware.with_given` replaces them by your own figures.
+Every share and price tells whether it was measured, published, modelled or assumed, and its source.
+All are defaults: `Hardware.with_given` replaces them with your own figures.
 """
 
 import os
@@ -21,7 +21,7 @@ Basis = Literal["measured", "published", "modelled", "assumed", "given"]
 
 @dataclass(frozen=True, kw_only=True)
 class Utilisation:
-    """The share of a device's peak that training reaches, in operations that are really done.
+    """The share of a device's peak that training reaches, in operations that are really executed.
 
     It grows with the width of the layers: a wide product has more operations for each byte.
     """
@@ -124,7 +124,7 @@ def hardware_called(device_name: str) -> Hardware | None:
 
 
 def processor_name() -> str:
-    """Return the name of this machine's processor with the number of cores that we may use."""
+    """Return the name of this machine's processor with the number of cores we may use."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

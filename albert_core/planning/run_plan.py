@@ -1,7 +1,7 @@
 """What a pretraining run takes: memory, speed, hours and cost.
 
-The time is the model's operations (`planning.flops`) over the rate that training reaches on a
-device (`planning.hardware`). At its end, a run compares its own speed with the plan.
+The time is the model's operations (`planning.parameters`) divided by the rate that training reaches
+on a device (`planning.hardware`). At its end, a run compares its own speed with the plan.
 """
 
 import math
@@ -23,7 +23,7 @@ from albert_core.planning.training_memory import TrainingMemory
 from albert_core.stage.errors import ConfigError
 
 PAPER = TrainingSettings()
-"""The run of the paper, whose settings are the defaults."""
+"""The run of the paper: its settings are the defaults."""
 
 RESERVED_SHARE = 0.08
 """Of a device's memory: its libraries, and what its allocator cannot use. Assumed."""
@@ -36,31 +36,22 @@ SECONDS_PER_HOUR = 3600
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleSizes:
-    """The size of the mean example."""
+    """The `Sizes` of the mean example."""
 
     num_pieces: float
     """Real pieces, special ones included."""
-    square: float
+    sum_of_squares: float
     """Mean of the square of an example's real pieces."""
     num_predictions: float
+    num_sequences: float = 1.0
     basis: Basis
     source: str
-
-    @property
-    def num_sequences(self) -> float:
-        """One, as in `planning.flops.Sizes`."""
-        return 1.0
-
-    @property
-    def sum_of_squares(self) -> float:
-        """That of one example, as in `planning.flops.Sizes`."""
-        return self.square
 
     @classmethod
     def of_lengths(
         cls, lengths: NDArray[np.int64] | Sequence[int], num_predictions: float, source: str
     ) -> "ExampleSizes":
-        """Return that of existing examples.
+        """Return the mean size of existing examples.
 
         Args:
             lengths: real pieces of each example; at least one.
@@ -70,7 +61,7 @@ class ExampleSizes:
         pieces = np.asarray(lengths, dtype=np.float64)
         return cls(
             num_pieces=float(pieces.mean()),
-            square=float(np.square(pieces).mean()),
+            sum_of_squares=float(np.square(pieces).mean()),
             num_predictions=num_predictions / len(pieces),
             basis="measured",
             source=source,
@@ -78,7 +69,7 @@ class ExampleSizes:
 
     @classmethod
     def assumed(cls, max_seq_length: int, masked_lm_prob: float) -> "ExampleSizes":
-        """Return what English text gives: most examples full, the others of any length.
+        """Return what English text yields: most examples full, the others of any length.
 
         The mean is 0.775 of the longest length. In real sets it was from 0.68 to 0.87.
         """
@@ -86,7 +77,7 @@ class ExampleSizes:
         num_pieces = max_seq_length * (_FULL_SHARE + rest / 2)
         return cls(
             num_pieces=num_pieces,
-            square=max_seq_length**2 * (_FULL_SHARE + rest / 3),
+            sum_of_squares=max_seq_length**2 * (_FULL_SHARE + rest / 3),
             num_predictions=masked_lm_prob * num_pieces,
             basis="assumed",
             source=f"{_FULL_SHARE:.0%} of the examples full, the others of any length",
@@ -115,9 +106,9 @@ class RunPlan:
     hardware: Hardware
     """Each of the devices."""
     num_devices: int = 1
-    """That share each update's batch."""
+    """They share each update's batch."""
     num_train: int | None = None
-    """Training examples that there are; None: not known."""
+    """Number of training examples; None: not known."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_devices <= self.training.batch_size:
@@ -169,15 +160,15 @@ class RunPlan:
 
     @property
     def reached(self) -> Utilisation:
-        """The share of the peak that a device is known to reach in the run's precision."""
+        """The share of the peak that the device reaches in the run's precision, as far as known."""
         return self.hardware.utilisation[self.training.precision]
 
     @property
     def utilisation(self) -> float:
         """Share of the peak that the model's own operations are expected to be, 0..1.
 
-        Some of them are not done (`planning.flops.skipped_flops`), and some are done twice. A
-        given share is for the model's own operations already.
+        Some of them are skipped (`skipped_flops`), and some are done twice. A given share is for
+        the model's own operations already.
         """
         share = self.reached.at(self.model.hidden_size)
         if self.training.activation_checkpointing:
@@ -220,7 +211,7 @@ class RunPlan:
         """Return a line for the end of a run: its speed beside the planned one.
 
         Args:
-            flops_per_second: the model's operations, as `planning.flops` counts them, in the
+            flops_per_second: the model's operations, as `training_flops` counts them, in the
                 time that went into updates: without start, evaluations and checkpoints.
             pieces_per_second: real pieces in the same time.
         """

@@ -25,7 +25,7 @@ _EMBEDDING_GRADIENTS = 3
 _LOGIT_COPY_BYTES = 8
 """Of a logit in the loss's backward pass, beside the log-probabilities kept for it."""
 _LOGITS_PER_BLOCK = 1 << 19
-"""That the loss works on at once on a CPU (`albert_core.model.losses`)."""
+"""That the loss works on at once on a CPU (`albert_core.model.execution`)."""
 _LAYER_NORM_STATISTICS = 2
 """Mean and deviation."""
 _MOST_SEQUENCES = 1 << 40
@@ -39,10 +39,10 @@ class TrainingMemory:
     has the whole weights and gradients during an update, and once more, laid end to end, while
     they are exchanged.
 
-    Not included is what the device's libraries and the allocator take. A GPU takes more where its
-    attention kernel needs a padding mask, or where only the plain kernel fits. A CPU is taken to
-    have oneDNN's products in the run's precision (`albert_core.model.dense`). One without bfloat16
-    instructions keeps a cast of a shared weight for each use of it.
+    What the device's libraries and the allocator take is not included. A GPU takes more where its
+    attention kernel needs a padding mask, or where only the plain kernel fits. A CPU is assumed to
+    have oneDNN's products in the run's precision (`albert_core.model.execution`). One without
+    bfloat16 instructions keeps a cast of a shared weight for each use of it.
     """
 
     model: ModelSettings
@@ -99,7 +99,7 @@ class TrainingMemory:
     def saved_for_backward(self) -> int:
         """What autograd keeps between the forward and the backward pass.
 
-        The weights that `albert_core.model.dense` lays out are not among them.
+        The weights that `albert_core.model.execution` lays out are not among them.
         """
         kept = self._kept()
         num_blocks = self.model.num_hidden_layers * self.model.inner_group_num
@@ -138,13 +138,13 @@ class TrainingMemory:
 
     @property
     def _keeps_attention_weights(self) -> bool:
-        """Whether attention is not fused: see `albert_core.model.attention`."""
+        """Whether attention is not fused: see `albert_core.model.execution`."""
         has_dropout = self.model.attention_probs_dropout_prob > 0
         return self.device == "cpu" and (has_dropout or self.precision == "bfloat16")
 
     @property
     def _is_laid_out(self) -> bool:
-        """Whether the blocks' weights are cast once a pass: see `albert_core.model.dense`."""
+        """Whether the blocks' weights are cast once a pass: see `albert_core.model.execution`."""
         shares_blocks = self.model.num_hidden_groups < self.model.num_hidden_layers
         return self.device == "cpu" and self.model.sharing == "all" and shares_blocks
 

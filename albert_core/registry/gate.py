@@ -4,34 +4,32 @@ Pure: scores go in, a decision comes out; it draws nothing at random.
 
 The statistic is the mean over the tasks, as in the paper's tables, of the difference between the
 candidate's and the champion's mean score. Two things are left to chance: the seeds of the
-fine-tunings, and which examples the dev sets happen to hold. The variance of the statistic is the
-sum of both: that of the scores over the seeds, for each model by itself; and that of the
+fine-tunings, and which examples the dev sets happen to contain. The variance of the statistic is
+the sum of two: that of the scores over the seeds, for each model by itself; and that of the
 jackknife's values (`metrics.jackknife`) over the examples, for the difference of the two models,
-which answer the same examples. What an example and a seed do together is in both terms, so that the
-sum errs on the safe side. The lower bound is a t bound; its degrees of freedom say how few seeds
-the variance is known from (Satterthwaite 1946, "An approximate distribution of estimates of
-variance components"; Welch 1947). Resampling seeds would do worse: from two or three seeds a
+which answer the same examples. The interaction of examples and seeds is in both terms, so that the
+sum errs on the safe side. The lower bound is a t bound; its degrees of freedom account for how few
+seeds the variance is estimated from (Satterthwaite 1946, "An approximate distribution of estimates
+of variance components"; Welch 1947). Resampling seeds would do worse: from two or three seeds a
 bootstrap finds too little variance.
 
 `benchmarks/promotion_gate.py` measures how often the gate errs.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from statistics import mean
-from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy.stats import t as student
 
 from albert_core.config import RegistrySettings
 from albert_core.metrics import Floats, variance_of_mean
+from albert_core.stage.results import TaskDifference, Verdict
 
 MIN_SEEDS = 2
 """One seed has no spread; without it the gate would promote up to one in five equal candidates."""
 _LEAST_EXAMPLES = 2
-
-Verdict = Literal["first", "promoted", "refused", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -52,23 +50,6 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class TaskDifference:
-    """The scores of candidate and champion on one task, compared."""
-
-    task: str
-    candidate: float
-    champion: float
-    difference: float
-    low: float
-    """One-sided lower bound of the true difference, with the confidence asked for."""
-    high: float
-    """One-sided upper bound, likewise."""
-    num_examples: int
-    fell: bool
-    """Whether it fell by more than the margin, and by more than chance explains."""
-
-
-@dataclass(frozen=True)
 class Decision:
     """Whether a candidate becomes champion, and why."""
 
@@ -78,23 +59,12 @@ class Decision:
     difference: float | None = None
     """The mean over the tasks; None if nothing was compared."""
     lower_bound: float | None = None
-    tasks: tuple[TaskDifference, ...] = field(default=())
+    tasks: tuple[TaskDifference, ...] = ()
 
     @property
     def is_promoted(self) -> bool:
         """Whether it becomes champion."""
         return self.verdict in ("first", "promoted")
-
-    def facts(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return asdict(self) | {"tasks": [asdict(task) for task in self.tasks]}
-
-
-class _Term(NamedTuple):
-    """A part of a variance, and the degrees of freedom it is known with."""
-
-    variance: float
-    freedom: int
 
 
 def gate(
@@ -121,15 +91,15 @@ def gate(
     """
     if problem := _problem(candidate, champion, over_seeds):
         return Decision("undecided", f"{problem}, so that nothing was decided")
-    terms = {
-        task: _terms(candidate[task], champion[task], over_seeds) for task in sorted(candidate)
+    parts = {
+        task: _parts(candidate[task], champion[task], over_seeds) for task in sorted(candidate)
     }
     tasks = tuple(
         _task_difference(task, candidate[task], champion[task], of_task, settings)
-        for task, of_task in terms.items()
+        for task, of_task in parts.items()
     )
     value = mean(task.difference for task in tasks)
-    reach = _reach([term for of_task in terms.values() for term in of_task], settings.confidence)
+    reach = _reach([part for of_task in parts.values() for part in of_task], settings.confidence)
     lower_bound = value - reach / len(tasks)
     is_better = lower_bound > settings.min_score_gain
     is_promoted = is_better and not any(task.fell for task in tasks)
@@ -165,20 +135,21 @@ def _problem(
     return None if candidate else "no task was scored"
 
 
-def _terms(candidate: Measured, champion: Measured, over_seeds: bool) -> list[_Term]:
-    """Return the parts of the variance of the two models' difference on one task."""
+def _parts(candidate: Measured, champion: Measured, over_seeds: bool) -> list[Floats]:
+    """Return the samples whose means vary by chance in the two models' difference on one task."""
     parts = [candidate.values - champion.values]
     if over_seeds:
         parts += [np.array(model.scores) for model in (candidate, champion)]
-    return [_Term(variance_of_mean(values), len(values) - 1) for values in parts]
+    return parts
 
 
-def _reach(terms: Sequence[_Term], confidence: float) -> float:
-    """Return how far from a sum with these variances the truth may be on either side, one-sided."""
-    variance = sum(term.variance for term in terms)
-    known = sum(term.variance**2 / term.freedom for term in terms)
+def _reach(parts: Sequence[Floats], confidence: float) -> float:
+    """Return how far the truth may be, on one side, from a sum of the means of these samples."""
+    variances = np.array([variance_of_mean(part) for part in parts])
+    known = sum(variances**2 / [len(part) - 1 for part in parts])
     if known == 0:
         return 0.0
+    variance = variances.sum()
     return float(student.ppf(confidence, variance**2 / known) * variance**0.5)
 
 
@@ -186,11 +157,11 @@ def _task_difference(
     task: str,
     candidate: Measured,
     champion: Measured,
-    terms: Sequence[_Term],
+    parts: Sequence[Floats],
     settings: RegistrySettings,
 ) -> TaskDifference:
     value = candidate.score - champion.score
-    reach = _reach(terms, settings.confidence)
+    reach = _reach(parts, settings.confidence)
     return TaskDifference(
         task=task,
         candidate=candidate.score,

@@ -1,117 +1,144 @@
 """What the gate compares: computed from fine-tunings, kept with a version and read back from it."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from mlflow import MlflowClient
-from mlflow.entities.model_registry import ModelVersion
+from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
-from albert_core.conversion.model_files import read_task
+from albert_core.conversion.model_files import model_digest, read_task
 from albert_core.metrics import Floats, jackknife
 from albert_core.registry.gate import Measured
 from albert_core.registry.versions import ABSENT
 from albert_core.stage import storage
+from albert_core.stage.errors import RegistryError
+from albert_core.stage.lineage import FINETUNING, model_folder_of
 from albert_core.stage.manifest import Manifest, digest_of, read_manifest
+from albert_core.stage.results import FinetuningResult
 from albert_core.text.arrow_files import read_arrow, write_arrow
 
-ARTIFACT = "evaluation.arrow"
+_ARTIFACT = "evaluation.arrow"
 """Artifact of the MLflow run that a version came from: a row for each task, as in `Measured`."""
 _DEV = "dev"
 
 
-def measure(finetunings: Sequence[str], data_of: Mapping[str, str]) -> dict[str, Measured]:
-    """Return how a model does on each task, from fine-tunings of it.
+def read_scores(scores: str, digest: str) -> dict[str, Measured]:
+    """Return how the model with this digest does, by task.
+
+    Scores of two pretrained models are comparable if the files of the task and the settings of the
+    fine-tuning are the same, except the seed.
 
     Args:
-        finetunings: their manifests, in any order; several of a task differ in their seed.
-        data_of: by the task's name, a digest of what makes its scores comparable.
+        scores: manifest of a table of scores.
+        digest: of the model's files.
 
     Raises:
         IntegrityError: a manifest or the predictions are missing.
+        RegistryError: the scores are another model's.
     """
-    of_task: dict[str, list[tuple[str, Manifest]]] = {}
-    for uri in finetunings:
-        manifest = read_manifest(uri)
-        of_task.setdefault(manifest.facts["task"], []).append((uri, manifest))
-    return {
-        task: _measure_task(data_of[task], sorted(runs, key=lambda run: run[1].settings["seed"]))
-        for task, runs in sorted(of_task.items())
-    }
+    read = {uri: read_manifest(uri) for uri in read_manifest(scores).input_manifests.values()}
+    found = {uri: manifest for uri, manifest in read.items() if manifest.stage == FINETUNING}
+    own = {uri for uri, manifest in found.items() if manifest.inputs["model"] == digest}
+    others = sorted(found.keys() - own)
+    # A task may start from the model that was fine-tuned on MNLI.
+    started = {model_digest(model_folder_of(uri)) for uri in own} if others else set()
+    for uri in others:
+        if (other := found[uri].inputs["model"]) not in started:
+            raise RegistryError(
+                f"{scores} has scores of the model {other[:12]} (in {uri}), expected the model "
+                f"{digest[:12]}. Fine-tune that one on all tasks and score it."
+            )
+    data_of = {}
+    for uri, manifest in found.items():
+        files = {name: value for name, value in manifest.inputs.items() if name != "model"}
+        settings = {name: value for name, value in manifest.settings.items() if name != "seed"}
+        task = manifest.result_as(FinetuningResult).task
+        data_of[task] = digest_of([digest_of([files, settings]), uri in own])
+    return measure(found, data_of)
 
 
-def data_digest(finetuning: Manifest) -> str:
-    """Return a digest of what makes pretrained models' scores comparable.
+def measure(finetunings: Mapping[str, Manifest], data_of: Mapping[str, str]) -> dict[str, Measured]:
+    """Return how a model does on each task, from fine-tunings of it.
 
-    That is the files of the task and the settings of the fine-tuning, but not the seed.
+    Args:
+        finetunings: their manifests by URI, in any order; several of a task differ in their seed.
+        data_of: by the task's name, a digest of what makes its scores comparable.
+
+    Raises:
+        IntegrityError: the predictions are missing.
     """
-    files = {name: digest for name, digest in finetuning.inputs.items() if name != "model"}
-    settings = {name: value for name, value in finetuning.settings.items() if name != "seed"}
-    return digest_of([files, settings])
+    by_seed = sorted(finetunings.items(), key=lambda run: run[1].settings["seed"])
+    runs = [_measure_run(uri, manifest.result_as(FinetuningResult)) for uri, manifest in by_seed]
+    measured = {}
+    for task in sorted({task for task, _, _ in runs}):
+        scores, values = zip(
+            *((score, each) for of, score, each in runs if of == task), strict=True
+        )
+        measured[task] = Measured(data_of[task], scores, np.mean(values, axis=0))
+    return measured
 
 
-def write_measured(measured: Mapping[str, Measured], uri: str) -> None:
-    """Write ``measured`` to ``uri`` as an Arrow file."""
+def log_measured(client: MlflowClient, run_id: str, measured: Mapping[str, Measured]) -> None:
+    """Log how a candidate does: as numbers, and as what later candidates are compared with."""
+    points = [Metric(f"dev/{task}", each.score, 0, 0) for task, each in measured.items()]
+    client.log_batch(run_id, metrics=points)
+    numbers = pa.list_(pa.float64())
     each = measured.values()
     table = pa.table(
         {
             "task": pa.array(list(measured), pa.string()),
             "data": pa.array([task.data for task in each], pa.string()),
-            "scores": pa.array([task.scores for task in each], pa.list_(pa.float64())),
-            "values": pa.array([task.values for task in each], pa.list_(pa.float64())),
+            "scores": pa.array([task.scores for task in each], numbers),
+            "values": pa.array([task.values for task in each], numbers),
         }
     )
-    write_arrow(table, uri, compression="zstd")
+    with tempfile.TemporaryDirectory() as scratch:
+        path = str(Path(scratch, _ARTIFACT))
+        write_arrow(table, path, compression="zstd")
+        client.log_artifact(run_id, path)
 
 
-def read_measured(client: MlflowClient, version: ModelVersion) -> dict[str, Measured]:
-    """Return what was written when ``version`` was registered; nothing if nothing was.
+def read_measured(client: MlflowClient, run_id: str) -> dict[str, Measured]:
+    """Return what was logged when the version of this run was registered; nothing if nothing was.
 
     Raises:
         MlflowException: the registry or its files do not answer. An OSError likewise.
     """
-    run_id = str(version.run_id)
     try:
         names = {file.path for file in client.list_artifacts(run_id)}
     except MlflowException as error:
         if error.error_code not in ABSENT:
             raise
         return {}
-    if ARTIFACT not in names:
+    if _ARTIFACT not in names:
         return {}
     with tempfile.TemporaryDirectory() as scratch:
-        path = client.download_artifacts(run_id, ARTIFACT, scratch)
+        path = client.download_artifacts(run_id, _ARTIFACT, scratch)
         return {
             row["task"]: Measured(row["data"], tuple(row["scores"]), np.array(row["values"]))
             for row in read_arrow(path).to_pylist()
         }
 
 
-def _measure_task(data: str, runs: Sequence[tuple[str, Manifest]]) -> Measured:
-    scores, values = zip(*(_measure_run(uri, manifest) for uri, manifest in runs), strict=True)
-    return Measured(data, scores, np.mean(values, axis=0))
+def _measure_run(uri: str, result: FinetuningResult) -> tuple[str, float, Floats]:
+    """Return a fine-tuning's task, what it counts in the paper's average, and its values.
 
-
-def _measure_run(uri: str, finetuning: Manifest) -> tuple[float, Floats]:
-    """Return what a fine-tuning counts in the paper's average, and the jackknife's values.
-
-    For SQuAD that is the mean of F1 and exact match, else the key metric.
+    The score is the mean of F1 and exact match for SQuAD, else the key metric. The values are
+    those of the jackknife.
     """
-    folder, facts = uri.rpartition("/")[0], finetuning.facts
-    predictions = read_arrow(storage.join(folder, facts["predictions"][_DEV]))
-    if facts["kind"] == "spans":
+    folder = uri.rpartition("/")[0]
+    predictions = read_arrow(storage.join(folder, result.predictions[_DEV]))
+    if result.kind == "spans":
         values = (predictions["f1"].to_numpy() + predictions["exact_match"].to_numpy()) / 2
-        return float(values.mean()), values
-    targets, said = predictions["target"], predictions["prediction"]
-    if facts["kind"] == "regression":
-        return jackknife(facts["metric"], targets.to_numpy(), said.to_numpy())
-    labels = read_task(storage.join(folder, facts["model_folder"]))["task"]["labels"]
-    names = list(labels) or sorted({*targets.to_pylist(), *said.to_pylist()})
-    number_of = {name: number for number, name in enumerate(names)}
-    numbers = [
-        np.array([number_of[name] for name in column.to_pylist()], np.int64)
-        for column in (targets, said)
-    ]
-    return jackknife(facts["metric"], *numbers)
+        return result.task, float(values.mean()), values
+    columns = [predictions[name].to_pylist() for name in ("target", "prediction")]
+    if result.kind != "regression":
+        labels = read_task(storage.join(folder, result.model_folder))["task"]["labels"]
+        names = list(labels) or sorted({*columns[0], *columns[1]})
+        columns = [[names.index(name) for name in column] for column in columns]
+    targets, predicted = (np.array(column) for column in columns)
+    return result.task, *jackknife(result.metric, targets, predicted)

@@ -9,6 +9,7 @@ import logging
 import os
 import sqlite3
 from contextlib import closing
+from itertools import chain
 from urllib.parse import quote, urlencode
 from urllib.request import urlopen
 
@@ -18,16 +19,16 @@ from albert_core.stage import storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.credentials import redacted
 from albert_core.stage.environment import shown_tracking_uri, tracking_uri
-from albert_core.stage.lineage import REGISTRATION
+from albert_core.stage.lineage import REGISTRATION, Lineage, model_folder_of, read_lineage
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
+from albert_core.stage.results import RegistrationResult
 
-STAGE = REGISTRATION
 SERVED_MODULE = "albert_core.registry.served_model"
 SERVED_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas")
 _SERVER_SECONDS = 3
 
-log = logging.getLogger(STAGE)
+log = logging.getLogger(REGISTRATION)
 
 
 def run(
@@ -51,26 +52,37 @@ def run(
         IntegrityError: a manifest or a file is missing.
         RegistryError: the scores are another model's, or the registry does not answer.
     """
-    from albert_core.registry.candidate import register
+    from albert_core.registry.measured import read_scores
+    from albert_core.registry.registration import PRETRAINED_SIGNATURE, Candidate, enter
 
     plan = _plan(registry, pretraining, scores, work)
-    served_by = (SERVED_MODULE, SERVED_LIBRARIES)
-    return register(plan, work, registry, pretraining, scores, champion_scores, served_by)
+    made_of = [read_lineage(uri).results.values() for uri in (pretraining, scores)]
+    candidate = Candidate(
+        name=registry.model_name,
+        model_folder=model_folder_of(pretraining),
+        digest=plan.inputs["model"],
+        measured=read_scores(scores, plan.inputs["model"]),
+        over_seeds=True,
+        lineage=Lineage(chain(*made_of)),
+        served_by=SERVED_MODULE,
+        signature=PRETRAINED_SIGNATURE,
+    )
+    return enter(plan, work, registry, candidate, champion_scores)
 
 
 def find_done(registry: RegistrySettings, pretraining: str, scores: str, work: str) -> str | None:
     """Return the manifest that `run` would find; None if it has work to do, or that is not known.
 
-    A model that could not be compared has work to do, and so has one whose version is not in the
-    registry any more, or was given or lost the alias since.
+    There is work to do if the model could not be compared, or if its version is no longer in the
+    registry, or got or lost the alias since.
     """
     done = _plan(registry, pretraining, scores, work).done(work)
     if done is None:
         return None
-    facts = read_manifest(done).facts
-    aliases = _aliases(_registry_uri(work), facts["name"], facts["version"])
-    is_true = aliases is not None and ("champion" in aliases) == (facts["alias"] == "champion")
-    return done if is_true and facts["verdict"] != "undecided" else None
+    result = read_manifest(done).result_as(RegistrationResult)
+    aliases = _aliases(_registry_uri(work), result.name, result.version)
+    is_true = aliases is not None and ("champion" in aliases) == (result.alias == "champion")
+    return done if is_true and result.verdict != "undecided" else None
 
 
 def _registry_uri(work: str) -> str:
@@ -80,7 +92,7 @@ def _registry_uri(work: str) -> str:
 def _aliases(registry: str, name: str, version: str) -> set[str] | None:
     """Return the aliases of a version that is ready; None if it is not there, or not known.
 
-    MLflow's client takes longer to import than all else that a look at finished work needs.
+    MLflow's client would take longer to import than the whole look at finished work.
     """
     try:
         if registry.startswith("sqlite:///"):
@@ -111,14 +123,13 @@ def _aliases_on_server(server: str, name: str, version: str) -> set[str] | None:
 
 def _plan(registry: RegistrySettings, pretraining: str, scores: str, work: str) -> StagePlan:
     manifest = read_manifest(pretraining)
-    folder = storage.join(pretraining.rpartition("/")[0], manifest.facts["model_folder"])
     return StagePlan(
-        stage=STAGE,
+        stage=REGISTRATION,
         settings={"registry": registry.model_dump()},
         inputs={
             "pretraining": manifest.content,
             "scores": digest_of(read_manifest(scores).inputs),
-            "model": model_digest(folder),
+            "model": model_digest(model_folder_of(pretraining)),
             "registry": digest_of(shown_tracking_uri(work)),
         },
         code=digest_of([code_digest(__name__), code_digest(SERVED_MODULE)])[:16],

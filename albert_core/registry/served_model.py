@@ -24,15 +24,15 @@ _IN_ORDER = 0
 class AlbertPyfunc(PythonModel):
     """Fills masks, embeds texts and scores sentence order.
 
-    MLflow's server asks it from several threads. Of what it has only the tokenizer changes.
+    MLflow's server calls it from several threads. Only the tokenizer is not immutable.
     """
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load the model and its tokenizer from the version's own files."""
         folder = context.artifacts[MODEL_ARTIFACT]
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        # A call first sets how the tokenizer, one for all threads, is to cut and pad. While another
-        # thread's call encodes, some versions of the library refuse that ("Already borrowed").
+        # A call first sets how the shared tokenizer truncates and pads. Some versions of the
+        # library refuse that while another thread encodes ("Already borrowed").
         self._tokenizing = threading.Lock()
         self.model = AutoModelForPreTraining.from_pretrained(folder).eval()
         heads = getattr(self.model, "cls", self.model)  # BertForPreTraining has them in a module
@@ -46,7 +46,7 @@ class AlbertPyfunc(PythonModel):
         model_input: pd.DataFrame,
         params: dict[str, Any] | None = None,
     ) -> pd.DataFrame:
-        """Do one of three tasks with each row; a text longer than the model takes is cut.
+        """Do one of three tasks with each row; a text longer than the model takes is truncated.
 
         Args:
             context: not used.
@@ -58,12 +58,12 @@ class AlbertPyfunc(PythonModel):
                   piece, probability.
                 * "embed": the mean of the last layer over all pieces, special ones included.
                   Columns text, embedding (a list of float).
-                * "sentence_order": how probable it is that text_b follows text, and not the
-                  other way round. Columns text, text_b, probability.
+                * "sentence_order": the probability that text_b follows text, not the other way
+                  round. Columns text, text_b, probability.
 
         Raises:
-            ValueError: a task that is none of these, a text without "[MASK]" or with one beyond
-                the longest length, or a text that is missing.
+            ValueError: the task is none of these, a text is missing, or has no "[MASK]" or one
+                beyond the longest length.
         """
         options: dict[str, Any] = {"task": "fill_mask", "top_k": 5} | (params or {})
         tasks: dict[str, Callable[[], pd.DataFrame]] = {

@@ -9,7 +9,7 @@ import mlflow
 import pandas as pd
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
-from albert_core.finetuning.finetuned_model import COLUMNS, FinetunedModel, load_finetuned
+from albert_core.finetuning.finetuned_model import COLUMNS, FinetunedModel
 
 MODEL_ARTIFACT = "model"
 """Name of the folder of the fine-tuned model among the version's artifacts."""
@@ -18,14 +18,14 @@ MODEL_ARTIFACT = "model"
 class FinetunedPyfunc(PythonModel):
     """Labels texts, answers questions, or chooses, as it was fine-tuned to.
 
-    MLflow's server asks it from several threads, as `FinetunedModel` allows.
+    MLflow's server calls it from several threads, as `FinetunedModel` allows.
     """
 
     model: FinetunedModel
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load the model from the version's own files."""
-        self.model = load_finetuned(context.artifacts[MODEL_ARTIFACT])
+        self.model = FinetunedModel(context.artifacts[MODEL_ARTIFACT])
 
     def predict(
         self,
@@ -37,7 +37,7 @@ class FinetunedPyfunc(PythonModel):
 
         Args:
             context: not used.
-            model_input: the columns of `prediction.COLUMNS` for the kind of task.
+            model_input: the columns of `COLUMNS` for the kind of task.
             params: none.
 
         Raises:

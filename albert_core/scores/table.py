@@ -1,9 +1,9 @@
 """Scores of a model's fine-tunings, over tasks and seeds, in the paper's columns, as text.
 
-Pure: the facts of manifests go in, a table comes out, for a terminal or as Markdown. Scores are
-shares and correlations, 0..1 or -1..1, or errors. Published scores on dev can be laid beside one's
-own: those of the ALBERT paper's Table 2 (125,000 steps on Wikipedia and books), of its Tables 9 and
-10 (xxlarge, 1.5 million steps, the single model), and of the README of google-research/albert
+Pure: the results of fine-tunings go in, a table comes out, for a terminal or as Markdown. Scores
+are shares and correlations, 0..1 or -1..1, or errors. Published scores on dev can be laid beside
+one's own: those of the ALBERT paper's Table 2 (125,000 steps on Wikipedia and books), of its Tables
+9 and 10 (xxlarge, 1.5 million steps, the single model), and of the README of google-research/albert
 (version 2, base).
 """
 
@@ -11,9 +11,10 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
-from typing import Any, Self
+from typing import Self
 
 from albert_core.metrics import LOWER_IS_BETTER
+from albert_core.stage.results import Estimate, FinetuningResult
 
 
 @dataclass(frozen=True)
@@ -31,62 +32,6 @@ class PublishedScores:
         return mean(mean(self.scores[task]) for task in PAPER_COLUMNS) / 100
 
 
-def _table_2(
-    name: str,
-    squad_1: tuple[float, float],
-    squad_2: tuple[float, float],
-    mnli: float,
-    sst_2: float,
-    race: float,
-) -> PublishedScores:
-    of_task: dict[str, tuple[float, ...]] = {
-        "squad-1.1": squad_1,
-        "squad-2.0": squad_2,
-        "mnli": (mnli,),
-        "sst-2": (sst_2,),
-        "race": (race,),
-    }
-    return PublishedScores(name, "paper, Table 2", of_task)
-
-
-PUBLISHED = {
-    "base": _table_2("ALBERT base", (89.3, 82.3), (80.0, 77.1), 81.6, 90.3, 64.0),
-    "large": _table_2("ALBERT large", (90.6, 83.9), (82.3, 79.4), 83.5, 91.7, 68.5),
-    "xlarge": _table_2("ALBERT xlarge", (92.5, 86.1), (86.1, 83.1), 86.4, 92.4, 74.8),
-    "xxlarge": _table_2("ALBERT xxlarge", (94.1, 88.3), (88.1, 85.1), 88.0, 95.2, 82.3),
-    "bert-base": _table_2("BERT base", (90.4, 83.2), (80.4, 77.6), 84.5, 92.8, 68.2),
-    "bert-large": _table_2("BERT large", (92.2, 85.5), (85.0, 82.2), 86.6, 93.0, 73.9),
-    "base-v2": PublishedScores(
-        "ALBERT base v2",
-        "README of the release",
-        {
-            "squad-1.1": (90.2, 83.2),
-            "squad-2.0": (82.1, 79.3),
-            "mnli": (84.6,),
-            "sst-2": (92.9,),
-            "race": (66.8,),
-        },
-    ),
-    "xxlarge-1.5m": PublishedScores(
-        "ALBERT xxlarge, 1.5 million steps",
-        "paper, Tables 9 and 10",
-        {
-            "squad-1.1": (94.8, 89.3),
-            "squad-2.0": (90.2, 87.4),
-            "mnli": (90.8,),
-            "sst-2": (96.9,),
-            "race": (86.5,),
-            "cola": (71.4,),
-            "mrpc": (90.9,),
-            "qnli": (95.3,),
-            "qqp": (92.2,),
-            "rte": (89.2,),
-            "sts-b": (93.0,),
-        },
-    ),
-}
-"""Name in `scoring.published` -> row."""
-
 PAPER_COLUMNS = {
     "squad-1.1": "SQuAD1.1",
     "squad-2.0": "SQuAD2.0",
@@ -100,41 +45,34 @@ GLUE_COLUMNS = ("mnli", "qnli", "qqp", "rte", "sst-2", "mrpc", "cola", "sts-b", 
 _ORDER = tuple(dict.fromkeys((*PAPER_COLUMNS, *GLUE_COLUMNS)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One fine-tuning, scored on dev."""
+def _published(
+    name: str, source: str, *scores: float | tuple[float, float], **others: float
+) -> PublishedScores:
+    """Return a row of the paper's columns, in their order, and of other tasks."""
+    of_task = dict(zip(PAPER_COLUMNS, scores, strict=True)) | others
+    as_tuples = {n: s if isinstance(s, tuple) else (s,) for n, s in of_task.items()}
+    return PublishedScores(name, source, as_tuples)
 
-    task: str
-    title: str
-    kind: str
-    seed: int
-    scores: Mapping[str, float]
-    """Metric -> score, the key metric first; "<metric> of <set>" for another labelled set."""
-    intervals: Mapping[str, tuple[float, float]]
-    """Metric -> low and high end of the 95 % interval."""
-    num_examples: int
-    """Examples in dev."""
-    num_train: int
-    baselines: Mapping[str, float] = field(default_factory=dict)
-    """Metric -> score of the best constant answer on dev."""
 
-    @classmethod
-    def of_facts(cls, facts: Mapping[str, Any]) -> Self:
-        """Return the run whose manifest has these facts."""
-        scores = {str(facts["metric"]): float(facts["score"])} | dict(facts["scores"])
-        intervals = {name: (low, high) for name, (low, high) in facts["intervals"].items()}
-        for part, estimates in facts.get("other_scores", {}).items():
-            for metric, estimate in estimates.items():
-                name = f"{metric} of {part.removesuffix('.dev')}"
-                scores[name] = estimate["value"]
-                intervals[name] = (estimate["low"], estimate["high"])
-        names = ("task", "title", "kind", "seed", "num_examples", "num_train")
-        return cls(
-            scores=scores,
-            intervals=intervals,
-            baselines=dict(facts["constant_scores"]),
-            **{name: facts[name] for name in names},
-        )
+_TABLE_2 = "paper, Table 2"
+PUBLISHED = {
+    "base": _published("ALBERT base", _TABLE_2, (89.3, 82.3), (80.0, 77.1), 81.6, 90.3, 64.0),
+    "large": _published("ALBERT large", _TABLE_2, (90.6, 83.9), (82.3, 79.4), 83.5, 91.7, 68.5),
+    "xlarge": _published("ALBERT xlarge", _TABLE_2, (92.5, 86.1), (86.1, 83.1), 86.4, 92.4, 74.8),
+    "xxlarge": _published("ALBERT xxlarge", _TABLE_2, (94.1, 88.3), (88.1, 85.1), 88.0, 95.2, 82.3),
+    "bert-base": _published("BERT base", _TABLE_2, (90.4, 83.2), (80.4, 77.6), 84.5, 92.8, 68.2),
+    "bert-large": _published("BERT large", _TABLE_2, (92.2, 85.5), (85.0, 82.2), 86.6, 93.0, 73.9),
+    "base-v2": _published(
+        "ALBERT base v2", "README of the release", (90.2, 83.2), (82.1, 79.3), 84.6, 92.9, 66.8
+    ),
+    "xxlarge-1.5m": _published(
+        "ALBERT xxlarge, 1.5 million steps",
+        "paper, Tables 9 and 10",
+        *((94.8, 89.3), (90.2, 87.4), 90.8, 96.9, 86.5),
+        **{"cola": 71.4, "mrpc": 90.9, "qnli": 95.3, "qqp": 92.2, "rte": 89.2, "sts-b": 93.0},
+    ),
+}
+"""Name in `scoring.published` -> row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,18 +91,18 @@ class MetricSummary:
     """Score of the best constant answer; None if it is not known."""
 
     @classmethod
-    def of_runs(cls, name: str, runs: Sequence[Run]) -> Self:
-        """Return the summary of one metric of all the runs of a task."""
-        ranked = sorted(runs, key=lambda run: run.scores[name], reverse=name in LOWER_IS_BETTER)
-        middle = ranked[(len(ranked) - 1) // 2]
-        low, high = middle.intervals[name]
+    def of_runs(cls, name: str, runs: Sequence[FinetuningResult]) -> Self:
+        """Return the summary of one metric of all the fine-tunings on a task."""
+        found = [(estimates_of(run)[name], run) for run in runs]
+        ranked = sorted(found, key=lambda each: each[0].value, reverse=name in LOWER_IS_BETTER)
+        middle, run = ranked[(len(ranked) - 1) // 2]
         return cls(
             name=name,
-            median=middle.scores[name],
-            low=low,
-            high=high,
-            by_seed={run.seed: run.scores[name] for run in ranked},
-            baseline=middle.baselines.get(name),
+            median=middle.value,
+            low=middle.low,
+            high=middle.high,
+            by_seed={run.seed: estimate.value for estimate, run in ranked},
+            baseline=run.constant_scores.get(name),
         )
 
     @property
@@ -238,7 +176,7 @@ class ScoreTable:
 
 def build_table(
     model: str,
-    runs: Iterable[Run],
+    runs: Iterable[FinetuningResult],
     contamination: Mapping[str, float] | None = None,
     published: Sequence[PublishedScores] = (),
     missing: Mapping[str, str] | None = None,
@@ -247,7 +185,7 @@ def build_table(
 
     Args:
         model: what the table calls the model.
-        runs: one of each task and seed.
+        runs: the fine-tunings, one of each task and seed.
         contamination: by task, the share of dev examples that overlap the pretraining corpus.
         published: rows to lay beside.
         missing: by title, why a task was not scored.
@@ -256,7 +194,7 @@ def build_table(
         ValueError: a seed of a task comes twice, or runs of one task differ in their dev set, so
             that there is no median of them.
     """
-    of_task: dict[str, list[Run]] = {}
+    of_task: dict[str, list[FinetuningResult]] = {}
     for run in runs:
         of_task.setdefault(run.task, []).append(run)
     known = [task for task in _ORDER if task in of_task]
@@ -272,7 +210,22 @@ def build_table(
     )
 
 
-def _summary(runs: Sequence[Run], contamination: float | None) -> TaskScores:
+def estimates_of(run: FinetuningResult) -> dict[str, Estimate]:
+    """Return a fine-tuning's scores on dev by metric, the key metric first.
+
+    Those on another labelled set are called "<metric> of <set>".
+    """
+    found = {}
+    for name in dict.fromkeys((run.metric, *run.scores)):
+        low, high = run.intervals[name]
+        found[name] = Estimate(value=run.scores[name], low=low, high=high)
+    for part, estimates in run.other_scores.items():
+        for name, estimate in estimates.items():
+            found[f"{name} of {part.removesuffix('.dev')}"] = estimate
+    return found
+
+
+def _summary(runs: Sequence[FinetuningResult], contamination: float | None) -> TaskScores:
     runs = sorted(runs, key=lambda run: run.seed)
     first = runs[0]
     seeds = [run.seed for run in runs]
@@ -286,7 +239,7 @@ def _summary(runs: Sequence[Run], contamination: float | None) -> TaskScores:
         task=first.task,
         title=first.title,
         kind=first.kind,
-        metrics=tuple(MetricSummary.of_runs(name, runs) for name in first.scores),
+        metrics=tuple(MetricSummary.of_runs(name, runs) for name in estimates_of(first)),
         num_examples=first.num_examples,
         num_train=first.num_train,
         contamination=contamination,

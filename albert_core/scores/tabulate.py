@@ -13,6 +13,7 @@ from albert_core.stage.command import stage_main
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
+from albert_core.stage.results import ContaminationResult
 
 STAGE = "scores"
 _DEV = "dev"
@@ -92,7 +93,7 @@ def _overlaps(contamination: str) -> dict[str, float]:
     """Return the share of each task's dev examples that the corpus has, by the task's name."""
     if not contamination:
         return {}
-    shares: dict[str, dict[str, float]] = read_manifest(contamination).facts["shares"]
+    shares = read_manifest(contamination).result_as(ContaminationResult).shares
     return {task: splits[_DEV] for task, splits in shares.items() if _DEV in splits}
 
 

@@ -10,7 +10,6 @@ from albert_core.scores.plot import COLOURS, plot
 from albert_core.scores.table import (
     PUBLISHED,
     Rows,
-    Run,
     ScoreTable,
     TaskScores,
     as_markdown,
@@ -23,6 +22,12 @@ from albert_core.scores.table import (
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import Manifest, StagePlan, shard_of
+from albert_core.stage.results import (
+    FinetuningResult,
+    MetricResult,
+    ScoresResult,
+    TaskScoresResult,
+)
 from albert_core.tracking.run import TrackedRun
 
 _STYLE = """
@@ -136,7 +141,7 @@ def write_table(
     Raises:
         ConfigError: the fine-tunings do not go together.
     """
-    runs = [Run.of_facts(manifest.facts) for manifest in done.values()]
+    runs = [manifest.result_as(FinetuningResult) for manifest in done.values()]
     published = [PUBLISHED[name] for name in scoring.published]
     try:
         table = build_table(model, runs, overlaps, published, absent)
@@ -163,15 +168,15 @@ def _write(
         work,
         [shard_of(file, folder, plan.stage, len(table.tasks)) for file in uris],
         [],
-        {
-            "model": table.model,
-            "average": table.average,
-            "scores": {task: _medians(scores) for task, scores in table.tasks.items()},
-            "tasks": {task: _task_data(scores) for task, scores in table.tasks.items()},
-            "text": as_text(table),
-            "page": PAGE,
-            "mlflow_run_id": tracked.run_id,
-        },
+        ScoresResult(
+            model=table.model,
+            average=table.average,
+            scores={task: _medians(scores) for task, scores in table.tasks.items()},
+            tasks={task: _task_result(scores) for task, scores in table.tasks.items()},
+            text=as_text(table),
+            page=PAGE,
+            mlflow_run_id=tracked.run_id,
+        ),
     )
     _track(tracked, table, done)
     for file in (uri, *uris):
@@ -189,7 +194,7 @@ def _track(tracked: TrackedRun, table: ScoreTable, done: Finetunings) -> None:
         metrics["average"] = table.average
     tracked.log_metrics(0, metrics)
     sets = {
-        (f"{manifest.facts['title']}/{split}", digest): uri
+        (f"{manifest.result_as(FinetuningResult).title}/{split}", digest): uri
         for uri, manifest in done.items()
         for split, digest in manifest.inputs.items()
         if split != "model"
@@ -197,7 +202,8 @@ def _track(tracked: TrackedRun, table: ScoreTable, done: Finetunings) -> None:
     for (name, digest), uri in sets.items():
         tracked.log_dataset(name, digest, uri)
     for uri, manifest in done.items():
-        tracked.adopt(manifest.stage, uri.rpartition("/")[0], manifest.facts["mlflow_run_id"])
+        run_id = manifest.result_as(FinetuningResult).mlflow_run_id
+        tracked.adopt(manifest.stage, uri.rpartition("/")[0], run_id)
 
 
 def as_data(table: ScoreTable) -> dict[str, Any]:
@@ -207,7 +213,9 @@ def as_data(table: ScoreTable) -> dict[str, Any]:
             table.model: {
                 "average": table.average,
                 "average_lacks": list(table.average_lacks),
-                "tasks": {task: _task_data(scores) for task, scores in table.tasks.items()},
+                "tasks": {
+                    task: _task_result(scores).model_dump() for task, scores in table.tasks.items()
+                },
             }
         },
         "published": [row.name for row in table.published],
@@ -215,23 +223,23 @@ def as_data(table: ScoreTable) -> dict[str, Any]:
     }
 
 
-def _task_data(scores: TaskScores) -> dict[str, Any]:
-    return {
-        "title": scores.title,
-        "num_examples": scores.num_examples,
-        "num_train": scores.num_train,
-        "dev_overlap": scores.contamination,
-        "metrics": {
-            metric.name: {
-                "median": metric.median,
-                "interval": [metric.low, metric.high],
-                "by_seed": {str(seed): score for seed, score in sorted(metric.by_seed.items())},
-                "worst_seed": metric.worst_seed,
-                "constant_answer": metric.baseline,
-            }
+def _task_result(scores: TaskScores) -> TaskScoresResult:
+    return TaskScoresResult(
+        title=scores.title,
+        num_examples=scores.num_examples,
+        num_train=scores.num_train,
+        dev_overlap=scores.contamination,
+        metrics={
+            metric.name: MetricResult(
+                median=metric.median,
+                interval=(metric.low, metric.high),
+                by_seed={str(seed): score for seed, score in sorted(metric.by_seed.items())},
+                worst_seed=metric.worst_seed,
+                constant_answer=metric.baseline,
+            )
             for metric in scores.metrics
         },
-    }
+    )
 
 
 def _medians(scores: TaskScores) -> dict[str, float]:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from albert_core.stage import lock, storage
 from albert_core.stage.credentials import redacted
 from albert_core.stage.environment import whole_number
-from albert_core.stage.errors import AlbertError, ConfigError, is_passing
+from albert_core.stage.errors import AlbertError, ConfigError, is_transient
 from albert_core.stage.log import say, set_up_log
 from albert_core.stage.provenance import Call, called_as
 from albert_core.stage.settings import Settings, refuse_credentials
@@ -28,14 +28,14 @@ Stage = Callable[..., str]
 RESULT = "manifest: "
 """What stands before the manifest's URI on the last line of a stage's output."""
 NO_RESULT = "none"
-"""What stands there of a command that found nothing to do."""
+"""What stands there if a command found nothing to do."""
 FAILURE = "error: "
 """What stands before the message of a stage that failed."""
 FAILURE_STATUS = 2
 DEFECT_STATUS = 1
 RUN_AGAIN_STATUS = os.EX_TEMPFAIL
-"""Exit status (75) of a stage that met what passes by itself: a server that is away, a worker
-process lost, an order to stop. The same command goes on from what is done."""
+"""Exit status (75) after a transient failure: a server that is unavailable, a lost worker process,
+an order to stop. The same command continues from what is done."""
 
 
 def stage_main(run: Stage) -> NoReturn:
@@ -48,8 +48,8 @@ def stage_main(run: Stage) -> NoReturn:
     except Exception:  # noqa: BLE001
         say(redacted(traceback.format_exc()).rstrip(), sys.stderr, logging.ERROR)
         status = DEFECT_STATUS
-    # The interpreter's own end can wait for ever: for a thread that a library left running, or
-    # for a lock that such a thread (gRPC's) held when it was stopped.
+    # The interpreter's own shutdown can hang: on a thread that a library left running, or on a
+    # lock that such a thread (gRPC's) held when it was stopped.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -76,18 +76,20 @@ def run_command_line(run: Stage, argv: Sequence[str]) -> int:
 
 
 def tell_failure(error: Exception) -> int | None:
-    """Print the one message of what a user can mend or wait out; return the exit status.
+    """Print the message of an error that a user can fix or wait out; return the exit status.
 
-    None: it is neither, but a defect, of which nothing is printed.
+    None: it is a defect; nothing is printed.
     """
     if isinstance(error, AlbertError):
         message = str(error)
-    elif is_passing(error):
-        message = f"a server or store is away ({redacted(f'{type(error).__name__}: {error}')})"
+    elif is_transient(error):
+        message = (
+            f"a server or store is unavailable ({redacted(f'{type(error).__name__}: {error}')})"
+        )
     else:
         return None
     say(f"{FAILURE}{message}", sys.stderr, logging.ERROR)
-    return RUN_AGAIN_STATUS if is_passing(error) else FAILURE_STATUS
+    return RUN_AGAIN_STATUS if is_transient(error) else FAILURE_STATUS
 
 
 def stage_argv(module: str, recipe: str, **inputs: str) -> list[str]:
@@ -97,34 +99,27 @@ def stage_argv(module: str, recipe: str, **inputs: str) -> list[str]:
 
 
 def _arguments(run: Stage, argv: Sequence[str]) -> dict[str, Any]:
-    parameters = inspect.signature(run, eval_str=True).parameters
-    sections = {
-        name: parameter.annotation
-        for name, parameter in parameters.items()
-        if inspect.isclass(parameter.annotation) and issubclass(parameter.annotation, Settings)
-    }
     parser = argparse.ArgumentParser(
         prog=f"python -m {run.__module__}", description=inspect.getdoc(run)
     )
     parser.add_argument("--recipe", required=True, help="resolved recipe, JSON")
-    for name, parameter in parameters.items():
-        if name not in sections:
-            parser.add_argument(
-                f"--{name.replace('_', '-')}",
-                required=parameter.default is inspect.Parameter.empty,
-                default=parameter.default,
-            )
+    sections: dict[str, type[Settings]] = {}
+    for name, parameter in inspect.signature(run, eval_str=True).parameters.items():
+        kind, default = parameter.annotation, parameter.default
+        if inspect.isclass(kind) and issubclass(kind, Settings):
+            sections[name] = kind
+        else:
+            is_required = default is inspect.Parameter.empty
+            option = f"--{name.replace('_', '-')}"
+            parser.add_argument(option, required=is_required, default=default)
     options = vars(parser.parse_args(argv))
     refuse_credentials(options, "the command line")
     recipe_uri = options.pop("recipe")
-    if not recipe_uri or not storage.exists(recipe_uri):
-        raise ConfigError(f"{recipe_uri!r} is missing: give --recipe a resolved recipe (JSON).")
     recipe = _read_recipe(recipe_uri)
-    settings = {
+    return options | {
         name: section.read(recipe.get(name, {}), f"{recipe_uri}, section {name}")
         for name, section in sections.items()
     }
-    return settings | options
 
 
 def _call(run: Stage, arguments: Mapping[str, Any]) -> Call:
@@ -141,6 +136,8 @@ def _module_of(run: Stage) -> str:
 
 
 def _read_recipe(uri: str) -> dict[str, Any]:
+    if not uri or not storage.exists(uri):
+        raise ConfigError(f"{uri!r} is missing: give --recipe a resolved recipe (JSON).")
     try:
         recipe = json.loads(storage.read_bytes(uri))
     except ValueError as error:

@@ -1,8 +1,8 @@
 """Credentials: what they look like, and how a text is shown without them.
 
-They belong into the environment: into variables whose name says that they are secret, into the
-URIs of servers there, into fsspec's configuration, or into files that these name. In recipes and
-options they are refused, since those are saved, shown and kept; see `Settings.read`.
+They belong in the environment: in variables whose name says that they are secret, in the URIs of
+servers there, in fsspec's configuration, or in files that these name. In recipes and options they
+are refused, because those are saved and shown; see `Settings.read`.
 """
 
 import json
@@ -25,18 +25,18 @@ _PARAMETER = (
     r"awsaccesskeyid)="
 )
 IN_URI = re.compile(f"{_USERINFO}|{_PARAMETER}[^&\\s]", re.IGNORECASE)
-"""What only a URI with credentials has."""
+"""Found only in URIs with credentials."""
 
 
 def _in_either_case(pattern: str) -> str:
-    """Return a pattern in small letters as one for which case means nothing."""
+    """Return a lower-case pattern as one that ignores case."""
     return re.sub(r"(?<!\\)[a-z]", lambda found: f"[{found[0]}{found[0].upper()}]", pattern)
 
 
 WITHOUT_CREDENTIALS = rf"^(?![\s\S]*(?:{_in_either_case(IN_URI.pattern)}))"
-"""What texts match that `has_credentials` passes, for JSON schemas: those know no flags.
+"""Matches the texts without credentials, for JSON schemas, whose patterns have no flags.
 
-Python reads it, and JavaScript in its strict ("u") mode.
+Both Python and JavaScript in its strict ("u") mode can read it.
 """
 
 _USERINFO_OF_URI = re.compile(r"(https?://|://)([^\s/?#'\"<>:]*:)?([^\s/?#'\"<>]*)@", re.IGNORECASE)
@@ -49,19 +49,19 @@ _SECRET_NAME = re.compile(
 )
 _SECRET_KEY = re.compile(f"^(?:key|auth|{_SECRET_NAME.pattern})", re.IGNORECASE)
 _MIN_CHARACTERS = 6
-"""Of a secret that is looked for by its value: shorter ones stand in other words too."""
+"""Shorter secrets are not searched for by value: they occur in other words too."""
 
 
 def has_credentials(text: str) -> bool:
-    """Return whether ``text`` has a URI with a password, a token or a signature in it."""
+    """Return whether ``text`` contains a URI with a password, a token or a signature."""
     return IN_URI.search(text) is not None
 
 
 def redacted(text: str) -> str:
     """Return ``text`` with ``***`` in place of credentials.
 
-    Those are what stands in URIs and headers, and the values that the environment has: of
-    variables that are named for secrets, in its URIs, and in fsspec's configuration.
+    Those in URIs and headers, and the secrets of the environment: the values of variables that
+    are named as secrets, and those in its URIs and in fsspec's configuration.
     """
     for secret in sorted(secrets_of(os.environ), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
@@ -71,7 +71,7 @@ def redacted(text: str) -> str:
 
 
 def hide_credentials_in_logs() -> None:
-    """Have every log record of this process made without credentials, its traceback too."""
+    """Remove credentials from every log record of this process, tracebacks included."""
     make = logging.getLogRecordFactory()
     if getattr(make, "hides_credentials", False):
         return
@@ -81,7 +81,7 @@ def hide_credentials_in_logs() -> None:
         try:
             record.msg, record.args = redacted(record.getMessage()), ()
         except (TypeError, ValueError):
-            return record  # a wrong format: logging says so itself
+            return record  # a wrong format: logging reports it itself
         if record.exc_info and record.exc_info[0] is not None:
             record.exc_text = redacted("".join(traceback.format_exception(*record.exc_info))[:-1])
         return record
@@ -91,7 +91,7 @@ def hide_credentials_in_logs() -> None:
 
 
 def secrets_of(environment: Mapping[str, str]) -> set[str]:
-    """Return the secrets in the values of environment variables, as they may stand in a text."""
+    """Return the secrets in environment variables, in each form that a text may contain."""
     found: set[str] = set()
     for name, value in environment.items():
         found.update(_secrets_in_uris(value))
@@ -120,7 +120,7 @@ def _secrets_in_json(text: str, name: str) -> Iterator[str]:
 
 
 def _leaves(value: Any, name: str) -> Iterator[str]:
-    """Yield the texts of a configuration that stand under a secret's name."""
+    """Yield the strings of a configuration that have a secret's name."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(inner, str(key))

@@ -1,4 +1,4 @@
-"""What the environment says: whole numbers, the work folder, and where MLflow keeps its runs."""
+"""Settings from environment variables: whole numbers, the work folder, MLflow's address."""
 
 import os
 from pathlib import Path
@@ -10,10 +10,10 @@ from albert_core.stage.settings import refuse_credentials
 
 
 def whole_number(variable: str, default: int) -> int:
-    """Return the number in an environment variable, at least 1; ``default`` without it.
+    """Return the number in an environment variable, at least 1; ``default`` if it is not set.
 
     Raises:
-        ConfigError: it is another text.
+        ConfigError: it is not such a number.
     """
     text = os.environ.get(variable, str(default))
     if not text.isdecimal() or int(text) < 1:
@@ -50,5 +50,5 @@ def tracking_uri(work: str) -> str:
 
 
 def shown_tracking_uri(work: str) -> str:
-    """Return `tracking_uri` for a message: without a user's name and password."""
+    """Return `tracking_uri` without user name and password, for messages."""
     return redacted(tracking_uri(work))

@@ -1,17 +1,17 @@
 """Every error that a user can cause or meet, as one tree; and which errors are worth a retry.
 
-AlbertError            something a user can mend; shown as one message, without a traceback
+AlbertError            something a user can fix; shown as one message, without a traceback
 ├── ConfigError        a setting is unknown, of the wrong type or impossible
 ├── SourceError        a source is missing, empty or not what it was declared to be
-├── VocabularyError    the text cannot carry the vocabulary asked for
+├── VocabularyError    the text is too small or too varied for the vocabulary asked for
 ├── IntegrityError     a file is not the one that its manifest describes
 ├── AccountingError    the counts of a stage do not add up
-├── ShapeError         tensors that do not fit each other
+├── ShapeError         tensors do not fit each other
 ├── TaskError          a downstream task's file is missing or malformed
-├── TrainingError      a run cannot go on (non-finite loss, no examples, another data set)
+├── TrainingError      a run cannot continue (non-finite loss, no examples, another data set)
 ├── RegistryError      a model version cannot be registered, promoted or found
 ├── StageError         a stage's process ended without its manifest
-└── OutageError        a store, server or worker is unavailable: the same command goes on later
+└── OutageError        a store, server or worker is unavailable: run the same command again later
 """
 
 import errno
@@ -24,7 +24,7 @@ from albert_core.stage.credentials import redacted
 class AlbertError(Exception):
     """Base of all errors with a message for the user: where, what was found, what to do.
 
-    A message is shown and kept: it has no credentials, whatever the texts it is made of.
+    Messages are shown and kept, so credentials are removed from them.
     """
 
     def __init__(self, *args: object) -> None:
@@ -40,7 +40,7 @@ class SourceError(AlbertError):
 
 
 class VocabularyError(AlbertError):
-    """The text cannot carry the vocabulary asked for."""
+    """The text is too small or too varied for the vocabulary asked for."""
 
 
 class IntegrityError(AlbertError):
@@ -60,7 +60,7 @@ class TaskError(AlbertError):
 
 
 class TrainingError(AlbertError):
-    """A run cannot go on."""
+    """A run cannot continue."""
 
 
 class RegistryError(AlbertError):
@@ -72,13 +72,13 @@ class StageError(AlbertError):
 
 
 class OutageError(AlbertError):
-    """A store, server or worker is away for a while: the same command goes on from what is done."""
+    """A store, server or worker is unavailable; the same command continues from what is done."""
 
 
 _ANSWER_SECONDS = 5
 _MAX_CAUSES = 20
 _ERRNOS = {errno.EBUSY, errno.ESTALE, getattr(errno, "EREMOTEIO", errno.ESTALE)}
-"""s3fs's for "slow down" and "internal error", and NFS's for a server that began anew."""
+"""s3fs's for "slow down" and "internal error", and NFS's for a server that restarted."""
 _CLASSES = {
     "aiohttp": {"ClientConnectionError"},
     "botocore": {"ConnectionError", "HTTPClientError"},
@@ -86,20 +86,20 @@ _CLASSES = {
     "requests": {"ConnectionError", "Timeout"},
     "sqlalchemy": {"OperationalError"},
 }
-"""By package, so that none of them is imported to ask."""
+"""By package, so that none of them is imported for the check."""
 _MLFLOW_STATUSES = {429, 502, 503, 504}
 
 
-def is_passing(error: BaseException) -> bool:
-    """Return whether trying again later may well succeed, by the error or one that caused it.
+def is_transient(error: BaseException) -> bool:
+    """Return whether the same call may succeed later, judged by the error and its causes.
 
-    A mistake in the settings never passes, even if it shows as a server that does not answer.
+    A mistake in the settings never does, even if it shows as a server that does not answer.
     """
-    return not isinstance(error, ConfigError) and any(map(_passes, _causes(error)))
+    return not isinstance(error, ConfigError) and any(map(_is_outage, _causes(error)))
 
 
 def answers(url: str) -> bool:
-    """Return whether a server of ours answers at an http address, with status 200."""
+    """Return whether one of our servers answers at an http address, with status 200."""
     try:
         with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
             return bool(answer.status == 200)
@@ -116,7 +116,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         now = now.__cause__ or (None if now.__suppress_context__ else now.__context__)
 
 
-def _passes(error: BaseException) -> bool:
+def _is_outage(error: BaseException) -> bool:
     if isinstance(error, ConnectionError | TimeoutError | OutageError):
         return True
     if isinstance(error, OSError) and error.errno in _ERRNOS:

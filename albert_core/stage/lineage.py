@@ -1,7 +1,7 @@
-"""The graph of results: which result of a stage was made of which.
+"""The graph of results: which result was made of which.
 
-A result is called by its place, stage and key: ``corpus/0123456789abcdef``. The place is the same
-wherever the work folder lies, and in the registry's copies of the manifests.
+A result is named by its place, stage and key: ``corpus/0123456789abcdef``. The place is the same
+wherever the work folder is, and in the registry's copies of the manifests.
 """
 
 import logging
@@ -13,20 +13,27 @@ from graphlib import TopologicalSorter
 from typing import Any
 
 from albert_core.stage import storage
-from albert_core.stage.errors import IntegrityError
+from albert_core.stage.errors import ConfigError, IntegrityError
 from albert_core.stage.manifest import BEGUN, KEY_DIGITS, MANIFEST, Manifest, read_manifest
+from albert_core.stage.results import FinetuningResult, ModelResult, PretrainingResult
 
 SOURCE_FILES = "source_files.jsonl"
-"""Beside a corpus's manifest: the list of the files that it was made of."""
+"""Beside a corpus's manifest: the list of its source files."""
 MADE_WITH = "made_with.txt"
-"""Beside a manifest: the units and parts of the work folder that it was made with, one a line, as
-``units/NAME`` and ``parts/NAME``."""
+"""Beside a manifest: the units and parts of the work folder that the result was made with, one a
+line, as ``units/NAME`` and ``parts/NAME``."""
 CORPUS, VOCAB, EXAMPLES, TASK = "corpus", "vocab", "examples", "task"
-PRETRAINING, FINETUNING, REGISTRATION = "pretraining", "finetuning", "registration"
+PRETRAINING, FINETUNING, CONTAMINATION = "pretraining", "finetuning", "contamination"
+SCORES, REGISTRATION = "scores", "registration"
 STAGES = (
-    CORPUS, VOCAB, EXAMPLES, TASK, PRETRAINING, FINETUNING, "contamination", "scores", REGISTRATION,
+    CORPUS, VOCAB, EXAMPLES, TASK, PRETRAINING, FINETUNING, CONTAMINATION, SCORES, REGISTRATION,
 )  # fmt: skip
 """The folders of a work folder that have a folder for each result."""
+MODEL_RESULTS: dict[str, type[ModelResult]] = {
+    PRETRAINING: PretrainingResult,
+    FINETUNING: FinetuningResult,
+}
+"""Of the stages that make a model, what their manifests hold."""
 
 _PLACE = re.compile(rf"(?:^|/)({'|'.join(STAGES)})/([0-9a-f]{{{KEY_DIGITS}}})(?=/|$)")
 
@@ -55,7 +62,7 @@ class Result:
 
     @cached_property
     def inputs(self) -> frozenset[str]:
-        """Places that are named in its inputs, its settings or the call that made it."""
+        """Places named in its inputs, its settings or the call that made it."""
         made_by = self.manifest.provenance
         call = made_by and made_by.call
         named = [self.manifest.input_manifests, self.manifest.settings]
@@ -64,7 +71,7 @@ class Result:
 
 
 class Lineage:
-    """Results by place, in an order in which each comes after all that it was made of."""
+    """Results by place, in an order in which each comes after everything that it was made of."""
 
     def __init__(self, results: Iterable[Result]) -> None:
         by_place = {result.place: result for result in results}
@@ -76,7 +83,7 @@ class Lineage:
         return [each for each in self.results.values() if each.manifest.stage == stage]
 
     def before(self, place: str) -> set[str]:
-        """Return ``place`` and all that it was made of, directly or not, as far as it is here."""
+        """Return ``place`` and everything it was made of, directly or not, as far as it is here."""
         found = {place} & self.results.keys()
         for other in reversed(self.results):
             if other in found:
@@ -101,19 +108,36 @@ def read_made_with(folder: str) -> set[str] | None:
 
 
 def place_in(uri: str) -> str:
-    """Return the place of the result that ``uri`` is of or in; empty if it is in none."""
+    """Return the place of the result that ``uri`` belongs to; empty if there is none."""
     found = _PLACE.findall(uri)
     return "/".join(found[-1]) if found else ""
 
 
 def manifest_of(address: str) -> str | None:
-    """Return the URI of the manifest of the result that ``address`` is of or in, if it is there.
+    """Return the URI of the manifest of the result that ``address`` belongs to, if it exists.
 
-    Of an unfinished result it is that of `BEGUN`.
+    For an unfinished result it is the URI of `BEGUN`.
     """
     uri = storage.absolute(address)
     place = place_in(uri)
     return _manifest_in(f"{uri[: uri.rindex(place)]}{place}", begun=True) if place else None
+
+
+def model_folder_of(manifest: str) -> str:
+    """Return the folder of the model that the pretraining or fine-tuning of a manifest wrote.
+
+    Raises:
+        ConfigError: it is the manifest of another stage.
+        IntegrityError: there is no manifest.
+    """
+    made = read_manifest(manifest)
+    if made.stage not in MODEL_RESULTS:
+        raise ConfigError(
+            f"{manifest} is of the stage {made.stage!r}, which makes no model. Give the manifest "
+            "of a pretraining run."
+        )
+    folder = made.result_as(MODEL_RESULTS[made.stage]).model_folder
+    return storage.join(manifest.rpartition("/")[0], folder)
 
 
 def read_work(work: str, *, stages: Sequence[str] = STAGES, begun: bool = False) -> Lineage:
@@ -128,10 +152,10 @@ def read_work(work: str, *, stages: Sequence[str] = STAGES, begun: bool = False)
 
 
 def read_lineage(address: str) -> Lineage:
-    """Return the result that ``address`` is of or in, and all that it was made of.
+    """Return the result that ``address`` belongs to, and everything that it was made of.
 
-    A manifest that is no longer where it was written is looked for in the work folder of the one
-    that names it, which may have been moved.
+    A manifest that is no longer where it was written is looked for in the work folder of the
+    manifest that names it, because the folder may have been moved.
 
     Raises:
         IntegrityError: a manifest is missing.

@@ -1,7 +1,7 @@
-"""What a process loads once and its threads share: one thread loads, the others wait for it.
+"""Objects that a process loads once and its threads share: one thread loads, the others wait.
 
-With `functools.lru_cache` each thread that finds nothing yet loads for itself: eight that begin
-together read eight tokenizers, and hold them all until they are done.
+With `functools.lru_cache`, each thread that finds nothing yet loads for itself: eight threads that
+begin together read eight tokenizers, and keep them until they are done.
 """
 
 import threading
@@ -14,20 +14,20 @@ Loaded = TypeVar("Loaded")
 
 
 class Loader(Generic[Asked, Loaded]):
-    """A function that is called once for the arguments asked for last; see `loaded_once`."""
+    """A function that remembers its last call; see `loaded_once`."""
 
     def __init__(self, load: Callable[Asked, Loaded]) -> None:
         self._load = load
         self._kept: tuple[object, Loaded] | None = None
-        # A loader may call others, also itself, but not in a circle: two threads that begin at
-        # either end of one would wait for each other.
+        # A loader may call other loaders, and itself, but not in a circle: two threads that begin
+        # at either end of it would wait for each other.
         self._loading = threading.RLock()
         update_wrapper(self, load)
 
     def __call__(self, *args: Asked.args, **kwargs: Asked.kwargs) -> Loaded:
-        """Return what the function gives for these arguments, or gave when it was called."""
+        """Return what the function gives for these arguments, loading it only if needed."""
         asked = args, kwargs
-        kept = self._kept  # replaced as a whole, so that it can be read without the lock
+        kept = self._kept  # replaced as a whole, so it can be read without the lock
         if kept is None or kept[0] != asked:
             with self._loading:
                 kept = self._kept  # another thread may have loaded it meanwhile
@@ -41,9 +41,9 @@ class Loader(Generic[Asked, Loaded]):
 
 
 def loaded_once(load: Callable[Asked, Loaded]) -> Loader[Asked, Loaded]:
-    """Keep what ``load`` gave for the arguments asked for last; no two threads load at once.
+    """Make ``load`` keep its last result; no two threads load at the same time.
 
-    What is loaded belongs to all threads: it must be something that none of them changes, or that
-    has a lock of its own. What ``load`` raises is raised, and the next one who asks tries again.
+    The result is shared by all threads: nothing may change it, or it has a lock of its own. An
+    error of ``load`` is raised, and the next call tries again.
     """
     return Loader(load)

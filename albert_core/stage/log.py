@@ -3,9 +3,7 @@
 ``ALBERT_LOG_FORMAT=json`` makes every line an object with ``time``, ``level``, ``stage``,
 ``flow_run_id``, ``mlflow_run_id``, ``logger`` and ``message``, as far as they are known.
 
-How far a stage is, as a line for the process that started it, when that asks for it.
-
-The line is for a program; people read the stage's own lines.
+A stage also prints its progress, as lines for the process that started it, if that asks for them.
 """
 
 import json
@@ -57,7 +55,7 @@ def is_json() -> bool:
 
 
 def set_up_log(stage: str) -> None:
-    """Have this process's log go to its output, in the format asked for, without credentials.
+    """Send this process's log to its output, in the format asked for, without credentials.
 
     Args:
         stage: name of its module.
@@ -73,7 +71,7 @@ def set_up_log(stage: str) -> None:
 
 
 def use_format(logger: logging.Logger) -> None:
-    """Have the handlers of a logger write JSON, if it is asked for.
+    """Make the handlers of a logger write JSON, if it is asked for.
 
     Raises:
         ConfigError: see `is_json`.
@@ -84,14 +82,14 @@ def use_format(logger: logging.Logger) -> None:
 
 
 def note_ids(**ids: str) -> None:
-    """Have later lines of this process name what they belong to; what is noted already stays."""
+    """Add ids to the later lines of this process; an id that is already set stays."""
     for name, value in ids.items():
         if value:
             _ids.setdefault(name, value)
 
 
 def say(text: str, stream: TextIO, level: int = logging.INFO) -> None:
-    """Print what is no log record, a stage's result for example, as a line of the format."""
+    """Print something that is not a log record, such as a stage's result, in the log's format."""
     if os.environ.get(FORMAT) == "json":
         record = logging.LogRecord("albert", level, __file__, 0, text, None, None)
         text = _JsonLines("%(message)s").format(record)
@@ -99,7 +97,7 @@ def say(text: str, stream: TextIO, level: int = logging.INFO) -> None:
 
 
 def read_line(line: str) -> tuple[int, str, Mapping[str, Any]]:
-    """Return the level and the message of a line in either format, and the ids that it names."""
+    """Return the level, the message and the ids of a line in either format."""
     if not line.startswith("{"):
         return logging.INFO, line, {}
     try:
@@ -115,9 +113,9 @@ def read_line(line: str) -> tuple[int, str, Mapping[str, Any]]:
 
 
 PROGRESS = "progress: "
-"""What stands before a report on a line of a stage's output."""
+"""What precedes a progress report on a line of a stage's output."""
 ASKED_FOR = "ALBERT_REPORTS_PROGRESS"
-"""Set where the process that reads the output takes such lines out."""
+"""Variable that is set if the process that reads the output takes such lines out."""
 _SECONDS_BETWEEN = 2.0
 
 _last_time = -_SECONDS_BETWEEN
@@ -125,12 +123,12 @@ _last_time = -_SECONDS_BETWEEN
 
 @dataclass(frozen=True)
 class StageProgress:
-    """What is done of what is to do, in the stage's own units."""
+    """How much of a stage's work is done, in units of its own."""
 
     done: float
     total: float
     unit: str
-    """For example steps, or bytes."""
+    """Steps or bytes, for example."""
 
     @property
     def share(self) -> float:
@@ -139,7 +137,7 @@ class StageProgress:
 
     @classmethod
     def from_line(cls, line: str) -> Self | None:
-        """Return what `report_progress` printed as ``line``; None of any other line."""
+        """Return what `report_progress` printed as ``line``; None for any other line."""
         if not line.startswith(PROGRESS):
             return None
         try:
@@ -149,8 +147,8 @@ class StageProgress:
 
 
 def report_progress(done: float, total: float, unit: str) -> None:
-    """Print how far the stage is, if it was asked to and did not do so just now."""
-    global _last_time  # noqa: PLW0603 - of the process's one output
+    """Print how far the stage is, if that is asked for and some seconds after the last time."""
+    global _last_time  # noqa: PLW0603 - a process has one output
     now = time.monotonic()
     if ASKED_FOR not in os.environ or now - _last_time < _SECONDS_BETWEEN:
         return

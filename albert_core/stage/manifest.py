@@ -1,4 +1,4 @@
-"""The manifest of a stage: what it made, of what, by what, and where everything went.
+"""The manifest of a stage: what it made, from what, by which code, and where everything went.
 
 A stage's folder is named by its key, a digest of its settings, its inputs and the code that
 matters. Its manifest is written last: a folder without one is not finished, and readers trust
@@ -9,13 +9,13 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from albert_core.stage import lock, storage
 from albert_core.stage.errors import AccountingError, AlbertError, IntegrityError
@@ -24,8 +24,10 @@ from albert_core.stage.settings import Settings
 
 MANIFEST = "manifest.json"
 BEGUN = "begun.json"
-"""Beside the manifest, and there before it: the same without what was made."""
+"""The manifest of an unfinished result: without shards, accounts and result."""
 KEY_DIGITS = 16
+
+R = TypeVar("R", bound=Settings)
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ class Shard(Settings):
 
 
 class Account(Settings):
-    """An equation: what came in is what was kept and what was dropped, by reason."""
+    """An equation: what came in = what was kept + what was dropped, by reason."""
 
     what: str = Field(description="documents, pieces, ...")
     total: int
@@ -59,7 +61,7 @@ class Account(Settings):
         return self
 
     def __str__(self) -> str:
-        """Say it as a sentence."""
+        """Return it as a sentence."""
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted(self.dropped.items()))
         lost = f", {sum(self.dropped.values()):,} dropped ({reasons})" if self.dropped else ""
         return f"{self.what}: {self.total:,} in = {self.kept:,} kept{lost}"
@@ -77,15 +79,27 @@ class Manifest(Settings):
     libraries: dict[str, str]
     shards: list[Shard]
     accounts: list[Account]
-    facts: dict[str, Any] = Field(description="numbers and names that readers need")
+    result: dict[str, Any] = Field(description="a model of `results`; see `result_as`")
     provenance: Provenance | None = Field(
-        default=None, description="by what call, commit and machine; None: not recorded"
+        default=None, description="call, commit and machine; None: not recorded"
     )
 
     @property
     def content(self) -> str:
-        """A digest of what was made: equal for equal bytes, whatever the way there."""
+        """A digest of what was made: equal for equal bytes, however they were made."""
         return digest_of([[shard.path, shard.kind, shard.sha256] for shard in self.shards])
+
+    def result_as(self, kind: type[R]) -> R:
+        """Return what the stage told its readers, as its model of `results`.
+
+        Raises:
+            IntegrityError: a field is absent, unknown or of another type.
+        """
+        try:
+            return kind.model_validate_json(json.dumps(self.result))
+        except ValidationError as error:
+            where = f"the result in {self.stage}/{self.key}/{MANIFEST}"
+            raise _unreadable(f"{where} is not a {kind.__name__}", error) from error
 
     def shards_of(self, kind: str) -> list[Shard]:
         """Return the shards of one kind, in order."""
@@ -109,7 +123,7 @@ class StagePlan:
 
     @property
     def key(self) -> str:
-        """The name of the folder of this and of no other result."""
+        """The name of the folder of this result and no other."""
         parts = [self.stage, self.settings, self.inputs, self.code, self.libraries]
         return digest_of(parts)[:KEY_DIGITS]
 
@@ -129,8 +143,8 @@ class StagePlan:
     def find(self, work: str) -> str | None:
         """Return the manifest's URI if this was made before, else None; log which, and why.
 
-        With None the folder is this process's alone, till `write` or its end: another one that
-        looks for the same result waits in its own `find`, and then finds it.
+        After None, the folder belongs to this process until `write` or its end: another process
+        that looks for the same result waits in its own `find`, and then finds it.
         """
 
         def is_done() -> bool:
@@ -139,46 +153,42 @@ class StagePlan:
         if not is_done() and lock.take(work, self._claim, is_done):
             if not is_done():
                 log.info("%s: to do, because %s", self.stage, self._why(work))
-                begun = self._manifest([], [], {}).model_dump_json(indent=1) + "\n"
-                storage.write_bytes(storage.join(self.folder(work), BEGUN), begun.encode())
+                self._save(work, BEGUN)
                 return None
             lock.release(work, self._claim)
         log.info("%s: done already (%s)", self.stage, self.folder(work))
         return self.done(work)
 
     def write(
-        self,
-        work: str,
-        shards: Iterable[Shard],
-        accounts: Iterable[Account],
-        facts: Mapping[str, Any],
+        self, work: str, shards: Iterable[Shard], accounts: Sequence[Account], result: Settings
     ) -> str:
-        """Write the manifest, which makes the result whole; return its URI."""
-        manifest = self._manifest(shards, accounts, facts)
-        uri = storage.join(self.folder(work), MANIFEST)
-        storage.write_bytes(uri, (manifest.model_dump_json(indent=1) + "\n").encode())
+        """Write the manifest, which completes the result; return its URI."""
+        uri = self._save(work, MANIFEST, shards, accounts, result.model_dump(mode="json"))
         lock.release(work, self._claim)
-        for account in manifest.accounts:
+        for account in accounts:
             log.info("%s: %s", self.stage, account)
         log.info("%s: done, wrote %s", self.stage, uri)
         return uri
 
-    def _manifest(
-        self, shards: Iterable[Shard], accounts: Iterable[Account], facts: Mapping[str, Any]
-    ) -> Manifest:
-        return Manifest(
-            stage=self.stage,
+    def _save(
+        self,
+        work: str,
+        name: str,
+        shards: Iterable[Shard] = (),
+        accounts: Iterable[Account] = (),
+        result: Mapping[str, Any] | None = None,
+    ) -> str:
+        manifest = Manifest(
+            **vars(self),
             key=self.key,
-            settings=self.settings,
-            inputs=self.inputs,
-            input_manifests=self.input_manifests,
-            code=self.code,
-            libraries=self.libraries,
             shards=list(shards),
             accounts=list(accounts),
-            facts=dict(facts),
+            result=dict(result or {}),
             provenance=provenance(),
         )
+        uri = storage.join(self.folder(work), name)
+        storage.write_bytes(uri, f"{manifest.model_dump_json(indent=1)}\n".encode())
+        return uri
 
     def _why(self, work: str) -> str:
         before = newest_manifest(storage.join(work, self.stage))
@@ -214,28 +224,25 @@ def read_manifest(uri: str) -> Manifest:
         raise IntegrityError(f"{uri} is missing: the stage did not finish. Run it again.")
     try:
         return Manifest.model_validate_json(storage.read_bytes(uri))
-    except ValueError as error:
-        raise IntegrityError(f"{uri} is not a manifest: {error}. Delete its folder.") from error
+    except ValidationError as error:
+        raise _unreadable(f"{uri} is not a manifest", error) from error
 
 
 def newest_manifest(stage_folder: str) -> Manifest | None:
-    """Return the good manifest written last below ``stage_folder``, or None."""
-    found: list[tuple[float, str]] = []
-    for entry in storage.list_folder(stage_folder):
-        fs, _ = storage.filesystem(stage_folder)
-        path = f"{entry['name']}/{MANIFEST}"
-        if entry["type"] == "directory" and fs.exists(path):
-            found.append((modified_at(fs.info(path)), str(fs.unstrip_protocol(path))))
-    for _, uri in sorted(found, reverse=True):
+    """Return the newest readable manifest below ``stage_folder``, or None."""
+    fs, _ = storage.filesystem(stage_folder)
+    paths = (f"{entry['name']}/{MANIFEST}" for entry in storage.list_folder(stage_folder))
+    written = {path: modified_at(fs.info(path)) for path in paths if fs.exists(path)}
+    for path in sorted(written, key=lambda path: written[path], reverse=True):
         try:
-            return read_manifest(uri)
+            return read_manifest(str(fs.unstrip_protocol(path)))
         except AlbertError as error:
             log.warning("passing over %s", error)
     return None
 
 
 def check_shard(shard: Shard, folder: str) -> None:
-    """Raise IntegrityError unless the file is the one that was written."""
+    """Raise IntegrityError if the file is missing or has changed since it was written."""
     uri = storage.join(folder, shard.path)
     if not storage.exists(uri):
         raise IntegrityError(
@@ -250,7 +257,7 @@ def check_shard(shard: Shard, folder: str) -> None:
 
 
 def shard_of(uri: str, folder: str, kind: str, num_rows: int) -> Shard:
-    """Return the description of the file at ``uri``, read back from where it was written."""
+    """Return the description of the file at ``uri``, which is read back."""
     fs, path = storage.filesystem(uri)
     return Shard(
         path=uri.removeprefix(folder).lstrip("/"),
@@ -270,7 +277,7 @@ def shards_in(folder: str, kind: str) -> list[Shard]:
 
 @contextmanager
 def scratch_folder(folder: str) -> Iterator[str]:
-    """Give a folder below ``folder`` for one process's passing files, removed at the end.
+    """Give a folder below ``folder`` for temporary files of this process; remove it at the end.
 
     What killed processes of this host left behind is removed first.
     """
@@ -283,7 +290,7 @@ def scratch_folder(folder: str) -> Iterator[str]:
 
 
 def modified_at(info: Mapping[str, Any]) -> float:
-    """Return when the file of fsspec's entry changed, in seconds since 1970; 0: unknown."""
+    """Return when the file of an fsspec entry changed, in seconds since 1970; 0: unknown."""
     stamp = info.get("mtime") or info.get("LastModified") or info.get("created") or 0.0
     return stamp.astimezone(UTC).timestamp() if isinstance(stamp, datetime) else float(stamp)
 
@@ -296,6 +303,17 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[prefix + name] = repr(value)
     return flat
+
+
+def _unreadable(what: str, error: ValidationError) -> IntegrityError:
+    mistakes = (
+        ": ".join(filter(None, [".".join(map(str, mistake["loc"])), mistake["msg"]]))
+        for mistake in error.errors()
+    )
+    return IntegrityError(
+        f"{what}: {'; '.join(mistakes)}. An older or newer version of this project wrote it, or it "
+        "is damaged: delete its folder and run the stage again."
+    )
 
 
 def _short(value: str | None) -> str:

@@ -1,4 +1,4 @@
-"""What made a result: the code that it depends on, the call, and the machine."""
+"""What made a result: the code that it depends on, the call, the commit and the machine."""
 
 import ast
 import hashlib
@@ -22,7 +22,7 @@ from albert_core.stage.settings import Settings
 
 _LOGGERS = ("log", "logging", "warnings")
 _SETTINGS = ("Settings", "TaskHyperparameters")
-"""The classes that settings are made of; what else derives from them has methods only."""
+"""The bases of settings; other classes that derive from them have methods only."""
 FIRST_PARTY = ("albert_core", "pipelines", "flows")
 HOW_NOT_WHAT = (
     "albert_core.planning",
@@ -32,14 +32,14 @@ HOW_NOT_WHAT = (
     "albert_core.training.run_log",
     "pipelines.engine",
 )
-"""Rooms and modules that say where, how fast and how visibly a stage runs, never what it makes."""
+"""Rooms and modules that decide where, how fast and how visibly a stage runs, not what it makes."""
 
 
 @cache
 def code_digest(module: str) -> str:
     """Return a digest of what ``module`` and every project module it reaches do.
 
-    What can't change a result doesn't count, so that it rebuilds nothing: comments, docstrings and
+    What cannot change a result does not count, so it causes no rebuild: comments, docstrings and
     layout, the words of errors and log lines, the fields of settings (their values are in a
     result's key), and `HOW_NOT_WHAT`.
     """
@@ -66,11 +66,11 @@ def library_versions(*names: str) -> dict[str, str]:
 def reachable_sources(module: str, without: Collection[str] = ()) -> dict[str, str]:
     """Return the source of ``module`` and of every project module it reaches, by name.
 
-    Nothing is imported for it, so that a result can be looked up without torch or Beam.
+    Nothing is imported, so that a result can be looked up without torch or Beam.
 
     Args:
         module: where to begin.
-        without: rooms and modules to leave out, and what is reached through them alone.
+        without: rooms and modules to leave out, with everything reached only through them.
     """
     sources: dict[str, str] = {}
     queue = [_real_name(module)]
@@ -85,7 +85,7 @@ def reachable_sources(module: str, without: Collection[str] = ()) -> dict[str, s
 
 
 def _real_name(module: str) -> str:
-    """Return the name that a module has when it is imported, also if it is run as a program."""
+    """Return the name under which a module is imported, even if it runs as a program."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
     return module if spec is None else str(spec.name)
 
@@ -128,10 +128,10 @@ def _meaning(source: str) -> str:
 
 
 class _Meaning(ast.NodeTransformer):
-    """Leaves out what can't change a result."""
+    """Removes what cannot change a result from a syntax tree."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        """Leave out strings that stand alone, and log lines."""
+        """Remove docstrings, other strings that are not used, and log lines."""
         value = node.value
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
             return None
@@ -142,20 +142,20 @@ class _Meaning(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
-        """Leave out what an error says."""
+        """Remove the message of an error."""
         if isinstance(node.exc, ast.Call):
             node.exc, node.cause = node.exc.func, None
         return self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        """Leave out the fields of settings."""
+        """Remove the fields of settings."""
         if any(isinstance(base, ast.Name) and base.id in _SETTINGS for base in node.bases):
             node.body = [item for item in node.body if not isinstance(item, ast.AnnAssign)]
         return self.generic_visit(node)
 
 
 COMMIT = "ALBERT_COMMIT"
-"""Variable that names the commit where the code is no git checkout, such as in an image."""
+"""Variable that names the commit where the code is not a git checkout, as in an image."""
 UNKNOWN_COMMIT = "an unknown commit"
 RANKS, THREADS, CORES, CPU = "ranks", "threads", "cores", "cpu"
 _ROOT = Path(__file__).parents[2]
@@ -164,27 +164,29 @@ _DIGITS = 12
 
 
 class Call(Settings):
-    """The parts of a stage's command line."""
+    """A stage's command line."""
 
     module: str
     recipe: dict[str, dict[str, Any]] = Field(
         description="the sections that the stage reads, resolved"
     )
-    options: dict[str, str] = Field(description="the other options by name, no work folder")
+    options: dict[str, str] = Field(
+        description="the other options by name, without the work folder"
+    )
 
 
 class Provenance(Settings):
-    """How a result was made. No part of it is in the result's key."""
+    """How a result was made. None of it is in the result's key."""
 
     call: Call | None = Field(description="None: the stage was called as a function")
-    commit: str = Field(description="git's of the code; empty: unknown")
+    commit: str = Field(description="of the code, in git; empty: unknown")
     has_local_changes: bool = Field(description="whether files differ from the commit's")
     machine: dict[str, str | int] = Field(
-        description="ranks, threads (0: not set), cores, the cpu and the system"
+        description="ranks, threads (0: not set), cores, cpu and system"
     )
 
     def __str__(self) -> str:
-        """Name the commit of the code."""
+        """Return the commit of the code, for a person."""
         if not self.commit:
             return UNKNOWN_COMMIT
         changes = " with local changes" if self.has_local_changes else ""
@@ -219,8 +221,8 @@ def provenance() -> Provenance:
 def code_commit() -> tuple[str, bool]:
     """Return the commit of this project's code, and whether its files differ from it.
 
-    If the code is in no git checkout of its own, the commit is that of the variable `COMMIT`; empty
-    if it is not set.
+    If the code is not in a git checkout of its own, the commit is that in the variable `COMMIT`, or
+    empty.
     """
     try:
         top, commit = _git("rev-parse", "--show-toplevel", "HEAD").split()
@@ -232,7 +234,7 @@ def code_commit() -> tuple[str, bool]:
 
 
 def machine(environment: Mapping[str, str]) -> dict[str, str | int]:
-    """Return the properties of this machine and ``environment`` that can change a result's bits."""
+    """Return the properties of this machine and environment that can change a result's bits."""
     return {
         RANKS: _number(environment.get("WORLD_SIZE"), 1),
         THREADS: _number(environment.get("OMP_NUM_THREADS"), 0),

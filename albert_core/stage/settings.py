@@ -10,7 +10,7 @@ from albert_core.stage.errors import ConfigError
 
 
 def _check_texts(schema: dict[str, Any]) -> None:
-    """Have a JSON schema refuse credentials in every text that it allows, at any depth."""
+    """Make a JSON schema refuse credentials in every string that it allows, at any depth."""
     if schema.get("type") == "string" and "enum" not in schema:
         schema.setdefault("pattern", WITHOUT_CREDENTIALS)
     tables = (schema.get(name) for name in ("items", "additionalProperties"))
@@ -22,7 +22,7 @@ def _check_texts(schema: dict[str, Any]) -> None:
 class Settings(BaseModel):
     """A frozen, strict record. Unknown keys and wrong types are errors that name their path.
 
-    Its JSON schema, by which Prefect checks a form before it keeps it, refuses credentials too.
+    Its JSON schema, with which Prefect checks a form before it saves it, refuses credentials too.
     """
 
     model_config = ConfigDict(
@@ -39,7 +39,7 @@ class Settings(BaseModel):
 
         Args:
             values: parsed TOML or JSON.
-            where: the file they came from, for the message.
+            where: the file they are from, for the message.
 
         Raises:
             ConfigError: naming every setting that is unknown, missing or impossible, or has
@@ -53,10 +53,10 @@ class Settings(BaseModel):
 
 
 def refuse_credentials(values: Any, where: str) -> None:
-    """Refuse URIs with passwords, tokens or signatures: settings are saved, shown and kept.
+    """Refuse URIs with passwords, tokens or signatures, because settings are saved and shown.
 
     Args:
-        values: texts, in any depth of tables and lists.
+        values: strings, at any depth of tables and lists.
         where: what they are, for the message.
 
     Raises:
@@ -70,15 +70,15 @@ def refuse_credentials(values: Any, where: str) -> None:
             refuse_credentials(value, where)
     elif isinstance(values, str) and has_credentials(values):
         raise ConfigError(
-            f"{where}: {redacted(values)} has credentials in it, but settings are saved with all "
-            "that is made of them. Leave them out here and give them in the environment: AWS_... "
+            f"{where}: {redacted(values)} has credentials in it, but settings are saved with every "
+            "result. Leave them out here and give them in the environment: AWS_... "
             "for s3, FSSPEC_HTTP_CLIENT_KWARGS or a netrc file for http, MLFLOW_TRACKING_USERNAME "
             "and ..._PASSWORD for MLflow."
         )
 
 
 def describe(error: ValidationError) -> str:
-    """Return one line a mistake: the setting's path, what was found, what was expected."""
+    """Return a line for each mistake: the setting's path, what was expected, what was found."""
     lines = []
     for mistake in error.errors():
         path = ".".join(str(part) for part in mistake["loc"]) or "the settings"

@@ -34,7 +34,7 @@ def join(uri: str, *parts: str) -> str:
 
 
 def local_path(uri: str) -> Path | None:
-    """Return ``uri`` as a local path, or None when it is elsewhere."""
+    """Return ``uri`` as a local path; None if it is not on this machine."""
     fs, path = filesystem(uri)
     return Path(path) if isinstance(fs, LocalFileSystem) else None
 
@@ -61,31 +61,17 @@ def read_bytes(uri: str) -> bytes:
 def open_atomic(uri: str) -> Iterator[IO[bytes]]:
     """Open ``uri`` for writing; the file appears under its name only when all is written.
 
-    A temporary file in the same folder is renamed; object stores show an object only when it is
-    closed. When the block raises, nothing appears. Threads may write at once: none of this is
-    fsspec's transaction, which all files of a store in one process have in common.
+    A temporary file in the same folder is renamed; object stores show an object only once it is
+    committed. If the block raises, nothing appears. Several threads may write at once: fsspec's
+    transactions, which all files of a store in a process share, are not used.
     """
     fs, path = filesystem(uri)
-    if not isinstance(fs, LocalFileSystem):
-        write = _shown_when_closed if fs.async_impl else _renamed_when_closed
-        with write(fs, path) as file:
-            yield file
-        return
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}~{process_name()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with (_committed if fs.async_impl else _renamed)(fs, path) as file:
+        yield file
 
 
 @contextmanager
-def _shown_when_closed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
+def _committed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
     file = fs._open(path, "wb", autocommit=False)  # noqa: SLF001 - `open` would join a transaction
     try:
         with file:
@@ -97,18 +83,20 @@ def _shown_when_closed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[
 
 
 @contextmanager
-def _renamed_when_closed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
+def _renamed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
     folder, _, name = path.rpartition("/")
     temporary = f"{folder}/.{name}~{process_name()}.tmp"
     fs.makedirs(folder, exist_ok=True)
     try:
         with fs.open(temporary, "wb") as file:
             yield file
+            file.flush()
+            if isinstance(fs, LocalFileSystem):
+                os.fsync(file.fileno())
         fs.mv(temporary, path)
-    except BaseException:
+    finally:
         if fs.exists(temporary):
             fs.rm(temporary)
-        raise
 
 
 def write_bytes(uri: str, content: bytes) -> None:
@@ -120,8 +108,8 @@ def write_bytes(uri: str, content: bytes) -> None:
 def create(uri: str, content: bytes) -> bool:
     """Write ``content`` to ``uri`` if there is no file yet; return whether it was written.
 
-    Of several processes that try at once, one does it, on any host: locally and in S3, Google's
-    and Azure's stores.
+    Of several processes that try at the same time, on any host, one succeeds: locally and in the
+    stores of S3, Google and Azure.
     """
     fs, path = filesystem(uri)
     try:
@@ -131,14 +119,14 @@ def create(uri: str, content: bytes) -> bool:
                 try:
                     file.write(content)
                     file.flush()
-                except OSError:  # the disk is full: what is half written must not stay
+                except OSError:  # a full disk: no half-written file must stay
                     Path(path).unlink()
                     raise
         else:
             fs.pipe_file(path, content, mode="create")
     except FileExistsError:
         return False
-    except OSError:  # a store may say so in other words, or the answer to a success was lost
+    except OSError:  # another word for "exists", or the answer to a success was lost
         if not exists(uri):
             raise
         return read_bytes(uri) == content
@@ -171,20 +159,20 @@ def list_folder(uri: str) -> list[dict[str, Any]]:
 
 
 def list_names(uri: str) -> list[str]:
-    """Return the names, without the folder's, of all that is in the folder at ``uri``, sorted."""
+    """Return the base names of all entries of the folder at ``uri``, sorted."""
     return [str(entry["name"]).rstrip("/").rpartition("/")[2] for entry in list_folder(uri)]
 
 
 def process_name() -> str:
-    """Return a name that no other process and no other call has: machine, pid, a random part."""
+    """Return a new name in every process and every call: machine, pid and a random part."""
     return f"{machine_name()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def machine() -> str:
-    """Return what tells the space of process numbers: the kernel's boot, and the container's own.
+    """Return an id of this machine's, or container's, process numbers: boot and namespace.
 
-    Two containers may have one host name, and the same numbers of other processes. Empty where
-    the kernel says neither.
+    Two containers may share a host name and use the same numbers for different processes. Empty
+    where the kernel tells neither.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -194,30 +182,28 @@ def machine() -> str:
 
 
 def machine_name() -> str:
-    """Return a name for this machine's, or container's, space of process numbers."""
+    """Return the host name and a digest of `machine`."""
     return f"{socket.gethostname()}-{hashlib.sha256(machine().encode()).hexdigest()[:8]}"
 
 
 def remove_abandoned(folder: str) -> None:
-    """Remove from ``folder`` what killed processes of this machine were still writing."""
+    """Remove from ``folder`` the unfinished files of killed processes of this machine."""
     for name in list_names(folder):
         if is_abandoned(name):
             remove(join(folder, name))
 
 
 def is_abandoned(name: str) -> bool:
-    """Return whether ``name`` is a temporary file or folder of a process here that is gone.
+    """Return whether ``name`` is a temporary file or folder of a process here that has ended.
 
-    Those are ``.scratch-PROCESS`` and ``.NAME~PROCESS.tmp``; see `process_name`.
+    Such names are ``.scratch-PROCESS`` and ``.NAME~PROCESS.tmp``; see `process_name`.
     """
     here = re.escape(machine_name())
     made_by = re.fullmatch(rf"\.(?:scratch-|.+~){here}-([0-9]+)-\w+(?:\.tmp)?", name)
     if made_by is None:
         return False
     try:
-        os.kill(int(made_by.group(1)), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
+        os.kill(int(made_by[1]), 0)
+    except OSError as error:  # or a PermissionError: alive, but another user's
+        return isinstance(error, ProcessLookupError)
     return False

@@ -1,1 +1,1 @@
-"""Downstream tasks: read their files, say their labels and their metric."""
+"""Downstream tasks: their files, their examples, inputs, heads and scores."""

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -12,8 +11,23 @@ import pyarrow.parquet as pq
 
 from albert_core.config import OwnTaskSettings
 from albert_core.stage.errors import TaskError
-from albert_core.tasks.examples import Split, Task, TextExamples, are_hidden, targets_of
-from albert_core.tasks.text_lines import decode, read_file, read_lines
+from albert_core.tasks.examples import Split, Task, TextExamples
+from albert_core.tasks.reading import (
+    TextRow,
+    check_fields,
+    parse_object,
+    read_file,
+    read_lines,
+    read_text,
+    text_examples,
+)
+
+Rows = Iterator[tuple[int, dict[str, Any]]]
+"""Each row's line (in a parquet file its number), from 1, and its values by column."""
+_MAX_CHARACTERS = 2**31 - 1
+"""Of a field of a .csv; Python's own limit of 131,072 is less than a document may have."""
+_OTHER_METRICS = {"classification": ("accuracy",), "regression": ("pearson", "spearman", "mse")}
+"""What is reported beside the key metric."""
 
 
 def own_task(settings: OwnTaskSettings) -> Task:
@@ -26,8 +40,7 @@ def own_task(settings: OwnTaskSettings) -> Task:
     """
     labels = tuple(settings.labels)
     if settings.kind == "classification" and not labels:
-        column = _read_columns(settings, settings.train, "train").labels
-        labels = tuple(sorted(set(column or [])))
+        labels = tuple(sorted({row.label for row in _rows(settings, settings.train, "train")}))
         if len(labels) < 2:
             raise TaskError(
                 f"{settings.train}: column {settings.label_column!r} has {len(labels)} different "
@@ -35,19 +48,15 @@ def own_task(settings: OwnTaskSettings) -> Task:
             )
     if settings.key_metric == "f1" and len(labels) != 2:
         raise TaskError(
-            f"task {settings.name!r} has {len(labels)} labels, but its metric f1 is of 2, the "
+            f"task {settings.name!r} has {len(labels)} labels, but its metric f1 needs 2, the "
             "second of them the positive one. Give the labels in order, or another metric."
         )
-    others = {
-        "classification": ("accuracy",),
-        "regression": ("pearson", "spearman", "mse"),
-    }[settings.kind]
     return Task(
         name=settings.name,
         title=settings.name,
         kind=settings.kind,
         labels=labels,
-        metrics=tuple(dict.fromkeys((settings.key_metric, *others))),
+        metrics=tuple(dict.fromkeys((settings.key_metric, *_OTHER_METRICS[settings.kind]))),
     )
 
 
@@ -56,7 +65,7 @@ def read_own(settings: OwnTaskSettings, task: Task, uri: str, split: Split) -> T
 
     Args:
         settings: which columns hold what.
-        task: of ``own_task`` for these settings.
+        task: what ``own_task`` returns for these settings.
         uri: a .tsv, .csv, .jsonl or .parquet file. In a .tsv quotation marks mean nothing, in a
             .csv they do; both have a header.
         split: a "test" file needs no labels.
@@ -64,95 +73,58 @@ def read_own(settings: OwnTaskSettings, task: Task, uri: str, split: Split) -> T
     Raises:
         TaskError: the file is missing, of another kind, or has a malformed row; naming its line.
     """
-    columns = _read_columns(settings, uri, split)
-    hidden = columns.labels is None or (split == "test" and are_hidden(columns.labels))
-    return TextExamples(
-        ids=[str(row) for row in range(len(columns.lines))],
-        texts_a=columns.texts[0],
-        texts_b=columns.texts[1] if len(columns.texts) > 1 else None,
-        targets=None if hidden else targets_of(task, columns.labels or [], columns.lines, uri),
-    )
+    return text_examples(_rows(settings, uri, split), task, split, uri, {})
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """What an own file holds, column by column."""
-
-    lines: list[int]
-    """Of a parquet file the numbers of the rows, from 1."""
-    texts: list[list[str]]
-    labels: list[str] | None
-
-
-def _read_columns(settings: OwnTaskSettings, uri: str, split: Split) -> _Columns:
+def _rows(settings: OwnTaskSettings, uri: str, split: Split) -> Iterator[TextRow]:
     ending = uri.rpartition(".")[2].lower()
     if ending not in _READERS:
         raise TaskError(
             f"{uri}, {split} file of task {settings.name!r}: its name must end in "
             f"{', '.join(f'.{each}' for each in _READERS)}."
         )
-    rows = list(_READERS[ending](uri))
-    if not rows:
+    label = settings.label_column
+    needed = [*settings.text_columns, *([] if split == "test" else [label])]
+    line = 0
+    for number, (line, row) in enumerate(_READERS[ending](uri)):
+        where = f"{uri}, line {line}"
+        if absent := [name for name in needed if name not in row]:
+            raise TaskError(
+                f"{where}: no column {absent[0]!r}; found {', '.join(row)}. Set text_columns and "
+                f"label_column of task {settings.name!r}."
+            )
+        texts = [_text(row[name], name, where) for name in settings.text_columns]
+        found = TextRow(line, str(number), texts, _text(row.get(label), label, where).strip())
+        if split != "test" and not found.label:
+            raise TaskError(f"{where}: no label in column {label!r}. Give one, or remove the line.")
+        yield found
+    if not line:
         raise TaskError(f"{uri} has no rows.")
-    names = [*settings.text_columns]
-    if split != "test" or any(settings.label_column in row for _, row in rows):
-        names.append(settings.label_column)
-    for line, row in rows:
-        if absent := [name for name in names if name not in row]:
-            raise TaskError(
-                f"{uri}, line {line}: no column {absent[0]!r}; found {', '.join(row)}. Set "
-                f"text_columns and label_column of task {settings.name!r}."
-            )
-    lines = [line for line, _ in rows]
-    texts = [[_text(row[name], name, line, uri) for line, row in rows] for name in names]
-    labels = None
-    if len(names) > len(settings.text_columns):
-        labels = [label.strip() for label in texts.pop()]
-        if split != "test" and "" in labels:
-            raise TaskError(
-                f"{uri}, line {lines[labels.index('')]}: no label in column "
-                f"{settings.label_column!r}. Give one, or remove the line."
-            )
-    for line, of_row in zip(lines, zip(*texts, strict=True), strict=True):
-        if not any(map(str.strip, of_row)):
-            raise TaskError(f"{uri}, line {line}: no text. Remove the line.")
-    return _Columns(lines, texts, labels)
 
 
-def _text(value: Any, name: str, line: int, uri: str) -> str:
-    """Return ``value`` as text: of a label that is a number or a truth value, as JSON has it."""
-    if value is None or value != value:  # a missing value, of which pandas makes NaN
+def _text(value: Any, name: str, where: str) -> str:
+    """Return ``value`` as text; a number or a truth value as JSON writes it."""
+    if value is None or value != value:  # pandas writes a missing value as NaN
         return ""
     if isinstance(value, str):
         return value
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     raise TaskError(
-        f"{uri}, line {line}: column {name!r} is a {type(value).__name__}, expected a text or a "
-        "number. Correct the line."
+        f"{where}: column {name!r} is a {type(value).__name__}, expected a text or a number. "
+        "Correct the line."
     )
 
 
-Rows = Iterator[tuple[int, dict[str, Any]]]
-_MAX_CHARACTERS = 2**31 - 1
-"""Of a field of a .csv; Python's own limit of 131,072 is less than a document may have."""
-
-
 def _tsv_rows(uri: str) -> Rows:
-    lines = read_lines(uri)
-    header = _header(lines[0].split("\t") if lines else [], uri)
-    for number, line in enumerate(lines[1:], start=2):
-        yield number, _named(header, line.split("\t"), "tab", number, uri)
+    return _named(((n, line.split("\t")) for n, line in enumerate(read_lines(uri), 1)), "tab", uri)
 
 
 def _csv_rows(uri: str) -> Rows:
-    reader = csv.reader(io.StringIO(decode(uri, read_file(uri)), newline=""), strict=True)
     csv.field_size_limit(_MAX_CHARACTERS)
+    reader = csv.reader(io.StringIO(read_text(uri), newline=""), strict=True)
     try:
-        header = _header(next(reader, []), uri)
-        for fields in reader:
-            if fields:
-                yield reader.line_num, _named(header, fields, "comma", reader.line_num, uri)
+        yield from _named(((reader.line_num, row) for row in reader if row), "comma", uri)
     except csv.Error as error:
         raise TaskError(
             f"{uri}, line {reader.line_num}: not CSV ({error}). Correct the file."
@@ -161,15 +133,7 @@ def _csv_rows(uri: str) -> Rows:
 
 def _jsonl_rows(uri: str) -> Rows:
     for number, line in enumerate(read_lines(uri), start=1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise TaskError(
-                f"{uri}, line {number}: not JSON ({error}). Correct the line."
-            ) from None
-        if not isinstance(row, dict):
-            raise TaskError(f"{uri}, line {number}: found {line[:60]!r}, expected a JSON object.")
-        yield number, row
+        yield number, parse_object(line, f"{uri}, line {number}")
 
 
 def _parquet_rows(uri: str) -> Rows:
@@ -180,21 +144,14 @@ def _parquet_rows(uri: str) -> Rows:
     yield from enumerate(table.to_pylist(), start=1)
 
 
+def _named(rows: Iterator[tuple[int, list[str]]], separator: str, uri: str) -> Rows:
+    """Yield the fields of each row by the names in the first one."""
+    _, columns = next(rows, (0, []))
+    if twice := next((name for name in columns if columns.count(name) > 1), None):
+        raise TaskError(f"{uri}, line 1: two columns are called {twice!r}. Rename one.")
+    for line, fields in rows:
+        check_fields(fields, columns, separator, f"{uri}, line {line}")
+        yield line, dict(zip(columns, fields, strict=True))
+
+
 _READERS = {"tsv": _tsv_rows, "csv": _csv_rows, "jsonl": _jsonl_rows, "parquet": _parquet_rows}
-
-
-def _header(names: list[str], uri: str) -> list[str]:
-    """Return ``names``, of which none may stand twice."""
-    for name in names:
-        if names.count(name) > 1:
-            raise TaskError(f"{uri}, line 1: two columns are called {name!r}. Rename one.")
-    return names
-
-
-def _named(header: list[str], fields: list[str], by: str, line: int, uri: str) -> dict[str, Any]:
-    if len(fields) != len(header):
-        raise TaskError(
-            f"{uri}, line {line}: {len(fields)} {by}-separated fields, expected {len(header)}: "
-            f"{', '.join(header)}. Correct or remove the line."
-        )
-    return dict(zip(header, fields, strict=True))

@@ -1,7 +1,10 @@
-"""What fine-tuning asks of a task: inputs for the encoder, a head on it, predictions and scores.
+"""What fine-tuning needs from a task: inputs for the encoder, a head on it, predictions and scores.
 
 A unit is what a batch counts and a loss is the mean of: a text, a question with all its options,
-a window of a paragraph. U units; Q input sequences each (Q = options of a choice, else 1).
+a window of a paragraph. Sequences of different lengths are laid end to end, without padding.
+
+Dimensions: U units with Q input sequences each (Q = options of a choice, else 1), N = U * Q
+sequences of a set, B sequences of a batch with T pieces in all.
 
 A score is shown beside that of the best constant answer, which a model has to beat.
 """
@@ -9,6 +12,8 @@ A score is shown beside that of the best constant answer, which a model has to b
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -18,83 +23,92 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
-from albert_core.metrics import LOWER_IS_BETTER, METRICS
 from albert_core.model.albert import AlbertModel
+from albert_core.model.attention import Runs
 from albert_core.stage.manifest import Account
 from albert_core.tasks.examples import ChoiceExamples, SpanExamples, Task, TextExamples
-from albert_core.tasks.sequences import SequenceBatch, Sequences, batches_by_length
-from albert_core.tasks.squad import score_answers
+from albert_core.text.records import CLS, SEP, Ints, ranges
 from albert_core.text.tokenizer import Tokenizer
 
-_NUMBERS_OF_WORDS = (1, 2, 3, 5, 8, 12, 20, 30)
-
-
-def constant_label_scores(
-    metrics: Sequence[str], targets: NDArray[np.int64], num_labels: int
-) -> dict[str, float]:
-    """Return, by metric, the best score of giving the same label to every example.
-
-    Args:
-        metrics: names in `metrics.METRICS`.
-        targets: (N,), the right labels, or of a choice the right options, from 0.
-        num_labels: of which there are so many.
-    """
-    answers = [np.full_like(targets, label) for label in range(num_labels)]
-    return {name: max(METRICS[name](targets, each) for each in answers) for name in metrics}
-
-
-def constant_number_scores(metrics: Sequence[str], targets: NDArray[Any]) -> dict[str, float]:
-    """Return, by metric, the score of giving the mean to every example; (N,) targets.
-
-    No constant has a lower squared error, and none correlates with anything.
-    """
-    answers = np.full(len(targets), targets.mean())
-    return {
-        name: METRICS[name](targets, answers) if name in LOWER_IS_BETTER else 0.0
-        for name in metrics
-    }
-
-
-def no_answer_scores(metrics: Sequence[str], has_none: NDArray[np.bool_]) -> dict[str, float]:
-    """Return, by metric, the share that answering no question of (N,) gets: of those with none."""
-    return dict.fromkeys(metrics, float(has_none.mean()))
-
-
-def first_words_scores(
-    paragraphs: Sequence[str], answers: Sequence[Sequence[str]]
-) -> dict[str, float]:
-    """Return the best shares of answering each of N questions with the paragraph's first words.
-
-    How many words is the same for all questions, and what is best for a metric.
-
-    Args:
-        paragraphs: of each question.
-        answers: of each question, those that are right; at least one.
-    """
-    words = [paragraph.split() for paragraph in paragraphs]
-    exact_match, f1 = [], []
-    for number in _NUMBERS_OF_WORDS:
-        said = [" ".join(each[:number]) for each in words]
-        scores = score_answers(said, answers, has_answerless=False)
-        exact_match.append(float(scores.exact_match.mean()))
-        f1.append(float(scores.f1.mean()))
-    return {"exact_match": max(exact_match), "f1": max(f1)}
-
-
-Ints = NDArray[np.int64]
 Outputs = Mapping[str, NDArray[Any]]
-"""What a head gives for each unit, by name: arrays whose first dimension is U, in units' order."""
+"""What a head computes for each unit, by name: arrays whose first dimension is U."""
 Scorer = Callable[[Ints], float]
 """The score of some of the examples: their numbers (M,), repeats allowed, -> score."""
 E = TypeVar("E", TextExamples, ChoiceExamples, SpanExamples)
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceBatch:
+    """B sequences laid end to end, those of equal length beside each other."""
+
+    input_ids: Tensor
+    """int64 (T,)."""
+    token_type_ids: Tensor
+    """int64 (T,), 0 in segment a, 1 in segment b."""
+    runs: Runs
+    """Number and length of the sequences that follow each other."""
+    first_positions: Tensor
+    """int64 (B,), where in T each sequence begins, in the order in which they were asked for."""
+    lengths: Tensor
+    """int64 (B,), in the same order."""
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """N sequences, [CLS] a [SEP] or [CLS] a [SEP] b [SEP], not padded."""
+
+    input_ids: NDArray[np.int32]
+    """All of them end to end."""
+    lengths: Ints
+    """(N,), special pieces included."""
+    segment_b_starts: Ints
+    """(N,), where in the sequence token type 1 begins; the length if there is no segment b."""
+
+    @staticmethod
+    def of(pairs: Sequence[tuple[Sequence[int], Sequence[int] | None]]) -> "Sequences":
+        """Return the sequences of these segments a and b, piece ids without special pieces."""
+        rows = [[CLS, *a, SEP] if b is None else [CLS, *a, SEP, *b, SEP] for a, b in pairs]
+        return Sequences(
+            input_ids=np.fromiter(chain.from_iterable(rows), np.int32),
+            lengths=np.array([len(row) for row in rows], np.int64),
+            segment_b_starts=np.array([len(a) + 2 for a, _ in pairs], np.int64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @cached_property
+    def begins(self) -> Ints:
+        """(N,), where in ``input_ids`` each sequence begins."""
+        begins: Ints = np.cumsum(self.lengths) - self.lengths
+        return begins
+
+    def batch(self, rows: Ints, device: torch.device) -> SequenceBatch:
+        """Return the sequences ``rows``, int64 (B,), as a batch on ``device``."""
+        by_length = np.argsort(self.lengths[rows], kind="stable")
+        packed = rows[by_length]
+        lengths = self.lengths[packed]
+        pieces = ranges(self.begins[packed], lengths)
+        starts = np.cumsum(lengths) - lengths
+        positions = np.arange(len(pieces)) - np.repeat(starts, lengths)
+        token_types = positions >= np.repeat(self.segment_b_starts[packed], lengths)
+        first = np.empty_like(starts)
+        first[by_length] = starts
+        of_length, number = np.unique(lengths, return_counts=True)
+        tensors = (self.input_ids[pieces], token_types, first, self.lengths[rows])
+        ids, types, firsts, asked = (
+            torch.from_numpy(each.astype(np.int64)).to(device) for each in tensors
+        )
+        runs = list(zip(number.tolist(), of_length.tolist(), strict=True))
+        return SequenceBatch(ids, types, runs, firsts, asked)
+
+
 @dataclass(frozen=True)
 class Inputs:
-    """A split as the encoder and the head take it: U units of Q sequences each."""
+    """A split in the form that the encoder and the head take."""
 
     sequences: Sequences
-    """U * Q of them, those of a unit beside each other."""
+    """N of them, those of a unit beside each other."""
     targets: Mapping[str, NDArray[Any]]
     """What the head's loss compares with, by name: arrays whose first dimension is U; empty if
     the split has no labels."""
@@ -103,16 +117,27 @@ class Inputs:
     sequences_per_unit: int = 1
     """Q."""
     details: Any = field(default=None, repr=False)
-    """What the problem needs to turn outputs into predictions; its own affair."""
+    """What the problem itself needs to turn outputs into predictions."""
 
     @property
     def num_units(self) -> int:
         """U."""
         return len(self.sequences) // self.sequences_per_unit
 
+    @cached_property
+    def unit_lengths(self) -> Ints:
+        """(U,), the pieces of each unit's sequences together."""
+        lengths: Ints = self.sequences.lengths.reshape(self.num_units, -1).sum(axis=1)
+        return lengths
+
+    def batch(self, units: Ints, device: torch.device) -> SequenceBatch:
+        """Return the sequences of these units as a batch on ``device``."""
+        rows = units[:, None] * self.sequences_per_unit + np.arange(self.sequences_per_unit)
+        return self.sequences.batch(rows.ravel(), device)
+
 
 class Head(nn.Module, ABC):
-    """What stands on the encoder for one kind of task."""
+    """The layers on top of the encoder for one kind of task."""
 
     @abstractmethod
     def loss(
@@ -122,7 +147,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def outputs(self, encoder: AlbertModel, batch: SequenceBatch) -> dict[str, Tensor]:
-        """Return what the problem's predictions are made of, first dimension units."""
+        """Return what the problem makes predictions of; the first dimension is units."""
 
 
 @dataclass(frozen=True)
@@ -130,19 +155,19 @@ class Scored:
     """Predictions for a split, and how good they are."""
 
     predictions: pa.Table
-    """A row an example, in the examples' order: id, what was predicted and with what score, and
-    what was right."""
+    """A row per example, in the examples' order: id, the prediction with its score, and the right
+    answer."""
     scorers: Mapping[str, Scorer]
     """By the names of `Task.metrics`; empty for a split without labels."""
     groups: Ints | None = None
-    """(N,), which examples share an article or a paragraph, so that their scores hang together;
-    None where each stands by itself."""
+    """Per example, the article or paragraph that it shares with others, so that their scores
+    depend on each other; None where examples are independent."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Further numbers worth keeping, such as a threshold that was searched."""
 
 
 class Problem(ABC, Generic[E]):
-    """One kind of task: how its examples become sequences, and outputs predictions."""
+    """One kind of task: how examples become sequences, and outputs become predictions."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -153,7 +178,7 @@ class Problem(ABC, Generic[E]):
 
     @abstractmethod
     def head(self, settings: ModelSettings, dropout_prob: float) -> Head:
-        """Return a fresh head for an encoder of these settings."""
+        """Return a new head for an encoder with these settings."""
 
     @abstractmethod
     def score(self, outputs: Outputs, inputs: Inputs, examples: E) -> Scored:
@@ -161,47 +186,56 @@ class Problem(ABC, Generic[E]):
 
     @abstractmethod
     def constant_scores(self, examples: E) -> dict[str, float]:
-        """Return what the best constant answer gets, by metric: the score to beat.
+        """Return the scores of the best constant answer, by metric.
 
         Args:
             examples: with labels.
         """
 
 
-def unit_lengths(inputs: Inputs) -> Ints:
-    """Return the pieces, (U,), of each unit's sequences together."""
-    lengths: Ints = inputs.sequences.lengths.reshape(inputs.num_units, -1).sum(axis=1)
-    return lengths
+def dense_layer(inputs: int, outputs: int, std: float, bias: bool = True) -> nn.Linear:
+    """Return a dense layer initialised like those of the encoder."""
+    layer = nn.Linear(inputs, outputs, bias)
+    nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
 
 
-def batch_of_units(inputs: Inputs, units: Ints, device: torch.device) -> SequenceBatch:
-    """Return the sequences of these units as a batch on ``device``."""
-    each = inputs.sequences_per_unit
-    rows = (units[:, None] * each + np.arange(each)).ravel()
-    return inputs.sequences.batch(rows, device)
+def batches_by_length(lengths: Ints, max_pieces: int) -> list[Ints]:
+    """Return the numbers 0..U-1 in batches of similar length and at most ``max_pieces`` pieces.
+
+    Args:
+        lengths: (U,).
+        max_pieces: of a batch; a longer unit is a batch of its own.
+    """
+    order = np.argsort(lengths, kind="stable")[::-1]
+    found, begin, pieces = [], 0, 0
+    for end, length in enumerate(lengths[order].tolist()):
+        if pieces and pieces + length > max_pieces:
+            found.append(order[begin:end])
+            begin, pieces = end, 0
+        pieces += length
+    return [*found, order[begin:]] if len(order) else []
 
 
 @torch.no_grad()
 def outputs_of(
-    encoder: AlbertModel,
-    head: Head,
-    inputs: Inputs,
-    device: torch.device,
-    micro_batch_pieces: int,
+    encoder: AlbertModel, head: Head, inputs: Inputs, device: torch.device, micro_batch_pieces: int
 ) -> dict[str, NDArray[Any]]:
-    """Return what the head gives for each of the U units, in their order.
+    """Return the outputs of the head for each of the U units, in their order.
 
     Args:
         encoder: on ``device``, in evaluation mode, as is the head.
         head: of the task.
         inputs: at least one unit.
         device: where to compute.
-        micro_batch_pieces: of one forward pass; units of similar length go together.
+        micro_batch_pieces: pieces in one forward pass; units of similar length go together.
     """
-    batches = batches_by_length(unit_lengths(inputs), micro_batch_pieces)
+    batches = batches_by_length(inputs.unit_lengths, micro_batch_pieces)
     parts = []
     for units in batches:
-        outputs = head.outputs(encoder, batch_of_units(inputs, units, device))
+        outputs = head.outputs(encoder, inputs.batch(units, device))
         parts.append({name: values.cpu().numpy() for name, values in outputs.items()})
     order = np.argsort(np.concatenate(batches), kind="stable")
     return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}

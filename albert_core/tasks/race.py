@@ -1,54 +1,28 @@
-"""Reads RACE: reading comprehension from English examinations, four options a question.
+"""Reads RACE: reading comprehension from English examinations, with four options per question.
 
-The public archive has one JSON file a passage, ``RACE/{train,dev,test}/{middle,high}/N.txt``; the
-reference reads all passages of a folder from one ``all.txt``, one JSON a line. Both will do.
+The public archive has one JSON file per passage, ``RACE/{train,dev,test}/{middle,high}/N.txt``; the
+reference reads all passages of a folder from one ``all.txt``, one JSON object per line. Both are
+read.
 
 Sources: Lai et al. 2017; `race_utils.py` of google-research/albert.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from albert_core.stage.errors import TaskError
 from albert_core.tasks.examples import ChoiceExamples
-from albert_core.tasks.text_lines import decode, read_file
+from albert_core.tasks.reading import parse_object, read_text
 
 GROUPS = ("middle", "high")
 ALL_PASSAGES = "all.txt"
 LETTERS = "ABCD"
 _READING_THREADS = 16
-
-
-def read_race(uris: Sequence[str]) -> ChoiceExamples:
-    """Return the questions of the passages in the files ``uris``, in that order.
-
-    A question's id is its passage's, e.g. "high19432.txt", and its number in it from 0: of a
-    file of one passage the names of its folder and file, of ``all.txt`` what the passage says.
-
-    Args:
-        uris: files of one passage or, if called ``all.txt``, of one a line; each in a folder
-            called middle or high, which is the group of its questions.
-
-    Raises:
-        TaskError: a file is missing, or a passage malformed; naming the file and the field.
-    """
-    reading = _Reading()
-    with ThreadPoolExecutor(_READING_THREADS) as pool:
-        for uri, content in zip(uris, pool.map(read_file, uris), strict=True):
-            group = uri.split("/")[-2] if "/" in uri else ""
-            for passage in _passages(uri, decode(uri, content), group):
-                reading.add(passage, group)
-    if not reading.ids:
-        raise TaskError(
-            f"RACE has no questions in {len(uris)} files; expected one JSON a file, with article, "
-            "questions, options and answers."
-        )
-    return reading.examples()
 
 
 @dataclass(frozen=True)
@@ -57,114 +31,115 @@ class _Passage:
 
     where: str
     name: str
+    group: str
     values: dict[str, Any]
+
+    def article(self) -> str:
+        found = self.values.get("article")
+        if not isinstance(found, str):
+            raise self.error(f"field 'article' is {repr(found)[:60]}, expected a text")
+        return found
 
     def texts(self, name: str) -> list[str]:
         """Return field ``name``, a list of texts."""
         found = self.values.get(name)
-        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        if not _are_texts(found):
             raise self.error(f"field {name!r} is {repr(found)[:60]}, expected a list of texts")
         return found
 
+    def options(self, num_questions: int) -> list[tuple[str, ...]]:
+        found = self.values.get("options")
+        if not isinstance(found, list) or len(found) != num_questions:
+            number = len(found) if isinstance(found, list) else "no"
+            raise self.error(f"{number} lists of options for {num_questions} questions")
+        for number, options in enumerate(found):
+            if not _are_texts(options) or len(options) != len(LETTERS):
+                raise self.error(
+                    f"options[{number}] is {repr(options)[:60]}, expected {len(LETTERS)} texts"
+                )
+        return [tuple(options) for options in found]
+
+    def targets(self, num_questions: int) -> list[int]:
+        """Return the indices of the right options; none if the passage has no answers."""
+        if "answers" not in self.values:
+            return []
+        answers = self.texts("answers")
+        if len(answers) != num_questions:
+            raise self.error(f"{len(answers)} answers for {num_questions} questions")
+        for number, answer in enumerate(answers):
+            if answer not in tuple(LETTERS):
+                raise self.error(f"answers[{number}] is {answer!r}, expected one of A, B, C, D")
+        return [LETTERS.index(answer) for answer in answers]
+
     def error(self, message: str) -> TaskError:
-        """Return an error that says where."""
+        """Return an error that names the place."""
         return TaskError(f"{self.where}: {message}. Correct or remove the passage.")
 
 
-@dataclass
-class _Reading:
-    ids: list[str] = field(default_factory=list)
-    articles: list[str] = field(default_factory=list)
-    article_of: list[int] = field(default_factory=list)
-    questions: list[str] = field(default_factory=list)
-    options: list[tuple[str, ...]] = field(default_factory=list)
-    targets: list[int] = field(default_factory=list)
-    groups: list[str] = field(default_factory=list)
-    places: dict[str, str] = field(default_factory=dict)
-    """Of each passage's name where it stands."""
+def read_race(uris: Sequence[str]) -> ChoiceExamples:
+    """Return the questions of the passages in the files ``uris``, in that order.
 
-    def add(self, passage: _Passage, group: str) -> None:
-        """Add the questions of ``passage``."""
-        if passage.name in self.places:
-            raise passage.error(f"id {passage.name!r} is that of {self.places[passage.name]} too")
-        self.places[passage.name] = passage.where
-        article = passage.values.get("article")
-        if not isinstance(article, str):
-            raise passage.error(f"field 'article' is {repr(article)[:60]}, expected a text")
-        questions = passage.texts("questions")
-        options, targets = _options(passage, questions), _targets(passage, questions)
-        self.ids += [f"{passage.name}-{number}" for number in range(len(questions))]
-        self.article_of += [len(self.articles)] * len(questions)
-        self.articles.append(article)
-        self.questions += questions
-        self.options += options
-        self.targets += targets
-        self.groups += [group] * len(questions)
+    A question's id consists of its passage's, e.g. "high19432.txt", and its number in the passage,
+    from 0. The passage's id is the names of its folder and file; in an ``all.txt``, its field "id".
 
-    def examples(self) -> ChoiceExamples:
-        if self.targets and len(self.targets) != len(self.ids):
-            raise TaskError(
-                f"{next(iter(self.places.values()))}: {len(self.targets)} of {len(self.ids)} "
-                "questions of this split have answers; expected all or none."
-            )
-        return ChoiceExamples(
-            ids=self.ids,
-            articles=self.articles,
-            article_of=np.array(self.article_of, np.int64),
-            questions=self.questions,
-            options=self.options,
-            targets=np.array(self.targets, np.int64) if self.targets else None,
-            groups=self.groups,
+    Args:
+        uris: files of one passage or, if called ``all.txt``, of one per line; each in a folder
+            called middle or high, which is the group of its questions.
+
+    Raises:
+        TaskError: a file is missing, or a passage malformed; naming the file and the field.
+    """
+    with ThreadPoolExecutor(_READING_THREADS) as pool:
+        texts = zip(uris, pool.map(read_text, uris), strict=True)
+        passages = [passage for uri, text in texts for passage in _passages(uri, text)]
+    place_of: dict[str, str] = {}
+    for each in passages:
+        if place_of.setdefault(each.name, each.where) != each.where:
+            raise each.error(f"id {each.name!r} is that of {place_of[each.name]} too")
+    questions = [each.texts("questions") for each in passages]
+    numbers = [len(asked) for asked in questions]
+    options = [each.options(number) for each, number in zip(passages, numbers, strict=True)]
+    targets = [
+        target
+        for each, number in zip(passages, numbers, strict=True)
+        for target in each.targets(number)
+    ]
+    if not sum(numbers):
+        raise TaskError(
+            f"RACE has no questions in {len(uris)} files; expected JSON with article, questions, "
+            "options and answers."
         )
+    if targets and len(targets) != sum(numbers):
+        raise TaskError(
+            f"{uris[0]}: {len(targets)} of {sum(numbers)} questions of this split have answers; "
+            "expected all or none."
+        )
+    return ChoiceExamples(
+        ids=[
+            f"{each.name}-{question}"
+            for each, number in zip(passages, numbers, strict=True)
+            for question in range(number)
+        ],
+        articles=[each.article() for each in passages],
+        article_of=np.repeat(np.arange(len(passages)), numbers),
+        questions=list(chain.from_iterable(questions)),
+        options=list(chain.from_iterable(options)),
+        targets=np.array(targets, np.int64) if targets else None,
+        groups=np.repeat([each.group for each in passages], numbers).tolist(),
+    )
 
 
-def _passages(uri: str, text: str, group: str) -> Iterator[_Passage]:
-    name = uri.rpartition("/")[2]
+def _passages(uri: str, text: str) -> Iterator[_Passage]:
+    *_, group, name = ["", *uri.split("/")]
     if name != ALL_PASSAGES:
-        yield _passage(uri, group + name, text)
+        yield _Passage(uri, group + name, group, parse_object(text, uri))
         return
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            passage = _passage(f"{uri}, line {number}", f"{group}-line-{number}", line)
-            given = passage.values.get("id")
-            yield _Passage(passage.where, given, passage.values) if given else passage
+            where = f"{uri}, line {number}"
+            values = parse_object(line, where)
+            yield _Passage(where, values.get("id") or f"{group}-line-{number}", group, values)
 
 
-def _passage(where: str, name: str, text: str) -> _Passage:
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise TaskError(
-            f"{where}: not JSON ({error.msg} at character {error.pos:,} of {len(text):,}). "
-            "Fetch the file again."
-        ) from None
-    if not isinstance(values, dict):
-        raise TaskError(f"{where}: found {text[:60]!r}, expected a JSON object. Correct the file.")
-    return _Passage(where, name, values)
-
-
-def _options(passage: _Passage, questions: list[str]) -> list[tuple[str, ...]]:
-    found = passage.values.get("options")
-    if not isinstance(found, list) or len(found) != len(questions):
-        number = len(found) if isinstance(found, list) else "no"
-        raise passage.error(f"{number} lists of options for {len(questions)} questions")
-    for number, options in enumerate(found):
-        is_right = isinstance(options, list) and len(options) == len(LETTERS)
-        if not is_right or not all(isinstance(option, str) for option in options):
-            raise passage.error(
-                f"options[{number}] is {repr(options)[:60]}, expected {len(LETTERS)} texts"
-            )
-    return [tuple(options) for options in found]
-
-
-def _targets(passage: _Passage, questions: list[str]) -> list[int]:
-    """Return the indices of the right options; none if the passage has no answers."""
-    if "answers" not in passage.values:
-        return []
-    answers = passage.texts("answers")
-    if len(answers) != len(questions):
-        raise passage.error(f"{len(answers)} answers for {len(questions)} questions")
-    for number, answer in enumerate(answers):
-        if len(answer) != 1 or answer not in LETTERS:
-            raise passage.error(f"answers[{number}] is {answer!r}, expected one of A, B, C, D")
-    return [LETTERS.index(answer) for answer in answers]
+def _are_texts(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)

@@ -4,16 +4,15 @@ A window is [CLS] question [SEP] part of the paragraph [SEP]. Windows of a quest
 piece counts in the window that gives it the most context on both sides. Each paragraph is encoded
 once, and no question is left out.
 
-An answer that begins or ends inside a piece gets the whole piece: "gold" in "golden" is "golden".
-Most of these are slips of the annotation, where the same text stands on its own elsewhere in the
-paragraph ("7" marked in "17"). The nearest such place is then the target.
+An answer that begins or ends inside a piece gets the whole piece: "gold" in "golden" becomes
+"golden". Most of these are mistakes of the annotation, and the same text occurs as a word of its
+own elsewhere in the paragraph ("7" marked in "17"). The nearest such place is then the target.
 
 Source: `convert_examples_to_features` in the reference's `squad_utils.py`, without its search that
 aligned pieces with characters and gave up on some paragraphs.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,8 +22,7 @@ from albert_core.config import SpanSettings
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import Account
 from albert_core.tasks.examples import Answer, SpanExamples
-from albert_core.tasks.problem import Inputs
-from albert_core.tasks.sequences import Sequences
+from albert_core.tasks.problem import Inputs, Sequences
 from albert_core.text.piece_offsets import PieceSpans, encode_with_spans
 from albert_core.text.records import CLS, NUM_SPECIAL_IN_PAIR, SEP, Ints, ranges
 from albert_core.text.tokenizer import Tokenizer
@@ -46,7 +44,7 @@ class SpanTargets:
 
 
 class ParagraphPieces:
-    """The pieces of P paragraphs, found by the characters that they stand for.
+    """The pieces of P paragraphs, found by their characters.
 
     Args:
         paragraphs: P texts.
@@ -64,7 +62,7 @@ class ParagraphPieces:
         self._begins, self._ends = spans.begins + shifts, spans.ends + shifts
 
     def covering(self, paragraph: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-        """Return the first and last piece that has any of the characters begin..end.
+        """Return the first and last piece that contain any of the characters begin..end.
 
         Args:
             paragraph: (N,), as are the next two: number of the paragraph.
@@ -73,7 +71,7 @@ class ParagraphPieces:
 
         Returns:
             (N,) and (N,), counted in the paragraph; the last is before the first where no piece
-            has any of the characters.
+            contains any of the characters.
         """
         shift, first_piece = self._shifts[paragraph], self.first_pieces[paragraph]
         first = np.searchsorted(self._ends, begin + shift, side="right")
@@ -98,41 +96,37 @@ def span_targets(examples: SpanExamples, pieces: ParagraphPieces) -> SpanTargets
     rows = np.flatnonzero(~none)
     covered = pieces.characters(examples.paragraph_of[rows], first[rows], last[rows])
     beyond = (covered[0] < begin[rows]) | (covered[1] > end[rows])
-    for row, *found in np.stack([rows, *covered], axis=1)[beyond].tolist():
-        paragraph = int(examples.paragraph_of[row])
-        text = pieces.paragraphs[paragraph]
-        if not _is_more(text, found, (int(begin[row]), int(end[row]))):
-            continue
-        place = _whole_place(pieces, paragraph, answers[row])
+    for row in rows[beyond].tolist():
+        place = _whole_place(pieces, int(examples.paragraph_of[row]), answers[row])
         if place is not None:
-            (first[row], last[row]), moved[row] = place, True
+            first[row], last[row], moved[row] = place
     first[none] = last[none] = NO_PIECE
     return SpanTargets(first, last, moved)
 
 
-def _is_more(text: str, found: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Return whether ``found`` has a letter or digit beyond ``wanted``."""
-    beyond = text[found[0] : wanted[0]] + text[wanted[1] : found[1]]
-    return any(character.isalnum() for character in beyond)
+def _whole_place(
+    pieces: ParagraphPieces, paragraph: int, answer: Answer
+) -> tuple[int, int, bool] | None:
+    """Return the pieces of the nearest place where no letter or digit adjoins the answer's text.
 
-
-def _whole_place(pieces: ParagraphPieces, paragraph: int, answer: Answer) -> tuple[int, int] | None:
-    """Return the pieces of the answer's text where it stands by itself, nearest to its place."""
-    text = pieces.paragraphs[paragraph]
-    # Ahead, so that places may overlap.
+    Returns:
+        First and last piece, and whether the place is another than the annotated one.
+    """
+    text, number = pieces.paragraphs[paragraph], np.array([paragraph])
+    # A look-ahead, so that places may overlap.
     places = [place.start() for place in re.finditer(f"(?={re.escape(answer.text)})", text)]
     for begin in sorted(places, key=lambda place: (abs(place - answer.start), place)):
         end = begin + len(answer.text)
-        number = np.array([paragraph])
         first, last = pieces.covering(number, np.array([begin]), np.array([end]))
-        found = pieces.characters(number, first, last)
-        if first <= last and not _is_more(text, np.concatenate(found).tolist(), (begin, end)):
-            return int(first[0]), int(last[0])
+        left, right = pieces.characters(number, first, last)
+        beyond = text[left[0] : begin] + text[end : right[0]]
+        if first <= last and not any(map(str.isalnum, beyond)):
+            return int(first[0]), int(last[0]), begin != answer.start
     return None
 
 
 _LENGTH_BONUS = 0.01
-"""What a piece of a window's length counts beside a piece of context."""
+"""Weight of a window's length beside that of a piece's context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +140,11 @@ class Windows:
     lengths: Ints
     """(W,), pieces of the paragraph in the window."""
     offsets: Ints
-    """(W,), where in the input sequence the first of them stands."""
+    """(W,), the position of the first of them in the input sequence."""
     is_max_context: NDArray[np.bool_]
-    """All windows' pieces end to end: whether each has its most context in this window."""
+    """For all windows' pieces, end to end: whether each has its most context in this window."""
     paragraphs: ParagraphPieces = field(repr=False)
-    """What windows are of."""
+    """The pieces of the paragraphs."""
 
 
 def span_inputs(
@@ -160,8 +154,8 @@ def span_inputs(
 
     Targets, where the answers are known: ``start_positions`` and ``end_positions``, int64
     (W,), positions of the answer's first and last piece in the sequence; ``is_impossible``, bool
-    (W,), whether the window has no answer or not the whole of it: both positions are then 0.
-    Details: `Windows`.
+    (W,), whether the window does not contain a whole answer: both positions are then 0. As in the
+    reference, such windows are kept. Details: `Windows`.
 
     Raises:
         ConfigError: a question leaves no room for its paragraph.
@@ -172,7 +166,12 @@ def span_inputs(
     query_begins = (np.cumsum(encoded.lengths) - encoded.lengths)[num_paragraphs:]
     paragraphs = ParagraphPieces(examples.paragraphs, encoded.of_first(num_paragraphs))
     room = max_seq_length - NUM_SPECIAL_IN_PAIR - query_lengths
-    _check_room(room, max_seq_length, settings)
+    if room.min() < 1:
+        raise ConfigError(
+            f"max_seq_length is {max_seq_length}, which leaves no room for a paragraph beside a "
+            f"question of {max_seq_length - NUM_SPECIAL_IN_PAIR - room.min()} pieces. Raise it "
+            f"above {settings.max_query_length + NUM_SPECIAL_IN_PAIR}, or lower max_query_length."
+        )
     windows = _windows(examples.paragraph_of, paragraphs, query_lengths, room, settings.doc_stride)
     of = windows.question_of
     sequences = _sequences(
@@ -180,9 +179,7 @@ def span_inputs(
         (query_begins[of], query_lengths[of]),
         (paragraphs.first_pieces[examples.paragraph_of[of]] + windows.first, windows.lengths),
     )
-    targets: dict[str, NDArray[np.generic]] = {}
-    if examples.is_labelled:
-        targets = window_targets(windows, span_targets(examples, paragraphs))
+    targets = _window_targets(windows, examples) if examples.is_labelled else {}
     total, kept = int(encoded.lengths[num_paragraphs:].sum()), int(query_lengths.sum())
     account = Account(
         what="question pieces", total=total, kept=kept, dropped={"too_long": total - kept}
@@ -190,11 +187,9 @@ def span_inputs(
     return Inputs(sequences, targets, [account], details=windows)
 
 
-def window_targets(windows: Windows, targets: SpanTargets) -> dict[str, NDArray[np.generic]]:
-    """Return the targets of `span_inputs` by name.
-
-    As in the reference, windows without the answer are kept, as impossible.
-    """
+def _window_targets(windows: Windows, examples: SpanExamples) -> dict[str, NDArray[np.generic]]:
+    """Return the targets of `span_inputs` by name."""
+    targets = span_targets(examples, windows.paragraphs)
     first, last = targets.first[windows.question_of], targets.last[windows.question_of]
     inside = (first >= windows.first) & (last < windows.first + windows.lengths)
     shift = windows.offsets - windows.first
@@ -205,19 +200,10 @@ def window_targets(windows: Windows, targets: SpanTargets) -> dict[str, NDArray[
     }
 
 
-def _check_room(room: Ints, max_seq_length: int, settings: SpanSettings) -> None:
-    if len(room) and room.min() < 1:
-        raise ConfigError(
-            f"max_seq_length is {max_seq_length}, which leaves no room for a paragraph beside a "
-            f"question of {max_seq_length - NUM_SPECIAL_IN_PAIR - room.min()} pieces. Raise it "
-            f"above {settings.max_query_length + NUM_SPECIAL_IN_PAIR}, or lower max_query_length."
-        )
-
-
 def _windows(
     paragraph_of: Ints, paragraphs: ParagraphPieces, query_lengths: Ints, room: Ints, stride: int
 ) -> Windows:
-    """Return windows of at most ``room`` pieces, from one to the next ``stride`` or a whole one."""
+    """Return windows of at most ``room`` pieces, ``stride`` pieces, or less, after each other."""
     total = paragraphs.spans.lengths[paragraph_of]
     step = np.minimum(room, stride)
     numbers = 1 + np.maximum(0, -((room - total) // step))
@@ -237,9 +223,9 @@ def _windows(
 def _is_max_context(
     question_of: Ints, numbers: Ints, first: Ints, lengths: Ints
 ) -> NDArray[np.bool_]:
-    """Return, for all windows' pieces, whether no window of the question has more context.
+    """Return, for all windows' pieces, whether no window of the question gives them more context.
 
-    Of two with the same, the earlier one has it.
+    Of two windows that give the same, the earlier one counts.
 
     Source: `_check_is_max_context` of the reference.
     """

@@ -1,10 +1,10 @@
-"""Say how well the annotated answers of SQuAD files can be pointed at in pieces.
+"""Report how many annotated answers of SQuAD files are exactly a sequence of pieces.
 
     python -m albert_core.tasks.span_report FILE... --vocab FOLDER
 
-The text that the target pieces stand for is compared with the first annotated answer by what the
-official evaluation compares: without case, articles, ASCII punctuation and needless blanks. Each
-question where they differ is listed with the cause; it is trained on all the same.
+The text of the target pieces is compared with the first annotated answer as in the official
+evaluation: without case, articles, ASCII punctuation and needless blanks. Each question where they
+differ is listed with the cause; it is used in training all the same.
 """
 
 import argparse
@@ -12,8 +12,6 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from albert_core.stage import storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
@@ -29,66 +27,58 @@ log = logging.getLogger("span_report")
 
 @dataclass(frozen=True)
 class Recovered:
-    """What the target of a question with an answer stands for."""
+    """The text of the target pieces of a question with an answer."""
 
     id: str
     annotated: str
     text: str
-    """A slice of the paragraph; "" if no piece has any of the answer."""
+    """A slice of the paragraph; "" if no piece contains any of the answer."""
     moved: bool
     """Whether the target is another place of the same text than the annotated one."""
 
     @property
     def is_equal(self) -> bool:
-        """Whether the official evaluation takes one for the other."""
+        """Whether the official evaluation treats the two texts as equal."""
         return normalise_answer(self.text) == normalise_answer(self.annotated)
-
-    @property
-    def cause(self) -> str:
-        """Why the two differ; "" if they do not."""
-        if self.is_equal:
-            return ""
-        if not self.text:
-            return "no piece has any of its characters"
-        return "part of a piece, here and wherever else it stands in the paragraph"
 
 
 def recovered_answers(examples: SpanExamples, tokenizer: Tokenizer) -> list[Recovered]:
-    """Return what the target of each question with an answer stands for."""
+    """Return the text of the target of each question with an answer."""
     spans = encode_with_spans(tokenizer, examples.paragraphs)
     pieces = ParagraphPieces(examples.paragraphs, spans)
     targets = span_targets(examples, pieces)
-    has_pieces = targets.first != NO_PIECE
-    begins, ends = np.zeros(len(examples), np.int64), np.zeros(len(examples), np.int64)
-    begins[has_pieces], ends[has_pieces] = pieces.characters(
-        examples.paragraph_of[has_pieces], targets.first[has_pieces], targets.last[has_pieces]
-    )
-    return [
-        Recovered(
-            id=examples.ids[row],
-            annotated=answers[0].text,
-            text=examples.paragraphs[examples.paragraph_of[row]][begins[row] : ends[row]],
-            moved=bool(targets.moved[row]),
-        )
-        for row, answers in enumerate(examples.answers)
-        if answers
-    ]
+    found = []
+    for row, answers in enumerate(examples.answers):
+        if answers:
+            paragraph, text = examples.paragraph_of[row], ""
+            if targets.first[row] != NO_PIECE:
+                begin, end = pieces.characters(paragraph, targets.first[row], targets.last[row])
+                text = examples.paragraphs[paragraph][begin:end]
+            moved = bool(targets.moved[row])
+            found.append(Recovered(examples.ids[row], answers[0].text, text, moved))
+    return found
 
 
 def report(uri: str, examples: SpanExamples, recovered: list[Recovered]) -> str:
     """Return the counts in a line, and a line for each question whose texts differ."""
     others = [each for each in recovered if not each.is_equal]
-    num_exact = sum(each.text == each.annotated for each in recovered)
     share = 1 - len(others) / max(len(recovered), 1)
-    num_moved = sum(each.moved for each in recovered)
     counts = (
         f"{uri}: {len(examples):,} questions, {len(recovered):,} with an answer; "
-        f"{len(recovered) - len(others):,} recovered ({share:.2%}), {num_exact:,} of them to the "
-        f"character; {num_moved:,} from another place than the annotated one, inside a piece"
+        f"{len(recovered) - len(others):,} recovered ({share:.2%}), "
+        f"{sum(each.text == each.annotated for each in recovered):,} of them to the character; "
+        f"{sum(each.moved for each in recovered):,} from another place than the annotated one, "
+        "inside a piece"
     )
-    return "\n".join(
-        [counts, *(f"  {e.id}  {e.annotated!r} became {e.text!r}: {e.cause}" for e in others)]
-    )
+    lines = [counts]
+    for each in others:
+        cause = (
+            "it is part of a piece, here and wherever else it occurs in the paragraph"
+            if each.text
+            else "no piece contains any of its characters"
+        )
+        lines.append(f"  {each.id}  {each.annotated!r} became {each.text!r}: {cause}")
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -96,18 +86,18 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m albert_core.tasks.span_report")
     parser.add_argument("files", nargs="+", metavar="FILE", help="SQuAD 1.1 or 2.0, URI")
     parser.add_argument("--vocab", required=True, help="vocabulary: URI of a folder or a .model")
-    arguments = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        if arguments.vocab.endswith(".model"):
-            tokenizer = Tokenizer(storage.read_bytes(arguments.vocab))
+        if options.vocab.endswith(".model"):
+            tokenizer = Tokenizer(storage.read_bytes(options.vocab))
         else:
-            tokenizer = Tokenizer.load(arguments.vocab)
-        for uri in arguments.files:
+            tokenizer = Tokenizer.load(options.vocab)
+        for uri in options.files:
             examples = read_squad(uri, has_answerless=True)
             log.info("%s", report(uri, examples, recovered_answers(examples, tokenizer)))
     except AlbertError as error:
-        log.error("%s%s", FAILURE, error)  # noqa: TRY400  the message says it all
+        log.error("%s%s", FAILURE, error)  # noqa: TRY400  the message is enough
         return FAILURE_STATUS
     return 0
 

@@ -1,12 +1,23 @@
-"""Questions that a span of a paragraph answers: SQuAD 1.1, and 2.0 with its answerless ones.
+"""SQuAD: questions that a span of a paragraph answers; in 2.0 some have no answer.
 
-In SQuAD 2.0, a question gets no answer if the model's belief that it has none exceeds a
+The best spans of a question are those with the highest scores over all its windows. Other than in
+the reference, a piece without characters, the mark of a word's start, is no answer by itself; and a
+question for which no span is left has no answer instead of "empty".
+
+In SQuAD 2.0, a question is left without an answer if the model's belief that it has none exceeds a
 threshold. It is searched on the scored split itself for the best F1, as the official evaluation
-does; the exact matches reported are those of the same predictions. The reference goes on to leave
+does; the exact matches reported are those of the same predictions. The reference then also leaves
 without an answer what has a logit above 1, a slip that is not repeated here.
+
+Source: `squad_utils.py` (`accumulate_predictions_v1`, `_v2` and `write_predictions_v1`, `_v2`) of
+the reference.
+
+Dimensions: W windows, N questions, K starts of a window, J ends for each, A answers to all
+questions.
 """
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,50 +26,29 @@ from numpy.typing import NDArray
 
 from albert_core.config import ModelSettings, SpanSettings
 from albert_core.tasks.examples import SpanExamples, Task
-from albert_core.tasks.problem import (
-    Head,
-    Inputs,
-    Outputs,
-    Problem,
-    Scored,
-    Scorer,
-    first_words_scores,
-    no_answer_scores,
-)
-from albert_core.tasks.span_heads import (
-    AnswerabilityHead,
-    RankedAnswers,
-    StartEndHead,
-    rank_answers,
-)
-from albert_core.tasks.span_inputs import span_inputs
+from albert_core.tasks.problem import Head, Inputs, Outputs, Problem, Scored, Scorer
+from albert_core.tasks.span_heads import AnswerabilityHead, StartEndHead
+from albert_core.tasks.span_inputs import Windows, span_inputs
 from albert_core.tasks.squad import (
     AnswerScores,
+    Bools,
+    Floats,
     apply_threshold,
     best_threshold,
     score_answers,
     squad_1_scores,
     squad_2_scores,
 )
+from albert_core.text.records import Ints
 from albert_core.text.tokenizer import Tokenizer
 
-Floats = NDArray[np.float64]
 UNSEARCHED_THRESHOLD = 0.5
-"""Probability of no answer above which a question has none, where no labels tell a better one."""
-_LOGIT_WITHOUT_ANSWER = 1e6
-"""Of a question for which no span is valid. `squad_utils.py` gives the span -1e6."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Judged:
-    """What is predicted for each of N questions, and how good it is."""
-
-    texts: list[str]
-    is_answered: NDArray[np.bool_]
-    null_scores: Floats | None = None
-    scores: AnswerScores | None = None
-    """None without labels."""
-    facts: dict[str, Any] = field(default_factory=dict)
+"""Probability of no answer above which a question has none, if there are no labels to search it."""
+_LOGIT_WITHOUT_SPAN = 1e6
+"""Of no answer, if no span is valid. `squad_utils.py` gives the span -1e6."""
+_WINDOWS_AT_ONCE = 4096
+"""With 20 starts and 20 ends, 1.6 million pairs."""
+_NUMBERS_OF_WORDS = (1, 2, 3, 5, 8, 12, 20, 30)
 
 
 class SpanProblem(Problem[SpanExamples]):
@@ -66,12 +56,12 @@ class SpanProblem(Problem[SpanExamples]):
 
     A unit is a window of a paragraph. The columns of `Scored.predictions`:
 
-        id            as the file has it
+        id            as in the file
         prediction    a slice of the paragraph; "" if the question is left without an answer
         start, end    its first character in the paragraph and the one after its last; or null
         score         of the best span, predicted or not; null if no span is valid
         null_score    logit of no answer; null if all questions have one
-        answers       texts that are right; empty if there is none
+        answers       right texts; empty if there is none
         exact_match   0 or 1; null without labels
         f1            0..1; null without labels
         n_best        list of text, start, end, score: spans of different texts, the best first
@@ -80,6 +70,7 @@ class SpanProblem(Problem[SpanExamples]):
     def __init__(self, task: Task, settings: SpanSettings) -> None:
         super().__init__(task)
         self.settings = settings
+        self.has_answerability = task.has_answerless and settings.answer_head == "answerability"
 
     def inputs(self, examples: SpanExamples, tokenizer: Tokenizer, max_seq_length: int) -> Inputs:
         """Return the windows; see `span_inputs`. They are the same in training and out of it."""
@@ -87,135 +78,251 @@ class SpanProblem(Problem[SpanExamples]):
 
     def head(self, settings: ModelSettings, dropout_prob: float) -> Head:
         """Return the head of SQuAD 1.1, or the one that ``answer_head`` names for 2.0."""
-        if self._has_answerability:
+        if self.has_answerability:
             return AnswerabilityHead(settings, dropout_prob)
         return StartEndHead(settings, self.settings.n_best)
 
     def score(self, outputs: Outputs, inputs: Inputs, examples: SpanExamples) -> Scored:
         """Return predictions, and ``exact_match`` and ``f1`` as shares, 0..1.
 
-        Facts: ``official``, what the official evaluation prints for the spans, in percent; of
-        2.0 with ``no_answer_threshold``, a probability.
+        Facts: ``official``, the output of the official evaluation for the spans, in percent; in
+        2.0 also ``no_answer_threshold``, a probability.
         """
         ranked = rank_answers(outputs, inputs.details, examples, self.settings)
-        answers = [tuple(answer.text for answer in of_one) for of_one in examples.answers]
-        judge = self._judge_with_threshold if self.task.has_answerless else self._judge
-        judged = judge(_best_texts(ranked), answers if examples.is_labelled else None, ranked)
-        scorers = {} if judged.scores is None else self._scorers(judged.scores)
-        table = _table(examples, answers, judged, ranked)
-        return Scored(table, scorers, examples.paragraph_of, judged.facts)
+        has_answerless, answers = self.task.has_answerless, _texts_of_answers(examples)
+        texts, is_answered = ranked.best_texts, ranked.numbers > 0
+        scores, null_scores, facts = None, None, dict[str, Any]()
+        if examples.is_labelled:
+            scores = score_answers(texts, answers, has_answerless)
+        if has_answerless:
+            null_scores = self._null_scores(ranked)
+            no_answer, threshold = _sigmoid(null_scores), UNSEARCHED_THRESHOLD
+            if scores is not None:
+                has_answer = np.array([bool(of_one) for of_one in answers])
+                threshold = best_threshold(scores.f1, texts, has_answer, no_answer).value
+                given = (scores, texts, has_answer, no_answer, threshold)
+                facts["official"] = squad_2_scores(*given)
+                scores = apply_threshold(scores, no_answer, has_answer, threshold)
+            is_answered &= no_answer <= threshold
+            facts["no_answer_threshold"] = threshold
+        elif scores is not None:
+            facts["official"] = squad_1_scores(scores)
+        table = _table(examples, answers, ranked, is_answered, null_scores, scores)
+        scorers = {} if scores is None else self._scorers(scores)
+        return Scored(table, scorers, examples.paragraph_of, facts)
 
     def constant_scores(self, examples: SpanExamples) -> dict[str, float]:
-        """Return what no answer gets where that may be right, else the paragraph's first words."""
-        answers = [tuple(answer.text for answer in of_one) for of_one in examples.answers]
+        """Return the scores of no answer where there may be none, else of the first words.
+
+        Leaving every question without an answer scores the share of those that have none.
+        """
+        answers = _texts_of_answers(examples)
         if self.task.has_answerless:
-            return no_answer_scores(self.task.metrics, np.array([not each for each in answers]))
+            share = float(np.mean([not of_one for of_one in answers]))
+            return dict.fromkeys(self.task.metrics, share)
         paragraphs = [examples.paragraphs[number] for number in examples.paragraph_of]
         return first_words_scores(paragraphs, answers)
 
-    def _judge(
-        self, texts: list[str], answers: list[tuple[str, ...]] | None, ranked: RankedAnswers
-    ) -> "_Judged":
-        """Return what is predicted where each question has an answer, and how good it is."""
-        judged = _Judged(texts=texts, is_answered=ranked.numbers > 0)
-        if answers is None:
-            return judged
-        scores = score_answers(texts, answers, has_answerless=False)
-        return replace(judged, scores=scores, facts={"official": squad_1_scores(scores)})
-
-    def _judge_with_threshold(
-        self, texts: list[str], answers: list[tuple[str, ...]] | None, ranked: RankedAnswers
-    ) -> "_Judged":
-        """Return what is predicted with the best threshold, and how good it is."""
-        null_scores = self._null_scores(ranked)
-        no_answer_probs = _sigmoid(null_scores)
-        threshold, scores, facts = UNSEARCHED_THRESHOLD, None, dict[str, Any]()
-        if answers is not None:
-            has_answer = np.array([bool(of_one) for of_one in answers], np.bool_)
-            raw = score_answers(texts, answers, has_answerless=True)
-            threshold = best_threshold(raw.f1, texts, has_answer, no_answer_probs).value
-            scores = AnswerScores(
-                apply_threshold(raw.exact_match, no_answer_probs, has_answer, threshold),
-                apply_threshold(raw.f1, no_answer_probs, has_answer, threshold),
-            )
-            facts["official"] = squad_2_scores(raw, texts, has_answer, no_answer_probs, threshold)
-        is_answered = (ranked.numbers > 0) & (no_answer_probs <= threshold)
-        return _Judged(
-            texts=[text if said else "" for text, said in zip(texts, is_answered, strict=True)],
-            is_answered=is_answered,
-            null_scores=null_scores,
-            scores=scores,
-            facts={**facts, "no_answer_threshold": threshold},
-        )
-
-    @property
-    def _has_answerability(self) -> bool:
-        return self.task.has_answerless and self.settings.answer_head == "answerability"
-
-    def _null_scores(self, ranked: RankedAnswers) -> Floats:
+    def _null_scores(self, ranked: "RankedAnswers") -> Floats:
         """Return the logit (N,) that a question has no answer."""
         has_span = ranked.numbers > 0
         logits = ranked.null_scores.copy()
-        if not self._has_answerability:
-            # How much more [CLS] scores than the best span. Source: Devlin et al. 2019, 4.3.
+        if not self.has_answerability:
+            # How much higher [CLS] scores than the best span. Source: Devlin et al. 2019, 4.3.
             logits[has_span] -= ranked.scores[ranked.first[has_span]]
-        logits[~has_span] = _LOGIT_WITHOUT_ANSWER
+        logits[~has_span] = _LOGIT_WITHOUT_SPAN
         return logits
 
     def _scorers(self, scores: AnswerScores) -> dict[str, Scorer]:
-        values = {"exact_match": scores.exact_match, "f1": scores.f1}
+        def mean_of(values: Floats) -> Scorer:
+            return lambda rows: float(values[rows].mean())
 
-        def mean_of(name: str) -> Scorer:
-            return lambda rows: float(values[name][rows].mean())
+        return {name: mean_of(getattr(scores, name)) for name in self.task.metrics}
 
-        return {name: mean_of(name) for name in self.task.metrics}
+
+@dataclass(frozen=True, slots=True)
+class RankedAnswers:
+    """The best answers to N questions, A in all, those of a question beside each other."""
+
+    texts: list[str]
+    """A slices of paragraphs, different ones for a question, the best first."""
+    begins: Ints
+    """(A,), first character in the paragraph."""
+    ends: Ints
+    """(A,), the character after the last."""
+    scores: Floats
+    """(A,), those of start and end, summed."""
+    numbers: Ints
+    """(N,), answers to each question, at most ``n_best``; 0 if no span is valid."""
+    null_scores: Floats
+    """(N,), the least of the head's ``null_scores`` over the windows of the question."""
+
+    @property
+    def first(self) -> Ints:
+        """(N,), where in A those of each question begin."""
+        first: Ints = np.cumsum(self.numbers) - self.numbers
+        return first
+
+    @property
+    def best_texts(self) -> list[str]:
+        """The best text for each question, "" where no span is valid."""
+        pairs = zip(self.first.tolist(), self.numbers.tolist(), strict=True)
+        return [self.texts[first] if number else "" for first, number in pairs]
+
+
+def rank_answers(
+    outputs: Outputs, windows: Windows, examples: SpanExamples, settings: SpanSettings
+) -> RankedAnswers:
+    """Return the best answers to each question.
+
+    A span counts if it is in the paragraph, begins where its window has the most context, ends
+    no earlier than it begins, and has at most ``max_answer_length`` pieces. Of equal scores the
+    one that begins and then ends first is better; of equal texts the better one is kept.
+
+    Args:
+        outputs: of `StartEndHead` or `AnswerabilityHead` for the W windows: ``starts`` and
+            ``start_scores`` (W, K), ``ends`` and ``end_scores`` (W, J), or (W, K, J) where they
+            depend on the start, ``null_scores`` (W,).
+        windows: W of them, at least one.
+        examples: the N questions.
+        settings: of the decoding.
+    """
+    parts = [
+        _candidates(outputs, windows, slice(begin, begin + _WINDOWS_AT_ONCE), examples, settings)
+        for begin in range(0, len(windows.first), _WINDOWS_AT_ONCE)
+    ]
+    question, begins, ends, scores = (np.concatenate(each) for each in zip(*parts, strict=True))
+    order = np.lexsort((ends, begins, -scores, question))
+    question, begins, ends = question[order], begins[order], ends[order]
+    kept, texts = _different_texts(question, begins, ends, examples, settings.n_best)
+    null_scores = np.full(len(examples), np.inf)
+    np.minimum.at(null_scores, windows.question_of, outputs["null_scores"].astype(np.float64))
+    return RankedAnswers(
+        texts=texts,
+        begins=begins[kept],
+        ends=ends[kept],
+        scores=scores[order][kept],
+        numbers=np.bincount(question[kept], minlength=len(examples)),
+        null_scores=null_scores,
+    )
+
+
+def first_words_scores(
+    paragraphs: Sequence[str], answers: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Return the best scores of answering each of N questions with the paragraph's first words.
+
+    The number of words is the same for all questions, and the best for each metric.
+
+    Args:
+        paragraphs: that of each question.
+        answers: the right ones of each question; at least one.
+    """
+    words = [paragraph.split() for paragraph in paragraphs]
+    tried = [
+        score_answers([" ".join(each[:number]) for each in words], answers, has_answerless=False)
+        for number in _NUMBERS_OF_WORDS
+    ]
+    return {
+        "exact_match": max(float(scores.exact_match.mean()) for scores in tried),
+        "f1": max(float(scores.f1.mean()) for scores in tried),
+    }
+
+
+def _candidates(
+    outputs: Outputs, windows: Windows, part: slice, examples: SpanExamples, settings: SpanSettings
+) -> tuple[Ints, Ints, Ints, Floats]:
+    """Return the valid spans of the windows ``part``: question, first and last character, score."""
+    offsets, lengths = windows.offsets[part, None], windows.lengths[part, None]
+    start = outputs["starts"][part] - offsets  # (W, K), counted in the window's paragraph
+    start_scores = outputs["start_scores"][part].astype(np.float64)
+    begins_here = (start >= 0) & (start < lengths) & np.isfinite(start_scores)
+    in_all = (np.cumsum(windows.lengths) - windows.lengths)[part, None] + start
+    begins_here[begins_here] = windows.is_max_context[in_all[begins_here]]
+    ends, end_scores = outputs["ends"][part], outputs["end_scores"][part].astype(np.float64)
+    if ends.ndim == 2:
+        ends, end_scores = ends[:, None], end_scores[:, None]
+    size = ends - offsets[:, :, None] - start[:, :, None] + 1  # (W, K, J), pieces of the span
+    room = np.minimum(settings.max_answer_length, lengths - start)
+    valid = begins_here[:, :, None] & (size >= 1) & (size <= room[:, :, None])
+    valid &= np.isfinite(end_scores)
+    window, rank, place = np.nonzero(valid)
+    question = windows.question_of[part][window]
+    first = windows.first[part][window] + start[window, rank]
+    begins, after = windows.paragraphs.characters(
+        examples.paragraph_of[question], first, first + size[window, rank, place] - 1
+    )
+    end_scores = np.broadcast_to(end_scores, size.shape)
+    scores = start_scores[window, rank] + end_scores[window, rank, place]
+    some = after > begins
+    return question[some], begins[some], after[some], scores[some]
+
+
+def _different_texts(
+    question: Ints, begins: Ints, ends: Ints, examples: SpanExamples, n_best: int
+) -> tuple[Ints, list[str]]:
+    """Return the first ``n_best`` spans of each question whose texts differ, and the texts."""
+    kept: list[int] = []
+    texts: list[str] = []
+    bounds = np.searchsorted(question, np.arange(len(examples) + 1)).tolist()
+    spans = list(zip(begins.tolist(), ends.tolist(), strict=True))
+    for row, paragraph in enumerate(examples.paragraph_of.tolist()):
+        text, seen = examples.paragraphs[paragraph], dict[str, int]()
+        for place in range(bounds[row], bounds[row + 1]):
+            if len(seen) == n_best:
+                break
+            begin, end = spans[place]
+            seen.setdefault(text[begin:end], place)
+        kept.extend(seen.values())
+        texts.extend(seen)
+    return np.array(kept, np.int64), texts
+
+
+def _texts_of_answers(examples: SpanExamples) -> list[tuple[str, ...]]:
+    return [tuple(answer.text for answer in of_one) for of_one in examples.answers]
 
 
 def _sigmoid(logits: Floats) -> Floats:
     return np.exp(-np.logaddexp(0.0, -logits))
 
 
-def _best_texts(ranked: RankedAnswers) -> list[str]:
-    """Return the best text of each question, "" where no span is valid."""
-    pairs = zip(ranked.first.tolist(), ranked.numbers.tolist(), strict=True)
-    return [ranked.texts[first] if number else "" for first, number in pairs]
-
-
 def _table(
     examples: SpanExamples,
     answers: list[tuple[str, ...]],
-    judged: _Judged,
     ranked: RankedAnswers,
+    is_answered: Bools,
+    null_scores: Floats | None,
+    scores: AnswerScores | None,
 ) -> pa.Table:
     """Return the table that `SpanProblem` describes."""
-    has_span = ranked.numbers > 0
+    has_span, size = ranked.numbers > 0, len(examples)
 
-    def of_best(values: NDArray[Any], shown: NDArray[np.bool_]) -> pa.Array:
-        column = np.zeros(len(examples), values.dtype)
+    def of_best(values: NDArray[Any], shown: Bools) -> pa.Array:
+        column = np.zeros(size, values.dtype)
         column[has_span] = values[ranked.first[has_span]]
         return pa.array(column, mask=~shown)
 
-    def floats(values: Floats | None) -> pa.Array:
-        return pa.nulls(len(examples), pa.float64()) if values is None else pa.array(values)
-
-    spans = [ranked.begins, ranked.ends, ranked.scores]
+    unknown = pa.nulls(size, pa.float64())
+    best_texts = zip(ranked.best_texts, is_answered, strict=True)
     n_best = pa.StructArray.from_arrays(
-        [pa.array(ranked.texts, pa.string()), *map(pa.array, spans)],
+        [
+            pa.array(ranked.texts, pa.string()),
+            *map(pa.array, (ranked.begins, ranked.ends, ranked.scores)),
+        ],
         names=["text", "start", "end", "score"],
     )
     bounds = pa.array(np.append(0, np.cumsum(ranked.numbers)), pa.int32())
-    scores = judged.scores
     return pa.table(
         {
             "id": pa.array(examples.ids, pa.string()),
-            "prediction": pa.array(judged.texts, pa.string()),
-            "start": of_best(ranked.begins, judged.is_answered),
-            "end": of_best(ranked.ends, judged.is_answered),
+            "prediction": [text if is_given else "" for text, is_given in best_texts],
+            "start": of_best(ranked.begins, is_answered),
+            "end": of_best(ranked.ends, is_answered),
             "score": of_best(ranked.scores, has_span),
-            "null_score": floats(judged.null_scores),
+            "null_score": unknown if null_scores is None else null_scores,
             "answers": pa.array(answers, pa.list_(pa.string())),
-            "exact_match": floats(None if scores is None else scores.exact_match),
-            "f1": floats(None if scores is None else scores.f1),
+            "exact_match": unknown if scores is None else scores.exact_match,
+            "f1": unknown if scores is None else scores.f1,
             "n_best": pa.ListArray.from_arrays(bounds, n_best),
         }
     )

@@ -5,9 +5,9 @@ with p(n) proportional to 1/n; spans are taken in random order until 15 % of the
 covered. A span never crosses [SEP]; one that is too long for what is left is shortened to its
 first words, or passed over.
 
-Cost decides the form: arrays are per word, not per piece, then per span; one random number serves
-two words; and since a seventh of the spans is taken, only those with the lowest keys are put in
-order, by a sort of each row for itself.
+The form is decided by cost: arrays are per word, not per piece, then per span; one random number
+serves two words; and as only a seventh of the spans is taken, only those with the lowest keys are
+put in order, by a sort of each row.
 
 Source: paper section 4.1 (n-gram masking, maximum length 3); Devlin et al. 2019, section 3.1
 (15 %, 80/10/10); google-research/albert `create_pretraining_data.py` does it otherwise.
@@ -27,7 +27,7 @@ Bools = NDArray[np.bool_]
 UInt16s = NDArray[np.uint16]
 
 _SPAN, _REPLACEMENT = (np.uint64(purpose << 32) for purpose in range(2))
-"""What a draw is for; the low 32 bits of its counter are a place in the example."""
+"""The purposes of draws; the low 32 bits of a draw's counter are a place in the example."""
 MASK_SHARE = 0.8
 RANDOM_SHARE = 0.1
 """Of the chosen pieces 80 % become [MASK], 10 % a random piece, 10 % stay."""
@@ -110,10 +110,11 @@ def count_predictions(
     max_ngram: int,
     max_predictions: int | None = None,
 ) -> Ints:
-    """Return (R,) how many predictions `mask_examples` makes in each example, mostly undrawn.
+    """Return (R,) how many predictions `mask_examples` makes in each example.
 
-    It leaves room in an example only when no word fits any more. So one with as many words of a
-    single piece as it may have predictions is filled, whatever is drawn; only others are masked.
+    It leaves room in an example only if no further word fits. So an example with as many words of
+    a single piece as it may have predictions is filled, whatever is drawn; only the others are
+    masked to find out.
     """
     starts = np.cumsum(lengths) - lengths
     words = _find_words(input_ids, starts, lengths, segment_b_starts, opens_word)
@@ -165,7 +166,7 @@ class _Spans:
     begins: Ints
     """(N + 1,) number of each span's first word, and W."""
     keys: UInt16s
-    """(N,) random: the lower, the earlier a span is taken; what lies first, among equals."""
+    """(N,) random: the lower, the earlier a span is taken; of equal keys the first span."""
     row_begins: Ints
     """(R + 1,) number of the first span of each example, and N."""
 
@@ -188,7 +189,7 @@ def _find_words(
 
 
 def _cut_spans(words: _Words, seeds: UInt64s, max_ngram: int) -> _Spans:
-    """Cut each segment into spans of drawn lengths; the last is shortened to what there is."""
+    """Cut each segment into spans of drawn lengths; the last is shortened to what is left."""
     draws = _two_draws_a_word(seeds, np.diff(words.segment_begins[::2]))
     lengths, keys = draws[:, 0], draws[:, 1]
     # The j-th word of a segment carries the length of the segment's j-th span.
@@ -213,7 +214,7 @@ def _cut_spans(words: _Words, seeds: UInt64s, max_ngram: int) -> _Spans:
 
 
 def _two_draws_a_word(seeds: UInt64s, counts: Ints) -> UInt16s:
-    """Return uint16 (W, 2) random numbers, of rows with ``counts`` words: two words a hash."""
+    """Return uint16 (W, 2) random numbers for rows with ``counts`` words, two words per hash."""
     num_hashes = (counts + 1) // 2
     counter = ranges(np.zeros(len(counts), np.int64), num_hashes).astype(np.uint64)
     bits = random_bits(np.repeat(seeds, num_hashes), _SPAN + counter)
@@ -227,7 +228,7 @@ def _choose_pieces(
 ) -> Bools:
     """Return bool (T,): which pieces are chosen, at most ``budgets`` (R,) in each example."""
     masked = np.zeros(num_pieces, bool)
-    # Nearly always enough; which spans are taken does not depend on it.
+    # Nearly always enough; the choice of spans does not depend on it.
     share = np.minimum(1, (budgets + 8 * np.sqrt(budgets) + 8) / lengths)
     limits = np.minimum(share * _KEYS, _KEYS - 1).astype(np.uint16)
     low = np.flatnonzero(spans.keys < np.repeat(limits, np.diff(spans.row_begins)))
@@ -236,7 +237,7 @@ def _choose_pieces(
     open_rows = np.flatnonzero(left)
     if not len(open_rows):
         return masked
-    # These few begin again, with all of their spans; then with any word that fits.
+    # These few start over with all of their spans; then they take any word that fits.
     begins, ends = spans.row_begins[open_rows], spans.row_begins[open_rows + 1]
     selected = ranges(begins, ends - begins)
     left = _take_spans(words, spans, selected, ends - begins, budgets[open_rows], masked)
@@ -247,14 +248,14 @@ def _choose_pieces(
 def _take_spans(
     words: _Words, spans: _Spans, selected: Ints, counts: Ints, budgets: Ints, masked: Bools
 ) -> Ints:
-    """Mark in ``masked`` the spans that are taken; return (R,) what is left of the budgets.
+    """Mark the chosen spans in ``masked``; return (R,) what is left of the budgets.
 
     Args:
         words: all words.
         spans: all spans.
         selected: numbers of the spans to take from, in order.
         counts: (R,) how many of them each example has.
-        budgets: (R,) pieces to take of each example.
+        budgets: (R,) pieces to choose in each example.
         masked: bool (T,), changed.
     """
     order, lanes = _by_key(spans.keys[selected], counts)
@@ -331,7 +332,7 @@ def _take_words(words: _Words, rows: Ints, left: Ints, masked: Bools) -> None:
 
 
 def _replacements(labels: Pieces, positions: Ints, seeds: UInt64s, vocab_size: int) -> Pieces:
-    """Return (M,) what stands at the chosen places: [MASK], another piece, or the same one."""
+    """Return (M,) the new pieces at the chosen places: [MASK], a random piece, or the same one."""
     bits = random_bits(seeds, _REPLACEMENT + positions.astype(np.uint64))
     kind, draw = bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF)
     others = np.uint64(vocab_size - NUM_SPECIAL)

@@ -1,11 +1,11 @@
-"""Pieces of a text, and the characters of the text itself that each of them stands for.
+"""Pieces of a text, and which characters of the text each of them stands for.
 
 The offsets are carried through every step that lies between a text and its pieces: blanks made one
 space, characters decomposed, accents dropped, letters lower-cased (`normalise_for_pieces`), then
 SentencePiece's own normaliser. Nothing is searched for or aligned afterwards.
 
-A text is taken word by word where its pieces are (`Tokenizer.words_are_apart`), and each distinct
-word once. Otherwise a text is one unit.
+A text is taken word by word if its pieces are (`Tokenizer.words_are_apart`), and each distinct word
+once. Otherwise a text is one unit.
 """
 
 import re
@@ -26,7 +26,7 @@ Span = tuple[int, int]
 
 _WORD = re.compile(r"\S+")
 _APART = re.compile("[^ ]+")
-"""What the tokenizer takes for a word: one that decomposition broke in two is two of them."""
+"""A word for the tokenizer: decomposition may have broken one word of the text into two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class PieceSpans:
     begins: Ints
     """(T,), the first character of each piece in its own text; never descending in a text."""
     ends: Ints
-    """(T,), the character after its last; never descending in a text. A piece that is but the
-    mark of a word's start has none: its end is its begin, which is that of the next piece. But
-    between words that were one character ("ﷺ") it has that character."""
+    """(T,), the character after its last; never descending in a text. A piece that is only the
+    mark of a word's start has no character: its end is its begin, which is that of the next piece.
+    Between words that were one character ("ﷺ"), however, it has that character."""
     lengths: Ints
     """(N,), pieces of each text, which sum to T."""
 
@@ -54,8 +54,8 @@ class PieceSpans:
 def encode_with_spans(tokenizer: Tokenizer, texts: Sequence[str]) -> PieceSpans:
     """Return the pieces of each text and where they stand in it.
 
-    A span takes in the accents that were dropped after its characters, and no blank. Pieces made
-    of one character, like the three of "½", all have that character.
+    A span includes the accents that were dropped after its characters, and no blank at its ends.
+    Pieces made of one character, like the three of "½", all have that character.
 
     Raises:
         IntegrityError: the vocabulary has pieces for single bytes of a character.
@@ -83,7 +83,7 @@ def encode_with_spans(tokenizer: Tokenizer, texts: Sequence[str]) -> PieceSpans:
 
 
 def _units(texts: Sequence[str], words_are_apart: bool) -> tuple[list[str], Ints, Ints]:
-    """Return what is encoded by itself, where in its text each unit begins, units of each text."""
+    """Return the units to encode, where each begins in its text, and the units of each text."""
     if not words_are_apart:
         return list(texts), np.zeros(len(texts), np.int64), np.ones(len(texts), np.int64)
     words = [[*_WORD.finditer(text)] for text in texts]
@@ -118,9 +118,9 @@ def _pieces_of_units(tokenizer: Tokenizer, units: list[str]) -> list[list[tuple[
 
 
 def _ascending(pieces: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Return ``pieces`` so that no end is before an earlier one.
+    """Return ``pieces`` with no end before an earlier one.
 
-    It would be where one character became several words: at the mark of the second's start.
+    Where one character became several words, the mark of the second word's start would have one.
     """
     found, reach = [], 0
     for piece, begin, end in pieces:
@@ -130,7 +130,7 @@ def _ascending(pieces: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, i
 
 
 def _in_text(spans: list[Span], begin: int, end: int) -> Span:
-    """Return where characters begin..end of the normalised text stand in the text itself."""
+    """Return where characters begin..end of the normalised text are in the text itself."""
     if begin == end:
         place = spans[begin][0] if begin < len(spans) else spans[-1][1]
         return place, place
@@ -140,7 +140,7 @@ def _in_text(spans: list[Span], begin: int, end: int) -> Span:
 def normalise_with_spans(text: str, lower_case: bool) -> tuple[str, list[Span]]:
     """Return what `normalise_for_pieces` does, and where each of its characters is from.
 
-    What is dropped belongs to the character before it in its word. A space is from all the
+    Dropped characters belong to the character before them in the word. A space comes from all the
     blanks between two words.
     """
     characters: list[str] = []
@@ -162,7 +162,7 @@ def normalise_with_spans(text: str, lower_case: bool) -> tuple[str, list[Span]]:
 
 
 def _decompose(word: str, begin: int, characters: list[str], spans: list[Span]) -> None:
-    """Append NFKD of ``word`` without combining characters, and where they are from."""
+    """Append NFKD of ``word`` without combining characters, and where its characters are from."""
     first = len(spans)
     for place, character in enumerate(word, start=begin):
         kept = [c for c in unicodedata.normalize("NFKD", character) if not unicodedata.combining(c)]
@@ -176,8 +176,8 @@ def _decompose(word: str, begin: int, characters: list[str], spans: list[Span]) 
 def _pieces_of_words(tokenizer: Tokenizer, words: list[str]) -> list[list[tuple[int, int, int]]]:
     """Return id, begin and end of the pieces of each word of normalised text.
 
-    SentencePiece says from where in the word each character of its own normalised word is; the
-    pieces, marks left out, are those characters one after the other.
+    SentencePiece tells where in the word each character of its own normalised word is from; the
+    pieces, without marks, are those characters in order.
     """
     processor = tokenizer.processor
     ids: list[list[int]] = processor.encode(words, num_threads=1)
@@ -196,7 +196,7 @@ def _placed(
     spans: list[Span] = []
     end = offsets[-1]
     for place in range(len(normalised) - 1, -1, -1):
-        # Where one character became several, they are all from the same place.
+        # If one character became several, they all come from the same place.
         if offsets[place] < offsets[place + 1]:
             end = offsets[place + 1]
         if normalised[place] != WORD_MARK:

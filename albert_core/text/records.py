@@ -1,4 +1,4 @@
-"""The rows that stages hand on: a document, an example; the special pieces; rows laid end to end.
+"""The rows that stages pass on: documents and examples; special pieces; rows laid end to end.
 
 Dimensions: S pieces of a sequence, P predictions.
 """
@@ -24,7 +24,7 @@ class Document:
     """One document of a corpus."""
 
     id: str
-    """Unique in its corpus and stable: file, relative to the source, and record in that file."""
+    """Unique in its corpus, and stable: the file, relative to the source, and the record in it."""
     text: str
     source: str
     """URI of the file it came from."""
@@ -67,8 +67,8 @@ OTHER_DOCUMENT_FIELDS = [
     ("other_first_sentence", pa.uint32()),
     ("other_last_sentence", pa.uint32()),
 ]
-"""Further columns where segment b may come from another document (nsp, or google's pairs); null
-in a row whose segments both come from `document_id`."""
+"""Further columns if segment b may come from another document (nsp, or google's pairs); null in a
+row whose segments both come from `document_id`."""
 
 MAX_VOCAB_SIZE = 1 << 16
 """Piece ids are stored as uint16."""

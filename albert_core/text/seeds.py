@@ -1,8 +1,8 @@
-"""Randomness that is named, not shared: every draw depends on what it is for, not on who draws.
+"""Randomness that is named, not shared: a draw depends on its purpose, not on who draws.
 
-A seed is derived from the run's seed and a name. From it, a counter-based hash (splitmix64)
-gives the draws, so that they vectorise and mean the same on every machine and in every version
-of every library.
+A seed is derived from the run's seed and a name. From it, a counter-based hash (splitmix64) gives
+the draws, so that they vectorise and are the same on every machine and in every version of every
+library.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 def derive_seed(root: int, *names: str | int) -> int:
     """Return a seed in [0, 2**63) that depends on ``root`` and ``names`` and on nothing else.
 
-    Not on the worker, the order of work, or PYTHONHASHSEED: the same document gets the
-    same mask on a laptop and on a thousand workers.
+    It does not depend on the worker, the order of work, or PYTHONHASHSEED: a document gets the same
+    mask on a laptop and on a thousand workers.
 
     >>> derive_seed(7, "mask", "wiki/12", 0) == derive_seed(7, "mask", "wiki/12", 0)
     True
@@ -46,7 +46,7 @@ def random_bits(seed: int | UInt64s, counter: int | NDArray[Any]) -> UInt64s:
 
 
 def mix_bits(values: UInt64s) -> UInt64s:
-    """Mix the bits of each of ``values`` in place, so that every one hangs on all; return them.
+    """Mix the bits of each value in place, so that each bit depends on all; return the values.
 
     Source: splitmix64's finisher, Steele, Lea and Flood 2014.
     """
@@ -65,9 +65,9 @@ def random_uniform(seed: int | UInt64s, counter: int | NDArray[Any]) -> NDArray[
 
 
 def share_of(root: int, purpose: str, name: str) -> float:
-    """Return where ``name`` falls in [0, 1) for a sample or split called ``purpose``.
+    """Return the place of ``name`` in [0, 1) for a sample or split called ``purpose``.
 
-    ``share_of(seed, "held-out", document_id) < 0.01`` puts one document in a hundred aside,
-    always the same ones.
+    ``share_of(seed, "held-out", document_id) < 0.01`` sets aside one document in a hundred, always
+    the same ones.
     """
     return derive_seed(root, purpose, name) / 2**63

@@ -1,4 +1,4 @@
-"""Text to piece ids: ALBERT's normalisation, then SentencePiece; and which pieces start a word."""
+"""Text to piece ids: ALBERT's normalisation, then SentencePiece; which pieces start a word."""
 
 import re
 import unicodedata
@@ -23,7 +23,7 @@ _WORD_OF_ITS_OWN = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')
 _ASCII_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _BEYOND_ASCII = re.compile("[^\x00-\x7f]+")
 _BLANKS = bytes.maketrans(b"\t\v\f\r\x1c\x1d\x1e\x1f", b" " * 8)
-"""What ASCII text can have as blanks beside the space and the line end; all become spaces."""
+"""The blanks of ASCII text besides space and line end; all become spaces."""
 _LOWER_CASE_AND_BLANKS = bytes(range(256)).lower().translate(_BLANKS)
 
 
@@ -37,10 +37,10 @@ def normalise_for_pieces(text: str, lower_case: bool) -> str:
 
 
 def normalise_document(text: bytes, lower_case: bool) -> bytes:
-    """Return UTF-8 ``text`` with each of its lines as `normalise_for_pieces` gives it.
+    """Return UTF-8 ``text`` with each line normalised as by `normalise_for_pieces`.
 
-    But for runs of blanks, and those at either end. This is for documents of many lines, most of
-    them ASCII, which are never decoded.
+    Except that blanks at its ends and runs of blanks stay. ASCII lines are never decoded, which is
+    quick for documents of many lines.
     """
     if not text.isascii():
         text = b"\n".join(
@@ -61,10 +61,10 @@ def _decomposed(run: re.Match[str]) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def _decompose(run: str) -> str:
-    """Return NFKD of ``run`` without combining characters, any blank a space.
+    """Return NFKD of ``run`` without combining characters, with blanks made spaces.
 
-    A run at a time gives what a text at a time does: characters are decomposed one by one, and
-    put in order only as far as they are combining. There are few runs, often met again.
+    Runs give the same as whole texts: characters are decomposed one by one, and only combining
+    ones are reordered. There are few different runs, so their results are kept.
     """
     blanks_made_spaces = "".join(" " if c.isspace() else c for c in run)
     decomposed = unicodedata.normalize("NFKD", blanks_made_spaces)
@@ -84,15 +84,14 @@ def starts_word(piece: str) -> bool:
 class Tokenizer:
     """A SentencePiece model with ALBERT's special pieces; any number of threads may share one.
 
-    What is computed once is the same whoever does it: two threads that do so together, as
-    `cached_property` lets them from Python 3.12 on, only do it twice. The table of words, which
-    grows, has a lock.
+    From Python 3.12 on, two threads may compute a `cached_property` at the same time; both get the
+    same value. The table of words, which grows, has a lock.
 
     Args:
         model: serialised SentencePiece model.
         lower_case: whether the text is lower-cased before it is split.
         split_digit_commas: whether the comma of a piece like "1948," becomes a piece of its own,
-            as the reference has it; SentencePiece alone, and Hugging Face, do not split it.
+            as in the reference; SentencePiece and Hugging Face do not split it.
 
     Raises:
         IntegrityError: the model does not have ALBERT's special pieces at ids 0 to 4.
@@ -104,10 +103,9 @@ class Tokenizer:
         self.model = model
         self.lower_case = lower_case
         self.split_digit_commas = split_digit_commas
-        # What was encoded before. Of two ways to split a word that are equally probable,
-        # SentencePiece takes the one that the rounding of the sentence's sum so far favours ("kkk"
-        # is "k", "kk" or "kk", "k"): this takes what it does when the word is alone. One sentence
-        # in 25,000 has such a word.
+        # What was encoded before. If two ways to split a word are equally probable ("k", "kk" or
+        # "kk", "k"), SentencePiece's choice depends on the rounding of the sentence's sum so far.
+        # Here it is the choice for the word alone. One sentence in 25,000 has such a word.
         self._words = WordTable(self._encode_words)
         try:
             self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -132,7 +130,7 @@ class Tokenizer:
         return cls(model, lower_case, split_digit_commas)
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[bytes, bool, bool]]:
-        """Travel to worker processes as the model's bytes."""
+        """Pickle as the model's bytes."""
         return Tokenizer, (self.model, self.lower_case, self.split_digit_commas)
 
     @property
@@ -166,9 +164,9 @@ class Tokenizer:
         """Return the piece ids of every line of every UTF-8 text, laid end to end.
 
         Returns:
-            Ids int32 (N,); the number of them in each line, int64 (L,), which sum to N; and the
-            number of lines of each text, int64 (len(texts),), which sum to L. Together they say
-            what `encode` does for each line.
+            Ids int32 (N,), the same as by `encode` for each line; their number in each line, int64
+            (L,), which sum to N; and the number of lines of each text, int64 (len(texts),), which
+            sum to L.
         """
         normalised = [normalise_document(text, self.lower_case) for text in texts]
         lines = pc.split_pattern(pa.array(normalised, pa.large_string()), "\n")
@@ -190,10 +188,10 @@ class Tokenizer:
 
     @cached_property
     def words_are_apart(self) -> bool:
-        """Whether the pieces of a line are those of its words, one after the other.
+        """Whether the pieces of a line are the pieces of its words in order.
 
-        So it is unless the model was trained to keep blanks as they are, or to have pieces of
-        several words.
+        That is so unless the model was trained to keep blanks as they are, or to have pieces that
+        span several words.
         """
         blanks, *words = self.processor.encode([" a  a ", "a", "a"])
         return bool(blanks == list(chain(*words))) and not any(
@@ -211,9 +209,9 @@ class Tokenizer:
     def digit_commas(self) -> dict[int, list[int]]:
         """Each piece that ends in a digit and a comma -> what the reference makes of it.
 
-        What stands before the comma is split again as a text of its own, so that a piece from
-        inside a word gets the mark of a word's start: "1," becomes "▁1" and ",". The reference
-        means to remove that mark, but compares bytes with text.
+        The part before the comma is split again as a text of its own, so that a piece from inside
+        a word gets the mark of a word's start: "1," becomes "▁1" and ",". The reference intends to
+        remove that mark, but compares bytes with text.
 
         Source: google-research/albert `tokenization.py`, `encode_pieces`.
         """

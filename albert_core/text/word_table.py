@@ -1,4 +1,4 @@
-"""Words and their pieces: each word is split into pieces when it is first met, and never again."""
+"""Words and their pieces: each word is split into pieces only once, when it first occurs."""
 
 import threading
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 MAX_PIECES = 1 << 21
-"""What a table may hold: half a million words in 100 MB. Then it begins anew."""
+"""The most that a table holds: half a million words in 100 MB. Then it starts over."""
 
 
 class WordTable:
-    """Maps words to the ids of their pieces, many at a time; any number of threads may ask.
+    """Maps words to the ids of their pieces, many at a time; any number of threads may use it.
 
     Args:
-        encode: gives the ids of each of a list of words; they depend on nothing but the word.
+        encode: returns the ids of each of a list of words; they depend only on the word.
     """
 
     def __init__(self, encode: Callable[[list[str]], list[list[int]]]) -> None:
@@ -65,7 +65,7 @@ class WordTable:
         before = self._table
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         pieces = np.fromiter(chain.from_iterable(encoded), np.int32, int(lengths.sum()))
-        # The numbers come last: a word that has one is in the table, wherever an error cuts in.
+        # The numbers come last: a word with a number is in the table, even after an error.
         self._table = _Table(
             np.append(before.pieces, pieces),
             np.append(before.bounds, before.bounds[-1] + np.cumsum(lengths)),
@@ -74,7 +74,7 @@ class WordTable:
 
 
 class _Table(NamedTuple):
-    """The pieces of all words, one word after the other; never changed, only replaced."""
+    """The pieces of all words, laid end to end; never changed, only replaced."""
 
     pieces: NDArray[np.int32]
     bounds: Ints

@@ -1,4 +1,4 @@
-"""What talks to MLflow's tracking server, at once or when it is back."""
+"""Everything that talks to MLflow's tracking server, now or when it answers again."""
 
 import os
 

@@ -1,7 +1,7 @@
-"""What a process logs to MLflow: on disk at once, at the server when it answers.
+"""What a process logs to MLflow: on disk immediately, at the server when it answers.
 
 Each `TrackedRun` has a journal: a file with a line of JSON for each entry. The first entry, the
-header, says whose run it is. The process holds a lock on the file, which the system releases
+header, names the run. The process holds a lock on the file, which the system releases
 however the process ends. A journal without a lock was left behind, and any process may send it.
 
 Only the server knows what has arrived. A step of a metric that the server has is not sent again,
@@ -46,8 +46,8 @@ SENT, LIVING, ELSEWHERE = "sent", "living", "elsewhere"
 _MAX_ENTRIES = 1000
 """Entries in one call of ``log_batch``, which splits them further by MLflow's limits."""
 _RETRY_SECONDS = (1, 2, 4, 8, 16, 30, 30, 30, 30)
-"""Pauses before the retries of an entry that fails while the server answers. The store of the files
-may be away when the server is not."""
+"""Pauses before the retries of an entry that fails while the server answers: the artifact store may
+be unavailable by itself."""
 _NOT_RETRIED = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED")
 _NOT_BATCHED = {"artifact", "child", "dataset", "end"}
 _MAX_DIGEST_CHARACTERS = 36
@@ -57,7 +57,7 @@ log = logging.getLogger("tracking")
 Entry = dict[str, Any]
 
 
-class ServerAwayError(Exception):
+class ServerUnavailableError(Exception):
     """The tracking server does not answer. Try again later."""
 
 
@@ -68,7 +68,7 @@ class Journal:
         work: folder for all results.
         path: where the file is, or will be.
         file: the file, open and locked.
-        is_left: whether a process that is gone began the journal.
+        is_left: whether the journal was begun by a process that no longer exists.
     """
 
     _client: MlflowClient
@@ -78,7 +78,7 @@ class Journal:
         self.run_id = ""
         """Id of the MLflow run; empty until `open` succeeds."""
         self.num_appended = self.num_arrived = self.num_lost = 0
-        """Entries. The server refused those that are lost, or the disk had no room for them."""
+        """Entries. Lost are those that the server refused, or that the disk had no room for."""
         self._work, self._file, self._is_left = work, file, is_left
         self._appending = threading.Lock()
         self._unsent: list[Entry] = []
@@ -86,7 +86,7 @@ class Journal:
         self._position = 0
         """In the file, after the last entry that was read."""
         self._points: set[tuple[str, int]] = set()
-        """Names and steps of the metrics that the server has."""
+        """Name and step of each metric that the server has."""
         self._params: set[str] = set()
         self._has_ended = False
         self._pauses = iter(_RETRY_SECONDS)
@@ -111,7 +111,7 @@ class Journal:
             hidden.unlink()
             journal.close()
             raise
-        hidden.rename(path)  # no other process sees it before it has its lock and its header
+        hidden.rename(path)  # no other process sees it before it is locked and has its header
         return journal
 
     @classmethod
@@ -126,17 +126,17 @@ class Journal:
             if path.exists():  # it may have been sent before it was locked
                 return cls(work, path, file, is_left=True)
         except BlockingIOError:
-            pass  # its process lives
+            pass  # its process is alive
         file.close()
         return None
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Write an entry, with the time, to the end. Several threads may append.
 
-        The entry survives the end of this process, but not a loss of power.
+        The entry survives the end of this process, but not a power failure.
 
         Raises:
-            OSError: the disk is full, or gone.
+            OSError: the disk is full or has failed.
         """
         line = (json.dumps({"time": int(time.time() * 1000), **entry}) + "\n").encode()
         number = self._file.fileno()
@@ -150,7 +150,7 @@ class Journal:
     def read(self) -> list[Entry]:
         """Return entries that are not sent yet, in order.
 
-        A line without an end is not read: its process is writing it, or was killed.
+        A line without an end is not read: it is being written, or its process was killed.
         """
         if not self._unsent:
             number = self._file.fileno()
@@ -164,7 +164,7 @@ class Journal:
         """Find the MLflow run of the stage's folder, or create it; once.
 
         Raises:
-            ServerAwayError: the server does not answer.
+            ServerUnavailableError: the server does not answer.
         """
         if self.run_id:
             return
@@ -173,13 +173,13 @@ class Journal:
             self._client = open_client(self._work)
             self._resume(header["folder"], self._find(header) or self._create(header))
         except Exception as error:
-            raise ServerAwayError(said(error)) from error
+            raise ServerUnavailableError(said(error)) from error
 
     def send(self) -> None:
-        """Send the entries that are in the file by now.
+        """Send the entries that are in the file.
 
         Raises:
-            ServerAwayError: the server does not answer. What arrived is not sent again.
+            ServerUnavailableError: the server does not answer. What arrived is not sent again.
         """
         self.open()
         while unsent := self.read():
@@ -254,7 +254,7 @@ class Journal:
             for entry in entries:
                 self._deliver([entry])
             return
-        while error is not None and _may_pass(error) and (pause := next(self._pauses, 0)):
+        while error is not None and _may_succeed(error) and (pause := next(self._pauses, 0)):
             time.sleep(pause)
             error = self._refusal(entries)
         if error is None:
@@ -268,13 +268,13 @@ class Journal:
         """Send entries; return the error if the server answers but does not take them."""
         try:
             self._do(entries)
-        except ServerAwayError:
+        except ServerUnavailableError:
             raise
         except Exception as error:  # noqa: BLE001  whatever it is, the next entry is sent
             try:
                 self._client.search_experiments(max_results=1)
             except Exception:  # noqa: BLE001
-                raise ServerAwayError(said(error)) from error
+                raise ServerUnavailableError(said(error)) from error
             return error
         return None
 
@@ -314,13 +314,13 @@ class Journal:
         Args:
             stage: stage of the other run.
             folder: folder of that stage, which has the id of its run once its journal is sent.
-            run: that id as its manifest says, or empty.
+            run: that id as its manifest has it, or empty.
         """
         if not _known_run_id(folder) and LIVING in set(send_left(self._work, folder)) and not run:
-            raise ServerAwayError(f"another process has not sent the run of {folder} yet")
+            raise ServerUnavailableError(f"another process has not sent the run of {folder} yet")
         child_id = _known_run_id(folder) or run
         if not child_id:
-            return  # that stage tracks nothing
+            return  # that stage is not tracked
         client = self._client
         child, since = client.get_run(child_id), client.get_run(self.run_id).info.start_time
         parent, ended = child.data.tags.get(PARENT_TAG), child.info.end_time
@@ -357,10 +357,10 @@ def send_left(work: str, folder: str = "", before: Path | None = None) -> Iterat
 
     Yields:
         For each journal: SENT; LIVING where another process or thread sends it, or just did; or
-        ELSEWHERE where it is for another tracking server.
+        ELSEWHERE where it is meant for another tracking server.
 
     Raises:
-        ServerAwayError: the server does not answer.
+        ServerUnavailableError: the server does not answer.
     """
     for path in journals_of(work, folder):
         if path == before:
@@ -373,7 +373,7 @@ def send_left(work: str, folder: str = "", before: Path | None = None) -> Iterat
             entries = journal.read()
             is_ours = not entries or entries[0].get("server") == shown_tracking_uri(work)
             if is_ours:
-                if entries:  # a machine that lost its power leaves an empty file
+                if entries:  # a power failure leaves an empty file
                     journal.send()
                 journal.remove()
         yield SENT if is_ours else ELSEWHERE
@@ -388,7 +388,7 @@ def send_journals(work: str) -> str:
     server = shown_tracking_uri(work)
     try:
         found = Counter(send_left(work))
-    except ServerAwayError as error:
+    except ServerUnavailableError as error:
         raise OutageError(
             f"MLflow at {server} does not answer ({error}). Start it, or set {TRACKING_URI}; "
             "nothing is lost."
@@ -405,7 +405,7 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {reason}"
 
 
-def _may_pass(error: Exception) -> bool:
+def _may_succeed(error: Exception) -> bool:
     """Return whether a retry may succeed."""
     if isinstance(error, MlflowException):
         return error.error_code not in _NOT_RETRIED
@@ -419,7 +419,7 @@ def _known_run_id(folder: str) -> str:
 
 
 def _parsed(line: bytes) -> Entry:
-    """Return the entry of a line; an empty one if a loss of power damaged the line."""
+    """Return the entry of a line; an empty one if a power failure damaged the line."""
     with suppress(ValueError):
         return cast(Entry, json.loads(line))
     return {}

@@ -1,14 +1,14 @@
-"""A stage's run in MLflow: what it logs goes to disk at once, and to the server in the background.
+"""A stage's run in MLflow: what it logs goes to disk first, and to the server in the background.
 
-Nothing here may stop or slow a training. A tracking server that is away for a while gets later
-what it missed. If it is still away at the end, the next run in the work folder sends the rest, or
-``albert send-journals`` does.
+Nothing here may stop or slow a training. A tracking server that is unavailable for a while gets
+what it missed later. If it is still unavailable at the end, the next run in the work folder sends
+the rest, or ``albert send-journals`` does.
 
-A run's latest metrics are at ``http://127.0.0.1:PORT/metrics`` if a port is given. Prometheus asks
-for them, so a run waits for nobody. OpenTelemetry would need a collector to send to.
+A run's latest metrics are at ``http://127.0.0.1:PORT/metrics`` if a port is given, where Prometheus
+reads them, so that a run waits for nobody. OpenTelemetry would need a collector to send to.
 
-MLflow's collectors measure the machine: processor, memory, disk, network, GPUs. MLflow's thread
-that sends what they find gives up when the server is away, so here the numbers are points of the
+MLflow's collectors measure the machine: processor, memory, disk, network, GPUs. MLflow's own thread
+that sends their numbers gives up when the server does not answer, so here they are points of the
 run's curves.
 """
 
@@ -33,14 +33,14 @@ from albert_core.stage import storage
 from albert_core.stage.environment import shown_tracking_uri
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.log import note_ids
-from albert_core.tracking.journal import LIVING, Journal, ServerAwayError, said, send_left
+from albert_core.tracking.journal import LIVING, Journal, ServerUnavailableError, said, send_left
 from albert_core.tracking.server import PARENT_TAG
 
 PARENT_VARIABLE = "ALBERT_MLFLOW_PARENT"
 """Environment variable with the id of the run that the runs of a process are nested in."""
 OPENING_SECONDS = 30.0
 """How long to wait for the id of a run."""
-AWAY_SECONDS = 10.0
+UNAVAILABLE_SECONDS = 10.0
 """How long to wait at the end for what is not sent yet."""
 CLOSING_SECONDS = 50.0
 """How long to go on waiting if the server answers."""
@@ -60,7 +60,7 @@ class TrackedRun:
 
     Args:
         work: folder for all results.
-        folder: the stage's folder, which keeps the id of its run.
+        folder: the stage's folder, where the id of its run is kept.
         name: the run's name on MLflow's pages.
         tags: further tags of the run.
         began: start of the run in seconds since 1970, if not now.
@@ -93,7 +93,7 @@ class TrackedRun:
             },
         }
         self._journal = Journal.begin(work, self._folder, header)
-        self._away_since: float | None = None
+        self._unavailable_since: float | None = None
         self._tried_to_open, self._ended, self._done = (threading.Event() for _ in range(3))
         threading.Thread(target=self._send, name="mlflow", daemon=True).start()
         atexit.register(self.finish, "FAILED")
@@ -142,7 +142,7 @@ class TrackedRun:
             name: the data set's name on MLflow's pages.
             digest: digest of its content.
             source: URI of its manifest or folder.
-            context: its part in the run.
+            context: its role in the run.
         """
         entry = {"name": name, "digest": digest, "source": source, "context": context}
         self._append({"dataset": entry})
@@ -195,14 +195,14 @@ class TrackedRun:
         atexit.unregister(self.finish)
         self.end(status)
         with self._timed():
-            if not self._done.wait(AWAY_SECONDS) and self._away_since is None:
+            if not self._done.wait(UNAVAILABLE_SECONDS) and self._unavailable_since is None:
                 self._done.wait(CLOSING_SECONDS)
         if not self._done.is_set():
             log.warning(
                 "MLflow at %s is %s: %d entries of this run wait in %s. The next run in this work "
                 "folder sends them, or: albert send-journals --work %s",
                 shown_tracking_uri(self._work),
-                "slow" if self._away_since is None else "away",
+                "slow" if self._unavailable_since is None else "unavailable",
                 self.num_waiting,
                 self._journal.path,
                 self._work,
@@ -226,7 +226,7 @@ class TrackedRun:
                 self._journal.note_lost("MLflow's journal does not take an entry", error)
 
     def _send(self) -> None:
-        """Send this run's entries until it has ended and all is sent; between, what others left."""
+        """Send this run's entries until all of it is sent; in between, what others left behind."""
         left = send_left(self._work)
         while not self._done.is_set():
             is_last = self._ended.is_set()
@@ -239,7 +239,7 @@ class TrackedRun:
                 elif not next(left, None):
                     self._ended.wait(_SECONDS_BETWEEN_SENDS)
             except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
-                self._note_away(error)
+                self._note_outage(error)
                 time.sleep(_SECONDS_BETWEEN_SENDS)
                 self._ended.wait(RETRY_SECONDS)
 
@@ -252,23 +252,23 @@ class TrackedRun:
             self._tried_to_open.set()
         self._journal.send()
 
-    def _note_away(self, error: Exception) -> None:
+    def _note_outage(self, error: Exception) -> None:
         self._tried_to_open.set()
-        if self._away_since is not None:
+        if self._unavailable_since is not None:
             return
-        self._away_since = time.monotonic()
+        self._unavailable_since = time.monotonic()
         log.warning(
             "MLflow at %s does not answer (%s); the run goes on, and what it logs waits in %s",
             shown_tracking_uri(self._work),
-            error if isinstance(error, ServerAwayError) else said(error),
+            error if isinstance(error, ServerUnavailableError) else said(error),
             self._journal.path,
         )
 
     def _note_answer(self) -> None:
-        if self._away_since is not None:
-            away = time.monotonic() - self._away_since
-            self._away_since = None
-            log.info("MLflow answers again after %.0f s: all that waited was sent", away)
+        if self._unavailable_since is not None:
+            seconds = time.monotonic() - self._unavailable_since
+            self._unavailable_since = None
+            log.info("MLflow answers again after %.0f s: all that waited was sent", seconds)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -301,7 +301,7 @@ class MetricsEndpoint:
     def of_environment(cls, run: str) -> Self | None:
         """Return the endpoint that the environment asks for, or None if it asks for none.
 
-        If the port is taken, a warning is logged and there is no endpoint: the run goes on.
+        If the port is taken, a warning is logged and there is no endpoint: the run continues.
 
         Raises:
             ConfigError: the port is no number.
@@ -314,7 +314,7 @@ class MetricsEndpoint:
         try:
             return cls(host, int(text), run)
         except OSError as error:
-            log.warning("no metrics at %s:%s (%s); the run goes on without", host, text, error)
+            log.warning("no metrics at %s:%s (%s); the run continues without", host, text, error)
             return None
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -18,7 +18,7 @@ RUN_ID = "mlflow_run_id"
 PARENT_TAG = "mlflow.parentRunId"
 
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-"""With this tag MLflow's pages open with the training runs, not with traces of language models."""
+"""With this tag MLflow's pages open on the training runs, not on traces of language models."""
 
 for _library in ("alembic", "mlflow"):
     logging.getLogger(_library).setLevel(logging.WARNING)
@@ -33,7 +33,7 @@ def open_client(work: str) -> MlflowClient:
     if path == uri:
         return MlflowClient(uri, registry_uri)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock"):  # two processes that create the tables at once break them
+    with FileLock(f"{path}.lock"):  # two processes that create the tables together break them
         client = MlflowClient(uri, registry_uri)
         client.search_experiments(max_results=1)
     return client
@@ -42,7 +42,7 @@ def open_client(work: str) -> MlflowClient:
 def experiment_id(client: MlflowClient, work: str) -> str:
     """Return the id of the experiment, which is created if it does not exist.
 
-    A server chooses itself where its files go. Those of a database file go to ``mlartifacts`` in
+    A server chooses where its files go. With a database file they go to ``mlartifacts`` in
     ``work``.
     """
     found = client.get_experiment_by_name(EXPERIMENT)

@@ -5,67 +5,76 @@ on each one's threads, on the width of the processor's vectors and on the device
 in one of them differ by rounding.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
+from pydantic import TypeAdapter
 
 from albert_core.stage import storage
-from albert_core.training.ranks import Ranks, joined_ranks
+from albert_core.stage.results import Machine
+from albert_core.training.ranks import Ranks
+
+MACHINES = "machines.json"
+"""Beside a run's manifest: what it ran on, from its first process to its last."""
+_MACHINES = TypeAdapter(list[Machine])
 
 
 @contextmanager
 def ranks_of_environment() -> Iterator[Ranks]:
-    """Give this process's place among those that train, as `distributed.joined_ranks` does.
+    """Give this process's place among those that train, from the environment that torchrun sets.
 
-    With ``PJRT_DEVICE`` set it is that of the one process of `albert_core.training.tpu`.
+    At the end the ranks wait for each other, and all but the first end as processes. When one
+    fails, it leaves immediately, and the others find out. With ``PJRT_DEVICE`` set, the place is
+    that of the one process of `albert_core.training.tpu`.
 
     Raises:
         ConfigError: ``PJRT_DEVICE`` is set, but torch_xla is not installed, or there are several
             processes.
     """
     if "PJRT_DEVICE" in os.environ:
-        from albert_core.training import tpu  # needs torch_xla
+        from albert_core.training.tpu import tpu_ranks  # needs torch_xla
 
-        yield tpu.tpu_ranks()
+        yield tpu_ranks()
         return
-    with joined_ranks() as ranks:
-        yield ranks
-
-
-MACHINES = "machines.json"
-"""Beside a run's manifest: what it ran on, from its first process to its last."""
-RANKS, THREADS, DEVICE, VECTORS = "ranks", "threads", "device", "vectors"
-
-Machine = dict[str, str | int]
+    rank, world_size, local_rank = (
+        int(os.environ.get(name, default))
+        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+    )
+    has_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if has_gpu else torch.device("cpu")
+    if has_gpu:
+        torch.cuda.set_device(device)
+    if world_size > 1:
+        dist.init_process_group("nccl" if has_gpu else "gloo")
+    ranks = Ranks(rank, world_size, device)
+    yield ranks
+    ranks.wait()
+    if world_size > 1:
+        dist.destroy_process_group()
+    if not ranks.is_first:
+        # Threads of the libraries can abort an interpreter that is being taken down, and the
+        # launcher would then end the first rank too.
+        os._exit(0)
 
 
 def note_machine(folder: str, world_size: int, device: torch.device) -> None:
-    """Add what this process computes on to the list in the run's ``folder``, if it is new there."""
+    """Add what this process computes on to the list in the run's ``folder``, unless it is there."""
+    now = Machine(
+        ranks=world_size,
+        threads=torch.get_num_threads(),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        vectors=torch.backends.cpu.get_cpu_capability(),
+    )
     before = noted_machines(folder)
-    now = describe_machine(world_size, device)
     if now not in before:
-        content = json.dumps([*before, now], indent=1) + "\n"
-        storage.write_bytes(storage.join(folder, MACHINES), content.encode())
+        content = _MACHINES.dump_json([*before, now], indent=1) + b"\n"
+        storage.write_bytes(storage.join(folder, MACHINES), content)
 
 
 def noted_machines(folder: str) -> list[Machine]:
     """Return what the run in ``folder`` computed on, each once; several if it was moved."""
     uri = storage.join(folder, MACHINES)
-    if not storage.exists(uri):
-        return []
-    machines: list[Machine] = json.loads(storage.read_bytes(uri))
-    return machines
-
-
-def describe_machine(world_size: int, device: torch.device) -> Machine:
-    """Return ranks, threads of each, device, and the vectors that torch computes with."""
-    is_cuda = device.type == "cuda"
-    return {
-        RANKS: world_size,
-        THREADS: torch.get_num_threads(),
-        DEVICE: torch.cuda.get_device_name(device) if is_cuda else device.type,
-        VECTORS: torch.backends.cpu.get_cpu_capability(),
-    }
+    return _MACHINES.validate_json(storage.read_bytes(uri)) if storage.exists(uri) else []

@@ -6,11 +6,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from albert_core.metrics import Estimate, ratio_interval
+from albert_core.metrics import ratio_interval
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.losses import IGNORED
+from albert_core.model.execution import IGNORED
+from albert_core.stage.results import Estimate
 from albert_core.training.ranks import ALONE, Ranks, gathered
-from albert_core.training.shards import Batch, ExampleShards, make_batch
+from albert_core.training.shards import Batch, ExampleShards
 
 _BATCH_SIZE = 64
 _SUMS = ("masked_lm_loss", "masked_lm_accuracy", "pair_loss", "pair_accuracy", "num_predictions")
@@ -35,9 +36,9 @@ def evaluate(
         model: on the device of ``ranks``.
         examples: held-out ones.
         max_examples: how many to score, if there are as many.
-        pair_task: what the model learnt from pairs, a value of `train_step.PAIR_TASKS`; None for
+        pair_task: what the model learned from pairs, a value of `step.PAIR_TASKS`; None for
             nothing.
-        ranks: those that all call this, with the same model.
+        ranks: all of them must call this, with the same model.
 
     Returns:
         masked_lm_loss (nats per prediction), masked_lm_accuracy (share of the predictions), and
@@ -48,14 +49,14 @@ def evaluate(
     was_training = model.training
     model.eval()
     count = min(len(examples), max_examples)
-    # float32 sums of a few numbers each; a rank fills its batches, the others leave them 0.
+    # float32 sums of a few numbers each; where another rank fills a batch, they stay 0.
     sums = torch.zeros(len(_SUMS), count, device=ranks.device)
     with gathered(model, ranks):
         for begin in range(ranks.rank * _BATCH_SIZE, count, ranks.world_size * _BATCH_SIZE):
             end = min(begin + _BATCH_SIZE, count)
             numbers = np.arange(begin, end)
             by_length = np.argsort(examples.sizes(numbers)[0], kind="stable")
-            batch = make_batch(examples.rows(numbers[by_length]), shape)
+            batch = examples.rows(numbers[by_length]).batch(shape)
             for on_device in ranks.on_device([batch]):
                 sums[:, numbers[by_length]] = _score(model, on_device)[:, : end - begin]
     model.train(was_training)

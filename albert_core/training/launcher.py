@@ -1,10 +1,10 @@
-"""torchrun whose status says whether to run again.
+"""torchrun with an exit status that says whether to run again.
 
 ``python -m albert_core.training.launcher OPTIONS ...``
 
 torchrun itself ends with status 1 whatever happened. Here a run that may be run again ends with
-status 75: when it was told to stop and its ranks saved a checkpoint, or when a rank was killed. A
-rank that failed by itself makes it 1, as it would of torchrun. Options are torchrun's.
+status 75: when it was told to stop and its ranks saved a checkpoint, or when a rank was killed. If
+a rank failed on its own, the status is 1. Options are torchrun's.
 """
 
 import logging
@@ -35,9 +35,9 @@ def launch(argv: Sequence[str]) -> int:
 
 
 def status_of(failures: Mapping[int, ProcessFailure]) -> int:
-    """Return the status of a run whose ranks failed so, by their number.
+    """Return the status of a run with these failures, by rank.
 
-    A rank that failed by itself would do so again; one that was killed, or lost another, may not.
+    A rank that failed on its own would fail again; one that was killed, or lost another, may not.
     """
     for rank, failure in failures.items():
         log.warning("rank %d %s", rank, _ended(failure.exitcode))

@@ -1,22 +1,26 @@
-"""LAMB and AdamW as ALBERT was trained with them, and the learning rate of each step."""
+"""LAMB and AdamW as ALBERT was trained with them, clipping, and the learning rate of each step.
+
+Weights and gradients may be sharded (`albert_core.training.ranks`): each rank keeps the moments of
+its part, and updates that.
+"""
 # ruff: noqa: SLF001 - torch's functions over lists of tensors have no public names
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from albert_core.config import Schedule
-from albert_core.training.ranks import norms_of, parts_of
+from albert_core.training.ranks import parts_of
 
 
 class AdamW(torch.optim.Optimizer):
     """Adam with decoupled weight decay and without bias correction.
 
-    Vectors (biases, layer norms) are not decayed. Of weights that are cut over ranks
-    (`albert_core.training.ranks`), each rank keeps the moments of its part, and updates
-    that.
+    Vectors (biases, layer norms) are not decayed.
 
     Args:
         parameters: float32 parameters; one without gradient is left as it is.
@@ -27,6 +31,9 @@ class AdamW(torch.optim.Optimizer):
 
     Source: google-research/albert `optimization.py`.
     """
+
+    trust_ratios: Tensor | None = None
+    """float32 (matrices,), the ratios of LAMB's last update; None before it, and without LAMB."""
 
     def __init__(
         self,
@@ -82,27 +89,48 @@ class Lamb(AdamW):
     Source: You et al. 2020; google-research/albert `lamb_optimizer.py`.
     """
 
-    trust_ratios: Tensor | None = None
-    """float32 (matrices,), the ratios of the last update; None before the first."""
-
     def _updates(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         updates = super()._updates(weights, group)
         if weights[0].ndim > 1:  # a group holds either matrices or vectors
             weight_norms = norms_of(parts_of(weights), of=weights)
             update_norms = norms_of(updates, of=weights)
             both = (weight_norms > 0) & (update_norms > 0)
-            ratios = torch.where(both, weight_norms / update_norms, 1.0)
-            self.trust_ratios = ratios
-            torch._foreach_mul_(updates, list(ratios.unbind()))
+            self.trust_ratios = torch.where(both, weight_norms / update_norms, 1.0)
+            torch._foreach_mul_(updates, list(self.trust_ratios.unbind()))
         return updates
 
 
 def build_optimizer(
     model: nn.Module, kind: Literal["lamb", "adamw"], learning_rate: float, weight_decay: float
 ) -> AdamW:
-    """Return the optimizer ``kind`` of all parameters of ``model``."""
+    """Return the optimizer ``kind`` for all parameters of ``model``."""
     optimizer = {"lamb": Lamb, "adamw": AdamW}[kind]
     return optimizer(model.parameters(), learning_rate, weight_decay)
+
+
+def norms_of(parts: list[Tensor], of: list[Tensor]) -> Tensor:
+    """Return (n,), the length of each tensor.
+
+    Args:
+        parts: this rank's part of each tensor; at least one.
+        of: tensors that are sharded like those.
+    """
+    norms = torch.stack(torch._foreach_norm(parts))
+    if not isinstance(of[0], DTensor):
+        return norms
+    squares = norms.square()
+    dist.all_reduce(squares, group=of[0].device_mesh.get_group())
+    return squares.sqrt()
+
+
+def clip(gradients: list[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Scale ``gradients``, whose common length is ``norm``, in place to at most ``max_norm``.
+
+    Nothing is added to the length, unlike in torch's own function.
+
+    Source: google-research/albert `optimization.py`.
+    """
+    torch._foreach_mul_(gradients, max_norm / norm.clamp(min=max_norm))
 
 
 def learning_rate_at(
@@ -116,10 +144,10 @@ def learning_rate_at(
         warmup_steps: updates in which it grows; 0 for none.
         num_steps: updates of the run.
         schedule: "linear" grows by equal parts, is ``peak`` in the last update of the warm-up,
-            and falls from there on a line to 0 at ``num_steps``. "google" is the reference's: it
-            grows from 0, so that the first update changes nothing, then falls on a line that
-            starts with ``peak`` at step 0, so that ``peak`` is never reached and the rate drops
-            by a share of warmup_steps / num_steps where the two lines meet.
+            and then falls linearly to 0 at ``num_steps``. "google" is the reference's: it grows
+            from 0, so that the first update changes nothing, and then falls on a line from
+            ``peak`` at step 0, so that ``peak`` is never reached and the rate drops by a share of
+            warmup_steps / num_steps where the two lines meet.
 
     Source: google-research/albert `optimization.py`.
     """

@@ -1,7 +1,7 @@
 """Runs that end early and may be run again: preempted by SIGTERM, or left by another rank.
 
-They end with a status of their own, so that whoever started them knows that the same command goes
-on from the newest checkpoint.
+Their exit status tells whoever started them that the same command goes on from the newest
+checkpoint.
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class RunAgain(SystemExit):
-    """The run ends early, in order; what it has done is in its newest checkpoint."""
+    """The run ends early but in order; what it has done is in its newest checkpoint."""
 
     def __init__(self) -> None:
         super().__init__(RUN_AGAIN_STATUS)
@@ -32,17 +32,17 @@ class StopRequest:
         self.arrived = False
 
     def note(self, _signal: int, _frame: FrameType | None) -> None:
-        """Note SIGTERM; the training looks when its update is done."""
+        """Note SIGTERM; the training checks for it after each update."""
         self.arrived = True
 
 
 NEVER = StopRequest()
-"""One that does not arrive."""
+"""A request that never arrives."""
 
 
 @contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Note SIGTERM instead of dying of it; only in a process's main thread, as Python has it."""
+    """Note SIGTERM instead of ending; Python allows it only in a process's main thread."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -56,9 +56,9 @@ def stop_request() -> Iterator[StopRequest]:
 
 @contextmanager
 def ending_when_told_to() -> Iterator[None]:
-    """End the process at once, with its status, when the block raises `RunAgain`.
+    """End the process immediately, with its status, when the block raises `RunAgain`.
 
-    The interpreter's own end can wait for ever for a library's thread.
+    A normal exit of the interpreter can wait forever for a library's thread.
     """
     try:
         yield

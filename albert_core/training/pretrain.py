@@ -7,21 +7,25 @@ whether to run again.
 A run that gets SIGTERM does its update, saves a checkpoint and ends with status 75.
 """
 
+import hashlib
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.stage import storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.environment import TRAINING_PROCESSES, whole_number
 from albert_core.stage.errors import ConfigError
-from albert_core.stage.lineage import PRETRAINING
+from albert_core.stage.lineage import PRETRAINING, manifest_of, place_in
 from albert_core.stage.manifest import MANIFEST, StagePlan, read_manifest
 from albert_core.stage.provenance import RANKS, code_digest, library_versions, machine
+from albert_core.stage.results import ExamplesResult, VocabularyResult
+from albert_core.text.seeds import derive_seed
+from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.preemption import ending_when_told_to
-from albert_core.training.start import StartingPoint, earlier_results, find_starting_point
 
-STAGE = PRETRAINING
+if TYPE_CHECKING:
+    from albert_core.model.albert import AlbertForPretraining
 
 
 def run(model: ModelSettings, training: TrainingSettings, examples: str, work: str) -> str:
@@ -30,31 +34,31 @@ def run(model: ModelSettings, training: TrainingSettings, examples: str, work: s
     A run that was killed goes on from its newest checkpoint, also with other settings of
     `TrainingSettings.HOW_NOT_WHAT` and another number of ranks: no example is lost or repeated.
     With dropout, which draws for each micro-batch, another cut into ranks and micro-batches is
-    another run, which ``continue_from`` can begin where the first one was. A run that differs in
-    `TrainingSettings.MEASURE` alone from a finished one takes over its last checkpoint.
+    another run, which can begin with ``continue_from`` where the first one was. A run that differs
+    from a finished one only in `TrainingSettings.MEASURE` takes over its last checkpoint.
 
     Raises:
         ConfigError: the examples are longer than the model's positions, the batch is smaller than
             the number of ranks, or there is nothing at ``continue_from`` or ``initial_model``.
         IntegrityError: a shard is not the one that was written.
         TrainingError: too many updates in a row were skipped, a checkpoint could not be written,
-            or ``continue_from`` is of other examples.
+            or ``continue_from`` was trained on other examples.
         RunAgain: SIGTERM came, or another rank is gone. No error: the process's exit.
     """
-    manifest = read_manifest(examples)
-    start = find_starting_point(training, model, manifest)
-    plan = _plan(model, training, examples, start, int(machine(os.environ)[RANKS]))
+    plan, start = _plan(model, training, examples, int(machine(os.environ)[RANKS]))
     if done := plan.find(work):
         return done
-    if manifest.facts["max_seq_length"] > model.max_position_embeddings:
+    max_seq_length = read_manifest(examples).result_as(ExamplesResult).max_seq_length
+    if max_seq_length > model.max_position_embeddings:
         raise ConfigError(
-            f"examples have up to {manifest.facts['max_seq_length']} pieces, but "
+            f"examples have up to {max_seq_length} pieces, but "
             f"model.max_position_embeddings is {model.max_position_embeddings}. Raise it, or "
             "lower examples.max_seq_length."
         )
     from albert_core.training.pretraining import pretrain
 
-    pretrain(plan, work, model, training, examples, start)
+    vocabulary = _read_vocabulary(plan.input_manifests["vocab"])
+    pretrain(plan, work, model, training, vocabulary, start.checkpoint, start.weights)
     return storage.join(plan.folder(work), MANIFEST)
 
 
@@ -62,21 +66,28 @@ def find_done(
     model: ModelSettings, training: TrainingSettings, examples: str, work: str
 ) -> str | None:
     """Return the manifest that `run` would find; None if it has work to do."""
-    start = find_starting_point(training, model, read_manifest(examples))
-    num_ranks = whole_number(TRAINING_PROCESSES, 1)
-    return _plan(model, training, examples, start, num_ranks).done(work)
+    return _plan(model, training, examples, whole_number(TRAINING_PROCESSES, 1))[0].done(work)
+
+
+class _Start(NamedTuple):
+    """What a run starts from, if not from random weights."""
+
+    checkpoint: str | None = None
+    """URI of the checkpoint to continue from."""
+    weights: "AlbertForPretraining | None" = None
+    """The model with the first weights, on the CPU."""
+    inputs: dict[str, str] = {}  # noqa: RUF012 - never changed
+    """Digest of the content, by the setting's name: another content makes another run."""
 
 
 def _plan(
-    model: ModelSettings,
-    training: TrainingSettings,
-    examples: str,
-    start: StartingPoint,
-    num_ranks: int,
-) -> StagePlan:
+    model: ModelSettings, training: TrainingSettings, examples: str, num_ranks: int
+) -> tuple[StagePlan, _Start]:
     manifest = read_manifest(examples)
-    return StagePlan(
-        stage=STAGE,
+    result = manifest.result_as(ExamplesResult)
+    start = _starting_point(training, model, result.vocab_manifest)
+    plan = StagePlan(
+        stage=PRETRAINING,
         settings={
             "model": model.model_dump(),
             "training": training.of_result,
@@ -91,10 +102,11 @@ def _plan(
         libraries=library_versions("torch"),
         input_manifests={
             "examples": examples,
-            "vocab": manifest.facts["vocab_manifest"],
-            **earlier_results(training),
+            "vocab": result.vocab_manifest,
+            **_earlier_result(training),
         },
     )
+    return plan, start
 
 
 def _cut(model: ModelSettings, training: TrainingSettings, num_ranks: int) -> dict[str, Any]:
@@ -107,6 +119,55 @@ def _cut(model: ModelSettings, training: TrainingSettings, num_ranks: int) -> di
         "compile": training.compile,
     }
     return {"cut": cut}
+
+
+def _starting_point(
+    settings: TrainingSettings, model: ModelSettings, vocab_manifest: str
+) -> _Start:
+    """Return what the settings say that a run starts from.
+
+    The checkpoint is chosen here once, because the run that is continued may still go on.
+
+    Raises:
+        ConfigError: there is no checkpoint, or the model or its vocabulary does not fit.
+        IntegrityError: a file of the model is missing or damaged.
+        SourceError: there is no model.
+    """
+    if settings.continue_from:
+        from albert_core.checkpoint import checkpoint_digest, find_checkpoint
+
+        checkpoint = find_checkpoint(settings.continue_from)
+        return _Start(checkpoint, inputs={"continue_from": checkpoint_digest(checkpoint)})
+    if not settings.initial_model:
+        return _Start()
+    import torch
+
+    from albert_core.conversion.initial_weights import load_initial_weights
+
+    torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
+    vocabulary = _read_vocabulary(vocab_manifest)
+    weights = load_initial_weights(settings.initial_model, model, vocabulary)
+    digest = hashlib.sha256()
+    for name, tensor in sorted(weights.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().numpy().data)
+    return _Start(weights=weights, inputs={"initial_model": digest.hexdigest()})
+
+
+def _read_vocabulary(manifest: str) -> Tokenizer:
+    """Return the vocabulary of the manifest at this URI."""
+    lower_case = read_manifest(manifest).result_as(VocabularyResult).lower_case
+    return Tokenizer.load(manifest.rpartition("/")[0], lower_case)
+
+
+def _earlier_result(settings: TrainingSettings) -> dict[str, str]:
+    """Return the manifest of the result that a run starts from, by its stage, if it is a stage's.
+
+    For an unfinished run it is the manifest that it began with.
+    """
+    source = settings.continue_from or settings.initial_model
+    manifest = manifest_of(source) if source else None
+    return {place_in(manifest).partition("/")[0]: manifest} if manifest else {}
 
 
 if __name__ == "__main__":

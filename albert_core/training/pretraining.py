@@ -1,4 +1,4 @@
-"""Pretraining: masked LM and what is learnt from pairs of segments, resumable to the bit.
+"""Pretraining: masked LM and what is learned from pairs of segments, resumable to the bit.
 
 What an update changes is in `TrainState`, and a checkpoint saves all of it. Which examples an
 update sees, and its dropout, are pure functions of the seed and the counters there, so there is
@@ -19,18 +19,20 @@ from albert_core.checkpoint import (
     HELD_OUT_LOSS,
     CheckpointWriter,
     best_checkpoint,
+    load_checkpoint,
     load_newest,
 )
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.model_folder import save_model_folder
-from albert_core.metrics import Estimate
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError, TrainingError
-from albert_core.stage.lineage import PRETRAINING
+from albert_core.stage.errors import ConfigError, IntegrityError, TrainingError
+from albert_core.stage.lineage import PRETRAINING, read_work
 from albert_core.stage.log import report_progress
-from albert_core.stage.manifest import Account, Manifest, Shard, StagePlan, shard_of, shards_in
+from albert_core.stage.manifest import Account, Manifest, StagePlan, shard_of, shards_in
+from albert_core.stage.results import Estimate, PretrainingResult
 from albert_core.text.seeds import derive_seed
+from albert_core.text.tokenizer import Tokenizer
 from albert_core.tracking.run import TrackedRun
 from albert_core.training.devices import note_machine, noted_machines, ranks_of_environment
 from albert_core.training.held_out import Evaluation, evaluate
@@ -46,81 +48,13 @@ from albert_core.training.run_log import (
     say_scores,
 )
 from albert_core.training.shards import ExampleShards, UpdateBatch
-from albert_core.training.start import (
-    StartingPoint,
-    continue_run,
-    read_vocabulary,
-    same_updates,
-)
 from albert_core.training.step import PAIR_TASKS, TrainState, Update, train_step
 
 MODEL_FOLDER, METRICS, CURVES = "model", "metrics.jsonl", "curves.png"
+_BEFORE = "before.json"
+"""The scores before the first update."""
 
-
-def write_result(
-    plan: StagePlan,
-    work: str,
-    model: AlbertForPretraining,
-    state: TrainState,
-    examples: Manifest,
-    facts: dict[str, Any],
-) -> str:
-    """Write all of it, the manifest last; return the manifest's URI.
-
-    Args:
-        plan: of the run.
-        work: folder for all results.
-        model: with the trained weights, whole.
-        state: after the last update.
-        examples: that it was trained on.
-        facts: for the manifest, besides those that are told by ``state`` and ``examples``.
-    """
-    folder = plan.folder(work)
-    tokenizer = read_vocabulary(plan.input_manifests["vocab"])
-    save_model_folder(model, tokenizer, storage.join(folder, MODEL_FOLDER))
-    lines = (json.dumps(point) + "\n" for point in _points(state))
-    storage.write_bytes(storage.join(folder, METRICS), "".join(lines).encode())
-    objective, unigram_nats = examples.facts["objective"], examples.facts["unigram_nats"]
-    curves = draw_curves(state.history, state.evaluations, unigram_nats, PAIR_TASKS[objective])
-    storage.write_bytes(storage.join(folder, CURVES), curves)
-    facts = {
-        "step": state.step,
-        "model_folder": MODEL_FOLDER,
-        "num_parameters": sum(p.numel() for p in model.parameters()),
-        "objective": objective,
-        "evaluations": state.evaluations,
-        "skipped_steps": state.guard.num_skipped,
-        "unigram_nats": unigram_nats,
-        **facts,
-    }
-    return plan.write(work, _shards(folder), [_examples_account(state)], facts)
-
-
-def _points(state: TrainState) -> list[dict[str, float]]:
-    return [
-        {name: value for name, value in point.items() if name not in OF_THE_MACHINE}
-        for point in state.history
-    ]
-
-
-def _shards(folder: str) -> list[Shard]:
-    metrics = shard_of(storage.join(folder, METRICS), folder, "metrics", 1)
-    return [*shards_in(folder, MODEL_FOLDER), metrics]
-
-
-def _examples_account(state: TrainState) -> Account:
-    taken, skipped = state.examples_taken, state.examples_skipped
-    return Account(
-        what="examples trained on",
-        total=taken,
-        kept=taken - skipped,
-        dropped={"skipped_update": skipped},
-    )
-
-
-STAGE = PRETRAINING
-
-log = logging.getLogger(STAGE)
+log = logging.getLogger(PRETRAINING)
 
 
 def pretrain(
@@ -128,30 +62,33 @@ def pretrain(
     work: str,
     model: ModelSettings,
     training: TrainingSettings,
-    examples: str,
-    start: StartingPoint,
+    vocabulary: Tokenizer,
+    checkpoint: str | None = None,
+    weights: AlbertForPretraining | None = None,
 ) -> None:
-    """Train a model on the examples as one of the ranks; write the result.
+    """Train a model as one of the ranks; write the result.
 
     Args:
-        plan: of the stage.
+        plan: of the stage; it names the examples.
         work: folder for all results.
         model: settings.
         training: settings.
-        examples: manifest of the examples.
-        start: what the run starts from.
+        vocabulary: of the examples.
+        checkpoint: URI of one to continue from; None to begin anew.
+        weights: the first ones, on the CPU; None for random ones.
 
     Raises:
-        ConfigError: the batch is smaller than the number of ranks.
+        ConfigError: the batch is smaller than the number of ranks, or ``checkpoint`` and the
+            settings do not fit together.
         IntegrityError: a shard is not the one that was written.
         TrainingError: see `albert_core.training.pretrain.run`.
         RunAgain: SIGTERM came, or another rank is gone. No error: the process's exit.
     """
     with stop_request() as stop, ranks_of_environment() as ranks:
-        pretraining = Pretraining(plan, work, model, training, examples, start, ranks, stop)
-        with pretraining.tracked if pretraining.tracked is not None else nullcontext():
+        pretraining = Pretraining(plan, work, model, training, ranks, stop, checkpoint, weights)
+        with pretraining.log.tracked if pretraining.log else nullcontext():
             pretraining.train()
-            pretraining.finish()
+            pretraining.finish(vocabulary)
 
 
 class Pretraining:
@@ -163,142 +100,132 @@ class Pretraining:
         work: str,
         model: ModelSettings,
         settings: TrainingSettings,
-        examples: str,
-        start: StartingPoint,
         ranks: Ranks,
         stop: StopRequest,
+        checkpoint: str | None,
+        weights: AlbertForPretraining | None,
     ) -> None:
-        self.plan, self.work, self.model_settings, self.settings = plan, work, model, settings
-        self.ranks, self.stop = ranks, stop
-        self.folder = plan.folder(work)
-        self.train_examples = ExampleShards(examples, "train")
-        self.held_out_examples = ExampleShards(examples, "held_out")
-        self.facts: dict[str, Any] = self.train_examples.manifest.facts
-        self.pair_task = PAIR_TASKS[self.facts["objective"]]
         if settings.batch_size < ranks.world_size:
             raise ConfigError(
                 f"training.batch_size is {settings.batch_size}, but there are {ranks.world_size} "
                 "ranks: each needs an example of every batch. Raise it, or start fewer."
             )
-        self.state = self._initial_state(start.model)
+        self.plan, self.work, self.settings = plan, work, settings
+        self.ranks, self.stop = ranks, stop
+        self.folder = plan.folder(work)
+        self.resolved = {"model": model.model_dump(), "training": settings.model_dump()}
+        examples = plan.input_manifests["examples"]
+        self.examples = ExampleShards(examples, "train")
+        self.held_out = ExampleShards(examples, "held_out")
+        self.pair_task = PAIR_TASKS[self.examples.result.objective]
+        self.state = _initial_state(model, settings, self.examples, ranks, weights)
         self.writer = CheckpointWriter(
             storage.join(self.folder, CHECKPOINTS), settings.keep_checkpoints
         )
-        metrics = self._resume(start)
-        self.before = self._scores_before()
-        metrics = metrics or self._take_over()
+        unreported = self._begin(checkpoint)
         self._check_ranks_agree()
-        self.tracked: TrackedRun | None = self._track() if ranks.is_first else None
+        expected = expected_speed(model, settings, self.examples, ranks)
+        self.log: RunLog | None = None
+        """Only on the first rank, which alone reports and writes."""
         if ranks.is_first:
             note_machine(self.folder, ranks.world_size, ranks.device)
-        self.run_log = RunLog(
-            model,
-            settings,
-            self.facts["vocab_size"],
-            ranks,
-            expected_speed(model, settings, self.train_examples, ranks),
-            self.tracked,
-            metrics,
-        )
-        self.run_log.say_plan(self.state.step)
+            vocab_size, tracked = self.examples.result.vocab_size, self._track()
+            self.log = RunLog(
+                model, settings, vocab_size, ranks.device, expected, tracked, unreported
+            )
+            self.log.say_plan(self.state.step)
         best = best_checkpoint(self.writer.folder)
-        self.best_loss: float | None = None if best is None else best[1][HELD_OUT_LOSS]
+        self.best_loss = math.inf if best is None else best[0]
         self.after: Evaluation | None = None
-        """The scores of the present weights; None where they are not known."""
+        """The scores of the present weights; None if they are not known."""
 
     def train(self) -> None:
-        """Do the updates that are left; report, evaluate and save now and then.
+        """Do the updates that are left; report, evaluate and save when it is due.
 
         Raises:
             RunAgain: a rank was told to stop; a checkpoint is written.
             TrainingError: too many updates in a row were skipped, or a checkpoint not written.
         """
         self.state.model.train()
-        waited = 0.0
-        with self._loader() as loader:
+        loader = UpdateLoader(
+            self.examples,
+            self.settings,
+            self.ranks,
+            first_example=self.state.examples_taken,
+            num_updates=self.settings.num_steps - self.state.step,
+        )
+        with loader:
             for batch in loader:
                 update = self._update(batch)
-                self.run_log.add(batch.sizes, update, loader.waited_seconds - waited)
-                waited = loader.waited_seconds
-                self._do_what_is_due(update)
+                if self.log:
+                    self.log.add(batch.sizes, update, loader.waited_seconds)
+                    report_progress(self.state.step, self.settings.num_steps, "steps")
+                if update.skipped is not None:
+                    self._note_skipped(update)
+                if self.log and self._is_due(self.settings.log_steps):
+                    self.log.report(self.state)
+                self._evaluate_and_save(update)
 
-    def _update(self, batch: UpdateBatch) -> Update:
-        self._set_learning_rate()
-        self.ranks.seed(
-            derive_seed(self.settings.seed, "dropout", self.state.step, self.ranks.rank)
-        )
-        self.after = None
-        batch = replace(batch, micro_batches=self.ranks.on_device(batch.micro_batches))
-        return train_step(self.state, batch, self.settings, self.ranks, self.pair_task, self.stop)
-
-    def _do_what_is_due(self, update: Update) -> None:
-        """Report, evaluate, save or leave, as it is due after ``update``."""
-        if self.ranks.is_first:
-            report_progress(self.state.step, self.settings.num_steps, "steps")
-        if update.skipped is not None:
-            self._note_skipped(update)
-        if self._is_due(self.settings.log_steps):
-            self.run_log.report(self.state)
-        is_best = self._is_due(self.settings.evaluation_steps) and self._evaluate()
-        is_due = is_best or self._is_due(self.settings.checkpoint_steps)
-        # Not amid skipped updates: should they end the run, it resumes from before them.
-        if update.must_stop or (is_due and not self.state.guard.num_in_a_row):
-            self._save()
-        self.writer.check()
-        if update.must_stop and not self._is_last():
-            self._leave()
-
-    def finish(self) -> None:
+    def finish(self, vocabulary: Tokenizer) -> None:
         """Evaluate the trained model on every rank; write it, and the run's manifest, on one."""
         after, model = self.after or self._scores(), self.state.whole_model()
         self.writer.wait()
-        if self.tracked is None:
+        if self.log is None:
             return
-        self.run_log.summarise(self.state, after, self.writer.seconds)
-        uri = write_result(
-            self.plan,
-            self.work,
-            model,
-            self.state,
-            self.train_examples.manifest,
-            self._result_facts(after),
+        self.log.summarise(self.state, after, self.writer.seconds)
+        save_model_folder(model, vocabulary, storage.join(self.folder, MODEL_FOLDER))
+        state, examples = self.state, self.examples.result
+        metrics = storage.join(self.folder, METRICS)
+        storage.write_bytes(metrics, "".join(map(_metrics_line, state.history)).encode())
+        curves = draw_curves(state.history, state.evaluations, examples, self.pair_task)
+        storage.write_bytes(storage.join(self.folder, CURVES), curves)
+        result = PretrainingResult(
+            step=state.step,
+            model_folder=MODEL_FOLDER,
+            num_parameters=sum(p.numel() for p in model.parameters()),
+            objective=examples.objective,
+            evaluations=[{**point} for point in state.evaluations],
+            skipped_steps=state.guard.num_skipped,
+            unigram_nats=examples.unigram_nats,
+            length_only_accuracy=examples.length_only_accuracy,
+            before=self.before,
+            after=after,
+            settings=self.resolved,
+            machines=noted_machines(self.folder),
+            mlflow_run_id=self.log.tracked.run_id,
         )
-        self.tracked.log_artifact(uri)
-        self.tracked.log_artifact(storage.join(self.folder, CURVES))
-
-    def _initial_state(self, weights: AlbertForPretraining | None) -> TrainState:
-        settings = self.settings
-        torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
-        model = weights or AlbertForPretraining(self.model_settings, self.facts["vocab_size"])
-        model = self.ranks.place(model, settings)
-        if settings.shard_state and self.ranks.world_size > 1:
-            shard_state(model, self.ranks)
-        optimizer = build_optimizer(
-            model, settings.optimizer, settings.learning_rate, settings.weight_decay
+        account = Account(
+            what="examples trained on",
+            total=state.examples_taken,
+            kept=state.examples_taken - state.examples_skipped,
+            dropped={"skipped_update": state.examples_skipped},
         )
-        return TrainState(model=model, optimizer=optimizer)
+        shards = [
+            *shards_in(self.folder, MODEL_FOLDER),
+            shard_of(metrics, self.folder, "metrics", 1),
+        ]
+        self.log.tracked.log_artifact(self.plan.write(self.work, shards, [account], result))
+        self.log.tracked.log_artifact(storage.join(self.folder, CURVES))
 
-    def _resume(self, start: StartingPoint) -> list[dict[str, float]]:
-        """Go on from where the run was, if it was; return its updates not yet reported."""
-        metrics: list[dict[str, float]] = []
-        found = load_newest(self.writer.folder, self.train_examples.manifest.content)
-        if found is not None:
-            metrics = self._restore(*found)
-        elif start.checkpoint is not None:
-            continue_run(self.state, start.checkpoint, self.settings, self.plan.inputs)
-        return metrics
+    def _begin(self, checkpoint: str | None) -> list[dict[str, float]]:
+        """Take over the newest state that there is; return the metrics that are not reported yet.
 
-    def _restore(self, tensors: dict[str, Any], record: dict[str, Any]) -> list[dict[str, float]]:
+        It is this run's own, else that of ``checkpoint``, else the last one of a finished run of
+        the same updates.
+        """
+        content = self.examples.manifest.content
+        found = load_newest(self.writer.folder, content)
+        if found is None and checkpoint is not None:
+            _continue_run(self.state, checkpoint, self.settings, self.plan.inputs)
+        self.before = self._scores_before()
+        if found is None and not self.state.step and (same := _same_updates(self.plan, self.work)):
+            found = load_newest(storage.join(same, CHECKPOINTS), content)
+        if found is None:
+            return []
+        tensors, record = found
         self.state.restore(tensors, record, self.writer.folder)
-        metrics: list[dict[str, float]] = record["window"]
-        return metrics
-
-    def _take_over(self) -> list[dict[str, float]]:
-        """Take the weights of a finished run of the same updates, unless this one has begun."""
-        same = None if self.state.step else same_updates(self.plan, self.work)
-        content = self.train_examples.manifest.content
-        found = None if same is None else load_newest(storage.join(same, CHECKPOINTS), content)
-        return [] if found is None else self._restore(*found)
+        unreported: list[dict[str, float]] = record["window"]
+        return unreported
 
     def _check_ranks_agree(self) -> None:
         steps = torch.tensor(self.state.step, dtype=torch.float64, device=self.ranks.device)
@@ -308,113 +235,28 @@ class Pretraining:
                 "other ranks another. Give a work folder that all of them share."
             )
 
-    def _save(self) -> None:
-        """Begin to write a checkpoint, on the first rank."""
-        tensors = self.state.tensors()
-        if not self.ranks.is_first:
-            return
-        loss = None if self.after is None else self.after["masked_lm_loss"].value
-        record = {
-            **self.state.numbers(),
-            "window": list(self.run_log.window.metrics),
-            "examples": self.plan.inputs["examples"],
-            "vocab": self.plan.inputs["vocab"],
-            "settings": self._resolved_settings(),
-            HELD_OUT_LOSS: loss,
-        }
-        self.writer.save(tensors, record)
-
-    def _leave(self) -> None:
-        self._wait_for_checkpoint()
-        if self.ranks.is_first:
-            log.warning(
-                "%s: told to stop: step %s is done and saved in %s; the same command goes on",
-                STAGE,
-                f"{self.state.step:,}",
-                self.writer.folder,
-            )
-        raise RunAgain
-
-    def _wait_for_checkpoint(self) -> None:
-        """Wait on every rank: when one leaves, its launcher ends the others."""
-        self.writer.wait()
-        self.ranks.wait()
-
     def _track(self) -> TrackedRun:
         run = TrackedRun(self.work, self.folder, f"pretraining-{self.plan.key}")
-        run.log_params(self._resolved_settings())
-        manifest: Manifest = self.train_examples.manifest
-        run.log_dataset("examples", manifest.content, self.plan.input_manifests["examples"])
+        run.log_params(self.resolved)
+        examples = self.plan.input_manifests["examples"]
+        run.log_dataset("examples", self.examples.manifest.content, examples)
         return run
 
-    def _scores(self) -> Evaluation:
-        return evaluate(
-            self.state.model,
-            self.held_out_examples,
-            self.settings.max_evaluation_examples,
-            self.pair_task,
-            self.ranks,
-        )
-
-    def _scores_before(self) -> Evaluation:
-        """Return the scores before the first update; a resumed run reads what the first wrote."""
-        uri = storage.join(self.folder, "before.json")
-        if not self.ranks.has_first(storage.exists(uri)):
-            scores = self._scores()
-            content = {name: score.model_dump() for name, score in scores.items()}
-            if self.ranks.is_first:
-                storage.write_bytes(uri, json.dumps(content).encode())
-        if not self.ranks.is_first:
-            return {}
-        content = json.loads(storage.read_bytes(uri))
-        before = {name: Estimate(**score) for name, score in content.items()}
-        log.info("%s: held-out, before: %s", STAGE, say_scores(before))
-        return before
-
-    def _evaluate(self) -> bool:
-        """Score the present weights; return whether they are the best so far."""
-        with self.run_log.window.left_out():
-            self.after = self._scores()
-        values = {name: score.value for name, score in self.after.items()}
-        self.state.evaluations.append({"step": self.state.step, **values})
-        self.run_log.note_scores(self.state.step, self.after)
-        loss = values["masked_lm_loss"]
-        is_best = math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss)
-        if is_best:
-            self.best_loss = loss
-        return is_best
-
-    def _loader(self) -> UpdateLoader:
-        """Return what gives this rank's part of the updates that are left."""
-        micro_batch_size = self.settings.micro_batch_size
-        return UpdateLoader(
-            self.train_examples,
-            batch_size=self.settings.batch_size,
-            micro_batch_size=micro_batch_size,
-            seed=self.settings.seed,
-            rank=self.ranks.rank,
-            world_size=self.ranks.world_size,
-            first_example=self.state.examples_taken,
-            num_updates=self.settings.num_steps - self.state.step,
-            masks=self.settings.masks,
-            pin_memory=self.ranks.device.type == "cuda",
-            shape=self.ranks.batch_shape(self.train_examples, micro_batch_size),
-        )
-
-    def _set_learning_rate(self) -> None:
-        rate = learning_rate_at(
-            self.state.step,
-            self.settings.learning_rate,
-            self.settings.warmup_steps,
-            self.settings.num_steps,
-            self.settings.schedule,
-        )
+    def _update(self, batch: UpdateBatch) -> Update:
+        settings, ranks, step = self.settings, self.ranks, self.state.step
+        peak, warmup, num_steps = settings.learning_rate, settings.warmup_steps, settings.num_steps
+        rate = learning_rate_at(step, peak, warmup, num_steps, settings.schedule)
         for group in self.state.optimizer.param_groups:
             group["lr"] = rate
+        ranks.seed(derive_seed(settings.seed, "dropout", step, ranks.rank))
+        self.after = None
+        batch = replace(batch, micro_batches=ranks.on_device(batch.micro_batches))
+        return train_step(self.state, batch, settings, ranks, self.pair_task, self.stop)
 
     def _note_skipped(self, update: Update) -> None:
-        """Say that the update was skipped; end the run if too many in a row were."""
-        self.run_log.note_skipped(self.state, update)
+        """Report that the update was skipped; end the run if too many in a row were."""
+        if self.log:
+            self.log.note_skipped(self.state, update)
         guard, metrics = self.state.guard, update.metrics
         if guard.num_in_a_row > self.settings.max_skipped_steps:
             self._wait_for_checkpoint()
@@ -426,24 +268,179 @@ class Pretraining:
                 f"training.warmup_steps; the checkpoints below {self.folder} are from before."
             )
 
-    def _is_last(self) -> bool:
-        return self.state.step == self.settings.num_steps
+    def _evaluate_and_save(self, update: Update) -> None:
+        """Evaluate and save if it is due after ``update``; leave if a rank was told to stop."""
+        is_best = self._is_due(self.settings.evaluation_steps) and self._evaluate()
+        is_due = is_best or self._is_due(self.settings.checkpoint_steps)
+        # Not amid skipped updates: if they end the run, it resumes from before them.
+        if update.must_stop or (is_due and not self.state.guard.num_in_a_row):
+            self._save()
+        self.writer.check()
+        if update.must_stop and self.state.step != self.settings.num_steps:
+            self._leave()
+
+    def _evaluate(self) -> bool:
+        """Score the present weights; return whether they are the best so far."""
+        with self.log.not_training() if self.log else nullcontext():
+            self.after = self._scores()
+        values = {name: score.value for name, score in self.after.items()}
+        self.state.evaluations.append({"step": self.state.step, **values})
+        if self.log:
+            self.log.note_scores(self.state.step, self.after)
+        loss = values["masked_lm_loss"]
+        is_best = loss < self.best_loss
+        if is_best:
+            self.best_loss = loss
+        return is_best
+
+    def _scores(self) -> Evaluation:
+        max_examples = self.settings.max_evaluation_examples
+        return evaluate(self.state.model, self.held_out, max_examples, self.pair_task, self.ranks)
+
+    def _scores_before(self) -> Evaluation:
+        """Return the scores before the first update; a resumed run reads what the first wrote."""
+        uri = storage.join(self.folder, _BEFORE)
+        is_known = self.ranks.has_first(storage.exists(uri))
+        scores = {} if is_known else self._scores()
+        if not self.ranks.is_first:
+            return {}
+        if is_known:
+            content = json.loads(storage.read_bytes(uri))
+            scores = {name: Estimate(**score) for name, score in content.items()}
+        else:
+            content = {name: score.model_dump() for name, score in scores.items()}
+            storage.write_bytes(uri, json.dumps(content).encode())
+        log.info("%s: held-out, before: %s", PRETRAINING, say_scores(scores))
+        return scores
+
+    def _save(self) -> None:
+        """Begin to write a checkpoint, on the first rank."""
+        tensors = self.state.tensors()
+        if self.log is None:
+            return
+        record = {
+            **self.state.numbers(),
+            "window": list(self.log.unreported),
+            "examples": self.plan.inputs["examples"],
+            "vocab": self.plan.inputs["vocab"],
+            "settings": self.resolved,
+            HELD_OUT_LOSS: None if self.after is None else self.after["masked_lm_loss"].value,
+        }
+        self.writer.save(tensors, record)
+
+    def _leave(self) -> None:
+        self._wait_for_checkpoint()
+        if self.log:
+            log.warning(
+                "%s: told to stop: step %s is done and saved in %s; the same command goes on",
+                PRETRAINING,
+                f"{self.state.step:,}",
+                self.writer.folder,
+            )
+        raise RunAgain
+
+    def _wait_for_checkpoint(self) -> None:
+        """Wait on every rank: when one leaves, its launcher ends the others."""
+        self.writer.wait()
+        self.ranks.wait()
 
     def _is_due(self, every: int) -> bool:
-        return self.state.step % every == 0 or self._is_last()
+        return self.state.step % every == 0 or self.state.step == self.settings.num_steps
 
-    def _resolved_settings(self) -> dict[str, Any]:
-        return {
-            "model": self.model_settings.model_dump(),
-            "training": self.settings.model_dump(),
-        }
 
-    def _result_facts(self, after: Evaluation) -> dict[str, Any]:
-        assert self.tracked is not None
-        return {
-            "before": {name: score.model_dump() for name, score in self.before.items()},
-            "after": {name: score.model_dump() for name, score in after.items()},
-            "settings": self._resolved_settings(),
-            "machines": noted_machines(self.folder),
-            "mlflow_run_id": self.tracked.run_id,
-        }
+def _initial_state(
+    model: ModelSettings,
+    settings: TrainingSettings,
+    examples: ExampleShards,
+    ranks: Ranks,
+    weights: AlbertForPretraining | None,
+) -> TrainState:
+    torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
+    network = weights or AlbertForPretraining(model, examples.result.vocab_size)
+    network = ranks.place(network, settings)
+    if settings.shard_state and ranks.world_size > 1:
+        shard_state(network, ranks)
+    optimizer = build_optimizer(
+        network, settings.optimizer, settings.learning_rate, settings.weight_decay
+    )
+    return TrainState(model=network, optimizer=optimizer)
+
+
+def _metrics_line(point: dict[str, float]) -> str:
+    return json.dumps({n: value for n, value in point.items() if n not in OF_THE_MACHINE}) + "\n"
+
+
+def _same_updates(plan: StagePlan, work: str) -> str | None:
+    """Return the folder of a finished run of the updates of ``plan`` that is measured otherwise."""
+    for other in read_work(work, stages=[plan.stage]).results.values():
+        if _updates(other.manifest) == _updates(plan):
+            return other.folder
+    return None
+
+
+def _updates(run: StagePlan | Manifest) -> list[Any]:
+    training = run.settings["training"].items()
+    training = {name: value for name, value in training if name not in TrainingSettings.MEASURE}
+    return [run.settings | {"training": training}, run.inputs, run.code, run.libraries]
+
+
+def _continue_run(
+    state: TrainState, checkpoint: str, settings: TrainingSettings, inputs: dict[str, str]
+) -> None:
+    """Take over weights, optimizer, step and place in the data from an earlier run.
+
+    With other examples, the place in the data is their beginning. Everything else may be set anew:
+    dropout, rates, batch, optimizer.
+
+    Args:
+        state: changed in place.
+        checkpoint: its URI.
+        settings: of this run.
+        inputs: digests of this run's "examples" and "vocab".
+
+    Raises:
+        ConfigError: the steps are done already, or the seed would change the order in mid-epoch.
+        IntegrityError: the checkpoint is damaged, or does not fit the model.
+        TrainingError: it was trained on other examples, or on pieces of another vocabulary.
+    """
+    tensors, record = load_checkpoint(checkpoint)
+    try:
+        seed = record["settings"]["training"]["seed"]
+    except (KeyError, TypeError) as error:
+        raise IntegrityError(
+            f"{checkpoint} has no record of its settings: it was not written by this version."
+        ) from error
+    same_examples = record["examples"] == inputs["examples"]
+    if record["vocab"] != inputs["vocab"]:
+        raise TrainingError(
+            f"{checkpoint} was trained with vocabulary {record['vocab'][:12]}, but these examples "
+            f"were made with {inputs['vocab'][:12]}: the same piece would mean something else. "
+            "Make the examples with the vocabulary of the run that is continued."
+        )
+    if not (same_examples or settings.accept_other_examples):
+        raise TrainingError(
+            f"{checkpoint} was trained on examples {record['examples'][:12]}, but these are "
+            f"{inputs['examples'][:12]}. Give the same examples, or set "
+            "training.accept_other_examples = true to begin these from their first."
+        )
+    if record["step"] >= settings.num_steps:
+        raise ConfigError(
+            f"{checkpoint} is at step {record['step']:,}, but training.num_steps, which counts "
+            f"from the beginning, is {settings.num_steps:,}: there is nothing to do. Raise it."
+        )
+    if same_examples and seed != settings.seed:
+        raise ConfigError(
+            f"{checkpoint} has training.seed {seed}, this run {settings.seed}: the "
+            "examples' order would change in mid-epoch, so that some would come twice. Give the "
+            "same seed."
+        )
+    state.restore(tensors, record, checkpoint)
+    if not same_examples:
+        state.examples_taken = state.examples_skipped = 0
+        state.evaluations = []
+    log.info(
+        "continuing from %s, step %s, %s",
+        checkpoint,
+        f"{state.step:,}",
+        f"example {state.examples_taken:,}" if same_examples else "with other examples",
+    )

@@ -1,19 +1,18 @@
-"""The ranks of a run: who this process is, sums over all ranks, and state that is cut over them.
+"""The ranks of a run: sums over all of them, and state that is sharded over them.
 
-Start several ranks with ``torchrun``. The gradient of a shared layer is final only when the
-backward pass ends, so there is nothing to overlap, and one flat sum a step is enough.
+The gradient of a shared layer is final only when the backward pass ends, so there is nothing to
+overlap, and one flat sum a step is enough.
 
 With FSDP, a rank keeps its part of the first dimension of every tensor. The weights are gathered
 once an update, before its first micro-batch, and stay until its last backward pass, which sums the
 gradients into the ranks' parts. Gathering them layer by layer would save nothing, because ALBERT's
 layers are one layer. A device therefore still holds the weights and gradients whole, and only its
-part of everything else. Functions that take a cut tensor also take a whole one.
+part of everything else. Functions that take a sharded tensor also take a whole one.
 
 Source: Zhao et al. 2023, "PyTorch FSDP"; Rajbhandari et al. 2020, "ZeRO", section 5.
 """
 
 import logging
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train one model."""
+    """This process among those that train one model, and its device."""
 
     rank: int
     world_size: int
@@ -53,30 +52,26 @@ class Ranks:
     def place(
         self, model: AlbertForPretraining, settings: TrainingSettings
     ) -> AlbertForPretraining:
-        """Return ``model`` on the device, its layers computed as ``settings`` has it."""
+        """Return ``model`` on the device, its layers computed as ``settings`` say."""
         model = model.to(self.device)
-        set_layer_execution(model, settings.compile, settings.activation_checkpointing)
+        blocks = model.encoder.blocks
+        set_layer_execution(blocks, settings.compile, settings.activation_checkpointing)
         return model
 
     def seed(self, seed: int) -> None:
-        """Let what is drawn on the device from here on depend on ``seed`` alone."""
+        """Make all later random draws on the device depend on ``seed`` alone."""
         torch.manual_seed(seed)
 
     def batch_shape(self, _examples: ExampleShards, _num_sequences: int) -> BatchShape | None:
-        """Return what every batch of so many examples is padded to, or None: batches are packed.
-
-        Args:
-            _examples: those to come.
-            _num_sequences: of a batch, the most.
-        """
+        """Return what batches of at most so many examples are padded to; None: they are packed."""
         return None
 
     def on_device(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield each batch on the device, when it is asked for."""
+        """Yield each batch on the device, when it is needed."""
         return (batch.to(self.device) for batch in batches)
 
     def begin_pending(self) -> None:
-        """Let the device begin what it was asked for; this one has, at once."""
+        """Let the device begin what was recorded; CPU and CUDA record nothing."""
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of ``tensor`` over all ranks; the same bits on each.
@@ -107,7 +102,7 @@ class Ranks:
         return extra
 
     def has_first(self, what: bool) -> bool:
-        """Return on every rank what is so for the first."""
+        """Return on every rank whether ``what`` is true on the first."""
         mine = torch.tensor(float(what and self.is_first), device=self.device)
         return bool(self.sum(mine).item())
 
@@ -119,7 +114,7 @@ class Ranks:
 
     @contextmanager
     def ending_when_alone(self) -> Iterator[None]:
-        """Raise `RunAgain` where the block finds, as an error of torch's, that a rank is gone."""
+        """Raise `RunAgain` if torch reports in the block that another rank is gone."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -136,40 +131,11 @@ class Ranks:
 
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
-"""One process without others; where its tensors are does not matter to a sum of one."""
-
-
-@contextmanager
-def joined_ranks() -> Iterator[Ranks]:
-    """Give this process's place, from the environment that ``torchrun`` sets.
-
-    At the end the ranks wait for each other, and all but the first end as processes. When one
-    fails, it leaves at once, and the others find out.
-    """
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-    has_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if has_gpu else torch.device("cpu")
-    if has_gpu:
-        torch.cuda.set_device(device)
-    if world_size > 1:
-        dist.init_process_group("nccl" if has_gpu else "gloo")
-    ranks = Ranks(rank, world_size, device)
-    yield ranks
-    ranks.wait()
-    if world_size > 1:
-        dist.destroy_process_group()
-    if not ranks.is_first:
-        # Threads of the libraries can abort an interpreter that is being taken down, and the
-        # launcher would then end the first rank too.
-        os._exit(0)
-
-
-# ruff: noqa: SLF001 - torch's functions over lists of tensors have no public names
+"""A single process. Its device does not matter: a sum over one rank moves nothing."""
 
 
 def shard_state(model: nn.Module, ranks: Ranks) -> None:
-    """Cut the weights of ``model`` over the ranks, in place; the optimizer is to be made after it.
+    """Shard the weights of ``model`` over the ranks, in place; make the optimizer afterwards.
 
     Args:
         model: on the ranks' device, with the same weights on each; has ``forward_packed``.
@@ -179,13 +145,13 @@ def shard_state(model: nn.Module, ranks: Ranks) -> None:
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
     register_fsdp_forward_method(model, "forward_packed")
     assert isinstance(model, FSDPModule)
-    # The loss of a rank is its part of one mean over the update, so gradients are summed.
+    # A rank's loss is its part of one mean over the update, so gradients are summed.
     model.set_gradient_divide_factor(1.0)
-    model.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+    model.set_force_sum_reduction_for_comms(True)  # gloo has no other
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether the weights of ``model`` are cut over ranks."""
+    """Return whether the weights of ``model`` are sharded over ranks."""
     return isinstance(model, FSDPModule)
 
 
@@ -203,7 +169,7 @@ def backward_pass(model: nn.Module, ranks: Ranks, is_last: bool) -> Iterator[Non
 
 @contextmanager
 def gathered(model: nn.Module, ranks: Ranks) -> Iterator[None]:
-    """Hold the weights whole in the block, so that a rank may use them without the others."""
+    """Keep the weights whole in the block, so that a rank may use them without the others."""
     if not isinstance(model, FSDPModule):
         yield
         return
@@ -216,37 +182,22 @@ def gathered(model: nn.Module, ranks: Ranks) -> Iterator[None]:
 
 
 def parts_of(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return this rank's part of each tensor; to change it changes the tensor."""
+    """Return this rank's part of each tensor; changing it changes the tensor."""
     return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
 
 
 def whole(tree: Any) -> Any:
-    """Return ``tree`` with whole tensors; of parts, every rank calls this at once.
+    """Return ``tree`` with whole tensors. If some are sharded, every rank must call this.
 
-    Those gathered are on the CPU, and are gathered one by one, so that the device never needs
+    Gathered tensors are on the CPU, and are gathered one by one, so that the device never needs
     room for all of them.
     """
     return pytree.tree_map_only(DTensor, lambda part: part.full_tensor().cpu(), tree)
 
 
 def part_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a whole ``tensor``, the same on every rank, cut as ``like`` is and on its device."""
+    """Return a whole ``tensor``, equal on every rank, sharded like ``like``, on its device."""
     if not isinstance(like, DTensor):
         return tensor
     on_device = tensor.to(like.device)
     return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
-
-
-def norms_of(parts: list[Tensor], of: list[Tensor]) -> Tensor:
-    """Return (n,), the length of each tensor.
-
-    Args:
-        parts: this rank's part of each; at least one.
-        of: tensors that are cut as those are whose parts are given.
-    """
-    norms = torch.stack(torch._foreach_norm(parts))
-    if not isinstance(of[0], DTensor):
-        return norms
-    squares = norms.square()
-    dist.all_reduce(squares, group=of[0].device_mesh.get_group())
-    return squares.sqrt()

@@ -5,28 +5,26 @@ import logging
 import resource
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from albert_core.config import ModelSettings, Precision, TrainingSettings
-from albert_core.planning.hardware import Hardware, hardware_called, processor_name
+from albert_core.planning.hardware import hardware_called, processor_name
 from albert_core.planning.parameters import training_flops
-from albert_core.planning.run_plan import ExampleSizes, RunPlan
+from albert_core.planning.run_plan import SECONDS_PER_HOUR, ExampleSizes, RunPlan
+from albert_core.stage.results import Estimate, ExamplesResult
 from albert_core.tracking.run import MetricsEndpoint, SystemMetrics, TrackedRun
-from albert_core.training.held_out import Evaluation
-from albert_core.training.optimizer import Lamb
 from albert_core.training.ranks import Ranks
 from albert_core.training.shards import ExampleShards, UpdateSizes
 from albert_core.training.step import TrainState, Update
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
 
 OF_THE_MACHINE = frozenset(
     {
@@ -38,195 +36,17 @@ OF_THE_MACHINE = frozenset(
     }
 )
 """Metrics that say how a run went, not what it computed: no two runs have the same."""
+MEASURING_SECONDS = 0.3
+"""How long the peak of a CPU is measured at the start of a run."""
 
 _BYTES_OF_MAXRSS = 1 if sys.platform == "darwin" else 1024
-
-
-class ProgressWindow:
-    """The updates since the last progress line.
-
-    Args:
-        metrics: of the updates that a resumed run made before it was stopped.
-    """
-
-    def __init__(self, metrics: Iterable[dict[str, float]] = ()) -> None:
-        self.metrics = list(metrics)
-        """Of each update made, but for those skipped."""
-        self.num_updates = 0
-        """Updates done by this process, those skipped included."""
-        self.num_pieces = 0
-        """Real pieces in them, all ranks."""
-        self.num_flops = 0.0
-        """Their floating-point operations, all ranks."""
-        self.waited = 0.0
-        """Seconds of waiting for data."""
-        self._began = time.perf_counter()
-        self._left_out = 0.0
-
-    @contextmanager
-    def left_out(self) -> Iterator[None]:
-        """Do not count the block's time: it is no training."""
-        began = time.perf_counter()
-        yield
-        self._left_out += time.perf_counter() - began
-
-    def add(self, update: Update, num_pieces: int, num_flops: float, waited: float) -> None:
-        """Add an update.
-
-        Args:
-            update: as it was made or skipped.
-            num_pieces: real ones, all ranks.
-            num_flops: its floating-point operations, by the model's own products, all ranks.
-            waited: seconds of waiting for its data.
-        """
-        self.waited += waited
-        self.num_updates += 1
-        self.num_pieces += num_pieces
-        self.num_flops += num_flops
-        if update.skipped is None:
-            self.metrics.append(update.metrics)
-
-    @property
-    def seconds(self) -> float:
-        """Time since the window began, but for what was left out."""
-        return time.perf_counter() - self._began - self._left_out
-
-    def means(self) -> dict[str, float]:
-        """Return the means over the updates made; empty if all were skipped."""
-        return {
-            name: sum(point[name] for point in self.metrics) / len(self.metrics)
-            for name in (self.metrics[0] if self.metrics else ())
-        }
-
-    def speed(self, device: torch.device, peak_flops: float | None) -> dict[str, float]:
-        """Return what `OF_THE_MACHINE` names: of all ranks, but memory of this one.
-
-        Args:
-            device: of this rank.
-            peak_flops: operations a second of all ranks' devices; None: without utilisation.
-        """
-        seconds = self.seconds
-        flops = self.num_flops / seconds
-        utilisation = {} if peak_flops is None else {"model_flops_utilisation": flops / peak_flops}
-        return {
-            "pieces_per_second": self.num_pieces / seconds,
-            "model_tflops_per_second": flops / 1e12,
-            **utilisation,
-            "data_wait_share": self.waited / seconds,
-            "peak_memory_gb": peak_memory_bytes(device) / 1e9,
-        }
-
-
-@dataclass(kw_only=True)
-class RunTotals:
-    """What this process did in all its windows."""
-
-    num_updates: int = 0
-    num_pieces: int = 0
-    num_flops: float = 0.0
-    seconds: float = 0.0
-    waited: float = 0.0
-
-    def add(self, window: ProgressWindow) -> None:
-        """Add a window that has ended."""
-        self.num_updates += window.num_updates
-        self.num_pieces += window.num_pieces
-        self.num_flops += window.num_flops
-        self.seconds += window.seconds
-        self.waited += window.waited
-
-    @property
-    def pieces_per_second(self) -> float:
-        """Real pieces, all ranks."""
-        return self.num_pieces / self.seconds
-
-    def summary(
-        self,
-        spent: Mapping[str, float],
-        peak_memory: int,
-        peak_flops: float | None,
-        peak_source: str,
-    ) -> str:
-        """Return what the training took, for a person.
-
-        Args:
-            spent: seconds of this thread, by what they went into.
-            peak_memory: bytes.
-            peak_flops: operations a second of all ranks' devices; None where it is not known.
-            peak_source: where that is from, or why it is not known.
-        """
-        if not self.num_updates:
-            return "no update was left to do"
-        shares = {"data wait": self.waited} | dict(spent)
-        of_time = ", ".join(f"{what} {s / self.seconds:.2%}" for what, s in shares.items())
-        utilisation = f"unknown ({peak_source})"
-        if peak_flops is not None:
-            share = self.num_flops / self.seconds / peak_flops
-            utilisation = f"{share:.3f} of {peak_flops / 1e12:,.3g} TFLOP/s ({peak_source})"
-        return (
-            f"{self.num_updates:,} updates in {_clock(self.seconds)}, "
-            f"{self.pieces_per_second:,.0f} pieces/s; model FLOPs utilisation {utilisation}; of "
-            f"the time, {of_time}; peak memory {peak_memory / 1e9:.1f} GB"
-        )
-
-
-def trust_ratios(optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """Return least, mean and greatest trust ratio of the last update; empty if it has none."""
-    if not isinstance(optimizer, Lamb) or optimizer.trust_ratios is None:
-        return {}
-    ratios = optimizer.trust_ratios
-    low, mean, high = torch.stack([ratios.min(), ratios.mean(), ratios.max()]).tolist()
-    return {"trust_ratio_min": low, "trust_ratio_mean": mean, "trust_ratio_max": high}
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory used so far: of the GPU, else of this process."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_OF_MAXRSS
-
-
-def progress_line(step: int, num_steps: int, point: dict[str, float], seconds_left: float) -> str:
-    """Return the progress line of ``point``, whose losses are absent if no update was made."""
-    parts = [f"step {step:,}/{num_steps:,}"]
-    if "masked_lm_loss" in point:
-        parts.append(f"masked LM {point['masked_lm_loss']:.3f} ({point['masked_lm_accuracy']:.0%})")
-    else:
-        parts.append("every update skipped")
-    for task, name in (("sentence_order", "order"), ("next_sentence", "next sentence")):
-        if f"{task}_loss" in point:
-            parts.append(f"{name} {point[f'{task}_loss']:.3f} ({point[f'{task}_accuracy']:.0%})")
-    if "grad_norm" in point:
-        parts.append(f"grad {point['grad_norm']:.2f}")
-    if "trust_ratio_mean" in point:
-        parts.append(f"trust {point['trust_ratio_min']:.2g}..{point['trust_ratio_max']:.2g}")
-    parts += [
-        f"lr {point['learning_rate']:.2e}",
-        f"{point['pieces_per_second']:,.0f} pieces/s",
-    ]
-    if "model_flops_utilisation" in point:
-        parts.append(f"MFU {point['model_flops_utilisation']:.0%}")
-    parts += [
-        f"data wait {point['data_wait_share']:.0%}",
-        f"{point['peak_memory_gb']:.1f} GB",
-    ]
-    if point["skipped_steps"]:
-        parts.append(f"{point['skipped_steps']:.0f} skipped")
-    return "  ".join([*parts, f"{_clock(seconds_left)} left"])
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-MEASURING_SECONDS = 0.3
-"""How long the peak of a CPU is measured, at the start of a run."""
-
 _WIDTH = 1024
 _SAMPLE = 100_000
 """Examples whose lengths the plan is made from; they lie in random order."""
+
+Points = Sequence[dict[str, float]]
+
+log = logging.getLogger("pretraining")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,40 +54,53 @@ class ExpectedSpeed:
     """What the devices of a run could do, and what it is planned to do on them."""
 
     peak_flops: float | None
-    """Operations a second of all ranks' devices together; None where it is not known."""
+    """Operations a second of all ranks' devices together; None if unknown."""
     peak_source: str
-    """Where that is from."""
+    """Where that is from, or why it is unknown."""
     plan: RunPlan | None
-    """None on devices that nothing is known of."""
+    """None for devices that nothing is known about."""
 
 
 def expected_speed(
     model: ModelSettings, settings: TrainingSettings, examples: ExampleShards, ranks: Ranks
 ) -> ExpectedSpeed:
-    """Return what a run on ``examples`` is expected to reach; every rank calls this at once.
+    """Return what a run on ``examples`` is expected to reach; every rank must call this.
 
     The peak of a GPU is looked up by its name. That of a CPU is measured: `MEASURING_SECONDS` of
     matrix products, on all ranks at the same time.
     """
-    hardware = hardware_called(_device_name(ranks.device))
-    if ranks.device.type == "cpu":
+    kind = ranks.device.type
+    name = torch.cuda.get_device_name(ranks.device) if kind == "cuda" else kind
+    hardware = hardware_called(processor_name() if kind == "cpu" else name)
+    if kind == "cpu":
         mine, source = measured_peak_flops(settings.precision), "measured at the start"
     elif hardware is not None:
         mine, source = hardware.peak_tflops[settings.precision] * 1e12, "the vendor's"
     else:
-        mine, source = float("nan"), f"{_device_name(ranks.device)} is not known"
+        mine, source = float("nan"), f"{name} is not known"
     total = ranks.sum(torch.tensor(mine, dtype=torch.float64, device=ranks.device)).item()
-    return ExpectedSpeed(
-        peak_flops=None if np.isnan(total) else total,
-        peak_source=source,
-        plan=None if hardware is None else _plan(hardware, model, settings, examples, ranks),
-    )
+    plan = None
+    if hardware is not None:
+        lengths, num_predictions = examples.sizes(np.arange(min(_SAMPLE, len(examples))))
+        of_sample = int(num_predictions.sum())
+        plan = RunPlan(
+            model=model,
+            training=settings,
+            vocab_size=examples.result.vocab_size,
+            sizes=ExampleSizes.of_lengths(lengths, of_sample, "the run's examples"),
+            max_seq_length=examples.result.max_seq_length,
+            max_predictions=examples.result.max_predictions,
+            hardware=hardware,
+            num_devices=ranks.world_size if kind == "cuda" else 1,
+        )
+    peak_flops = None if np.isnan(total) else total
+    return ExpectedSpeed(peak_flops=peak_flops, peak_source=source, plan=plan)
 
 
 def measured_peak_flops(precision: Precision) -> float:
     """Return the operations a second of matrix products on all of this process's threads.
 
-    By the threads' own time, so that another process that computes now doesn't lower it.
+    It is measured in the threads' own time, which other processes do not change.
     """
     one, other = (torch.randn(_WIDTH, _WIDTH).to(getattr(torch, precision)) for _ in range(2))
     _ = one @ other  # the first one is planned
@@ -280,50 +113,36 @@ def measured_peak_flops(precision: Precision) -> float:
     return num_products * 2 * _WIDTH**3 / seconds
 
 
-def _device_name(device: torch.device) -> str:
-    if device.type == "cpu":
-        return processor_name()
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+@dataclass
+class _Progress:
+    """What this process has done in some time; pieces and operations are those of all ranks."""
 
+    num_updates: int = 0
+    """Skipped ones included."""
+    num_pieces: int = 0
+    """Real ones."""
+    num_flops: float = 0.0
+    """By the model's own products."""
+    seconds: float = 0.0
+    waited: float = 0.0
+    """Seconds of waiting for data."""
 
-def _plan(
-    hardware: Hardware,
-    model: ModelSettings,
-    settings: TrainingSettings,
-    examples: ExampleShards,
-    ranks: Ranks,
-) -> RunPlan:
-    lengths, num_predictions = examples.sizes(np.arange(min(_SAMPLE, len(examples))))
-    sizes = ExampleSizes.of_lengths(lengths, int(num_predictions.sum()), "the run's examples")
-    facts = examples.manifest.facts
-    return RunPlan(
-        model=model,
-        training=settings,
-        vocab_size=facts["vocab_size"],
-        sizes=sizes,
-        max_seq_length=facts["max_seq_length"],
-        max_predictions=facts["max_predictions"],
-        hardware=hardware,
-        num_devices=ranks.world_size if ranks.device.type == "cuda" else 1,
-    )
-
-
-_SECONDS_PER_HOUR = 3600
-
-log = logging.getLogger("pretraining")
+    def add(self, other: "_Progress") -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
 
 class RunLog:
-    """The numbers of a run as it goes; every rank keeps them, the first tells them.
+    """Reports a run while it goes on; only the first rank has one.
 
     Args:
         model: the model's settings.
         settings: of the run.
         vocab_size: V.
-        ranks: that do the run.
-        expected: the devices' speed.
-        tracked: the run in MLflow, on the first rank.
-        metrics: of the updates since the last progress line, where a run is resumed.
+        device: of this rank.
+        expected: speed of the devices.
+        tracked: the run in MLflow.
+        unreported: metrics of the updates since the last progress line, if a run is resumed.
     """
 
     def __init__(
@@ -331,44 +150,60 @@ class RunLog:
         model: ModelSettings,
         settings: TrainingSettings,
         vocab_size: int,
-        ranks: Ranks,
+        device: torch.device,
         expected: ExpectedSpeed,
-        tracked: TrackedRun | None,
-        metrics: Iterable[dict[str, float]],
+        tracked: TrackedRun,
+        unreported: Iterable[dict[str, float]],
     ) -> None:
+        self.tracked = tracked
+        self.unreported = list(unreported)
+        """Metrics of the updates made since the last progress line."""
         self._model, self._settings, self._vocab_size = model, settings, vocab_size
-        self._ranks, self._expected, self._tracked = ranks, expected, tracked
-        self._totals = RunTotals()
-        self._endpoint, self._system = None, None
-        if tracked is not None:
-            self._endpoint = MetricsEndpoint.of_environment(tracked.key)
-            self._system = SystemMetrics() if settings.system_metrics else None
-        self.window = ProgressWindow(metrics)
-
-    def add(self, sizes: UpdateSizes, update: Update, waited: float) -> None:
-        """Add an update that has waited so many seconds for its data."""
-        flops = training_flops(self._model, self._vocab_size, sizes)
-        self.window.add(update, sizes.num_pieces, flops, waited)
+        self._device, self._expected = device, expected
+        self._endpoint = MetricsEndpoint.of_environment(tracked.key)
+        self._system = SystemMetrics() if settings.system_metrics else None
+        self._total, self._window = _Progress(), _Progress()
+        self._began = time.perf_counter()
 
     def say_plan(self, step: int) -> None:
-        """Tell how fast the updates from ``step`` on are planned to be, where that is known."""
+        """Report how fast the updates from ``step`` on are planned to be, if that is known."""
         plan = self._expected.plan
-        if plan is None or self._tracked is None:
+        if plan is None:
             return
         speed = plan.pieces_per_second
         num_examples = (self._settings.num_steps - step) * self._settings.batch_size
-        hours = num_examples * plan.sizes.num_pieces / speed / _SECONDS_PER_HOUR
+        hours = num_examples * plan.sizes.num_pieces / speed / SECONDS_PER_HOUR
         devices = f"{plan.num_devices} x {plan.hardware.name}"
         log.info(
             "pretraining: planned for %s: %s pieces/s, %.2f hours", devices, f"{speed:,.0f}", hours
         )
         planned = {"planned_pieces_per_second": speed, "planned_hours": hours}
-        self._tracked.log_metrics(step, planned)
+        self.tracked.log_metrics(step, planned)
+
+    def add(self, sizes: UpdateSizes, update: Update, waited: float) -> None:
+        """Add an update.
+
+        Args:
+            sizes: of its batch.
+            update: made or skipped.
+            waited: seconds that all updates of this process have waited for data.
+        """
+        self._window.num_updates += 1
+        self._window.num_pieces += sizes.num_pieces
+        self._window.num_flops += training_flops(self._model, self._vocab_size, sizes)
+        self._window.waited = waited - self._total.waited
+        if update.skipped is None:
+            self.unreported.append(update.metrics)
+
+    @contextmanager
+    def not_training(self) -> Iterator[None]:
+        """Leave the time of the block out of what the updates take."""
+        began = time.perf_counter()
+        yield
+        self._began += time.perf_counter() - began
 
     def note_skipped(self, state: TrainState, update: Update) -> None:
-        """Say that ``update`` was skipped."""
-        if self._tracked is None:
-            return
+        """Report that ``update`` was skipped."""
         log.warning(
             "pretraining: step %s was skipped (%s): gradient norm %.3g, masked LM loss %.3g; "
             "%d in a row, %d in all",
@@ -381,64 +216,46 @@ class RunLog:
         )
 
     def report(self, state: TrainState) -> None:
-        """Tell the window that ends here, and begin another."""
+        """Report the updates since the last call."""
+        window, num_steps = self._window, self._settings.num_steps
+        window.seconds = time.perf_counter() - self._began
+        made = self.unreported
+        means = {name: sum(p[name] for p in made) / len(made) for name in (made[0] if made else ())}
         point = {
-            **self.window.means(),
+            **means,
             "learning_rate": state.optimizer.param_groups[0]["lr"],
             "skipped_steps": float(state.guard.total_skipped),
-            **trust_ratios(state.optimizer),
-            **self.window.speed(self._ranks.device, self._expected.peak_flops),
+            **_trust_ratios(state),
+            **self._speed(window),
         }
-        if self._tracked is not None:
-            num_steps = self._settings.num_steps
-            seconds_an_update = self.window.seconds / self.window.num_updates
-            state.history.append({"step": state.step, **point})
-            of_machine = self._system.measure() if self._system is not None else {}
-            self._tell(self._tracked, state.step, {**point, **of_machine})
-            seconds_left = seconds_an_update * (num_steps - state.step)
-            log.info("pretraining: %s", progress_line(state.step, num_steps, point, seconds_left))
-        self._totals.add(self.window)
-        self.window = ProgressWindow()
+        state.history.append({"step": state.step, **point})
+        self._show(state.step, point | (self._system.measure() if self._system else {}))
+        seconds_left = window.seconds / window.num_updates * (num_steps - state.step)
+        log.info("pretraining: %s", _progress_line(state.step, num_steps, point, seconds_left))
+        self._total.add(window)
+        self._window, self.unreported = _Progress(), []
+        self._began = time.perf_counter()
 
-    def note_scores(self, step: int, scores: Evaluation) -> None:
-        """Tell the held-out scores of ``step``."""
-        if self._tracked is None:
-            return
+    def note_scores(self, step: int, scores: dict[str, Estimate]) -> None:
+        """Report the held-out scores of ``step``."""
         log.info("pretraining: step %s, held-out: %s", f"{step:,}", say_scores(scores))
-        values = {f"held_out/{name}": score.value for name, score in scores.items()}
-        self._tell(self._tracked, step, values)
+        self._show(step, {f"held_out/{name}": score.value for name, score in scores.items()})
 
-    def _tell(self, tracked: TrackedRun, step: int, metrics: dict[str, float]) -> None:
-        tracked.log_metrics(step, metrics)
-        if self._endpoint is not None:
-            self._endpoint.show(step, metrics)
-
-    def summarise(self, state: TrainState, after: Evaluation, checkpoint_seconds: float) -> None:
-        """Tell what the run took and reached, on the first rank.
+    def summarise(
+        self, state: TrainState, after: dict[str, Estimate], checkpoint_seconds: float
+    ) -> None:
+        """Report what the run took and reached.
 
         Args:
             state: after the last update.
             after: its held-out scores.
             checkpoint_seconds: that the training spent on checkpoints.
         """
-        assert self._tracked is not None
-        totals, expected = self._totals, self._expected
-        spent = {"checkpoint": checkpoint_seconds, "tracking": self._tracked.seconds}
-        memory = peak_memory_bytes(self._ranks.device)
-        log.info(
-            "pretraining: %s",
-            totals.summary(spent, memory, expected.peak_flops, expected.peak_source),
-        )
-        if totals.num_updates:
-            last: dict[str, Any] = {
-                f"{what}_share": seconds / totals.seconds for what, seconds in spent.items()
-            }
-            if expected.plan is not None:
-                plan, flops_per_s = expected.plan, totals.num_flops / totals.seconds
-                last["speed_to_plan"] = plan.speed_to_plan(flops_per_s)
-                compared = plan.compared_with_plan(flops_per_s, totals.pieces_per_second)
-                log.info("pretraining: %s", compared)
-            self._tracked.log_metrics(state.step, last)
+        spent = {"checkpoint": checkpoint_seconds, "tracking": self.tracked.seconds}
+        if self._total.num_updates:
+            self._summarise_updates(state.step, spent)
+        else:
+            log.info("pretraining: no update was left to do")
         if total := state.guard.total_skipped:
             reasons = ", ".join(f"{r} {n}" for r, n in state.guard.num_skipped.items() if n)
             log.info("pretraining: %d updates were skipped (%s)", total, reasons.replace("_", " "))
@@ -446,20 +263,108 @@ class RunLog:
         if self._endpoint is not None:
             self._endpoint.close()
 
+    def _summarise_updates(self, step: int, spent: dict[str, float]) -> None:
+        total, expected = self._total, self._expected
+        flops_per_second = total.num_flops / total.seconds
+        pieces_per_second = total.num_pieces / total.seconds
+        utilisation = f"unknown ({expected.peak_source})"
+        if (peak := expected.peak_flops) is not None:
+            share, tflops = flops_per_second / peak, peak / 1e12
+            utilisation = f"{share:.3f} of {tflops:,.3g} TFLOP/s ({expected.peak_source})"
+        shares = {
+            what: s / total.seconds for what, s in {"data wait": total.waited, **spent}.items()
+        }
+        log.info(
+            "pretraining: %s updates in %s, %s pieces/s; model FLOPs utilisation %s; of the time, "
+            "%s; peak memory %.1f GB",
+            f"{total.num_updates:,}",
+            _clock(total.seconds),
+            f"{pieces_per_second:,.0f}",
+            utilisation,
+            ", ".join(f"{what} {share:.2%}" for what, share in shares.items()),
+            _peak_memory_bytes(self._device) / 1e9,
+        )
+        last = {f"{what}_share": shares[what] for what in spent}
+        if expected.plan is not None:
+            last["speed_to_plan"] = expected.plan.speed_to_plan(flops_per_second)
+            compared = expected.plan.compared_with_plan(flops_per_second, pieces_per_second)
+            log.info("pretraining: %s", compared)
+        self.tracked.log_metrics(step, last)
 
-def say_scores(scores: Evaluation) -> str:
+    def _speed(self, window: _Progress) -> dict[str, float]:
+        """Return what `OF_THE_MACHINE` names: for all ranks, but memory of this one."""
+        flops = window.num_flops / window.seconds
+        speed = {
+            "pieces_per_second": window.num_pieces / window.seconds,
+            "model_tflops_per_second": flops / 1e12,
+            "data_wait_share": window.waited / window.seconds,
+            "peak_memory_gb": _peak_memory_bytes(self._device) / 1e9,
+        }
+        if self._expected.peak_flops is not None:
+            speed["model_flops_utilisation"] = flops / self._expected.peak_flops
+        return speed
+
+    def _show(self, step: int, metrics: dict[str, float]) -> None:
+        self.tracked.log_metrics(step, metrics)
+        if self._endpoint is not None:
+            self._endpoint.show(step, metrics)
+
+
+def _trust_ratios(state: TrainState) -> dict[str, float]:
+    ratios = state.optimizer.trust_ratios
+    if ratios is None:
+        return {}
+    low, mean, high = torch.stack([ratios.min(), ratios.mean(), ratios.max()]).tolist()
+    return {"trust_ratio_min": low, "trust_ratio_mean": mean, "trust_ratio_max": high}
+
+
+def _peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory used so far: of the GPU, else of this process."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_OF_MAXRSS
+
+
+def _progress_line(step: int, num_steps: int, point: dict[str, float], seconds_left: float) -> str:
+    """Return the progress line of ``point``, whose losses are absent if no update was made."""
+    parts = [f"step {step:,}/{num_steps:,}"]
+    if "masked_lm_loss" not in point:
+        parts.append("every update skipped")
+    for task, name in (
+        ("masked_lm", "masked LM"),
+        ("sentence_order", "order"),
+        ("next_sentence", "next sentence"),
+    ):
+        if f"{task}_loss" in point:
+            parts.append(f"{name} {point[f'{task}_loss']:.3f} ({point[f'{task}_accuracy']:.0%})")
+    if "grad_norm" in point:
+        parts.append(f"grad {point['grad_norm']:.2f}")
+    if "trust_ratio_mean" in point:
+        parts.append(f"trust {point['trust_ratio_min']:.2g}..{point['trust_ratio_max']:.2g}")
+    parts.append(f"lr {point['learning_rate']:.2e}")
+    parts.append(f"{point['pieces_per_second']:,.0f} pieces/s")
+    if "model_flops_utilisation" in point:
+        parts.append(f"MFU {point['model_flops_utilisation']:.0%}")
+    parts.append(f"data wait {point['data_wait_share']:.0%}")
+    parts.append(f"{point['peak_memory_gb']:.1f} GB")
+    if point["skipped_steps"]:
+        parts.append(f"{point['skipped_steps']:.0f} skipped")
+    return "  ".join([*parts, f"{_clock(seconds_left)} left"])
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def say_scores(scores: dict[str, Estimate]) -> str:
     """Return scores, each with its interval, for a log line."""
     return ", ".join(f"{name} {score}" for name, score in scores.items())
 
 
-Points = Sequence[dict[str, float]]
-
-
 def draw_curves(
-    history: Points,
-    evaluations: Points,
-    unigram_nats: float,
-    pair_task: str | None = "sentence_order",
+    history: Points, evaluations: Points, examples: ExamplesResult, pair_task: str | None
 ) -> bytes:
     """Return a PNG of the run.
 
@@ -467,28 +372,30 @@ def draw_curves(
         history: points of the training with step, learning_rate, and, where an update was made,
             masked_lm_loss and the pair task's accuracy.
         evaluations: points with step and the same scores on held-out examples.
-        unigram_nats: loss of guessing by piece frequency, drawn as a line to compare with.
-        pair_task: what is learnt from pairs, as metrics call it; None for nothing.
+        examples: that it trained on. What the frequency of pieces and the lengths of segments give
+            away is drawn as lines to compare with.
+        pair_task: what is learned from pairs, as metrics call it; None for nothing.
     """
     from matplotlib.figure import Figure  # takes a second to load, and is needed at the end
 
     figure = Figure(figsize=(9 if pair_task else 6, 3.2), layout="constrained")
     losses, *others = figure.subplots(1, 3 if pair_task else 2)
     _draw(losses, "masked_lm_loss", history, evaluations, "tab:blue")
-    losses.axhline(unigram_nats, color="tab:gray", linestyle="--", label="unigram")
-    losses.set(title="Masked LM loss", xlabel="step", ylabel="nats per prediction")
+    losses.axhline(examples.unigram_nats, color="tab:gray", linestyle="--", label="unigram")
+    losses.set(title="Masked LM loss", ylabel="nats per prediction")
     if pair_task is not None:
-        pairs = others[0]
-        _draw(pairs, f"{pair_task}_accuracy", history, evaluations, "tab:orange")
-        pairs.axhline(0.5, color="tab:gray", linestyle="--", label="chance")
+        _draw(others[0], f"{pair_task}_accuracy", history, evaluations, "tab:orange")
+        by_lengths = examples.length_only_accuracy
+        others[0].axhline(by_lengths, color="tab:gray", linestyle="--", label="lengths alone")
         title = f"{pair_task.replace('_', '-').capitalize()} accuracy"
-        pairs.set(title=title, xlabel="step", ylim=(0.3, 1.02))
-        pairs.legend()
+        others[0].set(title=title, ylim=(0.3, 1.02))
     _draw(others[-1], "learning_rate", history, [], "tab:green")
-    others[-1].set(title="Learning rate", xlabel="step")
-    losses.legend()
+    others[-1].set(title="Learning rate")
     for axes in (losses, *others):
+        axes.set(xlabel="step")
         axes.grid(alpha=0.3)
+    for axes in (losses, *others[:-1]):
+        axes.legend()
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=110)
     return picture.getvalue()

@@ -9,7 +9,7 @@ sequences of S pieces and P predictions each; R examples, at most B.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,20 +18,45 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from albert_core.model.attention import Runs
-from albert_core.model.losses import IGNORED
+from albert_core.model.execution import IGNORED
 from albert_core.stage import storage
 from albert_core.stage.errors import ShapeError, TrainingError
-from albert_core.stage.manifest import Manifest, check_shard, read_manifest
+from albert_core.stage.manifest import check_shard, read_manifest
+from albert_core.stage.results import ExamplesResult
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.records import Ints, ranges
 from albert_core.training.order import padded_length
 
 UInt16s = NDArray[np.uint16]
 
+_COLUMNS = (
+    "input_ids",
+    "segment_b_start",
+    "masked_lm_positions",
+    "masked_lm_labels",
+    "sentence_order_label",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchShape:
+    """What every batch is padded to."""
+
+    num_sequences: int
+    """B."""
+    length: int
+    """S, in pieces."""
+    num_predictions: int
+    """P, of one sequence."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B examples laid end to end, as the model takes them at least cost: nothing is padding."""
+    """Examples laid end to end, as the model takes them.
+
+    A packed batch has no padding. A padded one is a single run of B sequences of S pieces, with P
+    predictions each. No real piece sees padding, and the labels of padding are `IGNORED`.
+    """
 
     input_ids: Tensor
     """int64 (T,), after masking."""
@@ -48,7 +73,7 @@ class Batch:
     sentence_order_labels: Tensor
     """int64 (B,), 0 in document order, 1 swapped."""
     key_mask: Tensor | None = None
-    """bool (B, 1, 1, S), false at padding, where there is some: in a single run."""
+    """bool (B, 1, 1, S), false at padding; None for a packed batch."""
 
     @property
     def num_sequences(self) -> int:
@@ -57,42 +82,26 @@ class Batch:
 
     @property
     def num_pieces(self) -> int:
-        """T, special pieces included."""
+        """T, special pieces and padding included."""
         return len(self.input_ids)
-
-    @property
-    def sum_of_squares(self) -> int:
-        """Sum of the squares of the sequences' lengths, which attention costs."""
-        return sum(number * length**2 for number, length in self.runs)
 
     @property
     def model_inputs(self) -> dict[str, Any]:
         """What `AlbertForPretraining.forward_packed` takes, by name."""
-        return {
-            "input_ids": self.input_ids,
-            "token_type_ids": self.token_type_ids,
-            "runs": self.runs,
-            "first_positions": self.first_positions,
-            "masked_lm_positions": self.masked_lm_positions,
-            "key_mask": self.key_mask,
-        }
-
-    @property
-    def num_predictions(self) -> int:
-        """M."""
-        return len(self.masked_lm_labels)
+        labels = ("masked_lm_labels", "sentence_order_labels")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in labels}
 
     def to(self, device: torch.device) -> "Batch":
-        """Return the batch on ``device``; from pinned memory the copy goes on beside the caller."""
+        """Return the batch on ``device``; a copy from pinned memory does not block the caller."""
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> "Batch":
         """Return the batch in page-locked memory, from which a GPU copies by itself."""
         return self.each(Tensor.pin_memory)
 
-    def each(self, move: Callable[[Tensor], Tensor]) -> Self:
-        """Return the batch with ``move`` of each tensor in its place."""
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+    def each(self, move: Callable[[Tensor], Tensor]) -> "Batch":
+        """Return the batch with each tensor replaced by ``move`` of it."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
         moved: dict[str, Any] = {n: move(v) for n, v in values.items() if isinstance(v, Tensor)}
         return replace(self, **moved)
 
@@ -124,22 +133,6 @@ class Rows:
         """Return the examples of all ``parts``, of which there is at least one."""
         return Rows(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Rows)))
 
-    def take(self, places: Ints) -> "Rows":
-        """Return the examples with the numbers ``places``, in this order."""
-        lengths, num_predictions = self.lengths[places], self.num_predictions[places]
-        pieces = ranges((np.cumsum(self.lengths) - self.lengths)[places], lengths)
-        first = np.cumsum(self.num_predictions) - self.num_predictions
-        predictions = ranges(first[places], num_predictions)
-        return Rows(
-            input_ids=self.input_ids.take(pieces),
-            lengths=lengths,
-            segment_b_starts=self.segment_b_starts[places],
-            positions=self.positions.take(predictions),
-            labels=self.labels.take(predictions),
-            num_predictions=num_predictions,
-            sentence_order_labels=self.sentence_order_labels[places],
-        )
-
     def split(self, ends: Sequence[int]) -> Iterator["Rows"]:
         """Yield the first ``ends[0]`` examples, those from there to ``ends[1]``, and so on.
 
@@ -149,18 +142,11 @@ class Rows:
         prediction_ends = np.append(0, np.cumsum(self.num_predictions))
         begin = 0
         for end in ends:
-            rows = slice(begin, end)
-            pieces = slice(piece_ends[begin], piece_ends[end])
             predictions = slice(prediction_ends[begin], prediction_ends[end])
-            yield Rows(
-                input_ids=self.input_ids[pieces],
-                lengths=self.lengths[rows],
-                segment_b_starts=self.segment_b_starts[rows],
-                positions=self.positions[predictions],
-                labels=self.labels[predictions],
-                num_predictions=self.num_predictions[rows],
-                sentence_order_labels=self.sentence_order_labels[rows],
-            )
+            pieces = slice(piece_ends[begin], piece_ends[end])
+            places = {"input_ids": pieces, "positions": predictions, "labels": predictions}
+            rows = slice(begin, end)
+            yield Rows(*(getattr(self, f.name)[places.get(f.name, rows)] for f in fields(Rows)))
             begin = end
 
     def unmasked(self) -> UInt16s:
@@ -170,37 +156,80 @@ class Rows:
         pieces[np.repeat(starts, self.num_predictions) + self.positions] = self.labels
         return pieces
 
-    def batch(self) -> Batch:
-        """Return the examples as they lie, of which there is at least one.
+    def batch(self, shape: BatchShape | None = None) -> Batch:
+        """Return the examples, of which there is at least one, padded to ``shape`` or packed.
 
-        Those of equal length should lie beside each other.
+        In a packed batch, examples of equal length should lie beside each other.
+
+        Raises:
+            ShapeError: ``shape`` does not hold them.
         """
+        return self._packed() if shape is None else self._padded(shape)
+
+    def _packed(self) -> Batch:
         first = np.cumsum(self.lengths) - self.lengths
         places = np.arange(len(self.input_ids)) - np.repeat(first, self.lengths)
         in_b = places >= np.repeat(self.segment_b_starts, self.lengths)
+        begins = np.flatnonzero(np.diff(self.lengths, prepend=-1))  # of runs of one length
+        numbers = np.diff(begins, append=len(self))
         return Batch(
             input_ids=_int64(self.input_ids),
             token_type_ids=_int64(in_b),
-            runs=_runs(self.lengths),
+            runs=tuple(zip(numbers.tolist(), self.lengths[begins].tolist(), strict=True)),
             first_positions=_int64(first),
             masked_lm_positions=_int64(np.repeat(first, self.num_predictions) + self.positions),
             masked_lm_labels=_int64(self.labels),
             sentence_order_labels=_int64(self.sentence_order_labels),
         )
 
+    def _padded(self, shape: BatchShape) -> Batch:
+        self._check_fits(shape)
+        batch, length = shape.num_sequences, shape.length
+        real = np.zeros((batch, length), bool)
+        row_numbers = np.repeat(np.arange(len(self)), self.lengths)
+        columns = ranges(np.zeros_like(self.lengths), self.lengths)
+        real[row_numbers, columns] = True
+        input_ids, token_type_ids = np.zeros((2, batch, length), np.int64)
+        input_ids[real] = self.input_ids
+        token_type_ids[real] = columns >= np.repeat(self.segment_b_starts, self.lengths)
+        real[len(self) :, 0] = True  # attention over no piece at all would have no mean
+        num_predictions = np.pad(self.num_predictions, (0, batch - len(self)))
+        is_prediction = np.arange(shape.num_predictions) < num_predictions[:, None]
+        first_positions = np.arange(batch) * length
+        positions = np.repeat(first_positions[:, None], shape.num_predictions, axis=1)
+        positions[is_prediction] += self.positions
+        labels = np.full((batch, shape.num_predictions), IGNORED)
+        labels[is_prediction] = self.labels
+        order_labels = np.full(batch, IGNORED)
+        order_labels[: len(self)] = self.sentence_order_labels
+        return Batch(
+            input_ids=torch.from_numpy(input_ids.ravel()),
+            token_type_ids=torch.from_numpy(token_type_ids.ravel()),
+            runs=((batch, length),),
+            first_positions=torch.from_numpy(first_positions),
+            masked_lm_positions=torch.from_numpy(positions.ravel()),
+            masked_lm_labels=torch.from_numpy(labels.ravel()),
+            sentence_order_labels=torch.from_numpy(order_labels),
+            key_mask=torch.from_numpy(real[:, None, None, :]),
+        )
+
+    def _check_fits(self, shape: BatchShape) -> None:
+        found = (len(self), int(self.lengths.max()), int(self.num_predictions.max()))
+        most = (shape.num_sequences, shape.length, shape.num_predictions)
+        if any(have > may for have, may in zip(found, most, strict=True)):
+            raise ShapeError(
+                f"a batch has {found[0]} sequences of up to {found[1]} pieces and {found[2]} "
+                f"predictions, more than its shape holds: {most}. The examples' manifest names a "
+                "smaller max_seq_length or max_predictions than they have: make them again."
+            )
+
 
 def _int64(values: NDArray[Any]) -> Tensor:
     return torch.from_numpy(values.astype(np.int64))
 
 
-def _runs(lengths: Ints) -> tuple[tuple[int, int], ...]:
-    begins = np.flatnonzero(np.diff(lengths, prepend=-1))
-    numbers = np.diff(begins, append=len(lengths))
-    return tuple(zip(numbers.tolist(), lengths[begins].tolist(), strict=True))
-
-
 class ExampleShards:
-    """The examples of one kind by their number; local shards that are not compressed stay mapped.
+    """The examples of one kind by number. Local shards that are not compressed stay mapped.
 
     Args:
         manifest_uri: of the stage "examples".
@@ -212,119 +241,79 @@ class ExampleShards:
     """
 
     def __init__(self, manifest_uri: str, kind: str) -> None:
-        self.manifest: Manifest = read_manifest(manifest_uri)
+        self.manifest = read_manifest(manifest_uri)
+        self.result = self.manifest.result_as(ExamplesResult)
         folder = manifest_uri.rpartition("/")[0]
-        shards = self.manifest.shards_of(kind)
-        for shard in shards:
+        self._blocks: list[pa.RecordBatch] = []
+        self._document_ids: list[pa.Array] = []
+        for shard in self.manifest.shards_of(kind):
             check_shard(shard, folder)
-        tables = [read_arrow(storage.join(folder, shard.path)) for shard in shards]
-        self._blocks = [
-            _columns_of(batch) for table in tables for batch in table.to_batches() if len(batch)
-        ]
-        self._ends = np.cumsum([len(block.segment_b_start) for block in self._blocks])
-        if not len(self):
+            table = read_arrow(storage.join(folder, shard.path))
+            self._blocks += [block for block in table.select(_COLUMNS).to_batches() if len(block)]
+            self._document_ids += table["document_id"].chunks
+        self._ends = np.cumsum([len(block) for block in self._blocks])
+        if not self._blocks:
             raise TrainingError(f"{manifest_uri} has no {kind} examples: give more text.")
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return int(self._ends[-1])
 
     def sizes(self, indices: Ints) -> tuple[Ints, Ints]:
         """Return int64 (R,) pieces and int64 (R,) predictions of the examples, without them."""
         lengths, num_predictions = np.empty_like(indices), np.empty_like(indices)
         for block, numbers, places in self._by_block(indices):
-            lengths[places] = block.input_ids.lengths(numbers)
-            num_predictions[places] = block.labels.lengths(numbers)
+            for name, sizes in (("input_ids", lengths), ("masked_lm_labels", num_predictions)):
+                offsets = block[name].offsets.to_numpy()
+                sizes[places] = offsets[numbers + 1] - offsets[numbers]
         return lengths, num_predictions
 
     def rows(self, indices: Ints) -> Rows:
         """Return the examples with these numbers, in this order: at least one, int64 (R,)."""
-        found = [
-            (block.rows(numbers), places) for block, numbers, places in self._by_block(indices)
-        ]
-        if len(found) == 1:
-            return found[0][0]
-        there = np.concatenate([places for _, places in found])
-        return Rows.join([rows for rows, _ in found]).take(np.argsort(there))
-
-    def batch(self, indices: Ints) -> Batch:
-        """Return the examples with these numbers, in this order, as one batch."""
-        return self.rows(indices).batch()
+        blocks, places = [], []
+        for block, numbers, its_places in self._by_block(indices):
+            blocks.append(block.take(pa.array(numbers)))
+            places.append(its_places)
+        found = blocks[0]
+        if len(blocks) > 1:
+            found = pa.concat_batches(blocks).take(pa.array(np.argsort(np.concatenate(places))))
+        lists = {name: found[name] for name in _COLUMNS if pa.types.is_list(found[name].type)}
+        values = {name: column.values.to_numpy() for name, column in lists.items()}
+        sizes = {n: np.diff(c.offsets.to_numpy()).astype(np.int64) for n, c in lists.items()}
+        return Rows(
+            input_ids=values["input_ids"],
+            lengths=sizes["input_ids"],
+            segment_b_starts=found["segment_b_start"].to_numpy().astype(np.int64),
+            positions=values["masked_lm_positions"],
+            labels=values["masked_lm_labels"],
+            num_predictions=sizes["masked_lm_labels"],
+            sentence_order_labels=found["sentence_order_label"].to_numpy().astype(np.int64),
+        )
 
     def document_ids(self) -> list[str]:
         """Return the document of each example."""
-        return [name for block in self._blocks for name in block.document_ids.to_pylist()]
+        return [name for chunk in self._document_ids for name in chunk.to_pylist()]
 
-    def _by_block(self, indices: Ints) -> Iterator[tuple["_Columns", Ints, Ints]]:
+    def shape(self, num_sequences: int) -> BatchShape:
+        """Return the shape that holds any ``num_sequences`` of the data set's examples."""
+        return BatchShape(
+            num_sequences=num_sequences,
+            length=padded_length(self.result.max_seq_length),
+            num_predictions=self.result.max_predictions,
+        )
+
+    def _by_block(self, indices: Ints) -> Iterator[tuple[pa.RecordBatch, Ints, Ints]]:
         """Yield each block that has some of the examples: their numbers in it, their places."""
         block_of = np.searchsorted(self._ends, indices, side="right")
         order = np.argsort(block_of, kind="stable")
         numbers, first = np.unique(block_of[order], return_index=True)
         for number, places in zip(numbers.tolist(), np.split(order, first[1:]), strict=True):
             block = self._blocks[number]
-            begin = self._ends[number] - len(block.segment_b_start)
-            yield block, indices[places] - begin, places
-
-
-@dataclass(frozen=True, slots=True)
-class _Lists:
-    """A list column as two views of the file."""
-
-    offsets: NDArray[np.int32]
-    values: UInt16s
-
-    def lengths(self, numbers: Ints) -> Ints:
-        return (self.offsets[numbers + 1] - self.offsets[numbers]).astype(np.int64)
-
-    def take(self, numbers: Ints, lengths: Ints) -> UInt16s:
-        """Return the lists with these numbers, laid end to end, given their lengths."""
-        return self.values.take(ranges(self.offsets[numbers], lengths))
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """One record batch, as views of the file."""
-
-    input_ids: _Lists
-    segment_b_start: UInt16s
-    positions: _Lists
-    labels: _Lists
-    sentence_order_label: NDArray[np.uint8]
-    document_ids: pa.Array
-
-    def rows(self, numbers: Ints) -> Rows:
-        lengths, num_predictions = self.input_ids.lengths(numbers), self.labels.lengths(numbers)
-        return Rows(
-            input_ids=self.input_ids.take(numbers, lengths),
-            lengths=lengths,
-            segment_b_starts=self.segment_b_start[numbers].astype(np.int64),
-            positions=self.positions.take(numbers, num_predictions),
-            labels=self.labels.take(numbers, num_predictions),
-            num_predictions=num_predictions,
-            sentence_order_labels=self.sentence_order_label[numbers].astype(np.int64),
-        )
-
-
-def _columns_of(batch: pa.RecordBatch) -> _Columns:
-    def numbers(name: str) -> NDArray[Any]:
-        values: NDArray[Any] = batch[name].to_numpy()
-        return values
-
-    def lists(name: str) -> _Lists:
-        return _Lists(batch[name].offsets.to_numpy(), batch[name].values.to_numpy())
-
-    return _Columns(
-        input_ids=lists("input_ids"),
-        segment_b_start=numbers("segment_b_start"),
-        positions=lists("masked_lm_positions"),
-        labels=lists("masked_lm_labels"),
-        sentence_order_label=numbers("sentence_order_label"),
-        document_ids=batch["document_id"],
-    )
+            yield block, indices[places] - (self._ends[number] - len(block)), places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSizes:
-    """How large the batch of one update is, over all ranks; each knows it without asking."""
+    """How large the batch of one update is, over all ranks; each rank knows it without asking."""
 
     num_sequences: int
     num_pieces: int
@@ -332,11 +321,11 @@ class UpdateSizes:
     sum_of_squares: int
     """Sum of the squares of the sequences' lengths in real pieces, which attention costs."""
     num_predictions: int
-    """At least 1, as losses are divided by it."""
+    """At least 1, because losses are divided by it."""
 
     @classmethod
     def of_lengths(cls, lengths: Ints, num_predictions: int) -> "UpdateSizes":
-        """Return those of an update.
+        """Return the sizes of an update.
 
         Args:
             lengths: int64 (n,), real pieces of each sequence.
@@ -357,111 +346,4 @@ class UpdateBatch:
     sizes: UpdateSizes
     """Of the whole update."""
     micro_batches: Iterable[Batch]
-    """This rank's, longest sequences first; taken one by one, so they need not be there at once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchShape:
-    """What every batch is padded to."""
-
-    num_sequences: int
-    """B."""
-    length: int
-    """S, in pieces."""
-    num_predictions: int
-    """P, of one sequence."""
-
-
-def shape_of(examples: ExampleShards, num_sequences: int) -> BatchShape:
-    """Return the shape that holds any ``num_sequences`` of ``examples``, or of their kind."""
-    facts = examples.manifest.facts
-    return BatchShape(
-        num_sequences=num_sequences,
-        length=padded_length(facts["max_seq_length"]),
-        num_predictions=facts["max_predictions"],
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PaddedBatch(Batch):
-    """R examples as one run of B sequences of S pieces, with P predictions each.
-
-    No real piece sees padding. What is padding in ``masked_lm_labels`` and
-    ``sentence_order_labels`` is `losses.IGNORED`: it has no part in losses, gradients or
-    accuracies.
-    """
-
-    lengths: tuple[int, ...]
-    """(R,) the real pieces of each example."""
-    num_real_predictions: int
-
-    @property
-    def num_pieces(self) -> int:
-        """Real pieces, special ones included."""
-        return sum(self.lengths)
-
-    @property
-    def sum_of_squares(self) -> int:
-        """Sum of the squares of the examples' lengths in real pieces."""
-        return sum(length**2 for length in self.lengths)
-
-    @property
-    def num_predictions(self) -> int:
-        """Real ones."""
-        return self.num_real_predictions
-
-
-def make_batch(rows: Rows, shape: BatchShape | None) -> Batch:
-    """Return the examples padded to ``shape``, or packed where it is None.
-
-    Raises:
-        ShapeError: ``shape`` does not hold them.
-    """
-    return rows.batch() if shape is None else _padded(rows, shape)
-
-
-def _padded(rows: Rows, shape: BatchShape) -> PaddedBatch:
-    _check_fits(rows, shape)
-    batch, length = shape.num_sequences, shape.length
-    real = np.zeros((batch, length), bool)
-    row_numbers = np.repeat(np.arange(len(rows)), rows.lengths)
-    columns = ranges(np.zeros_like(rows.lengths), rows.lengths)
-    real[row_numbers, columns] = True
-    input_ids, token_type_ids = np.zeros((2, batch, length), np.int64)
-    input_ids[real] = rows.input_ids
-    token_type_ids[real] = columns >= np.repeat(rows.segment_b_starts, rows.lengths)
-    real[len(rows) :, 0] = True  # attention over no piece at all would have no mean
-    is_prediction = np.arange(shape.num_predictions) < _filled(rows.num_predictions, batch)[:, None]
-    first_positions = np.arange(batch) * length
-    positions = np.repeat(first_positions[:, None], shape.num_predictions, axis=1)
-    positions[is_prediction] += rows.positions
-    labels = np.full((batch, shape.num_predictions), IGNORED)
-    labels[is_prediction] = rows.labels
-    return PaddedBatch(
-        input_ids=torch.from_numpy(input_ids.ravel()),
-        token_type_ids=torch.from_numpy(token_type_ids.ravel()),
-        runs=((batch, length),),
-        first_positions=torch.from_numpy(first_positions),
-        masked_lm_positions=torch.from_numpy(positions.ravel()),
-        masked_lm_labels=torch.from_numpy(labels.ravel()),
-        sentence_order_labels=torch.from_numpy(_filled(rows.sentence_order_labels, batch, IGNORED)),
-        key_mask=torch.from_numpy(real[:, None, None, :]),
-        lengths=tuple(rows.lengths.tolist()),
-        num_real_predictions=len(rows.labels),
-    )
-
-
-def _filled(values: Ints, size: int, value: int = 0) -> Ints:
-    """Return ``values`` (R,) with more of ``value`` behind them, (size,)."""
-    return np.pad(values, (0, size - len(values)), constant_values=value)
-
-
-def _check_fits(rows: Rows, shape: BatchShape) -> None:
-    found = (len(rows), int(rows.lengths.max()), int(rows.num_predictions.max()))
-    most = (shape.num_sequences, shape.length, shape.num_predictions)
-    if any(have > may for have, may in zip(found, most, strict=True)):
-        raise ShapeError(
-            f"a batch has {found[0]} sequences of up to {found[1]} pieces and {found[2]} "
-            f"predictions, more than its shape holds: {most}. The examples' manifest names a "
-            "smaller max_seq_length or max_predictions than they have: make them again."
-        )
+    """This rank's, longest sequences first; taken one by one, so that few are in memory."""

@@ -1,13 +1,12 @@
 """One update: the gradient of a whole batch, however it is cut, and the step that it gives.
 
-The device is waited for once an update, to learn whether the update is worth making.
-
-Updates that are not finite, and spikes, are not worth making. That decision depends on nothing but
-numbers that are the same on every rank, so all decide alike.
+An update waits for the device once, to learn whether it is to be skipped: because it is not finite,
+or a spike. That decision depends only on numbers that are the same on every rank.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, Literal
@@ -20,14 +19,13 @@ from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import products_in
 from albert_core.model.losses import EXTRA_PREDICTIONS, masked_lm_loss, sentence_order_loss
 from albert_core.stage.errors import IntegrityError
-from albert_core.training.optimizer import AdamW
+from albert_core.training.optimizer import AdamW, clip, norms_of
 from albert_core.training.preemption import NEVER, StopRequest
 from albert_core.training.ranks import (
     Ranks,
     backward_pass,
     gathered,
     is_sharded,
-    norms_of,
     part_like,
     parts_of,
     whole,
@@ -35,14 +33,14 @@ from albert_core.training.ranks import (
 from albert_core.training.shards import Batch, UpdateBatch, UpdateSizes
 
 NUM_NORMS = 100
-"""Updates that the running median is of; before there are as many, nothing counts as a spike."""
+"""Updates that the running median is taken over; with fewer, nothing counts as a spike."""
 
 Reason = Literal["not_finite", "spike"]
 
 
 @dataclass(kw_only=True)
 class UpdateGuard:
-    """What was seen of the updates so far; part of a checkpoint."""
+    """Which updates are skipped, by what was seen so far; part of a checkpoint."""
 
     num_in_a_row: int = 0
     """Updates skipped since the last that was made."""
@@ -51,18 +49,13 @@ class UpdateGuard:
     norms: list[float] = field(default_factory=list)
     """Gradient norms before clipping of the last updates that were made, `NUM_NORMS` at most."""
 
-    @classmethod
-    def restored(cls, content: Mapping[str, Any]) -> "UpdateGuard":
-        """Return the guard that `dataclasses.asdict` made ``content`` of."""
-        return cls(**content)
-
     @property
     def total_skipped(self) -> int:
         """Updates skipped, whatever the reason."""
         return sum(self.num_skipped.values())
 
     def judge(self, loss: float, grad_norm: float, spike_factor: float | None) -> Reason | None:
-        """Return why the update is to be skipped, or None; and take note of it.
+        """Return why the update is to be skipped, or None; and remember it.
 
         Args:
             loss: of the whole update, in nats.
@@ -91,10 +84,12 @@ PAIR_TASKS: dict[str, str | None] = {
     "nsp": "next_sentence",
     "none": None,
 }
-"""The examples' objective -> what is learnt from a pair of segments, as metrics call it."""
+"""The examples' objective -> what is learned from a pair of segments, as metrics call it."""
 
 _NUM_SCORES = 4
 """Loss and accuracy of masked LM and of the pairs."""
+_NUMBERS = ("step", "examples_taken", "examples_skipped", "history", "evaluations")
+"""Fields of a `TrainState` that a checkpoint keeps as JSON."""
 
 
 @dataclass(kw_only=True)
@@ -108,7 +103,7 @@ class TrainState:
     examples_taken: int = 0
     """Examples taken of the present data set: the place in its order."""
     examples_skipped: int = 0
-    """Those of them that were in updates not made."""
+    """How many of them were in skipped updates."""
     guard: UpdateGuard = field(default_factory=UpdateGuard)
     history: list[dict[str, float]] = field(default_factory=list)
     """One point for each progress line."""
@@ -118,14 +113,14 @@ class TrainState:
     def tensors(self) -> dict[str, Any]:
         """Return what a checkpoint keeps as tensors: they are the state's own, not copies.
 
-        Those that are cut over ranks are gathered, so every rank calls this at once.
+        If they are sharded, every rank must call this.
         """
         tensors = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         whole_tensors: dict[str, Any] = whole(tensors)
         return whole_tensors
 
     def whole_model(self) -> AlbertForPretraining:
-        """Return the model: this one, or, where it is cut over ranks, gathered on every CPU."""
+        """Return the model; a sharded one gathered, on the CPU of every rank."""
         if not is_sharded(self.model):
             return self.model
         encoder, vocab_size = self.model.encoder, len(self.model.masked_lm.bias)
@@ -136,19 +131,11 @@ class TrainState:
 
     def numbers(self) -> dict[str, Any]:
         """Return what a checkpoint keeps as JSON."""
-        return {
-            "step": self.step,
-            "examples_taken": self.examples_taken,
-            "examples_skipped": self.examples_skipped,
-            "guard": asdict(self.guard),
-            "history": list(self.history),
-            "evaluations": list(self.evaluations),
-        }
+        numbers = {name: copy(getattr(self, name)) for name in _NUMBERS}
+        return numbers | {"guard": asdict(self.guard)}
 
     def restore(self, tensors: dict[str, Any], numbers: dict[str, Any], where: str) -> None:
-        """Become the state that `tensors` and `numbers` were of.
-
-        The optimizer takes over its moments, but keeps its own settings.
+        """Take over what `tensors` and `numbers` returned; the optimizer keeps its own settings.
 
         Raises:
             IntegrityError: a number or tensor is missing, or has another shape.
@@ -167,10 +154,9 @@ class TrainState:
                 }
             )
             self.optimizer.load_state_dict(optimizer)
-            self.step, self.examples_taken = numbers["step"], numbers["examples_taken"]
-            self.examples_skipped = numbers["examples_skipped"]
-            self.guard = UpdateGuard.restored(numbers["guard"])
-            self.history, self.evaluations = numbers["history"], numbers["evaluations"]
+            self.guard = UpdateGuard(**numbers["guard"])
+            for name in _NUMBERS:
+                setattr(self, name, numbers[name])
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
             raise IntegrityError(
                 f"{where} does not fit this model: {error}. Give a checkpoint of a model with "
@@ -180,12 +166,12 @@ class TrainState:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What came of one update; the same on every rank."""
+    """The outcome of one update; the same on every rank."""
 
     metrics: dict[str, float]
     """Over the whole batch: losses in nats, accuracies as shares, grad_norm before clipping."""
     skipped: Reason | None
-    """Why the update was not made, or None if it was."""
+    """Why the update was skipped, or None if it was made."""
     must_stop: bool
     """Whether any rank was told to stop."""
 
@@ -209,8 +195,8 @@ def train_step(
         batch: this rank's part, of at least one sequence, on the device.
         settings: of the run.
         ranks: those that do the update together.
-        pair_task: what is learnt from pairs, a value of `PAIR_TASKS`; None for nothing.
-        stop: whether this rank was told to stop, for all to know.
+        pair_task: what is learned from pairs, a value of `PAIR_TASKS`; None for nothing.
+        stop: whether this rank was told to stop, which all ranks learn here.
     """
     sizes = batch.sizes
     scores = torch.zeros(_NUM_SCORES, device=ranks.device)
@@ -231,10 +217,10 @@ def train_step(
     norm = torch.linalg.vector_norm(norms_of(parts, of=gradients))
     grad_norm, lm, lm_right, pair, pair_right, stops = torch.cat(
         [norm.to(sums.dtype)[None], sums]
-    ).tolist()  # here the device is waited for
+    ).tolist()  # this waits for the device
     skipped = state.guard.judge(lm + pair, grad_norm, settings.spike_factor)
     if skipped is None:
-        _clip(parts, norm, settings.max_grad_norm)
+        clip(parts, norm, settings.max_grad_norm)
         state.optimizer.step()
     else:
         state.examples_skipped += sizes.num_sequences
@@ -259,8 +245,7 @@ def _backward(
 ) -> Tensor:
     """Add the gradient of one micro-batch; return its part of losses and accuracies, (4,).
 
-    All that it made but these and the gradient is gone when it returns, so that the next
-    micro-batch has its room.
+    All else that it made is freed when it returns, so that the next micro-batch has the room.
     """
     with products_in(settings.precision, device):
         lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)  # (M, V), (B, 2)
@@ -277,20 +262,10 @@ def _backward(
 
 
 def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Yield each of ``batches``, and whether it is the last, which is known one ahead."""
+    """Yield each of ``batches`` and whether it is the last, by taking one ahead."""
     ahead = iter(batches)
     batch = next(ahead)
     for following in ahead:
         yield batch, False
         batch = following
     yield batch, True
-
-
-def _clip(gradients: list[Tensor], norm: Tensor, max_norm: float) -> None:
-    """Scale ``gradients``, whose common length is ``norm``, to at most ``max_norm``.
-
-    Nothing is added to the length, unlike in torch's own function.
-
-    Source: google-research/albert `optimization.py`.
-    """
-    torch._foreach_mul_(gradients, max_norm / norm.clamp(min=max_norm))

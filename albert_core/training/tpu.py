@@ -1,8 +1,8 @@
-"""Training on TPUs by PyTorch/XLA; the one place that knows it. ``PJRT_DEVICE`` asks for it.
+"""Training on TPUs by PyTorch/XLA, which nothing else imports. ``PJRT_DEVICE`` asks for it.
 
-XLA records what it is asked for and compiles it, once for each graph of operations and shapes. So
-batches are padded to one shape, and a graph ends after each micro-batch and after each update. An
-update has these graphs, which every later one finds compiled:
+XLA records operations and compiles them, once for each graph of operations and shapes. So batches
+are padded to one shape, and a graph ends after each micro-batch and after each update. An update
+has these graphs, which every later one finds compiled:
 
 1. forward and backward pass of the first micro-batch, which makes the gradients;
 2. those of a further micro-batch, which add to them: only where an update has several;
@@ -13,8 +13,8 @@ All chips of one host are one rank: XLA's partitioner (SPMD) splits each batch a
 weights on each, and puts in the sums of the gradients. ``training.micro_batch_size`` is that of all
 chips together. Several hosts are refused.
 
-Tests run it with ``PJRT_DEVICE=CPU`` on one device and, by ``CPU_NUM_DEVICES=2``, on two. For want
-of a TPU nothing was run on one: how fast it is there, and what fits, is not known.
+Tests run it with ``PJRT_DEVICE=CPU`` on one device and, by ``CPU_NUM_DEVICES=2``, on two. Nothing
+was run on a TPU: the speed there, and which models fit, are unknown.
 
 Source: https://docs.pytorch.org/xla/release/r2.9; Xu et al. 2021, "GSPMD".
 """
@@ -33,7 +33,7 @@ from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.errors import ConfigError
 from albert_core.training.ranks import Ranks
-from albert_core.training.shards import Batch, BatchShape, ExampleShards, shape_of
+from albert_core.training.shards import Batch, BatchShape, ExampleShards
 
 try:
     import torch_xla
@@ -74,13 +74,13 @@ class TpuRanks(Ranks):
         return model.to(self.device)
 
     def seed(self, seed: int) -> None:
-        """Let what is drawn on the chips from here on depend on ``seed`` alone."""
+        """Make all later random draws on the chips depend on ``seed`` alone."""
         torch_xla.manual_seed(seed, self.device)
 
     def batch_shape(self, examples: ExampleShards, num_sequences: int) -> BatchShape:
         """Return what every batch is padded to: as many sequences for each chip."""
         for_each = -(-num_sequences // self.num_chips)
-        return shape_of(examples, for_each * self.num_chips)
+        return examples.shape(for_each * self.num_chips)
 
     def on_device(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield each batch, its sequences split among the chips; end its graph after it."""
@@ -103,8 +103,8 @@ class TpuRanks(Ranks):
 def _layer_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
     """Return what ``norm`` does with (T, H), in float32.
 
-    PyTorch/XLA makes a batch norm over the transpose of it, before which the partitioner gathers
-    all sequences on each chip.
+    PyTorch/XLA makes a batch norm over its transpose, before which the partitioner gathers all
+    sequences on each chip.
     """
     centred = x.float() - x.float().mean(-1, keepdim=True)
     scaled = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + norm.eps)
@@ -127,7 +127,7 @@ def tpu_ranks() -> TpuRanks:
     num_chips = runtime.global_runtime_device_count()
     if num_chips > 1:
         runtime.use_spmd()
-    # It warns at the first setting of what a second may do.
+    # Setting the precision logs a warning about setting it twice.
     logging.getLogger(backends.__name__).setLevel(logging.ERROR)
     # A TPU's own products of float32 are of bfloat16 factors.
     backends.set_mat_mul_precision("highest")

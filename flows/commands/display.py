@@ -20,6 +20,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from albert_core.stage.errors import AlbertError
 from albert_core.stage.log import StageProgress, is_json
 from flows import stage_task
 
@@ -32,6 +33,7 @@ _ONLY_VERBOSE = (
     "View at ",
     "by hand: ",
 )
+_FAILED_STATE = "Finished in state Failed"
 
 
 class _Done(ProgressColumn):
@@ -46,62 +48,54 @@ class _Done(ProgressColumn):
         return Text(f"{task.completed / scale:,.0f}/{task.total / scale:,.0f} {unit}{speed}")
 
 
-class _Bar(stage_task.StageBar):
-    """The bar of a stage, with its latest line: losses, rates, counts."""
+@contextmanager
+def _shown(bars: Progress, stage: str) -> Iterator[stage_task.ShowStage]:
+    """Show the bar of a stage, with its latest line: losses, rates, counts."""
+    bar = bars.add_task(stage.replace("_", " "), total=None, mark=" ", unit="", line="")
 
-    def __init__(self, progress: Progress, stage: str) -> None:
-        self._progress = progress
-        name = stage.replace("_", " ")
-        self._bar = progress.add_task(name, total=None, mark=" ", unit="", line="")
-
-    def say(self, line: str) -> None:
+    def show(line: str = "", progress: StageProgress | None = None) -> None:
         said = line.partition(": ")[2] or line
         if said.startswith("step "):
             said = said.partition("  ")[2]  # the bar has the number
-        if not said.startswith("done, wrote"):
-            self._progress.update(self._bar, line=said)
+        if progress is not None:
+            bars.update(bar, completed=progress.done, total=progress.total, unit=progress.unit)
+        elif not said.startswith("done, wrote"):
+            bars.update(bar, line=said)
 
-    def advance(self, progress: StageProgress) -> None:
-        self._progress.update(
-            self._bar, completed=progress.done, total=progress.total, unit=progress.unit
-        )
-
-    def end(self, mark: str) -> None:
-        self._progress.update(self._bar, mark=mark, total=1, completed=1, unit="")
-        self._progress.stop_task(self._bar)
-
-
-@contextmanager
-def _shown(progress: Progress, stage: str) -> Iterator[_Bar]:
-    bar = _Bar(progress, stage)
+    mark = "✗"
     try:
-        yield bar
-    except BaseException:
-        bar.end("✗")
-        raise
-    bar.end("✓")
+        yield show
+        mark = "✓"
+    finally:
+        bars.update(bar, mark=mark, total=1, completed=1, unit="")
+        bars.stop_task(bar)
 
 
 @contextmanager
 def display(verbose: bool) -> Iterator[None]:
-    """Show the stages of flows in the block: bars in a terminal, else lines.
+    """Show the stages of flows in the block: as bars in a terminal, else as lines.
+
+    This process's handlers of log lines are changed for good: it runs one flow.
 
     Args:
         verbose: show every line of Prefect and the stages, with the command line of each stage.
     """
     setup_logging()  # what Prefect would do later, so that its handlers are there
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logger = logging.getLogger(name)
+        logger.addFilter(partial(_is_for_terminal, logger))
     console = Console(stderr=True)
-    handlers = list(logging.getLogger().handlers)
-    if not verbose:
-        for handler in handlers:
-            handler.addFilter(_is_news)
+    shows_lines = verbose or is_json() or not (console.is_terminal and sys.stdout.isatty())
+    for handler in logging.getLogger().handlers:
+        if not verbose:
+            handler.addFilter(lambda record: not record.getMessage().startswith(_ONLY_VERBOSE))
             if not is_json():
                 handler.setFormatter(_PLAIN)
-    if verbose or is_json() or not (console.is_terminal and sys.stdout.isatty()):
+        if not shows_lines:
+            handler.addFilter(lambda record: record.levelno >= logging.WARNING)
+    if shows_lines:
         yield
         return
-    for handler in handlers:
-        handler.addFilter(_is_warning)
     whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
     bars = Progress(
         TextColumn("{task.fields[mark]} {task.description:<13}", table_column=whole),
@@ -113,8 +107,7 @@ def display(verbose: bool) -> Iterator[None]:
         console=console,
         expand=True,
     )
-    shown_before = stage_task.show_stage
-    stage_task.show_stage = partial(_shown, bars)
+    shown_before, stage_task.show_stage = stage_task.show_stage, partial(_shown, bars)
     try:
         with bars:
             yield
@@ -122,9 +115,15 @@ def display(verbose: bool) -> Iterator[None]:
         stage_task.show_stage = shown_before
 
 
-def _is_warning(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.WARNING
+def _is_for_terminal(logger: logging.Logger, record: logging.LogRecord) -> bool:
+    """Return whether the record goes the usual way; if not, send it to the server alone.
 
-
-def _is_news(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(_ONLY_VERBOSE)
+    An AlbertError is told once, at the end, and not by Prefect as well. ``logger`` itself has the
+    handler that sends to the server; its parent has the terminal's.
+    """
+    is_ours = record.exc_info is not None and isinstance(record.exc_info[1], AlbertError)
+    if not is_ours and not record.getMessage().startswith(_FAILED_STATE):
+        return True
+    for handler in logger.handlers:
+        handler.handle(record)
+    return False

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from albert_core.stage import storage
 from albert_core.stage.lineage import CORPUS, SOURCE_FILES, Lineage, Result, read_lineage
 from albert_core.stage.provenance import UNKNOWN_COMMIT, Provenance
-from flows.commands.options import page
 from flows.recipe import Recipe
+from flows.report import Report, Row
 from pipelines.source_files import SourceFile, parse_files
 
 if TYPE_CHECKING:
-    from albert_core.registry.version_lineage import RegisteredVersion
+    from albert_core.registry.versions import RegisteredVersion
 
 _MAX_FILES = 10
 _DIGITS = 12
@@ -26,7 +26,7 @@ _DIGITS = 12
 
 @dataclass(frozen=True)
 class ModelLineage:
-    """A model and all that it was made of."""
+    """A model and everything that it was made of."""
 
     title: str
     lineage: Lineage
@@ -46,7 +46,7 @@ def read_model_lineage(model: str, work: str) -> ModelLineage:
     """
     if not model.startswith("models:/"):
         return ModelLineage(storage.absolute(model), read_lineage(model))
-    from albert_core.registry.version_lineage import read_version
+    from albert_core.registry.versions import read_version
 
     version, lineage = read_version(model, work)
     return ModelLineage(str(version), lineage, version)
@@ -55,7 +55,7 @@ def read_model_lineage(model: str, work: str) -> ModelLineage:
 def source_files(corpus: Result) -> list[SourceFile] | None:
     """Return the files that a corpus was made of; None if the list is neither registered nor here.
 
-    Every other result has none.
+    Other results have no such list.
     """
     content = corpus.source_list
     uri = storage.join(corpus.folder, SOURCE_FILES)
@@ -72,19 +72,15 @@ def as_json(found: ModelLineage) -> dict[str, Any]:
         "model": found.title,
         "version": version and {"uri": version.uri, **asdict(version)},
         "stages": [_stage_as_json(result) for result in found.lineage.results.values()],
-        "source_files": {
-            place: [asdict(file) for file in files]
-            for place, files in lists.items()
-            if files is not None
-        },
+        "source_files": {n: list(map(asdict, files)) for n, files in lists.items() if files},
     }
 
 
 def as_text(found: ModelLineage, all_files: bool = False) -> str:
     """Return it for a person."""
     results = found.lineage.results
-    branches = {place: _stage_lines(result, all_files) for place, result in results.items()}
-    return page(found.title, _version_lines(found.version), branches)
+    groups = {place: list(_stage_rows(result, all_files)) for place, result in results.items()}
+    return Report(found.title, {"Version": list(_version_rows(found.version)), **groups}).text()
 
 
 def _changed_settings(provenance: Provenance | None) -> dict[str, Any]:
@@ -114,50 +110,50 @@ def _stage_as_json(result: Result) -> dict[str, Any]:
     }
 
 
-def _version_lines(version: "RegisteredVersion | None") -> Iterator[str]:
+def _version_rows(version: "RegisteredVersion | None") -> Iterator[Row]:
     if version is not None:
         tags = version.tags
         scores = {n.removeprefix("score."): v for n, v in tags.items() if n.startswith("score.")}
-        yield f"scores      {_pairs(scores)}" + (f" on {tags['task']}" if "task" in tags else "")
-        yield f"decision    {tags.get('decision', 'none')}"
-        yield f"MLflow run  {version.mlflow_run_id}"
+        yield "scores", _pairs(scores) + (f" on {tags['task']}" if "task" in tags else "")
+        yield "decision", tags.get("decision", "none")
+        yield "MLflow run", version.mlflow_run_id
 
 
-def _stage_lines(result: Result, all_files: bool) -> Iterator[str]:
+def _stage_rows(result: Result, all_files: bool) -> Iterator[Row]:
     manifest, provenance = result.manifest, result.manifest.provenance
-    yield f"manifest    {result.uri}"
+    yield "manifest", result.uri
     if manifest.shards:
         num_bytes = sum(shard.num_bytes for shard in manifest.shards)
         kinds = Counter(shard.kind for shard in manifest.shards)
-        files = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()))
-        yield f"content     {manifest.content[:_DIGITS]}, {num_bytes:,} bytes: {files}"
-    yield f"made of     {', '.join(sorted(result.inputs)) or 'source files'}"
-    yield f"recipe      {_recipe(provenance)}"
-    yield f"code        {manifest.code}, {provenance or UNKNOWN_COMMIT}"
-    yield f"libraries   {_pairs(manifest.libraries) or 'none that count'}"
-    for machine in manifest.facts.get("machines") or ([provenance.machine] if provenance else []):
-        yield f"machine     {_pairs(machine)}"
+        files = ", ".join(f"{n:,} {kind}" for kind, n in sorted(kinds.items()))
+        yield "content", f"{manifest.content[:_DIGITS]}, {num_bytes:,} bytes: {files}"
+    yield "made of", ", ".join(sorted(result.inputs)) or "source files"
+    yield "recipe", _recipe(provenance)
+    yield "code", f"{manifest.code}, {provenance or UNKNOWN_COMMIT}"
+    yield "libraries", _pairs(manifest.libraries) or "none that count"
+    for machine in manifest.result.get("machines") or ([provenance.machine] if provenance else []):
+        yield "machine", _pairs(machine)
     for account in manifest.accounts:
-        yield f"account     {account}"
-    if "scores" in manifest.facts:
-        yield f"scores      {_pairs(manifest.facts['scores'])}"
-    if "mlflow_run_id" in manifest.facts:
-        yield f"MLflow run  {manifest.facts['mlflow_run_id']}"
+        yield "account", str(account)
+    if "scores" in manifest.result:
+        yield "scores", _pairs(manifest.result["scores"])
+    if "mlflow_run_id" in manifest.result:
+        yield "MLflow run", str(manifest.result["mlflow_run_id"])
     if manifest.stage == CORPUS:
-        yield from _file_lines(source_files(result), all_files)
+        yield from _file_rows(source_files(result), all_files)
 
 
-def _file_lines(files: list[SourceFile] | None, all_files: bool) -> Iterator[str]:
+def _file_rows(files: list[SourceFile] | None, all_files: bool) -> Iterator[Row]:
     if files is None:
-        yield "files       the list was not registered, and the corpus is not here"
+        yield "files", "the list was not registered, and the corpus is not here"
         return
     num_bytes = sum(file.num_bytes for file in files)
-    yield f"files       {len(files):,} source files, {num_bytes:,} bytes"
+    yield "files", f"{len(files):,} source files, {num_bytes:,} bytes"
     shown = files if all_files else files[:_MAX_FILES]
     for file in shown:
-        yield f"  {file.sha256[:_DIGITS]}  {file.num_bytes:>12,}  {file.name}"
+        yield "", f"{file.sha256[:_DIGITS]}  {file.num_bytes:>12,}  {file.name}"
     if len(files) > len(shown):
-        yield f"  and {len(files) - len(shown):,} more: --files or --json lists them all"
+        yield "", f"and {len(files) - len(shown):,} more: --files or --json lists them all"
 
 
 def _recipe(provenance: Provenance | None) -> str:

@@ -1,16 +1,15 @@
-"""The command `albert`: what it can do, and what its exit status says.
+"""The command `albert`: its commands, and the meaning of its exit status.
 
 0: done. 1: done, and the answer is no: an audit found a fault, a rebuilt model differs, a document
-is nowhere; or a defect, with its traceback. 2: something to mend first, in one message. 75:
-something is away for a while; the same command goes on from there. 130: interrupted.
+is nowhere; or a defect, with its traceback. 2: a mistake to mend first, told in one message. 75:
+something is unavailable; the same command goes on from there. 130: interrupted.
 """
 
 from collections.abc import Sequence
 
 import typer
 
-from flows.commands.models import models, promote, rollback
-from flows.commands.provenance import lineage, rebuild, trace
+from flows.commands.models import lineage, models, promote, rebuild, rollback, trace
 from flows.commands.run import demo, evaluate, plan, pretrain, refresh
 from flows.commands.serve import production, serve
 from flows.commands.upkeep import audit, convert, retention, send_journals

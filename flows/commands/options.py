@@ -1,24 +1,21 @@
-"""Options that several commands have, and how they print their answers."""
+"""Options that several commands have, and how commands print their answers."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
-
-
-def page(title: str, head: Iterable[str], branches: Mapping[str, Iterable[str]]) -> str:
-    """Return a title, the lines of ``head``, and each branch's heading with its lines indented."""
-    lines = [title, "=" * len(title), *head]
-    for heading, rows in branches.items():
-        lines += ["", heading, *(f"  {row}" for row in rows)]
-    return "\n".join(lines)
 
 
 def _recipes() -> list[str]:
     from flows.recipe import shipped_recipes
 
     return shipped_recipes()
+
+
+def _work_folder(work: str) -> str:
+    from albert_core.stage.environment import work_folder
+
+    return work_folder(work)
 
 
 Recipe = Annotated[
@@ -43,12 +40,15 @@ Overrides = Annotated[
     ),
 ]
 Work = Annotated[
-    str | None,
-    typer.Option(help="Folder for all results. Default: ALBERT_WORK, or ./work if that is unset."),
+    str,
+    typer.Option(
+        callback=_work_folder,
+        help="Folder for all results. Default: ALBERT_WORK, or ./work if that is unset.",
+    ),
 ]
+"""The default is an empty text; the command gets the absolute path or URI."""
 Verbose = Annotated[
-    bool,
-    typer.Option("--verbose", help="Print every line, with the command line of each stage."),
+    bool, typer.Option("--verbose", help="Print every line, with the command line of each stage.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Model = Annotated[
@@ -59,8 +59,8 @@ Model = Annotated[
 ]
 
 
-def answer(as_json: bool, text: Callable[[], str], values: Callable[[], Any]) -> None:
+def answer(as_json: bool, text: str, values: Any) -> None:
     """Print an answer as text, or its values as JSON where that is asked for."""
-    said = json.dumps(values(), indent=1) if as_json else text()
-    # A file's name, and so the text, may be no valid Unicode.
+    said = json.dumps(values, indent=1) if as_json else text
+    # The name of a file, and so the text, may be invalid Unicode.
     typer.echo(said.encode(errors="backslashreplace").decode())

@@ -1,5 +1,6 @@
 """What a run of a recipe takes on some hardware: ``albert plan --recipe base``."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from albert_core.planning.run_plan import (
 from albert_core.planning.training_memory import TrainingMemory
 from albert_core.stage import storage
 from albert_core.stage.manifest import read_manifest
+from albert_core.stage.results import ExamplesResult
 from albert_core.text.arrow_files import read_arrow
 from flows.recipe import Recipe
 from flows.report import Report
@@ -61,26 +63,28 @@ def plan_recipe(
         ConfigError: there are more devices than examples in a batch.
     """
     settings = recipe.examples
-    if examples is None or examples.isdecimal():
-        sizes = ExampleSizes.assumed(settings.max_seq_length, settings.masked_lm_prob)
-        facts: dict[str, Any] = {
-            "num_train": None if examples is None else int(examples),
-            "vocab_size": recipe.vocabulary.largest_size,
-            "max_seq_length": settings.max_seq_length,
-            "max_predictions": settings.max_predictions,
-        }
-    else:
-        sizes, facts = _measured(storage.absolute(examples))
-    return RunPlan(
+    plan = RunPlan(
         model=recipe.model,
         training=recipe.training,
-        vocab_size=facts["vocab_size"],
-        sizes=sizes,
-        max_seq_length=facts["max_seq_length"],
-        max_predictions=facts["max_predictions"],
+        vocab_size=recipe.vocabulary.largest_size,
+        sizes=ExampleSizes.assumed(settings.max_seq_length, settings.masked_lm_prob),
+        max_seq_length=settings.max_seq_length,
+        max_predictions=settings.max_predictions,
         hardware=hardware,
         num_devices=num_devices,
-        num_train=facts["num_train"],
+    )
+    if examples is None:
+        return plan
+    if examples.isdecimal():
+        return replace(plan, num_train=int(examples))
+    sizes, made = _measured(storage.absolute(examples))
+    return replace(
+        plan,
+        vocab_size=made.vocab_size,
+        sizes=sizes,
+        max_seq_length=made.max_seq_length,
+        max_predictions=made.max_predictions,
+        num_train=made.num_train,
     )
 
 
@@ -108,7 +112,7 @@ def plan_as_text(name: str, plan: RunPlan) -> str:
     note = _NOTE + (_MANY_NOTE if plan.num_devices > _MANY_DEVICES else "")
     title = f"{name} on {plan.num_devices} x {hardware.description}"
     command = f"albert pretrain --recipe {name} --source <your text>"
-    return Report(title, groups, note, command).text()
+    return Report(title, groups, note=note, commands=command).text()
 
 
 def plan_as_json(plan: RunPlan) -> dict[str, Any]:
@@ -121,33 +125,26 @@ def plan_as_json(plan: RunPlan) -> dict[str, Any]:
         "precision": plan.training.precision,
         "parameters": vars(plan.parameters)
         | {name.replace(" ", "_"): n for name, n in plan.parameters.by_convention().items()},
-        "micro_batch": {
-            name: value for name, value in vars(memory).items() if name not in _NOT_OF_A_BATCH
-        },
-        "memory_bytes": {name: getattr(memory, name) for name in _MEMORY_PARTS},
-        "memory_bytes_checkpointed": {name: getattr(checkpointed, name) for name in _MEMORY_PARTS},
+        "micro_batch": {n: value for n, value in vars(memory).items() if n not in _NOT_OF_A_BATCH},
+        "memory_bytes": _figures(memory, _MEMORY_PARTS),
+        "memory_bytes_checkpointed": _figures(checkpointed, _MEMORY_PARTS),
         "usable_bytes": plan.usable_bytes,
         "fits": plan.fits,
         "largest_micro_batch": whole.largest_micro_batch(plan.usable_bytes),
         "largest_micro_batch_checkpointed": checkpointed.largest_micro_batch(plan.usable_bytes),
         "examples": vars(plan.sizes),
-        "flops_per_piece": plan.flops_per_piece,
-        "peak_tflops": plan.peak_tflops,
-        "peak_basis": hardware.peak_basis,
-        "utilisation": plan.utilisation,
+        **_figures(plan, ("flops_per_piece", "peak_tflops", "utilisation", "pieces_per_second")),
         "utilisation_basis": plan.reached.basis,
         "utilisation_source": plan.reached.source,
-        "pieces_per_second": plan.pieces_per_second,
-        "num_steps": plan.training.num_steps,
-        "batch_size": plan.training.batch_size,
-        "num_pieces": plan.num_pieces,
-        "hours": plan.hours,
-        "cost_usd": plan.cost_usd,
-        "usd_per_hour": hardware.usd_per_hour,
-        "price_basis": hardware.price_basis,
-        "price_source": hardware.price_source,
+        **_figures(plan.training, ("num_steps", "batch_size")),
+        **_figures(plan, ("num_pieces", "hours", "cost_usd")),
+        **_figures(hardware, ("peak_basis", "usd_per_hour", "price_basis", "price_source")),
         "paper_run_with_this_batch": batch_advice(plan.training.batch_size),
     }
+
+
+def _figures(source: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in names}
 
 
 def parameter_table() -> str:
@@ -166,15 +163,15 @@ def parameter_table() -> str:
     return "\n".join(lines)
 
 
-def _measured(manifest_uri: str) -> tuple[ExampleSizes, dict[str, Any]]:
-    """Return the mean size of the training examples of this manifest, and its facts."""
+def _measured(manifest_uri: str) -> tuple[ExampleSizes, ExamplesResult]:
+    """Return the mean size of the training examples of this manifest, and its result."""
     folder, manifest = manifest_uri.rpartition("/")[0], read_manifest(manifest_uri)
     shards = manifest.shards_of("train")
     table = pa.concat_tables(read_arrow(storage.join(folder, shard.path)) for shard in shards)
     lengths = pc.list_value_length(table["input_ids"]).to_numpy()
     num_predictions = pc.sum(pc.list_value_length(table["masked_lm_positions"])).as_py()
     sizes = ExampleSizes.of_lengths(lengths, num_predictions, manifest_uri)
-    return sizes, manifest.facts | {"num_train": len(table)}
+    return sizes, manifest.result_as(ExamplesResult)
 
 
 def _memory_rows(plan: RunPlan) -> Rows:
@@ -209,7 +206,7 @@ def _say_memory(plan: RunPlan, memory: TrainingMemory) -> str:
     return (
         f"{memory.total / _GIB:.2f} GiB ({memory.state / _GIB:.2f} weights, gradients, optimizer; "
         f"{memory.activations / _GIB:.2f} activations); "
-        f"{memory.largest_micro_batch(plan.usable_bytes)} x fit"
+        f"{memory.largest_micro_batch(plan.usable_bytes):,} x fit"
     )
 
 

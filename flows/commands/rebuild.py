@@ -12,13 +12,21 @@ others is reported.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from albert_core.stage import storage
 from albert_core.stage.command import stage_argv
 from albert_core.stage.errors import IntegrityError, SourceError
-from albert_core.stage.lineage import CORPUS, FINETUNING, PRETRAINING, Result, place_in
+from albert_core.stage.lineage import (
+    CORPUS,
+    FINETUNING,
+    MODEL_RESULTS,
+    PRETRAINING,
+    Result,
+    model_folder_of,
+    place_in,
+)
 from albert_core.stage.manifest import Manifest, read_manifest
 from albert_core.stage.provenance import (
     UNKNOWN_COMMIT,
@@ -27,8 +35,9 @@ from albert_core.stage.provenance import (
     code_digest,
     library_versions,
 )
+from albert_core.stage.results import Machine
 from flows.commands.lineage import ModelLineage, source_files
-from flows.commands.options import page
+from flows.report import Report
 from flows.stage_process import distributed_argv
 from pipelines.config import SourceSettings
 from pipelines.source_files import describe_changes, list_source
@@ -47,14 +56,14 @@ class Rebuilt:
 
     stage: str
     place: str
-    """The place of the result of then."""
+    """The place of the original result."""
     manifest: str
     """The URI of the new manifest."""
     content: str
     is_equal: bool
-    files: list[str] = field(default_factory=list)
+    files: list[str]
     """The files that differ."""
-    causes: list[str] = field(default_factory=list)
+    causes: list[str]
     """Other differences, which may be the reason."""
 
 
@@ -128,18 +137,17 @@ def as_text(done: Rebuild) -> str:
     if done.model:
         compared.append(("the model", done.model, done.is_model_equal))
     rows = [
-        f"  {name:<12} {digest[:_DIGITS]}  {'equal' if is_equal else 'DIFFERS'}"
+        (name, f"{digest[:_DIGITS]}  {'equal' if is_equal else 'DIFFERS'}")
         for name, digest, is_equal in compared
     ]
-    end, causes = "No rebuilt folder holds the registered model.", []
+    end = "No rebuilt folder holds the registered model."
     if done.is_equal:
         end = "Equal in every stage, bit for bit."
     elif first := next((each for each in done.stages if not each.is_equal), None):
-        more = ", ..." if len(first.files) > _MAX_FILES else ""
-        files = ", ".join(first.files[:_MAX_FILES]) + more
-        end = f"The first stage that differs is {first.stage}, in {files}. Likely because"
-        causes = first.causes
-    return page(f"{done.title}, rebuilt in {done.into}", rows, {end: causes})
+        files = ", ".join(first.files[:_MAX_FILES]) + ", ..." * (len(first.files) > _MAX_FILES)
+        causes = "".join(f"\n  {cause}" for cause in first.causes)
+        end = f"The first stage that differs is {first.stage}, in {files}. Likely because{causes}"
+    return Report(f"{done.title}, rebuilt in {done.into}", {"Stages": rows}, note=end).text()
 
 
 def folder_name(found: ModelLineage) -> str:
@@ -158,17 +166,22 @@ def _command(
     storage.write_bytes(recipe, json.dumps(call.recipe, indent=1).encode())
     options = {name: _moved(value, into, new_places) for name, value in call.options.items()}
     argv = stage_argv(call.module, recipe, **options, work=into)
-    machines = result.manifest.facts.get("machines", [])
+    machines = _machines(result.manifest)
     if len(machines) != 1:
         return argv, _OWN_REGISTRY
     [machine] = machines
     if result.manifest.stage == PRETRAINING:
-        argv = distributed_argv(argv, int(machine["ranks"]))
+        argv = distributed_argv(argv, int(machine.ranks))
     return argv, {
         **_OWN_REGISTRY,
-        "OMP_NUM_THREADS": str(machine["threads"]),
-        "ATEN_CPU_CAPABILITY": str(machine["vectors"]).lower(),
+        "OMP_NUM_THREADS": str(machine.threads),
+        "ATEN_CPU_CAPABILITY": machine.vectors.lower(),
     }
+
+
+def _machines(made: Manifest) -> list[Machine]:
+    kind = MODEL_RESULTS.get(made.stage)
+    return made.result_as(kind).machines if kind else []
 
 
 def _moved(address: str, into: str, new_places: Mapping[str, str]) -> str:
@@ -183,13 +196,11 @@ def _moved(address: str, into: str, new_places: Mapping[str, str]) -> str:
 
 def _compared(result: Result, manifest: str, different: set[str]) -> Rebuilt:
     then, now = result.manifest, read_manifest(manifest)
-    same = Rebuilt(now.stage, result.place, manifest, then.content, is_equal=True)
-    if now.content == then.content:
-        return same
-    old, new = ({shard.path: shard.sha256 for shard in m.shards} for m in (then, now))
+    old, new = ({shard.path: shard.sha256 for shard in made.shards} for made in (then, now))
     files = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
-    causes = list(_causes(result, now, different))
-    return replace(same, is_equal=False, files=files, causes=causes)
+    is_equal = now.content == then.content
+    causes = [] if is_equal else list(_causes(result, now, different))
+    return Rebuilt(now.stage, result.place, manifest, then.content, is_equal, files, causes)
 
 
 def _causes(result: Result, now: Manifest, different: set[str]) -> Iterator[str]:
@@ -205,11 +216,15 @@ def _causes(result: Result, now: Manifest, different: set[str]) -> Iterator[str]
         commits = [manifest.provenance or UNKNOWN_COMMIT for manifest in (then, now)]
         yield f"the code differs: {commits[0]} then, {commits[1]} now"
     yield from _library_changes(then.libraries, now.libraries)
-    old, new = then.facts.get("machines", []), now.facts.get("machines", [])
+    old, new = _machines(then), _machines(now)
     if len(old) > 1:
-        yield f"it was made on {len(old)} machines in turn: {json.dumps(old)}"
+        yield f"it was made on {len(old)} machines in turn: {_shown(old)}"
     elif old != new:
-        yield f"it was made on {json.dumps(old)} and is on {json.dumps(new)}"
+        yield f"it was made on {_shown(old)} and is on {_shown(new)}"
+
+
+def _shown(machines: Sequence[Machine]) -> str:
+    return json.dumps([machine.model_dump() for machine in machines])
 
 
 def _library_changes(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
@@ -256,7 +271,4 @@ def _model_digests(stages: Sequence[Rebuilt]) -> set[str]:
     from albert_core.conversion.model_files import model_digest
 
     manifests = [s.manifest for s in stages if s.stage in (PRETRAINING, FINETUNING)]
-    return {
-        model_digest(storage.join(uri.rpartition("/")[0], read_manifest(uri).facts["model_folder"]))
-        for uri in manifests
-    }
+    return {model_digest(model_folder_of(uri)) for uri in manifests}

@@ -8,7 +8,6 @@ files are not touched.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import chain
 from typing import Any, Literal
 
 from albert_core.stage import lock, storage
@@ -25,7 +24,7 @@ from albert_core.stage.lineage import (
     read_work,
 )
 from albert_core.stage.manifest import BEGUN, MANIFEST, Account, digest_of, modified_at
-from flows.commands.options import page
+from flows.report import Report
 
 UNITS, PARTS, RECIPES = "units", "parts", "recipes"
 AREAS = (*STAGES, UNITS, PARTS, RECIPES)
@@ -48,7 +47,7 @@ class Rules:
     keep_days: float = 30.0
     """Everything younger is kept, finished or not."""
     registered: Literal["all", "aliased"] = "all"
-    """Whose results to keep: those of all versions, or of versions with an alias."""
+    """Whose results to keep: those of all versions, or only of versions with an alias."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +83,10 @@ class RetentionPlan:
     @property
     def account(self) -> Account:
         """Bytes before, kept and superfluous."""
-        kept = sum(entry.num_bytes for entry in self.kept)
-        dropped = sum(entry.num_bytes for entry in self.superfluous)
-        dropped_by_name = {"not needed": dropped}
-        return Account(what="bytes", total=kept + dropped, kept=kept, dropped=dropped_by_name)
+        kept, dropped = (sum(e.num_bytes for e in each) for each in (self.kept, self.superfluous))
+        return Account(
+            what="bytes", total=kept + dropped, kept=kept, dropped={"not needed": dropped}
+        )
 
 
 def plan_retention(
@@ -102,25 +101,22 @@ def plan_retention(
     """Return what to keep and what is not needed.
 
     Args:
-        entries: all there are.
+        entries: everything in the work folder that retention decides on.
         lineage: all results, unfinished ones too.
         made_with: place of a corpus or of examples -> names of the entries that would save work on
-            the next; None: not recorded.
-        being_made: places that other processes are making: what they may use is kept.
+            the next one; None: not recorded.
+        being_made: places that other processes are making; what they may use is kept.
         registered: place -> a version that was made of it.
         rules: what to keep.
         now: seconds since 1970.
     """
-    reasons: dict[str, str] = {}
     current = dict(_current(entries, rules, now))
-    in_use = _in_use(entries, being_made, registered)
-    for name, why in chain(in_use, current.items()):
-        reasons.setdefault(name, why)
+    in_use = dict(_in_use(entries, being_made, registered))
+    reasons = in_use | current | in_use
     for name in list(reasons):
         for before in lineage.before(name) - reasons.keys():
             reasons[before] = f"{name} is made of it"
-    for name, why in _saving_work(entries, current, made_with):
-        reasons.setdefault(name, why)
+    reasons = dict(_saving_work(entries, current, made_with)) | reasons
     last_first = {place: -number for number, place in enumerate(lineage.results)}
     left = [entry for entry in entries if entry.name not in reasons]
     return RetentionPlan(
@@ -149,7 +145,7 @@ def _current(entries: Iterable[Entry], rules: Rules, now: float) -> Iterator[tup
         newest[entry.area] = newest.get(entry.area, 0) + entry.is_finished
         is_new = entry.is_finished and newest[entry.area] <= rules.keep_newest
         if entry.is_result and place_in(entry.name) != entry.name:
-            yield entry.name, "it is not a stage's"
+            yield entry.name, "no stage made it"
         elif is_new and entry.area not in _SAVES_WORK:
             yield entry.name, f"among the newest {rules.keep_newest} of {entry.area}"
         elif now - entry.modified < rules.keep_days * _SECONDS_PER_DAY:
@@ -162,12 +158,9 @@ def _saving_work(
     made_with: Mapping[str, Collection[str] | None],
 ) -> Iterator[tuple[str, str]]:
     """Yield the units and parts of the current results, which the next ones may share."""
-    users = {
-        area: [place for place in current if place.startswith(f"{stage}/")]
-        for area, stage in _SAVES_WORK.items()
-    }
     for entry in entries:
-        for place in users.get(entry.area, ()):
+        stage = _SAVES_WORK.get(entry.area)
+        for place in (place for place in current if place.partition("/")[0] == stage):
             names = made_with.get(place)
             if names is None:
                 yield entry.name, f"{place} does not say what it was made with"
@@ -183,17 +176,10 @@ def plan_for(work: str, rules: Rules, now: float) -> RetentionPlan:
     """
     lineage, entries = read_work(work, begun=True), find_entries(work)
     unfinished = (entry for entry in entries if entry.is_result and not entry.is_finished)
-    return plan_retention(
-        entries=entries,
-        lineage=lineage,
-        made_with={
-            place: read_made_with(result.folder) for place, result in lineage.results.items()
-        },
-        being_made={entry.name for entry in unfinished if _is_held(entry, work)},
-        registered=_registered(work, rules, lineage),
-        rules=rules,
-        now=now,
-    )
+    made_with = {place: read_made_with(made.folder) for place, made in lineage.results.items()}
+    being_made = {entry.name for entry in unfinished if _is_held(entry, work)}
+    registered = _registered(work, rules, lineage)
+    return plan_retention(entries, lineage, made_with, being_made, registered, rules, now)
 
 
 def find_entries(work: str) -> list[Entry]:
@@ -264,30 +250,31 @@ def as_json(plan: RetentionPlan) -> dict[str, Any]:
 def as_text(plan: RetentionPlan, work: str, is_done: bool) -> str:
     """Return the plan for a person."""
     total, kept = plan.account.total, plan.account.kept
-    head = [
-        f"  before  {total:>16,} bytes",
-        f"  kept    {kept:>16,}",
-        f"  {'deleted' if is_done else 'may go '} {total - kept:>16,}",
-    ]
-    branches: dict[str, Iterable[str]] = {
-        "Deleted" if is_done else "May go": map(_line, plan.superfluous),
-        "Kept": (f"{_line(entry)}  {why}" for entry, why in plan.kept.items()),
+    gone = "deleted" if is_done else "may go"
+    groups = {
+        "Bytes": [
+            ("before", f"{total:>16,}"),
+            ("kept", f"{kept:>16,}"),
+            (gone, f"{total - kept:>16,}"),
+        ],
+        gone.capitalize(): [(entry.name, _said(entry)) for entry in plan.superfluous],
+        "Kept": [(entry.name, f"{_said(entry)}  {why}") for entry, why in plan.kept.items()],
     }
-    if not is_done and plan.superfluous:
-        branches["Nothing was deleted. --delete=yes does it."] = []
-    return page(f"{work}: {'deleted' if is_done else 'what may go'}", head, branches)
+    is_dry = plan.superfluous and not is_done
+    note = "Nothing was deleted. --delete=yes does it." if is_dry else ""
+    return Report(f"{work}: what {'was ' * is_done}{gone}", groups, note=note).text()
 
 
 def _registered(work: str, rules: Rules, lineage: Lineage) -> dict[str, str]:
     """Return the places that registered versions need, each with one of those versions."""
-    from albert_core.registry.version_lineage import registered_versions
+    from albert_core.registry.versions import registered_versions
 
     needed: dict[str, str] = {}
     registrations = lineage.of_stage(REGISTRATION)
     for version in registered_versions(work):
         if version.aliases or rules.registered == "all":
             needed |= dict.fromkeys(version.made_of, str(version))
-            mine = (r for r in registrations if r.manifest.facts.get("model_uri") == version.uri)
+            mine = (r for r in registrations if r.manifest.result.get("model_uri") == version.uri)
             needed |= {result.place: str(version) for result in mine}
     return needed
 
@@ -319,7 +306,6 @@ def _files_in(area: str, work: str) -> Iterator[tuple[str, str, Mapping[str, Any
         yield f"{area}/{name}", storage.join(folder, inner), info
 
 
-def _line(entry: Entry) -> str:
+def _said(entry: Entry) -> str:
     day = datetime.fromtimestamp(entry.modified, UTC).date()
-    unfinished = "" if entry.is_finished else "  unfinished"
-    return f"{entry.name:<40} {entry.num_bytes:>14,}  {day}{unfinished}"
+    return f"{entry.num_bytes:>16,}  {day}{'' if entry.is_finished else '  unfinished'}"

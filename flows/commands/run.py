@@ -1,51 +1,28 @@
-"""`albert demo`, `pretrain`, `refresh`, `evaluate` and `plan`.
+"""`albert demo`, `pretrain`, `refresh`, `evaluate` and `plan`."""
 
-What was done before is found first; a flow runs for the rest. `flows.prefect_server` says on which
-server.
-"""
-
-import logging
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from flows.commands.options import (
-    AsJson,
-    Overrides,
-    Recipe,
-    Source,
-    Verbose,
-    Work,
-    answer,
-)
-
-if TYPE_CHECKING:
-    from prefect import Flow
-
-    from flows.commands.stopping import Stopping
-    from flows.recipe import Recipe as RecipeSettings
-
-_FAILED_STATE = "Finished in state Failed"
+from flows.commands.options import AsJson, Overrides, Recipe, Source, Verbose, Work, answer
 
 
-def demo(work: Work = None, overrides: Overrides = None, verbose: Verbose = False) -> None:
+def demo(
+    context: typer.Context, work: Work = "", overrides: Overrides = None, verbose: Verbose = False
+) -> None:
     """Go the whole way once, in minutes: the recipe tiny on text that is already here.
 
     The same as `albert pretrain --recipe tiny`. The text is the documentation of the Python
     packages that are installed.
     """
-    pretrain("tiny", None, work, overrides, verbose)
+    _run("pretrain_albert", context, recipe="tiny", source=None)
 
 
 def pretrain(
+    context: typer.Context,
     recipe: Recipe = "tiny",
     source: Source = None,
-    work: Work = None,
+    work: Work = "",
     overrides: Overrides = None,
     verbose: Verbose = False,
 ) -> None:
@@ -53,21 +30,23 @@ def pretrain(
 
     What was done before, with the same settings and inputs, is not done again.
     """
-    _run("pretrain_albert", work, verbose, recipe=recipe, source=source, overrides=overrides)
+    _run("pretrain_albert", context)
 
 
 def refresh(
+    context: typer.Context,
     recipe: Recipe = "tiny",
     source: Source = None,
-    work: Work = None,
+    work: Work = "",
     overrides: Overrides = None,
     verbose: Verbose = False,
 ) -> None:
     """Bring corpus, vocabulary and examples up to date, without training."""
-    _run("refresh_corpus", work, verbose, recipe=recipe, source=source, overrides=overrides)
+    _run("refresh_corpus", context)
 
 
 def evaluate(
+    context: typer.Context,
     model: Annotated[
         str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, or a model folder.")
     ],
@@ -96,23 +75,12 @@ def evaluate(
         ),
     ] = None,
     recipe: Recipe = "tiny",
-    work: Work = None,
+    work: Work = "",
     overrides: Overrides = None,
     verbose: Verbose = False,
 ) -> None:
     """Fine-tune a model on downstream tasks, with several seeds, and score it."""
-    _run(
-        "evaluate_albert",
-        work,
-        verbose,
-        model=model,
-        task_folder=task_folder,
-        tasks=tasks,
-        seeds=seeds,
-        corpus=corpus,
-        recipe=recipe,
-        overrides=overrides,
-    )
+    _run("evaluate_albert", context)
 
 
 def _devices() -> list[str]:
@@ -170,90 +138,12 @@ def plan(
         peak_tflops, memory_gib, utilisation, price_per_hour
     )
     planned = plans.plan_recipe(loaded, device, devices, examples)
-    answer(
-        as_json,
-        lambda: plans.plan_as_text(loaded.name, planned),
-        lambda: plans.plan_as_json(planned),
-    )
+    answer(as_json, plans.plan_as_text(loaded.name, planned), plans.plan_as_json(planned))
 
 
-def _run(flow: str, work: str | None, verbose: bool, **options: Any) -> None:
-    """Run the flow of that name, if it has work to do, and print what it returns.
+def _run(flow: str, context: typer.Context, **more: str | None) -> None:
+    """Run a flow with the options of the command whose context this is, and ``more``."""
+    from flows.commands.by_hand import run_flow
 
-    What was done before, and a mistake in settings or source, is found without a server.
-    """
-    from albert_core.stage.log import is_json, say
-    from flows.commands.stopping import stopping
-    from flows.recipe import load_recipe
-
-    with stopping() as told:
-        is_json()
-        source = options.get("source")
-        recipe = load_recipe(options["recipe"], options["overrides"] or (), source)
-        function = getattr(import_module(f"flows.{flow}"), flow)
-        result = _found(function, work, options)
-        if result is None:
-            result = _made(function, work, options, recipe, told, verbose)
-    say(str(result) if is_json() else f"\n{result}", sys.stdout)
-
-
-def _found(flow: "Flow[..., str]", work: str | None, options: dict[str, Any]) -> str | None:
-    """Return what the flow returns if all of it was done before; else None."""
-    from flows.done_before import NotDoneError
-
-    try:
-        return str(flow.fn(work=work, **options))
-    except NotDoneError:
-        return None
-
-
-def _made(
-    flow: "Flow[..., str]",
-    work: str | None,
-    options: dict[str, Any],
-    recipe: "RecipeSettings",
-    told: "Stopping",
-    verbose: bool,
-) -> str:
-    from albert_core.stage.environment import work_folder
-    from albert_core.stage.log import say
-    from flows.commands.display import display
-    from flows.prefect_server import prefect_server
-    from pipelines.source_check import check_source
-
-    if "source" in options:
-        check_source(recipe.source, recipe.examples)
-    say("starting the flow: not everything was done before", sys.stderr)
-    with prefect_server(work_folder(work)) as server, _one_message(), display(verbose):
-        if server is not None:
-            told.kept.add(server.pid)
-        return str(flow(work=work, **options))
-
-
-@contextmanager
-def _one_message() -> Iterator[None]:
-    """Keep Prefect's reports of an AlbertError off the terminal; its server still gets them."""
-    loggers = [logging.getLogger(name) for name in ("prefect.flow_runs", "prefect.task_runs")]
-    filters = [partial(_is_for_terminal, logger) for logger in loggers]
-    for logger, is_for_terminal in zip(loggers, filters, strict=True):
-        logger.addFilter(is_for_terminal)
-    try:
-        yield
-    finally:
-        for logger, is_for_terminal in zip(loggers, filters, strict=True):
-            logger.removeFilter(is_for_terminal)
-
-
-def _is_for_terminal(logger: logging.Logger, record: logging.LogRecord) -> bool:
-    """Return whether the record goes the usual way; if not, hand it to the server alone.
-
-    ``logger`` itself has the handler that sends to the server; its parent has the terminal's.
-    """
-    from albert_core.stage.errors import AlbertError
-
-    is_ours = record.exc_info is not None and isinstance(record.exc_info[1], AlbertError)
-    if not is_ours and not record.getMessage().startswith(_FAILED_STATE):
-        return True
-    for handler in logger.handlers:
-        handler.handle(record)
-    return False
+    given: dict[str, Any] = {**context.params, **more}
+    run_flow(flow, **{name: None if value == () else value for name, value in given.items()})

@@ -19,13 +19,17 @@ _MlflowPort = Annotated[
 
 
 def serve(
-    work: _Work = None, prefect_port: _PrefectPort = None, mlflow_port: _MlflowPort = None
+    context: typer.Context,
+    work: _Work = None,
+    prefect_port: _PrefectPort = None,
+    mlflow_port: _MlflowPort = None,
 ) -> None:
     """Serve Prefect, MLflow and a worker on this machine until Ctrl-C."""
-    _become("infra.serve", work=work, prefect_port=prefect_port, mlflow_port=mlflow_port)
+    _become("infra.serve", context)
 
 
 def production(
+    context: typer.Context,
     work: _Work = None,
     artifacts: Annotated[
         str | None,
@@ -70,25 +74,16 @@ def production(
     ] = None,
 ) -> None:
     """Serve the project for a team: Postgres, MLflow, Prefect and workers, until Ctrl-C."""
-    _become(
-        "infra.production",
-        work=work,
-        artifacts=artifacts,
-        workers=workers,
-        host=host,
-        mlflow_auth=mlflow_auth,
-        prefect_port=prefect_port,
-        mlflow_port=mlflow_port,
-        postgres_port=postgres_port,
-        s3_port=s3_port,
-        postgres_folder=postgres_folder,
-    )
+    _become("infra.production", context)
 
 
-def _become(module: str, **options: str | int | bool | None) -> NoReturn:
-    """Replace this process, which may not know `infra`, by one that runs ``module``."""
-    given = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
-    flags = [option for option, value in given.items() if value is True]
-    values = [f"{o}={v}" for o, v in given.items() if v is not None and not isinstance(v, bool)]
+def _become(module: str, context: typer.Context) -> NoReturn:
+    """Replace this process, which may not know `infra`, by one that runs ``module``.
+
+    It gets the options of the command whose context this is.
+    """
+    options = {f"--{name.replace('_', '-')}": value for name, value in context.params.items()}
+    flags = [option for option, value in options.items() if value is True]
+    values = [f"{o}={v}" for o, v in options.items() if v is not None and not isinstance(v, bool)]
     # With -P, a folder `infra` where the user happens to be is not taken for the package.
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *flags, *values])  # noqa: S606

@@ -1,9 +1,9 @@
 """What was made of a document: ``albert trace docs/a.txt``.
 
 The document's id is the one in the corpus: the file, relative to the source, and the record in it.
-Corpora and examples are searched; vocabularies, tasks, runs, checkpoints and registered versions
+Corpora and examples are searched. Vocabularies, tasks, runs, checkpoints and registered versions
 follow from what they were made of and from the order of the examples. After a removal and its purge
-the receipts still say what the document was in.
+the receipts still say what contained the document.
 """
 
 import json
@@ -23,18 +23,17 @@ from albert_core.stage.lineage import (
     Lineage,
     Result,
     read_work,
-)
+)  # fmt: skip
 from albert_core.stage.manifest import newest_manifest
+from albert_core.stage.results import ExamplesResult
 from albert_core.training.order import example_order
 from flows.affected_versions import named_versions
-from flows.commands.options import page
+from flows.report import Report, Row
 from pipelines.removal import Occurrence, find_document, may_be_in_task
 
 if TYPE_CHECKING:
-    from albert_core.registry.version_lineage import RegisteredVersion
+    from albert_core.registry.versions import RegisteredVersion
 
-_TRAIN, _HELD_OUT = "train", "held_out"
-_RECEIPTS = "receipts"
 _MAX_ROWS = 8
 _ORDER_AT_ONCE = 1 << 20
 """Numbers of the order of examples to compute at a time."""
@@ -79,7 +78,7 @@ def trace(document: str, work: str) -> Trace:
         IntegrityError: a shard is damaged.
         RegistryError: the registry does not answer.
     """
-    from albert_core.registry.version_lineage import has_registry, registered_versions
+    from albert_core.registry.versions import has_registry, registered_versions
 
     lineage = read_work(work, begun=True)
     occurrences = find_document(document, lineage)
@@ -107,17 +106,19 @@ def as_json(found: Trace) -> dict[str, Any]:
 def as_text(found: Trace) -> str:
     """Return it for a person."""
     if not found.is_known:
-        head = "No corpus, no examples and no receipt here knows this id."
-        return page(found.document, [head], {})
-    now = "is in the newest corpus" if found.in_newest_corpus else "is not in the newest corpus"
-    branches: dict[str, Iterable[str]] = {
-        "Shards": _shard_lines(found.occurrences),
-        "Made of it": _use_lines(found.uses),
-        "Registered versions": _version_lines(found),
+        return Report(
+            found.document, {}, "No corpus, no examples and no receipt here knows this id."
+        ).text()
+    versions = [(version, "; ".join(how)) for version, how in found.versions.items()]
+    no_version = "none" if found.asked_registry else "there is no registry here"
+    groups = {
+        "Shards": [_shard_row(each) for each in found.occurrences] or [("none", "")],
+        "Made of it": [row for use in found.uses for row in _use_rows(use)] or [("none", "")],
+        "Registered versions": versions or [(no_version, "")],
+        "Receipts of its removal": [(receipt, "") for receipt in found.receipts],
     }
-    if found.receipts:
-        branches["Receipts of its removal"] = found.receipts
-    return page(found.document, [now], branches)
+    now = "is in the newest corpus" if found.in_newest_corpus else "is not in the newest corpus"
+    return Report(found.document, groups, now).text()
 
 
 def first_use(rows: Iterable[int], num_examples: int, settings: Mapping[str, Any]) -> int | None:
@@ -141,24 +142,12 @@ def first_use(rows: Iterable[int], num_examples: int, settings: Mapping[str, Any
 
 def _uses(document: str, occurrences: list[Occurrence], lineage: Lineage) -> Iterator[Use]:
     """Yield the results made of those that the document is in, inputs first."""
-    holding = {each.place for each in occurrences}
     used: set[str] = set()
     for place, result in lineage.results.items():
-        stage, has_it = result.manifest.stage, not holding.isdisjoint(result.inputs)
-        how, step = [], None
-        if stage == VOCAB and has_it:
-            how.append("trained on a sample of a corpus that has it")
-        elif stage == TASK and has_it and may_be_in_task(document, result, lineage):
-            how.append("its sentences may be in it: the examples hold it out")
-        elif stage == PRETRAINING and has_it:
-            mine = [each for each in occurrences if each.place in result.inputs]
-            if train := [each for each in mine if each.kind == _TRAIN]:
-                rows = [each.first_row + row for each in train for row in each.rows]
-                step, told = _first_step(result, rows, lineage.results[train[0].place])
-                how.append(told)
-            if any(each.kind == _HELD_OUT for each in mine):
-                how.append("scored on it as a held-out document")
-        if stage in (PRETRAINING, FINETUNING) and (before := sorted(result.inputs & used)):
+        mine = [each for each in occurrences if each.place in result.inputs]
+        step, how = _own_use(document, result, mine, lineage) if mine else (None, [])
+        before = sorted(result.inputs & used)
+        if before and result.manifest.stage in (PRETRAINING, FINETUNING):
             how.append(f"made of {', '.join(before)}")
         if how:
             used.add(place)
@@ -166,15 +155,44 @@ def _uses(document: str, occurrences: list[Occurrence], lineage: Lineage) -> Ite
             yield Use(place, "; ".join(how), step, checkpoints)
 
 
+def _own_use(
+    document: str, result: Result, mine: list[Occurrence], lineage: Lineage
+) -> tuple[int | None, list[str]]:
+    """Return the first update that used the document, and how a result used it.
+
+    Args:
+        document: its id.
+        result: result of any stage.
+        mine: where the document is in the inputs of the result.
+        lineage: all results.
+    """
+    stage = result.manifest.stage
+    if stage == VOCAB:
+        return None, ["trained on a sample of a corpus that has it"]
+    if stage == TASK and may_be_in_task(document, result, lineage):
+        return None, ["its sentences may be in it: the examples hold it out"]
+    if stage != PRETRAINING:
+        return None, []
+    step, how = None, []
+    if train := [each for each in mine if each.kind == "train"]:
+        rows = [each.first_row + row for each in train for row in each.rows]
+        step, told = _first_step(result, rows, lineage.results[train[0].place])
+        how.append(told)
+    if any(each.kind == "held_out" for each in mine):
+        how.append("scored on it as a held-out document")
+    return step, how
+
+
 def _first_step(run: Result, rows: list[int], examples: Result) -> tuple[int | None, str]:
     """Return the first update that used one of the examples ``rows``, and a sentence about it."""
+    of_it = f"{len(rows):,} examples of it"
     if "continue_from" in run.manifest.inputs:
-        return None, f"trained on up to {len(rows)} examples of it, after another run"
+        return None, f"trained on up to {of_it}, after another run"
     settings = run.manifest.settings["training"]
-    step = first_use(rows, examples.manifest.facts["num_train"], settings)
+    step = first_use(rows, examples.manifest.result_as(ExamplesResult).num_train, settings)
     if step is None:
-        return None, f"ended before the first of {len(rows)} examples of it"
-    return step, f"trained on up to {len(rows)} examples of it, first in step {step:,}"
+        return None, f"ended before the first of {of_it}"
+    return step, f"trained on up to {of_it}, first in step {step:,}"
 
 
 def _saved_after(run: Result, step: int) -> list[str]:
@@ -195,7 +213,7 @@ def _versions(
     """Yield each version that was made of the document, and how.
 
     Args:
-        versions: all there are.
+        versions: all registered versions.
         how: place of each result that used the document -> how it did.
         receipts: URI of each receipt of the document's removal -> the versions that it names.
     """
@@ -209,35 +227,21 @@ def _versions(
 
 
 def _receipts(document: str, work: str) -> Iterator[tuple[str, list[str]]]:
-    folder = storage.join(work, _RECEIPTS)
+    folder = storage.join(work, "receipts")
     for name in storage.list_names(folder):
         uri = storage.join(folder, name)
         if name.endswith(".json") and document in json.loads(storage.read_bytes(uri))["documents"]:
             yield uri, named_versions(uri)
 
 
-def _shard_lines(occurrences: list[Occurrence]) -> Iterator[str]:
-    if not occurrences:
-        yield "none is left that has it"
-    for each in occurrences:
-        rows = ", ".join(map(str, each.rows[:_MAX_ROWS]))
-        more = ", ..." if len(each.rows) > _MAX_ROWS else ""
-        number = "row" if len(each.rows) == 1 else f"{len(each.rows)} rows:"
-        name = each.uri.rpartition("/")[2]
-        yield f"{each.place}  {name}  {number} {rows}{more}"
+def _shard_row(found: Occurrence) -> Row:
+    rows, number = found.rows, len(found.rows)
+    shown = ", ".join(map(str, rows[:_MAX_ROWS])) + (", ..." if number > _MAX_ROWS else "")
+    counted = "row" if number == 1 else f"{number:,} rows:"
+    return found.place, f"{found.uri.rpartition('/')[2]}  {counted} {shown}"
 
 
-def _use_lines(uses: list[Use]) -> Iterator[str]:
-    if not uses:
-        yield "nothing that is left"
-    for use in uses:
-        yield f"{use.place}  {use.how}"
-        yield from (f"  {uri.rpartition('/')[2]}" for uri in use.checkpoints)
-
-
-def _version_lines(found: Trace) -> Iterator[str]:
-    if not found.versions:
-        yield "none" if found.asked_registry else "there is no registry here"
-    for version, how in found.versions.items():
-        yield version
-        yield from (f"  {each}" for each in how)
+def _use_rows(use: Use) -> Iterator[Row]:
+    yield use.place, use.how
+    for uri in use.checkpoints:
+        yield "", uri.rpartition("/")[2]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -11,7 +11,12 @@ from flows.commands.options import AsJson, Work, answer
 _PANEL = "What the shards should be (default: what their manifest says)"
 
 
+def _expected(text: str) -> Any:
+    return typer.Option(help=text, rich_help_panel=_PANEL)
+
+
 def audit(
+    context: typer.Context,
     paths: Annotated[
         list[str], typer.Argument(help="A manifest or its folder, or shard files and globs.")
     ],
@@ -28,48 +33,28 @@ def audit(
     sample: Annotated[
         int, typer.Option(min=0, help="Rows to look up in the corpus; 0 for all of them.")
     ] = 2000,
-    max_seq_length: Annotated[
-        int | None, typer.Option(help="Pieces in one example.", rich_help_panel=_PANEL)
-    ] = None,
-    max_predictions: Annotated[
-        int | None, typer.Option(help="Predictions in one example.", rich_help_panel=_PANEL)
-    ] = None,
-    masked_lm_prob: Annotated[
-        float | None, typer.Option(help="Share of pieces predicted, 0..1.", rich_help_panel=_PANEL)
-    ] = None,
-    max_ngram: Annotated[
-        int | None, typer.Option(help="Longest masked span, in words.", rich_help_panel=_PANEL)
-    ] = None,
+    max_seq_length: Annotated[int | None, _expected("Pieces in one example.")] = None,
+    max_predictions: Annotated[int | None, _expected("Predictions in one example.")] = None,
+    masked_lm_prob: Annotated[float | None, _expected("Share of pieces predicted, 0..1.")] = None,
+    max_ngram: Annotated[int | None, _expected("Longest masked span, in words.")] = None,
     objective: Annotated[
-        Literal["sop", "nsp", "none"] | None,
-        typer.Option(help="How segment pairs were made.", rich_help_panel=_PANEL),
+        Literal["sop", "nsp", "none"] | None, _expected("How segment pairs were made.")
     ] = None,
     fidelity: Annotated[
-        Literal["paper", "google", "unknown"] | None,
-        typer.Option(help="Whose rules they were made by.", rich_help_panel=_PANEL),
+        Literal["paper", "google", "unknown"] | None, _expected("Whose rules they were made by.")
     ] = None,
-    z: Annotated[
-        float | None,
-        typer.Option(help="Standard errors that a share may be off.", rich_help_panel=_PANEL),
-    ] = None,
+    z: Annotated[float | None, _expected("Standard errors that a share may be off.")] = None,
     min_budget_used: Annotated[
-        float | None,
-        typer.Option(help="Least share of the prediction budget used.", rich_help_panel=_PANEL),
+        float | None, _expected("Least share of the prediction budget used.")
     ] = None,
     max_unknown_share: Annotated[
-        float | None,
-        typer.Option(help="Largest share of unknown pieces, 0..1.", rich_help_panel=_PANEL),
+        float | None, _expected("Largest share of unknown pieces, 0..1.")
     ] = None,
     max_repeated_share: Annotated[
-        float | None,
-        typer.Option(help="Largest share of repeated rows, 0..1.", rich_help_panel=_PANEL),
+        float | None, _expected("Largest share of repeated rows, 0..1.")
     ] = None,
     run_tolerance: Annotated[
-        float | None,
-        typer.Option(
-            help="How far the share of masked runs of a length may be off, 0..1.",
-            rich_help_panel=_PANEL,
-        ),
+        float | None, _expected("How far the share of masked runs of a length may be off, 0..1.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -78,29 +63,12 @@ def audit(
     The exit status is 0 if all is within bounds, 1 if something is not, and 2 if there is nothing
     to audit.
     """
-    expected = {
-        "max_seq_length": max_seq_length,
-        "max_predictions": max_predictions,
-        "masked_lm_prob": masked_lm_prob,
-        "max_ngram": max_ngram,
-        "objective": objective,
-        "fidelity": fidelity,
-        "z": z,
-        "min_budget_used": min_budget_used,
-        "max_unknown_share": max_unknown_share,
-        "max_repeated_share": max_repeated_share,
-        "run_tolerance": run_tolerance,
-    }
     from pipelines.audit import audit_examples as audits
 
-    findings = audits.audit(
-        audits.find_sources(paths, corpus=corpus, vocab=vocab, sample=sample, expected=expected)
-    )
-    answer(
-        as_json,
-        lambda: audits.table_of(findings),
-        lambda: list(map(dataclasses.asdict, findings)),
-    )
+    panels = {each.name: getattr(each, "rich_help_panel", None) for each in context.command.params}
+    expected = {name: given for name, given in context.params.items() if panels[name] == _PANEL}
+    findings = audits.audit(paths, corpus=corpus, vocab=vocab, sample=sample, expected=expected)
+    answer(as_json, audits.table_of(findings), list(map(dataclasses.asdict, findings)))
     raise typer.Exit(any(finding.ok is False for finding in findings))
 
 
@@ -122,7 +90,7 @@ def convert(
 
 
 def retention(
-    work: Work = None,
+    work: Work = "",
     keep_newest: Annotated[int, typer.Option(min=0, help="Keep the newest N of each stage.")] = 2,
     keep_days: Annotated[float, typer.Option(min=0, help="Keep what is younger than this.")] = 30,
     registered: Annotated[
@@ -141,27 +109,20 @@ def retention(
     as_json: AsJson = False,
 ) -> None:
     """List, or delete, results that no registered version and no current result needs."""
-    from albert_core.stage.environment import work_folder
     from flows.commands import retention as retentions
 
-    folder = work_folder(work)
     if not other_registry:
-        retentions.check_registry(folder)
+        retentions.check_registry(work)
     rules = retentions.Rules(keep_newest, keep_days, registered)
-    plan = retentions.plan_for(folder, rules, time.time())
+    plan = retentions.plan_for(work, rules, time.time())
     is_done = delete == "yes"
     if is_done:
-        retentions.delete(plan, folder)
-    answer(
-        as_json,
-        lambda: retentions.as_text(plan, folder, is_done),
-        lambda: retentions.as_json(plan),
-    )
+        retentions.delete(plan, work)
+    answer(as_json, retentions.as_text(plan, work, is_done), retentions.as_json(plan))
 
 
-def send_journals(work: Work = None) -> None:
+def send_journals(work: Work = "") -> None:
     """Send MLflow the entries of runs that could not reach it at the time."""
-    from albert_core.stage.environment import work_folder
     from albert_core.tracking.journal import send_journals as send
 
-    typer.echo(send(work_folder(work)))
+    typer.echo(send(work))

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Sets up, or brings up to date, a Prefect worker on a host by ssh (Debian or Ubuntu, NVIDIA's driver
-# if it has GPUs). From the repository's root, what is committed goes over:
+# Sets up or updates a Prefect worker on a host over ssh (Debian or Ubuntu, with NVIDIA's driver if it
+# has GPUs). It copies the committed code. In the root of the repository:
 #
-#   cp infra/hosts/albert-worker.env.example worker.env     # and fill it in
+#   cp infra/hosts/albert-worker.env.example worker.env     # then fill it in
 #   sh infra/hosts/deploy_by_ssh.sh root@gpu1.example.org worker.env
 #
-# A training that runs there saves and leaves; start it again with `prefect flow-run retry ID`.
+# A training that runs there saves and stops; resume it with `prefect flow-run retry ID`.
 set -eu
 host=${1:?root@HOST}
 settings=${2:?file with the host\'s settings}

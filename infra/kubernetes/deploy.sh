@@ -1,13 +1,17 @@
 #!/bin/sh
-# Makes the pools albert-cpu and albert-gpu at PREFECT_API_URL, and the deployments of prefect.yaml in
-# them: the text's on CPU nodes, the model's on GPU nodes. cluster.yaml runs it; by hand, from the
-# repository's root:  ALBERT_TRAINER_IMAGE=registry.example.org/albert/trainer:0.2.0 sh infra/kubernetes/deploy.sh
+# Creates the pools albert-cpu and albert-gpu at PREFECT_API_URL, and deploys the flows of prefect.yaml
+# to them: those of the text to CPU nodes, those of the model to GPU nodes. cluster.yaml runs it. By
+# hand, in the root of the repository, with the extra `kubernetes`:
+#
+#   ALBERT_TRAINER_IMAGE=registry.example.org/albert/trainer:0.2.0 sh infra/kubernetes/deploy.sh
 set -eu
 : "${ALBERT_TRAINER_IMAGE:?the image of the jobs}"
 
+template=$(mktemp)
 for pool in cpu gpu; do
+  python -m infra.kubernetes_pools "$pool" > "$template"
   prefect --no-prompt work-pool create "albert-$pool" --type kubernetes --overwrite \
-    --base-job-template "infra/kubernetes/${pool}_pool.json"
+    --base-job-template "$template"
 done
 
 deploy() {

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Startup script of a TPU VM: installs the project, and starts a Prefect worker as a service. Each
-# boot runs it again, which brings the code up to date. A queued resource waits until Google has one:
+# boot runs it again and so updates the code. A queued resource waits until a TPU is available:
 #
 #   prefect work-pool create albert-tpu --type process
 #   prefect deploy --name pretrain-albert --pool albert-tpu
@@ -9,10 +9,10 @@
 #     --metadata albert-archive=gs://bucket/albert.tar.gz,albert-settings="$(cat worker.env)" \
 #     --metadata-from-file startup-script=infra/tpu/startup.sh
 #
-# albert.tar.gz is of `git archive --format tar.gz HEAD`; worker.env is filled in as
-# infra/hosts/albert-worker.env.example has it, with ALBERT_POOL=albert-tpu and ALBERT_WORK=gs://... .
-# Whoever reads the VM's metadata reads what is in worker.env: no passwords there, but rights of the
-# VM's account. One process has all chips of the host; several hosts are not supported.
+# `git archive --format tar.gz HEAD` makes albert.tar.gz. worker.env is a filled-in copy of
+# infra/hosts/albert-worker.env.example, with ALBERT_POOL=albert-tpu and ALBERT_WORK=gs://... .
+# Whoever can read the VM's metadata can read worker.env: put no passwords there, but give rights to
+# the VM's account. One process uses all chips of the host; several hosts are not supported.
 set -euo pipefail
 
 metadata() {
@@ -30,7 +30,7 @@ gcloud storage cp "$(metadata albert-archive)" /tmp/albert.tar.gz
 tar -xzf /tmp/albert.tar.gz -C /opt/albert
 cd /opt/albert
 
-# torch 2.9.1 and PyTorch/XLA are pinned by infra/tpu; all else is as everywhere.
+# infra/tpu pins torch 2.9.1 and PyTorch/XLA; constraints.txt pins everything else.
 test -x .venv/bin/python || python3.11 -m venv .venv
 grep -v '^torch==' constraints.txt > /tmp/constraints.txt
 .venv/bin/pip install --quiet -c infra/tpu/constraints.txt -c /tmp/constraints.txt \

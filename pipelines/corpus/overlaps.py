@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_core.stage.errors import SourceError
+from albert_core.stage.results import PartOverlap
 from albert_core.tasks.examples import ChoiceExamples, Examples, SpanExamples, TextExamples
 from albert_core.text.records import Ints
 from albert_core.text.seeds import UInt64s
@@ -39,19 +40,17 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True)
-class TestNgrams:
-    """The n-grams of the test texts, ready to be looked up, also by several threads at once."""
-
-    __test__ = False  # pytest: not a class of tests
+class NgramIndex:
+    """The n-grams of the test texts, ready to be looked up; threads may share it."""
 
     hashes: UInt64s
     """(T,) ascending, each once."""
     slots: Bools
-    """(2^k,) whether there is a hash that begins with these k bits. Most often there is none, and
-    this look-up is ten times faster than a search."""
+    """(2^k,) whether there is a hash that begins with these k bits. Mostly there is none, and this
+    look-up is ten times faster than a search."""
 
     @classmethod
-    def of(cls, hashes: UInt64s) -> "TestNgrams":
+    def of(cls, hashes: UInt64s) -> "NgramIndex":
         """Return the look-up of these hashes: uint64 (T,), ascending."""
         bits = max(len(hashes) * _FILTER_SLOTS, 2).bit_length()
         slots = np.zeros(1 << bits, bool)
@@ -80,7 +79,7 @@ def ngram_hashes(texts: Sequence[str], n: int = OVERLAP_WORDS) -> UInt64s:
 
 
 def find_overlaps(
-    texts: Sequence[str], known: TestNgrams, n: int = OVERLAP_WORDS
+    texts: Sequence[str], known: NgramIndex, n: int = OVERLAP_WORDS
 ) -> list[Overlap | None]:
     """Return for each text what it shares with the test texts, or None.
 
@@ -92,7 +91,7 @@ def find_overlaps(
     return [overlap for batch in batches(texts) for overlap in _find_overlaps(batch, known, n)]
 
 
-def shared_ngrams(texts: Sequence[str], known: TestNgrams, n: int = OVERLAP_WORDS) -> UInt64s:
+def shared_ngrams(texts: Sequence[str], known: NgramIndex, n: int = OVERLAP_WORDS) -> UInt64s:
     """Return those of ``known`` that occur in one of the texts: uint64, ascending, each once.
 
     Args:
@@ -112,7 +111,7 @@ def _ngrams(texts: Sequence[str], n: int) -> Iterator[UInt64s]:
         yield ngrams[_within_a_text(len(ngrams), offsets, n)]
 
 
-def test_strings(name: str, content: bytes) -> list[str]:
+def strings_of(name: str, content: bytes) -> list[str]:
     """Return the texts of a downstream file that may have 13 words.
 
     Args:
@@ -122,23 +121,19 @@ def test_strings(name: str, content: bytes) -> list[str]:
         content: UTF-8, not compressed.
 
     Raises:
-        SourceError: A .json or .jsonl file isn't JSON.
+        SourceError: a .json or .jsonl file is not JSON.
     """
     text = content.decode("utf-8-sig", "replace")
     kind = name.rpartition(".")[2].lower()
     if kind == "tsv":
         strings = [cell for line in text.split("\n") for cell in line.split("\t")]
-    elif kind in {"json", "jsonl"} or _is_json(text):
-        strings = [string for value in _json_values(name, text) for string in _strings_in(value)]
     else:
-        strings = [text]
+        values = _json_values(name, text, declared=kind in {"json", "jsonl"})
+        strings = [string for value in values for string in _strings_in(value)]
     return [string for string in strings if len(string) >= OVERLAP_WORDS]
 
 
-test_strings.__test__ = False  # type: ignore[attr-defined]  # not a test either
-
-
-def _find_overlaps(texts: Sequence[str], known: TestNgrams, n: int) -> list[Overlap | None]:
+def _find_overlaps(texts: Sequence[str], known: NgramIndex, n: int) -> list[Overlap | None]:
     words, offsets = hash_words(texts)
     ngrams = hash_ngrams(words, n)
     positions = known.positions_in(ngrams)
@@ -172,14 +167,17 @@ def _leading(hashes: UInt64s, bits: int) -> Ints:
     return (hashes >> np.uint64(64 - bits)).astype(np.int64)
 
 
-def _json_values(name: str, text: str) -> Iterator[Any]:
-    """Yield the JSON values of a file: one, or one a line."""
+def _json_values(name: str, text: str, declared: bool) -> list[Any]:
+    """Return the JSON values of a file: one, or one a line; its text, if it is not JSON."""
+    if not declared and not text.lstrip().startswith(("{", "[")):
+        return [text]
     try:
-        yield json.loads(text)
+        return [json.loads(text)]
     except ValueError:
-        for number, line in enumerate(text.splitlines(), start=1):
-            if line.strip():
-                yield _json_value(name, number, line)
+        if not declared:
+            return [text]
+    lines = enumerate(text.splitlines(), start=1)
+    return [_json_value(name, number, line) for number, line in lines if line.strip()]
 
 
 def _json_value(name: str, number: int, line: str) -> Any:
@@ -198,17 +196,6 @@ def _strings_in(value: Any) -> Iterator[str]:
     elif isinstance(value, list | dict):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _strings_in(each)
-
-
-def _is_json(text: str) -> bool:
-    """Return whether the content of a file is JSON, as its name doesn't tell."""
-    if not text.lstrip().startswith(("{", "[")):
-        return False
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -240,15 +227,15 @@ class PartOverlaps:
         found: Bools = has_any[self.part.text_of]
         return found
 
-    def counts(self) -> dict[str, int | float]:
+    def counts(self) -> PartOverlap:
         """Return how many texts there are, how many can be judged, and the share that overlap."""
         overlapping = sum(overlap is not None for overlap in self.overlaps)
-        return {
-            "texts": len(self.overlaps),
-            "long_enough": self.num_long_enough,
-            "overlapping": overlapping,
-            "share": overlapping / len(self.overlaps),
-        }
+        return PartOverlap(
+            texts=len(self.overlaps),
+            long_enough=self.num_long_enough,
+            overlapping=overlapping,
+            share=overlapping / len(self.overlaps),
+        )
 
 
 def parts_of(examples: Examples) -> list[Part]:
@@ -272,7 +259,7 @@ def parts_of(examples: Examples) -> list[Part]:
     return [articles, Part("question", questions, each)]
 
 
-def overlaps_of(part: Part, shared: TestNgrams, n: int) -> PartOverlaps:
+def overlaps_of(part: Part, shared: NgramIndex, n: int) -> PartOverlaps:
     """Return what the texts of ``part`` share with a corpus.
 
     Args:

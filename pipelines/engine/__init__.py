@@ -1,1 +1,1 @@
-"""Where the steps of a text stage run, and what they leave there. Changes no result."""
+"""Where the steps of a text stage run, and what they leave there. It changes no result."""

@@ -1,4 +1,4 @@
-"""A Dask cluster as the engine of a stage: is it fit for it, and does it still live?"""
+"""A Dask cluster as the engine of a stage: its threads, and whether it is still there."""
 
 import logging
 import re
@@ -12,7 +12,7 @@ from distributed import KilledWorker
 from albert_core.stage.errors import ConfigError, OutageError, StageError
 
 PARTITIONS_PER_THREAD = 4
-"""Enough to even out pieces of work of unequal size."""
+"""Enough to balance pieces of work of unequal size."""
 CONNECT_SECONDS = 20
 LOST_SECONDS = 300.0
 """How long to wait for a worker once none is left."""
@@ -21,7 +21,7 @@ _LOOK_SECONDS = 5.0
 _Client: Any = distributed.Client  # untyped
 
 log = logging.getLogger(__name__)
-# Tracebacks of its own connections; what went wrong is said here, in a sentence.
+# It logs tracebacks of its own connections; here, one sentence says what went wrong.
 logging.getLogger("distributed").setLevel(logging.CRITICAL)
 
 
@@ -29,12 +29,12 @@ def num_threads(address: str) -> int:
     """Return the number of threads of all workers.
 
     Raises:
-        ConfigError: the address is no scheduler's.
+        ConfigError: the address is not a scheduler's.
         OutageError: no scheduler or no worker answers.
     """
     if not re.fullmatch(r"\w+://.+:\d+", address):
         raise ConfigError(
-            f"ALBERT_ENGINE_ADDRESS={address} is no Dask scheduler's. One is tcp://host:8786."
+            f"ALBERT_ENGINE_ADDRESS={address} is not a Dask scheduler's; give one such as tcp://host:8786."
         )
     try:
         with _Client(address, timeout=CONNECT_SECONDS, set_as_default=False) as client:
@@ -52,7 +52,7 @@ def num_threads(address: str) -> int:
 def wait(result: DaskRunnerResult) -> None:
     """Wait for the end of a stage; raise what a worker raised.
 
-    A worker that dies is no error: Dask gives its work to others.
+    A worker that dies is not an error: Dask gives its work to others.
 
     Raises:
         OutageError: the scheduler is lost, or all workers for `LOST_SECONDS`.

@@ -1,7 +1,7 @@
-"""Beam's job server for one stage; and the end of what a stage started, however the stage ends.
+"""Beam's job server for one stage, which ends with the stage, however that ends.
 
-A stage can be killed at any moment, so what must not outlive it is in the care of another process,
-the keeper: it starts the job server in a temporary folder, and when the stage closes the pipe
+A stage can be killed at any moment, so another process cares for what must not outlive it, the
+keeper: it starts the job server in a temporary folder, and when the stage closes the pipe
 between them, which the kernel does for a stage that is killed, it cancels the job that still runs,
 ends the job server with all its children and removes the folder.
 """
@@ -28,10 +28,10 @@ from typing import Any
 from albert_core.stage.errors import ConfigError, OutageError
 
 START_SECONDS = 60.0
-"""What a job server may take to answer."""
+"""How long a job server may take to answer."""
 CANCEL_SECONDS = 10.0
 END_SECONDS = 10.0
-"""What a job server may take to end when it is told to."""
+"""How long a job server may take to end when it is told to."""
 _LOOK_SECONDS = 0.1
 _LOG, _ENDED = "job-server.log", "job-server.ended"
 _LAST_LINES = 5
@@ -40,7 +40,7 @@ _FLINK_HAS_ENDED = {"FINISHED", "CANCELED", "FAILED"}
 
 
 class Keeper:
-    """The process that ends what this one has started, after it."""
+    """The process that ends what this one started, after this one has ended."""
 
     def __init__(self, process: "subprocess.Popen[str]", folder: Path) -> None:
         self._process = process
@@ -98,7 +98,7 @@ class Keeper:
             self._process.stdin.flush()
 
     def end(self) -> None:
-        """Have it do its work, and wait for it."""
+        """Have it end what was started, and wait for that."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -108,7 +108,7 @@ class Keeper:
 
 @contextmanager
 def keeper(flink_master: str = "") -> Iterator[Keeper]:
-    """Run a keeper, with a folder for temporary files that goes in the end.
+    """Run a keeper, with a folder for temporary files that is removed at the end.
 
     Args:
         flink_master: URL at which Flink itself is asked to cancel jobs with the folder's name.
@@ -144,7 +144,7 @@ def answers(endpoint: str, seconds: float) -> bool:
                 beam_job_api_pb2.DescribePipelineOptionsRequest(), timeout=seconds
             )
         except grpc.RpcError as error:
-            # A service that lacks this call is one all the same.
+            # A service without this call is a job service too.
             return bool(error.code() == grpc.StatusCode.UNIMPLEMENTED)
     return True
 
@@ -172,7 +172,7 @@ def main(folder: Path, flink_master: str) -> None:
 
 
 def _told() -> Iterator[dict[str, Any]]:
-    """Yield what the stage says, and nothing now and then, until it has ended."""
+    """Yield what the stage says, and an empty message now and then, until it has ended."""
     unread = b""
     while True:
         if select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]:

@@ -1,7 +1,7 @@
 """Files kept for later runs: a note beside them, written last, has the checksum of each.
 
-What has no note is not whole. What has one is read through before it is used again, because a
-disk, a copy or a person may have changed it: damaged files are made anew, and the log says so.
+Files without a note are incomplete. Files with one are checked before they are used again, because
+a disk, a copy or a person may have changed them: damaged files are made again, and the log says so.
 """
 
 import json

@@ -13,7 +13,7 @@ from albert_core.stage.log import report_progress
 
 _FIRST_LINE_SECONDS = 2.0
 _LINES_SLOW_DOWN = 1.1
-"""Each line comes so much later than the last: an hour has 50 lines, a night 90."""
+"""The factor by which the time between lines grows: an hour has 50 lines, a night 90."""
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def report_done(
 
 
 def warn(folder: str, warning: str) -> None:
-    """Leave a note that the driver logs as a warning; called by workers, whose logs are elsewhere.
+    """Leave a note that the driver logs as a warning; called by workers, which have no log.
 
     Args:
         folder: the `Progress`'s.
@@ -48,7 +48,7 @@ def warn(folder: str, warning: str) -> None:
 
 
 class Progress:
-    """Logs now and then what is done, how fast, and the time left; at the end, the sums.
+    """Logs now and then what is done, how fast, and the time left; and at the end the totals.
 
     Args:
         what: the stage and what it does, for the line.

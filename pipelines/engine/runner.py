@@ -3,7 +3,7 @@
 ALBERT_ENGINE          local (the default), dask, flink, spark, portable or dataflow
 ALBERT_ENGINE_ADDRESS  of Dask's scheduler, the Flink or Spark master, or Beam's job service
 ALBERT_WORKERS         worker processes of the local engine (default: the cores there are)
-ALBERT_BEAM_OPTIONS    more Beam options; they come last, so they win
+ALBERT_BEAM_OPTIONS    more Beam options, which override the others
 
 The bytes of a stage's result are the same on all of them.
 """
@@ -46,15 +46,15 @@ _RETRY_MILLIS = 2000
 _WORKERS_STAY_MILLIS = 60_000
 """How long Flink and Spark keep Python workers for the next step of the same job."""
 _LONGEST_JOB_SECONDS = 30 * 86_400
-"""Beam watches a job for so long; with its default of five minutes a longer one would fail."""
+"""How long Beam watches a job; by default a job of more than five minutes would fail."""
 _ADDED_BY_BEAM = " [while running "
 _RAISED_IN_WORKER = re.compile(
     rf".*albert_core\.stage\.errors\.(\w+): (.*?)(?:{re.escape(_ADDED_BY_BEAM)}|\n\n|\Z)",
     re.DOTALL,
 )
-"""What follows the last mention of an error, whichever runner wraps it."""
+"""Matches the last error of ours in a text, whichever runner wrapped it."""
 _OF_A_STEP = re.compile(r"\[while running |pipelines/engine/steps\.py")
-"""What stands in the text of an error that a step raised."""
+"""Matches the text of an error that a step raised."""
 _NOT_INSTALLED = re.compile(
     rf"No module named '(albert_core|pipelines)\S*|Cannot run program \S*{_WORKER_COMMAND}.*"
 )
@@ -77,10 +77,10 @@ class Engine:
     runner: PipelineRunner | str
     options: Sequence[str] = ()
     num_batches: int | None = None
-    """Into how many batches the elements are dealt before they travel; None is one for each."""
+    """How many batches the elements are dealt into before they travel; None: one each."""
     wait: Callable[[Any], None] = _wait
     is_remote: bool = False
-    """Whether what runs the steps can be lost without this process."""
+    """Whether the workers can be lost while this process goes on."""
 
 
 def run_pipeline(
@@ -149,10 +149,10 @@ def choose_engine(scratch: str, running: ExitStack) -> Engine:
 
     Args:
         scratch: a folder that the workers can write to.
-        running: is given what runs for the engine's sake, to be ended after it.
+        running: gets what was started for the engine, to be ended after it.
 
     Raises:
-        ConfigError: it is unknown, lacks its address or package, or is out of reach.
+        ConfigError: it is unknown, lacks its address or package, or is unreachable.
     """
     name = os.environ.get("ALBERT_ENGINE") or "local"
     if name not in _ENGINES:
@@ -228,7 +228,7 @@ def _portable(scratch: str, running: ExitStack) -> Engine:
     _require_listener([address], f"nothing answers at ALBERT_ENGINE_ADDRESS={address}")
     if not job_server.answers(address, CONNECT_SECONDS):
         raise ConfigError(
-            f"what answers at ALBERT_ENGINE_ADDRESS={address} is no Beam job service. "
+            f"what answers at ALBERT_ENGINE_ADDRESS={address} is not a Beam job service. "
             "docs/engines.md says how to start one."
         )
     kept = running.enter_context(job_server.keeper())
@@ -263,7 +263,7 @@ def _with_job_server(
     running: ExitStack,
     flink_master: str = "",
 ) -> Engine:
-    """Return the engine of a job server of this stage's own, of this kind of Beam's."""
+    """Return the engine behind a job server of this kind, started for this stage."""
     kept = running.enter_context(job_server.keeper(flink_master))
     of_server = [
         *options,
@@ -314,7 +314,7 @@ def _require_listener(addresses: Sequence[str], otherwise: str) -> None:
     """Raise unless a server answers at one of ``addresses``: Beam itself would wait for minutes.
 
     Raises:
-        ConfigError: an address is none.
+        ConfigError: one is not an address.
         OutageError: nothing answers.
     """
     problems = []
@@ -359,7 +359,7 @@ def _require_java(engine: str) -> None:
 
 
 _WORKERS_HERE = ["--environment_type=LOOPBACK"]
-"""Of a master that runs within the job server: the workers are threads of this process."""
+"""For a master that runs in the job server: the workers are threads of this process."""
 
 
 def _worker_processes() -> list[str]:
@@ -371,7 +371,7 @@ def _worker_processes() -> list[str]:
 
 
 def _dealt(elements: list[Any], num_batches: int | None) -> list[list[Any]]:
-    """Deal ``elements`` out like cards; there may be fewer of them than batches."""
+    """Deal ``elements`` out in turn; there may be fewer of them than batches."""
     number = len(elements) if num_batches is None else num_batches
     return [elements[first::number] for first in range(number)]
 
@@ -397,7 +397,7 @@ def _write_report(together: tuple[int, Iterable[tuple[Any, Any]]], uri: str) -> 
 
 @contextmanager
 def _ending_when_a_worker_dies() -> Iterator[None]:
-    """End this process when a worker process dies: the embedded runner would wait for ever."""
+    """End this process when a worker process dies: the embedded runner would wait forever."""
 
     def end(failure: threading.ExceptHookArgs) -> None:
         if "Worker subprocess exited" in str(failure.exc_value):
@@ -442,7 +442,7 @@ def _as_raised_in_worker(error: Exception, is_remote: bool) -> Exception:
     if is_remote and not _OF_A_STEP.search(text):
         cause = " ".join(text.split())[:_LONGEST_CAUSE]
         return OutageError(
-            f"the engine lost a worker, or was lost itself ({cause}). Run the stage again: it goes "
-            "on from what is done."
+            f"the engine lost a worker, or was lost itself ({cause}). Run the stage again: it "
+            "continues from what is done."
         )
     return error

@@ -1,8 +1,8 @@
-"""The steps of a pipeline: a function of each element, and what goes with it on every engine.
+"""The steps of a pipeline: a function of each element, and what every engine needs with it.
 
-A worker must have the code and libraries of the process that started the stage, or its bytes would
-be others. And an error must arrive as what it is, through runners that hand on its text alone: a
-store that is away for a while is no defect.
+A worker must have the code and libraries of the process that started the stage, or it would write
+other bytes. And an error must keep its type, although some runners pass on only its text: a store
+that is unavailable for some time is not a defect.
 
 Elements of several bundles are processed in threads of one worker. A step function may use what is
 immutable, of its own thread, or behind a lock, and nothing else.
@@ -21,7 +21,7 @@ import apache_beam as beam
 
 import albert_core
 import pipelines
-from albert_core.stage.errors import ConfigError, OutageError, is_passing
+from albert_core.stage.errors import ConfigError, OutageError, is_transient
 from albert_core.stage.provenance import library_versions
 
 PROJECT = "albert-pretraining"
@@ -62,14 +62,14 @@ class _Step(beam.DoFn):
             else:
                 yield self.function(element, *self.arguments)
         except Exception as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 raise
             raise OutageError(f"{type(error).__name__}: {error}") from error
 
 
 @cache
 def installed() -> dict[str, str]:
-    """Return what must be the same on all machines: this project's code, and its libraries."""
+    """Return what must be equal on all machines: this project's code and its libraries."""
     digest = hashlib.sha256()
     for package in (albert_core, pipelines):
         for folder in map(Path, package.__path__):
@@ -80,18 +80,18 @@ def installed() -> dict[str, str]:
 
 
 def difference(driver: dict[str, str], worker: dict[str, str]) -> str | None:
-    """Return in which way a worker is not as the driver is, or None."""
+    """Return how a worker differs from the driver, or None."""
     for name, version in driver.items():
         if worker.get(name) != version:
             return (
                 f"has {name} {worker.get(name)}, but the stage was started with {version}. Install "
-                "the same versions on all machines, and start their workers anew."
+                "the same versions on all machines, and restart their workers."
             )
     return None
 
 
 def _libraries() -> list[str]:
-    """Return the libraries that text stages may use: the project's own and those of its extra."""
+    """Return the libraries that text stages may use: the project's and those of its extra."""
     wanted = [line for line in requires(PROJECT) or [] if _is_for_pipelines(line)]
     return sorted(re.split(r"[^\w.-]", line)[0] for line in wanted)
 

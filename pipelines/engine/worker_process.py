@@ -1,4 +1,4 @@
-"""A Python worker of Beam that ends when those whom it works for are gone.
+"""A Python worker of Beam that ends with the process or connection that it serves.
 
 ``python -m pipelines.engine.worker_process`` is what the local engine starts: the environment says
 whom to serve. As the command ``albert-beam-worker`` it is what Flink and Spark start without a
@@ -6,8 +6,8 @@ container (environment PROCESS), and what Beam's worker pool starts (EXTERNAL), 
 arguments: what `/opt/apache/beam/boot` does in Beam's containers. Nothing is downloaded or
 installed: this project must be importable already.
 
-Beam's own worker can outlive its runner: blocked on a connection that nobody ends, it would keep
-its memory for ever.
+Beam's own worker can outlive its runner: blocked on a connection that nobody closes, it would keep
+its memory forever.
 """
 
 import argparse
@@ -21,11 +21,11 @@ from types import ModuleType
 from typing import Any
 
 _UNUSED = frozenset({"boto3", "pandas"})
-"""What Beam imports wherever it is installed and no stage uses: half of a worker's start-up."""
+"""What Beam imports if it is installed and no stage uses: half of a worker's start-up time."""
 
 _LOOK_SECONDS = 1.0
 _GRACE_SECONDS = 20.0
-"""What a bundle in the middle may take to end once its runner has closed the connection."""
+"""How long a running bundle may take to end after its runner has closed the connection."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -74,7 +74,7 @@ def _end_with_connection(harness: Any) -> None:
 
 
 def worker_environment(argv: Sequence[str]) -> dict[str, str]:
-    """Return the variables from which a worker learns who it is and whom it serves.
+    """Return the variables that tell a worker its id and the services of its runner.
 
     Source: Beam's sdks/python/container/boot.go.
     """
@@ -103,10 +103,7 @@ def worker_environment(argv: Sequence[str]) -> dict[str, str]:
 
 def _provision_info(endpoint: str, worker_id: str):  # type: ignore[no-untyped-def]  # protobuf
     import grpc  # type: ignore[import-untyped]
-    from apache_beam.portability.api import (
-        beam_provision_api_pb2,
-        beam_provision_api_pb2_grpc,
-    )
+    from apache_beam.portability.api import beam_provision_api_pb2, beam_provision_api_pb2_grpc
     from apache_beam.runners.worker.worker_id_interceptor import WorkerIdInterceptor
 
     with grpc.insecure_channel(endpoint) as channel:

@@ -12,6 +12,10 @@ A sentence that does not fit goes to the next chunk as a whole: a chunk that end
 would give its order away, because only the later segment would lack a full stop. Two sentences that
 are too long for one example lose as many pieces at the front as at the back.
 
+The sentence that did not fit is longer than most, and begins the next chunk. If all documents were
+packed from the front, the first part would therefore be the longer one, and a model could tell the
+order from the lengths alone. So each document, in each copy, is packed from an end that is drawn.
+
 Sources: section 3.1 of the ALBERT paper (sentence-order prediction); Devlin et al. 2019, section
 3.1 (nsp). `google_fidelity` does what google-research/albert does instead.
 """
@@ -37,7 +41,7 @@ pieces of segments b from other documents, which are used a second time; pairs f
 no other document. Documents' pieces + borrowed = pieces in pairs + alone + truncated."""
 
 _SHORT, _TARGET, _MIDDLE, _LABEL = range(4)
-_FRONT_OF_FIRST, _FRONT_OF_SECOND, _ODD, _DOCUMENT, _SENTENCE = range(4, 9)
+_FRONT_OF_FIRST, _FRONT_OF_SECOND, _ODD, _DOCUMENT, _SENTENCE, _END = range(4, 10)
 """What a draw under a pair's key is for; masks and the shuffle have their own keys."""
 
 
@@ -142,14 +146,20 @@ def cut_into_pairs(
     middle = random_uniform(key, _MIDDLE)
     enough = np.count_nonzero(end > first) > 1
     elsewhere = drawn & (objective == "nsp") & enough
-    chunks, num_alone = _chunks(
-        sentences.bounds.tolist(),
-        list(zip(first.tolist(), end.tolist(), strict=True)),
-        target.tolist(),
+    # A second part that goes back goes to the chunk that follows, so nsp packs from the front.
+    from_back = np.zeros(len(first), bool)
+    if objective != "nsp":
+        has_any = first < end
+        from_back[has_any] = random_uniform(key[first[has_any]], _END) < 0.5
+    (index, begin, stop), num_alone = _chunks_from_either_end(
+        sentences.bounds,
+        first,
+        end,
+        from_back,
+        target,
         np.where(elsewhere, middle, -1.0).tolist() if elsewhere.any() else None,
         max_num_pieces,
     )
-    index, begin, stop = np.array(chunks, np.int64).reshape(-1, 3).T
     key, drawn, elsewhere = key[begin], drawn[begin], elsewhere[begin]
     cut = begin + 1 + (middle[begin] * (stop - begin - 1)).astype(np.int64)
     cut[elsewhere] = stop[elsewhere]
@@ -165,7 +175,8 @@ def cut_into_pairs(
         )
     parts = bounds[begin], bounds[cut], bounds[second], bounds[second_stop]
     swapped = drawn & (objective == "sop")
-    start_a, end_a, start_b, end_b = _swap(_truncate(*parts, key, max_num_pieces), swapped)
+    first_second = np.stack(_truncate(*parts, key, max_num_pieces))
+    start_a, end_a, start_b, end_b = np.where(swapped, first_second[[2, 3, 0, 1]], first_second)
     pairs = SegmentPairs(
         key=key,
         document=_small(documents[index]),
@@ -218,6 +229,52 @@ def _by_sentence(
     draw = random_uniform(key[short], _TARGET)
     target[short] = 2 + (draw * (max_num_pieces - 1)).astype(np.int64)
     return key, target
+
+
+def _chunks_from_either_end(
+    bounds: Ints,
+    first: Ints,
+    end: Ints,
+    from_back: NDArray[np.bool_],
+    target: Ints,
+    elsewhere: list[float] | None,
+    max_num_pieces: int,
+) -> tuple[Ints, int]:
+    """Cut documents into chunks, beginning at their first or at their last sentence.
+
+    Args:
+        bounds: (n + 1,) first piece of each sentence, then N.
+        first: (D,) first sentence of each document.
+        end: (D,) one past its last.
+        from_back: (D,) whether the last sentence is where packing begins.
+        target: (n,) pieces that the chunk whose packing begins with a sentence aims at.
+        elsewhere: as in `_chunks`; None if a document is packed from its back.
+        max_num_pieces: what fits.
+
+    Returns:
+        (3, C), of each chunk the document, its first sentence and one past the last, in the order
+        of the text; and how many pieces are in no chunk.
+    """
+    n = len(target)
+    parts, num_alone = [], 0
+    for backwards in (False, True):
+        # Seen from the end of the text, a document packed from its back is packed forwards.
+        here = np.flatnonzero(from_back == backwards)
+        begins, ends = (n - end, n - first) if backwards else (first, end)
+        chunks, alone = _chunks(
+            (-bounds[::-1] if backwards else bounds).tolist(),
+            list(zip(begins[here].tolist(), ends[here].tolist(), strict=True)),
+            (target[::-1] if backwards else target).tolist(),
+            elsewhere,
+            max_num_pieces,
+        )
+        index, begin, stop = np.array(chunks, np.int64).reshape(-1, 3).T
+        if backwards:
+            begin, stop = n - stop, n - begin
+        parts.append([here[index], begin, stop])
+        num_alone += alone
+    found = np.concatenate(parts, axis=1)
+    return found[:, np.lexsort((found[1], found[0]))], num_alone
 
 
 def _chunks(
@@ -326,18 +383,6 @@ def _truncate(
     )
 
 
-def _swap(
-    parts: tuple[Ints, Ints, Ints, Ints], swapped: NDArray[np.bool_]
-) -> tuple[Ints, Ints, Ints, Ints]:
-    start_1, end_1, start_2, end_2 = parts
-    return (
-        np.where(swapped, start_2, start_1),
-        np.where(swapped, end_2, end_1),
-        np.where(swapped, start_1, start_2),
-        np.where(swapped, end_1, end_2),
-    )
-
-
 def assemble(
     pieces: NDArray[np.integer[Any]], pairs: SegmentPairs
 ) -> tuple[NDArray[np.integer[Any]], Ints, Ints]:
@@ -359,3 +404,34 @@ def assemble(
     length = np.column_stack([one, length_a, one, length_b, one])
     input_ids = pieces[ranges(first.ravel(), length.ravel())]
     return input_ids, length_a + length_b + NUM_SPECIAL_IN_PAIR, length_a + 2
+
+
+_LENGTHS_PER_OCTAVE = 3
+NUM_LENGTHS = 1 + _LENGTHS_PER_OCTAVE * 10
+"""Classes of segment lengths: the last one begins at 1,024 pieces."""
+
+
+def count_lengths(pairs: SegmentPairs) -> Ints:
+    """Return (NUM_LENGTHS, NUM_LENGTHS, 2), pairs by class of both lengths and by label."""
+    lengths = np.stack([pairs.end_a - pairs.start_a, pairs.end_b - pairs.start_b])
+    of_a, of_b = np.minimum(
+        (_LENGTHS_PER_OCTAVE * np.log2(lengths)).astype(np.int64), NUM_LENGTHS - 1
+    )
+    numbers = (of_a * NUM_LENGTHS + of_b) * 2 + pairs.label
+    counts = np.bincount(numbers, minlength=NUM_LENGTHS * NUM_LENGTHS * 2)
+    return counts.reshape(NUM_LENGTHS, NUM_LENGTHS, 2)
+
+
+def length_only_accuracy(train: Ints, held_out: Ints) -> float:
+    """Return how often the label that two lengths mostly have in training is right held out.
+
+    A model that sees the lengths of the segments and nothing of their text reaches this accuracy.
+    Only what it has above that was learned from the text.
+
+    Args:
+        train: what `count_lengths` gives of the training pairs.
+        held_out: the same of the held-out ones; at least one.
+    """
+    says_one = train[..., 1] > train[..., 0]
+    right = np.where(says_one, held_out[..., 1], held_out[..., 0])
+    return float(right.sum() / held_out.sum())

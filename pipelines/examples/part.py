@@ -31,6 +31,7 @@ from pipelines.examples.pairs import (
     SegmentPairs,
     Sentences,
     assemble,
+    count_lengths,
     cut_into_pairs,
     is_held_out,
     join_pairs,
@@ -41,15 +42,15 @@ KINDS = (TRAIN, HELD_OUT)
 ORDER = "order"
 """The column by which a part is sorted: the place in the shuffle, of 2**64."""
 _BYTES_PER_CALL = 1 << 21
-"""How much text is encoded at once: enough for SentencePiece, and it fits the cache."""
+"""Text that is encoded in one call: enough for SentencePiece, and it fits the cache."""
 _PIECES_PER_BLOCK = 1 << 18
-"""About how many are masked at once and make a record batch; they fit the cache."""
+"""About as many as are masked together and make a record batch; they fit the cache."""
 _MASKS, _SHUFFLE = 1 << 32, 2 << 32
 """What a draw under a pair's key is for, besides those in `pairs`."""
 _ORDERS = b"orders-"
 """Metadata of a part's schema: this and a kind -> where its batches begin in the shuffle."""
-_COUNTS, _NUM_ROWS, _UNIGRAMS = b"counts", b"num_rows", "unigrams"
-"""Metadata of a tally's schema, and its column."""
+_COUNTS, _NUM_ROWS, _LENGTHS, _UNIGRAMS = "counts", "num_rows", "pair_lengths", "unigrams"
+"""A tally: two facts in a part's note, and the column of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +210,9 @@ def write_part(
 ) -> None:
     """Write the examples of one corpus shard to ``uri``, each kind in the order of the shuffle.
 
-    The metadata of the schema says where each record batch begins in the shuffle. The tally is in a
-    file of its own, because a part is opened for each shard and its tally only once. A note on both
-    is written last: it makes the part complete.
+    The metadata of the schema says where each record batch begins in the shuffle. The tally is kept
+    apart, because a part is opened for each shard and its tally only once. A note on all files is
+    written last: it makes the part complete.
     """
     text = encode_documents(documents, tokenizer)
     held_out = np.array([is_held_out(name, settings) for name in text.ids], bool)
@@ -219,7 +220,7 @@ def write_part(
     step = rows_per_batch(settings)
     num_rows = Counter({kind: len(rows[kind].pairs) for kind in KINDS})
     unigrams = _unigrams(text, held_out, tokenizer.vocab_size)
-    _write_tally(PartTally(counts, num_rows, unigrams), uri)
+    write_arrow(pa.table({_UNIGRAMS: unigrams}), _tally_uri(uri))
     orders = {_ORDERS + k.encode(): rows[k].order[::step].tobytes() for k in KINDS}
     schema = part_schema(settings).with_metadata(orders)
     with storage.open_atomic(uri) as file, pa.ipc.new_file(file, schema) as writer:
@@ -227,11 +228,13 @@ def write_part(
             for batch in record_batches(text, rows[kind], settings, tokenizer.starts_word):
                 writer.write_batch(batch)
     names = [each.rpartition("/")[2] for each in (uri, _tally_uri(uri))]
-    kept_files.write_note(_note_uri(uri), names, {})
+    lengths = [count_lengths(rows[kind].pairs).tolist() for kind in KINDS]
+    facts = {_COUNTS: counts, _NUM_ROWS: num_rows, _LENGTHS: lengths}
+    kept_files.write_note(_note_uri(uri), names, facts)
 
 
 def is_made(uri: str) -> bool:
-    """Return whether the part at ``uri`` is complete."""
+    """Return whether the part at ``uri`` was written to its end."""
     return storage.exists(_note_uri(uri))
 
 
@@ -250,13 +253,24 @@ class PartTally:
     """Kind -> examples."""
     unigrams: Ints
     """(V,) how often each piece occurs in one copy of the training documents."""
+    pair_lengths: Ints
+    """(len(KINDS), ...) pairs by the lengths of their segments: `count_lengths` of each kind."""
+
+    def __add__(self, other: "PartTally") -> "PartTally":
+        """Return the tally of both."""
+        return PartTally(
+            self.counts + other.counts,
+            self.num_rows + other.num_rows,
+            self.unigrams + other.unigrams,
+            self.pair_lengths + other.pair_lengths,
+        )
 
 
 def read_tally(uri: str) -> PartTally:
     """Return the tally of the part at ``uri``."""
-    table = read_arrow(_tally_uri(uri))
-    counts, num_rows = (Counter(json.loads(table.schema.metadata[k])) for k in (_COUNTS, _NUM_ROWS))
-    return PartTally(counts, num_rows, table[_UNIGRAMS].to_numpy())
+    facts, table = kept_files.read_facts(_note_uri(uri)), read_arrow(_tally_uri(uri))
+    counts, num_rows = (Counter(facts[name]) for name in (_COUNTS, _NUM_ROWS))
+    return PartTally(counts, num_rows, table[_UNIGRAMS].to_numpy(), np.array(facts[_LENGTHS]))
 
 
 def remove_part(uri: str) -> None:
@@ -330,13 +344,6 @@ def _merged_lists(parts: Sequence[pa.ListArray], places: Ints) -> pa.ListArray:
 def part_schema(settings: ExampleSettings) -> pa.Schema:
     """Return the schema of a part: that of the shards, and the place in the shuffle."""
     return example_schema(settings).append(pa.field(ORDER, pa.uint64()))
-
-
-def _write_tally(tally: PartTally, uri: str) -> None:
-    counts = {_COUNTS: tally.counts, _NUM_ROWS: tally.num_rows}
-    metadata = {name: json.dumps(values) for name, values in counts.items()}
-    table = pa.table({_UNIGRAMS: tally.unigrams}).replace_schema_metadata(metadata)
-    write_arrow(table, _tally_uri(uri))
 
 
 def _tally_uri(uri: str) -> str:

@@ -114,7 +114,7 @@ TFExample = _example_message()
 """Message class with the wire format of `tf.train.Example`."""
 
 _ROWS_PER_BATCH = 512
-"""The arrays of so many rows fit the processor's cache."""
+"""Rows whose arrays fit the processor's cache."""
 _DELIMITED = 2
 """Wire type of strings, messages and packed lists."""
 _FLOAT_LIST, _INT64_LIST = 2, 3

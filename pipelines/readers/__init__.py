@@ -2,8 +2,8 @@
 
 A reader is a function ``read(file: BinaryIO, settings: SourceSettings)`` that yields a `Record`
 for each document in the file, in order, and a `Record` with a reason for what it could not read.
-It holds one record at a time, raises for no content, and keeps nothing from one file for the next,
-so that several threads may read at once. `format_of` tells which reader a file needs.
+It holds one record at a time, raises nothing for bad content, and keeps nothing from one file for
+the next, so that several threads may read at once. `format_of` tells which reader a file needs.
 `read_documents` opens the file, or the records that begin in a range of its bytes, and makes
 documents of what the reader yields.
 """
@@ -12,7 +12,6 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -111,7 +110,8 @@ READERS: dict[str, Reader] = {
     "sentences": Reader(plain_text.read_sentences, boundary=_BLANK_LINE, decodes_lines=True),
     "text": Reader(plain_text.read_text, is_one_document=True),
 }
-"""In the order in which beginnings are compared: the words of a book's may occur in any format."""
+"""In the order in which beginnings are compared: the words that begin a book may occur in any
+format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def format_of(uri: str, settings: SourceSettings) -> str:
     """Return the format of the file at ``uri``, a key of `READERS`.
 
     The declared format comes first, then the ending of the name, then the beginning of the file. A
-    file that nothing of this identifies is "text".
+    file that none of these identifies is "text".
 
     Raises:
         OSError: the file can't be read.
@@ -181,8 +181,9 @@ def read_documents(
     """
     reader = READERS[format]
     check_encoding(settings.encoding, by_lines=reader.decodes_lines)
+    opened = source_bytes.open_range(uri, begin, end, reader.boundary, reader.has_header)
     try:
-        with _open(uri, reader, begin, end) as (start, file):
+        with opened as (start, file):
             for record in reader.read(file, settings):
                 offset = start + record.offset
                 if record.unreadable:
@@ -192,21 +193,6 @@ def read_documents(
                     yield Document(record_id, record.text, uri, record.lines_are_sentences)
     except source_bytes.BrokenFileError as error:
         yield Unreadable(uri, error.offset, error.reason, b"")
-
-
-@contextmanager
-def _open(uri: str, reader: Reader, begin: int, end: int | None) -> Iterator[tuple[int, BinaryIO]]:
-    """Open a range of the file; give its first byte in the file, and its content."""
-    if begin == 0 and end is None:
-        with source_bytes.open_content(uri) as file:
-            yield 0, file
-        return
-    assert reader.boundary is not None, "a file that can't be split is read whole"
-    with source_bytes.open_range(uri, begin, end, reader.boundary, reader.has_header) as (
-        start,
-        file,
-    ):
-        yield start, file
 
 
 def _record_id(name: str, key: str, offset: int, reader: Reader) -> str:

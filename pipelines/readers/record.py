@@ -15,7 +15,7 @@ from pipelines.config import SourceSettings
 MAX_CONTENT_BYTES = 1 << 16
 """Raw bytes kept of a record that can't be read."""
 AUTO = "auto"
-"""The encoding that is to be found out."""
+"""The encoding is detected."""
 TOO_LARGE, NOT_UTF8, NOT_DECODABLE = "too_large", "not_utf8", "not_decodable"
 
 _SKIP_BYTES = 1 << 20

@@ -1,6 +1,6 @@
 """A source file as a stream of bytes: whole, unpacked, or the range of it in which records begin.
 
-Whatever the file system or the archive raises, these raise BrokenFileError.
+Errors of the file system and of the archive are raised as BrokenFileError.
 """
 
 import bz2
@@ -10,12 +10,13 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import fsspec
 import zstandard
 
 from albert_core.stage import storage
+from pipelines.readers.record import bounded_lines
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -25,19 +26,19 @@ TRUNCATED, CORRUPT = "truncated_archive", "corrupt_archive"
 
 _BUFFER_BYTES = 1 << 20
 _BLOCK_BYTES = 8 << 20
-"""How much is fetched from a store at a time; the default of some is 50 MB."""
+"""Fetched from a store at a time; the default of some stores is 50 MB."""
 _RANGE_BLOCK_BYTES = 1 << 20
-"""The same for a range: little beyond its end should be fetched."""
+"""The same for a range, beyond whose end little should be fetched."""
 _BOUNDARY_LINE_BYTES = 1 << 16
-"""How much of a line is read to recognise a boundary."""
+"""Read of a line to recognise a boundary."""
 _MAX_HEADER_BYTES = 1 << 20
 _PROBE_BYTES = 1 << 10
 _ANSWER_SECONDS = 300
 _PACKED_BYTES = 1 << 17
 _PIECE_BYTES = 1 << 16
-"""How much is unpacked at a time: bounds the memory, and what is lost where a file breaks off."""
+"""Unpacked at a time: bounds the memory, and what is lost where a file breaks off."""
 _ZSTD_PACKED_BYTES = 1 << 9
-"""zstd can't limit its output; so few bytes unpack to some 20 MB at most."""
+"""zstd cannot limit its output; this much unpacks to some 20 MB at most."""
 
 
 class BrokenFileError(Exception):
@@ -95,7 +96,7 @@ def open_content(uri: str, block_bytes: int = _BLOCK_BYTES) -> "Iterator[io.Buff
 
     Args:
         uri: the file.
-        block_bytes: how much a store is asked for at a time.
+        block_bytes: fetched from a store at a time.
 
     Raises:
         BrokenFileError: on opening, or on reading where the content breaks off.
@@ -109,34 +110,44 @@ def open_content(uri: str, block_bytes: int = _BLOCK_BYTES) -> "Iterator[io.Buff
 
 @contextmanager
 def open_range(
-    uri: str, begin: int, end: int | None, boundary: re.Pattern[bytes], with_header: bool = False
+    uri: str,
+    begin: int,
+    end: int | None,
+    boundary: re.Pattern[bytes] | None,
+    with_header: bool = False,
 ) -> "Iterator[tuple[int, io.BufferedReader[Any]]]":
-    """Open the range of a file that is not packed, from a boundary to a boundary.
+    """Open a file, or the range of one that is not packed, from a boundary to a boundary.
 
-    It goes from the first line at or after ``begin`` that matches ``boundary`` to the first such
-    line at or after ``end``; from the file's beginning if ``begin`` is 0, to its end if ``end`` is
-    None. So the ranges of a file, however it is cut, are the whole of it.
+    A range goes from the first line at or after ``begin`` that matches ``boundary`` to the first
+    such line at or after ``end``; from the file's beginning if ``begin`` is 0, to its end if
+    ``end`` is None. So the ranges of a file, however it is cut, are the whole of it.
 
     Args:
         uri: the file.
         begin: first byte of the range.
         end: one past its last byte.
-        boundary: matches the beginning of a line where a record may begin.
+        boundary: matches the beginning of a line where a record may begin; None: the file cannot
+            be split.
         with_header: whether a range that is not empty has what stands before the first boundary
             line of the file before it, at most `_MAX_HEADER_BYTES`.
 
     Yields:
         What to add to an offset in the content to get the offset in the file, and the content.
     """
+    if begin == 0 and end is None:
+        with open_content(uri) as content:
+            yield 0, content
+        return
+    assert boundary is not None, "a file that cannot be split is read whole"
     with _open(uri, _RANGE_BLOCK_BYTES) as file:
         stop = file.size if end is None else _edge(file, end, boundary, with_header)
         start = _edge(file, begin, boundary, with_header)
-        header = _header(file, boundary) if with_header and 0 < start < stop else b""
-        file.seek(start)
+        file.pending = _header(file, boundary) if with_header and 0 < start < stop else b""
+        first = start - len(file.pending)
         file.stop = stop
-        file.pending = header
+        file.seek(start)
         with io.BufferedReader(file, _BUFFER_BYTES) as content:
-            yield start - len(header), content
+            yield first, content
 
 
 def _edge(file: "_Plain", position: int, boundary: re.Pattern[bytes], with_header: bool) -> int:
@@ -151,16 +162,17 @@ def _next_boundary(file: "_Plain", position: int, boundary: re.Pattern[bytes]) -
     """Return where the first line at or after ``position`` begins that matches ``boundary``."""
     before = max(0, position - 1)
     file.seek(before)
-    lines = io.BufferedReader(file, _BOUNDARY_LINE_BYTES)
+    buffered = io.BufferedReader(file, _BOUNDARY_LINE_BYTES)
+    lines = bounded_lines(buffered, _BOUNDARY_LINE_BYTES)
     try:
-        offset = before + (_skip_line(lines) if position else 0)  # to where the next line begins
-        while line := lines.readline(_BOUNDARY_LINE_BYTES):
+        if position:
+            next(lines, None)  # the line that begins before the position
+        for offset, line in lines:
             if boundary.match(line):
-                return offset
-            offset += len(line) + (0 if line.endswith(b"\n") else _skip_line(lines))
-        return offset
+                return before + offset
+        return file.size
     finally:
-        lines.detach()  # else the file would be closed with it
+        buffered.detach()  # else the file would be closed with it
 
 
 def _header(file: "_Plain", boundary: re.Pattern[bytes]) -> bytes:
@@ -168,16 +180,6 @@ def _header(file: "_Plain", boundary: re.Pattern[bytes]) -> bytes:
     num_bytes = min(_next_boundary(file, 0, boundary), _MAX_HEADER_BYTES)
     file.seek(0)
     return file.read(num_bytes)
-
-
-def _skip_line(lines: "io.BufferedReader[Any]") -> int:
-    """Read to the end of the line; return how many bytes were read."""
-    num_bytes = 0
-    while part := lines.readline(_BOUNDARY_LINE_BYTES):
-        num_bytes += len(part)
-        if part.endswith(b"\n"):
-            break
-    return num_bytes
 
 
 class _Stream(io.RawIOBase):
@@ -274,11 +276,11 @@ def _without_time_limit(fs: fsspec.AbstractFileSystem) -> fsspec.AbstractFileSys
 class _Unpacked(_Stream):
     """The content of a packed file, of one or several members; it can't be sought in.
 
-    What comes before a break is given before BrokenFileError is raised: "truncated_archive" where
-    the file ends too early, else "corrupt_archive"; its offset is in the content.
+    What comes before a break is returned before BrokenFileError is raised: "truncated_archive"
+    where the file ends too early, else "corrupt_archive"; its offset is in the content.
     """
 
-    def __init__(self, packed: _Plain, new_member: Callable[[], "_Member"]) -> None:
+    def __init__(self, packed: _Plain, new_member: Callable[[], Any]) -> None:
         super().__init__(packed)
         self._pieces = self._unpack(new_member)
         self._piece = memoryview(b"")
@@ -296,7 +298,7 @@ class _Unpacked(_Stream):
         self._offset += length
         return length
 
-    def _unpack(self, new_member: Callable[[], "_Member"]) -> Iterator[bytes]:
+    def _unpack(self, new_member: Callable[[], Any]) -> Iterator[bytes]:
         data = self._more()
         while data:
             member = new_member()
@@ -315,9 +317,9 @@ class _Unpacked(_Stream):
         except BrokenFileError as error:  # its offset is in the packed file
             raise BrokenFileError(error.reason, self._offset) from error
 
-    def _step(self, member: "_Member", data: bytes) -> bytes:
+    def _step(self, member: Any, data: bytes) -> bytes:
         try:
-            return member.decompress(data, _PIECE_BYTES)
+            return cast(bytes, member.decompress(data, _PIECE_BYTES))
         except _UNPACKING_ERRORS as error:
             raise BrokenFileError(CORRUPT, self._offset) from error
 
@@ -328,18 +330,6 @@ class _Unpacked(_Stream):
             if not data:
                 return b""
         return rest
-
-
-class _Member(Protocol):
-    """A decompressor with the interface of bz2's."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
 
 class _GzipMember:
@@ -392,11 +382,12 @@ class _ZstdMember:
         return self._frame.decompress(some)
 
 
-_MEMBERS: dict[str, Callable[[], _Member]] = {
+_MEMBERS: dict[str, Callable[[], Any]] = {
     ".gz": _GzipMember,
     ".bz2": bz2.BZ2Decompressor,
     ".xz": lzma.LZMADecompressor,
     ".lzma": lzma.LZMADecompressor,
     ".zst": _ZstdMember,
 }
+"""Ending -> a new decompressor with the interface of bz2's."""
 _UNPACKING_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, zstandard.ZstdError)

@@ -99,9 +99,5 @@ def _of_row(row: int, text: bytes | None, key: Any, settings: SourceSettings) ->
     name = f"row-{row}" if key is None else str(key)
     if text is None:
         return unreadable(NO_TEXT_FIELD, row, key=name)
-    return text_record(text, settings, row, name, decode=_utf8)
-
-
-def _utf8(content: bytes, _encoding: str) -> str:
-    """Return the text of a Parquet string, which is UTF-8 whatever the settings say."""
-    return decode_record(content, AUTO)
+    # A string of Parquet is UTF-8 whatever the settings say.
+    return text_record(text, settings, row, name, lambda content, _: decode_record(content, AUTO))

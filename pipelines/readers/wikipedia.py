@@ -33,7 +33,7 @@ OTHER_NAMESPACE, REDIRECT, NOT_WIKITEXT = "other_namespace", "redirect", "not_wi
 """Reasons of pages that were not asked for."""
 PAGE_LINE = re.compile(rb"[ \t]*<page>")
 """The beginning of a line where a page of a dump begins."""
-# Titles are not escaped and may hold quotes and angles, so that the tag's end tells nothing.
+# Titles are not escaped and may hold quotes and angles, so the end of the tag cannot be found.
 DOC_LINE = re.compile(rb'(?:\xef\xbb\xbf)?<doc\b[^\n]{0,4000}?\bid="([^"\n]{0,4000})"')
 """The beginning of a line where an article of WikiExtractor begins."""
 
@@ -45,7 +45,7 @@ _BETWEEN = re.compile(
     rb"(?:<mediawiki\b[^>]*>\s*(?:<siteinfo>.*?</siteinfo>\s*)?)?(?:</mediawiki>\s*)?",
     re.DOTALL,
 )
-"""What a file may hold beside pages: its header, its end, or neither."""
+"""What a file may contain besides pages: its header, its end, or neither."""
 _NAMESPACE_NAME = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]+)</namespace>')
 _NAMESPACE = re.compile(rb"<ns>\s*(-?\d+)\s*</ns>")
 _ID = re.compile(rb"<id>\s*(\d+)\s*</id>")

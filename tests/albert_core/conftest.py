@@ -2,6 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.mlflow_server import MlflowServer
+
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -19,3 +21,10 @@ def one_tracking_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         folder = tmp_path_factory.mktemp("mlflow")
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
         yield
+
+
+@pytest.fixture(scope="session")
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    """One for all tests that need a real one: it takes half a minute to start."""
+    with MlflowServer(tmp_path_factory.mktemp("mlflow-server")) as server:
+        yield server

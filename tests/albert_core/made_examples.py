@@ -9,12 +9,14 @@ import torch
 
 from albert_core.stage import storage
 from albert_core.stage.manifest import MANIFEST, StagePlan, shard_of
+from albert_core.stage.settings import Settings
 from albert_core.text.masking import mask_examples
 from albert_core.text.records import CLS, EXAMPLE_SCHEMA, NUM_SPECIAL, SEP
 from albert_core.text.seeds import random_bits
 from albert_core.text.tokenizer import SPIECE_MODEL
-from albert_core.training.shards import Batch
+from albert_core.training.shards import Batch, Rows, UpdateSizes
 from tests.albert_core.tiny_vocab import tiny_vocab
+from tests.made_results import made_result
 
 MASKED_LM_PROB, MAX_NGRAM = 0.15, 3
 
@@ -58,27 +60,26 @@ def made_examples(
     table = pa.table(columns, schema=EXAMPLE_SCHEMA)
     vocab_folder = storage.join(work, "vocab")
     storage.write_bytes(storage.join(vocab_folder, SPIECE_MODEL), tokenizer.model)
-    settings = {
-        "fidelity": fidelity,
-        "masked_lm_prob": MASKED_LM_PROB,
-        "max_ngram": MAX_NGRAM,
-    }
-    facts = {
-        "max_seq_length": max_seq_length,
-        "max_predictions": max_predictions,
-        "vocab_size": tokenizer.vocab_size,
-        "vocab_manifest": storage.join(vocab_folder, MANIFEST),
-    }
+    settings = {"masked_lm_prob": MASKED_LM_PROB, "max_ngram": MAX_NGRAM}
+    result = made_result(
+        "examples",
+        fidelity=fidelity,
+        max_seq_length=max_seq_length,
+        max_predictions=max_predictions,
+        num_train=num_examples,
+        vocab_size=tokenizer.vocab_size,
+        vocab_manifest=storage.join(vocab_folder, MANIFEST),
+    )
     cuts = np.linspace(0, num_examples, num_shards + 1).astype(int).tolist()
     shards = [table.slice(begin, end - begin) for begin, end in pairwise(cuts)]
-    return write_examples(work, shards, settings, facts, compression)
+    return write_examples(work, shards, settings, result, compression)
 
 
 def write_examples(
     work: str,
     shards: list[pa.Table],
     settings: dict[str, Any],
-    facts: dict[str, Any],
+    result: Settings,
     compression: str | None = None,
     rows_per_batch: int | None = None,
 ) -> str:
@@ -95,7 +96,7 @@ def write_examples(
         ):
             writer.write_table(table, rows_per_batch)
         written.append(shard_of(uri, folder, "train", len(table)))
-    return plan.write(work, written, [], facts)
+    return plan.write(work, written, [], result)
 
 
 def lists(values: Any, lengths: Any) -> pa.ListArray:
@@ -109,3 +110,8 @@ def assert_equal(one: Batch, other: Batch) -> None:
     for name in Batch.__dataclass_fields__:
         a, b = getattr(one, name), getattr(other, name)
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+
+
+def sizes_of(rows: Rows) -> UpdateSizes:
+    """Return the sizes of an update over ``rows``."""
+    return UpdateSizes.of_lengths(rows.lengths, int(rows.num_predictions.sum()))

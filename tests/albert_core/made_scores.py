@@ -11,13 +11,14 @@ from albert_core.stage import storage
 from albert_core.stage.manifest import MANIFEST, StagePlan, read_manifest
 from albert_core.text.arrow_files import write_arrow
 from tests.albert_core.tiny_model import save_tiny_model
+from tests.made_results import made_result
 
 NUM_EXAMPLES = 400
 SPREAD = 0.005
 """Between the accuracies of one seed and the next."""
 
 
-def write_stage(work: str, name: str, facts: dict[str, Any], **changes: Any) -> str:
+def write_stage(work: str, name: str, **changes: Any) -> str:
     """Return the manifest of a stage that wrote nothing else."""
     plan = StagePlan(
         name,
@@ -27,18 +28,17 @@ def write_stage(work: str, name: str, facts: dict[str, Any], **changes: Any) -> 
         {},
         changes.get("input_manifests", {}),
     )
-    return plan.write(work, [], [], facts)
+    return plan.write(work, [], [], made_result(name))
 
 
 def pretrained(work: str, seed: int) -> str:
     """Return the manifest of a pretraining that never was, with a model and all before it."""
-    corpus = write_stage(work, "corpus", {})
-    vocab = write_stage(work, "vocab", {}, input_manifests={"corpus": corpus})
-    examples = write_stage(work, "examples", {}, input_manifests={"corpus": corpus, "vocab": vocab})
+    corpus = write_stage(work, "corpus")
+    vocab = write_stage(work, "vocab", input_manifests={"corpus": corpus})
+    examples = write_stage(work, "examples", input_manifests={"corpus": corpus, "vocab": vocab})
     uri = write_stage(
         work,
         "pretraining",
-        {"model_folder": "model"},
         inputs={"seed": str(seed)},
         input_manifests={"examples": examples, "vocab": vocab},
     )
@@ -82,7 +82,7 @@ def scores_of(work: str, finetunings: Sequence[str]) -> str:
     """Return the manifest of the scores of these fine-tunings."""
     manifests = {f"finetuning-{read_manifest(uri).key}": uri for uri in finetunings}
     inputs = {name: read_manifest(uri).content for name, uri in manifests.items()}
-    return write_stage(work, "scores", {}, inputs=inputs, input_manifests=manifests)
+    return write_stage(work, "scores", inputs=inputs, input_manifests=manifests)
 
 
 def finetuned(
@@ -97,7 +97,7 @@ def finetuned(
         {"model": model_digest(model_folder), "train": "train", "dev": dev},
         f"score {score}",  # another score, another folder
         {},
-        before | {"task": write_stage(work, "task", {})},
+        before | {"task": write_stage(work, "task")},
     )
     folder = plan.folder(work)
     num_right = round(score * NUM_EXAMPLES)
@@ -107,12 +107,5 @@ def finetuned(
     write_arrow(pa.table({"target": targets, "prediction": said}), f"{folder}/dev.arrow")
     described = {"task": {"labels": ["no", "yes"]}, "settings": {}}
     storage.write_bytes(f"{folder}/model/task.json", json.dumps(described).encode())
-    facts = {
-        "task": task,
-        "kind": "classification",
-        "metric": "accuracy",
-        "score": num_right / NUM_EXAMPLES,
-        "model_folder": "model",
-        "predictions": {"dev": "dev.arrow"},
-    }
-    return plan.write(work, [], [], facts)
+    result = made_result("finetuning", task=task, metric="accuracy", score=num_right / NUM_EXAMPLES)
+    return plan.write(work, [], [], result)

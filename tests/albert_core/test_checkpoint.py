@@ -1,6 +1,8 @@
 import json
 import math
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -69,92 +71,69 @@ def test_a_checkpoint_is_read_back_as_it_was_written(where: str, tmp_path: Path)
 
 
 def test_a_folder_without_a_checkpoint_has_none(tmp_path: Path) -> None:
-    assert list_checkpoints(str(tmp_path / "none")) == []
+    assert steps_in(tmp_path / "none") == []
     assert newest_step(tmp_path / "none") is None
 
 
-def test_the_newest_checkpoint_is_that_of_the_last_step(tmp_path: Path) -> None:
-    save(tmp_path, 900, 10_000, 1000)
-    assert steps_in(tmp_path) == [900, 1000, 10_000]
+def test_the_newest_checkpoint_is_that_of_the_last_step_and_only_the_last_ones_are_kept(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, 900, 10_000, 1000, 1000, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00001000", "step-00010000"]
     assert newest_step(tmp_path) == 10_000
 
 
-def test_only_the_last_ones_are_kept(tmp_path: Path) -> None:
-    save(tmp_path, 1, 2, 3, 4, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
-
-
-def test_a_checkpoint_can_be_written_again(tmp_path: Path) -> None:
-    save(tmp_path, 1, 2, 2, keep=2)
-    assert steps_in(tmp_path) == [1, 2]
-    assert newest_step(tmp_path) == 2
-
-
-def test_a_half_written_checkpoint_is_none(tmp_path: Path) -> None:
-    save(tmp_path, 1, 2)
-    (tmp_path / "step-00000002" / RECORD).unlink()
+def test_a_half_written_checkpoint_is_none_and_can_be_written_again(tmp_path: Path) -> None:
+    [_, uri] = save(tmp_path, 1, 2)
+    Path(uri, RECORD).unlink()
+    Path(uri, STATE).write_bytes(b"half")
     (tmp_path / "step-00000003").mkdir()
     (tmp_path / "step-00000003" / f".{STATE}.host-1-01234567.tmp").write_bytes(b"half")
     (tmp_path / "notes.txt").touch()
     assert steps_in(tmp_path) == [1]
     assert newest_step(tmp_path) == 1
-
-
-@pytest.mark.parametrize("written", [STATE, RECORD])
-def test_an_interrupted_save_leaves_the_checkpoint_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
-) -> None:
-    save(tmp_path, 1)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    what = "torch.save" if written == STATE else "albert_core.stage.storage.write_bytes"
-    monkeypatch.setattr(what, full)
-    with pytest.raises(OSError, match="No space left"):
-        save(tmp_path, 2, keep=1)
-    assert newest_step(tmp_path) == 1
-
-
-def test_a_half_written_checkpoint_is_replaced_when_its_step_comes_again(tmp_path: Path) -> None:
-    [_, uri] = save(tmp_path, 1, 2)
-    Path(uri, RECORD).unlink()
-    Path(uri, STATE).write_bytes(b"half")
     save(tmp_path, 2)
     assert newest_step(tmp_path) == 2
 
 
-@pytest.mark.parametrize("path", [STATE, RECORD])
-def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
+def full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("what", ["torch.save", "albert_core.stage.storage.write_bytes"])
+def test_an_interrupted_save_leaves_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    [_, uri] = save(tmp_path, 1, 2)
-    if path == STATE:
-        damage(Path(uri, STATE))
-    else:
-        content = Path(uri, RECORD).read_bytes()
-        Path(uri, RECORD).write_bytes(content[: len(content) // 2])
+    save(tmp_path, 1)
+    monkeypatch.setattr(what, full)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path, 2, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert newest_step(tmp_path) == 1
+
+
+def cut_in_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        (STATE, damage),
+        (STATE, Path.unlink),
+        (RECORD, cut_in_half),
+        *((RECORD, partial(Path.write_bytes, data=data)) for data in (b"", b"{}", b"[]", b"\xff")),
+    ],
+)
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, harm: Callable[[Path], Any]
+) -> None:
+    [before, uri] = save(tmp_path, 1, 2)
+    harm(Path(uri, name))
     assert newest_step(tmp_path) == 1
     [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
     assert f"passing over {uri}: " in warning.getMessage()
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"\xff"])
-def test_a_record_that_is_none_is_passed_over(tmp_path: Path, content: bytes) -> None:
-    [_, uri] = save(tmp_path, 1, 2)
-    Path(uri, RECORD).write_bytes(content)
-    assert newest_step(tmp_path) == 1
-
-
-def test_a_missing_state_is_passed_over(tmp_path: Path) -> None:
-    [_, uri] = save(tmp_path, 1, 2)
-    Path(uri, STATE).unlink()
-    assert newest_step(tmp_path) == 1
-
-
-def test_when_every_checkpoint_is_damaged_there_is_none(tmp_path: Path) -> None:
-    for uri in save(tmp_path, 1, 2):
-        damage(Path(uri, STATE))
+    harm(Path(before, name))
     assert newest_step(tmp_path) is None
 
 
@@ -174,7 +153,7 @@ def test_a_checkpoint_of_other_examples_is_refused(tmp_path: Path) -> None:
         load_newest(str(tmp_path), EXAMPLES)
 
 
-# Beside the training
+# While the training goes on
 
 
 def test_a_checkpoint_is_of_the_moment_it_was_asked_for(
@@ -200,21 +179,47 @@ def test_a_checkpoint_is_of_the_moment_it_was_asked_for(
     torch.testing.assert_close(found, state_of(1), rtol=0, atol=0)
 
 
-def test_a_write_that_failed_is_said_at_the_next_call_and_leaves_the_older_ones(
+class FullFile:
+    """A file that has room for its first bytes only."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.flush = file, file.flush
+
+    def write(self, content: bytes) -> int:
+        if self.file.tell() > 500:
+            raise OSError(28, "No space left on device")
+        return int(self.file.write(content))
+
+
+def test_a_write_that_failed_is_an_error_of_the_storage_and_leaves_the_older_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = CheckpointWriter(str(tmp_path), keep=1)
+    writer, write = CheckpointWriter(str(tmp_path), keep=1), torch.save
     writer.save(state_of(1), {"step": 1, "examples": EXAMPLES})
     writer.wait()
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("torch.save", full)
+    full_file: Any = FullFile
+    monkeypatch.setattr("torch.save", lambda state, file: write(state, full_file(file)))
     writer.save(state_of(2), {"step": 2, "examples": EXAMPLES})
-    with pytest.raises(TrainingError, match=r"step 2 .* No space left on device\. The 1 older"):
+    with pytest.raises(
+        TrainingError,
+        match=r"step 2 could not be written .*: OSError: .* No space left on device\. "
+        r"The 1 older ones .* newest is .*step-00000001\. Make room",
+    ):
         writer.save(state_of(3), {"step": 3, "examples": EXAMPLES})
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_run_is_told_of_a_write_that_failed_without_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.save", full)
+    writer = CheckpointWriter(str(tmp_path), keep=1)
+    writer.check()
+    writer.save(state_of(1), {"step": 1, "examples": EXAMPLES})
+    with pytest.raises(TrainingError, match=r"step 1 could .* There is no older one"):
+        writer.wait()
+    with pytest.raises(TrainingError, match="step 1 could"):
+        writer.check()
 
 
 # The best
@@ -225,12 +230,10 @@ def test_the_best_is_kept_besides_the_last_ones(tmp_path: Path) -> None:
         record = {"step": step, "examples": EXAMPLES, HELD_OUT_LOSS: loss}
         save_checkpoint(str(tmp_path), state_of(step), record, keep=2)
     assert steps_in(tmp_path) == [2, 4, 5]
-    best = best_checkpoint(str(tmp_path))
-    assert best is not None
-    assert (best[1]["step"], best[1][HELD_OUT_LOSS]) == (2, 3.0)
+    assert best_checkpoint(str(tmp_path)) == (3.0, f"{tmp_path}/step-00000002")
 
 
-def test_where_nothing_was_measured_there_is_no_best(tmp_path: Path) -> None:
+def test_if_nothing_was_measured_there_is_no_best(tmp_path: Path) -> None:
     save(tmp_path, 1, 2)
     assert best_checkpoint(str(tmp_path)) is None
 
@@ -266,8 +269,7 @@ def test_loading_runs_no_code(tmp_path: Path) -> None:
     uri = storage.join(str(tmp_path), "step-00000001")
     with storage.open_atomic(storage.join(uri, STATE)) as file:
         torch.save({"model": Payload()}, file)
-    digest = storage.sha256_of(storage.join(uri, STATE))
-    record = {"step": 1, "sha256": digest, "examples": EXAMPLES}
+    record = {"step": 1, "sha256": storage.sha256_of(storage.join(uri, STATE))}
     storage.write_bytes(storage.join(uri, RECORD), json.dumps(record).encode())
     with pytest.raises(Exception, match=r"[Ww]eights"):
         load_checkpoint(uri)

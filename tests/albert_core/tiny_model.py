@@ -1,11 +1,13 @@
 """Models of a few thousand random weights and a tiny vocabulary; a folder of one."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from albert_core.config import ModelSettings
+from albert_core.conversion.initial_weights import read_source
 from albert_core.conversion.model_folder import save_model_folder
 from albert_core.model.albert import AlbertForPretraining
 from tests.albert_core.tiny_vocab import tiny_vocab
@@ -51,3 +53,9 @@ def save_tiny_model(folder: str, seed: int = 0) -> AlbertForPretraining:
     model = random_model(seed, **sizes, max_position_embeddings=MAX_POSITIONS)
     save_model_folder(model, tiny_vocab(), folder)
     return model
+
+
+def load_model(folder: str | Path) -> AlbertForPretraining:
+    """Return the model in ``folder`` in its own shape."""
+    source = read_source(str(folder))
+    return source.start(source.settings)

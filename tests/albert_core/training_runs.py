@@ -12,6 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.stage.manifest import read_manifest
+from albert_core.stage.results import PretrainingResult
+from albert_core.training import pretrain
 from pipelines import clean_corpus, make_examples, train_vocab
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings, VocabularySettings
 from tests.generated_order import write_days
@@ -61,6 +64,21 @@ def with_settings(**values: Any) -> TrainingSettings:
     return TrainingSettings(**TRAINING.model_dump() | values)
 
 
+def train(examples: str, work: Path | str, model: ModelSettings = MODEL, **values: Any) -> str:
+    """Run the stage in this process, with some of the settings above changed."""
+    return pretrain.run(model, with_settings(**values), examples, str(work))
+
+
+def result_of(manifest: str) -> PretrainingResult:
+    """Return what a run tells its readers."""
+    return read_manifest(manifest).result_as(PretrainingResult)
+
+
+def content_of(manifest: str) -> str:
+    """Return a digest of all that a run made."""
+    return read_manifest(manifest).content
+
+
 def recipe_file(folder: Path, settings: TrainingSettings, model: ModelSettings = MODEL) -> str:
     """Write a resolved recipe to ``folder``; return its path."""
     path = folder / "recipe.json"
@@ -80,6 +98,10 @@ def run_with_faults(
     examples: str,
     num_ranks: int = 1,
     faults: dict[str, Any] | None = None,
+    *,
+    model: ModelSettings = MODEL,
+    python: str = sys.executable,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run the stage as processes, with results below ``folder``/work.
 
@@ -89,28 +111,22 @@ def run_with_faults(
         examples: manifest.
         num_ranks: more than one are started by the launcher.
         faults: see `training_with_faults`.
+        model: settings.
+        python: interpreter.
+        variables: of the environment.
     """
-    options = [
-        f"--recipe={recipe_file(folder, settings)}",
-        f"--examples={examples}",
-        f"--work={folder / 'work'}",
-    ]
-    launcher = [
-        "albert_core.training.launcher",
-        "--standalone",
-        f"--nproc-per-node={num_ranks}",
-        "-m",
-    ]
+    launcher = ["albert_core.training.launcher", "--standalone", f"--nproc-per-node={num_ranks}"]
     return subprocess.run(
         [
-            sys.executable,
-            "-m",
-            *(launcher if num_ranks > 1 else []),
+            *(python, "-m"),
+            *([*launcher, "-m"] if num_ranks > 1 else []),
             "tests.albert_core.training_with_faults",
-            *options,
+            f"--recipe={recipe_file(folder, settings, model)}",
+            f"--examples={examples}",
+            f"--work={folder / 'work'}",
         ],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "FAULTS": json.dumps(faults or {})},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "FAULTS": json.dumps(faults or {}), **variables},
     )

@@ -20,6 +20,7 @@ import torch
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.manifest import read_manifest
+from albert_core.stage.results import ExamplesResult
 from albert_core.training.devices import ranks_of_environment
 from albert_core.training.held_out import evaluate
 from albert_core.training.loader import UpdateLoader
@@ -45,24 +46,15 @@ def main(examples: str, model_json: str, training_json: str) -> None:
     with ranks_of_environment() as ranks:
         torch.manual_seed(1)
         shape = ModelSettings.model_validate_json(model_json)
-        model = AlbertForPretraining(shape, read_manifest(examples).facts["vocab_size"])
+        model = AlbertForPretraining(
+            shape, read_manifest(examples).result_as(ExamplesResult).vocab_size
+        )
         model = ranks.place(model, settings)
         rates = settings.learning_rate, settings.warmup_steps, settings.num_steps
         optimizer = build_optimizer(model, settings.optimizer, settings.learning_rate, 0.01)
         state = TrainState(model=model, optimizer=optimizer)
-        with UpdateLoader(
-            shards,
-            batch_size=settings.batch_size,
-            micro_batch_size=settings.micro_batch_size,
-            seed=1,
-            rank=0,
-            world_size=1,
-            first_example=0,
-            num_updates=settings.num_steps,
-            masks="shards",
-            pin_memory=False,
-            shape=ranks.batch_shape(shards, settings.micro_batch_size),
-        ) as loader:
+        place = {"first_example": 0, "num_updates": settings.num_steps}
+        with UpdateLoader(shards, settings, ranks, **place) as loader:
             for taken in loader:
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate_at(state.step, *rates, settings.schedule)

@@ -1,7 +1,13 @@
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from albert_core.stage import storage
+from flows.recipe import RecipeRun
+from tests.flows.made_manifests import made_manifest
 from tests.flows.tiny_way import Tiny, make_tiny, write_source
 
 
@@ -10,7 +16,7 @@ def prefect_server() -> Iterator[None]:
     """A Prefect server with a database of its own, for flows run in this process."""
     from prefect.testing.utilities import prefect_test_harness
 
-    with prefect_test_harness(server_startup_timeout=120):
+    with prefect_test_harness(server_startup_timeout=400):
         yield
 
 
@@ -23,3 +29,65 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.delenv("MLFLOW_REGISTRY_URI", raising=False)
         yield make_tiny(write_source(folder / "source"), str(folder / "work"))
+
+
+STAGE_OF = {
+    "pipelines.clean_corpus": "corpus",
+    "pipelines.train_vocab": "vocab",
+    "pipelines.make_examples": "examples",
+    "pipelines.make_task": "task",
+    "pipelines.contamination": "contamination",
+    "albert_core.training.pretrain": "pretraining",
+    "albert_core.finetuning.finetune": "finetuning",
+    "albert_core.scores.tabulate": "scores",
+    "albert_core.registry.register": "registration",
+}
+
+
+class FakeStages:
+    """Stands for all stages: writes made manifests and remembers what was asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, str]]] = []
+        """Stage and inputs; those in the work folder are relative to it."""
+        self.receipt = "none"
+        self.champion = ""
+
+    def run_stage(self, module: str, run: RecipeRun, environment: Any = None, **inputs: str) -> str:
+        if module == "pipelines.removal":
+            self.calls.append(("removal", {}))
+            return self.receipt
+        stage = STAGE_OF[module]
+        self.calls.append((stage, {n: v.removeprefix(f"{run.work}/") for n, v in inputs.items()}))
+        key = f"{inputs['task']}-{inputs['seed']}" if stage == "finetuning" else "0"
+        folder = storage.join(run.work, stage, key)
+        storage.write_bytes(f"{folder}/scores.md", b"# Scores")
+        for split in ("train", "dev"):
+            storage.write_bytes(f"{folder}/CoLA/{split}.tsv", b"")
+        manifest = made_manifest(stage).model_copy(update={"key": key})
+        storage.write_bytes(f"{folder}/manifest.json", manifest.model_dump_json().encode())
+        return f"{folder}/manifest.json"
+
+    def of(self, stage: str) -> list[dict[str, str]]:
+        return [inputs for name, inputs in self.calls if name == stage]
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
+    """Have the flows call fake stages and a fake registry, and track nothing."""
+    from albert_core import registry as registry_room
+    from flows import evaluate_albert, flow_run, pretrain_albert, refresh_corpus
+
+    fake = FakeStages()
+    for module in (pretrain_albert, refresh_corpus, evaluate_albert):
+        monkeypatch.setattr(module, "run_stage", fake.run_stage)
+    monkeypatch.setattr(pretrain_albert, "find_stage", lambda *_, **__: None)
+    monkeypatch.setattr(flow_run, "begin_tracking", lambda *_: None)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    versions = SimpleNamespace(
+        champion_to_beat=lambda name, pretraining, work: fake.champion,
+        model_folder_of=lambda model_uri, work: f"/found/{model_uri[8:]}",
+    )
+    monkeypatch.setitem(sys.modules, "albert_core.registry.versions", versions)
+    monkeypatch.setattr(registry_room, "versions", versions, raising=False)
+    return fake

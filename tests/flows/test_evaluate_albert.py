@@ -1,52 +1,21 @@
+"""The flow evaluate-albert: which fine-tunings it takes, from which models, several at a time."""
+
 import json
-import sys
+import os
+import threading
+from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from albert_core import registry as registry_room
+from albert_core.config import EvaluationSettings
 from albert_core.stage import storage
-from albert_core.stage.errors import TaskError
-from flows import evaluate_albert, stage_task
-from flows.done_before import RecipeRun
-from flows.evaluate_albert import newest_task_folder
-from tests.flows.made_manifests import made_manifest
-
-pytestmark = pytest.mark.usefixtures("prefect_server")
-
-
-class FakeStages:
-    """Stands for all stages: writes manifests and remembers what was asked for."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, dict[str, str]]] = []
-
-    def run_stage(self, module: str, run: RecipeRun, environment: Any = None, **inputs: str) -> str:
-        stage = module.rpartition(".")[2]
-        self.calls.append((stage, inputs))
-        key = "-".join([stage, inputs.get("task", ""), inputs.get("seed", "")])
-        uri = storage.join(run.work, stage, key, "manifest.json")
-        facts = {"text": "the table", "page": "scores.html", "model": "tiny"}
-        manifest = made_manifest("finetuning", {"model_folder": "model"} | facts)
-        storage.write_bytes(uri, manifest.model_dump_json().encode())
-        storage.write_bytes(f"{uri.rpartition('/')[0]}/scores.md", b"# Scores")
-        return uri
-
-    def of(self, stage: str) -> list[dict[str, str]]:
-        return [inputs for name, inputs in self.calls if name == stage]
-
-
-@pytest.fixture
-def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
-    fake = FakeStages()
-    monkeypatch.setattr(evaluate_albert, "run_stage", fake.run_stage)
-    monkeypatch.setattr(stage_task, "begin_tracking", lambda *_: None)
-    versions = SimpleNamespace(model_folder_of=lambda uri, work: f"/found/{uri[8:]}")
-    monkeypatch.setitem(sys.modules, "albert_core.registry.versions", versions)
-    monkeypatch.setattr(registry_room, "versions", versions, raising=False)
-    return fake
+from albert_core.stage.errors import ConfigError, TaskError
+from flows.evaluate_albert import evaluate_albert
+from flows.finetunings import PROCESSES, Planned, Slots, num_processes, planned, visible_devices
+from flows.recipe import RecipeRun, load_recipe
+from tests.flows.conftest import FakeStages
 
 
 @pytest.fixture
@@ -59,22 +28,20 @@ def task_folder(tmp_path: Path) -> str:
     return f"{tmp_path}/tasks"
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_each_task_that_is_there_is_done_with_each_seed_and_the_rest_is_named(
     stages: FakeStages, task_folder: str, tmp_path: Path
 ) -> None:
     work = f"{tmp_path}/work"
-    text = evaluate_albert.evaluate_albert(
-        "models:/albert-tiny@champion", task_folder, seeds=2, work=work
-    )
-    assert text.startswith("the table\n")
-    assert f"{work}/tabulate/tabulate--/scores.html" in text
-    finetunings = stages.of("finetune")
+    text = evaluate_albert("models:/albert-tiny@champion", task_folder, seeds=2, work=work)
+    assert f"{work}/scores/0/scores.html" in text
+    finetunings = stages.of("finetuning")
     assert [(each["task"], each["seed"]) for each in finetunings] == [
         (task, seed) for task in ("mnli", "cola", "rte") for seed in ("12345", "12346")
     ]
     assert {each["model_folder"] for each in finetunings} == {"/found/albert-tiny@champion"}
     assert {each["task_folder"] for each in finetunings} == {task_folder}
-    (scoring,) = stages.of("tabulate")
+    (scoring,) = stages.of("scores")
     assert scoring["model"] == "albert-tiny@champion"
     assert len(json.loads(scoring["finetunings"])) == 6
     assert scoring["contamination"] == ""
@@ -83,65 +50,147 @@ def test_each_task_that_is_there_is_done_with_each_seed_and_the_rest_is_named(
     assert not {"mnli", "cola", "rte"} & missing.keys()
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_what_starts_from_mnli_starts_from_the_run_of_the_same_seed(
     stages: FakeStages, task_folder: str, tmp_path: Path
 ) -> None:
-    work = f"{tmp_path}/work"
-    evaluate_albert.evaluate_albert(
+    evaluate_albert(
         f"{tmp_path}/some/model",
         task_folder,
         tasks=["rte"],
         seeds=2,
-        work=work,
+        work=f"{tmp_path}/work",
         overrides=['evaluation.from_mnli=["rte"]'],
     )
-    assert [(each["task"], each["model_folder"]) for each in stages.of("finetune")] == [
+    assert [(each["task"], each["model_folder"]) for each in stages.of("finetuning")] == [
         ("mnli", f"{tmp_path}/some/model"),
         ("mnli", f"{tmp_path}/some/model"),
-        ("rte", f"{work}/finetune/finetune-mnli-12345/model"),
-        ("rte", f"{work}/finetune/finetune-mnli-12346/model"),
+        ("rte", "finetuning/mnli-12345/model"),
+        ("rte", "finetuning/mnli-12346/model"),
     ]
-    assert stages.of("tabulate")[0]["model"] == "some/model"
+    assert stages.of("scores")[0]["model"] == "some/model"
 
 
-def test_with_the_corpus_known_the_overlap_is_looked_for(
-    stages: FakeStages, task_folder: str, tmp_path: Path
-) -> None:
-    evaluate_albert.evaluate_albert(
-        "/m", task_folder, ["cola"], 1, work=f"{tmp_path}/work", corpus="/corpus/manifest.json"
-    )
-    assert [name for name, _ in stages.calls] == ["finetune", "contamination", "tabulate"]
-    assert stages.of("contamination") == [
-        {"corpus": "/corpus/manifest.json", "task_folder": task_folder}
-    ]
-    assert stages.of("tabulate")[0]["contamination"].endswith("contamination--/manifest.json")
-
-
-def test_several_run_at_a_time_where_the_environment_says_so(
+@pytest.mark.usefixtures("prefect_server")
+def test_several_run_at_a_time_and_with_the_corpus_known_the_overlap_is_looked_for(
     stages: FakeStages, task_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ALBERT_FINETUNING_PROCESSES", "2")
-    evaluate_albert.evaluate_albert("/m", task_folder, ["cola", "rte"], 2, work=f"{tmp_path}/w")
-    found = json.loads(stages.of("tabulate")[0]["finetunings"])
-    assert [Path(uri).parent.name for uri in found] == [
-        f"finetune-{task}-{seed}" for task in ("cola", "rte") for seed in (12345, 12346)
+    monkeypatch.setenv(PROCESSES, "2")
+    corpus = "/corpus/manifest.json"
+    evaluate_albert("/m", task_folder, ["cola", "rte"], 2, work=f"{tmp_path}/w", corpus=corpus)
+    [scoring] = stages.of("scores")
+    assert [Path(uri).parent.name for uri in json.loads(scoring["finetunings"])] == [
+        f"{task}-{seed}" for task in ("cola", "rte") for seed in (12345, 12346)
+    ]
+    assert stages.of("contamination") == [{"corpus": corpus, "task_folder": task_folder}]
+    assert scoring["contamination"] == "contamination/0/manifest.json"
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_without_a_folder_the_task_generated_last_is_done_and_there_must_be_one(
+    stages: FakeStages, tmp_path: Path
+) -> None:
+    with pytest.raises(TaskError, match="holds no generated task: give task_folder"):
+        evaluate_albert.fn("/m", work=str(tmp_path))
+    stages.run_stage("pipelines.make_task", RecipeRun(load_recipe("tiny"), "", str(tmp_path)))
+    evaluate_albert("/m", seeds=1, work=str(tmp_path))
+    (finetuning,) = stages.of("finetuning")
+    assert (finetuning["task"], finetuning["task_folder"]) == ("cola", "task/0/CoLA")
+    assert json.loads(stages.of("scores")[0]["missing"]) == {}
+
+
+PRESENT, MISSING = ["cola", "rte", "mnli"], {"race": "train/N.txt in /data", "ax": "mnli"}
+
+
+def settings(**changes: Any) -> EvaluationSettings:
+    return EvaluationSettings.read({"num_seeds": 2, "seed": 7} | changes, "test")
+
+
+def test_only_tasks_that_were_asked_for_are_done_and_missed() -> None:
+    found = planned(settings(), PRESENT, MISSING)
+    assert found.runs == [Planned(task, n, from_mnli=False) for task in PRESENT for n in (7, 8)]
+    assert found.missing == {"race": "there is no train/N.txt in /data", "ax": "there is no mnli"}
+    found = planned(settings(tasks=["race", "rte"]), PRESENT, MISSING)
+    assert {run.task for run in found.runs} == {"rte"}
+    assert found.missing == {"race": "there is no train/N.txt in /data"}
+
+
+def test_what_starts_from_mnli_comes_after_it_though_it_was_not_asked_for() -> None:
+    wanted = settings(tasks=["rte", "cola"], from_mnli=["rte", "sts-b"], num_seeds=1)
+    assert planned(wanted, PRESENT, MISSING).runs == [
+        Planned("mnli", 7, from_mnli=False),
+        Planned("cola", 7, from_mnli=False),
+        Planned("rte", 7, from_mnli=True),
     ]
 
 
-def test_without_a_folder_the_task_generated_last_is_done(
-    stages: FakeStages, tmp_path: Path
+@pytest.mark.parametrize(
+    ("changes", "present", "message"),
+    [
+        ({"tasks": ["rte", "colla"]}, PRESENT, "there is no task 'colla' to fine-tune on; there"),
+        ({"tasks": ["race"]}, PRESENT, r"there is no task to fine-tune on:\n  race: there is no"),
+        ({}, [], "there is no task to fine-tune on"),
+        ({"from_mnli": ["rte"]}, ["rte"], "names rte, but the files of MNLI are not there"),
+    ],
+)
+def test_what_can_not_be_done_is_said(
+    changes: dict[str, Any], present: list[str], message: str
 ) -> None:
-    manifest = made_manifest("task")
-    folder = f"{tmp_path}/task/{manifest.key}"
-    storage.write_bytes(f"{folder}/manifest.json", manifest.model_dump_json().encode())
-    for split in ("train", "dev"):
-        storage.write_bytes(f"{folder}/CoLA/{split}.tsv", b"")
-    evaluate_albert.evaluate_albert("/m", seeds=1, work=str(tmp_path))
-    (finetuning,) = stages.of("finetune")
-    assert (finetuning["task"], finetuning["task_folder"]) == ("cola", f"{folder}/CoLA")
-    assert json.loads(stages.of("tabulate")[0]["missing"]) == {}
+    with pytest.raises(TaskError, match=message):
+        planned(settings(**changes), present, MISSING)
 
 
-def test_without_a_generated_task_a_folder_must_be_given(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="holds no generated task: give task_folder"):
-        newest_task_folder(str(tmp_path))
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The environment of a machine with eight cores on which nothing is set."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for name in (PROCESSES, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_the_environment_says_how_many_run_at_a_time(plain: pytest.MonkeyPatch) -> None:
+    assert num_processes() == 1
+    plain.setenv(PROCESSES, "3")
+    assert num_processes() == 3
+    plain.setenv(PROCESSES, "0")
+    with pytest.raises(ConfigError, match="must be a whole number, at least 1"):
+        num_processes()
+
+
+def taken_together(number: int, devices: list[str]) -> list[dict[str, str]]:
+    slots = Slots(number, devices)
+    with ExitStack() as stack:
+        return [stack.enter_context(slots.taken()) for _ in range(number)]
+
+
+def test_processes_share_the_devices_or_else_the_cores(plain: pytest.MonkeyPatch) -> None:
+    assert taken_together(1, ["0", "1"]) == [{}]
+    environments = taken_together(3, ["4", "6"])
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in environments] == ["4", "6", "4"]
+    assert taken_together(2, []) == [{"OMP_NUM_THREADS": "4"}] * 2
+    plain.setenv("OMP_NUM_THREADS", "1")
+    assert taken_together(2, []) == [{}] * 2
+
+
+@pytest.mark.usefixtures("plain")
+def test_who_comes_when_all_places_are_taken_waits() -> None:
+    slots, entered = Slots(1, []), threading.Event()
+
+    def enter() -> None:
+        with slots.taken():
+            entered.set()
+
+    with slots.taken():
+        thread = threading.Thread(target=enter)
+        thread.start()
+        assert not entered.wait(0.05)
+    assert entered.wait(10)
+    thread.join()
+
+
+def test_the_visible_devices_are_those_of_the_environment(plain: pytest.MonkeyPatch) -> None:
+    plain.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert visible_devices() == ["2", "3"]
+    plain.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_devices() == []

@@ -1,5 +1,6 @@
 """Which Prefect server a flow that is run by hand speaks to."""
 
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -61,14 +62,32 @@ def test_the_server_of_a_served_work_folder_is_used(tmp_path: Path, served: str)
 
 
 @pytest.mark.usefixtures("own")
-@pytest.mark.parametrize(
-    "content", [None, b"", b"{}", b'{"prefect_api_url": "http://[::1]:9/api"}']
-)
-def test_without_one_that_answers_there_is_one_of_its_own(
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"[]", b'{"pid": "?"}'])
+def test_without_one_that_is_noted_there_is_one_of_its_own(
     content: bytes | None, tmp_path: Path
 ) -> None:
     if content is not None:
         (tmp_path / SERVED).write_bytes(content)
+    with pytest.raises(Started), prefect_server(str(tmp_path)):
+        pass
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"prefect_api_url": "http://[::1]:9/api"},
+        {"pid": 2**22 + 1},
+        {"started": psutil.Process().create_time() - 60},
+    ],
+    ids=["does not answer", "is gone", "is gone, and another process has its number"],
+)
+def test_what_a_killed_serve_noted_is_not_believed(
+    changed: dict[str, Any], tmp_path: Path, served: str
+) -> None:
+    note_served(tmp_path, served)
+    noted = json.loads((tmp_path / SERVED).read_bytes())
+    (tmp_path / SERVED).write_text(json.dumps({**noted, **changed}))
     with pytest.raises(Started), prefect_server(str(tmp_path)):
         pass
 

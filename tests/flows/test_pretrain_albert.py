@@ -1,109 +1,44 @@
-import sys
+"""The flows pretrain-albert and refresh-corpus, from stage to stage."""
+
+from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.events import Event
+from prefect.events.filters import EventFilter, EventNameFilter
 
-from albert_core import registry as registry_room
 from albert_core.stage import storage
-from flows import evaluate_albert, pretrain_albert, refresh_corpus, stage_task
-from flows.done_before import RecipeRun
+from flows import refresh_corpus
+from flows.pretrain_albert import pretrain_albert
+from flows.recipe import NotDoneError, RecipeRun, load_recipe
+from tests.flows.conftest import STAGE_OF, FakeStages
 from tests.flows.made_manifests import made_manifest
 
-STAGE_OF = {
-    "pipelines.clean_corpus": "corpus",
-    "pipelines.train_vocab": "vocab",
-    "pipelines.make_examples": "examples",
-    "pipelines.make_task": "task",
-    "albert_core.training.pretrain": "pretraining",
-    "albert_core.finetuning.finetune": "finetuning",
-    "albert_core.scores.tabulate": "scores",
-    "albert_core.registry.register": "registration",
-}
-
-
-class FakeStages:
-    """Stands for all stages: writes made manifests and remembers what was asked for."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, dict[str, str]]] = []
-        self.receipt = "none"
-
-    def run_stage(self, module: str, run: RecipeRun, environment: Any = None, **inputs: str) -> str:
-        if module == "pipelines.removal":
-            self.calls.append(("removal", {}))
-            return self.receipt
-        stage = STAGE_OF[module]
-        self.calls.append((stage, {n: v.removeprefix(f"{run.work}/") for n, v in inputs.items()}))
-        manifest = made_manifest(stage)
-        uri = storage.join(run.work, stage, manifest.key, "manifest.json")
-        storage.write_bytes(uri, manifest.model_dump_json().encode())
-        if stage == "task":
-            for split in ("train", "dev"):
-                storage.write_bytes(f"{uri.rpartition('/')[0]}/CoLA/{split}.tsv", b"")
-        return uri
-
-    def of(self, stage: str) -> list[dict[str, str]]:
-        return [inputs for name, inputs in self.calls if name == stage]
-
-
-@pytest.fixture
-def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
-    fake = FakeStages()
-    for module in (pretrain_albert, refresh_corpus, evaluate_albert):
-        monkeypatch.setattr(module, "run_stage", fake.run_stage)
-    monkeypatch.setattr(pretrain_albert, "find_stage", lambda *_, **__: None)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr(stage_task, "begin_tracking", lambda *_: None)
-    return fake
-
-
-def set_champion(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    registry = SimpleNamespace(
-        champion_to_beat=lambda name, pretraining, work: address,
-        model_folder_of=lambda model_uri, work: "/elsewhere/champion",
-    )
-    monkeypatch.setitem(sys.modules, "albert_core.registry.versions", registry)
-    monkeypatch.setattr(registry_room, "versions", registry, raising=False)
-
-
-def at(stage: str, *rest: str) -> str:
-    return "/".join((stage, "0123456789abcdef", *(rest or ("manifest.json",))))
+AT = {stage: f"{stage}/0/manifest.json" for stage in STAGE_OF.values()}
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_the_whole_way_goes_from_stage_to_stage(
-    stages: FakeStages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_champion(monkeypatch, "")
-    text = pretrain_albert.pretrain_albert(
-        "tiny", work=str(tmp_path), overrides=["evaluation.num_seeds=2"]
-    )
-    made = {stage: at(stage) for stage in STAGE_OF.values()}
+def test_the_whole_way_goes_from_stage_to_stage(stages: FakeStages, tmp_path: Path) -> None:
+    text = pretrain_albert("tiny", work=str(tmp_path), overrides=["evaluation.num_seeds=2"])
     assert stages.calls[:5] == [
         ("corpus", {}),
-        ("vocab", {"corpus": made["corpus"]}),
-        ("examples", {"corpus": made["corpus"], "vocab": made["vocab"]}),
-        ("task", {"examples": made["examples"], "corpus": made["corpus"]}),
-        ("pretraining", {"examples": made["examples"]}),
+        ("vocab", {"corpus": AT["corpus"]}),
+        ("examples", {"corpus": AT["corpus"], "vocab": AT["vocab"]}),
+        ("task", {"examples": AT["examples"], "corpus": AT["corpus"]}),
+        ("pretraining", {"examples": AT["examples"]}),
     ]
-    assert [stage for stage, _ in stages.calls[5:]] == ["finetuning"] * 2 + [
-        "scores",
-        "registration",
-    ]
+    names = [stage for stage, _ in stages.calls[5:]]
+    assert names == ["finetuning", "finetuning", "scores", "registration"]
+    finetuning = {"model_folder": "pretraining/0/model", "task_folder": "task/0/CoLA"}
     assert stages.of("finetuning") == [
-        {
-            "model_folder": at("pretraining", "model"),
-            "task_folder": at("task", "CoLA"),
-            "task": "cola",
-            "seed": seed,
-        }
-        for seed in ("12345", "12346")
+        finetuning | {"task": "cola", "seed": seed} for seed in ("12345", "12346")
     ]
-    assert stages.of("scores")[0]["model"] == "0123456789abcdef/model"
+    assert stages.of("scores")[0]["model"] == "0/model"
     assert stages.of("registration") == [
-        {"pretraining": made["pretraining"], "scores": made["scores"], "champion_scores": ""}
+        {"pretraining": AT["pretraining"], "scores": AT["scores"], "champion_scores": ""}
     ]
     assert text.startswith("tiny: albert-tiny, version 3")
     assert f"export MLFLOW_TRACKING_URI=sqlite:///{tmp_path}/mlflow.db" in text
@@ -111,46 +46,112 @@ def test_the_whole_way_goes_from_stage_to_stage(
 
 @pytest.mark.usefixtures("prefect_server")
 def test_the_champion_is_scored_on_the_same_tasks_with_the_same_seeds(
-    stages: FakeStages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stages: FakeStages, tmp_path: Path
 ) -> None:
-    set_champion(monkeypatch, "models:/albert-tiny/2")
-    pretrain_albert.pretrain_albert("tiny", work=str(tmp_path))
+    stages.champion = "models:/albert-tiny/2"
+    pretrain_albert("tiny", work=str(tmp_path))
     ours, theirs = stages.of("finetuning")[:2], stages.of("finetuning")[2:]
-    assert {each["model_folder"] for each in theirs} == {"/elsewhere/champion"}
-    assert [each | {"model_folder": ""} for each in theirs] == [
-        each | {"model_folder": ""} for each in ours
-    ]
+    assert theirs == [each | {"model_folder": "/found/albert-tiny/2"} for each in ours]
     assert [each["model"] for each in stages.of("scores")][1] == "albert-tiny/2"
-    assert stages.of("registration")[0]["champion_scores"] == at("scores")
+    assert stages.of("registration")[0]["champion_scores"] == AT["scores"]
 
 
 @pytest.mark.usefixtures("prefect_server")
 def test_the_recipes_own_tasks_go_before_the_generated_one(
-    stages: FakeStages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stages: FakeStages, tmp_path: Path
 ) -> None:
-    set_champion(monkeypatch, "")
     for split in ("train", "dev"):
         storage.write_bytes(f"{tmp_path}/tasks/GLUE/RTE/{split}.tsv", b"")
     settings = [f"evaluation.task_folder={tmp_path}/tasks", "evaluation.num_seeds=1"]
-    pretrain_albert.pretrain_albert("tiny", work=f"{tmp_path}/work", overrides=settings)
+    pretrain_albert("tiny", work=f"{tmp_path}/work", overrides=settings)
     assert stages.of("task") == []
-    assert [each["task"] for each in stages.of("finetuning")] == ["rte"]
-    assert stages.of("finetuning")[0]["task_folder"] == f"{tmp_path}/tasks"
+    [finetuning] = stages.of("finetuning")
+    assert (finetuning["task"], finetuning["task_folder"]) == ("rte", f"{tmp_path}/tasks")
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_refresh_ends_with_the_examples_and_what_was_removed(
+def test_a_refresh_ends_with_the_examples_and_what_was_removed_and_is_then_done(
     stages: FakeStages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.affected_versions.name_affected_versions", lambda *_: [])
+    with pytest.raises(NotDoneError):  # the server was not told of the change yet
+        refresh_corpus.refresh_corpus.fn("tiny", work=str(tmp_path))
     text = refresh_corpus.refresh_corpus("tiny", work=str(tmp_path))
-    assert [stage for stage, _ in stages.calls] == ["corpus", "vocab", "examples", "removal"]
-    assert str(tmp_path / at("examples")) in text
+    assert [stage for stage, _ in stages.calls[4:]] == ["corpus", "vocab", "examples", "removal"]
+    assert f"{tmp_path}/{AT['examples']}" in text
     assert "documents read    " in text
     assert "No document of an earlier corpus is gone." in text
+    assert refresh_corpus.refresh_corpus.fn("tiny", work=str(tmp_path)) == text
+    monkeypatch.setattr("flows.affected_versions.name_affected_versions", lambda *_: [])
     receipt = tmp_path / "removal-1.json"
     receipt.write_text('{"registered_versions": {"made_of_them": ["models:/m/1 @champion"]}}')
     stages.receipt = str(receipt)
-    text = refresh_corpus.refresh_corpus("tiny", work=str(tmp_path))
+    text = refresh_corpus.refresh_corpus.fn("tiny", work=str(tmp_path))
     assert f"the receipt is {receipt}" in text
     assert "Registered versions made of them: models:/m/1 @champion." in text
+
+
+class Server:
+    """Stands for Prefect's server: takes events, or does not."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, str], dict[str, Any]]] = []
+        self.confirms = True
+
+    def emit(self, name: str, resource: dict[str, str], payload: dict[str, Any]) -> Event | None:
+        self.events.append((name, resource, payload))
+        return Event(event=name, resource=resource, occurred=datetime.now(UTC))
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+    monkeypatch.setattr(refresh_corpus, "in_flow_run", lambda: True)
+    monkeypatch.setattr(refresh_corpus, "emit_event", made.emit)
+    monkeypatch.setattr(refresh_corpus, "_has_arrived", lambda _: made.confirms)
+    return made
+
+
+def tell(work: Path, key: str) -> bool:
+    manifest = made_manifest("examples").model_copy(update={"key": key})
+    uri = f"{work}/examples/{key}/manifest.json"
+    storage.write_bytes(uri, manifest.model_dump_json().encode())
+    run = RecipeRun(load_recipe("tiny"), "recipe.json", str(work))
+    return refresh_corpus.tell_of_change(run, uri, "tiny", "text.txt", ["a.b=1"])
+
+
+def test_the_server_is_told_once_of_each_set_of_examples(tmp_path: Path, server: Server) -> None:
+    assert [tell(tmp_path, key) for key in ("first", "second", "first")] == [True, True, False]
+    (name, resource, payload), (_, second, _) = server.events
+    assert name == "albert.corpus.changed"
+    assert resource["prefect.resource.id"] == "albert.examples.first"
+    assert resource["albert.manifest"] == f"{tmp_path}/examples/first/manifest.json"
+    assert second["prefect.resource.id"] == "albert.examples.second"
+    given = {"recipe": "tiny", "source": "text.txt", "overrides": ["a.b=1"]}
+    assert payload == given | {"work": str(tmp_path)}
+
+
+def test_what_was_not_told_or_did_not_arrive_is_told_by_the_next_run(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(refresh_corpus, "emit_event", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tell(tmp_path, "first")
+        patch.setattr(refresh_corpus, "emit_event", lambda *_, **__: None)
+        assert not tell(tmp_path, "first")
+    server.confirms = False
+    assert not tell(tmp_path, "first")
+    server.confirms = True
+    assert tell(tmp_path, "first")
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_real_server_confirms_the_event(tmp_path: Path) -> None:
+    assert flow(tell)(tmp_path, "real")
+    wanted = EventFilter(event=EventNameFilter(name=[refresh_corpus.EVENT]))
+    with get_client(sync_client=True) as client:
+        found = client.read_events(wanted, limit=50).events
+    assert "albert.examples.real" in {event.resource.id for event in found}

@@ -1,7 +1,6 @@
 """Through the flow, with the real registry: who is promoted, who is not, and back again."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ from albert_core.config import RegistrySettings
 from albert_core.conversion.model_files import model_digest
 from albert_core.registry import register
 from albert_core.stage.manifest import read_manifest
+from albert_core.stage.results import RegistrationResult
 from albert_core.tracking.server import open_client
 from flows import evaluate_albert, pretrain_albert, refresh_corpus
 from flows.commands.main import main
-from flows.done_before import RecipeRun
+from flows.recipe import RecipeRun
 from tests.albert_core.made_scores import finetuned, pretrained, scores_of, write_stage
-from tests.flows.made_manifests import FACTS
 
 NAME = "albert-tiny"
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -48,7 +47,7 @@ class Stages:
         if stage == "register":
             return register.run(RegistrySettings(model_name=NAME), work=self.work, **inputs)
         names = {"clean_corpus": "corpus", "train_vocab": "vocab", "make_examples": "examples"}
-        return write_stage(self.work, names[stage], FACTS[names[stage]])
+        return write_stage(self.work, names[stage])
 
 
 @pytest.fixture
@@ -66,10 +65,10 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
     return made
 
 
-def run_flow(stages: Stages, tasks: Path) -> Mapping[str, Any]:
+def run_flow(stages: Stages, tasks: Path) -> RegistrationResult:
     settings = [f"evaluation.task_folder={tasks}", "evaluation.num_seeds=3"]
     uri = pretrain_albert.pretrain_albert("tiny", work=stages.work, overrides=settings)
-    return read_manifest(uri).facts
+    return read_manifest(uri).result_as(RegistrationResult)
 
 
 def aliases(work: str) -> dict[str, str]:
@@ -83,10 +82,10 @@ def test_a_better_model_is_promoted_a_worse_and_an_equal_one_are_not_and_there_i
     verdicts = []
     for accuracy in (0.70, 0.80, 0.60, 0.80):
         stages.next_model(accuracy)
-        verdicts.append(run_flow(stages, tmp_path / "tasks")["verdict"])
+        verdicts.append(run_flow(stages, tmp_path / "tasks").verdict)
     assert verdicts == ["first", "promoted", "refused", "refused"]
     assert aliases(stages.work) == {"champion": "2", "previous": "1", "candidate": "4"}
     again = run_flow(stages, tmp_path / "tasks")
-    assert (again["version"], again["verdict"]) == ("4", "refused")
+    assert (again.version, again.verdict) == ("4", "refused")
     assert main(["rollback", NAME, f"--work={stages.work}", "--reason=a test"]) == 0
     assert aliases(stages.work) == {"champion": "1", "previous": "2", "candidate": "4"}

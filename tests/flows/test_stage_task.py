@@ -1,14 +1,16 @@
-import sys
+import time
 from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from prefect import flow
 
 from albert_core.stage.errors import ConfigError, StageError
-from flows.done_before import NotDoneError, RecipeRun
-from flows.recipe import load_recipe, save_recipe
-from flows.stage_process import InterruptedStageError
-from flows.stage_task import TRAINING, _distributed, run_stage, stage_task, start_run
+from albert_core.stage.log import StageProgress
+from flows import stage_task as stage_task_module
+from flows.recipe import NotDoneError, RecipeRun, load_recipe, save_recipe
+from flows.stage_task import TRAINING, command_of, progress_page, run_stage, stage_task
 
 FAKE_STAGE = """
 import os, sys
@@ -92,38 +94,57 @@ def test_what_was_done_before_is_found_without_a_process(run_in_folder: RecipeRu
     assert not (Path(run_in_folder.work) / "tries").exists()
 
 
-def test_a_run_is_what_the_recipe_and_the_folder_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ALBERT_WORK", raising=False)
-    assert start_run("tiny", None, None, None).work == f"{tmp_path}/work"
-    monkeypatch.setenv("ALBERT_WORK", "elsewhere")
-    run = start_run("tiny", None, None, ["training.seed=3"])
-    assert run.work == f"{tmp_path}/elsewhere"
-    assert run.recipe.training.seed == 3
-    assert Path(run.recipe_uri).is_file()
-    assert start_run("tiny", None, "mine", None).work == f"{tmp_path}/mine"
-
-
 def test_training_on_several_devices_is_launched_by_the_launcher(
-    monkeypatch: pytest.MonkeyPatch,
+    run_in_folder: RecipeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    argv = [sys.executable, "-m", TRAINING, "--recipe=r"]
     monkeypatch.delenv("ALBERT_TRAINING_PROCESSES", raising=False)
-    assert _distributed(argv) == argv
+    argv = command_of(TRAINING, run_in_folder, examples="e")
+    assert argv[1:3] == ["-m", TRAINING]
     monkeypatch.setenv("ALBERT_TRAINING_PROCESSES", "4")
-    assert _distributed(argv)[1:5] == [
-        "-m",
-        "albert_core.training.launcher",
-        "--standalone",
-        "--nproc-per-node=4",
-    ]
-    assert _distributed(argv)[5:] == ["-m", TRAINING, "--recipe=r"]
+    launcher = ["-m", "albert_core.training.launcher", "--standalone", "--nproc-per-node=4"]
+    assert command_of(TRAINING, run_in_folder, examples="e") == [argv[0], *launcher, *argv[1:]]
+    assert command_of("fake_stage", run_in_folder)[1:3] == ["-m", "fake_stage"]
     monkeypatch.setenv("ALBERT_TRAINING_PROCESSES", "0")
     with pytest.raises(ConfigError, match="ALBERT_TRAINING_PROCESSES='0' must be"):
-        _distributed(argv)
+        command_of(TRAINING, run_in_folder)
 
 
-def test_a_lost_worker_is_a_stage_error_like_the_others() -> None:
-    assert issubclass(InterruptedStageError, StageError)
+class Artifacts:
+    """Stands for Prefect: notes what it is told, and is unavailable the first time."""
+
+    def __init__(self) -> None:
+        self.shares: list[float] = []
+        self.keys: list[str] = []
+        self.is_away = True
+
+    def create(self, share: float, key: str, **_: Any) -> UUID:
+        if self.is_away:
+            self.is_away = False
+            raise ConnectionError
+        self.keys.append(key)
+        self.shares.append(share)
+        return uuid4()
+
+    def update(self, _: UUID, share: float) -> None:
+        self.shares.append(share)
+
+
+def test_progress_is_told_now_and_then_and_at_the_end_also_after_an_outage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    artifacts = Artifacts()
+    monkeypatch.setattr(stage_task_module, "create_progress_artifact", artifacts.create)
+    monkeypatch.setattr(stage_task_module, "update_progress_artifact", artifacts.update)
+    monkeypatch.setattr(stage_task_module, "_SECONDS_BETWEEN_REPORTS", 0.02)
+    with progress_page("silent_stage"):
+        pass
+    assert artifacts.is_away  # a stage that reports nothing has no progress
+    with progress_page("clean_corpus") as report:
+        for step in range(1, 100):
+            report(StageProgress(step, 100.0, "steps"))
+            time.sleep(0.005)
+        report(StageProgress(100.0, 100.0, "steps"))
+    assert artifacts.keys == ["clean-corpus-progress"]
+    assert artifacts.shares == sorted(artifacts.shares)
+    assert 2 <= len(artifacts.shares) < 60
+    assert artifacts.shares[-1] == 100.0

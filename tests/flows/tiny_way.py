@@ -23,8 +23,29 @@ class Tiny:
 
     source: Path
     work: str
-    manifests: Mapping[str, str]
+    manifests: dict[str, str]
     """Stage -> manifest's URI."""
+
+    def make(self, name: str, module: str, *inputs: str, **options: str) -> str:
+        """Run a stage on results made before, called ``inputs``; return its manifest."""
+        given = {each: self.manifests[each] for each in inputs} | options
+        argv = stage_argv(module, self.manifests["recipe"], **given, work=self.work)
+        self.manifests[name] = run_in_this_process(argv, {})
+        return self.manifests[name]
+
+    def finetuning(self) -> dict[str, str]:
+        """Return the inputs of its fine-tuning."""
+        return {
+            "model_folder": self.manifests["pretraining"].replace("manifest.json", "model"),
+            "task_folder": self.manifests["task"].replace("manifest.json", "CoLA"),
+            "task": "cola",
+            "seed": "12345",
+        }
+
+    def scoring(self) -> dict[str, str]:
+        """Return the inputs of its table of scores."""
+        finetunings = json.dumps([self.manifests["finetuning"]])
+        return {"model": "tiny", "finetunings": finetunings, "missing": "{}"}
 
 
 def run_in_this_process(argv: list[str], environment: Mapping[str, str]) -> str:
@@ -49,44 +70,23 @@ def write_source(folder: Path, num_documents: int = 20) -> Path:
     return folder
 
 
-def refresh(source: Path, work: str) -> dict[str, str]:
-    """Make corpus, vocabulary and examples; return their manifests."""
+def refresh(source: Path, work: str) -> Tiny:
+    """Make corpus, vocabulary and examples."""
     settings = [f"{name}={json.dumps(value)}" for name, value in SMALLER.items()]
     recipe = save_recipe(load_recipe("tiny", settings, str(source)), work)
-
-    def stage(module: str, **options: str) -> str:
-        return run_in_this_process(stage_argv(module, recipe, **options, work=work), {})
-
-    corpus = stage("pipelines.clean_corpus")
-    vocab = stage("pipelines.train_vocab", corpus=corpus)
-    examples = stage("pipelines.make_examples", corpus=corpus, vocab=vocab)
-    return {"recipe": recipe, "corpus": corpus, "vocab": vocab, "examples": examples}
+    tiny = Tiny(source, work, {"recipe": recipe})
+    tiny.make("corpus", "pipelines.clean_corpus")
+    tiny.make("vocab", "pipelines.train_vocab", "corpus")
+    tiny.make("examples", "pipelines.make_examples", "corpus", "vocab")
+    return tiny
 
 
 def make_tiny(source: Path, work: str) -> Tiny:
     """Make and register a model of the source."""
-    made = refresh(source, work)
-    recipe, corpus, examples = (made[name] for name in ("recipe", "corpus", "examples"))
-
-    def stage(module: str, **options: str) -> str:
-        return run_in_this_process(stage_argv(module, recipe, **options, work=work), {})
-
-    made["task"] = stage("pipelines.make_task", examples=examples, corpus=corpus)
-    made["pretraining"] = stage("albert_core.training.pretrain", examples=examples)
-    made["finetuning"] = stage(
-        "albert_core.finetuning.finetune",
-        model_folder=made["pretraining"].replace("manifest.json", "model"),
-        task_folder=made["task"].replace("manifest.json", "CoLA"),
-        task="cola",
-        seed="12345",
-    )
-    made["scores"] = stage(
-        "albert_core.scores.tabulate",
-        model="tiny",
-        finetunings=json.dumps([made["finetuning"]]),
-        missing="{}",
-    )
-    made["registration"] = stage(
-        "albert_core.registry.register", pretraining=made["pretraining"], scores=made["scores"]
-    )
-    return Tiny(source, work, made)
+    tiny = refresh(source, work)
+    tiny.make("task", "pipelines.make_task", "examples", "corpus")
+    tiny.make("pretraining", "albert_core.training.pretrain", "examples")
+    tiny.make("finetuning", "albert_core.finetuning.finetune", **tiny.finetuning())
+    tiny.make("scores", "albert_core.scores.tabulate", **tiny.scoring())
+    tiny.make("registration", "albert_core.registry.register", "pretraining", "scores")
+    return tiny

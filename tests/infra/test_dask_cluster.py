@@ -1,14 +1,20 @@
-"""Stages on a Dask cluster: a scheduler and workers as separate processes, some on other hosts."""
+"""Stages on a Dask cluster: a scheduler and two workers as processes, on two hosts if possible.
 
-import hashlib
+All tests share one cluster, which the last two damage. Where network namespaces can be made, each
+worker is on a host of its own; else both are on this one.
+"""
+
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,227 +24,263 @@ pytest.importorskip("distributed", reason="Dask is an extra: albert-pretraining[
 
 from albert_core.stage.command import RUN_AGAIN_STATUS, stage_argv
 from albert_core.stage.manifest import read_manifest
-from tests.dask_processes import DaskProcesses, kill, local_cluster, two_hosts
 from tests.generated_text import write_jsonl
-from tests.pipelines.conftest import EXAMPLES, VOCABULARY
+from tests.pipelines.conftest import EXAMPLES, Made, make
 
 PROJECT = Path(__file__).parents[2]
-LOCAL = os.environ | {"ALBERT_ENGINE": "local", "ALBERT_WORKERS": "1"}
+SCHEDULER, WORKER = "distributed.cli.dask_scheduler", "distributed.cli.dask_worker"
+SECONDS = 300
+"""How long a driver may take."""
+THREADS = (1, 2)
+"""Of each worker."""
+MAKE = """
+import dataclasses, json, sys
+from pathlib import Path
+from tests.pipelines.conftest import make
+print(json.dumps(dataclasses.asdict(make(Path(sys.argv[1]), Path(sys.argv[2]))), default=str))
+"""
+TOYS: dict[str, dict[str, Any]] = {
+    "few": {"num_elements": 8, "seconds": 0.5},
+    "failing": {"failing": 5},
+    "unseen": {"work": "memory://work"},
+    "deadly": {"deadly": 5, "seconds": 0.1},
+    "always_deadly": {"deadly": 5, "always_deadly": True},
+}
+RUN_TOYS = """
+import json, logging, sys
+from tests.toy_stage import ToySettings, run
+logging.basicConfig(level=logging.INFO, force=True)
+for name, toy in json.loads(sys.argv[1]).items():
+    work = toy.pop("work", f"{sys.argv[2]}/{name}")
+    try:
+        run(ToySettings(**toy), work)
+        print(json.dumps([name, "", ""]))
+    except Exception as error:
+        print(json.dumps([name, type(error).__name__, str(error)]))
+"""
 pytestmark = pytest.mark.slow
 
 
-@dataclass(frozen=True)
-class Source:
-    """Files of text and the recipe to make examples of them."""
+@dataclass
+class Cluster:
+    """A scheduler and workers; all are leaders of process groups."""
 
-    recipe: Path
+    folder: Path
+    inside: Sequence[str]
+    """The words before a command that runs on the scheduler's host."""
+    processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    address: str = ""
 
-    @classmethod
-    def write(cls, folder: Path) -> "Source":
-        (folder / "source").mkdir()
-        for number in range(8):
-            write_jsonl(folder / "source" / f"{number}.jsonl", range(number * 15, number * 15 + 15))
-        recipe = folder / "recipe.json"
-        sections = {
-            "source": {"uri": str(folder / "source")},
-            "vocabulary": VOCABULARY.model_dump(),
-            "examples": EXAMPLES.model_dump(),
-        }
-        recipe.write_text(json.dumps(sections))
-        return cls(recipe)
+    def start(self, said: str, inside: Sequence[str], *command: str) -> str:
+        """Start a process and wait until its log has ``said``; return the line."""
+        log = self.folder / f"dask-{len(self.processes)}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [*inside, sys.executable, "-m", *command, "--no-dashboard"],
+                cwd=PROJECT,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        deadline = time.monotonic() + SECONDS
+        while not (lines := [line for line in log.read_text().splitlines() if said in line]):
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        return lines[0]
 
-    def argv(self, module: str, **inputs: str) -> list[str]:
-        return stage_argv(f"pipelines.{module}", str(self.recipe), **inputs)
+    def drive(self, *command: str) -> "subprocess.Popen[str]":
+        """Start a command that runs stages on this cluster."""
+        return subprocess.Popen(
+            [*self.inside, *command],
+            env={**os.environ, "ALBERT_ENGINE": "dask", "ALBERT_ENGINE_ADDRESS": self.address},
+            cwd=PROJECT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
+    def stop(self) -> None:
+        """Kill every process."""
+        for process in self.processes:
+            kill(process)
 
-def run(argv: list[str], environment: Mapping[str, str]) -> str:
-    """Run a stage; return the URI of its manifest."""
-    done = subprocess.run(
-        argv, env=environment, cwd=PROJECT, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()[-1].removeprefix("manifest: ")
-
-
-def make(source: Source, work: Path, cluster: DaskProcesses | None = None) -> dict[str, str]:
-    """Run the three text stages; return the digest of the shards of each."""
-    inside = [] if cluster is None else list(cluster.inside)
-    environment = LOCAL if cluster is None else cluster.environment
-    made = {"work": str(work)}
-    for module, name in (
-        ("clean_corpus", "corpus"),
-        ("train_vocab", "vocab"),
-        ("make_examples", "examples"),
-    ):
-        made[name] = run([*inside, *source.argv(module, **made)], environment)
-    del made["work"]
-    return {name: read_manifest(manifest).content for name, manifest in made.items()}
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
-    return Source.write(tmp_path_factory.mktemp("source"))
-
-
-@pytest.fixture(scope="module")
-def made_locally(source: Source, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return make(source, tmp_path_factory.mktemp("local"))
+    def run(self, *command: str) -> tuple[str, str]:
+        """Run such a command; return its output and its log."""
+        with self.drive(*command) as driver:
+            output, log = communicate(driver)
+        assert driver.returncode == 0, log
+        return output, log
 
 
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[tuple[DaskProcesses, list[str]]]:
-    """A scheduler and a worker on one host; and the words that begin a command on the other."""
+def communicate(driver: "subprocess.Popen[str]") -> tuple[str, str]:
+    """Wait for a driver's end; return its output and its log."""
     try:
-        with two_hosts() as ((address, here), (_, there)):
-            cluster = DaskProcesses(tmp_path, address, here)
-            try:
-                cluster.start_scheduler()
-                cluster.start_worker(here)
-                yield cluster, there
-            finally:
-                cluster.stop()
-    except PermissionError as error:
-        pytest.skip(f"no network namespaces here: {error}")
-
-
-def test_two_hosts_make_the_same_bytes_as_one_process(
-    hosts: tuple[DaskProcesses, list[str]],
-    source: Source,
-    made_locally: dict[str, str],
-    tmp_path: Path,
-) -> None:
-    cluster, there = hosts
-    cluster.start_worker(there)
-    assert make(source, tmp_path / "work", cluster) == made_locally
-    toy = start_toy(tmp_path, cluster, num_elements=8, seconds=0.3)
-    output = toy.communicate(timeout=60)[0]
-    assert toy.returncode == 0, output
-    wrote = (tmp_path / "work" / "workers").iterdir()
-    groups = {os.getpgid(int(file.name.rpartition("-")[2])) for file in wrote}
-    assert groups == {process.pid for process in cluster.processes[1:]}
-
-
-def test_when_a_host_dies_in_the_middle_the_rest_make_the_same_bytes(
-    hosts: tuple[DaskProcesses, list[str]],
-    source: Source,
-    made_locally: dict[str, str],
-    tmp_path: Path,
-) -> None:
-    cluster, there = hosts
-    work = tmp_path / "work"
-    before = {"work": str(work)}
-    before["corpus"] = run(source.argv("clean_corpus", **before), LOCAL)
-    before["vocab"] = run(source.argv("train_vocab", **before), LOCAL)
-    cluster.start_worker(there)
-    argv = [*cluster.inside, *source.argv("make_examples", **before)]
-    stage = subprocess.Popen(
-        argv, env=cluster.environment, cwd=PROJECT, stdout=subprocess.PIPE, text=True
-    )
-    victim = os.getpgid(writer_of_a_file(work / "examples", stage))
-    assert victim in [process.pid for process in cluster.processes]
-    os.killpg(victim, signal.SIGKILL)
-    output = stage.communicate(timeout=240)[0]
-    assert stage.returncode == 0, output
-    manifest = read_manifest(output.splitlines()[-1].removeprefix("manifest: "))
-    assert manifest.content == made_locally["examples"]
-
-
-def writer_of_a_file(folder: Path, stage: "subprocess.Popen[str]") -> int:
-    """Return the worker process that is just writing a file below ``folder``; not the stage's."""
-    while stage.poll() is None:
-        for _, _, names in os.walk(folder):
-            for name in names:
-                temporary = re.fullmatch(r"\..+~.+-([0-9]+)-[0-9a-f]{8}\.tmp", name)
-                if temporary and int(temporary.group(1)) != stage.pid:
-                    return int(temporary.group(1))
-        time.sleep(0.001)
-    raise AssertionError("the stage has ended, and no worker was seen to write")
+        return driver.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        driver.kill()
+        raise
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaskProcesses]:
-    """Two workers on this host."""
-    with local_cluster(tmp_path_factory.mktemp("dask"), 2) as cluster:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("dask")
+    with ExitStack() as running:
+        try:
+            hosts = running.enter_context(two_hosts())
+        except PermissionError:
+            hosts = [("127.0.0.1", [])] * 2
+        cluster = Cluster(folder, hosts[0][1])
+        running.callback(cluster.stop)
+        listen = (f"--host={hosts[0][0]}", "--port=0")
+        said = cluster.start("Scheduler at:", cluster.inside, SCHEDULER, *listen)
+        cluster.address = said.split()[-1]
+        for (_, inside), number in zip(hosts, THREADS, strict=True):
+            options = (f"--nthreads={number}", f"--local-directory={folder}/{number}")
+            cluster.start("Registered to:", inside, WORKER, cluster.address, *options)
         yield cluster
 
 
-def start_toy(
-    folder: Path, cluster: DaskProcesses, work: str = "", **toy: Any
-) -> "subprocess.Popen[str]":
-    recipe = folder / "recipe.json"
-    recipe.write_text(json.dumps({"toy": toy}))
-    argv = stage_argv("tests.toy_stage", str(recipe), work=work or str(folder / "work"))
-    return subprocess.Popen(
-        [*cluster.inside, *argv],
-        env=cluster.environment,
-        cwd=PROJECT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+@contextmanager
+def two_hosts() -> Iterator[list[tuple[str, list[str]]]]:
+    """Give two network namespaces that reach each other: address, and words before a command.
+
+    Raises:
+        PermissionError: this process may not make them.
+    """
+    names = [f"albert-{os.getpid()}-{side}" for side in "ab"]
+    wires = [f"al{os.getpid() % 100_000}{side}" for side in "ab"]
+    addresses = [f"10.77.{os.getpid() % 250}.{number}" for number in (1, 2)]
+    try:
+        for name in names:
+            _ip("netns", "add", name)
+        ends = ("netns", names[0], "type", "veth", "peer", "name", wires[1], "netns", names[1])
+        _ip("link", "add", wires[0], *ends)
+        for name, wire, address in zip(names, wires, addresses, strict=True):
+            _ip("-n", name, "address", "add", f"{address}/24", "dev", wire)
+            _ip("-n", name, "link", "set", wire, "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+        yield [(each, ["ip", "netns", "exec", n]) for each, n in zip(addresses, names, strict=True)]
+    finally:
+        for name in names if shutil.which("ip") else ():
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
-def digest(work: Path) -> str:
-    return hashlib.sha256(b"".join((work / "groups" / n).read_bytes() for n in "012")).hexdigest()
+def _ip(*arguments: str) -> None:
+    if shutil.which("ip") is None:
+        raise PermissionError("there is no command ip")
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise PermissionError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill -9 a process with all of its group."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """What one process makes."""
+    folder = tmp_path_factory.mktemp("local")
+    (folder / "source").mkdir()
+    for number in range(8):
+        write_jsonl(folder / "source" / f"{number}.jsonl", range(number * 15, number * 15 + 15))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ALBERT_WORKERS", "1")
+        return make(folder / "source", folder / "work")
+
+
+@pytest.fixture(scope="module")
+def toys(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The error of each toy stage, its work folder, and what the driver logged."""
+    folder = tmp_path_factory.mktemp("toys")
+    output, log = cluster.run(sys.executable, "-c", RUN_TOYS, json.dumps(TOYS), str(folder))
+    ended = {name: error for name, *error in map(json.loads, output.splitlines())}
+    return {"ended": ended, "folder": folder, "log": log}
+
+
+def test_two_hosts_and_several_threads_make_the_bytes_of_one_process(
+    cluster: Cluster, local: Made, tmp_path: Path
+) -> None:
+    output, _ = cluster.run(sys.executable, "-c", MAKE, str(local.source), str(tmp_path))
+    made = json.loads(output.splitlines()[-1])
+    for stage in ("corpus", "vocab", "examples"):
+        expected = read_manifest(getattr(local, stage)).content
+        assert read_manifest(made[stage]).content == expected, stage
 
 
 def test_both_workers_work_though_the_elements_are_few(
-    cluster: DaskProcesses, tmp_path: Path
+    cluster: Cluster, toys: dict[str, Any]
 ) -> None:
-    output = start_toy(tmp_path, cluster, num_elements=4, seconds=0.5).communicate(timeout=60)[0]
-    assert "Dask: 2 workers, 2 threads" in output
-    workers = {file.name.partition("-")[2] for file in (tmp_path / "work" / "workers").iterdir()}
-    assert len(workers) == 2
+    assert "Dask: 2 workers, 3 threads" in toys["log"]
+    wrote = (toys["folder"] / "few" / "workers").iterdir()
+    groups = {int(file.name.rpartition("-")[2]) for file in wrote}
+    assert len(groups) == 2
 
 
-def test_workers_of_several_threads_make_the_same_bytes(
-    source: Source, made_locally: dict[str, str], tmp_path: Path
-) -> None:
-    with local_cluster(tmp_path, 1, num_threads=4) as cluster:
-        assert make(source, tmp_path / "work", cluster) == made_locally
-
-
-def test_a_worker_that_kills_itself_is_replaced(cluster: DaskProcesses, tmp_path: Path) -> None:
-    stage = start_toy(tmp_path, cluster, deadly=5, seconds=0.1)
-    output = stage.communicate(timeout=60)[0]
-    assert stage.returncode == 0, output
-    assert (tmp_path / "work" / "died").exists()
-    numbers = [(tmp_path / "work" / "numbers" / str(n)).read_text() for n in range(12)]
+def test_a_worker_that_kills_itself_is_replaced(toys: dict[str, Any]) -> None:
+    work = toys["folder"] / "deadly"
+    assert toys["ended"]["deadly"] == ["", ""]
+    assert (work / "died").exists()
+    numbers = [(work / "numbers" / str(n)).read_text() for n in range(12)]
     assert numbers == [f"{n}\n" for n in range(12)]
-    assert not [f for f in (tmp_path / "work" / "groups").iterdir() if f.name not in "012"]
+    assert sorted(file.name for file in (work / "groups").iterdir()) == ["0", "1", "2"]
 
 
-def test_work_that_kills_every_worker_ends_with_advice(
-    cluster: DaskProcesses, tmp_path: Path
+@pytest.mark.parametrize(
+    ("toy", "kind", "message"),
+    [
+        ("failing", "SourceError", r"number 5 is bad:\n  look at 'it'.\n  Mend it."),
+        ("unseen", "ConfigError", r".* doesn't see memory://work/scratch/driver-was-here\. .*"),
+        ("always_deadly", "StageError", r"Attempted to run task.*raise --memory-limit.*"),
+    ],
+)
+def test_an_error_arrives_as_it_was_raised_or_with_advice(
+    toy: str, kind: str, message: str, toys: dict[str, Any]
 ) -> None:
-    stage = start_toy(tmp_path, cluster, deadly=5, always_deadly=True)
-    output = stage.communicate(timeout=60)[0]
-    assert stage.returncode == 2
-    assert "error: Attempted to run task" in output
-    assert "raise --memory-limit" in output
+    error = toys["ended"][toy]
+    assert error[0] == kind
+    assert re.fullmatch(message, error[1], re.DOTALL)
 
 
-def test_an_error_arrives_as_it_was_raised(cluster: DaskProcesses, tmp_path: Path) -> None:
-    stage = start_toy(tmp_path, cluster, failing=5)
-    output = stage.communicate(timeout=60)[0]
-    assert stage.returncode == 2
-    assert output.endswith("error: number 5 is bad:\n  look at 'it'.\n  Mend it.\n")
-
-
-def test_workers_that_do_not_see_the_work_folder_are_refused(
-    cluster: DaskProcesses, tmp_path: Path
+def test_when_a_host_dies_in_the_middle_the_rest_make_the_same_bytes(
+    cluster: Cluster, local: Made, tmp_path: Path
 ) -> None:
-    output = start_toy(tmp_path, cluster, work="memory://work").communicate(timeout=60)[0]
-    assert "doesn't see memory://work/scratch/driver-was-here" in output
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(json.dumps({"examples": EXAMPLES.model_dump()}))
+    inputs = {"corpus": local.corpus, "vocab": local.vocab, "work": str(tmp_path)}
+    argv = stage_argv("pipelines.make_examples", str(recipe), **inputs)
+    with cluster.drive(*argv) as driver:
+        victim = os.getpgid(writer_of_a_file(tmp_path / "examples", driver))
+        assert victim in [process.pid for process in cluster.processes[1:]]
+        os.killpg(victim, signal.SIGKILL)
+        output, log = communicate(driver)
+    assert driver.returncode == 0, log
+    manifest = read_manifest(output.splitlines()[-1].removeprefix("manifest: "))
+    assert manifest.content == read_manifest(local.examples).content
 
 
-def test_a_lost_scheduler_ends_the_stage(tmp_path: Path) -> None:
-    with local_cluster(tmp_path, 1) as cluster:
-        stage = start_toy(tmp_path, cluster, seconds=1)
-        writer_of_a_file(tmp_path / "work", stage)
+def test_a_lost_scheduler_ends_the_stage(cluster: Cluster, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(json.dumps({"toy": {"seconds": 1}}))
+    with cluster.drive(*stage_argv("tests.toy_stage", str(recipe), work=str(tmp_path))) as driver:
+        writer_of_a_file(tmp_path, driver)
         kill(cluster.processes[0])
-        output = stage.communicate(timeout=60)[0]
-    assert stage.returncode == RUN_AGAIN_STATUS
-    assert output.endswith(
-        "error: the Dask scheduler was lost. Start it, and run the stage again.\n"
-    )
+        _, log = communicate(driver)
+    assert driver.returncode == RUN_AGAIN_STATUS
+    assert log.endswith("error: the Dask scheduler was lost. Start it, and run the stage again.\n")
+
+
+def writer_of_a_file(folder: Path, driver: "subprocess.Popen[str]") -> int:
+    """Return the worker process that is just writing a file below ``folder``; not the driver."""
+    while driver.poll() is None:
+        for _, _, names in os.walk(folder):
+            for name in names:
+                temporary = re.fullmatch(r"\..+~.+-([0-9]+)-[0-9a-f]{8}\.tmp", name)
+                if temporary and int(temporary.group(1)) != driver.pid:
+                    return int(temporary.group(1))
+        time.sleep(0.001)
+    raise AssertionError("the stage has ended, and no worker was seen to write")

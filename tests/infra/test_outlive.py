@@ -1,5 +1,6 @@
-"""What a worker's trainings need of the process that runs the worker: time to save."""
+"""What a worker's trainings need from the process that runs the worker: time to save."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -35,42 +36,32 @@ while not (folder / "training").exists():
 (folder / "ready").touch()
 signal.pause()
 """
+IN_THE_BACKGROUND = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+"""As a shell without job control starts it: SIGINT ignored."""
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are adopted on Linux")
 
-
-def started(folder: Path, *shell: str) -> "subprocess.Popen[bytes]":
+@pytest.mark.parametrize(
+    ("number", "shell"),
+    [(signal.SIGTERM, ()), (signal.SIGINT, ()), (signal.SIGINT, IN_THE_BACKGROUND)],
+    ids=["SIGTERM", "SIGINT", "SIGINT in the background of a shell"],
+)
+def test_a_training_saves_before_all_ends(
+    tmp_path: Path, number: signal.Signals, shell: tuple[str, ...]
+) -> None:
     command = [*shell, sys.executable, "-m", "infra.outlive", sys.executable, "-c", WORKER]
-    process = subprocess.Popen([*command, str(folder), SAVING], cwd=PROJECT)
+    process = subprocess.Popen([*command, str(tmp_path), SAVING], cwd=PROJECT)
     deadline = time.monotonic() + 60
-    while not (folder / "ready").exists():
+    while not (tmp_path / "ready").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    return process
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_training_saves_before_all_ends(tmp_path: Path, number: signal.Signals) -> None:
-    process = started(tmp_path)
     process.send_signal(number)
     assert process.wait(30) == 3
     assert (tmp_path / "saved").exists()
 
 
-def test_a_worker_from_the_background_of_a_shell_can_be_stopped(tmp_path: Path) -> None:
-    # As a shell without job control starts it: SIGINT ignored.
-    process = started(tmp_path, "sh", "-c", 'trap "" INT; exec "$@"', "sh")
-    process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 3
-    assert (tmp_path / "saved").exists()
-
-
-def test_a_worker_that_ends_by_itself_is_not_waited_for(tmp_path: Path) -> None:
-    command = 'sleep 60 >/dev/null 2>&1 & echo $! > "$0/pid"; exit 7'
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "infra.outlive", "sh", "-c", command, str(tmp_path)], cwd=PROJECT
-    )
-    assert done.returncode == 7
-    assert time.monotonic() - began < 30
-    subprocess.run(["kill", (tmp_path / "pid").read_text().strip()], check=True)
+def test_nothing_is_waited_for_when_a_worker_ends_without_a_signal(tmp_path: Path) -> None:
+    command = 'sleep 600 >/dev/null 2>&1 & echo $! > "$0/pid"; kill -9 $$'
+    outlive = [sys.executable, "-m", "infra.outlive", "sh", "-c", command, str(tmp_path)]
+    done = subprocess.run(outlive, cwd=PROJECT, timeout=120)
+    assert done.returncode == 128 + signal.SIGKILL
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

@@ -1,10 +1,7 @@
-"""A Postgres of our own: made, served, killed and back."""
+"""A Postgres of our own: created, served, killed and back."""
 
 import os
-import shutil
-import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,87 +10,66 @@ import pytest
 
 from infra import postgres
 from infra.postgres import Postgres, find_binaries
-from infra.services import ServeError, Services
-from tests.infra.free_ports import free_ports
-
-
-def needs_postgres() -> None:
-    try:
-        find_binaries()
-    except ServeError as error:
-        pytest.skip(str(error))
+from infra.services import LOOPBACK, ServeError, Services
+from tests.infra.stack import open_folder
+from tests.mlflow_server import free_port
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that the user `postgres` may pass through, unlike pytest's."""
-    needs_postgres()
-    folder = Path(tempfile.mkdtemp(prefix="albert-postgres-"))
-    folder.chmod(0o711)
-    yield folder
-    shutil.rmtree(folder)
+    with open_folder() as folder:
+        yield folder
 
 
-def query(
-    cluster: Postgres, sql: str, password: str | None = None
-) -> "subprocess.CompletedProcess[str]":
-    known = cluster.password_file.read_text() if password is None else password
-    psql = [
-        str(find_binaries() / "psql"),
-        "-h",
-        "127.0.0.1",
-        "-p",
-        str(cluster.port),
-        "-U",
-        "albert",
-    ]
+def query(cluster: Postgres, sql: str, password: str) -> "subprocess.CompletedProcess[str]":
+    psql = [str(find_binaries() / "psql"), "-h", LOOPBACK, "-p", str(cluster.port)]
     return subprocess.run(
         [*psql, "-U", "albert", "-d", "mlflow", "-tAc", sql],
         capture_output=True,
         text=True,
-        env={**os.environ, "PGPASSWORD": known},
+        env={**os.environ, "PGPASSWORD": password},
     )
 
 
 def test_a_killed_postgres_comes_back_with_its_data(folder: Path) -> None:
-    [port] = free_ports(1)
-    cluster = Postgres(folder / "postgres", port, folder / "secrets" / "password")
+    cluster = Postgres(folder / "postgres", free_port(), folder / "secrets" / "password")
     services = Services(folder / "logs", {})
     try:
         cluster.prepare()
-        services.start("Postgres", *cluster.command())
-        services.wait_until("Postgres", cluster.is_up, str(port))
+        service = services.start("Postgres", *cluster.command(), is_up=cluster.is_up)
+        services.wait_until_up("Postgres")
         for _ in range(2):
             cluster.create_database("mlflow")
-        assert query(cluster, "create table kept as select 7 as number").returncode == 0
-        refused = query(cluster, "select 1", password="guessed")
+        password = cluster.password_file.read_text()
+        assert cluster.password_file.stat().st_mode & 0o077 == 0
+        assert query(cluster, "create table kept as select 7 as number", password).returncode == 0
+        refused = query(cluster, "select 1", "guessed")
         assert "password authentication failed" in refused.stderr
 
-        os.kill(services.pid("Postgres"), signal.SIGKILL)
+        service.process.kill()
         deadline = time.monotonic() + 120
-        while query(cluster, "select number from kept").stdout != "7\n":
-            assert time.monotonic() < deadline, services.log_of("Postgres").read_text()
+        while query(cluster, "select number from kept", password).stdout != "7\n":
+            assert time.monotonic() < deadline, service.log.read_text()
             services.start_ended_again()
             time.sleep(0.2)
-        before = cluster.password_file.read_text()
-        cluster.prepare()
-        assert cluster.password_file.read_text() == before
-        assert cluster.password_file.stat().st_mode & 0o077 == 0
 
-        other = Postgres(folder / "other", port, cluster.password_file)
-        other.prepare()
-        assert query(cluster, "select number from kept").stdout == "7\n"
-        assert cluster.password_file.read_text() == before
+        for name in ("postgres", "other"):
+            Postgres(folder / name, cluster.port, cluster.password_file).prepare()
+            assert cluster.password_file.read_text() == password
+        assert query(cluster, "select number from kept", password).stdout == "7\n"
         cluster.password_file.unlink()
         with pytest.raises(ServeError, match=r"password, the password of .* is missing\. Put it"):
             cluster.url("mlflow", "postgresql")
+        service.stop()
+        assert not cluster.is_up()
     finally:
         services.stop()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root hands the folder over")
-def test_a_folder_out_of_reach_of_the_user_postgres_is_named(tmp_path: Path) -> None:
-    needs_postgres()
+def test_a_folder_that_the_user_postgres_cannot_reach_is_named(
+    folder: Path, tmp_path: Path
+) -> None:
     tmp_path.chmod(0o700)
     cluster = Postgres(tmp_path / "postgres", 1, tmp_path / "password")
     with pytest.raises(ServeError, match=r"cannot enter .*postgres.*chmod o\+x.*--postgres-folder"):

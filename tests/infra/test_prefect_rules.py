@@ -1,4 +1,4 @@
-"""The rules of the Prefect server are of Prefect's own kind, and twice is as good as once."""
+"""The rules of the Prefect server are of its own kind, and applying them twice adds nothing."""
 
 import json
 from types import SimpleNamespace
@@ -10,28 +10,28 @@ import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.events.schemas.automations import AutomationCore
+from prefect.exceptions import ObjectNotFound
 
 from albert_core.stage.errors import ConfigError
-from infra import prefect_rules
-from infra.prefect_rules import RULES, apply_automation, limit_queues, switches
+from infra.prefect_rules import RULES, apply_automation, deployment_ids, limit_queues, switches
 
 NAMES = {
     "pretrain_albert": str(uuid4()),
     "alert_webhook": str(uuid4()),
     "pretrain_after_refresh": "",
 }
-AUTOMATIONS = {each["name"]: each for each in yaml.safe_load(RULES.read_text())["automations"]}
-SILENT = AUTOMATIONS["albert-ends-silent-runs"]
-PRETRAINS = AUTOMATIONS["albert-pretrains-on-a-changed-corpus"]
-REPORTS = AUTOMATIONS["albert-reports-failures"]
+QUEUES, AUTOMATIONS = yaml.safe_load(RULES.read_text()).values()
+SILENT, NEVER_BEGAN, PRETRAINS, REPORTS = AUTOMATIONS
+DEPLOYMENTS = yaml.safe_load(RULES.with_name("prefect.yaml").read_text())["deployments"]
 
 
 class Server:
-    """Stands for a Prefect server: its automations by id, its queues by name."""
+    """Stands for a Prefect server: its automations by id, its queues and deployments by name."""
 
     def __init__(self) -> None:
         self.automations: dict[str, AutomationCore] = {}
         self.queues: dict[str, SimpleNamespace] = {}
+        self.deployments: dict[str, SimpleNamespace] = {}
 
     def read_automations_by_name(self, name: str) -> list[SimpleNamespace]:
         found = [(i, each) for i, each in self.automations.items() if each.name == name]
@@ -47,10 +47,17 @@ class Server:
         del self.automations[automation_id]
 
     def read_work_queue_by_name(self, name: str, work_pool_name: str) -> SimpleNamespace:
+        return found(self.queues, name)
+
+    def create_work_queue(self, name: str, work_pool_name: str) -> SimpleNamespace:
+        self.queues[name] = SimpleNamespace(id=name, concurrency_limit=None)
         return self.queues[name]
 
     def update_work_queue(self, queue_id: str, concurrency_limit: int) -> None:
         self.queues[queue_id].concurrency_limit = concurrency_limit
+
+    def read_deployment_by_name(self, name: str) -> SimpleNamespace:
+        return found(self.deployments, name)
 
     @property
     def client(self) -> SyncPrefectClient:
@@ -62,54 +69,59 @@ class Server:
     def enabled(self) -> list[bool]:
         return [each.enabled for each in self.automations.values()]
 
-
-@pytest.mark.parametrize("name", AUTOMATIONS)
-def test_each_automation_is_one_of_prefects_own(name: str) -> None:
-    server = Server()
-    server.apply(AUTOMATIONS[name])
-    [made] = server.automations.values()
-    assert made.name == name
-    assert made.description
-    assert "$" not in made.model_dump_json()
+    def switch(self, enabled: bool) -> None:
+        """Switch every automation on or off, as the user does on Prefect's page."""
+        for automation_id, automation in self.automations.items():
+            changed = automation.model_copy(update={"enabled": enabled})
+            self.automations[automation_id] = changed
 
 
-def test_a_second_time_updates_and_adds_nothing() -> None:
+def found(known: dict[str, SimpleNamespace], name: str) -> SimpleNamespace:
+    if name not in known:
+        raise ObjectNotFound(Exception(name))
+    return known[name]
+
+
+@pytest.mark.parametrize("automation", AUTOMATIONS, ids=lambda automation: automation["name"])
+def test_each_automation_is_one_of_prefects_own_and_is_made_once(
+    automation: dict[str, Any],
+) -> None:
     server = Server()
     for _ in range(2):
-        server.apply(SILENT)
-    assert server.enabled() == [True]
+        server.apply(automation)
+    server.create_automation(next(iter(server.automations.values())))  # as two servers at once may
+    server.apply(automation)
+    [made] = server.automations.values()
+    assert made.name == automation["name"]
+    assert made.description
+    assert "$" not in made.model_dump_json()
+    assert made.enabled == (automation != PRETRAINS)
 
 
 def test_a_run_is_given_four_heartbeats() -> None:
-    deployments = yaml.safe_load(RULES.parents[1].joinpath("prefect.yaml").read_text())
-    for deployment in deployments["deployments"]:
+    for deployment in DEPLOYMENTS:
         variables = deployment["work_pool"]["job_variables"]["env"]
-        assert SILENT["trigger"]["within"] == 4 * int(
-            variables["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]
-        )
+        frequency = int(variables["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
+        assert SILENT["trigger"]["within"] == 4 * frequency
         assert "albert" in deployment["tags"]
 
 
-def test_pretraining_after_a_refresh_is_off_at_first_then_as_the_user_left_it() -> None:
+@pytest.mark.parametrize("automation", [SILENT, PRETRAINS], ids=["a rule", "one with a switch"])
+def test_a_rule_stays_as_the_user_left_it(automation: dict[str, Any]) -> None:
+    server = Server()
+    server.apply(automation)
+    for enabled in (True, False):
+        server.switch(enabled)
+        server.apply(automation)
+        assert server.enabled() == [enabled]
+
+
+def test_pretraining_after_a_refresh_is_as_the_environment_says() -> None:
     server = Server()
     assert server.apply(PRETRAINS) == "albert-pretrains-on-a-changed-corpus: off"
-    for automation_id, automation in server.automations.items():
-        server.automations[automation_id] = automation.model_copy(update={"enabled": True})
-    server.apply(PRETRAINS)
-    assert server.enabled() == [True]
-    server.apply(PRETRAINS, pretrain_after_refresh="false")
-    assert server.enabled() == [False]
-    server.apply(PRETRAINS, pretrain_after_refresh="true")
-    assert server.enabled() == [True]
-
-
-def test_what_the_user_switched_off_on_the_page_stays_off() -> None:
-    server = Server()
-    server.apply(SILENT)
-    for automation_id, automation in server.automations.items():
-        server.automations[automation_id] = automation.model_copy(update={"enabled": False})
-    server.apply(SILENT)
-    assert server.enabled() == [False]
+    for enabled in (True, False):
+        server.apply(PRETRAINS, pretrain_after_refresh=str(enabled).lower())
+        assert server.enabled() == [enabled]
 
 
 def test_without_an_address_no_alert_is_left() -> None:
@@ -117,8 +129,8 @@ def test_without_an_address_no_alert_is_left() -> None:
     server.apply(REPORTS)
     assert len(server.automations) == 1
     without = {name: value for name, value in NAMES.items() if name != "alert_webhook"}
-    said = apply_automation(server.client, REPORTS, without)
-    assert said == "albert-reports-failures: none, without alert_webhook"
+    result = apply_automation(server.client, REPORTS, without)
+    assert result == "albert-reports-failures: none, without alert_webhook"
     assert server.automations == {}
 
 
@@ -140,17 +152,24 @@ def test_a_queue_gets_a_limit_only_if_it_has_none() -> None:
         "free": SimpleNamespace(id="free", concurrency_limit=None),
         "set": SimpleNamespace(id="set", concurrency_limit=5),
     }
-    limit_queues(server.client, "albert", {"free": 1, "set": 1})
-    assert [queue.concurrency_limit for queue in server.queues.values()] == [1, 5]
+    limit_queues(server.client, "albert", {"free": 1, "set": 1, "new": 2})
+    limits = {name: queue.concurrency_limit for name, queue in server.queues.items()}
+    assert limits == {"free": 1, "set": 5, "new": 2}
 
 
-def test_every_deployment_has_a_limited_queue() -> None:
-    rules = yaml.safe_load(RULES.read_text())
-    deployments = yaml.safe_load(RULES.parents[1].joinpath("prefect.yaml").read_text())
-    queues = {each["work_pool"]["work_queue_name"] for each in deployments["deployments"]}
-    assert queues == rules["queues"].keys() == set(prefect_rules._DEPLOYMENTS)
+def test_rules_know_the_deployments_that_are_there() -> None:
+    server = Server()
+    server.deployments = {"pretrain-albert/pretrain-albert": SimpleNamespace(id=7)}
+    assert deployment_ids(server.client, QUEUES) == {"pretrain_albert": "7"}
+
+
+def test_every_deployment_has_a_limited_queue_of_its_name() -> None:
+    names = [each["name"] for each in DEPLOYMENTS]
+    assert [each["work_pool"]["work_queue_name"] for each in DEPLOYMENTS] == names
+    assert QUEUES.keys() == set(names)
 
 
 def test_a_switch_that_is_neither_true_nor_false_is_refused() -> None:
+    assert switches({}) == {"pretrain_after_refresh": ""}
     with pytest.raises(ConfigError, match="ALBERT_PRETRAIN_AFTER_REFRESH='yes' must be true or"):
         switches({"ALBERT_PRETRAIN_AFTER_REFRESH": "yes"})

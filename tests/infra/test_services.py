@@ -1,4 +1,4 @@
-"""Services that end are started again, and none outlives the end of all."""
+"""Services that end are started again, and nothing outlives them."""
 
 import os
 import signal
@@ -8,9 +8,19 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from infra.services import MARK, ServeError, Services, marked, run_until_stopped
+from infra.services import (
+    LOOK_SECONDS,
+    LOOPBACK,
+    ServeError,
+    Servers,
+    Service,
+    Services,
+    marked,
+    run_until_stopped,
+)
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 PARENT = (
@@ -26,10 +36,14 @@ def services(tmp_path: Path) -> Iterator[Services]:
     services.stop()
 
 
-def start(services: Services, code: str, *, keeps_children: bool = False) -> int:
-    services.start("sleeper", sys.executable, "-c", code, keeps_children=keeps_children)
-    wait_until(lambda: "up" in services.log_of("sleeper").read_text())
-    return services.pid("sleeper")
+def start(services: Services, code: str, *, keeps_children: bool = False) -> Service:
+    service = services.start(
+        *("sleeper", sys.executable, "-c", code),
+        is_up=lambda: "up" in (services.logs / "sleeper.log").read_text(),
+        keeps_children=keeps_children,
+    )
+    services.wait_until_up("sleeper")
+    return service
 
 
 def wait_until(is_so: Callable[[], bool], seconds: float = 20) -> None:
@@ -39,126 +53,167 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.02)
 
 
-def test_what_was_killed_is_started_again_and_it_is_said(
+def children(service: Service) -> list[psutil.Process]:
+    found: list[psutil.Process] = service.process.children(recursive=True)
+    return found
+
+
+def kill(service: Service) -> None:
+    os.kill(service.process.pid, signal.SIGKILL)
+    wait_until(lambda: service.has_ended)
+
+
+def runs(process: psutil.Process) -> bool:
+    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+
+
+def test_what_was_killed_is_started_again_and_that_is_printed(
     services: Services, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    killed = start(services, SLEEPER)
-    os.kill(killed, signal.SIGKILL)
+    service = start(services, SLEEPER)
+    killed = service.process.pid
+    kill(service)
+    assert not service.is_up
 
     def is_back() -> bool:
         services.start_ended_again()
-        return services.log_of("sleeper").read_text().count("up") == 2
+        return service.log.read_text().count("up") == 2
 
     wait_until(is_back)
-    said = capsys.readouterr().out
-    assert "sleeper ended by itself, with status -9 (time 1)" in said
-    assert f"sleeper was started again, with pid {services.pid('sleeper')}" in said
-    assert services.pid("sleeper") != killed
+    told = capsys.readouterr().out
+    assert "sleeper ended unexpectedly, with status -9 (time 1)" in told
+    assert f"sleeper was started again, with pid {service.process.pid}" in told
+    assert service.process.pid != killed
 
 
-def test_what_ends_at_once_is_tried_less_and_less_often(services: Services) -> None:
-    services.start("sleeper", "false")
-    service = services.services["sleeper"]
-    waits = []
-    for end in (1, 2, 3):
+def test_what_ends_soon_after_its_start_is_tried_less_and_less_often(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = services.start("failing", "false")
+    delays = []
+    for end in range(1, 9):
         service.process.wait()
         services.start_ended_again()
         assert service.num_ends == end
         assert service.start_again_at is not None
-        waits.append(service.delay_seconds)
+        assert 0 < service.start_again_at - time.monotonic() <= service.delay_seconds
+        delays.append(service.delay_seconds)
+        ended = service.process.pid
+        services.start_ended_again()
+        assert service.process.pid == ended
         service.start_again_at = 0.0  # the time has come
         services.start_ended_again()
-    assert waits == [1.0, 2.0, 4.0]
+    assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    monkeypatch.setattr("infra.services._LONG_LIFE_SECONDS", 0.0)
+    service.process.wait()
+    services.start_ended_again()
+    assert service.delay_seconds == LOOK_SECONDS
 
 
 @pytest.mark.parametrize("keeps_children", [True, False])
-def test_what_a_killed_service_had_started_goes_on_only_if_it_may(
+def test_what_a_killed_service_had_started_continues_only_if_it_may_and_never_after_a_stop(
     services: Services, keeps_children: bool
 ) -> None:
-    killed = start(services, PARENT, keeps_children=keeps_children)
-    [child] = descendants(killed)
-    os.kill(killed, signal.SIGKILL)
-    services.services["sleeper"].process.wait()
+    service = start(services, PARENT, keeps_children=keeps_children)
+    [child] = children(service)
+    kill(service)
     services.start_ended_again()
     if keeps_children:
-        assert is_running(child)
+        assert runs(child)
+        services.stop()
+        assert not runs(child)
     else:
-        wait_until(lambda: not is_running(child))
+        wait_until(lambda: not runs(child))
 
 
-def test_stopping_reaches_what_outlived_the_service_that_started_it(services: Services) -> None:
-    killed = start(services, PARENT, keeps_children=True)
-    [child] = descendants(killed)
-    os.kill(killed, signal.SIGKILL)
-    services.services["sleeper"].process.wait()
-    services.start_ended_again()
-    assert is_running(child)
-    services.stop()
-    assert not is_running(child)
-
-
-def test_a_mark_finds_the_processes_that_bear_it_and_no_other() -> None:
-    bearer = subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: "this-test"})
+def test_a_variable_finds_the_processes_that_have_it_and_no_other() -> None:
+    bearer = subprocess.Popen(["sleep", "600"], env={**os.environ, "OF_THIS_TEST": "marked"})
     try:
-        wait_until(lambda: bool(marked(MARK, "this-test")))
-        assert marked(MARK, "this-test") == [bearer.pid]
-        assert marked(MARK, "this") == []
+        wait_until(lambda: bool(marked("OF_THIS_TEST", "marked")))
+        assert [process.pid for process in marked("OF_THIS_TEST", "marked")] == [bearer.pid]
+        assert marked("OF_THIS_TEST", "mark") == []
     finally:
         bearer.kill()
         bearer.wait()
 
 
-def test_a_service_that_ends_by_itself_is_named_with_its_last_words(services: Services) -> None:
-    services.start("MLflow", sys.executable, "-c", "import sys; sys.exit('no such database')")
-    services.services["MLflow"].process.wait()
+def test_a_service_that_has_ended_is_named_with_its_last_lines(services: Services) -> None:
+    services.start("MLflow", "sh", "-c", "echo no such database; exit 1", is_up=lambda: False)
     with pytest.raises(
-        ServeError, match=r"(?s)MLflow ended by itself, with status 1.*no such database"
+        ServeError, match=r"(?s)MLflow ended unexpectedly, with status 1.*no such database"
     ):
-        services.check()
+        services.wait_until_up("MLflow")
+
+
+def test_a_service_that_does_not_answer_in_time_is_named(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.services._START_SECONDS", 0.1)
+    services.start("MLflow", "sleep", "600", is_up=lambda: False)
+    with pytest.raises(ServeError, match=r"MLflow did not answer in 0 s.*MLflow\.log"):
+        services.wait_until_up("MLflow")
+
+
+def test_a_command_that_fails_is_named_and_one_that_succeeds_is_over(services: Services) -> None:
+    services.finish("work pool", "true")
+    assert services.by_name == {}
+    with pytest.raises(
+        ServeError,
+        match=r"(?s)`sh -c echo refused; exit 3` ended with status 3.*"
+        r"work-pool\.log:\n  refused",
+    ):
+        services.finish("work pool", "sh", "-c", "echo refused; exit 3")
 
 
 def test_what_ignores_the_signals_is_killed_with_what_it_started(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("infra.services._STOP_SECONDS", 0.5)
-    stubborn = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {PARENT}"
-    pid = start(services, stubborn)
-    family = [pid, *descendants(pid)]
+    service = start(services, f"import signal; signal.signal(2, signal.SIG_IGN); {PARENT}")
+    family = [service.process, *children(service)]
     assert len(family) == 2
     services.stop()
-    assert [pid for pid in family if is_running(pid)] == []
+    assert not any(map(runs, family))
 
 
-def is_running(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and not stat.read_text().rpartition(") ")[2].startswith("Z")
+def test_what_saves_when_it_is_stopped_has_time_for_it(services: Services, tmp_path: Path) -> None:
+    saving = "trap 'sleep 1; touch saved; exit' TERM; touch ready; while :; do sleep 0.1; done"
+    child = (
+        f"subprocess.Popen(['sh', '-c', {saving!r}], start_new_session=True, cwd={str(tmp_path)!r})"
+    )
+    service = start(services, f"import subprocess; {child}; {SLEEPER}")
+    wait_until((tmp_path / "ready").exists)
+    service.stop()
+    assert (tmp_path / "saved").exists()
 
 
-def descendants(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    children = [int(child) for task in tasks for child in task.read_text().split()]
-    return [*children, *(grandchild for child in children for grandchild in descendants(child))]
-
-
-@pytest.mark.parametrize(("error", "status"), [(OSError("disk full"), 2), (ServeError("away"), 2)])
+@pytest.mark.parametrize("error", [OSError("disk full"), ServeError("gone")])
 def test_whatever_ends_the_watch_stops_the_services(
-    services: Services, error: Exception, status: int, capsys: pytest.CaptureFixture[str]
+    services: Services, error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> None:
         raise error
 
-    started: list[int] = []
+    started: list[psutil.Process] = []
 
     def begin() -> str:
-        started.append(start(services, SLEEPER))
+        started.append(start(services, SLEEPER).process)
         return "all is up"
 
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
-        assert run_until_stopped(services, begin, fail) == status
+        assert run_until_stopped(services, begin, fail) == 2
     finally:
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
             signal.signal(number, handler)
-    assert f"error: {error}" in capsys.readouterr().err
-    with pytest.raises(ProcessLookupError):
-        os.kill(started[0], 0)
+    captured = capsys.readouterr()
+    assert "all is up" in captured.out
+    assert f"error: {error}" in captured.err
+    assert not runs(started[0])
+
+
+def test_servers_that_listen_everywhere_are_reached_at_the_loopback_address(tmp_path: Path) -> None:
+    servers = Servers(tmp_path, "0.0.0.0", 1234, 5678, {"DO_NOT_TRACK": "2"})
+    assert servers.environment["PREFECT_API_URL"] == f"http://{LOOPBACK}:1234/api"
+    assert servers.environment["MLFLOW_TRACKING_URI"] == f"http://{LOOPBACK}:5678"
+    assert servers.environment["DO_NOT_TRACK"] == "2"

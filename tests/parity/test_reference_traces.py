@@ -13,14 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
-from albert_core.conversion.model_folder import (
-    fast_tokenizer,
-    from_tf_variables,
-    hf_names,
-    load_model,
-    tf_to_hf,
-    to_hf_state,
-)
+from albert_core.conversion.huggingface import hf_names, to_hf_state
+from albert_core.conversion.initial_weights import Source, read_source
+from albert_core.conversion.model_folder import fast_tokenizer
+from albert_core.conversion.tf_release import from_tf_variables, tf_to_hf
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.losses import EXTRA_PREDICTIONS, masked_lm_loss, sentence_order_loss
 from albert_core.text.tokenizer import Tokenizer
@@ -47,7 +43,9 @@ def recipe(kind: str) -> dict[str, Any]:
 
 def reference_model(kind: str) -> AlbertForPretraining:
     values = {k: v for k, v in recipe(kind).items() if k in ModelSettings.model_fields}
-    return from_tf_variables(part(kind, "w0/"), ModelSettings.read(values, "trace"))
+    settings = ModelSettings.read(values, "trace")
+    weights = from_tf_variables(part(kind, "w0/"), settings, "trace")
+    return Source("trace", settings, weights).start(settings)
 
 
 def losses(model: AlbertForPretraining, kind: str) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
@@ -132,7 +130,8 @@ def test_learning_rates_are_those_of_the_reference(kind: str) -> None:
 
 def test_a_model_of_transformers_gives_its_own_recorded_answers() -> None:
     folder = SHARED / "data" / "models" / "golden" / "tiny_g1"
-    model = load_model(str(folder)).eval()
+    source = read_source(str(folder))
+    model = source.start(source.settings).eval()
     with np.load(folder / "expected.npz") as file:
         expected = dict(file)
     given = {name: torch.tensor(expected[name]) for name in ("input_ids", "attention_mask")}

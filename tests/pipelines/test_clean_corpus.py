@@ -11,13 +11,13 @@ import pytest
 
 from albert_core.stage.errors import AccountingError, SourceError
 from albert_core.stage.manifest import read_manifest
-from albert_core.text.arrow_files import read_arrow
 from albert_core.text.records import Document
 from pipelines import clean_corpus, corpus_pipeline
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.engine.runner import run_pipeline
 from pipelines.readers import Unreadable, read_documents
 from tests.generated_text import document, write_jsonl
+from tests.pipelines.conftest import rows_of
 
 Clean = Callable[..., str]
 
@@ -41,9 +41,7 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clean:
 
 
 def rows(manifest: str, kind: str = "documents") -> list[dict[str, Any]]:
-    shards = read_manifest(manifest).shards_of(kind)
-    folder = Path(manifest).parent
-    return [row for shard in shards for row in read_arrow(str(folder / shard.path)).to_pylist()]
+    return rows_of(manifest, kind)
 
 
 def ids(manifest: str) -> list[str]:
@@ -82,12 +80,16 @@ def test_a_record_that_cannot_be_read_is_kept_with_its_file_offset_and_reason(
     assert base64.b64decode(letter["content_base64"]).startswith(b'{"id": "b"')
 
 
-def test_a_source_that_is_bad_throughout_is_refused(clean: Clean, tmp_path: Path) -> None:
+def test_a_source_with_too_many_bad_records_is_refused_also_when_its_units_are_kept(
+    clean: Clean, tmp_path: Path
+) -> None:
     source = tmp_path / "s.jsonl"
     source.write_text(json.dumps({"text": document(1)}) + "\n{broken\n{broken\n")
     with pytest.raises(SourceError, match=r"2 of 3 records of the source can't be read"):
         clean(source)
     assert ids(clean(source, max_unreadable_share=0.7))
+    with pytest.raises(SourceError, match=r"2 of 3 records"):
+        clean(source, max_unreadable_share=0.6)
 
 
 def test_rejected_documents_are_written_out_with_their_reason(clean: Clean, tmp_path: Path) -> None:
@@ -110,11 +112,16 @@ def test_documents_with_the_same_id_get_ids_of_their_own(clean: Clean, tmp_path:
     assert all(name.startswith("s.jsonl#same~") for name in found[1:])
 
 
-def test_what_an_earlier_corpus_has_is_dropped(clean: Clean, tmp_path: Path) -> None:
+@pytest.mark.parametrize("drop_duplicates", [True, False])
+def test_what_an_earlier_corpus_has_is_dropped_also_where_repetition_is_kept(
+    drop_duplicates: bool, clean: Clean, tmp_path: Path
+) -> None:
     earlier = clean(write_jsonl(tmp_path / "earlier.jsonl", range(5)), work=tmp_path / "earlier")
-    manifest = clean(write_jsonl(tmp_path / "s.jsonl", range(3, 8)), known_corpora=[earlier])
-    assert dropped(manifest) == {"duplicate_of_known_corpus": 2}
-    assert len(ids(manifest)) == 3
+    source = write_jsonl(tmp_path / "s.jsonl", [3, 4, 5, 5, 6])
+    settings = {"known_corpora": [earlier], "drop_duplicates": drop_duplicates}
+    assert dropped(clean(source, **settings)) == (
+        {"duplicate_of_known_corpus": 2} | ({"duplicate": 1} if drop_duplicates else {})
+    )
 
 
 def test_near_duplicates_of_an_earlier_document_are_dropped(clean: Clean, tmp_path: Path) -> None:
@@ -253,16 +260,6 @@ def test_a_moved_source_is_cleaned_anew(clean: Clean, tmp_path: Path) -> None:
     assert ids(after) == ids(before)
 
 
-def test_a_stricter_share_of_unreadable_records_is_checked_again(
-    clean: Clean, tmp_path: Path
-) -> None:
-    source = write_jsonl(tmp_path / "s.jsonl", range(5))
-    source.write_text(source.read_text() + "{broken\n")
-    clean(source)
-    with pytest.raises(SourceError, match=r"1 of 6 records"):
-        clean(source, max_unreadable_share=0.0)
-
-
 def test_a_packed_test_set_is_unpacked_and_one_without_words_refused(
     clean: Clean, tmp_path: Path
 ) -> None:
@@ -285,14 +282,5 @@ def test_an_excluded_id_that_is_not_there_is_said(
         [str(source), str(tmp_path / "C#notes.txt")], excluded_ids=str(tmp_path / "out")
     )
     assert dropped(manifest) == {"excluded": 1}
-    assert "excluded id 'no-file#1' is of no file of the source" in caplog.text
-    assert "of 2 ids to leave out 1 were found" in caplog.text
-
-
-def test_what_an_earlier_corpus_has_is_dropped_also_where_repetition_is_kept(
-    clean: Clean, tmp_path: Path
-) -> None:
-    earlier = clean(write_jsonl(tmp_path / "earlier.jsonl", range(2)), work=tmp_path / "earlier")
-    source = write(tmp_path / "s.jsonl", *({"text": document(n)} for n in (1, 2, 2)))
-    manifest = clean(source, known_corpora=[earlier], drop_duplicates=False)
-    assert dropped(manifest) == {"duplicate_of_known_corpus": 1}
+    assert "excluded id 'no-file#1' belongs to no file of the source" in caplog.text
+    assert "found 1 of 2 ids to leave out" in caplog.text

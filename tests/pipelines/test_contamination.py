@@ -5,7 +5,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import apache_beam as beam
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,20 +13,19 @@ from hypothesis import strategies as st
 from albert_core.config import EvaluationSettings, OwnTaskSettings
 from albert_core.stage.errors import TaskError
 from albert_core.stage.manifest import Manifest, read_manifest
-from albert_core.stage.storage import join
+from albert_core.stage.results import ContaminationResult
 from albert_core.tasks.examples import Answer, ChoiceExamples, SpanExamples, TextExamples
 from albert_core.text.arrow_files import read_arrow
 from pipelines import contamination
 from pipelines.config import ContaminationSettings
 from pipelines.corpus.overlaps import (
+    NgramIndex,
     Part,
-    TestNgrams,
     ngram_hashes,
     overlaps_of,
     parts_of,
     shared_ngrams,
 )
-from pipelines.engine import runner
 from tests.albert_core.tasks.task_files import (
     passage,
     squad_question,
@@ -35,21 +33,16 @@ from tests.albert_core.tasks.task_files import (
     write_glue,
     write_squad,
 )
-from tests.pipelines.conftest import Made
-from tests.pipelines.engine.test_portable_subset import faults
+from tests.pipelines.conftest import Made, rows_of
 
 WORDS = st.lists(st.sampled_from("abc"), max_size=12).map(" ".join)
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 OTHER = " ".join(f"unseen{number}" for number in range(20))
 
 
 def corpus_texts(made: Made) -> list[str]:
-    """The documents of the corpus."""
-    folder = made.corpus.rpartition("/")[0]
-    return [
-        text
-        for shard in read_manifest(made.corpus).shards_of("documents")
-        for text in read_arrow(join(folder, shard.path))["text"].to_pylist()
-    ]
+    return [row["text"] for row in rows_of(made.corpus, "documents")]
 
 
 def quotes(made: Made, num_words: int, number: int) -> list[str]:
@@ -63,16 +56,16 @@ def quotes(made: Made, num_words: int, number: int) -> list[str]:
     return found
 
 
-@pytest.fixture
-def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALBERT_WORKERS", "1")
-
-
 def run(
     made: Made, task_folder: Path | str, work: Path, ngram_words: int = 13, **evaluation: Any
 ) -> Manifest:
     words, tasks = ContaminationSettings(ngram_words=ngram_words), EvaluationSettings(**evaluation)
-    return read_manifest(contamination.run(words, tasks, made.corpus, str(task_folder), str(work)))
+    call = words, tasks, made.corpus, str(task_folder), str(work)
+    done = contamination.find_done(*call)
+    uri = contamination.run(*call)
+    assert done in (None, uri)
+    assert contamination.find_done(*call) == uri
+    return read_manifest(uri)
 
 
 def overlaps_in(work: Path) -> list[dict[str, Any]]:
@@ -81,7 +74,6 @@ def overlaps_in(work: Path) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.usefixtures("one_worker")
 def test_every_planted_overlap_is_found_and_nothing_else(made: Made, tmp_path: Path) -> None:
     planted = quotes(made, 13, 25)
     rows = [*planted, *(f"{OTHER} {number}" for number in range(75))]
@@ -90,9 +82,9 @@ def test_every_planted_overlap_is_found_and_nothing_else(made: Made, tmp_path: P
     twelve = "".join(f"{n}\t{text}\n" for n, text in enumerate(quotes(made, 12, 40)))
     write(tmp_path / "glue/CoLA/test.tsv", f"index\tsentence\n{twelve}")
     found = run(made, tmp_path, tmp_path / "work")
-    assert found.facts["shares"] == {"cola": {"dev": 0.25, "test": 0.0}}
-    assert found.facts["num_examples"] == {"cola": {"dev": 100, "test": 40}}
-    assert found.facts["parts"]["cola"] == {
+    assert found.result_as(ContaminationResult).shares == {"cola": {"dev": 0.25, "test": 0.0}}
+    assert found.result_as(ContaminationResult).num_examples == {"cola": {"dev": 100, "test": 40}}
+    assert found.result["parts"]["cola"] == {
         "dev": {"text_a": {"texts": 100, "long_enough": 100, "overlapping": 25, "share": 0.25}},
         "test": {"text_a": {"texts": 40, "long_enough": 0, "overlapping": 0, "share": 0.0}},
     }
@@ -103,7 +95,6 @@ def test_every_planted_overlap_is_found_and_nothing_else(made: Made, tmp_path: P
     assert found.account("documents searched").kept == len(corpus_texts(made))
 
 
-@pytest.mark.usefixtures("one_worker")
 def test_parts_of_an_example_are_told_apart(made: Made, tmp_path: Path) -> None:
     seen = quotes(made, 14, 2)
     context = f"{seen[0]} cat"
@@ -114,13 +105,14 @@ def test_parts_of_an_example_are_told_apart(made: Made, tmp_path: Path) -> None:
     write_squad(tmp_path / "dev-v1.1.json", questions, context=context)
     values = passage(article=OTHER, options=[["a", "b", "c", seen[1]], ["a", "b", "c", "d"]])
     write(tmp_path / "RACE/test/high/1.txt", json.dumps(values))
-    found = run(made, tmp_path, tmp_path / "work").facts
-    assert found["shares"] == {"squad-1.1": {"dev": 1.0}, "race": {"test": 0.5}}
-    parts = found["parts"]["squad-1.1"]["dev"]
-    assert (parts["paragraph"]["share"], parts["question"]["share"]) == (1.0, 0.5)
-    assert parts["paragraph"]["texts"] == 1
-    parts = found["parts"]["race"]["test"]
-    assert (parts["article"]["share"], parts["question"]["share"]) == (0.0, 0.5)
+    found = run(made, tmp_path, tmp_path / "work")
+    result = found.result_as(ContaminationResult)
+    assert result.shares == {"squad-1.1": {"dev": 1.0}, "race": {"test": 0.5}}
+    parts = result.parts["squad-1.1"]["dev"]
+    assert (parts["paragraph"].share, parts["question"].share) == (1.0, 0.5)
+    assert parts["paragraph"].texts == 1
+    parts = result.parts["race"]["test"]
+    assert (parts["article"].share, parts["question"].share) == (0.0, 0.5)
     named = [(row["task"], row["id"], row["part"]) for row in overlaps_in(tmp_path / "work")]
     assert named == [
         ("squad-1.1", "q1", "paragraph"),
@@ -130,28 +122,26 @@ def test_parts_of_an_example_are_told_apart(made: Made, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.usefixtures("one_worker")
 def test_it_is_done_once_and_again_when_a_set_changes(made: Made, tmp_path: Path) -> None:
     seen, own = quotes(made, 8, 1)[0], tmp_path / "mine.tsv"
     write(own, f"text\tlabel\n{OTHER}\tx\n{seen}\ty\n")
     task = OwnTaskSettings(name="mine", train=str(own), dev=str(own), text_columns=["text"])
     more: dict[str, Any] = {"own_tasks": [task], "ngram_words": 8}
     found = run(made, "", tmp_path / "work", **more)
-    assert found.facts["shares"] == {"mine": {"dev": 0.5}}
+    assert found.result_as(ContaminationResult).shares == {"mine": {"dev": 0.5}}
     assert run(made, "", tmp_path / "work", **more).key == found.key
     write(own, f"text\tlabel\n{OTHER}\tx\n{OTHER}\ty\n")
     changed = run(made, "", tmp_path / "work", **more)
     assert changed.key != found.key
-    assert changed.facts["shares"] == {"mine": {"dev": 0.0}}
+    assert changed.result_as(ContaminationResult).shares == {"mine": {"dev": 0.0}}
 
 
-@pytest.mark.usefixtures("one_worker")
 def test_only_the_tasks_asked_for_and_what_their_models_predict_are_looked_at(
     made: Made, tmp_path: Path
 ) -> None:
     write_glue(tmp_path)
     found = run(made, tmp_path, tmp_path / "work", tasks=["mnli", "rte"])
-    assert found.facts["shares"].keys() == {"mnli", "mnli-mm", "ax", "rte"}
+    assert found.result_as(ContaminationResult).shares.keys() == {"mnli", "mnli-mm", "ax", "rte"}
 
 
 @pytest.mark.slow
@@ -171,30 +161,13 @@ def test_a_folder_without_any_set_is_refused(made: Made, tmp_path: Path) -> None
         run(made, tmp_path, tmp_path / "work")
 
 
-@pytest.mark.usefixtures("one_worker")
-def test_the_stage_builds_a_portable_pipeline(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[list[str]] = []
-
-    def build_and_walk(pipeline: beam.Pipeline, *arguments: Any) -> None:
-        build(pipeline, *arguments)
-        found.append(faults(pipeline))
-
-    build = runner.build
-    monkeypatch.setattr(runner, "build", build_and_walk)
-    write(tmp_path / "CoLA/dev.tsv", f"gj04\t1\t\t{OTHER}\n")
-    run(made, tmp_path, tmp_path / "work")
-    assert found == [[]]
-
-
 @settings(max_examples=50)
 @given(st.lists(WORDS, min_size=1, max_size=5), st.lists(WORDS, max_size=4), st.integers(2, 4))
 def test_a_text_overlaps_if_it_shares_n_words_in_a_row_with_a_document(
     texts: list[str], documents: list[str], n: int
 ) -> None:
-    wanted = TestNgrams.of(ngram_hashes(texts, n))
-    shared = TestNgrams.of(shared_ngrams(documents, wanted, n))
+    wanted = NgramIndex.of(ngram_hashes(texts, n))
+    shared = NgramIndex.of(shared_ngrams(documents, wanted, n))
     found = overlaps_of(Part("text_a", texts, np.arange(len(texts))), shared, n)
 
     def ngrams(text: str) -> set[tuple[str, ...]]:

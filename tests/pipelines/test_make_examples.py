@@ -1,5 +1,6 @@
 """The stage's parts and shards, and the pure functions that make them."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from apache_beam.pvalue import PCollection
 from albert_core.stage import storage
 from albert_core.stage.errors import AccountingError
 from albert_core.stage.manifest import StagePlan, read_manifest, shard_of
+from albert_core.stage.results import ExamplesResult
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS
 from pipelines import example_pipeline, make_examples
@@ -30,8 +32,10 @@ from pipelines.examples.part import (
     write_part,
 )
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
-from tests.pipelines.made_corpus import write_corpus
+from tests.made_results import made_result
+from tests.pipelines.conftest import write_corpus
 
+Make = Callable[..., str]
 GROUP_BY_KEY = beam.GroupByKey
 GROUPED: list[object] = []
 """Keys of the elements that `NotedGroupByKey` saw."""
@@ -39,6 +43,8 @@ SETTINGS = ExampleSettings(
     max_seq_length=64, dupe_factor=2, held_out_share=0.2, shard_mb=0.02, tfrecord=False
 )
 ALL_PLACES = 0, 2**64 - 1
+
+pytestmark = pytest.mark.usefixtures("one_worker")
 
 
 def documents(numbers: range, num_sentences: int = 30) -> pa.Table:
@@ -49,32 +55,32 @@ def documents(numbers: range, num_sentences: int = 30) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA)
 
 
-@pytest.fixture(autouse=True)
-def _one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALBERT_WORKERS", "1")
-
-
 @pytest.fixture
-def vocab(tmp_path: Path) -> str:
+def make(tmp_path: Path) -> Make:
+    """Make examples of a corpus with these shards, or of that of a manifest; settings by name."""
     plan = StagePlan("vocab", {}, {}, "", {})
     folder = plan.folder(str(tmp_path))
     uri = f"{folder}/spiece.model"
     storage.write_bytes(uri, tiny_vocab().model)
-    facts = {"lower_case": True, "vocab_size": tiny_vocab().vocab_size}
-    return plan.write(str(tmp_path), [shard_of(uri, folder, "spiece.model", 1)], [], facts)
+    result = made_result("vocab", lower_case=True, vocab_size=tiny_vocab().vocab_size)
+    vocab = plan.write(str(tmp_path), [shard_of(uri, folder, "spiece.model", 1)], [], result)
+
+    def run(*tables: pa.Table, corpus: str = "", work: str = "work", **settings: Any) -> str:
+        corpus = corpus or write_corpus(tmp_path, *tables)
+        changed = SETTINGS.model_copy(update=settings)
+        return make_examples.run(changed, corpus, vocab, str(tmp_path / work))
+
+    return run
 
 
-def shards_of(manifest_uri: str, kind: str) -> list[pa.Table]:
-    folder = Path(manifest_uri).parent
-    return [
-        read_arrow(str(folder / shard.path))
-        for shard in read_manifest(manifest_uri).shards_of(kind)
-    ]
+def shards_of(manifest: str, kind: str) -> list[pa.Table]:
+    folder = Path(manifest).parent
+    return [read_arrow(str(folder / s.path)) for s in read_manifest(manifest).shards_of(kind)]
 
 
-def part_of(folder: Path, table: pa.Table, settings: ExampleSettings = SETTINGS) -> str:
+def part_of(folder: Path, table: pa.Table, **settings: Any) -> str:
     uri = str(folder / "part.arrow")
-    write_part(table, uri, settings, tiny_vocab())
+    write_part(table, uri, SETTINGS.model_copy(update=settings), tiny_vocab())
     return uri
 
 
@@ -107,17 +113,10 @@ def test_slices_of_a_part_are_the_whole_of_it(
 
 
 def test_parts_merged_are_in_the_order_of_the_shuffle(tmp_path: Path) -> None:
-    uris = []
-    for number in range(3):
-        folder = tmp_path / str(number)
-        uris.append(part_of(folder, documents(range(number * 10, number * 10 + 10))))
+    uris = [part_of(tmp_path / str(n), documents(range(n, n + 10))) for n in (0, 10, 20)]
     batches = [batch for uri in uris for batch in rows_between(uri, TRAIN, *ALL_PLACES)]
-    schema = batches[0].schema
     expected = pa.Table.from_batches(batches).sort_by(ORDER)
-    assert merged(batches, schema).to_pylist() == expected.to_pylist()
-
-
-def test_no_rows_merged_are_an_empty_table() -> None:
+    assert merged(batches, batches[0].schema).to_pylist() == expected.to_pylist()
     assert merged([], EXAMPLE_SCHEMA).num_rows == 0
 
 
@@ -132,48 +131,37 @@ def test_an_example_is_the_same_whatever_documents_stand_beside_it(tmp_path: Pat
     assert sorted(alone, key=lambda row: row[ORDER]) == together
 
 
-def test_lines_without_a_piece_keep_their_numbers() -> None:
-    table = pa.Table.from_pylist(
-        [{"id": "a", "text": "bado.\n\nkelu.\n \nsa.", "source": ""}], schema=DOCUMENT_SCHEMA
-    )
-    text = encode_documents(table, tiny_vocab())
-    assert text.line.tolist() == [0, 2, 4]
-    assert text.sentences.first.tolist() == [0, 3]
-
-
-@pytest.mark.parametrize("empty", ["", " \n "])
-def test_documents_without_a_piece_are_counted(empty: str) -> None:
-    rows = [{"id": "a", "text": empty, "source": ""}]
+def test_lines_and_documents_without_a_piece_are_numbered_and_counted() -> None:
+    texts = ["bado.\n\nkelu.\n \nsa.", "", " \n "]
+    rows = [{"id": str(n), "text": text, "source": ""} for n, text in enumerate(texts)]
     text = encode_documents(pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA), tiny_vocab())
-    made, counts = make_rows(text, np.array([False]), SETTINGS)
-    assert len(made[TRAIN].pairs) == 0
-    assert counts["documents_without_pair"] == counts["documents"] == 1
+    assert text.line.tolist() == [0, 2, 4]
+    assert text.sentences.first.tolist() == [0, 3, 3, 3]
+    made, counts = make_rows(text, np.array([False] * 3), SETTINGS)
+    assert set(made[TRAIN].pairs.document.tolist()) == {0}
+    assert (counts["documents_without_pair"], counts["documents"]) == (2, 3)
 
 
 @pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
 @pytest.mark.parametrize("fidelity", ["paper", "google"])
-def test_pieces_add_up_in_every_mode(
-    tmp_path: Path, vocab: str, objective: str, fidelity: str
-) -> None:
-    settings = SETTINGS.model_copy(update={"objective": objective, "fidelity": fidelity})
-    corpus = write_corpus(tmp_path, documents(range(20)), documents(range(20, 40)))
-    uri = make_examples.run(settings, corpus, vocab, str(tmp_path / "work"))
+def test_pieces_add_up_in_every_mode(make: Make, objective: str, fidelity: str) -> None:
+    tables = documents(range(20)), documents(range(20, 40))
+    uri = make(*tables, objective=objective, fidelity=fidelity)
     manifest = read_manifest(uri)
-    assert (manifest.facts["objective"], manifest.facts["fidelity"]) == (objective, fidelity)
-    tables = shards_of(uri, TRAIN) + shards_of(uri, HELD_OUT)
-    rows = [row for table in tables for row in table.to_pylist()]
-    kept = sum(len(row["input_ids"]) - 3 for row in rows)
-    assert manifest.account("pieces, all copies").kept == kept
-    lost = sum(manifest.account("pieces, all copies").dropped.values())
-    assert lost < kept
-    assert max(len(row["masked_lm_labels"]) for row in rows) <= settings.max_predictions
+    result = manifest.result_as(ExamplesResult)
+    assert (result.objective, result.fidelity) == (objective, fidelity)
+    made = shards_of(uri, TRAIN) + shards_of(uri, HELD_OUT)
+    rows = [row for table in made for row in table.to_pylist()]
+    account = manifest.account("pieces, all copies")
+    assert account.kept == sum(len(row["input_ids"]) - 3 for row in rows)
+    assert sum(account.dropped.values()) < account.kept
+    assert max(len(row["masked_lm_labels"]) for row in rows) <= result.max_predictions
     other = {field[0] for field in OTHER_DOCUMENT_FIELDS}
     assert (other <= rows[0].keys()) == (objective == "nsp" or fidelity == "google")
 
 
 def test_held_out_text_is_never_borrowed_by_training_examples(tmp_path: Path) -> None:
-    settings = SETTINGS.model_copy(update={"objective": "nsp"})
-    uri = part_of(tmp_path, documents(range(60)), settings)
+    uri = part_of(tmp_path, documents(range(60)), objective="nsp")
     train, held_out = (rows_of(uri, kind).to_pylist() for kind in KINDS)
     aside = {row["document_id"] for row in held_out}
     borrowed = {row["other_document_id"] for row in train} - {None}
@@ -187,74 +175,61 @@ def test_held_out_text_is_never_borrowed_by_training_examples(tmp_path: Path) ->
 
 
 def test_a_smaller_number_of_predictions_is_kept_to(tmp_path: Path) -> None:
-    settings = SETTINGS.model_copy(update={"max_predictions_per_seq": 3})
-    rows = rows_of(part_of(tmp_path, documents(range(10)), settings), TRAIN).to_pylist()
+    part = part_of(tmp_path, documents(range(10)), max_predictions_per_seq=3)
+    rows = rows_of(part, TRAIN).to_pylist()
     assert max(len(row["masked_lm_labels"]) for row in rows) == 3
 
 
-def test_one_shard_or_many_have_the_same_global_order(tmp_path: Path, vocab: str) -> None:
-    corpus = write_corpus(tmp_path, documents(range(20)), documents(range(20, 40)))
-    many = make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "work"))
-    whole = SETTINGS.model_copy(update={"shard_mb": 64.0})
-    one = make_examples.run(whole, corpus, vocab, str(tmp_path / "work"))
+def test_one_shard_or_many_have_the_same_global_order(make: Make) -> None:
+    tables = documents(range(20)), documents(range(20, 40))
+    many, one = make(*tables), make(*tables, shard_mb=64.0)
     assert len(shards_of(many, TRAIN)) > 2
     assert len(shards_of(one, TRAIN)) == 1
     for kind in KINDS:
-        assert pa.concat_tables(shards_of(many, kind)).equals(
-            pa.concat_tables(shards_of(one, kind))
-        )
+        whole = pa.concat_tables(shards_of(one, kind))
+        assert pa.concat_tables(shards_of(many, kind)).equals(whole)
     sizes = [table.num_rows for table in shards_of(many, TRAIN)]
     assert max(sizes) < 1.5 * np.mean(sizes)
 
 
-def test_compressed_shards_hold_the_same_and_are_smaller(tmp_path: Path, vocab: str) -> None:
-    corpus = write_corpus(tmp_path, documents(range(20)))
-    whole = SETTINGS.model_copy(update={"shard_mb": 64.0})
-    zstd = whole.model_copy(update={"compression": "zstd"})
-    plain, packed = (
-        make_examples.run(settings, corpus, vocab, str(tmp_path / "work"))
-        for settings in (whole, zstd)
-    )
-    [a], [b] = shards_of(plain, TRAIN), shards_of(packed, TRAIN)
-    assert a.equals(b)
-    sizes = [read_manifest(uri).shards_of(TRAIN)[0].num_bytes for uri in (plain, packed)]
+def test_compressed_shards_hold_the_same_and_are_smaller(make: Make) -> None:
+    modes = ("none", "zstd")
+    made = [make(documents(range(20)), shard_mb=64.0, compression=mode) for mode in modes]
+    [plain], [packed] = (shards_of(uri, TRAIN) for uri in made)
+    assert plain.equals(packed)
+    sizes = [read_manifest(uri).shards_of(TRAIN)[0].num_bytes for uri in made]
     assert sizes[1] < 0.8 * sizes[0]
 
 
 def test_after_a_change_only_that_shards_part_is_made(
-    tmp_path: Path, vocab: str, caplog: pytest.LogCaptureFixture
+    make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    work = str(tmp_path / "work")
     tables = [documents(range(i * 10, i * 10 + 10)) for i in range(3)]
-    make_examples.run(SETTINGS, write_corpus(tmp_path, *tables), vocab, work)
+    make(*tables)
     assert "examples: 3 of 3 parts to make" in caplog.text
     tables[1] = documents(range(100, 110))
-    corpus = write_corpus(tmp_path, *tables)
-    after = make_examples.run(SETTINGS, corpus, vocab, work)
+    after = read_manifest(make(*tables))
     assert "examples: 1 of 3 parts to make" in caplog.text
-    afresh = make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "other"))
-    assert read_manifest(after).content == read_manifest(afresh).content
-    assert read_manifest(after).facts == read_manifest(afresh).facts
+    afresh = read_manifest(make(*tables, work="other"))
+    assert (after.content, after.result) == (afresh.content, afresh.result)
+    make(*tables, shard_mb=0.05)
+    assert "examples: 0 of 3 parts to make" in caplog.text
 
 
-def test_parts_are_removed_when_they_are_not_to_be_kept(tmp_path: Path, vocab: str) -> None:
-    corpus = write_corpus(tmp_path, documents(range(20)))
-    settings = SETTINGS.model_copy(update={"keep_parts": False})
-    manifest = make_examples.run(settings, corpus, vocab, str(tmp_path / "work"))
-    assert not list((tmp_path / "work" / "parts").iterdir())
-    kept = make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "work"))
-    assert kept == manifest
-
-
-def test_parts_that_were_there_before_are_never_removed(tmp_path: Path, vocab: str) -> None:
-    tables, work = [documents(range(i * 10, i * 10 + 10)) for i in range(3)], tmp_path / "work"
-    make_examples.run(SETTINGS, write_corpus(tmp_path, *tables[:2]), vocab, str(work))
-    before = sorted((work / "parts").iterdir())
-    settings = SETTINGS.model_copy(update={"keep_parts": False})
-    make_examples.run(settings, write_corpus(tmp_path, *tables), vocab, str(work))
-    assert sorted((work / "parts").iterdir()) == before
+def test_only_parts_that_were_there_before_are_kept_if_none_is_to_be(
+    make: Make, tmp_path: Path
+) -> None:
+    tables = [documents(range(i * 10, i * 10 + 10)) for i in range(3)]
+    made = make(*tables, work="other", keep_parts=False)
+    assert not list((tmp_path / "other" / "parts").iterdir())
+    assert make(*tables, work="other") == made
+    make(*tables[:2])
+    parts = tmp_path / "work" / "parts"
+    before = sorted(parts.iterdir())
     assert len(before) == 6  # each part, its tally and the note on both
+    make(*tables, keep_parts=False)
+    assert sorted(parts.iterdir()) == before
 
 
 def test_a_part_that_is_there_has_its_tally(
@@ -271,19 +246,17 @@ def test_a_part_that_is_there_has_its_tally(
 
 @pytest.mark.parametrize("ending", [".arrow", ".tally.arrow", ".json"])
 def test_a_part_with_a_flipped_bit_is_made_again_and_that_is_said(
-    ending: str, tmp_path: Path, vocab: str, caplog: pytest.LogCaptureFixture
+    ending: str, tmp_path: Path, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    work = tmp_path / "work"
-    corpus = write_corpus(tmp_path, documents(range(20)))
-    make_examples.run(SETTINGS, corpus, vocab, str(work))
-    other = SETTINGS.model_copy(update={"tfrecord": True})
-    expected = make_examples.run(other, corpus, vocab, str(tmp_path / "undisturbed"))
-    caplog.set_level("INFO")
-    [part] = [f for f in (work / "parts").iterdir() if f.name.partition(".")[2] == ending[1:]]
+    table = documents(range(20))
+    make(table)
+    expected = make(table, work="undisturbed", tfrecord=True)
+    parts = (tmp_path / "work" / "parts").iterdir()
+    [part] = [file for file in parts if file.name.partition(".")[2] == ending[1:]]
     whole = part.read_bytes()
     middle = len(whole) // 2
     part.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
-    found = make_examples.run(other, corpus, vocab, str(work))
+    found = make(table, tfrecord=True)
     assert read_manifest(found).content == read_manifest(expected).content
     assert f"{part} changed after it was written; the part is made again" in caplog.text
     assert part.read_bytes() == whole
@@ -293,12 +266,6 @@ def test_a_part_is_opened_without_its_tally(tmp_path: Path) -> None:
     schema = read_arrow(part_of(tmp_path, documents(range(10)))).schema
     assert {name.decode() for name in schema.metadata} == {f"orders-{kind}" for kind in KINDS}
     assert sum(map(len, schema.metadata.values())) < 1000
-
-
-def test_a_tally_counts_the_examples_of_its_part(tmp_path: Path) -> None:
-    uri = part_of(tmp_path, documents(range(40)))
-    num_rows = {kind: rows_of(uri, kind).num_rows for kind in KINDS}
-    assert read_tally(uri).num_rows == num_rows
 
 
 class NotedGroupByKey(beam.PTransform[Any, Any]):
@@ -316,25 +283,16 @@ def noted(keyed: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 def test_one_key_is_grouped_for_each_part_and_each_shard(
-    tmp_path: Path, vocab: str, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(beam, "GroupByKey", NotedGroupByKey)
     GROUPED.clear()
-    corpus = write_corpus(tmp_path, *(documents(range(i * 10, i * 10 + 10)) for i in range(5)))
-    uri = make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "work"))
+    uri = make(*(documents(range(i * 10, i * 10 + 10)) for i in range(5)))
     names = [shard.path.removesuffix(".arrow") for shard in read_manifest(uri).shards]
     assert len(names) > 5
     # Once for all parts, and once for the reports of all shards.
     assert len(GROUPED) == 5 + len(names)
     assert set(GROUPED) == {0}
-
-
-def without_a_report(reports: list[dict[str, Any]]) -> None:
-    reports.pop(1)
-
-
-def with_a_report_twice(reports: list[dict[str, Any]]) -> None:
-    reports.append(reports[1])
 
 
 def with_a_row_less(reports: list[dict[str, Any]]) -> None:
@@ -344,16 +302,17 @@ def with_a_row_less(reports: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (without_a_report, r"expected 3 files of examples, found 2: missing \['\w+-0000"),
-        (
-            with_a_report_twice,
-            r"expected 3 files of examples, found 4: missing \[\], too many \['\w+-0000",
-        ),
+        (lambda r: r.pop(1), r"expected 3 files of examples, found 2: missing \['\w+-0000"),
+        (lambda r: r.append(r[1]), r"3 files .* found 4: missing \[\], too many \['\w+-0000"),
         (with_a_row_less, r"expected [\d,]+ train examples, found [\d,]+"),
     ],
 )
 def test_reports_that_do_not_add_up_are_refused(
-    tmp_path: Path, vocab: str, monkeypatch: pytest.MonkeyPatch, change: Any, message: str
+    make: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[list[Any]], object],
+    message: str,
 ) -> None:
     def run_and_change(*arguments: Any) -> list[dict[str, Any]]:
         reports = run_pipeline(*arguments)
@@ -361,58 +320,36 @@ def test_reports_that_do_not_add_up_are_refused(
         return reports
 
     monkeypatch.setattr(example_pipeline, "run_pipeline", run_and_change)
-    corpus = write_corpus(tmp_path, documents(range(20)))
     with pytest.raises(AccountingError, match=f"{message}.*must not be used"):
-        make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "work"))
+        make(documents(range(20)))
     assert not list((tmp_path / "work").rglob("manifest.json"))
 
 
-def test_a_part_left_out_is_refused(
-    tmp_path: Path, vocab: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run_without_a_part(
-        transform: Any, parts: list[Any], *arguments: Any
-    ) -> list[dict[str, Any]]:
-        return run_pipeline(transform, parts[:1], *arguments)
+def test_a_part_left_out_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_without_a_part(transform: Any, parts: list[Any], *others: Any) -> list[Any]:
+        return run_pipeline(transform, parts[:1], *others)
 
-    corpus = write_corpus(tmp_path, documents(range(20)), documents(range(20, 40)))
-    make_examples.run(SETTINGS, corpus, vocab, str(tmp_path / "work"))
+    tables = documents(range(20)), documents(range(20, 40))
+    make(*tables)
     monkeypatch.setattr(example_pipeline, "run_pipeline", run_without_a_part)
-    settings = SETTINGS.model_copy(update={"shard_mb": 64.0})
     with pytest.raises(AccountingError, match=r"expected [\d,]+ train examples, found [\d,]+"):
-        make_examples.run(settings, corpus, vocab, str(tmp_path / "work"))
+        make(*tables, shard_mb=64.0)
 
 
-def test_documents_that_the_corpus_does_not_count_are_refused(tmp_path: Path, vocab: str) -> None:
+def test_documents_that_the_corpus_does_not_count_are_refused(make: Make, tmp_path: Path) -> None:
     corpus = Path(write_corpus(tmp_path, documents(range(20))))
     corpus.write_text(corpus.read_text().replace('"num_documents": 20', '"num_documents": 21'))
     with pytest.raises(AccountingError, match=r"expected 21 documents, found 20.*must not be used"):
-        make_examples.run(SETTINGS, str(corpus), vocab, str(tmp_path / "work"))
-
-
-def test_the_shuffle_and_number_of_shards_make_no_new_parts(
-    tmp_path: Path, vocab: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    corpus = write_corpus(tmp_path, documents(range(20)))
-    for shard_mb in (0.02, 0.05):
-        settings = SETTINGS.model_copy(update={"shard_mb": shard_mb})
-        make_examples.run(settings, corpus, vocab, str(tmp_path / "work"))
-    assert "examples: 0 of 1 parts to make" in caplog.text
+        make(corpus=str(corpus))
 
 
 def test_a_tally_counts_the_pieces_of_training_documents_once(tmp_path: Path) -> None:
     table = documents(range(20))
-    tally = read_tally(part_of(tmp_path, table))
-    held_out = {
-        row["document_id"] for row in rows_of(str(tmp_path / "part.arrow"), HELD_OUT).to_pylist()
-    }
-    encoded = [
-        tiny_vocab().encode(text.split("\n"))
-        for name, text in zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True)
-        if name not in held_out
-    ]
-    pieces = [piece for lines in encoded for ids in lines for piece in ids]
-    assert (
-        tally.unigrams.tolist() == np.bincount(pieces, minlength=tiny_vocab().vocab_size).tolist()
-    )
+    part = part_of(tmp_path, table)
+    tally = read_tally(part)
+    held_out = set(rows_of(part, HELD_OUT)["document_id"].to_pylist())
+    texts = [row["text"] for row in table.to_pylist() if row["id"] not in held_out]
+    encoded = [ids for text in texts for ids in tiny_vocab().encode(text.split("\n"))]
+    pieces = np.bincount(np.concatenate(encoded), minlength=tiny_vocab().vocab_size)
+    assert tally.unigrams.tolist() == pieces.tolist()
+    assert tally.num_rows == {kind: rows_of(part, kind).num_rows for kind in KINDS}

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albert_core.stage.manifest import read_manifest
+from albert_core.stage.results import TaskResult
 from pipelines import make_task
 from pipelines.config import TaskSettings
 from pipelines.make_task import acceptability_rows, is_suitable, swap_two_words
@@ -37,10 +38,10 @@ def test_about_half_of_the_rows_are_swapped_and_documents_stay_on_one_side() -> 
 
 def test_the_stage_writes_colas_layout_and_its_counts_add_up(made: Made, tmp_path: Path) -> None:
     manifest = make_task.run(TASK, made.examples, made.corpus, str(tmp_path))
-    facts = read_manifest(manifest).facts
+    num_rows = read_manifest(manifest).result_as(TaskResult).num_rows
     for split in ("train", "dev"):
         lines = (Path(manifest).parent / "CoLA" / f"{split}.tsv").read_text().splitlines()
-        assert len(lines) == facts["num_rows"][split] > 0
+        assert len(lines) == num_rows[split] > 0
         for line in lines:
             source, label, mark, sentence = line.split("\t")
             assert source == "held-out"

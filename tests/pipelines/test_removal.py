@@ -1,8 +1,12 @@
-"""What counts as removed, where its text is found, and what a purge deletes and leaves."""
+"""A changed source: its refresh has the bytes of a new build, and what was removed has a receipt.
+
+What counts as removed, where its text is found, and what a purge deletes and leaves.
+"""
 
 import json
+import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +14,26 @@ import pyarrow as pa
 import pytest
 
 from albert_core.stage import storage
-from albert_core.stage.errors import IntegrityError
+from albert_core.stage.errors import ConfigError, IntegrityError
+from albert_core.stage.lineage import read_work
 from albert_core.stage.manifest import StagePlan, read_manifest
+from albert_core.stage.results import CorpusResult, ExamplesResult
+from albert_core.stage.settings import Settings
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.seeds import share_of
 from pipelines import clean_corpus, make_examples, make_task, removal, train_vocab
 from pipelines.config import CleaningSettings, SourceSettings, TaskSettings
 from tests.generated_text import document, write_jsonl
-from tests.pipelines.conftest import EXAMPLES, VOCABULARY, Made
+from tests.pipelines.conftest import EXAMPLES, VOCABULARY, Made, make
 
 FIRST = {f"1.jsonl#d{n}" for n in range(20, 40)}
-
+"""The documents of the file that is removed."""
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a new file": lambda source: write_jsonl(source / "1a.jsonl", range(200, 210)),
+    "a changed file": lambda source: write_jsonl(source / "1.jsonl", [*range(20, 39), 100]),
+    "a removed file": lambda source: (source / "1.jsonl").unlink(),
+    "a repeated file": lambda source: shutil.copy(source / "2.jsonl", source / "0.jsonl"),
+}
 
 pytestmark = pytest.mark.usefixtures("one_worker_and_a_unit_for_each_file")
 
@@ -34,33 +47,62 @@ def before(made: Made, tmp_path: Path) -> Made:
 
 def remake(
     before: Made,
-    source: Path,
+    source: Path | None = None,
     work: Path | None = None,
     file_share: float = 1.0,
     **cleaning: Any,
 ) -> Made:
-    """Make the corpus and its examples anew, with the vocabulary of ``before``."""
-    to = str(work or before.work)
+    """Make the corpus and its examples again, with the vocabulary of ``before``."""
+    source, to = source or before.source, str(work or before.work)
     settings = SourceSettings(uri=str(source), file_share=file_share)
     corpus = clean_corpus.run(settings, CleaningSettings(**cleaning), to)
-    return Made(
-        source, to, corpus, before.vocab, make_examples.run(EXAMPLES, corpus, before.vocab, to)
-    )
+    examples = make_examples.run(EXAMPLES, corpus, before.vocab, to)
+    return Made(source, to, corpus, before.vocab, examples)
+
+
+def without_first(before: Made) -> Made:
+    """Remove a file from the source and make the corpus and its examples again."""
+    (before.source / "1.jsonl").unlink()
+    return remake(before)
 
 
 def receipt_of(made: Made, purge: str = "no") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
-        Path(removal.run(made.work, made.examples, purge)).read_text()
-    )
+    assert removal.find_done(made.work, made.examples) is None
+    uri = removal.run(made.work, made.examples, purge)
+    found: dict[str, Any] = json.loads(Path(uri).read_text())
     return found
+
+
+def purged(made: Made) -> dict[str, Any]:
+    """Return the receipt of a purge that left nothing."""
+    receipt = receipt_of(made, "yes")
+    assert receipt["left_after_purge"] == []
+    return receipt
 
 
 def nothing_is_removed(made: Made) -> bool:
     return removal.run(made.work, made.examples, "yes") == removal.NOTHING_REMOVED
 
 
+def task_of(made: Made, **task: Any) -> Path:
+    return Path(make_task.run(TaskSettings(**task), made.examples, made.corpus, made.work))
+
+
 def texts_below(work: str) -> bytes:
     return b"".join(path.read_bytes() for path in Path(work).rglob("*") if path.is_file())
+
+
+def has_text_of(number: int, work: str) -> bool:
+    return document(number)[:60].encode() in texts_below(work)
+
+
+def shards(manifest: str) -> list[tuple[str, str]]:
+    return [(shard.path, shard.sha256) for shard in read_manifest(manifest).shards]
+
+
+def ids_in(manifest: str, column: str = "id") -> set[str]:
+    files = Path(manifest).parent.glob("*.arrow")
+    return {i for file in files for i in read_arrow(str(file))[column].to_pylist()}
 
 
 def write_texts(path: Path, documents: Iterable[tuple[str, str]]) -> None:
@@ -68,70 +110,110 @@ def write_texts(path: Path, documents: Iterable[tuple[str, str]]) -> None:
     path.write_text("".join(lines))
 
 
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_refresh_gives_the_bytes_of_a_build_from_scratch(
+    before: Made, tmp_path: Path, change: str
+) -> None:
+    CHANGES[change](before.source)
+    refreshed = make(before.source, Path(before.work))
+    scratch = make(before.source, tmp_path / "scratch")
+    for name in ("corpus", "vocab", "examples"):
+        assert shards(getattr(refreshed, name)) == shards(getattr(scratch, name))
+    assert shards(refreshed.corpus) != shards(before.corpus)
+
+
+def test_a_removed_document_is_in_no_shard_and_the_receipt_says_so(before: Made) -> None:
+    after = without_first(before)
+    receipt = receipt_of(after)
+    assert set(receipt["documents"]) == FIRST
+    made = read_manifest(after.examples).result_as(ExamplesResult)
+    rows = {checked["manifest"]: checked["num_rows"] for checked in receipt["in_no_shard_of"]}
+    assert rows == {after.corpus: 40, after.examples: made.num_train + made.num_held_out}
+    assert not FIRST & ids_in(after.corpus)
+    assert not FIRST & ids_in(after.examples, "document_id")
+    assert str(Path(before.examples).parent) in receipt["earlier_results_with_them"]
+    assert not receipt["purged"]
+    assert receipt_of(after) == receipt  # the same file, and not written again
+
+
+def test_purging_leaves_no_text_of_a_removed_document_but_names_its_vocabulary(
+    before: Made,
+) -> None:
+    vocab = train_vocab.run(VOCABULARY, before.corpus, before.work)
+    after = without_first(before)
+    assert purged(after)["vocabularies_made_of_them"] == [vocab]
+    assert Path(vocab).exists()
+    assert not Path(before.corpus).exists()
+    assert not Path(before.examples).exists()
+    for file in Path(before.work).rglob("*.arrow"):
+        assert b"1.jsonl#d20" not in file.read_bytes()
+    assert shards(remake(before).examples) == shards(after.examples)
+
+
+def test_a_current_result_that_is_damaged_or_holds_a_removed_document_gets_no_receipt(
+    before: Made,
+) -> None:
+    after = without_first(before)
+    [shard] = Path(before.corpus).parent.glob("documents-00001-*.arrow")
+    copy = Path(shutil.copy(shard, Path(after.corpus).parent / "rejected-9.arrow"))
+    with pytest.raises(IntegrityError, match="holds a removed document"):
+        removal.run(after.work, after.examples, "yes")
+    assert Path(before.corpus).exists()
+    copy.unlink()
+    next(Path(after.examples).parent.glob("train-*.arrow")).write_bytes(b"other")
+    with pytest.raises(IntegrityError, match="it changed after it was written"):
+        removal.run(after.work, after.examples)
+
+
 def test_tasks_of_removed_documents_are_purged_and_others_stay(before: Made) -> None:
-    old = make_task.run(TaskSettings(), before.examples, before.corpus, before.work)
-    (before.source / "1.jsonl").unlink()
-    after = remake(before, before.source)
-    new = make_task.run(TaskSettings(), after.examples, after.corpus, after.work)
-    receipt = receipt_of(after, "yes")
-    assert str(Path(old).parent) in receipt["earlier_results_with_them"]
-    assert receipt["left_after_purge"] == []
-    assert not Path(old).parent.exists()
-    assert Path(new).exists()
+    old = task_of(before)
+    after = without_first(before)
+    new = task_of(after)
+    assert str(old.parent) in purged(after)["earlier_results_with_them"]
+    assert not old.parent.exists()
+    assert new.exists()
 
 
 def test_a_task_whose_corpus_is_gone_or_that_is_unfinished_may_hold_anything(before: Made) -> None:
-    task = make_task.run(TaskSettings(), before.examples, before.corpus, before.work)
-    (before.source / "1.jsonl").unlink()
-    after = remake(before, before.source)
-    inputs = read_manifest(task).input_manifests
-    Path(task).write_text(Path(task).read_text().replace(inputs["corpus"], "/no/where/m.json"))
-    other = make_task.run(
-        TaskSettings(max_sentences=1000), after.examples, after.corpus, after.work
-    )
-    Path(other).unlink()
+    task = task_of(before)
+    after = without_first(before)
+    inputs = read_manifest(str(task)).input_manifests
+    task.write_text(task.read_text().replace(inputs["corpus"], "/no/where/m.json"))
+    unfinished = task_of(after, max_sentences=1000)
+    unfinished.unlink()
     found = receipt_of(after)["earlier_results_with_them"]
-    assert {str(Path(task).parent), str(Path(other).parent)} <= set(found)
+    assert {str(task.parent), str(unfinished.parent)} <= set(found)
 
 
-def test_a_document_whose_id_was_there_twice_leaves_the_units_too(
+def test_of_documents_with_the_same_id_the_excluded_one_leaves_the_units_too(
     before: Made, tmp_path: Path
 ) -> None:
-    twice = [("same", document(500)), ("same", document(501))]
-    write_texts(before.source / "7.jsonl", twice)
-    old = remake(before, before.source)
-    folder = Path(old.corpus).parent
-    ids = [i for p in folder.glob("*.arrow") for i in read_arrow(str(p))["id"].to_pylist()]
-    [renamed] = [i for i in ids if "~" in i]
+    write_texts(before.source / "7.jsonl", [("same", document(500)), ("same", document(501))])
+    [renamed] = [each for each in ids_in(remake(before).corpus) if "~" in each]
     excluded = tmp_path / "excluded.txt"
     excluded.write_text(renamed)
-    after = remake(before, before.source, excluded_ids=str(excluded))
-    assert receipt_of(after)["documents"] == [renamed]
-    assert receipt_of(after, "yes")["left_after_purge"] == []
-    assert document(501)[:60].encode() not in texts_below(after.work)
-    assert document(500)[:60].encode() in texts_below(after.work)
+    after = remake(before, excluded_ids=str(excluded))
+    assert purged(after)["documents"] == [renamed]
+    assert has_text_of(500, after.work)
+    assert not has_text_of(501, after.work)
 
 
 def test_a_repeated_id_of_a_removed_file_is_named_once_and_its_texts_go(before: Made) -> None:
     write_texts(before.source / "7.jsonl", [("same", document(500)), ("same", document(501))])
-    remake(before, before.source)
+    remake(before)
     (before.source / "7.jsonl").unlink()
-    after = remake(before, before.source)
-    receipt = receipt_of(after, "yes")
-    assert receipt["documents"] == ["7.jsonl#same"]
-    assert receipt["left_after_purge"] == []
-    assert document(501)[:60].encode() not in texts_below(after.work)
+    after = remake(before)
+    assert purged(after)["documents"] == ["7.jsonl#same"]
+    assert not has_text_of(501, after.work)
 
 
 def test_documents_that_were_only_ever_dropped_are_removed_with_their_file(before: Made) -> None:
     write_jsonl(before.source / "7.jsonl", range(3))
-    old = remake(before, before.source)
+    old = remake(before)
     assert read_manifest(old.corpus).content == read_manifest(before.corpus).content
     (before.source / "7.jsonl").unlink()
-    after = remake(before, before.source)
-    receipt = receipt_of(after, "yes")
-    assert receipt["documents"] == [f"7.jsonl#d{n}" for n in range(3)]
-    assert receipt["left_after_purge"] == []
+    after = remake(before)
+    assert purged(after)["documents"] == [f"7.jsonl#d{n}" for n in range(3)]
     for unit in (Path(after.work) / "units").rglob("*.arrow"):
         assert b"7.jsonl#d0" not in unit.read_bytes()
     assert Path(after.examples).exists()
@@ -143,38 +225,42 @@ def test_a_source_that_moved_still_has_its_documents_and_lacks_those_removed(
     moved = before.source.rename(tmp_path / "moved")
     write_jsonl(moved / "9.jsonl", range(300, 305))
     after = remake(before, moved)
+    assert removal.find_done(after.work, after.examples) == removal.NOTHING_REMOVED
     assert nothing_is_removed(after)
     assert Path(before.corpus).exists()
     (moved / "1.jsonl").unlink()
     assert set(receipt_of(remake(before, moved))["documents"]) == FIRST
 
 
-def test_a_changed_file_has_removed_what_it_held_and_holds_no_more(before: Made) -> None:
+def test_only_a_changed_file_is_made_again_and_what_it_holds_no_more_is_removed(
+    before: Made, caplog: pytest.LogCaptureFixture
+) -> None:
     write_jsonl(before.source / "1.jsonl", range(20, 39))
-    after = remake(before, before.source)
-    receipt = receipt_of(after, "yes")
+    with caplog.at_level(logging.INFO):
+        after = remake(before)
+    for said in ("1 changed (1.jsonl)", "1 of 3 units of files", "1 of 3 parts to make"):
+        assert said in caplog.text
+    receipt = purged(after)
     assert receipt["documents"] == ["1.jsonl#d39"]
     assert receipt["files"] == []
-    assert receipt["left_after_purge"] == []
     assert not Path(before.corpus).exists()
 
 
-def test_what_other_settings_drop_is_not_removed(before: Made) -> None:
+def test_what_other_settings_or_sources_do_not_have_is_not_removed(
+    before: Made, tmp_path: Path
+) -> None:
     share = max(share_of(0, "source-file", f"{n}.jsonl") for n in range(3))
-    sampled = remake(before, before.source, file_share=share)
-    assert read_manifest(sampled.corpus).facts["num_source_files"] == 2
+    sampled = remake(before, file_share=share)
+    assert read_manifest(sampled.corpus).result_as(CorpusResult).num_source_files == 2
     assert nothing_is_removed(sampled)
     words = sorted(len(document(n).split()) for n in range(60))[30]
-    strict = remake(before, before.source, min_words=words)
-    assert read_manifest(strict.corpus).facts["num_documents"] < 60
+    strict = remake(before, min_words=words)
+    assert read_manifest(strict.corpus).result_as(CorpusResult).num_documents < 60
     assert nothing_is_removed(strict)
-    assert Path(before.examples).exists()
-
-
-def test_another_source_in_the_same_work_folder_is_let_be(before: Made, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     write_jsonl(tmp_path / "other" / "0.jsonl", range(700, 730))
     assert nothing_is_removed(remake(before, tmp_path / "other"))
+    assert Path(before.examples).exists()
 
 
 def test_excluded_ids_are_removed_and_a_refresh_finds_the_receipt_of_the_purge(
@@ -182,37 +268,17 @@ def test_excluded_ids_are_removed_and_a_refresh_finds_the_receipt_of_the_purge(
 ) -> None:
     excluded = tmp_path / "excluded.txt"
     excluded.write_text("1.jsonl#d20\n")
-    after = remake(before, before.source, excluded_ids=str(excluded))
+    after = remake(before, excluded_ids=str(excluded))
     assert receipt_of(after)["documents"] == ["1.jsonl#d20"]
-    purged = removal.run(after.work, after.examples, "yes")
-    content = Path(purged).read_text()
+    uri = removal.run(after.work, after.examples, "yes")
+    content = Path(uri).read_text()
     assert json.loads(content)["left_after_purge"] == []
-    again = remake(before, before.source, excluded_ids=str(excluded))
-    assert removal.run(again.work, again.examples) == purged
-    assert Path(purged).read_text() == content
+    assert removal.run(after.work, remake(before, excluded_ids=str(excluded)).examples) == uri
+    assert Path(uri).read_text() == content
     assert len(list((Path(after.work) / "receipts").iterdir())) == 1
 
 
-def test_the_same_facts_give_the_same_receipt(before: Made) -> None:
-    (before.source / "1.jsonl").unlink()
-    after = remake(before, before.source)
-    first = removal.run(after.work, after.examples)
-    content = Path(first).read_text()
-    assert removal.run(after.work, after.examples) == first
-    assert Path(first).read_text() == content
-
-
-def test_a_receipt_counts_rows_of_arrow_shards_only(before: Made) -> None:
-    (before.source / "1.jsonl").unlink()
-    after = remake(before, before.source)
-    facts = read_manifest(after.examples).facts
-    counted = {c["manifest"]: c["num_rows"] for c in receipt_of(after)["in_no_shard_of"]}
-    assert counted[after.examples] == facts["num_train"] + facts["num_held_out"]
-
-
-def test_lists_beside_shards_and_abandoned_files_are_found_and_purged(
-    before: Made,
-) -> None:
+def test_lists_beside_shards_and_abandoned_files_are_found_and_purged(before: Made) -> None:
     gone = before.source / "1.jsonl"
     work = Path(before.work)
     host = storage.machine_name()
@@ -229,9 +295,7 @@ def test_lists_beside_shards_and_abandoned_files_are_found_and_purged(
     for file in (abandoned, scratch / "sample.tsv", elsewhere):
         file.parent.mkdir(parents=True)
         file.write_text("text")
-    gone.unlink()
-    after = remake(before, before.source)
-    receipt = receipt_of(after, "yes")
+    receipt = receipt_of(without_first(before), "yes")
     found = {str(path) for path in (unit, lists, abandoned, scratch, elsewhere)}
     assert found <= set(receipt["earlier_results_with_them"])
     assert not any(path.exists() for path in (unit, lists, abandoned, scratch))
@@ -241,8 +305,7 @@ def test_lists_beside_shards_and_abandoned_files_are_found_and_purged(
 def test_a_purge_that_was_interrupted_leaves_no_folder_that_looks_done_and_is_finished_later(
     before: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (before.source / "1.jsonl").unlink()
-    after = remake(before, before.source)
+    after = without_first(before)
     remove = storage.remove
 
     def killed_at_text(uri: str) -> None:
@@ -255,45 +318,30 @@ def test_a_purge_that_was_interrupted_leaves_no_folder_that_looks_done_and_is_fi
         removal.run(after.work, after.examples, "yes")
     assert not Path(before.examples).exists()
     monkeypatch.setattr(storage, "remove", remove)
-    receipt = receipt_of(after, "yes")
-    assert set(receipt["documents"]) == FIRST
-    assert receipt["left_after_purge"] == []
+    assert set(purged(after)["documents"]) == FIRST
     assert not Path(before.corpus).parent.exists()
 
 
-def test_a_vocabulary_of_removed_documents_is_named_and_stays(before: Made) -> None:
-    vocab = train_vocab.run(VOCABULARY, before.corpus, before.work)
-    (before.source / "1.jsonl").unlink()
-    receipt = receipt_of(remake(before, before.source), "yes")
-    assert receipt["vocabularies_made_of_them"] == [vocab]
-    assert Path(vocab).exists()
+def test_another_word_for_purge_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--purge=ja: give yes or no"):
+        removal.run(str(tmp_path), "", "ja")
 
 
-def test_a_current_folder_that_holds_a_removed_document_gets_no_receipt(before: Made) -> None:
-    (before.source / "1.jsonl").unlink()
-    after = remake(before, before.source)
-    [shard] = Path(before.corpus).parent.glob("documents-00001-*.arrow")
-    shutil.copy(shard, Path(after.corpus).parent / "rejected-9.arrow")
-    with pytest.raises(IntegrityError, match="holds a removed document"):
-        removal.run(after.work, after.examples, "yes")
-    assert Path(before.corpus).exists()
-
-
-def test_ids_are_looked_up_as_large_strings() -> None:
+def test_ids_are_compared_as_large_strings_each_once() -> None:
     assert removal._unique([]).type == pa.large_string()
     found = removal._unique([pa.array(["b", "a"], pa.large_string())] * 2)
     assert found.to_pylist() == ["a", "b"]
 
 
-def test_a_model_that_goes_on_from_one_with_removed_text_is_named_too(tmp_path: Path) -> None:
+def test_a_model_that_continues_one_with_removed_text_is_named_too(tmp_path: Path) -> None:
     def trained(number: int, **made_of: str) -> str:
         plan = StagePlan("pretraining", {"number": number}, {}, "code", {}, made_of)
-        return plan.write(str(tmp_path), [], [], {})
+        return plan.write(str(tmp_path), [], [], Settings())
 
     examples = f"{tmp_path}/examples/{'0' * 16}"
     first = trained(1, examples=f"{examples}/manifest.json")
     second = trained(2, examples="/clean/manifest.json", pretraining=first)
     third = trained(3, examples="/clean/manifest.json", pretraining=second)
     trained(4, examples="/clean/manifest.json")
-    found = removal._made_of(str(tmp_path), "pretraining", [examples])
+    found = removal._made_of([examples], "pretraining", read_work(str(tmp_path)))
     assert sorted(found) == sorted([first, second, third])

@@ -51,10 +51,6 @@ def test_a_file_is_described_with_its_digest_and_can_be_opened(source: str) -> N
         assert file.modified
 
 
-def test_a_source_can_be_one_file(source: str) -> None:
-    assert names(f"{source}/AA/wiki_01") == ["wiki_01"]
-
-
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
@@ -199,9 +195,12 @@ def made(sizes: list[int], splittable: bool = False) -> list[SourceFile]:
 
 
 @given(st.lists(st.integers(0, 2 * MAX_UNIT_BYTES) | st.integers(0, 1000), max_size=200))
-def test_every_file_is_in_one_unit_and_in_order(sizes: list[int]) -> None:
+def test_every_file_is_in_one_unit_in_order_and_units_are_not_too_large(sizes: list[int]) -> None:
     files = made(sizes)
-    assert [part.file for unit in units_of(files) for part in unit] == files
+    units = list(units_of(files))
+    assert [part.file for unit in units for part in unit] == files
+    for unit in units:
+        assert len(unit) == 1 or sum(part.num_bytes for part in unit) <= MAX_UNIT_BYTES
 
 
 @given(st.lists(st.integers(0, 5 * MAX_UNIT_BYTES), max_size=50))
@@ -215,12 +214,6 @@ def test_the_ranges_of_a_file_follow_each_other_without_a_gap(sizes: list[int]) 
         assert [begin for begin, _ in ranges[1:]] == [end for _, end in ranges[:-1]]
     assert sum(part.num_bytes for part in parts) == sum(sizes)
     assert all(sum(part.num_bytes for part in unit) <= MAX_UNIT_BYTES for unit in units_of(files))
-
-
-@given(st.lists(st.integers(0, 2 * MAX_UNIT_BYTES), max_size=100))
-def test_a_unit_of_several_files_is_not_too_large(sizes: list[int]) -> None:
-    for unit in units_of(made(sizes)):
-        assert len(unit) == 1 or sum(part.num_bytes for part in unit) <= MAX_UNIT_BYTES
 
 
 def test_small_files_go_together() -> None:
@@ -241,13 +234,6 @@ def test_a_file_more_or_less_leaves_most_units_as_they_were(num_bytes: int, wher
     assert changed <= 1 + 0.2 * len(after)
 
 
-@given(st.lists(st.integers(0, 3 * MB), max_size=30))
-def test_a_list_of_files_is_read_back_as_it_was_written(sizes: list[int]) -> None:
-    files = made(sizes)
-    write_files(files, "memory://source_files/list.jsonl")
-    assert read_files("memory://source_files/list.jsonl") == files
-
-
 def test_a_list_written_before_formats_were_noted_is_read(tmp_path: Path) -> None:
     file = {"uri": "/a", "name": "a", "num_bytes": 1, "modified": "1", "sha256": "0"}
     (tmp_path / "list.jsonl").write_text(json.dumps(file) + "\n")
@@ -262,12 +248,6 @@ def test_a_list_of_files_is_one_object_a_line(tmp_path: Path) -> None:
     assert read_files(str(tmp_path / "list.jsonl")) == files
 
 
-def test_touching_or_moving_a_file_does_not_change_the_digest() -> None:
-    files = made([1, 2])
-    moved = [dataclasses.replace(file, modified="2", uri="s3://x") for file in files]
-    assert digest_of_files(moved) == digest_of_files(files)
-
-
 @pytest.mark.parametrize("change", [{"name": "other"}, {"sha256": "0" * 63 + "f"}])
 def test_another_name_or_content_changes_the_digest(change: dict[str, str]) -> None:
     files = made([1, 2])
@@ -278,11 +258,7 @@ def test_another_name_or_content_changes_the_digest(change: dict[str, str]) -> N
 # What changed
 
 
-def test_nothing_is_said_when_nothing_changed() -> None:
-    assert describe_changes(made([1, 2]), made([1, 2])) == ""
-
-
-def test_new_removed_changed_and_touched_files_are_named() -> None:
+def test_new_removed_changed_and_touched_files_are_named_at_most_three_of_each() -> None:
     before = made([1] * 4)
     gone, changed, touched, same = before
     now = [
@@ -295,7 +271,5 @@ def test_new_removed_changed_and_touched_files_are_named() -> None:
         "1 new (00009); 1 removed (00000); 1 changed (00001); "
         "1 touched, with the same content (00002)"
     )
-
-
-def test_of_many_files_three_are_named() -> None:
+    assert describe_changes(before, before) == ""
     assert describe_changes([], made([1] * 5)) == "5 new (00000, 00001, 00002, ...)"

@@ -9,27 +9,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from albert_core.stage.errors import IntegrityError, SourceError, VocabularyError
+from albert_core.stage.errors import IntegrityError, SourceError
 from albert_core.stage.manifest import Manifest, read_manifest
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.records import EXAMPLE_SCHEMA
 from albert_core.text.tokenizer import Tokenizer
-from pipelines import clean_corpus, make_examples, train_vocab
-from pipelines.config import CleaningSettings, SourceSettings, VocabularySettings
+from pipelines import clean_corpus, make_examples
+from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.example_pipeline import unigram_nats
 from pipelines.examples.pairs import is_held_out
 from pipelines.examples.tfrecord import TFExample, read_tfrecord
 from tests.generated_text import document, write_jsonl
-from tests.pipelines.conftest import EXAMPLES, VOCABULARY, Made, make
+from tests.pipelines.conftest import EXAMPLES, VOCABULARY, Made, make, rows_of
 
-
-def rows_of(manifest_uri: str, kind: str) -> list[dict[str, Any]]:
-    manifest, folder = read_manifest(manifest_uri), Path(manifest_uri).parent
-    return [
-        row
-        for shard in manifest.shards_of(kind)
-        for row in read_arrow(str(folder / shard.path)).to_pylist()
-    ]
+pytestmark = pytest.mark.usefixtures("one_worker")
 
 
 def documents_of(made: Made) -> dict[str, list[str]]:
@@ -66,12 +59,6 @@ def test_two_workers_write_the_same_bytes_as_one(
         assert digests(one) == digests(two)
 
 
-def test_every_document_is_kept_or_counted(made: Made) -> None:
-    account = read_manifest(made.corpus).account("documents")
-    assert (account.total, account.kept, account.dropped) == (60, 60, {})
-    assert len(documents_of(made)) == 60
-
-
 def test_a_row_is_made_of_the_sentences_it_names(made: Made) -> None:
     documents = documents_of(made)
     tokenizer = Tokenizer.load(str(Path(made.vocab).parent))
@@ -86,57 +73,27 @@ def test_a_row_is_made_of_the_sentences_it_names(made: Made) -> None:
         assert position_of(segments[1], text[begin + len(segments[0]) :]) >= 0
 
 
-def test_held_out_documents_are_in_no_training_shard(made: Made) -> None:
+def test_held_out_documents_are_in_no_training_shard_and_have_one_copy(made: Made) -> None:
     train = {row["document_id"] for row in rows_of(made.examples, "train")}
     held_out = {row["document_id"] for row in rows_of(made.examples, "held_out")}
     assert not train & held_out
     assert held_out == {name for name in documents_of(made) if is_held_out(name, EXAMPLES)}
-
-
-def test_training_documents_have_all_their_copies_and_held_out_ones_a_single_one(
-    made: Made,
-) -> None:
     assert {row["copy"] for row in rows_of(made.examples, "train")} == {0, 1}
     assert {row["copy"] for row in rows_of(made.examples, "held_out")} == {0}
 
 
-def test_shards_are_globally_shuffled(made: Made) -> None:
-    shards = read_manifest(made.examples).shards_of("train")
-    assert len(shards) > 1
-    folder = Path(made.examples).parent
-    for shard in shards:
-        ids = read_arrow(str(folder / shard.path))["document_id"].to_pylist()
-        assert ids != sorted(ids)
-        assert len(set(ids)) > 10
-
-
-def test_pieces_add_up(made: Made) -> None:
-    account = read_manifest(made.examples).account("pieces, all copies")
-    rows = rows_of(made.examples, "train") + rows_of(made.examples, "held_out")
-    assert account.kept == sum(len(row["input_ids"]) - 3 for row in rows)
-
-
 def test_tfrecords_hold_the_same_examples_as_the_arrow_shards(made: Made) -> None:
-    folder = Path(made.examples).parent
-    manifest = read_manifest(made.examples)
-    for arrow, tfrecord in zip(
-        manifest.shards_of("held_out"), manifest.shards_of("held_out_tfrecord"), strict=True
-    ):
-        rows = read_arrow(str(folder / arrow.path)).to_pylist()
-        records = list(read_tfrecord(str(folder / tfrecord.path)))
-        assert len(rows) == len(records)
-        for row, record in zip(rows, records, strict=True):
-            features = TFExample.FromString(record).features.feature
-            length, predictions = len(row["input_ids"]), len(row["masked_lm_labels"])
-            ids = list(features["input_ids"].int64_list.value)
-            assert ids == row["input_ids"] + [0] * (EXAMPLES.max_seq_length - length)
-            assert sum(features["input_mask"].int64_list.value) == length
-            assert sum(features["segment_ids"].int64_list.value) == length - row["segment_b_start"]
-            weights = list(features["masked_lm_weights"].float_list.value)
-            assert weights == [1.0] * predictions + [0.0] * (len(weights) - predictions)
-            assert list(features["next_sentence_labels"].int64_list.value) == [
-                row["sentence_order_label"]
-            ]
+    rows = rows_of(made.examples, "held_out")
+    shards = read_manifest(made.examples).shards_of("held_out_tfrecord")
+    uris = [str(Path(made.examples).parent / shard.path) for shard in shards]
+    records = [record for uri in uris for record in read_tfrecord(uri)]
+    for row, record in zip(rows, records, strict=True):
+        features = TFExample.FromString(record).features.feature
+        padding = [0] * (EXAMPLES.max_seq_length - len(row["input_ids"]))
+        assert list(features["input_ids"].int64_list.value) == row["input_ids"] + padding
+        weights = features["masked_lm_weights"].float_list.value
+        assert sum(weights) == len(row["masked_lm_labels"])
+        assert len(weights) == EXAMPLES.max_predictions
 
 
 def test_a_stage_that_is_done_returns_at_once(made: Made, caplog: pytest.LogCaptureFixture) -> None:
@@ -145,29 +102,9 @@ def test_a_stage_that_is_done_returns_at_once(made: Made, caplog: pytest.LogCapt
     assert caplog.text.count("done already") == 3
 
 
-def test_after_a_change_only_that_files_unit_is_cleaned_again(
-    made: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ALBERT_WORKERS", "1")
-    monkeypatch.setattr("pipelines.source_files._FILES_PER_UNIT", 1)
-    source, work = tmp_path / "source", str(tmp_path / "work")
-    shutil.copytree(made.source, source)
-    settings = SourceSettings(uri=str(source))
-    before = clean_corpus.run(settings, CleaningSettings(), work)
-    write_jsonl(source / "1.jsonl", [*range(20, 40), 100])
-    caplog.set_level("INFO")
-    after = clean_corpus.run(settings, CleaningSettings(), work)
-    assert "1 changed (1.jsonl)" in caplog.text
-    assert "1 of 3 units of files to clean" in caplog.text
-    assert read_manifest(after).facts["num_documents"] == 61
-    same = set(digests(before)) & set(digests(after))
-    assert {path for path, _ in same} == {"documents-00000-000.arrow", "documents-00002-000.arrow"}
-
-
 def test_a_file_that_was_only_touched_redoes_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("ALBERT_WORKERS", "1")
     source = write_jsonl(tmp_path / "source.jsonl", range(5))
     settings, work = SourceSettings(uri=str(source)), str(tmp_path / "work")
     before = clean_corpus.run(settings, CleaningSettings(), work)
@@ -178,9 +115,8 @@ def test_a_file_that_was_only_touched_redoes_nothing(
 
 
 def test_repeated_unreadable_and_short_documents_are_counted_by_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("ALBERT_WORKERS", "1")
     lines = [
         json.dumps({"id": "a", "text": document(1)}),
         json.dumps({"id": "b", "text": document(1).upper()}),
@@ -209,18 +145,9 @@ def test_repeated_unreadable_and_short_documents_are_counted_by_reason(
     assert reasons == ["no_text_field", "not_json"]
 
 
-def test_a_missing_source_says_so(tmp_path: Path) -> None:
-    settings = SourceSettings(uri=str(tmp_path / "nothing" / "**"))
-    with pytest.raises(SourceError, match=r"has no file.*Give an existing file"):
-        clean_corpus.run(settings, CleaningSettings(), str(tmp_path / "work"))
-    assert not (tmp_path / "work").exists()
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_source_without_a_document_worth_keeping_leaves_no_manifest(
-    tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("ALBERT_WORKERS", workers)
     (tmp_path / "a.txt").write_text("Nothing here.")
     with pytest.raises(SourceError, match=r"no document of the source is left.*too_short 1"):
         clean_corpus.run(
@@ -229,10 +156,9 @@ def test_a_source_without_a_document_worth_keeping_leaves_no_manifest(
     assert not list((tmp_path / "work").rglob("manifest.json"))
 
 
-def test_a_source_that_no_worker_can_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_source_that_cannot_be_read_is_refused(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("ALBERT_WORKERS", "2")
     (tmp_path / "broken.jsonl.gz").write_bytes(b"this is not gzip at all")
     with pytest.raises(SourceError, match=r"1 of 1 records.*corrupt_archive 1.*Mend the files"):
         clean_corpus.run(
@@ -240,26 +166,7 @@ def test_a_source_that_no_worker_can_read_is_refused(
         )
 
 
-def test_a_vocabulary_larger_than_the_text_allows_names_the_largest(
-    made: Made, tmp_path: Path
-) -> None:
-    with pytest.raises(VocabularyError, match=r"vocab_size is 30000.*at most \d+ pieces"):
-        train_vocab.run(VocabularySettings(), made.corpus, str(tmp_path))
-    assert not list(tmp_path.rglob("manifest.json"))
-
-
-def test_a_vocabulary_smaller_than_the_alphabet_names_the_smallest(
-    made: Made, tmp_path: Path
-) -> None:
-    with pytest.raises(VocabularyError, match=r"characters alone need \d+"):
-        train_vocab.run(VocabularySettings(vocab_size=20), made.corpus, str(tmp_path))
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_corrupt_corpus_shard_is_refused(
-    made: Made, tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ALBERT_WORKERS", workers)
+def test_a_corrupt_corpus_shard_is_refused(made: Made, tmp_path: Path) -> None:
     folder = shutil.copytree(Path(made.corpus).parent, tmp_path / "corpus")
     manifest = read_manifest(made.corpus)
     shard = folder / manifest.shards[0].path

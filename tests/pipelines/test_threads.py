@@ -18,12 +18,12 @@ from albert_core.text.tokenizer import Tokenizer
 from pipelines import (
     clean_corpus,
     clean_unit,
-    contamination,
+    contamination_search,
     corpus_pipeline,
+    corpus_shards,
     example_pipeline,
     make_examples,
     train_vocab,
-    vocabulary_training,
 )
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings
 from pipelines.corpus import cleaning, language, quality
@@ -105,7 +105,7 @@ def make_in_threads(source: Path, work: Path, num_threads: int, cold: bool) -> M
         return [value for _, value in sorted(keyed, key=lambda each: str(each[0]).zfill(20))]
 
     with pytest.MonkeyPatch.context() as patch:
-        for pipeline in (corpus_pipeline, vocabulary_training, example_pipeline):
+        for pipeline in (corpus_pipeline, corpus_shards, example_pipeline):
             patch.setattr(pipeline, "run_pipeline", run_pipeline)
         patch.setattr("pipelines.source_files._FILES_PER_UNIT", 1)
         cleaning = CleaningSettings(
@@ -193,7 +193,7 @@ def arrow_of_ngrams(folder: Path) -> str:
     return uri
 
 
-@pytest.mark.parametrize("load", [clean_unit._test_ngrams, contamination._look_up])
+@pytest.mark.parametrize("load", [clean_unit._test_ngrams, contamination_search._look_up])
 def test_threads_load_ngrams_once(load: Callable[[str], object], tmp_path: Path) -> None:
     uri = arrow_of_ngrams(tmp_path)
     assert_one(lambda: load(uri))

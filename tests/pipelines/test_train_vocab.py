@@ -1,6 +1,7 @@
 """The vocabulary: its options and ids, its sample, a given model, its report."""
 
 import json
+import re
 import shutil
 import struct
 from collections.abc import Iterator
@@ -16,13 +17,14 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from albert_core.stage.errors import VocabularyError
 from albert_core.stage.manifest import Manifest, check_shard, read_manifest
+from albert_core.stage.results import VocabularyResult
 from albert_core.text.records import DOCUMENT_SCHEMA
 from albert_core.text.tokenizer import Tokenizer
 from pipelines import train_vocab, vocabulary_training
 from pipelines.config import VocabularySettings
 from pipelines.vocabulary_training import SampleShares, sample_share, shares_for
 from tests.albert_core.tiny_vocab import tiny_sentences
-from tests.pipelines.made_corpus import write_corpus
+from tests.pipelines.conftest import write_corpus
 
 PUBLISHED = Path("/work/shared/data/models/30k-clean.model")
 REFERENCE_PIECES = [
@@ -60,13 +62,10 @@ needs_published = pytest.mark.skipif(
     not PUBLISHED.exists(), reason="the published vocabulary is not here"
 )
 
+pytestmark = pytest.mark.usefixtures("one_worker")
+
 Texts = dict[str, str]
 """id -> text, one sentence a line."""
-
-
-@pytest.fixture(autouse=True)
-def _one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALBERT_WORKERS", "1")
 
 
 def made_up(num_documents: int) -> Texts:
@@ -86,6 +85,10 @@ def made_of(
     """Return the manifest of the vocabulary and its folder."""
     uri = train_vocab.run(settings, corpus_of(texts, work, num_shards), str(work))
     return read_manifest(uri), Path(uri).parent
+
+
+def result_of(texts: Texts, work: Path, settings: VocabularySettings = SMALL) -> VocabularyResult:
+    return made_of(texts, work, settings)[0].result_as(VocabularyResult)
 
 
 def model_of(texts: Texts, work: Path, settings: VocabularySettings, num_shards: int = 2) -> bytes:
@@ -167,18 +170,9 @@ def test_the_share_sampled_is_the_largest_power_of_two_that_fits(
     assert sample_share(sample_mb, 100_000_000) == share
 
 
-def test_a_corpus_that_grows_a_little_keeps_its_share() -> None:
-    assert sample_share(100, 16_000_000_000) == sample_share(100, 17_000_000_000) == 2**-8
-
-
-@pytest.mark.parametrize(
-    ("train_mb", "train", "measured"),
-    [(100, 1, 1 / 16), (50, 1 / 2, 1 / 16), (0, 0, 1 / 16)],
-)
-def test_what_is_measured_on_is_aside_unless_all_is_trained_on(
-    train_mb: float, train: float, measured: float
-) -> None:
-    assert shares_for(train_mb, 64_000_000) == SampleShares(train, measured)
+def test_what_is_measured_on_is_aside_unless_all_is_trained_on() -> None:
+    for train_mb, train in ((100, 1), (50, 1 / 2), (0, 0)):
+        assert shares_for(train_mb, 64_000_000) == SampleShares(train, 1 / 16)
     assert shares_for(2, 4_000_000) == SampleShares(1 / 2, 1 / 2)
 
 
@@ -200,14 +194,14 @@ def test_the_number_of_shards_does_not_change_the_vocabulary(tmp_path: Path) -> 
 
 def test_a_document_outside_the_sample_does_not_change_the_vocabulary(tmp_path: Path) -> None:
     settings = SMALL.model_copy(update={"sample_mb": 0.02})
-    before, _ = made_of(made_up(60), tmp_path, settings)
+    before, folder = made_of(made_up(60), tmp_path, settings)
     models = set()
     for name in ("new-1", "new-2", "new-3", "new-4"):
-        after, folder = made_of({**made_up(60), name: "ba bo bu be bi"}, tmp_path, settings)
-        assert after.facts["sample_share"] == before.facts["sample_share"] == 0.5
+        after, other = made_of({**made_up(60), name: "ba bo bu be bi"}, tmp_path, settings)
+        assert after.result_as(VocabularyResult).sample_share == 0.5
         if after.account("documents").kept == before.account("documents").kept:
-            models.add((folder / "spiece.model").read_bytes())
-    assert models == {(tmp_path / "vocab" / before.key / "spiece.model").read_bytes()}
+            models.add((other / "spiece.model").read_bytes())
+    assert models == {(folder / "spiece.model").read_bytes()}
 
 
 def test_every_document_and_sentence_is_accounted_for(tmp_path: Path) -> None:
@@ -243,27 +237,30 @@ def test_sentencepiece_passes_over_what_is_counted_as_left_out() -> None:
     assert not knows("q \N{LOWER FIVE EIGHTHS BLOCK}")
 
 
-def test_more_pieces_than_the_text_carries_names_the_most(tmp_path: Path) -> None:
-    with pytest.raises(VocabularyError, match=r"vocab_size is 30000.*at most (\d+) pieces") as info:
-        made_of(made_up(40), tmp_path, VocabularySettings())
-    most = int(str(info.value).split("at most ")[1].split()[0])
-    settings = VocabularySettings(vocab_size=most)
-    assert made_of(made_up(40), tmp_path, settings)[0].facts["vocab_size"] == most
+@pytest.mark.parametrize(
+    ("asked", "message", "least"),
+    [
+        (30_000, r"vocab_size is 30000.*at most (\d+) pieces", 0),
+        (20, r"vocab_size is 20.*alone need (\d+)\.", 5),
+    ],
+)
+def test_a_size_that_the_text_does_not_allow_names_one_that_it_does(
+    asked: int, message: str, least: int, tmp_path: Path
+) -> None:
+    with pytest.raises(VocabularyError) as info:
+        made_of(made_up(40), tmp_path, VocabularySettings(vocab_size=asked))
+    found = re.search(message, str(info.value))
+    assert found
+    size = int(found.group(1)) + least
+    settings = VocabularySettings(vocab_size=size)
+    assert result_of(made_up(40), tmp_path, settings).vocab_size == size
 
 
 def test_the_automatic_size_grows_with_the_text_and_is_never_too_large(tmp_path: Path) -> None:
     sizes = [vocabulary_training.auto_size(megabytes * 10**6) for megabytes in (0, 16, 100, 10**6)]
     assert sizes == [1_000, 4_000, 10_000, 30_000]
-    few = made_of(made_up(2), tmp_path, VocabularySettings(vocab_size="auto"))[0].facts
-    assert 20 < few["vocab_size"] < 1_000
-
-
-def test_fewer_pieces_than_characters_names_the_fewest(tmp_path: Path) -> None:
-    with pytest.raises(VocabularyError, match=r"vocab_size is 20.*alone need \d+") as info:
-        made_of(made_up(40), tmp_path, VocabularySettings(vocab_size=20))
-    fewest = int(str(info.value).split("alone need ")[1].split(".")[0])
-    settings = VocabularySettings(vocab_size=fewest + 5)
-    assert made_of(made_up(40), tmp_path, settings)[0].facts["vocab_size"] == fewest + 5
+    few = result_of(made_up(2), tmp_path, VocabularySettings(vocab_size="auto"))
+    assert 20 < few.vocab_size < 1_000
 
 
 @pytest.mark.parametrize("sentences", [[], ["", " "]])
@@ -272,26 +269,20 @@ def test_no_text_at_all_says_so(sentences: list[str]) -> None:
         vocabulary_training.train(iter(sentences), SMALL, 10**6)
 
 
-def test_an_empty_sample_says_how_to_fill_it(tmp_path: Path) -> None:
-    settings = SMALL.model_copy(update={"sample_mb": 1e-6})
-    message = r"no sentence to train on: 0 of 3 documents.*Raise vocabulary.sample_mb"
-    with pytest.raises(VocabularyError, match=message):
-        made_of(made_up(3), tmp_path, settings)
-    assert not list((tmp_path / "vocab").rglob("manifest.json"))
-
-
-def test_a_sample_of_blank_sentences_says_what_was_left_out(tmp_path: Path) -> None:
-    with pytest.raises(VocabularyError, match=r"left out are \{'blank': 2\}"):
-        made_of({"a": "\n "}, tmp_path)
-
-
-def test_a_stage_that_is_done_returns_at_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("texts", "sample_mb", "message"),
+    [
+        (made_up(3), 1e-6, "to train on: 0 of 3 documents.*left out are {}. Raise vocabulary.sam"),
+        ({"a": "\n "}, 1.0, "to train on: 1 of 1 documents.*left out are {'blank': 2}"),
+    ],
+)
+def test_a_sample_without_a_sentence_says_what_was_left_out_and_how_to_fill_it(
+    texts: Texts, sample_mb: float, message: str, tmp_path: Path
 ) -> None:
-    caplog.set_level("INFO")
-    first, _ = made_of(made_up(40), tmp_path)
-    assert made_of(made_up(40), tmp_path)[0] == first
-    assert caplog.text.count("done already") == 1
+    settings = SMALL.model_copy(update={"sample_mb": sample_mb})
+    with pytest.raises(VocabularyError, match=message):
+        made_of(texts, tmp_path, settings)
+    assert not list((tmp_path / "vocab").rglob("manifest.json"))
 
 
 @needs_published
@@ -302,9 +293,10 @@ def test_a_given_model_is_copied_and_measured(
     settings = VocabularySettings(model=str(PUBLISHED))
     manifest, folder = made_of(made_up(40), tmp_path, settings)
     assert (folder / "spiece.model").read_bytes() == PUBLISHED.read_bytes()
-    assert manifest.facts["vocab_size"] == 30_000
-    assert (manifest.facts["trained"], manifest.facts["sample_share"]) == (False, 0)
+    result = manifest.result_as(VocabularyResult)
+    assert (result.vocab_size, result.trained, result.sample_share) == (30_000, False, 0)
     assert set(manifest.inputs) == {"corpus", "model"}
+    assert manifest.accounts == []
     report = json.loads((folder / "report.json").read_text())
     assert (report["num_documents"], report["seen_in_training"]) == (40, False)
     assert "training 30000 pieces" not in caplog.text

@@ -1,4 +1,4 @@
-"""Runs of a deployment, for tests: started, followed, and what they left behind."""
+"""Runs of a deployment, for tests: started, followed, their processes and their results."""
 
 import json
 import time
@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from albert_core.stage.manifest import read_manifest
+from infra.services import marked
 from tests.generated_text import write_jsonl
 
 TERMINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-AWAY_SECONDS = 300.0
-LOOK_SECONDS = 2.0
+_PATIENCE_SECONDS = 300.0
+_LOOK_SECONDS = 2.0
+TRAINING = "albert_core.training.pretrain"
 TINY = {
     "source.file_share": 1.0,
     "vocabulary.vocab_size": 150,
@@ -28,22 +32,22 @@ TINY = {
     "finetuning.evaluation_steps": 5,
     "evaluation.num_seeds": 1,
 }
-"""Settings of the tiny recipe with which the whole way takes a minute."""
+"""Settings of the tiny recipe with which a whole run takes a minute."""
 
 
 class PrefectApi:
-    """Prefect's REST interface, with patience for a server that is away."""
+    """Prefect's REST interface, with patience for a server that is unavailable."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def ask(self, path: str, body: object = None) -> Any:
         """Return the answer to a GET, or with ``body`` to a POST."""
         content = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             f"{self.url}/api{path}", content, {"Content-Type": "application/json"}
         )
-        deadline = time.monotonic() + AWAY_SECONDS
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
                 with urllib.request.urlopen(request, timeout=20) as answer:
@@ -75,7 +79,7 @@ class PrefectApi:
             if kind in types:
                 return kind
             assert time.monotonic() < deadline, f"run {run_id} is {name}, not {types}"
-            time.sleep(LOOK_SECONDS)
+            time.sleep(_LOOK_SECONDS)
 
     def log_of(self, run_id: str) -> str:
         """Return the lines of a flow run's log, the oldest first."""
@@ -101,7 +105,7 @@ class PrefectApi:
         self.ask(f"/flow_runs/{run_id}/set_state", {"state": {"type": "CANCELLING"}})
 
     def under_way(self) -> list[str]:
-        """Return the flow runs and task runs that are said to be running."""
+        """Return the flow runs and task runs that the server says are running."""
         running = {"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}}
         flows = self.ask("/flow_runs/filter", {"flow_runs": running})
         tasks = self.ask("/task_runs/filter", {"task_runs": running})
@@ -112,7 +116,7 @@ class PrefectApi:
 
 @dataclass(frozen=True)
 class Order:
-    """What a run is to do."""
+    """What a run has to do."""
 
     source: Path
     work: Path
@@ -156,3 +160,53 @@ def digests(work: Path) -> dict[str, str]:
         assert manifest.stage not in found, f"two results of {manifest.stage} in {work}"
         found[manifest.stage] = f"{key} {manifest.content}"
     return found
+
+
+def flow_process(run_id: str) -> psutil.Process | None:
+    """Return the process that runs the flow, if there is one now."""
+    inside = marked("PREFECT__FLOW_RUN_ID", run_id)
+    flows = [each for each in inside if "prefect" in command(each) and " -c " not in command(each)]
+    return max(flows, key=lambda process: process.pid, default=None)
+
+
+def stage_process(work: Path, module: str = "") -> psutil.Process | None:
+    """Return the process of the stage in ``module``, or of any, that works in ``work``."""
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if f"--work={work}" in words and "-m" in words[:3] and (not module or module in words):
+            return process
+    return None
+
+
+def stage_name(work: Path) -> str:
+    """Return the module of the stage that runs now, or a dash."""
+    process = stage_process(work)
+    words = command(process).split() if process else []
+    return words[words.index("-m") + 1] if "-m" in words else "-"
+
+
+def beam_worker(work: Path) -> psutil.Process | None:
+    """Return a worker process of the Beam stage that works in ``work``."""
+    stage = stage_process(work)
+    try:
+        below = stage.children(recursive=True) if stage else []
+    except psutil.NoSuchProcess:
+        return None
+    workers = [process for process in below if "sdk_worker_main" in command(process)]
+    return max(workers, key=lambda process: process.pid, default=None)
+
+
+def is_there(process: psutil.Process) -> bool:
+    """Return whether the process runs and is not a zombie."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def command(process: psutil.Process) -> str:
+    """Return the command line of a process; empty if it is gone."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""

@@ -2,33 +2,34 @@
 
 import os
 import re
-import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from infra.production import Production
 from infra.services import PROJECT
 from tests.generated_text import write_jsonl
+from tests.infra.stack import stack
 from tests.recovery.deployed_runs import (
     TERMINAL,
+    TRAINING,
     Order,
     PrefectApi,
     digests,
+    is_there,
     num_versions,
+    stage_process,
     write_source,
 )
-from tests.recovery.stack import stack
-from tests.recovery.victims import is_there, stage_process
 from tests.test_end_to_end import ALBERT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 RUN_SECONDS = 900.0
-TRAINING = "albert_core.training.pretrain"
 
 
 @dataclass
@@ -66,7 +67,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     folder = tmp_path_factory.mktemp("deployed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_HOME", str(folder / "home"))
-        with stack(folder) as production:
+        with stack(folder / "stack") as production:
             api = PrefectApi(production.prefect_url)
             source = write_source(folder / "source")
             yield Deployed(production, api, folder, source)
@@ -79,23 +80,15 @@ def first(deployed: Deployed) -> tuple[Order, str]:
     return order, deployed.run(order)
 
 
-def wait_for(look: Callable[[], int | None]) -> int:
+def wait_for_checkpoint(work: Path) -> psutil.Process:
+    """Return the training process as soon as it has written a checkpoint."""
     deadline = time.monotonic() + RUN_SECONDS
     while time.monotonic() < deadline:
-        if (found := look()) is not None:
-            return found
+        training = stage_process(work, TRAINING)
+        if training and any(work.glob("pretraining/*/checkpoints/step-*")):
+            return training
         time.sleep(0.1)
-    raise AssertionError("the process did not come")
-
-
-def wait_for_checkpoint(work: Path) -> int:
-    """Return the training process as soon as it has written a checkpoint."""
-
-    def look() -> int | None:
-        pid = stage_process(work, TRAINING)
-        return pid if pid and any(work.glob("pretraining/*/checkpoints/step-*")) else None
-
-    return wait_for(look)
+    raise AssertionError("no training wrote a checkpoint")
 
 
 def test_a_repeated_run_takes_seconds_and_registers_nothing_new(
@@ -125,7 +118,7 @@ def test_each_stage_has_a_page_with_its_numbers(
     assert artifacts["training-progress"] > 0
 
 
-def test_a_cancelled_run_saves_its_training_and_the_next_one_goes_on(
+def test_a_cancelled_run_saves_its_training_and_the_next_one_resumes(
     deployed: Deployed, first: tuple[Order, str]
 ) -> None:
     order = deployed.order("cancelled")
@@ -144,7 +137,7 @@ def test_a_preempted_training_is_tried_again_in_the_same_run_and_resumes(
 ) -> None:
     order = deployed.order("preempted")
     run_id = deployed.start(order)
-    os.kill(wait_for_checkpoint(order.work), signal.SIGTERM)
+    wait_for_checkpoint(order.work).terminate()
     assert deployed.finish(run_id) == "COMPLETED"
     assert "ended with status 75" in deployed.api.log_of(run_id)
     assert digests(order.work) == digests(first[0].work)

@@ -8,18 +8,17 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
+from albert_core.conversion.initial_weights import Source
 from albert_core.conversion.tf_release import (
     from_tf_variables,
-    load_tf_release,
     read_tf_config,
     read_tf_tokenizer,
     tf_to_hf,
 )
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
-from tests.albert_core.tiny_model import tiny_settings
+from tests.albert_core.tiny_model import load_model, tiny_settings
 from tests.albert_core.tiny_tf_release import (
     TF_CONFIG_VALUES,
     fake_tensorflow,
@@ -30,7 +29,6 @@ from tests.albert_core.tiny_tf_release import (
 from tests.albert_core.tiny_vocab import tiny_vocab
 
 __all__ = ["fake_tensorflow"]
-SHAPES = [(1, 1), (2, 1), (2, 2)]
 
 
 def assert_has_weights(
@@ -64,28 +62,18 @@ def assert_has_weights(
 
 
 @pytest.mark.usefixtures("fake_tensorflow")
-@pytest.mark.parametrize(("groups", "inner"), SHAPES)
+@pytest.mark.parametrize(("groups", "inner", "embedding"), [(1, 1, 8), (2, 2, 8), (1, 1, 16)])
 def test_a_release_gives_its_weights_shape_and_vocabulary(
-    groups: int, inner: int, tmp_path: Path
+    groups: int, inner: int, embedding: int, tmp_path: Path
 ) -> None:
-    variables = tf_variables(groups, inner)
-    write_tf_release(tmp_path, variables, num_hidden_groups=groups, inner_group_num=inner)
+    variables = tf_variables(groups, inner, embedding)
+    shape = {"num_hidden_groups": groups, "inner_group_num": inner, "embedding_size": embedding}
+    write_tf_release(tmp_path, variables, **shape)
     for uri in (str(tmp_path), str(tmp_path / "model.ckpt-best")):
-        model = load_tf_release(uri)
-        assert len(model.encoder.attentions) == groups * inner
-        assert_has_weights(model, variables, inner)
+        assert_has_weights(load_model(uri), variables, inner)
         tokenizer = read_tf_tokenizer(uri)
         assert tokenizer.pieces == tiny_vocab().pieces
         assert (tokenizer.lower_case, tokenizer.split_digit_commas) == (True, True)
-
-
-@pytest.mark.usefixtures("fake_tensorflow")
-def test_a_release_has_no_projection_where_e_is_h(tmp_path: Path) -> None:
-    variables = tf_variables(embedding_size=16)
-    write_tf_release(tmp_path, variables, embedding_size=16)
-    model = load_tf_release(str(tmp_path))
-    assert isinstance(model.encoder.projection, nn.Identity)
-    assert_has_weights(model, variables, 1)
 
 
 def test_gelu_of_the_release_is_the_tanh_approximation(tmp_path: Path) -> None:
@@ -96,7 +84,7 @@ def test_gelu_of_the_release_is_the_tanh_approximation(tmp_path: Path) -> None:
     assert (settings.sharing, settings.num_hidden_layers) == ("all", 4)
 
 
-def test_what_a_release_s_config_leaves_out_is_as_in_the_reference(tmp_path: Path) -> None:
+def test_what_the_config_of_a_release_omits_is_as_in_the_reference(tmp_path: Path) -> None:
     (tmp_path / "albert_config.json").write_text("{}")
     settings = read_tf_config(str(tmp_path))
     sizes = (settings.hidden_size, settings.num_attention_heads, settings.intermediate_size)
@@ -114,7 +102,7 @@ def test_a_release_is_read_from_any_store(tmp_path: Path) -> None:
     write_tf_release(tmp_path, tf_variables())
     fsspec.filesystem("memory").put(f"{tmp_path}/", "/release", recursive=True)
     try:
-        assert_has_weights(load_tf_release("memory://release"), tf_variables(), 1)
+        assert_has_weights(load_model("memory://release"), tf_variables(), 1)
     finally:
         fsspec.filesystem("memory").rm("/release", recursive=True)
 
@@ -125,32 +113,27 @@ def test_without_tensorflow_the_message_says_what_to_install(
     write_tf_release(tmp_path, tf_variables())
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(ConfigError, match=r"model.ckpt-best .* Run `pip install tensorflow`"):
-        load_tf_release(str(tmp_path))
+        load_model(tmp_path)
 
 
-def test_of_several_checkpoints_one_must_be_named(tmp_path: Path) -> None:
+def test_what_a_release_lacks_or_has_twice_is_named(tmp_path: Path) -> None:
     write_tf_release(tmp_path, {})
     (tmp_path / "model.ckpt-5000.index").write_bytes(b"")
-    with pytest.raises(
-        SourceError, match=r"\['model.ckpt-5000', 'model.ckpt-best'\], expected one"
-    ):
-        load_tf_release(str(tmp_path))
-
-
-def test_what_a_release_lacks_is_named(tmp_path: Path) -> None:
-    write_tf_release(tmp_path, {})
+    two = r"\['model.ckpt-5000', 'model.ckpt-best'\], expected one"
+    with pytest.raises(SourceError, match=two):
+        load_model(tmp_path)
     (tmp_path / "30k-clean.model").unlink()
     with pytest.raises(IntegrityError, match="the SentencePiece models none, expected one"):
         read_tf_tokenizer(str(tmp_path))
     (tmp_path / "albert_config.json").unlink()
     with pytest.raises(IntegrityError, match=r"albert_config.json is missing"):
-        load_tf_release(str(tmp_path))
+        load_model(tmp_path)
 
 
 def test_groups_that_the_reference_cuts_unevenly_are_refused() -> None:
     settings = tiny_settings(num_hidden_layers=22, num_hidden_groups=22)
-    with pytest.raises(ConfigError, match="22 layers out to 22 groups unevenly"):
-        from_tf_variables(tf_variables(22), settings)
+    with pytest.raises(ConfigError, match="22 layers into 22 groups unevenly"):
+        from_tf_variables(tf_variables(22), settings, "here")
 
 
 WRITE_BY_TENSORFLOW = """
@@ -170,9 +153,9 @@ tensorflow, folder, result = sys.argv[1:]
 sys.path.append(tensorflow)  # last, so that every other library is this environment's
 import torch
 from albert_core.stage.errors import AlbertError
-from albert_core.conversion.tf_release import load_tf_release
+from albert_core.conversion.initial_weights import read_source
 try:
-    torch.save(load_tf_release(folder).state_dict(), result)
+    torch.save(read_source(folder).tensors, result)
 except AlbertError as error:
     print(f"{type(error).__name__}: {error}")
 """
@@ -187,7 +170,7 @@ def run_python(python: str, code: str, *arguments: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.skipif("ALBERT_TF_PYTHON" not in os.environ, reason="names no python with tensorflow")
-@pytest.mark.parametrize(("groups", "inner"), SHAPES)
+@pytest.mark.parametrize(("groups", "inner"), [(1, 1), (2, 1), (2, 2)])
 def test_a_checkpoint_that_tensorflow_wrote_gives_its_weights_to_the_bit(
     groups: int, inner: int, tmp_path: Path
 ) -> None:
@@ -205,11 +188,10 @@ def test_a_checkpoint_that_tensorflow_wrote_gives_its_weights_to_the_bit(
     given = (sys.executable, READ_BY_US, library, str(folder), str(tmp_path / "found.pt"))
     assert run_python(*given) == ""
     settings = read_tf_config(str(folder))
-    found = AlbertForPretraining(settings, config["vocab_size"])
-    found.load_state_dict(torch.load(tmp_path / "found.pt", weights_only=True))
-    assert_has_weights(found, variables, inner)
-    expected = from_tf_variables(variables, settings).state_dict()
-    torch.testing.assert_close(found.state_dict(), expected, rtol=0, atol=0)
+    tensors = torch.load(tmp_path / "found.pt", weights_only=True)
+    assert_has_weights(Source("", settings, tensors).start(settings), variables, inner)
+    expected = from_tf_variables(variables, settings, "here")
+    torch.testing.assert_close(tensors, expected, rtol=0, atol=0)
     [data] = folder.glob("*.data-*")
     data.write_bytes(data.read_bytes()[::-1])
     assert run_python(*given).startswith(f"IntegrityError: {prefix}: TensorFlow cannot read it")

@@ -1,194 +1,267 @@
-"""The folder of a fine-tuned model: written, read back, and read by `transformers`."""
+"""The folder of a fine-tuned model, as `transformers` reads it, and its predictions for rows."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 
+from albert_core.config import RegistrySettings
 from albert_core.conversion.model_folder import load_encoder
-from albert_core.finetuning.finetuned_model import read_finetuned, save_finetuned
-from albert_core.model.albert import AlbertForPretraining, AlbertModel
+from albert_core.finetuning.finetuned_model import FinetunedModel
+from albert_core.registry import register_finetuned
+from albert_core.registry.versions import model_folder_of
 from albert_core.stage import storage
-from albert_core.stage.errors import IntegrityError
-from albert_core.tasks.examples import Task
-from tests.albert_core.tiny_model import random_model, save_tiny_model
-from tests.albert_core.tiny_vocab import tiny_vocab
+from albert_core.stage.errors import IntegrityError, TaskError
+from albert_core.tasks.catalogue import TASKS
+from albert_core.tracking.server import open_client
+from tests.albert_core.tiny_finetuned import (
+    made_finetuning,
+    register_tiny,
+    save_tiny_finetuned,
+)
+from tests.albert_core.tiny_model import save_tiny_model
+from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "albert": {},
     "albert, not shared": {"sharing": "none"},
     "bert": {"embedding_size": 16, "sharing": "none"},
 }
-TASKS = {
-    "classification": Task(
-        name="mnli",
-        title="MNLI",
-        kind="classification",
-        labels=("contradiction", "entailment", "neutral"),
-        metrics=("accuracy",),
-    ),
-    "regression": Task(
-        name="sts-b", title="STS-B", kind="regression", metrics=("pearson", "spearman")
-    ),
-    "choice": Task(name="race", title="RACE", kind="choice", metrics=("accuracy",)),
-    "spans": Task(
-        name="squad-2.0", title="SQuAD 2.0", kind="spans", metrics=("f1",), has_answerless=True
-    ),
+CLASSES = {
+    "mnli": transformers.AutoModelForSequenceClassification,
+    "sts-b": transformers.AutoModelForSequenceClassification,
+    "race": transformers.AutoModelForMultipleChoice,
+    "squad-1.1": transformers.AutoModelForQuestionAnswering,
 }
-NUM_OUTPUTS = {"classification": 3, "regression": 1, "choice": 1, "spans": 2}
-LENGTH = 12
+TEXTS = [" ".join(text.split()[:4]) for text in tiny_sentences(5, seed=5)]
+CONTEXT = " ".join(tiny_sentences(12, seed=6))
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "sst-2": [{"text": text} for text in TEXTS],
+    "mnli": [{"text": text, "text_b": TEXTS[0]} for text in TEXTS],
+    "sts-b": [{"text": text, "text_b": TEXTS[0]} for text in TEXTS],
+    "race": [{"article": CONTEXT, "question": t, "options": TEXTS[1:5]} for t in TEXTS],
+    "squad-1.1": [{"question": text, "context": CONTEXT} for text in TEXTS],
+    "squad-2.0": [{"question": text, "context": CONTEXT} for text in TEXTS],
+}
 
 
-class OneLayer(nn.Module):
-    """A dense layer of the name that Hugging Face's class of the task has."""
-
-    def __init__(self, kind: str, hidden_size: int) -> None:
-        super().__init__()
-        name = "qa_outputs" if kind == "spans" else "classifier"
-        self.add_module(name, nn.Linear(hidden_size, NUM_OUTPUTS[kind]))
-
-
-class TwoLayers(nn.Module):
-    """A head that `transformers` has no class for."""
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.start = nn.Linear(hidden_size, 1)
-        self.end = nn.Linear(2 * hidden_size, 1)
-
-
-def encoder_of(shape: str) -> AlbertModel:
-    return random_model(**SHAPES[shape], max_position_embeddings=32).encoder
-
-
-def save(folder: str, shape: str, kind: str) -> tuple[AlbertModel, nn.Module]:
-    encoder = encoder_of(shape)
-    head = OneLayer(kind, encoder.settings.hidden_size)
-    settings = {"max_seq_length": 24, "classifier_dropout_prob": 0.25}
-    save_finetuned(folder, encoder, head, tiny_vocab(), TASKS[kind], settings)
-    return encoder, head
+def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    equal = all(torch.equal(found[name], expected[name]) for name in expected)
+    return equal and found.keys() == expected.keys()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", TASKS)
-def test_what_is_read_is_what_was_written(shape: str, kind: str, tmp_path: Path) -> None:
-    encoder, head = save(str(tmp_path), shape, kind)
-    stored = read_finetuned(str(tmp_path))
-    assert stored.task == TASKS[kind]
-    assert stored.settings == {"max_seq_length": 24, "classifier_dropout_prob": 0.25}
-    assert stored.tokenizer.model == tiny_vocab().model
-    assert stored.encoder.settings == encoder.settings
-    for written, read in (
-        (encoder.state_dict(), stored.encoder.state_dict()),
-        (head.state_dict(), stored.head),
-    ):
-        assert written.keys() == read.keys()
-        assert all(torch.equal(written[name], read[name]) for name in written)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(
-    ("kind", "auto_class"),
-    [
-        ("classification", transformers.AutoModelForSequenceClassification),
-        ("regression", transformers.AutoModelForSequenceClassification),
-        ("choice", transformers.AutoModelForMultipleChoice),
-        ("spans", transformers.AutoModelForQuestionAnswering),
-    ],
-)
-def test_transformers_computes_the_same_from_the_folder(
-    shape: str, kind: str, auto_class: Any, tmp_path: Path
+@pytest.mark.parametrize("task", CLASSES)
+def test_the_folder_is_read_as_it_was_written_also_by_transformers(
+    shape: str, task: str, tmp_path: Path
 ) -> None:
-    encoder, head = save(str(tmp_path), shape, kind)
-    model, report = auto_class.from_pretrained(tmp_path, output_loading_info=True)
+    more = {"classifier_dropout_prob": 0.25}
+    encoder, head = save_tiny_finetuned(str(tmp_path), task, SHAPES[shape], **more)
+    ours = FinetunedModel(str(tmp_path))
+    assert ours.task == TASKS[task]
+    assert ours.settings == {"max_seq_length": 48, **more}
+    assert ours.tokenizer.model == tiny_vocab().model
+    assert ours.encoder.settings == encoder.settings
+    assert same(ours.encoder.state_dict(), encoder.state_dict())
+    assert same(ours.head.state_dict(), head.state_dict())
+    model, report = CLASSES[task].from_pretrained(tmp_path, output_loading_info=True)
     assert type(model).__name__ == model.config.architectures[0]
     assert not report["missing_keys"]
     assert not report["mismatched_keys"]
-    ids = torch.randint(5, 200, (4, LENGTH), generator=torch.Generator().manual_seed(0))
-    types = (torch.arange(LENGTH) > 5).long().expand(4, LENGTH)
-    theirs = given_to(model.eval(), kind, ids, types)
+    name = "classifier_dropout" if shape == "bert" else "classifier_dropout_prob"
+    assert getattr(model.config, name) == 0.25
+    ids = torch.randint(5, 200, (4, 12), generator=torch.Generator().manual_seed(0))
+    types = (torch.arange(12) > 5).long().expand(4, 12)
     with torch.no_grad():
         last, pooled = encoder(ids, None, types)
-        (layer,) = head.children()
-        ours = layer(last if kind == "spans" else pooled)
-    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
+        layer = next(each for each in head.modules() if isinstance(each, torch.nn.Linear))
+        expected = layer(last if task == "squad-1.1" else pooled)
+        if task == "race":  # two questions with two options
+            ids, types = ids.reshape(2, 2, 12), types.reshape(2, 2, 12)
+            expected = expected.reshape(2, 2)
+        output = model.eval()(input_ids=ids, token_type_ids=types)
+    if task == "squad-1.1":
+        found = torch.stack([output.start_logits, output.end_logits], dim=-1)
+    else:
+        found = output.logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-def given_to(model: Any, kind: str, ids: Tensor, types: Tensor) -> Tensor:
-    """Return Hugging Face's outputs in the shape of ours; a choice has two options."""
-    if kind == "choice":
-        ids, types = ids.reshape(2, 2, LENGTH), types.reshape(2, 2, LENGTH)
-    with torch.no_grad():
-        output = model(input_ids=ids, token_type_ids=types)
-    if kind == "spans":
-        return torch.stack([output.start_logits, output.end_logits], dim=-1)
-    return output.logits.reshape(4, 1) if kind == "choice" else output.logits  # type: ignore[no-any-return]
-
-
-def test_config_json_has_the_labels_and_the_dropout(tmp_path: Path) -> None:
-    save(str(tmp_path), "albert", "classification")
+def test_config_json_has_the_labels(tmp_path: Path) -> None:
+    save_tiny_finetuned(str(tmp_path), "mnli")
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     assert config.id2label == {0: "contradiction", 1: "entailment", 2: "neutral"}
-    assert config.classifier_dropout_prob == 0.25
-    save(str(tmp_path), "bert", "regression")
+    assert config.label2id["neutral"] == 2
+    save_tiny_finetuned(str(tmp_path), "sts-b")
     config = transformers.AutoConfig.from_pretrained(tmp_path)
-    assert config.num_labels == 1
-    assert config.problem_type == "regression"
-    assert config.classifier_dropout == 0.25
+    assert (config.num_labels, config.problem_type) == (1, "regression")
+    assert config.finetuning_task == "sts-b"
 
 
-def test_a_head_without_a_class_there_is_kept_and_the_encoder_is_read(tmp_path: Path) -> None:
-    encoder = encoder_of("albert")
-    head = TwoLayers(encoder.settings.hidden_size)
-    save_finetuned(str(tmp_path), encoder, head, tiny_vocab(), TASKS["spans"], {})
-    stored = read_finetuned(str(tmp_path))
-    assert torch.equal(stored.head["end.weight"], head.end.weight)
+def test_of_a_head_without_a_class_in_transformers_the_encoder_is_read(tmp_path: Path) -> None:
+    encoder, head = save_tiny_finetuned(str(tmp_path), "squad-2.0")
+    assert same(FinetunedModel(str(tmp_path)).head.state_dict(), head.state_dict())
     ids = torch.arange(5, 17)[None]
+    model = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    assert model.config.architectures == ["AlbertModel"]
     with torch.no_grad():
-        theirs = transformers.AutoModel.from_pretrained(tmp_path).eval()(ids).last_hidden_state
         ours, _ = encoder(ids, None, torch.zeros_like(ids))
-    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
-
-
-def test_an_encoder_is_read_from_a_pretrained_and_from_a_fine_tuned_folder(tmp_path: Path) -> None:
-    pretrained: AlbertForPretraining = save_tiny_model(f"{tmp_path}/pretrained")
-    head = OneLayer("classification", 32)
-    save_finetuned(
-        f"{tmp_path}/tuned", pretrained.encoder, head, tiny_vocab(), TASKS["classification"], {}
-    )
-    expected = pretrained.encoder.state_dict()
-    for folder in ("pretrained", "tuned"):
-        encoder, tokenizer = load_encoder(f"{tmp_path}/{folder}")
-        found = encoder.state_dict()
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
-        assert tokenizer.vocab_size == 200
+        torch.testing.assert_close(model(ids).last_hidden_state, ours, rtol=0, atol=1e-5)
+    assert same(load_encoder(str(tmp_path))[0].state_dict(), encoder.state_dict())
 
 
 def test_a_pretrained_folder_is_no_fine_tuned_one(tmp_path: Path) -> None:
     save_tiny_model(str(tmp_path))
     with pytest.raises(IntegrityError, match=r"task\.json is missing: .* a fine-tuned model"):
-        read_finetuned(str(tmp_path))
+        FinetunedModel(str(tmp_path))
 
 
 @pytest.mark.parametrize("content", [b"{", b"{}", b"[]"])
-def test_a_damaged_task_is_said(content: bytes, tmp_path: Path) -> None:
-    save(str(tmp_path), "albert", "classification")
+def test_a_damaged_task_is_refused(content: bytes, tmp_path: Path) -> None:
     storage.write_bytes(f"{tmp_path}/task.json", content)
     with pytest.raises(IntegrityError, match=r"task\.json does not describe a task"):
-        read_finetuned(str(tmp_path))
+        FinetunedModel(str(tmp_path))
 
 
-def test_an_encoder_with_a_tensor_too_few_is_said(tmp_path: Path) -> None:
-    save(str(tmp_path), "albert", "classification")
-    config = json.loads(storage.read_bytes(f"{tmp_path}/config.json"))
-    config["albert_core"]["sharing"] = "none"
-    config["albert_core"]["num_hidden_layers"] = 3
-    config |= {"num_hidden_layers": 3, "num_hidden_groups": 3}
-    storage.write_bytes(f"{tmp_path}/config.json", json.dumps(config).encode())
-    with pytest.raises(IntegrityError, match="does not hold the whole encoder of this shape"):
-        read_finetuned(str(tmp_path))
+@pytest.mark.parametrize("task", ["sst-2", "mnli", "sts-b"])
+def test_predictions_are_those_of_transformers(task: str, tmp_path: Path) -> None:
+    save_tiny_finetuned(str(tmp_path), task)
+    found = FinetunedModel(str(tmp_path)).predict(ROWS[task])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    columns = map(list, zip(*(row.values() for row in ROWS[task]), strict=True))
+    how = {"padding": True, "truncation": True, "max_length": 48, "return_tensors": "pt"}
+    with torch.no_grad():
+        logits = model(**tokenizer(*columns, **how)).logits
+    if task == "sts-b":
+        expected = pytest.approx(logits[:, 0].tolist(), abs=1e-5)
+        assert [row["value"] for row in found] == expected
+        return
+    for row, probabilities in zip(found, logits.softmax(-1), strict=True):
+        given = list(row["probabilities"].values())
+        assert given == pytest.approx(probabilities.tolist(), abs=1e-5)
+        assert row["label"] == model.config.id2label[int(probabilities.argmax())]
+        assert row["probability"] == max(given)
+
+
+def test_the_most_probable_option_is_chosen(tmp_path: Path) -> None:
+    save_tiny_finetuned(str(tmp_path), "race")
+    found = FinetunedModel(str(tmp_path)).predict(ROWS["race"])
+    for row, said in zip(ROWS["race"], found, strict=True):
+        assert said["option"] == row["options"][said["index"]]
+        assert said["probability"] == max(said["probabilities"])
+        assert sum(said["probabilities"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_an_answer_is_a_slice_of_its_context(tmp_path: Path) -> None:
+    save_tiny_finetuned(str(tmp_path), "squad-1.1")
+    for row in FinetunedModel(str(tmp_path)).predict(ROWS["squad-1.1"]):
+        assert row["answer"]
+        assert row["answer"] == CONTEXT[row["start"] : row["end"]]
+        assert row.keys() == {"answer", "start", "end", "score"}
+
+
+@pytest.mark.parametrize(("threshold", "is_answered"), [(0.0, False), (1.0, True)])
+def test_the_threshold_of_dev_decides_whether_there_is_an_answer(
+    threshold: float, is_answered: bool, tmp_path: Path
+) -> None:
+    save_tiny_finetuned(str(tmp_path), "squad-2.0", no_answer_threshold=threshold)
+    for row in FinetunedModel(str(tmp_path)).predict(ROWS["squad-2.0"]):
+        assert bool(row["answer"]) is is_answered
+        assert (row["start"] is None) is not is_answered
+        assert 0 < row["no_answer_probability"] < 1
+
+
+def test_rows_together_get_the_same_predictions_as_alone(tmp_path: Path) -> None:
+    save_tiny_finetuned(str(tmp_path), "mnli")
+    model = FinetunedModel(str(tmp_path))
+    for row, said in zip(ROWS["mnli"], model.predict(ROWS["mnli"]), strict=True):
+        (alone,) = model.predict([row])
+        assert alone["probability"] == pytest.approx(said["probability"], abs=1e-5)
+    assert model.predict([]) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "message"),
+    [
+        ("sst-2", [{"text": "a"}, {}], "row 1: text is None, expected a text"),
+        ("sst-2", [{"text": " "}], "row 0: text is ' '"),
+        ("mnli", [{"text": "a", "text_b": "b"}, {"text": "a"}], "row 1: text_b is None"),
+        ("squad-1.1", [{"question": "a"}], "row 0: context is None"),
+        ("race", [{"article": "a", "question": "b"}], "row 0: options is None, expected 4 texts"),
+        ("race", [{"article": "a", "question": "b", "options": [*"cde", ""]}], "row 0: an option"),
+        ("race", [{"article": "a", "question": "b", "options": [*"cd"]}], r"\['c', 'd'\], expecte"),
+    ],
+)
+def test_a_row_without_a_text_is_refused(
+    task: str, rows: list[dict[str, Any]], message: str, tmp_path: Path
+) -> None:
+    save_tiny_finetuned(str(tmp_path), task)
+    with pytest.raises(TaskError, match=message):
+        FinetunedModel(str(tmp_path)).predict(rows)
+
+
+def test_a_new_process_predicts_the_same_with_the_versions_own_code(work: str) -> None:
+    tasks = ["mnli", "race", "squad-2.0"]
+    for task in tasks:
+        assert register_tiny(work, task, 0.5).model_uri == f"models:/tiny-{task}/1"
+    folders = {task: model_folder_of(f"models:/tiny-{task}@champion", work) for task in tasks}
+    code = f"""
+import json, mlflow.pyfunc
+rows = { ({task: ROWS[task] for task in tasks})!r}
+said = {{
+    task: mlflow.pyfunc.load_model(f"models:/tiny-{{task}}@champion").predict(rows[task])
+    for task in rows
+}}
+import albert_core.finetuning.finetuned_model
+found = {{task: frame.to_dict("records") for task, frame in said.items()}}
+print(json.dumps([albert_core.finetuning.finetuned_model.__file__, found]))
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{work}/mlflow.db"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd="/", env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    place, said = json.loads(done.stdout.splitlines()[-1])
+    version = Path(folders["mnli"]).parents[1]
+    assert Path(place).is_relative_to(version / "code")
+    assert not [
+        path for path in version.rglob("*") if path.suffix in (".pkl", ".bin", ".pt", ".pth")
+    ]
+    for task in tasks:
+        expected = FinetunedModel(folders[task]).predict(ROWS[task])
+        for found, ours in zip(said[task], expected, strict=True):
+            assert found.keys() == ours.keys()
+            for name, value in ours.items():
+                is_number = isinstance(value, float | list | dict)
+                assert found[name] == (pytest.approx(value, abs=1e-5) if is_number else value)
+
+
+def test_the_gate_decides_by_the_examples_of_the_same_dev_set(work: str) -> None:
+    scores = {1: 0.5, 2: 0.25, 3: 0.75}
+    first, worse, better = (register_tiny(work, "rte", s, seed=n) for n, s in scores.items())
+    verdicts = [each.verdict for each in (first, worse, better)]
+    assert verdicts == ["first", "refused", "promoted"]
+    champion = open_client(work).get_model_version_by_alias("tiny-rte", "champion")
+    assert str(champion.version) == better.version == "3"
+    assert champion.tags["score.rte"] == "0.75"
+    assert worse.reason.startswith("not surely better than the champion: -0.2500 on rte")
+    assert (worse.alias, worse.against) == (None, "1")
+
+
+def test_a_model_that_changed_after_it_was_written_is_not_registered(work: str) -> None:
+    uri = made_finetuning(work, "rte", 0.5, seed=9)
+    weights = Path(uri).parent / "model/model.safetensors"
+    before, content = weights.stat(), bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, (before.st_atime, before.st_mtime))
+    with pytest.raises(IntegrityError, match="changed after it was written"):
+        register_finetuned.run(RegistrySettings(), uri, "changed", work)

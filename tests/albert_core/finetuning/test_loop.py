@@ -1,4 +1,4 @@
-"""The loop of fine-tuning: updates, the best weights, and what a kill changes of them."""
+"""The updates of a fine-tuning, and the best weights."""
 
 from typing import Any
 
@@ -10,9 +10,8 @@ from albert_core.config import FinetuningSettings
 from albert_core.finetuning.hyperparameters import Hyperparameters
 from albert_core.finetuning.loop import Finetuner
 from albert_core.model.albert import AlbertModel
-from albert_core.tasks.problem import Inputs
-from albert_core.tasks.sequences import Sequences
-from albert_core.tasks.texts import TARGET, ChoiceHead, ClassificationHead, RegressionHead
+from albert_core.tasks.problem import Head, Inputs, Sequences
+from albert_core.tasks.texts import TARGET, PooledHead, RegressionHead
 from tests.albert_core.tiny_model import tiny_settings
 
 MODEL = tiny_settings(
@@ -26,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def made_inputs(num_units: int, per_unit: int = 1, targets: Any = None) -> Inputs:
-    """Return sequences of 3 to 12 pieces, of which the first says the label: 7 or 8."""
+    """Return sequences of 3 to 12 pieces, of which the first tells the label: 7 or 8."""
     draws = np.random.default_rng(num_units)
     labels = np.arange(num_units * per_unit) % 2
     pairs = [
@@ -34,136 +33,100 @@ def made_inputs(num_units: int, per_unit: int = 1, targets: Any = None) -> Input
         for label in labels
     ]
     found = labels if targets is None else targets
-    return Inputs(
-        sequences=Sequences.of(pairs),
-        targets={TARGET: found},
-        accounts=[],
-        sequences_per_unit=per_unit,
-    )
+    return Inputs(Sequences.of(pairs), {TARGET: found}, [], sequences_per_unit=per_unit)
 
 
-def hyperparameters(**changes: Any) -> Hyperparameters:
+def made_finetuner(
+    head: Head | None = None, inputs: Inputs | None = None, wanted: Any = (), **settings: Any
+) -> Finetuner:
+    """Return one that has made no update, with the hyperparameters ``wanted`` and ``settings``."""
+    torch.manual_seed(0)
     values: dict[str, Any] = {
         "num_steps": 30,
         "batch_size": 8,
         "learning_rate": 2e-3,
         "warmup_steps": 3,
-        "encoder_dropout_prob": 0.1,
-        "classifier_dropout_prob": 0.1,
+        "encoder_dropout_prob": 0.0,
+        "classifier_dropout_prob": 0.0,
         "max_seq_length": 40,
         "evaluation_steps": 10,
     }
-    return Hyperparameters(**values | changes)
-
-
-def made_finetuner(
-    wanted: Hyperparameters | None = None,
-    settings: FinetuningSettings | None = None,
-    inputs: Inputs | None = None,
-) -> Finetuner:
-    torch.manual_seed(0)
-    encoder = AlbertModel(MODEL, 50)
     return Finetuner(
-        encoder,
-        ClassificationHead(MODEL, 2, 0.1),
+        AlbertModel(MODEL, 50),
+        head or PooledHead(MODEL, 2, 0.0),
         inputs or made_inputs(48),
-        wanted or hyperparameters(),
-        settings or FinetuningSettings(),
+        Hyperparameters(**values | dict(wanted)),
+        FinetuningSettings(**settings),
         seed=5,
         device=CPU,
     )
+
+
+def trained(finetuner: Finetuner) -> Finetuner:
+    while not finetuner.is_done:
+        finetuner.update()
+    return finetuner
 
 
 def weights_of(finetuner: Finetuner) -> list[Tensor]:
     return [value.clone() for value in finetuner.model.state_dict().values()]
 
 
-def all_equal(ones: list[Tensor], others: list[Tensor]) -> bool:
-    return all(map(torch.equal, ones, others))
-
-
 def test_outputs_come_in_the_order_of_the_units() -> None:
-    finetuner = made_finetuner(settings=FinetuningSettings(micro_batch_pieces=40))
-    dev = made_inputs(23)
+    finetuner, dev = made_finetuner(micro_batch_pieces=40), made_inputs(23)
     together = finetuner.outputs(dev)["logits"]
     for unit in range(23):
         with torch.no_grad():
-            batch = dev.sequences.batch(np.array([unit]), CPU)
+            batch = dev.batch(np.array([unit]), CPU)
             alone = finetuner.head.outputs(finetuner.encoder, batch)["logits"]
         np.testing.assert_allclose(together[unit], alone[0], atol=1e-5)
 
 
 def test_micro_batches_change_nothing_beyond_rounding() -> None:
-    wanted = hyperparameters(encoder_dropout_prob=0.0, num_steps=5, warmup_steps=0)
-
-    def trained(micro_batch_pieces: int) -> list[Tensor]:
-        settings = FinetuningSettings(micro_batch_pieces=micro_batch_pieces)
-        finetuner = made_finetuner(wanted, settings)
-        finetuner.head.dropout.p = 0.0  # type: ignore[union-attr]
+    found = []
+    for pieces in (16_384, 20):
+        wanted = {"num_steps": 5, "warmup_steps": 0}
+        finetuner = made_finetuner(wanted=wanted, micro_batch_pieces=pieces)
         finetuner.model.double()
-        while not finetuner.is_done:
-            finetuner.update()
-        return weights_of(finetuner)
-
-    for one, other in zip(trained(16_384), trained(20), strict=True):
+        found.append(weights_of(trained(finetuner)))
+    for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-7)
 
 
 def test_it_ends_when_nothing_gets_better() -> None:
-    finetuner = made_finetuner(settings=FinetuningSettings(patience=2))
-    assert finetuner.note_score(0.5)
-    assert not finetuner.note_score(0.5)
+    finetuner = made_finetuner(patience=2)
+    finetuner.note_score(0.5)
+    finetuner.note_score(0.5)
     assert not finetuner.is_done
     finetuner.note_score(0.1)
     assert finetuner.is_done
 
 
 def test_the_best_weights_are_those_of_the_best_score() -> None:
-    finetuner = made_finetuner()
+    finetuner = made_finetuner(wanted={"encoder_dropout_prob": 0.1})
     finetuner.update()
     finetuner.note_score(0.9)
     best = weights_of(finetuner)
     finetuner.update()
     finetuner.note_score(0.8)
-    assert not all_equal(weights_of(finetuner), best)
+    assert not all(map(torch.equal, weights_of(finetuner), best))
     finetuner.take_best()
-    assert all_equal(weights_of(finetuner), best)
+    assert all(map(torch.equal, weights_of(finetuner), best))
+    assert (finetuner.best.step, finetuner.best.num_worse) == (1, 1)
 
 
 def test_a_number_is_learned() -> None:
     targets = np.arange(48) % 2 * 2.0 - 1
     inputs = made_inputs(48, targets=targets)
-    torch.manual_seed(0)
-    finetuner = Finetuner(
-        AlbertModel(MODEL, 50),
-        RegressionHead(MODEL, 0.0),
-        inputs,
-        hyperparameters(num_steps=80, encoder_dropout_prob=0.0, learning_rate=5e-3),
-        FinetuningSettings(),
-        seed=1,
-        device=CPU,
-    )
-    while not finetuner.is_done:
-        finetuner.update()
-    found = finetuner.outputs(inputs)["logits"][:, 0]
-    assert np.abs(found - targets).mean() < 0.3
+    wanted = {"num_steps": 80, "learning_rate": 5e-3}
+    finetuner = trained(made_finetuner(RegressionHead(MODEL, 0.0), inputs, wanted))
+    assert np.abs(finetuner.outputs(inputs)["logits"][:, 0] - targets).mean() < 0.3
 
 
 def test_the_right_option_is_learned_also_in_bfloat16() -> None:
-    # Of two options, the right one is the one whose first piece is 8: each unit's second.
+    # The right one of two options is the one whose first piece is 8: each unit's second.
     inputs = made_inputs(40, per_unit=2, targets=np.ones(40, np.int64))
-    torch.manual_seed(0)
-    finetuner = Finetuner(
-        AlbertModel(MODEL, 50),
-        ChoiceHead(MODEL, 2, 0.0),
-        inputs,
-        hyperparameters(encoder_dropout_prob=0.0),
-        FinetuningSettings(precision="bfloat16"),
-        seed=1,
-        device=CPU,
-    )
-    while not finetuner.is_done:
-        finetuner.update()
-    logits = finetuner.outputs(inputs)["logits"]
+    head = PooledHead(MODEL, 1, 0.0, num_options=2)
+    logits = trained(made_finetuner(head, inputs, precision="bfloat16")).outputs(inputs)["logits"]
     assert logits.shape == (40, 2)
     assert (logits.argmax(axis=1) == 1).mean() > 0.95

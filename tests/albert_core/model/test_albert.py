@@ -22,15 +22,8 @@ WIDEST = {"hidden_size": 6144, "num_attention_heads": 96, "intermediate_size": 2
 def shape(
     size: dict[str, int], num_layers: int, embedding_size: int, sharing: str
 ) -> ModelSettings:
-    return ModelSettings.read(
-        size
-        | {
-            "num_hidden_layers": num_layers,
-            "embedding_size": embedding_size,
-            "sharing": sharing,
-        },
-        "test",
-    )
+    others = {"num_hidden_layers": num_layers, "embedding_size": embedding_size}
+    return ModelSettings.read(size | others | {"sharing": sharing}, "test")
 
 
 def tiny(**changes: Any) -> ModelSettings:
@@ -64,22 +57,11 @@ PARAMETERS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("size", "num_layers", "embedding_size", "sharing", "vocab_size", "bare", "pooled", "whole"),
-    PARAMETERS,
-)
-def test_has_the_published_number_of_parameters(
-    size: dict[str, int],
-    num_layers: int,
-    embedding_size: int,
-    sharing: str,
-    vocab_size: int,
-    bare: int,
-    pooled: int,
-    whole: int,
-) -> None:
+@pytest.mark.parametrize("row", PARAMETERS)
+def test_has_the_published_number_of_parameters(row: tuple[Any, ...]) -> None:
+    *of_shape, vocab_size, bare, pooled, whole = row
     with torch.device("meta"):
-        model = AlbertForPretraining(shape(size, num_layers, embedding_size, sharing), vocab_size)
+        model = AlbertForPretraining(shape(*of_shape), vocab_size)
     assert num_parameters(model.encoder) - num_parameters(model.encoder.pooler) == bare
     assert num_parameters(model.encoder) == pooled
     assert num_parameters(model) == whole
@@ -197,11 +179,6 @@ def test_the_head_scores_the_masked_positions_with_the_word_embeddings() -> None
     scores = model.encoder.embeddings.word.weight @ vector + head.bias
     torch.testing.assert_close(lm_logits[row, column], scores)
     torch.testing.assert_close(order_logits, model.sentence_order(pooled))
-
-
-def test_no_projection_where_embedding_and_hidden_size_are_equal() -> None:
-    model = AlbertModel(tiny(embedding_size=16), 50)
-    assert not list(model.projection.parameters())
 
 
 def test_matrices_begin_within_two_deviations_and_biases_at_zero() -> None:

@@ -1,46 +1,103 @@
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from albert_core.model import attention
+from albert_core.model import attention, execution
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.attention import _PlainAttention, attend, layout_of, lengths_of
+from albert_core.model.attention import Buckets, Layout, attend_packed, layout_of, lengths_of
 from tests.albert_core.tiny_model import tiny_settings
 
-MASKS = [None, torch.tensor([[True, True, False], [True, True, True]])[:, None, None]]
+NUM_HEADS, HEAD_SIZE = 2, 4
+CPU = torch.device("cpu")
+RUNS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=5)
+ALLOWED = st.sampled_from([0, 20, 10_000])
+"""Padding in a bucket: none, some, so much that all lies in one."""
 
 
-def draw(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values (B, N, S, D)."""
-    torch.manual_seed(0)
-    query, key, value = torch.randn(3, 2, 2, 3, 4, dtype=torch.float32).to(dtype)
-    return query.requires_grad_(), key.requires_grad_(), value.requires_grad_()
+def drawn(number: int) -> Tensor:
+    return torch.randn(number, NUM_HEADS, HEAD_SIZE, dtype=torch.float64, requires_grad=True)
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=["unpadded", "padded"])
-def test_plain_attention_is_the_fused_one(mask: Tensor | None) -> None:
-    inputs = draw(torch.float64)
-    plain = _PlainAttention.apply(*inputs, mask)  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(plain, attend(*inputs, mask, 0.0))
-    assert torch.autograd.gradcheck(lambda *x: _PlainAttention.apply(*x, mask), inputs)  # type: ignore[no-untyped-call]
+def one_by_one(query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
+    """Return the attention of each sequence by itself."""
+    parts = zip(*(each.split(lengths) for each in (query, key, value)), strict=True)
+    heads_first = ([each.transpose(0, 1) for each in part] for part in parts)
+    return torch.cat([F.scaled_dot_product_attention(*p).transpose(0, 1) for p in heads_first])
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=["unpadded", "padded"])
-def test_attention_in_bfloat16_is_that_of_float32_but_for_rounding(mask: Tensor | None) -> None:
-    expected = attend(*draw(torch.float32), mask, 0.0)
-    found = attend(*draw(torch.bfloat16), mask, 0.0)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), expected, rtol=0, atol=0.03)
+def with_gradients(seen: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """Return the output, and the gradients of a sum in which no two numbers weigh the same."""
+    weights = torch.linspace(-1, 2, seen.numel(), dtype=seen.dtype).view(seen.shape)
+    return [seen.detach(), *torch.autograd.grad((seen * weights).sum(), inputs)]
 
 
-def test_dropout_drops_weights_in_bfloat16_too() -> None:
-    inputs = draw(torch.bfloat16)
-    assert not torch.equal(attend(*inputs, None, 0.5), attend(*inputs, None, 0.5))
+@given(RUNS, ALLOWED, st.booleans(), st.data())
+@settings(max_examples=60, deadline=None)
+def test_attention_in_buckets_is_that_of_each_sequence_by_itself(
+    runs: list[tuple[int, int]], allowed: int, is_gathered: bool, data: st.DataObject
+) -> None:
+    lengths = lengths_of(runs)
+    num_pieces = sum(lengths)
+    inputs = drawn(num_pieces), drawn(num_pieces), drawn(num_pieces)
+    rows = data.draw(
+        st.none() | st.lists(st.integers(0, num_pieces - 1), min_size=1).map(torch.tensor)
+    )  # in any order, some asked for twice, of some sequences none
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(attention, "_PADDING_ALLOWED", allowed)
+        monkeypatch.setattr(execution, "is_fast", lambda *_: is_gathered)
+        layout = layout_of(runs, CPU, NUM_HEADS, HEAD_SIZE)
+        asking = inputs[0] if rows is None else inputs[0][rows]
+        found = attend_packed(asking, *inputs[1:], layout, None, 0.0, rows)
+        result = with_gradients(found, inputs)
+    expected = one_by_one(*inputs, lengths)
+    if rows is not None:
+        expected = expected[rows]
+    torch.testing.assert_close(result, with_gradients(expected, inputs))
+
+
+@given(RUNS)
+@settings(max_examples=20, deadline=None)
+def test_attention_run_by_run_is_that_of_each_sequence_by_itself(
+    runs: list[tuple[int, int]],
+) -> None:
+    lengths = lengths_of(runs)
+    inputs = drawn(sum(lengths)), drawn(sum(lengths)), drawn(sum(lengths))
+    found = attend_packed(*inputs, Layout(runs), None, 0.0)
+    torch.testing.assert_close(
+        with_gradients(found, inputs), with_gradients(one_by_one(*inputs, lengths), inputs)
+    )
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 512)), min_size=1, max_size=30))
+@settings(max_examples=50, deadline=None)
+def test_a_bucket_has_no_more_padding_than_allowed_and_another_is_begun_for_more(
+    runs: list[tuple[int, int]],
+) -> None:
+    slots = Buckets(runs, NUM_HEADS).pieces
+    by_length = iter(sorted(lengths_of(runs), reverse=True))
+    following = [[next(by_length) for _ in range(n)] for n, _, _ in slots.shapes]
+    for (_, _, length), lengths in zip(slots.shapes, following, strict=True):
+        assert length == lengths[0]
+        assert sum(length**2 - each**2 for each in lengths) <= attention._PADDING_ALLOWED
+    for lengths, after in pairwise(following):
+        padding = sum(lengths[0] ** 2 - each**2 for each in [*lengths, after[0]])
+        assert padding > attention._PADDING_ALLOWED
+    assert next(by_length, None) is None
+
+
+def test_sequences_of_one_length_need_no_mask() -> None:
+    assert Buckets([(3, 7)], NUM_HEADS).key_masks == [None]
+    [mask] = Buckets([(1, 2), (1, 3)], NUM_HEADS).key_masks
+    assert mask is not None
+    assert mask.flatten(1).tolist() == [[True, True, True], [True, True, False]]
 
 
 # All sequences of a batch in one kernel. The kernel itself needs a GPU; here another that obeys
@@ -50,16 +107,19 @@ VOCAB_SIZE = 50
 MODEL = tiny_settings(num_hidden_layers=3, max_position_embeddings=20)
 
 
-def one_by_one(
+def as_the_kernel(
     query: Tensor, key: Tensor, value: Tensor, ends: Tensor, key_ends: Tensor, *longest: int
 ) -> Tensor:
     """Do what `varlen_attn` does, sequence by sequence."""
     assert ends.dtype == key_ends.dtype == torch.int32
     lengths = ends.diff().tolist()
     assert longest == (max(lengths), max(lengths))
-    parts = zip(*(each.split(lengths) for each in (query, key, value)), strict=True)
-    heads_first = ([each.transpose(0, 1) for each in part] for part in parts)
-    return torch.cat([F.scaled_dot_product_attention(*p).transpose(0, 1) for p in heads_first])
+    return one_by_one(query, key, value, lengths)
+
+
+def use_kernel(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
+    monkeypatch.setattr(attention, "is_fast", lambda path, *_: path == "kernel")
+    monkeypatch.setattr(execution, "varlen_attn", kernel)
 
 
 def packed(runs: tuple[tuple[int, int], ...]) -> dict[str, Any]:
@@ -75,7 +135,7 @@ def packed(runs: tuple[tuple[int, int], ...]) -> dict[str, Any]:
     }
 
 
-def test_all_sequences_in_one_kernel_give_what_run_by_run_gives(
+def test_all_sequences_in_one_kernel_give_what_the_cpu_gives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch.manual_seed(0)
@@ -83,8 +143,8 @@ def test_all_sequences_in_one_kernel_give_what_run_by_run_gives(
     inputs = packed(((2, 20), (3, 7), (1, 5), (1, 2)))
     found = []
     for has_kernel in (False, True):
-        monkeypatch.setattr(attention, "_has_flash", lambda *_, there=has_kernel: there)
-        monkeypatch.setattr(attention, "varlen_attn", one_by_one if has_kernel else None)
+        if has_kernel:
+            use_kernel(monkeypatch, as_the_kernel)
         logits, orders = model.forward_packed(**inputs)
         model.zero_grad()
         (logits.square().sum() + orders.square().sum()).backward()
@@ -94,23 +154,21 @@ def test_all_sequences_in_one_kernel_give_what_run_by_run_gives(
 
 
 def test_with_dropout_or_padding_attention_goes_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_has_flash", lambda *_: True)
-    monkeypatch.setattr(attention, "varlen_attn", None)  # to call it would be an error
-    layout = layout_of(((2, 3),), torch.device("cpu"), 2, 4)
+    use_kernel(monkeypatch, None)  # to call it would be an error
+    layout = layout_of(((2, 3),), CPU, 2, 4)
     query, key, value = torch.randn(3, 6, 2, 4)
     mask = torch.tensor([[True, True, False], [True, True, True]])[:, None, None]
     for options in ((mask, 0.0), (None, 0.5)):
-        assert attention.attend_packed(query, key, value, layout, *options).shape == (6, 2, 4)
+        assert attend_packed(query, key, value, layout, *options).shape == (6, 2, 4)
 
 
 def test_the_kernel_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     varlen = pytest.importorskip("torch.nn.attention.varlen")
-    monkeypatch.setattr(attention, "varlen_attn", varlen.varlen_attn)
+    monkeypatch.setattr(execution, "varlen_attn", varlen.varlen_attn)
     with FakeTensorMode():
         query, key, value = torch.empty(3, 30, 4, 64, dtype=torch.bfloat16, device="cuda")
         ends = torch.empty(4, dtype=torch.int32, device="cuda")
-        layout = attention.Layout((), ends=ends, longest=12)
-        seen = attention.attend_packed(query, key, value, layout, None, 0.0)
+        seen = attend_packed(query, key, value, Layout((), ends=ends, longest=12), None, 0.0)
         assert (seen.shape, seen.dtype, seen.device.type) == ((30, 4, 64), query.dtype, "cuda")
 
 
@@ -118,12 +176,11 @@ def test_the_kernel_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> N
 def test_compiled_layers_with_one_kernel_are_not_compiled_for_each_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attention, "_has_flash", lambda *_: True)
-    monkeypatch.setattr(attention, "varlen_attn", lambda _q, _k, value, *_: value)
+    use_kernel(monkeypatch, lambda _q, _k, value, *_: value)
     counter = CompileCounter()
     torch._dynamo.reset()
     model = AlbertForPretraining(MODEL, VOCAB_SIZE)
-    for block in [*model.encoder.attentions, *model.encoder.feed_forwards]:
+    for block in model.encoder.blocks:
         block.compile(backend=counter)
     counts = []
     for number in range(2, 9):

@@ -1,7 +1,12 @@
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from albert_core.config import ModelSettings
 from albert_core.model.albert import AlbertForPretraining
@@ -10,7 +15,10 @@ from albert_core.planning.parameters import (
     ParameterCounts,
     PublishedSize,
     count_parameters,
+    training_flops,
 )
+from albert_core.planning.run_plan import ExampleSizes
+from albert_core.training.shards import UpdateSizes
 
 DIFFERS_FROM_PAPER = {
     "ALBERT xlarge",
@@ -66,7 +74,7 @@ def test_the_conventions_count_more_and_more_of_a_model() -> None:
     }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_the_arithmetic_counts_what_a_model_has_part_by_part(data: st.DataObject) -> None:
     num_layers = data.draw(st.integers(1, 6))
@@ -88,3 +96,67 @@ def test_the_arithmetic_counts_what_a_model_has_part_by_part(data: st.DataObject
     assert count_parameters(model_settings, vocab_size) == counted_in_a_model(
         model_settings, vocab_size
     )
+
+
+# -- operations
+
+
+VOCAB_SIZE = 50
+SIZES: dict[str, Any] = {
+    "embedding_size": 8,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 32,
+}
+
+
+def flops_counted_by_torch(
+    model_settings: ModelSettings, num_sequences: int, length: int, num_predictions: int
+) -> int:
+    """Run a step and count its matrix products.
+
+    Attention is made of plain products and everything is float64, which oneDNN has no products
+    for, so that torch's counter knows every operation.
+    """
+    model = AlbertForPretraining(model_settings, VOCAB_SIZE).double()
+    input_ids = torch.randint(5, VOCAB_SIZE, (num_sequences, length))
+    positions = torch.randint(0, length, (num_sequences, num_predictions))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        logits = model(input_ids, None, torch.zeros_like(input_ids), positions)
+        sum(part.square().sum() for part in logits).backward()
+    return int(counter.get_total_flops())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"embedding_size": 16},
+        {"sharing": "none"},
+        {"sharing": "attention", "num_hidden_groups": 3},
+        {"inner_group_num": 2},
+        {"num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 7},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("num_sequences", "length", "num_predictions"), [(1, 1, 1), (3, 32, 5), (4, 10, 2)]
+)
+def test_the_formula_counts_what_torch_counts(
+    changes: dict[str, Any], num_sequences: int, length: int, num_predictions: int
+) -> None:
+    model_settings = ModelSettings(**(SIZES | changes))
+    lengths = np.full(num_sequences, length)
+    sizes = UpdateSizes.of_lengths(lengths, num_sequences * num_predictions)
+    counted = flops_counted_by_torch(model_settings, num_sequences, length, num_predictions)
+    assert training_flops(model_settings, VOCAB_SIZE, sizes) == counted
+
+
+def test_sequences_of_several_lengths_cost_what_each_costs_alone() -> None:
+    shape, lengths = ModelSettings(**SIZES), np.array([4, 9, 30])
+    together = training_flops(shape, VOCAB_SIZE, UpdateSizes.of_lengths(lengths, 6))
+    assert together == sum(flops_counted_by_torch(shape, 1, length, 2) for length in lengths)
+    mean = ExampleSizes.of_lengths(lengths, 6, "here")
+    assert 3 * training_flops(shape, VOCAB_SIZE, mean) == pytest.approx(together)

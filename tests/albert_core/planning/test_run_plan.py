@@ -90,7 +90,7 @@ def test_assumed_sizes_are_those_of_the_mixture_that_they_name() -> None:
     lengths = np.where(draws[0] < 0.55, 512, 512 * draws[1])
     sizes = ExampleSizes.assumed(512, 0.15)
     assert sizes.num_pieces == pytest.approx(lengths.mean(), rel=0.01)
-    assert sizes.square == pytest.approx(np.square(lengths).mean(), rel=0.01)
+    assert sizes.sum_of_squares == pytest.approx(np.square(lengths).mean(), rel=0.01)
     assert sizes.num_predictions == pytest.approx(0.15 * sizes.num_pieces)
 
 

@@ -1,18 +1,14 @@
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from albert_core.config import ModelSettings, Precision
-from albert_core.model import attention as attention_module
-from albert_core.model import dense, losses
+from albert_core.model import execution
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.dense import then_and_again
 from albert_core.model.losses import masked_lm_loss, sentence_order_loss
 from albert_core.planning.training_memory import TrainingMemory
 from albert_core.training.optimizer import build_optimizer
@@ -45,10 +41,10 @@ def cpu_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     A plan is for a CPU that has them in both precisions. One without bfloat16 instructions would
     keep a cast of a shared weight for each use of it.
     """
-    if dense._has_products(torch.float32) and dense._has_products(torch.bfloat16):
+    if execution._has_products(torch.float32) and execution._has_products(torch.bfloat16):
         return
-    monkeypatch.setattr(dense, "_has_products", lambda _: True)
-    monkeypatch.setattr(dense, "_times", F.linear)
+    monkeypatch.setattr(execution, "_has_products", lambda _: True)
+    monkeypatch.setattr(execution, "_times", F.linear)
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", Tensor.clone, raising=False)
 
 
@@ -59,10 +55,9 @@ class Step:
         self.is_bfloat16 = planned.precision == "bfloat16"
         self.model = AlbertForPretraining(planned.model, VOCAB_SIZE)
         if planned.activation_checkpointing:
-            for block in [*self.model.encoder.attentions, *self.model.encoder.feed_forwards]:
-                block.forward = partial(
-                    checkpoint, block.forward, use_reentrant=False, context_fn=then_and_again
-                )
+            execution.set_layer_execution(
+                self.model.encoder.blocks, compiled=False, activation_checkpointing=True
+            )
         sequences, predictions = planned.num_sequences, planned.num_predictions
         self.input_ids = torch.randint(5, VOCAB_SIZE, (sequences, planned.length))
         self.token_type_ids = torch.zeros_like(self.input_ids)
@@ -119,16 +114,8 @@ def test_the_formula_gives_what_autograd_keeps_by_the_rules_of_autocast_on_cuda(
     def in_float32(x: Tensor, *others: Any) -> Tensor:
         return layer_norm(x.float(), *others)
 
-    def fused(*arguments: Any) -> Tensor:
-        return F.scaled_dot_product_attention(*arguments)
-
-    def whole_loss(logits: Tensor, labels: Tensor, number: float) -> Tensor:
-        return F.cross_entropy(logits.float(), labels, reduction="sum") / number
-
     monkeypatch.setattr(F, "layer_norm", in_float32)
-    monkeypatch.setattr(losses._CrossEntropy, "apply", whole_loss)
-    monkeypatch.setattr(dense, "_has_product", lambda *_: False)
-    monkeypatch.setattr(attention_module, "attend", fused)
+    monkeypatch.setattr(execution, "is_fast", lambda path, *_: path in ("buckets", "gather"))
     plan = planned(kind, shape, precision="bfloat16", device="cuda")
     step = Step(plan)
     found = saved_bytes(step.forward, step.tensors())

@@ -1,37 +1,42 @@
-"""The lock of tags, with processes' clients of one database."""
+"""The lock of tags, with clients of one database, and with processes at a real MLflow server."""
 
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from albert_core.registry.champion import CLAIM, promotion_lock
+from albert_core.stage import storage
 from albert_core.tracking.server import open_client
+from flows.commands.main import main
+from tests.albert_core.made_scores import pretrained, scored
+from tests.mlflow_server import MlflowServer
 
-pytestmark = pytest.mark.usefixtures("one_tracking_database")
 NAME = "locked"
 
 
 @pytest.fixture
-def work(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = str(tmp_path_factory.mktemp("work"))
-    client = open_client(folder)
+def locked(work: str) -> str:
+    client = open_client(work)
     if not client.search_registered_models(f"name = '{NAME}'"):
         client.create_registered_model(NAME)
-    return folder
+    return work
 
 
-def claims(work: str) -> list[str]:
-    tags = open_client(work).get_registered_model(NAME).tags
+def claims(work: str, name: str = NAME) -> list[str]:
+    tags = open_client(work).get_registered_model(name).tags
     return [key for key in tags if key.startswith(CLAIM)]
 
 
-def test_only_one_at_a_time_is_inside(work: str) -> None:
+def test_only_one_at_a_time_is_inside(locked: str) -> None:
     inside, most, done = 0, 0, 0
 
     def decide() -> None:
         nonlocal inside, most, done
-        with promotion_lock(open_client(work), NAME):
+        with promotion_lock(open_client(locked), NAME):
             inside += 1
             most = max(most, inside)
             time.sleep(0.05)
@@ -44,30 +49,66 @@ def test_only_one_at_a_time_is_inside(work: str) -> None:
     for thread in threads:
         thread.join()
     assert (most, done) == (1, 4)
-    assert claims(work) == []
+    assert claims(locked) == []
 
 
-def test_an_error_inside_leaves_no_claim(work: str) -> None:
+def test_an_error_inside_leaves_no_claim(locked: str) -> None:
     found: list[str] = []
 
     def fail() -> None:
-        with promotion_lock(open_client(work), NAME):
-            found.extend(claims(work))
+        with promotion_lock(open_client(locked), NAME):
+            found.extend(claims(locked))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
     assert len(found) == 1
-    assert claims(work) == []
+    assert claims(locked) == []
 
 
 def test_the_claim_of_a_dead_process_is_removed(
-    work: str, caplog: pytest.LogCaptureFixture
+    locked: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = open_client(work)
+    client = open_client(locked)
     client.set_registered_model_tag(NAME, f"{CLAIM}000", "it died")
     began = time.monotonic()
     with promotion_lock(client, NAME, stale_seconds=0.5):
         assert time.monotonic() - began >= 0.5
     assert "removed the claim of a process that is gone" in caplog.text
-    assert claims(work) == []
+    assert claims(locked) == []
+
+
+def test_of_registrations_at_the_same_time_the_best_ends_as_champion(
+    mlflow_server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
+    monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
+    work, name = str(tmp_path), "at-once"
+    recipe = f"{work}/recipe.json"
+    storage.write_bytes(recipe, f'{{"registry": {{"model_name": "{name}"}}}}'.encode())
+    started = []
+    for seed in range(3):
+        model = pretrained(work, seed)
+        command = [sys.executable, "-m", "albert_core.registry.register", f"--recipe={recipe}"]
+        command += [f"--pretraining={model}", f"--scores={scored(work, model, 0.5 + seed / 10)}"]
+        started.append(
+            subprocess.Popen([*command, f"--work={work}"], stdout=subprocess.PIPE, text=True)
+        )
+    texts = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], texts
+    client = open_client(work)
+    versions = [client.get_model_version(name, str(number)) for number in (1, 2, 3)]
+    of_score = {version.tags["score.sst-2"]: version for version in versions}
+    champion = client.get_model_version_by_alias(name, "champion")
+    assert champion.tags["score.sst-2"] == "0.7"
+    # Each was compared with the one that was champion when its turn came, if any.
+    verdicts = [version.tags["decision.verdict"] for version in versions]
+    against = [version.tags["decision.against"] for version in versions]
+    assert verdicts.count("first") == against.count("") == 1
+    if of_score["0.7"].tags["decision.verdict"] == "promoted":
+        before = of_score["0.7"].tags["decision.against"]
+        assert client.get_model_version_by_alias(name, "previous").version == before
+    assert not claims(work, name)
+    other = next(version.version for version in versions if version.version != champion.version)
+    assert main(["rollback", name, f"--to={other}", f"--work={work}"]) == 0
+    assert client.get_model_version_by_alias(name, "champion").version == other

@@ -1,8 +1,10 @@
 """Fine-tunings that never were."""
 
 from collections.abc import Mapping
+from typing import Any
 
-from albert_core.scores.table import Run
+from albert_core.stage.results import FinetuningResult
+from tests.made_results import made_result
 
 TITLES = {
     "squad-1.1": ("SQuAD 1.1", "spans"),
@@ -21,24 +23,30 @@ def made_run(
     scores: Mapping[str, float],
     seed: int = 1,
     baselines: Mapping[str, float] | None = None,
-    num_examples: int = 500,
-) -> Run:
-    """Return a run whose intervals reach 0.05 to either side."""
+    **changes: Any,
+) -> FinetuningResult:
+    """Return a fine-tuning whose intervals reach 0.05 to either side; the key metric is first."""
     title, kind = TITLES[task]
-    return Run(
-        task=task,
-        title=title,
-        kind=kind,
-        seed=seed,
-        scores=scores,
-        intervals={name: (value - 0.05, value + 0.05) for name, value in scores.items()},
-        num_examples=num_examples,
-        num_train=4000,
-        baselines=baselines or {},
-    )
+    metric = next(iter(scores))
+    fields: dict[str, Any] = {
+        "task": task,
+        "title": title,
+        "kind": kind,
+        "seed": seed,
+        "metric": metric,
+        "score": scores[metric],
+        "scores": dict(scores),
+        "intervals": {name: (value - 0.05, value + 0.05) for name, value in scores.items()},
+        "num_examples": 500,
+        "num_train": 4000,
+        "constant_scores": dict(baselines or {}),
+    }
+    made = made_result("finetuning", **(fields | changes))
+    assert isinstance(made, FinetuningResult)
+    return made
 
 
-def paper_runs() -> list[Run]:
+def paper_runs() -> list[FinetuningResult]:
     """Return what the paper's Table 2 has of ALBERT base, from one seed."""
     return [
         made_run("race", {"accuracy": 0.640}, baselines={"accuracy": 0.25}),

@@ -1,13 +1,10 @@
 """Medians, spread and averages, and the table as text and Markdown."""
 
-from dataclasses import replace
-
 import pytest
 
 from albert_core.scores.table import (
     PAPER_COLUMNS,
     PUBLISHED,
-    Run,
     as_markdown,
     as_text,
     build_table,
@@ -77,9 +74,9 @@ def test_the_same_seed_twice_is_refused() -> None:
 
 
 def test_runs_on_other_dev_sets_have_no_median() -> None:
-    one = made_run("cola", {"matthews": 0.1})
+    runs = [made_run("cola", {"matthews": 0.1}, n, num_examples=499 + n) for n in (1, 2)]
     with pytest.raises(ValueError, match=r"dev sets of \[500, 501\]"):
-        build_table("mine", [one, replace(one, seed=2, num_examples=501)])
+        build_table("mine", runs)
 
 
 @pytest.mark.parametrize(
@@ -89,30 +86,23 @@ def test_a_constant_answer_is_beaten_by_the_whole_interval(
     baseline: float | None, beats: bool | None
 ) -> None:
     baselines = {} if baseline is None else {"accuracy": baseline}
-    run = replace(
-        made_run("rte", {"accuracy": 0.5}, baselines=baselines), intervals={"accuracy": (0.45, 0.6)}
-    )
+    run = made_run("rte", {"accuracy": 0.5}, 1, baselines, intervals={"accuracy": (0.45, 0.6)})
     table = build_table("mine", [run])
     assert table.tasks["rte"].key.beats_baseline is beats
     (_, row) = detail_rows(table)
     assert ("!" in row[7]) is (beats is False)
 
 
-def test_the_facts_of_a_manifest_make_a_run() -> None:
-    facts = {
-        "task": "cola", "title": "CoLA", "kind": "classification", "seed": 7,
-        "metric": "matthews", "score": 0.5, "interval": [0.4, 0.6],
-        "scores": {"accuracy": 0.8, "matthews": 0.5},
-        "intervals": {"accuracy": [0.7, 0.9], "matthews": [0.4, 0.6]},
-        "other_scores": {"mnli-mm.dev": {"accuracy": {"value": 0.7, "low": 0.6, "high": 0.75}}},
-        "num_train": 4000, "num_examples": 500, "constant_scores": {"matthews": 0.0},
-        "model_folder": "model",
-    }  # fmt: skip
-    run = Run.of_facts(facts)
-    assert list(run.scores) == ["matthews", "accuracy", "accuracy of mnli-mm"]
-    assert run.intervals["accuracy of mnli-mm"] == (0.6, 0.75)
-    assert run.intervals["accuracy"] == (0.7, 0.9)
-    assert (run.seed, run.num_train, run.baselines) == (7, 4000, {"matthews": 0.0})
+def test_the_key_metric_is_first_and_scores_on_other_sets_are_named_by_them() -> None:
+    other = {"mnli-mm.dev": {"accuracy": {"value": 0.7, "low": 0.6, "high": 0.75}}}
+    scores = {"accuracy": 0.8, "matthews": 0.5}
+    run = made_run("cola", scores, metric="matthews", score=0.5, other_scores=other)
+    matthews, accuracy, mismatched = build_table("mine", [run]).tasks["cola"].metrics
+    assert (matthews.name, matthews.median) == ("matthews", 0.5)
+    assert (accuracy.low, accuracy.high) == pytest.approx((0.75, 0.85))
+    assert mismatched.name == "accuracy of mnli-mm"
+    assert (mismatched.low, mismatched.median, mismatched.high) == (0.6, 0.7, 0.75)
+    assert mismatched.baseline is None
 
 
 def test_the_papers_row_stands_beside() -> None:

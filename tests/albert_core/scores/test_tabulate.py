@@ -16,8 +16,10 @@ from albert_core.scores.table import PUBLISHED
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError
 from albert_core.stage.manifest import Manifest, StagePlan, read_manifest, shard_of
+from albert_core.stage.results import FinetuningResult, ScoresResult
 from albert_core.text.arrow_files import write_arrow
 from albert_core.tracking.server import experiment_id, open_client
+from tests.made_results import made_result
 
 TARGETS = ["no", "yes", "no", "no"]
 
@@ -38,17 +40,16 @@ def finetuned(work: str, seed: int, score: float, task: str = "sst-2", **changes
     write_arrow(pa.table({"target": TARGETS, "score": [score] * 4}), predictions)
     client = open_client(work)
     mlflow_run = client.create_run(experiment_id(client, work), run_name=f"{task}-{seed}")
-    facts = {
-        "task": task, "title": task.upper(), "kind": "classification", "seed": seed,
+    fields = {
+        "task": task, "title": task.upper(), "seed": seed,
         "metric": "accuracy", "score": score, "interval": [score - 0.1, score + 0.1],
         "scores": {"accuracy": score}, "intervals": {"accuracy": [score - 0.1, score + 0.1]},
-        "best_step": 1, "num_steps": 2, "num_train": 8, "num_examples": 4,
-        "constant_scores": {"accuracy": 0.75},
-        "model_folder": "model", "predictions": {"dev": "predictions/dev.arrow"},
-        "submission": [], "mlflow_run_id": mlflow_run.info.run_id,
+        "num_train": 8, "num_examples": 4, "constant_scores": {"accuracy": 0.75},
+        "mlflow_run_id": mlflow_run.info.run_id,
     }  # fmt: skip
+    result = made_result("finetuning", **(fields | changes))
     shards = [shard_of(predictions, folder, "predictions", 4)]
-    return plan.write(work, shards, [], facts | changes)
+    return plan.write(work, shards, [], result)
 
 
 def score(work: str, *finetunings: str, **options: Any) -> Manifest:
@@ -71,7 +72,8 @@ def finished(
     work = str(tmp_path_factory.mktemp("work"))
     runs = [finetuned(work, seed, value) for seed, value in ((1, 0.9), (2, 0.6), (3, 0.8))]
     plan = StagePlan("contamination", {}, {}, "code", {})
-    contamination = plan.write(work, [], [], {"shares": {"sst-2": {"dev": 0.25, "test": 0.5}}})
+    shares = {"sst-2": {"dev": 0.25, "test": 0.5}}
+    contamination = plan.write(work, [], [], made_result("contamination", shares=shares))
     manifest = score(
         work,
         *runs,
@@ -94,9 +96,9 @@ def test_all_forms_of_the_table_are_written(finished: tuple[Manifest, str, list[
     assert b"ALBERT base (paper, Table 2)" in contents["scores.md"]
     assert b"race: no files" in contents["scores.html"]
     assert contents["scores.png"].startswith(b"\x89PNG")
-    assert manifest.facts["scores"] == {"sst-2": {"accuracy": 0.8}}
-    assert manifest.facts["average"] is None
-    assert "Task by task" in manifest.facts["text"]
+    assert manifest.result_as(ScoresResult).scores == {"sst-2": {"accuracy": 0.8}}
+    assert manifest.result_as(ScoresResult).average is None
+    assert "Task by task" in manifest.result_as(ScoresResult).text
 
 
 def test_the_data_has_every_seed_and_what_a_constant_answer_gets(
@@ -117,12 +119,12 @@ def test_mlflow_has_the_table_as_parent_of_the_runs(
 ) -> None:
     manifest, work, runs = finished
     client: MlflowClient = open_client(work)
-    parent = client.get_run(manifest.facts["mlflow_run_id"])
+    parent = client.get_run(str(manifest.result_as(ScoresResult).mlflow_run_id))
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["sst-2/accuracy"] == 0.8
-    children = [read_manifest(uri).facts["mlflow_run_id"] for uri in runs]
+    children = [read_manifest(uri).result_as(FinetuningResult).mlflow_run_id for uri in runs]
     for child in children:
-        assert client.get_run(child).data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert client.get_run(str(child)).data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert parent.inputs is not None
     digests = {each.dataset.name: each.dataset.digest for each in parent.inputs.dataset_inputs}
     assert digests == {"SST-2/dev": "d" * 36, "SST-2/train": "e" * 36}

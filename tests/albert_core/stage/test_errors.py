@@ -1,28 +1,102 @@
+"""The tree of errors, and which of them are transient."""
+
+import errno
 import inspect
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
 import pytest
 
 from albert_core.stage import errors
+from albert_core.stage.errors import (
+    AlbertError,
+    ConfigError,
+    OutageError,
+    RegistryError,
+    SourceError,
+    is_transient,
+)
 
 ERRORS = [
-    error
-    for _, error in inspect.getmembers(errors, inspect.isclass)
-    if error is not errors.AlbertError
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if kind.__module__ == errors.__name__ and kind is not AlbertError
 ]
 
 
-@pytest.mark.parametrize("error", ERRORS)
-def test_every_error_can_be_caught_as_an_albert_error(error: type[Exception]) -> None:
-    assert issubclass(error, errors.AlbertError)
-
-
-@pytest.mark.parametrize("error", ERRORS)
-def test_the_tree_in_the_docstring_names_every_error(error: type[Exception]) -> None:
-    assert f"─ {error.__name__} " in str(errors.__doc__)
-
-
-@pytest.mark.parametrize("error", ERRORS)
-def test_an_error_is_no_value_error_so_that_pydantic_lets_it_through(
-    error: type[Exception],
+@pytest.mark.parametrize("kind", ERRORS)
+def test_every_error_is_in_the_tree_and_no_value_error_so_that_pydantic_lets_it_through(
+    kind: type[Exception],
 ) -> None:
-    assert not issubclass(error, ValueError | AssertionError)
+    assert issubclass(kind, AlbertError)
+    assert not issubclass(kind, ValueError | AssertionError)
+    assert f"─ {kind.__name__} " in str(errors.__doc__)
+
+
+def refused() -> ConnectionRefusedError:
+    return ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+
+def library_error(module: str, name: str, *args: Any, **options: Any) -> Callable[[], Exception]:
+    def make() -> Exception:
+        error: Exception = getattr(import_module(module), name)(*args, **options)
+        return error
+
+    return make
+
+
+def mlflow_error(code: str) -> Callable[[], Exception]:
+    def make() -> Exception:
+        number = getattr(import_module("mlflow.protos.databricks_pb2"), code)
+        return library_error("mlflow.exceptions", "MlflowException", "no", error_code=number)()
+
+    return make
+
+
+def caused_by(cause: BaseException, error: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        refused,
+        TimeoutError,
+        OutageError,
+        library_error(
+            "botocore.exceptions", "EndpointConnectionError", endpoint_url="http://store"
+        ),
+        library_error("requests.exceptions", "ConnectTimeout", "no answer"),
+        library_error("sqlalchemy.exc", "OperationalError", "select 1", {}, Exception("closed")),
+        mlflow_error("TEMPORARILY_UNAVAILABLE"),
+        lambda: OSError(errno.EBUSY, "SlowDown"),
+        lambda: caused_by(refused(), RegistryError("the registry does not answer")),
+    ],
+)
+def test_an_outage_is_transient(make: Callable[[], Exception]) -> None:
+    assert is_transient(make())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SourceError("no file"),
+        lambda: FileNotFoundError(errno.ENOENT, "no file"),
+        lambda: PermissionError(errno.EACCES, "no"),
+        lambda: ValueError("a defect"),
+        mlflow_error("RESOURCE_DOES_NOT_EXIST"),
+        lambda: caused_by(ValueError("a defect"), RegistryError("refused")),
+        lambda: caused_by(refused(), ConfigError("nothing answers at this address")),
+    ],
+)
+def test_a_mistake_is_not_transient(make: Callable[[], Exception]) -> None:
+    assert not is_transient(make())
+
+
+@pytest.mark.parametrize("is_hidden", [True, False])
+def test_an_error_that_was_dealt_with_is_no_cause(is_hidden: bool) -> None:
+    error = SourceError("the file has no text")
+    error.__context__, error.__suppress_context__ = refused(), is_hidden
+    assert is_transient(error) is not is_hidden

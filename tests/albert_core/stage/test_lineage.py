@@ -19,6 +19,7 @@ from albert_core.stage.lineage import (
 )
 from albert_core.stage.manifest import BEGUN, Manifest, StagePlan, read_manifest
 from albert_core.stage.provenance import Call, called_as
+from albert_core.stage.settings import Settings
 
 
 def place_of(number: int) -> str:
@@ -41,7 +42,7 @@ def lineage_of(graph: list[set[int]]) -> Lineage:
             libraries={},
             shards=[],
             accounts=[],
-            facts={},
+            result={},
         )
         results.append(Result(f"/w/{place_of(number)}/manifest.json", manifest))
     return Lineage(reversed(results))
@@ -88,15 +89,15 @@ def test_the_settings_and_the_call_that_made_a_result_name_what_it_was_made_of(
     tmp_path: Path,
 ) -> None:
     work = str(tmp_path)
-    known = plan("corpus").write(work, [], [], {})
-    model = plan("pretraining").write(work, [], [], {}).replace("manifest.json", "model")
+    known = plan("corpus").write(work, [], [], Settings())
+    model = plan("pretraining").write(work, [], [], Settings()).replace("manifest.json", "model")
     call = Call(
         module="albert_core.finetuning.finetune",
         recipe={"training": {"known": [known]}},
         options={"model_folder": model, "task": "cola"},
     )
     with called_as(call):
-        made = plan("finetuning").write(work, [], [], {})
+        made = plan("finetuning").write(work, [], [], Settings())
     [finetuning] = read_work(work).of_stage("finetuning")
     assert finetuning.uri == made
     assert finetuning.inputs == {place_in(known), place_in(model)}
@@ -104,8 +105,8 @@ def test_the_settings_and_the_call_that_made_a_result_name_what_it_was_made_of(
 
 def test_a_work_folder_that_moved_still_leads_from_the_model_to_the_corpus(tmp_path: Path) -> None:
     work = tmp_path / "before"
-    corpus = plan("corpus").write(str(work), [], [], {})
-    vocab = plan("vocab", corpus=corpus).write(str(work), [], [], {})
+    corpus = plan("corpus").write(str(work), [], [], Settings())
+    vocab = plan("vocab", corpus=corpus).write(str(work), [], [], Settings())
     work.rename(tmp_path / "after")
     lineage = read_lineage(vocab.replace("/before/", "/after/"))
     assert list(lineage.results) == [place_in(corpus), place_in(vocab)]
@@ -117,22 +118,22 @@ def test_a_work_folder_that_moved_still_leads_from_the_model_to_the_corpus(tmp_p
 
 def test_a_folder_that_is_begun_says_what_it_will_be_made_of(tmp_path: Path) -> None:
     work = str(tmp_path)
-    corpus = plan("corpus").write(work, [], [], {})
+    corpus = plan("corpus").write(work, [], [], Settings())
     vocab = plan("vocab", corpus=corpus)
     assert vocab.find(work) is None
     assert read_work(work).of_stage("vocab") == []
     [begun] = read_work(work, begun=True).of_stage("vocab")
     assert begun.uri.endswith(BEGUN)
     assert begun.inputs == {place_in(corpus)}
-    done = vocab.write(work, [], [], {})
+    done = vocab.write(work, [], [], Settings())
     [finished] = read_work(work, begun=True).of_stage("vocab")
     assert finished.uri == done
     assert read_manifest(begun.uri).key == finished.manifest.key
 
 
 def test_a_damaged_manifest_is_passed_over(tmp_path: Path) -> None:
-    good = plan("corpus").write(str(tmp_path), [], [], {})
-    bad = plan("corpus", other="x").write(str(tmp_path), [], [], {})
+    good = plan("corpus").write(str(tmp_path), [], [], Settings())
+    bad = plan("corpus", other="x").write(str(tmp_path), [], [], Settings())
     Path(bad).write_text("{")
     assert list(read_work(str(tmp_path)).results) == [place_in(good)]
 

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,9 @@ from tests.s3_server import serve_s3
 MAKER = """
 import logging, sys, time
 from pathlib import Path
-from albert_core.stage import lock, storage
+from albert_core.stage import storage
 from albert_core.stage.manifest import StagePlan
+from albert_core.stage.settings import Settings
 
 who, work, end = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
@@ -31,7 +31,16 @@ if not done:
     while not end.exists():
         time.sleep(0.05)
     storage.write_bytes(storage.join(plan.folder(work), "made_by"), who.encode())
-    plan.write(work, [], [], {})
+    plan.write(work, [], [], Settings())
+"""
+LATE = """
+import sys, time
+from albert_core.stage import lock
+
+lock.RENEW_SECONDS = 0.2
+assert lock.Lease(sys.argv[1]).take(lock.Owner.this_process())
+print("holds", flush=True)
+time.sleep(600)
 """
 
 
@@ -58,10 +67,14 @@ class Makers:
     def __call__(
         self, who: str, work: str, end: Path | None = None, **environment: str
     ) -> "subprocess.Popen[str]":
-        """Start one, which finishes when there is something at ``end``; at once without it."""
+        """Start one, which finishes when ``end`` exists; without it immediately."""
+        return self.run(MAKER, who, work, str(end or "/"), **environment)
+
+    def run(self, code: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [sys.executable, "-c", MAKER, who, work, str(end or "/")],
+            [sys.executable, "-c", code, *arguments],
             stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, **environment},
         )
@@ -89,30 +102,36 @@ def read_until(process: "subprocess.Popen[str]", word: str) -> list[str]:
 
 
 def somebody(**changes: object) -> Owner:
-    return replace(Owner.this_process(), **changes)  # type: ignore[arg-type]
+    return Owner.this_process().model_copy(update=changes)
 
 
 def never() -> bool:
     return False
 
 
-def test_of_two_at_once_one_makes_it_and_the_other_waits_and_finds_it(
+def found_in(work: str) -> list[str]:
+    fs, path = storage.filesystem(work)
+    return [str(fs.unstrip_protocol(found)) for found in fs.find(path, refresh=True)]
+
+
+def test_of_two_processes_one_makes_it_and_the_other_waits_and_finds_it(
     make: Makers, work: str, tmp_path: Path
 ) -> None:
     first = make("first", work, tmp_path / "end")
     read_until(first, "makes")
     second = make("second", work)
-    waiting = read_until(second, "waiting")
     name = f"is being made by process {first.pid} on {socket.gethostname()}, since 20"
-    assert name in waiting[-1]
+    assert name in read_until(second, "waiting")[-1]
     (tmp_path / "end").touch()
     assert "makes\n" not in read_until(second, "found")
     assert first.wait(timeout=30) == second.wait(timeout=30) == 0
     [made_by] = [uri for uri in found_in(work) if uri.endswith("made_by")]
     assert storage.read_bytes(made_by) == b"first"
+    left = found_in(storage.join(work, lock.CLAIMS))
+    assert [uri for uri in left if uri.endswith(".json")] == []
 
 
-def test_when_the_maker_is_killed_another_goes_on_at_once(
+def test_when_the_maker_is_killed_another_one_takes_over_without_waiting_for_the_lease(
     make: Makers, work: str, tmp_path: Path
 ) -> None:
     first = make("first", work, tmp_path / "never")
@@ -127,41 +146,25 @@ def test_when_the_maker_is_killed_another_goes_on_at_once(
     assert second.wait(timeout=30) == 0
 
 
-def test_what_is_done_leaves_nobody_holding_it(make: Makers, work: str) -> None:
-    assert make("first", work).wait(timeout=60) == 0
-    left = found_in(storage.join(work, lock.CLAIMS))
-    assert [uri for uri in left if uri.endswith(".json")] == []
-
-
-def found_in(work: str) -> list[str]:
-    fs, path = storage.filesystem(work)
-    return [str(fs.unstrip_protocol(found)) for found in fs.find(path, refresh=True)]
-
-
 def test_all_ranks_of_a_launch_are_one_maker(make: Makers, tmp_path: Path) -> None:
-    first = make("rank 0", str(tmp_path), tmp_path / "never", RANK="0", TORCHELASTIC_RUN_ID="a")
-    read_until(first, "makes")
-    second = make("rank 1", str(tmp_path), tmp_path / "never", RANK="1", TORCHELASTIC_RUN_ID="a")
-    read_until(second, "makes")
-    others = make("rank 1", str(tmp_path), RANK="1", TORCHELASTIC_RUN_ID="b")
-    read_until(others, "waiting")
+    for rank, run, said in (("0", "a", "makes"), ("1", "a", "makes"), ("1", "b", "waiting")):
+        end = tmp_path / "never"
+        process = make("rank", str(tmp_path), end, RANK=rank, TORCHELASTIC_RUN_ID=run)
+        read_until(process, said)
 
 
-def test_a_claim_let_go_of_can_be_taken_by_the_next(work: str) -> None:
+def test_a_claim_that_is_released_can_be_taken_by_the_next(work: str) -> None:
     assert lock.take(work, "corpus-1", never)
     assert lock.take(work, "corpus-1", never)  # it is its own already
-    other = Lease(storage.join(work, "claims", "corpus-1"))
-    is_local = storage.local_path(work) is not None
-    if is_local:
-        assert not LockFile(Path(work, "claims", "corpus-1")).take(somebody())
-    else:
-        assert not other.take(somebody())
+    uri = storage.join(work, "claims", "corpus-1")
+    path = storage.local_path(uri)
+    assert not (Lease(uri) if path is None else LockFile(path)).take(somebody())
     lock.release(work, "corpus-1")
     assert lock.take(work, "corpus-1", never)
     lock.release_all()
 
 
-def test_of_many_at_once_one_gets_the_lease(s3: str, tmp_path: Path) -> None:
+def test_at_most_one_of_many_gets_the_lease(s3: str, tmp_path: Path) -> None:
     leases = [Lease(f"{s3}/{tmp_path.name}/many") for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         got = list(pool.map(lambda each: each.take(somebody()), leases))
@@ -177,8 +180,7 @@ def test_a_lease_that_is_not_renewed_runs_out(
     s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = f"{s3}/{tmp_path.name}/silent"
-    elsewhere = somebody(host="elsewhere", machine="another")
-    storage.create(f"{uri}/000007.json", elsewhere.to_json())
+    somebody(host="elsewhere", machine="another").write(f"{uri}/000007.json")
     next_one = Lease(uri)
     assert not next_one.take(somebody())
     assert str(next_one.holder()).startswith(f"process {os.getpid()} on elsewhere, since ")
@@ -206,24 +208,15 @@ def test_a_lease_that_is_renewed_stays(
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_who_was_taken_for_dead_ends_to_be_run_again(number: int, s3: str, tmp_path: Path) -> None:
-    """The next holder has the next number; or the same one, after another let go of that."""
+def test_a_holder_that_was_taken_for_dead_ends_to_be_run_again(
+    number: int, make: Makers, s3: str, tmp_path: Path
+) -> None:
+    """The next holder has the next number; or the same one, if another released that."""
     uri = f"{s3}/{tmp_path.name}/late{number}"
-    code = (
-        "import sys, time\n"
-        "from albert_core.stage import lock\n"
-        "from albert_core.stage.lock import Owner\n"
-        "lock.RENEW_SECONDS = 0.2\n"
-        "assert lock.Lease(sys.argv[1]).take(Owner.this_process())\n"
-        "print('holds', flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = make.run(LATE, uri)
     read_until(process, "holds")
-    storage.write_bytes(f"{uri}/00000{number}.json", somebody().to_json())
-    _, said = process.communicate(timeout=30)
+    somebody().write(f"{uri}/00000{number}.json")
+    said, _ = process.communicate(timeout=30)
     assert process.returncode == os.EX_TEMPFAIL
     assert "another process took over" in said
 

@@ -12,7 +12,6 @@ from flows.stage_process import run_stage_process
 STAGE = """
 import logging, sys
 from albert_core.stage.errors import SourceError
-from albert_core.stage.settings import Settings
 from albert_core.stage.command import stage_main
 from albert_core.stage.log import note_ids
 
@@ -56,14 +55,15 @@ def test_the_lines_of_a_stage_are_objects_with_the_ids_of_their_runs(stage: list
     assert read_line(lines[1]) == (logging.INFO, "two\nlines", ids)
 
 
-def test_a_stages_mistake_is_told_by_its_own_message(stage: list[str]) -> None:
-    with pytest.raises(StageError, match=r"^there is no corpus\n  in x$"):
-        run_stage_process([*stage, "--how=mistake"], lambda _: None)
-
-
-def test_a_defect_of_a_stage_is_told_by_its_traceback(stage: list[str]) -> None:
-    with pytest.raises(StageError, match="ValueError: a defect"):
-        run_stage_process([*stage, "--how=defect"], lambda _: None)
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("mistake", r"^there is no corpus\n  in x$"), ("defect", "ValueError: a defect")],
+)
+def test_a_mistake_is_told_by_its_message_and_a_defect_by_its_traceback(
+    how: str, message: str, stage: list[str]
+) -> None:
+    with pytest.raises(StageError, match=message):
+        run_stage_process([*stage, f"--how={how}"], lambda _: None)
 
 
 @pytest.mark.parametrize("line", ["step 1", "{", '{"a": 1}', '{"level": "LOUD", "message": ""}'])

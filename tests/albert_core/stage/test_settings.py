@@ -28,50 +28,37 @@ class Kitchen(Settings):
         return self
 
 
-def message_of(values: dict[str, object]) -> str:
-    with pytest.raises(ConfigError) as caught:
-        Kitchen.read(values, "my.toml")
-    return str(caught.value)
-
-
-def test_what_is_not_given_has_its_default() -> None:
-    kitchen = Kitchen.read({"oven": {"degrees": 220.0}}, "my.toml")
+def test_a_default_stands_in_and_a_whole_number_may_be_given_for_a_float() -> None:
+    kitchen = Kitchen.read({"oven": {"degrees": 220}}, "my.toml")
     assert kitchen == Kitchen(oven=Oven(degrees=220.0, dish="bread", fan=False), num_cooks=1)
-
-
-def test_a_whole_number_may_stand_for_a_float() -> None:
-    assert Oven.read({"degrees": 220}, "my.toml").degrees == 220.0
-
-
-def test_a_misspelt_setting_is_refused_by_its_path() -> None:
-    message = message_of({"oven": {"degrees": 220.0, "dsh": "cake"}})
-    assert message == "my.toml: unknown setting 'oven.dsh'; remove it or correct its spelling"
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({}, "setting 'oven' is missing"),
-        ({"oven": {"degrees": "220"}}, "oven.degrees: Input should be a valid number, got '220'"),
-        ({"oven": {"degrees": 15.0}}, "oven.degrees: Input should be greater than or equal to 30"),
-        ({"oven": {"degrees": 99.0, "fan": 1}}, "oven.fan: Input should be a valid boolean, got 1"),
-        ({"oven": {"degrees": 99.0}, "num_cooks": 1.5}, "num_cooks: Input should be a valid int"),
-        ({"oven": {"degrees": 99.0}, "num_cooks": 0}, "num_cooks 0 is nobody"),
+        (
+            {"oven": {"degrees": 220.0, "dsh": "cake"}},
+            ["unknown setting 'oven.dsh'; remove it or correct its spelling"],
+        ),
+        ({}, ["setting 'oven' is missing"]),
+        ({"oven": {"degrees": "220"}}, ["oven.degrees: Input should be a valid number, got '220'"]),
+        ({"oven": {"degrees": 99.0, "fan": 1}}, ["oven.fan: Input should be a valid boolean, got"]),
+        ({"oven": {"degrees": 99.0}, "num_cooks": 0}, ["num_cooks 0 is nobody"]),
+        (
+            {"oven": {"degrees": 15.0, "dsh": "cake"}, "num_cooks": "two"},
+            ["oven.degrees: Input should be greater than", "oven.dsh", "num_cooks: Input should"],
+        ),
     ],
 )
-def test_a_mistake_is_described_by_where_it_is_and_what_was_expected(
-    values: dict[str, object], expected: str
+def test_each_mistake_is_a_line_that_says_where_it_is_and_what_was_expected(
+    values: dict[str, object], expected: list[str]
 ) -> None:
-    message = message_of(values)
+    with pytest.raises(ConfigError) as caught:
+        Kitchen.read(values, "my.toml")
+    message = str(caught.value)
     assert message.startswith("my.toml: ")
-    assert expected in message
-
-
-def test_every_mistake_is_named_at_once() -> None:
-    message = message_of({"oven": {"degrees": 15.0, "dsh": "cake"}, "num_cooks": "two"})
-    assert len(message.splitlines()) == 3
-    for path in ("oven.degrees", "oven.dsh", "num_cooks"):
-        assert path in message
+    for line, part in zip(message.splitlines(), expected, strict=True):
+        assert part in line
 
 
 def test_settings_cannot_be_changed() -> None:

@@ -19,30 +19,29 @@ ROWS = [("Works well, really.", "good"), ('He said "no".', "bad"), ("Ça va.", "
 
 
 def settings(folder: Path, ending: str = "tsv", **more: Any) -> OwnTaskSettings:
-    values: dict[str, Any] = {
-        "name": "reviews",
-        "train": f"{folder}/train.{ending}",
-        "dev": f"{folder}/dev.{ending}",
-        "text_columns": ["text"],
-        **more,
-    }
+    files = {split: f"{folder}/{split}.{ending}" for split in ("train", "dev")}
+    values = {"name": "reviews", **files, "text_columns": ["text"], **more}
     return OwnTaskSettings.read(values, "a recipe")
 
 
 def read(task: OwnTaskSettings, split: Split = "train") -> TextExamples:
-    files = own_files(task)
-    examples = read_examples(files.task, files, split)
+    examples = read_examples(own_files(task), split)
     assert isinstance(examples, TextExamples)
     return examples
 
 
+def targets(examples: TextExamples) -> list[float]:
+    assert examples.targets is not None
+    return list(examples.targets.tolist())
+
+
 def write_rows(path: Path) -> None:
-    """Write ROWS in the format that the path's ending says."""
+    """Write ROWS in the format that the path's ending names."""
     if path.suffix == ".tsv":
-        write(path, "label\ttext\r\n" + "".join(f"{label}\t{text}\r\n" for text, label in ROWS))
+        write(path, "label\ttext\r\n" + "".join(f"{label} \t{text}\r\n" for text, label in ROWS))
     elif path.suffix == ".csv":
         quoted = (f'{label},"{text.replace(chr(34), chr(34) * 2)}"\n' for text, label in ROWS)
-        write(path, "\ufefflabel,text\n" + "".join(quoted))
+        write(path, "\ufefflabel,text\n\n" + "".join(quoted))
     elif path.suffix == ".jsonl":
         rows = (json.dumps({"text": text, "label": label, "extra": [1]}) for text, label in ROWS)
         write(path, "\n".join(rows))
@@ -58,8 +57,7 @@ def test_every_format_gives_the_same_examples(tmp_path: Path, ending: str) -> No
     assert found.texts_a == [text for text, _ in ROWS]
     assert found.texts_b is None
     assert found.ids == ["0", "1", "2"]
-    assert found.targets is not None
-    assert found.targets.tolist() == [2, 0, 1]
+    assert targets(found) == [2, 0, 1]
     assert own_files(settings(tmp_path, ending)).task.labels == ("bad", "fair", "good")
 
 
@@ -78,8 +76,7 @@ def test_a_few_lines_of_toml_are_a_task_of_pairs_with_scores(tmp_path: Path) -> 
     (task,) = EvaluationSettings.read(tomllib.loads(toml), "a recipe").own_tasks
     found = read(task)
     assert (found.texts_a, found.texts_b) == (["One.", "Three."], ["Two.", "Four."])
-    assert found.targets is not None
-    assert found.targets.tolist() == [0.5, -100.0]
+    assert targets(found) == [0.5, -100.0]
     assert own_files(task).task.metrics == ("spearman", "pearson", "mse")
 
 
@@ -87,20 +84,7 @@ def test_labels_have_the_order_that_the_settings_give(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.tsv")
     task = settings(tmp_path, labels=["good", "fair", "bad"], metric="matthews")
     assert own_files(task).task.metrics == ("matthews", "accuracy")
-    found = read(task)
-    assert found.targets is not None
-    assert found.targets.tolist() == [0, 2, 1]
-
-
-def test_blanks_around_a_label_mean_nothing(tmp_path: Path) -> None:
-    write(tmp_path / "train.tsv", "text\tlabel\na\tgood \nb\tgood\nc\tbad\n")
-    assert own_files(settings(tmp_path)).task.labels == ("bad", "good")
-
-
-def test_a_missing_label_of_a_parquet_file_is_no_class_of_its_own(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": ["a", "b"], "label": [0, None]}), tmp_path / "train.parquet")
-    with pytest.raises(TaskError, match="line 2: no label"):
-        own_files(settings(tmp_path, "parquet"))
+    assert targets(read(task)) == [0, 2, 1]
 
 
 def test_a_long_text_of_a_csv_file_is_read(tmp_path: Path) -> None:
@@ -117,8 +101,8 @@ def test_labels_that_are_numbers_or_truth_values_are_read_as_json_writes_them(
 
 def test_a_test_file_needs_no_labels(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.tsv")
-    write(tmp_path / "test.tsv", "text\nNew.\n")
     task = settings(tmp_path, test=f"{tmp_path}/test.tsv")
+    write(tmp_path / "test.tsv", "text\nNew.\n")
     assert read(task, "test").targets is None
     write(tmp_path / "test.tsv", "text\tlabel\nNew.\tfair\n")
     assert read(task, "test").targets == [1]
@@ -127,8 +111,14 @@ def test_a_test_file_needs_no_labels(tmp_path: Path) -> None:
 def test_a_label_that_train_does_not_have_is_refused(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.tsv")
     write(tmp_path / "dev.tsv", "text\tlabel\nNew.\tawful\n")
-    with pytest.raises(TaskError, match=r"dev\.tsv, line 2: label 'awful', expected one of bad"):
+    with pytest.raises(TaskError, match=r"dev\.tsv, line 2: found 'awful', expected one of bad"):
         read(settings(tmp_path), "dev")
+
+
+def test_a_missing_label_of_a_parquet_file_is_named_with_its_row(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a", "b"], "label": [0, None]}), tmp_path / "train.parquet")
+    with pytest.raises(TaskError, match="line 2: no label"):
+        own_files(settings(tmp_path, "parquet"))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +126,7 @@ def test_a_label_that_train_does_not_have_is_refused(tmp_path: Path) -> None:
     [
         ("train.tsv", "text\tlabel\nfine\tgood\nfine\n", "line 3: 1 tab-separated fields"),
         ("train.tsv", "txt\tlabel\nfine\tgood\n", "line 2: no column 'text'; found txt, label"),
-        ("train.tsv", "text\tlabel\n \tgood\n", "line 2: no text"),
+        ("train.tsv", "text\tlabel\nfine\tbad\n \tgood\n", "line 3: no text"),
         ("train.tsv", "text\tlabel\nfine\tgood\nbad\t \n", "line 3: no label in column 'label'"),
         ("train.jsonl", '{"text": "a", "label": null}', "line 1: no label in column 'label'"),
         ("train.jsonl", '{"text": "a", "label": NaN}', "line 1: no label in column 'label'"),
@@ -182,7 +172,7 @@ def test_settings_that_fit_no_task_are_refused(
         settings(tmp_path, **more)
 
 
-def test_f1_is_of_two_labels(tmp_path: Path) -> None:
+def test_f1_needs_two_labels(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.tsv")
-    with pytest.raises(TaskError, match="has 3 labels, but its metric f1 is of 2"):
+    with pytest.raises(TaskError, match="has 3 labels, but its metric f1 needs 2"):
         own_files(settings(tmp_path, metric="f1"))

@@ -18,7 +18,7 @@ RACE = TASKS["race"]
 
 
 def read(folder: str, split: Split = "train") -> ChoiceExamples:
-    examples = read_examples(RACE, find_files(RACE, folder), split)
+    examples = read_examples(find_files(RACE, folder), split)
     assert isinstance(examples, ChoiceExamples)
     return examples
 
@@ -38,13 +38,15 @@ def test_the_archives_layout_is_read_middle_first_by_the_passages_numbers(tmp_pa
         assert found.targets.tolist() == [3, 0] * 6
 
 
-def test_the_references_layout_of_one_passage_a_line_is_read_too(tmp_path: Path) -> None:
+def test_the_references_layout_of_one_passage_per_line_is_read_too(tmp_path: Path) -> None:
     for group in ("middle", "high"):
         lines = [json.dumps(passage(n, id=f"{group}{n}.txt")) for n in (9, 2)]
-        write(tmp_path / "dev" / group / "all.txt", "\n".join(lines) + "\n\n")
+        lines.append(json.dumps({**passage(3), "id": None}))
+        write(tmp_path / "dev" / group / "all.txt", "\n\n".join(lines) + "\n\n")
     found = read(str(tmp_path), "dev")
-    assert found.ids[:4] == ["middle9.txt-0", "middle9.txt-1", "middle2.txt-0", "middle2.txt-1"]
-    assert found.groups == ["middle"] * 4 + ["high"] * 4
+    names = ("middle9.txt", "middle2.txt", "middle-line-5", "high9.txt")
+    assert found.ids[:8:2] == [f"{name}-0" for name in names]
+    assert found.groups == ["middle"] * 6 + ["high"] * 6
 
 
 def test_passages_are_not_read_twice_where_both_layouts_are(tmp_path: Path) -> None:
@@ -53,7 +55,7 @@ def test_passages_are_not_read_twice_where_both_layouts_are(tmp_path: Path) -> N
     assert len(read(folder)) == 12
 
 
-def test_answers_that_are_kept_back_are_no_targets(tmp_path: Path) -> None:
+def test_answers_that_are_withheld_are_no_targets(tmp_path: Path) -> None:
     values = passage()
     del values["answers"]
     write(tmp_path / "test/high/1.txt", json.dumps(values))
@@ -64,9 +66,8 @@ def test_answers_that_are_kept_back_are_no_targets(tmp_path: Path) -> None:
 
 
 def test_it_is_read_from_any_file_system() -> None:
-    for split in ("train", "dev"):
-        with fsspec.open(f"memory://race/RACE/{split}/middle/7.txt", "wb") as file:
-            file.write(json.dumps(passage(7)).encode())
+    with fsspec.open("memory://race/RACE/dev/middle/7.txt", "wb") as file:
+        file.write(json.dumps(passage(7)).encode())
     assert read("memory://race", "dev").ids == ["middle7.txt-0", "middle7.txt-1"]
 
 
@@ -93,28 +94,33 @@ def test_a_malformed_passage_is_refused_with_its_file(
         read_race([uri])
 
 
-def test_what_is_not_json_is_refused_with_its_file_and_line(tmp_path: Path) -> None:
-    whole = json.dumps(passage())
-    with pytest.raises(TaskError, match=r"high/7\.txt: not JSON .* of 40"):
-        read_race([write(tmp_path / "high/7.txt", whole[:40])])
-    with pytest.raises(TaskError, match=r"high/all\.txt, line 2: not JSON"):
-        read_race([write(tmp_path / "high/all.txt", f"{whole}\n{whole[:40]}")])
-    with pytest.raises(TaskError, match=r"all\.txt, line 2: id 'high0\.txt' is that of .*line 1"):
-        read_race([write(tmp_path / "high/all.txt", f"{whole}\n{whole}")])
-    with pytest.raises(TaskError, match="expected a JSON object"):
-        read_race([write(tmp_path / "high/7.txt", "[]")])
-    with pytest.raises(TaskError, match="no questions in 0 files"):
-        read_race([])
+WHOLE = json.dumps(passage())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("7.txt", WHOLE[:40], r"high/7\.txt: not JSON .* of 40 .*cut off"),
+        ("all.txt", f"{WHOLE}\n{WHOLE[:40]}", r"high/all\.txt, line 2: not JSON"),
+        ("all.txt", f"{WHOLE}\n{WHOLE}", r"all\.txt, line 2: id 'high0\.txt' is that of .*line 1"),
+        ("7.txt", "[]", "expected a JSON object"),
+        ("all.txt", "", "no questions in 1 files"),
+    ],
+)
+def test_a_malformed_file_is_refused_with_its_line(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    with pytest.raises(TaskError, match=message):
+        read_race([write(tmp_path / "high" / name, content)])
 
 
 def test_a_tenth_of_its_twenty_eight_thousand_files_is_read_in_six_seconds(tmp_path: Path) -> None:
     content = json.dumps(passage(article="A cat sat. " * 150))
     for number in range(2_800):
-        path = tmp_path / "train" / ("middle" if number % 4 else "high") / f"{number}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+        group = "middle" if number % 4 else "high"
+        write(tmp_path / "train" / group / f"{number}.txt", content)
     began = time.process_time()
     files = find_files(RACE, str(tmp_path))
     files.digest("train")
-    assert len(read_examples(RACE, files, "train")) == 5_600
+    assert len(read_examples(files, "train")) == 5_600
     assert time.process_time() - began < 6

@@ -1,15 +1,12 @@
 """The heads for spans, against the reference's formulas on padded batches."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AlbertForQuestionAnswering
 
 from albert_core.model.albert import AlbertModel
-from albert_core.tasks.sequences import SequenceBatch, Sequences
+from albert_core.tasks.problem import Head, SequenceBatch, Sequences
 from albert_core.tasks.span_heads import (
     BEAM_SIZE,
     AnswerabilityHead,
@@ -18,20 +15,13 @@ from albert_core.tasks.span_heads import (
     by_sequence,
     sequence_of_piece,
 )
-from tests.albert_core.tiny_model import save_tiny_model, spread, tiny_settings
+from tests.albert_core.tiny_model import spread, tiny_settings
 
 VOCAB_SIZE = 50
 LENGTHS = [(2, 3), (1, 9), (4, 4), (2, 3), (3, 0), (1, 4)]
 """Pieces of the question and of the paragraph; two windows are of equal length, one has none."""
 ORDER = [3, 0, 5, 1, 4, 2]
 SETTINGS = tiny_settings(max_position_embeddings=32)
-
-
-def made_sequences() -> Sequences:
-    draw = np.random.default_rng(3)
-    return Sequences.of(
-        [tuple(draw.integers(5, VOCAB_SIZE, size).tolist() for size in pair) for pair in LENGTHS]
-    )
 
 
 class Case:
@@ -41,11 +31,11 @@ class Case:
         torch.manual_seed(5)
         self.encoder = AlbertModel(SETTINGS, VOCAB_SIZE).to(dtype).eval()
         spread(self.encoder, 0.3)
-        sequences = made_sequences()
-        rows = np.array(ORDER)
+        draw, rows = np.random.default_rng(3), np.array(ORDER)
+        pairs = [[draw.integers(5, VOCAB_SIZE, n).tolist() for n in pair] for pair in LENGTHS]
+        sequences = Sequences.of([(a, b) for a, b in pairs])
         self.batch: SequenceBatch = sequences.batch(rows, torch.device("cpu"))
         size = int(sequences.lengths.max())
-        begins = np.cumsum(sequences.lengths) - sequences.lengths
         self.ids = torch.zeros(len(rows), size, dtype=torch.long)
         self.types = torch.zeros_like(self.ids)
         self.mask = torch.zeros_like(self.ids, dtype=torch.bool)
@@ -54,8 +44,8 @@ class Case:
         starts, ends = [], []
         for place, row in enumerate(rows):
             length, b_start = int(sequences.lengths[row]), int(sequences.segment_b_starts[row])
-            ids = sequences.input_ids[begins[row] : begins[row] + length]
-            self.ids[place, :length] = torch.from_numpy(ids)
+            begin = sequences.begins[row]
+            self.ids[place, :length] = torch.from_numpy(sequences.input_ids[begin : begin + length])
             self.types[place, b_start:length] = 1
             self.mask[place, :length] = True
             self.p_mask[place, 0] = 0
@@ -75,7 +65,14 @@ class Case:
         return x  # type: ignore[no-any-return]
 
 
-def randomised(head: torch.nn.Module) -> torch.nn.Module:
+def start_end(num_candidates: int) -> StartEndHead:
+    head = StartEndHead(SETTINGS, num_candidates)
+    spread(head, 0.5)
+    return head.double().eval()
+
+
+def answerability() -> AnswerabilityHead:
+    head = AnswerabilityHead(SETTINGS, dropout_prob=0.1)
     spread(head, 0.5)
     return head.double().eval()
 
@@ -85,9 +82,7 @@ def mean_negative_log(log_probabilities: Tensor, positions: Tensor) -> Tensor:
 
 
 def test_the_start_and_end_loss_is_the_references() -> None:
-    case = Case()
-    head = randomised(StartEndHead(SETTINGS, 5))
-    assert isinstance(head, StartEndHead)
+    case, head = Case(), start_end(5)
     logits = case.hidden() @ head.qa_outputs.weight.T + head.qa_outputs.bias
     logits = logits.masked_fill(~case.mask[:, :, None], -1e30)
     expected = sum(
@@ -99,9 +94,7 @@ def test_the_start_and_end_loss_is_the_references() -> None:
 
 
 def test_the_start_and_end_outputs_are_the_best_positions() -> None:
-    case = Case()
-    head = randomised(StartEndHead(SETTINGS, 8))
-    assert isinstance(head, StartEndHead)
+    case, head = Case(), start_end(8)
     logits = case.hidden() @ head.qa_outputs.weight.T + head.qa_outputs.bias
     found = head.outputs(case.encoder, case.batch)
     for row, length in enumerate(case.mask.sum(1).tolist()):
@@ -112,28 +105,6 @@ def test_the_start_and_end_outputs_are_the_best_positions() -> None:
             torch.testing.assert_close(found[f"{name}_scores"][row, : len(order)], scores[order])
             assert (found[f"{name}_scores"][row, len(order) :] == -torch.inf).all()
     torch.testing.assert_close(found["null_scores"], logits[:, 0].sum(1))
-
-
-def test_the_start_and_end_head_is_hugging_faces(tmp_path: Path) -> None:
-    model = save_tiny_model(str(tmp_path))
-    theirs = AlbertForQuestionAnswering.from_pretrained(tmp_path).eval()
-    head = StartEndHead(model.encoder.settings, 4)
-    torch.nn.init.normal_(head.qa_outputs.bias)
-    theirs.qa_outputs.load_state_dict(head.qa_outputs.state_dict())
-    draw = np.random.default_rng(1)
-    pairs = [(draw.integers(5, 100, 3).tolist(), draw.integers(5, 100, 6).tolist()) for _ in "ab"]
-    batch = Sequences.of(pairs).batch(np.array([1, 0]), torch.device("cpu"))
-    targets = {"start_positions": torch.tensor([5, 0]), "end_positions": torch.tensor([7, 0])}
-    expected = theirs(
-        input_ids=batch.input_ids.unflatten(0, (2, 12)),
-        token_type_ids=batch.token_type_ids.unflatten(0, (2, 12)),
-        **targets,
-    )
-    torch.testing.assert_close(head.loss(model.encoder, batch, targets), expected.loss)
-    found = head.outputs(model.encoder, batch)
-    torch.testing.assert_close(found["start_scores"][:, 0], expected.start_logits.max(1).values)
-    null = expected.start_logits[:, 0] + expected.end_logits[:, 0]
-    torch.testing.assert_close(found["null_scores"], null)
 
 
 def plain_answerability(
@@ -160,12 +131,6 @@ def plain_answerability(
     answer = torch.tanh(answer @ head.impossible_dense.weight.T + head.impossible_dense.bias)
     impossible = (answer @ head.impossible.weight.T).squeeze(-1)
     return start_masked.log_softmax(-1), end_masked.log_softmax(-1), impossible
-
-
-def answerability() -> AnswerabilityHead:
-    head = randomised(AnswerabilityHead(SETTINGS, dropout_prob=0.1))
-    assert isinstance(head, AnswerabilityHead)
-    return head
 
 
 def test_the_answerability_loss_is_the_references() -> None:
@@ -206,10 +171,11 @@ def test_the_answerability_outputs_are_the_references_beam() -> None:
         assert (found["ends"][:, rank] == ends)[kept].all()
 
 
-@pytest.mark.parametrize("kind", ["simple", "answerability"])
-def test_every_weight_of_a_head_learns(kind: str) -> None:
+@pytest.mark.parametrize("head", [StartEndHead(SETTINGS, 5), AnswerabilityHead(SETTINGS, 0.1)])
+def test_every_weight_of_a_head_learns_and_half_precision_gives_scores_in_float32(
+    head: Head,
+) -> None:
     case = Case(torch.float32)
-    head = StartEndHead(SETTINGS, 5) if kind == "simple" else AnswerabilityHead(SETTINGS, 0.1)
     head.loss(case.encoder, case.batch, case.targets).backward()
     for name, parameter in head.named_parameters():
         assert parameter.grad is not None, name
@@ -217,27 +183,20 @@ def test_every_weight_of_a_head_learns(kind: str) -> None:
         # A constant added to all scores of a softmax changes nothing.
         if name not in ("qa_outputs.bias", "start.bias", "end.bias"):
             assert parameter.grad.abs().max() > 0, name
-
-
-def test_half_precision_gives_losses_and_scores_in_float32() -> None:
-    case = Case(torch.float32)
-    for head in (StartEndHead(SETTINGS, 5), AnswerabilityHead(SETTINGS, 0.1)):
-        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-            loss = head.loss(case.encoder, case.batch, case.targets)
-            outputs = head.outputs(case.encoder, case.batch)
-        assert loss.dtype == torch.float32
-        assert loss.isfinite()
-        scores = [value.dtype for name, value in outputs.items() if name.endswith("scores")]
-        assert set(scores) == {torch.float32}
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        loss = head.loss(case.encoder, case.batch, case.targets)
+        outputs = head.outputs(case.encoder, case.batch)
+    assert loss.dtype == torch.float32
+    assert loss.isfinite()
+    scores = [value.dtype for name, value in outputs.items() if name.endswith("scores")]
+    assert set(scores) == {torch.float32}
 
 
 def test_dropout_is_on_answerability_alone() -> None:
     case = Case()
-    for head, differs in (
-        (AnswerabilityHead(SETTINGS, 0.5), True),
-        (StartEndHead(SETTINGS, 5), False),
-    ):
-        head.double().train()
+    heads: list[tuple[Head, bool]] = [(answerability(), True), (start_end(5), False)]
+    for head, differs in heads:
+        head.train()
         with torch.no_grad():
             losses = {float(head.loss(case.encoder, case.batch, case.targets)) for _ in "abcd"}
         assert (len(losses) > 1) == differs

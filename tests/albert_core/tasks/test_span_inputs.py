@@ -1,6 +1,7 @@
-"""Windows of paragraphs, against the same in plain words, one after the other."""
+"""Windows of paragraphs, against the same in plain words, and the pieces of their answers."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,17 @@ from hypothesis import strategies as st
 from albert_core.config import SpanSettings
 from albert_core.stage.errors import ConfigError
 from albert_core.tasks.examples import Answer, SpanExamples
-from albert_core.tasks.span_inputs import span_inputs
+from albert_core.tasks.span_inputs import ParagraphPieces, span_inputs
+from albert_core.tasks.span_report import main, recovered_answers
+from albert_core.tasks.squad import read_squad
+from albert_core.text.piece_offsets import encode_with_spans
 from albert_core.text.records import CLS, SEP
+from albert_core.text.tokenizer import Tokenizer
 from tests.albert_core.tasks.made_spans import made_questions, one_question
+from tests.albert_core.tasks.task_files import DATA, squad_question, write_squad
 from tests.albert_core.tiny_vocab import tiny_vocab
+
+PUBLISHED = DATA.parent / "models/30k-clean.model"
 
 
 def plain_windows(
@@ -35,9 +43,8 @@ def plain_windows(
             begin += min(length, settings.doc_stride)
         for number, (begin, length) in enumerate(spans):
             ids = [CLS, *query, SEP, *pieces[begin : begin + length], SEP]
-            context = [
-                number == most_context(spans, place) for place in range(begin, begin + length)
-            ]
+            places = range(begin, begin + length)
+            context = [number == most_context(spans, place) for place in places]
             found.append({"row": row, "ids": ids, "first": begin, "context": context})
     return found
 
@@ -51,7 +58,7 @@ def most_context(spans: list[tuple[int, int]], place: int) -> int:
     return -max(scores)[1]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(
     st.integers(0, 1000),
     st.integers(12, 60),
@@ -91,29 +98,23 @@ def check_windows(
     assert windows.is_max_context.tolist() == context
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(st.integers(0, 1000), st.integers(16, 60), st.integers(1, 40))
 def test_targets_are_the_answers_pieces_or_none_of_the_window(
     seed: int, max_seq_length: int, doc_stride: int
 ) -> None:
     examples = made_questions(4, seed, num_words=(1, 60), answerless_share=0.3)
-    if not any(examples.answers):
-        return
-    inputs = span_inputs(
-        examples, tiny_vocab(), max_seq_length, SpanSettings(doc_stride=doc_stride)
-    )
-    starts, ends, impossible = (
-        inputs.targets[name] for name in ("start_positions", "end_positions", "is_impossible")
-    )
-    begins = np.cumsum(inputs.sequences.lengths) - inputs.sequences.lengths
+    chosen = SpanSettings(doc_stride=doc_stride)
+    inputs = span_inputs(examples, tiny_vocab(), max_seq_length, chosen)
+    names = ("start_positions", "end_positions", "is_impossible")
+    starts, ends, impossible = (inputs.targets[name] for name in names)
     answered = set()
     for unit, row in enumerate(inputs.details.question_of):
         if impossible[unit]:
             assert starts[unit] == ends[unit] == 0
             continue
-        ids = inputs.sequences.input_ids[
-            begins[unit] + starts[unit] : begins[unit] + ends[unit] + 1
-        ]
+        begin = inputs.sequences.begins[unit]
+        ids = inputs.sequences.input_ids[begin + starts[unit] : begin + ends[unit] + 1]
         assert tiny_vocab().decode(ids.tolist()) == examples.answers[row][0].text
         answered.add(int(row))
     with_answers = {row for row, answers in enumerate(examples.answers) if answers}
@@ -132,18 +133,88 @@ def test_a_paragraph_of_nothing_has_a_window_all_the_same() -> None:
 def test_what_has_no_labels_has_no_targets() -> None:
     unlabelled = replace(one_question("bade"), is_labelled=False)
     assert not span_inputs(unlabelled, tiny_vocab(), 32, SpanSettings()).targets
-    for examples in (one_question("bade"), one_question("bade", Answer("bade", 0))):
-        assert span_inputs(examples, tiny_vocab(), 32, SpanSettings()).targets
+    assert span_inputs(one_question("bade"), tiny_vocab(), 32, SpanSettings()).targets
 
 
-def test_cut_questions_are_accounted_for() -> None:
-    examples = one_question("bade", question="bade kolu nipo")
-    size = len(tiny_vocab().encode(examples.questions)[0])
-    [account] = span_inputs(examples, tiny_vocab(), 32, SpanSettings(max_query_length=2)).accounts
-    assert (account.total, account.kept, account.dropped) == (size, 2, {"too_long": size - 2})
-
-
-def test_a_question_that_leaves_no_room_is_refused() -> None:
+def test_cut_questions_are_accounted_for_and_one_that_leaves_no_room_is_refused() -> None:
     examples = one_question("bade", question="bade kolu nipo " * 9)
-    with pytest.raises(ConfigError, match="no room for a paragraph"):
+    size = len(tiny_vocab().encode(examples.questions)[0])
+    [account] = span_inputs(examples, tiny_vocab(), 16, SpanSettings(max_query_length=2)).accounts
+    assert (account.total, account.kept, account.dropped) == (size, 2, {"too_long": size - 2})
+    with pytest.raises(ConfigError, match=f"a question of {min(size, 64)} pieces"):
         span_inputs(examples, tiny_vocab(), 16, SpanSettings())
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the real data isn't here")
+def test_the_answers_of_squad_are_recovered() -> None:
+    path = DATA / "squad/squad-v1.1-articles-0-35.json"
+    examples = read_squad(str(path), has_answerless=False)
+    found = recovered_answers(examples, Tokenizer(PUBLISHED.read_bytes()))
+    assert len(found) == len(examples)
+    others = [each for each in found if not each.is_equal]
+    assert len(others) <= 0.005 * len(found)
+    # Where they differ, the annotated answer is a part of a word.
+    assert all(each.annotated in each.text for each in others)
+
+
+def test_an_answer_is_all_pieces_that_contain_any_of_its_characters() -> None:
+    examples = made_questions(30, seed=1)
+    found = recovered_answers(examples, tiny_vocab())
+    assert [each.text for each in found] == [answers[0].text for answers in examples.answers]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data())
+def test_any_part_of_a_paragraph_is_within_the_pieces_that_cover_it(data: st.DataObject) -> None:
+    paragraphs = ["bade 12 kolu.", "é ﬁ½ x", "", " mo  pi "]
+    pieces = ParagraphPieces(paragraphs, encode_with_spans(tiny_vocab(), paragraphs))
+    number = data.draw(st.integers(0, 3))
+    text, paragraph = paragraphs[number], np.array([number])
+    begin, end = sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2)))
+    first, last = pieces.covering(paragraph, np.array([begin]), np.array([end]))
+    if last < first:
+        assert not text[begin:end].strip()
+        return
+    left, right = (int(each[0]) for each in pieces.characters(paragraph, first, last))
+    assert text[begin:left].strip() == text[right:end].strip() == ""
+    assert 0 <= first <= last < pieces.spans.lengths[number]
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "answer", "text", "moved"),
+    [
+        ("a ko bade a ba de", Answer("a", 6), "a", True),  # the nearest whole word
+        ("a ko bade ba de a", Answer("a", 6), "a", True),
+        ("bade 12. 12", Answer("12", 5), "12", False),
+        ("bade lo", Answer("ad", 1), "bad", False),  # part of a piece becomes the piece
+        ("bade \u200b lo", Answer("\u200b", 5), "", False),
+        ("bade lo", Answer(" ", 4), "", False),
+    ],
+)
+def test_an_answer_inside_a_piece_gets_the_nearest_whole_place_or_the_piece(
+    paragraph: str, answer: Answer, text: str, moved: bool
+) -> None:
+    [found] = recovered_answers(one_question(paragraph, answer), tiny_vocab())
+    assert (found.text, found.moved) == (text, moved)
+
+
+def test_the_report_lists_what_is_not_recovered_and_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "spiece.model").write_bytes(tiny_vocab().model)
+    questions = [
+        squad_question("q1", ("\u200b", 5)),
+        squad_question("q2", ("ad", 1)),
+        squad_question("q3", ("lo", 7)),
+        squad_question("q4", is_impossible=True),
+    ]
+    path = write_squad(tmp_path / "x.json", questions, context="bade \u200b lo")
+    with caplog.at_level("INFO"):
+        assert main([path, "--vocab", str(tmp_path)]) == 0
+        assert main([path, "--vocab", f"{tmp_path}/spiece.model"]) == 0
+    assert "4 questions, 3 with an answer; 1 recovered (33.33%)" in caplog.messages[0]
+    assert "q1  '\\u200b' became '': no piece contains any" in caplog.messages[0]
+    assert "q2  'ad' became 'bad': it is part of a piece" in caplog.messages[0]
+    assert caplog.messages[0] == caplog.messages[1]
+    assert main([f"{path}s", "--vocab", str(tmp_path)]) != 0
+    assert "x.jsons is missing" in caplog.text

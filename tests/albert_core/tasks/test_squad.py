@@ -1,30 +1,43 @@
-"""The reader of SQuAD."""
+"""The reader of SQuAD, and its scores against the official evaluation."""
 
 import json
 import logging
+import re
+import string
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from albert_core.stage.errors import TaskError
+from albert_core.stage.errors import ShapeError, TaskError
 from albert_core.tasks.examples import Answer
-from albert_core.tasks.squad import read_squad
+from albert_core.tasks.squad import (
+    best_threshold,
+    normalise_answer,
+    read_squad,
+    score_answers,
+    squad_1_scores,
+    squad_2_scores,
+)
 from tests.albert_core.tasks.task_files import DATA, squad_question, write, write_squad
 
 SQUAD = DATA / "squad"
+needs_data = pytest.mark.skipif(not DATA.exists(), reason="the real data isn't here")
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the real data isn't here")
+@needs_data
 @pytest.mark.parametrize(
     ("name", "has_answerless", "num_questions"),
     [
-        ("squad-v1.1-articles-0-35.json", False, 8123),
         ("squad-v2.0-articles-0-24.json", True, 8017),
         ("train_prefix/train-v1.1.prefix_recovered.json", False, 4370),
     ],
 )
-def test_the_published_files_are_read_whole_and_answers_stand_where_they_say(
+def test_the_published_files_are_read_whole_and_answers_are_where_they_say(
     name: str, has_answerless: bool, num_questions: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     examples = read_squad(str(SQUAD / name), has_answerless)
@@ -37,50 +50,53 @@ def test_the_published_files_are_read_whole_and_answers_stand_where_they_say(
     assert not caplog.records
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the real data isn't here")
+@needs_data
 def test_a_file_that_is_cut_off_is_refused_with_where() -> None:
     name = SQUAD / "train_prefix/train-v1.1.truncated_at_1280000.json"
-    with pytest.raises(TaskError, match=r"character 1,280,000 of 1,280,000.* cut off"):
+    with pytest.raises(TaskError, match=r"char 1280000\), of 1,280,000 .* cut off"):
         read_squad(str(name), has_answerless=False)
 
 
 def test_questions_know_their_paragraph_and_keep_all_their_answers(tmp_path: Path) -> None:
-    questions = [squad_question("q1", ("A cat", 0), ("cat", 2)), squad_question("q2", ("sat", 6))]
-    found = read_squad(write_squad(tmp_path / "dev.json", questions), has_answerless=False)
-    assert (found.ids, found.paragraphs) == (["q1", "q2"], ["A cat sat."])
+    questions = [squad_question("q1", ("A 𝔘t", 0), ("𝔘t", 2)), squad_question("q2", ("sat", 5))]
+    path = write_squad(tmp_path / "dev.json", questions, context="A 𝔘t sat.")
+    found = read_squad(path, has_answerless=False)
+    assert (found.ids, found.paragraphs) == (["q1", "q2"], ["A 𝔘t sat."])
     assert found.paragraph_of.tolist() == [0, 0]
-    assert found.answers == [(Answer("A cat", 0), Answer("cat", 2)), (Answer("sat", 6),)]
+    assert found.answers == [(Answer("A 𝔘t", 0), Answer("𝔘t", 2)), (Answer("sat", 5),)]
 
 
-def test_plausible_answers_mean_nothing(tmp_path: Path) -> None:
+def test_plausible_answers_are_ignored(tmp_path: Path) -> None:
     plausible = [{"text": "sat", "answer_start": 6}]
     questions = [squad_question("q1", is_impossible=True, plausible_answers=plausible)]
     found = read_squad(write_squad(tmp_path / "dev.json", questions), has_answerless=True)
     assert found.answers == [()]
 
 
-def test_offsets_count_characters_also_beyond_the_basic_plane(tmp_path: Path) -> None:
-    questions = [squad_question("q1", ("𝔘b", 2))]
-    path = write_squad(tmp_path / "dev.json", questions, context="𝔘 𝔘b")
-    assert read_squad(path, has_answerless=False).answers == [(Answer("𝔘b", 2),)]
-
-
 @pytest.mark.parametrize(
     ("said", "start"), [(-5, 0), (1, 0), (3, 4), (4, 4), (6, 4), (7, 8), (99, 8)]
 )
-def test_an_answer_that_stands_elsewhere_is_moved_to_the_nearest_place_and_said(
+def test_an_answer_that_is_elsewhere_is_taken_from_the_nearest_place_and_logged(
     tmp_path: Path, said: int, start: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = write_squad(
-        tmp_path / "dev.json", [squad_question("q7", ("cat", said))], context="cat cat cat"
-    )
+    questions = [squad_question("q7", ("cat", said))]
+    path = write_squad(tmp_path / "dev.json", questions, context="cat cat cat")
     with caplog.at_level(logging.WARNING):
         found = read_squad(path, has_answerless=False)
     assert found.answers == [(Answer("cat", start),)]
     if said != start:
         assert f"{path}, data[0].paragraphs[0].qas[0].answers[0]" in caplog.text
         assert "article 'Cats', question id 'q7'" in caplog.text
-        assert "1 answers do not stand where" in caplog.text
+        assert "1 answers are not at their" in caplog.text
+
+
+def test_the_log_names_ten_moved_answers_and_counts_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    questions = [squad_question(f"q{number}", ("cat", 1)) for number in range(12)]
+    read_squad(write_squad(tmp_path / "dev.json", questions), has_answerless=False)
+    assert len(caplog.records) == 11
+    assert "12 answers" in caplog.text
 
 
 QAS = r"dev\.json, data\[0\]\.paragraphs\[0\]\.qas"
@@ -96,7 +112,7 @@ CAT = ("cat", 2)
             rf"{QAS}\[0\]\.answers\[0\]: the answer 'dog' of article 'Cats', question id 'q1' is ",
         ),
         ([squad_question("q1", CAT)] * 2, rf"{QAS}\[1\]: question id 'q1' is that of .*\[0\] too"),
-        ([squad_question("q1")], r"question id 'q1' has no answer, but is not said to be"),
+        ([squad_question("q1")], r"question id 'q1' has no answer, but is not marked as"),
         ([squad_question("q1", is_impossible=True)], r"has no answer, which SQuAD 1\.1 does not"),
         ([squad_question("q1", CAT, is_impossible=True)], r"is_impossible, but has 1 answers"),
         ([squad_question("q1", CAT, is_impossible="no")], r"is_impossible is 'no'"),
@@ -119,20 +135,146 @@ def test_a_malformed_question_is_refused_with_its_path(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", r"character 0 of 0\): not JSON"),
-        ('{"data": [}', r"line 1, column 11 .*: not JSON .* Correct the file"),
-        ("[1]", r"at its top: found \[1\], expected a list as field 'data'"),
+        ("", r"not JSON .* of 0 characters"),
+        ('{"data": [}', r"not JSON .*line 1 column 11 .* Correct the file"),
+        ("[1]", r"dev\.json: found '\[1\]', expected a JSON object"),
+        (json.dumps({}), r"at its top: found None, expected a list as field 'data'"),
         (json.dumps({"data": [{"paragraphs": 3}]}), r"data\[0\]: found 3, expected a list"),
         (b'{"data": "\xff"}', r"line 1: not UTF-8"),
+        (None, r"dev\.json is missing"),
     ],
 )
 def test_a_file_of_another_kind_is_refused(
-    tmp_path: Path, content: str | bytes, message: str
+    tmp_path: Path, content: str | bytes | None, message: str
 ) -> None:
+    if content is not None:
+        write(tmp_path / "dev.json", content)
     with pytest.raises(TaskError, match=message):
-        read_squad(write(tmp_path / "dev.json", content), has_answerless=False)
-
-
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"dev\.json is missing"):
         read_squad(str(tmp_path / "dev.json"), has_answerless=False)
+
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden/squad_evaluation.json").read_text())
+CASES = GOLDEN["cases"]
+CASES_2 = [case for case in CASES if case["version"] == "2.0"]
+WORDS = "the The an A cat cats U.S. $5 5 — ... ÉTÉ 日本 İ a-b"
+TEXTS = st.lists(st.sampled_from(WORDS.split()), max_size=4).map(" ".join) | st.text(max_size=8)
+
+
+def columns(case: dict[str, Any]) -> tuple[list[str], list[list[str]], Any]:
+    names = ("prediction", "answers", "no_answer_score")
+    predictions, answers, scores = ([each[n] for each in case["questions"]] for n in names)
+    return predictions, answers, np.array(scores)
+
+
+def test_scores_of_1_1_are_those_of_the_official_script() -> None:
+    predictions, answers, _ = columns(CASES[0])
+    found = squad_1_scores(score_answers(predictions, answers, has_answerless=False))
+    assert found == pytest.approx(CASES[0]["scores"], abs=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES_2, ids=range(len(CASES_2)))
+@pytest.mark.parametrize(("key", "threshold"), [("scores", 1.0), ("scores_at_threshold_0.4", 0.4)])
+def test_scores_of_2_0_are_those_of_the_official_script(
+    case: dict[str, Any], key: str, threshold: float
+) -> None:
+    predictions, answers, no_answer = columns(case)
+    scores = score_answers(predictions, answers, has_answerless=True)
+    assert scores.exact_match.tolist() == case["exact_match"]
+    assert scores.f1.tolist() == case["f1"]
+    has_answer = np.array([bool(each) for each in answers])
+    found = squad_2_scores(scores, predictions, has_answer, no_answer, threshold)
+    assert found == pytest.approx(case[key], abs=1e-9)
+    for name in ("best_exact_thresh", "best_f1_thresh"):
+        assert found[name] == case[key][name]
+
+
+@given(st.text() | TEXTS)
+def test_a_normalised_answer_has_no_case_articles_punctuation_or_blanks(text: str) -> None:
+    found = normalise_answer(text)
+    assert found == found.lower() == " ".join(found.split())
+    assert not set(found) & set(string.punctuation)
+    assert not re.findall(r"\b(a|an|the)\b", found)
+
+
+def f1_by_pairing(said: list[str], right: list[str]) -> float:
+    """The F1 of two bags of words, their common words crossed out one by one."""
+    left, shared = list(right), 0
+    for word in said:
+        if word in left:
+            left.remove(word)
+            shared += 1
+    return 2 * shared / (len(said) + len(right)) if shared else 0.0
+
+
+@given(TEXTS, st.lists(TEXTS, min_size=1, max_size=6), st.booleans())
+def test_the_best_of_several_answers_counts(
+    prediction: str, answers: list[str], has_answerless: bool
+) -> None:
+    found = score_answers([prediction], [answers], has_answerless)
+    said = normalise_answer(prediction)
+    right = [normalise_answer(answer) for answer in answers]
+    if has_answerless:
+        right = [answer for answer in right if answer] or [""]
+    assert found.exact_match[0] == (said in right)
+    if has_answerless and (not said or right == [""]):
+        assert found.f1[0] == (said in right)
+    else:
+        expected = max(f1_by_pairing(said.split(), each.split()) for each in right)
+        assert found.f1[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "has_answerless", "expected"),
+    [("", True, (1, 1)), ("the", True, (1, 1)), ("cat", True, (0, 0)), ("", False, (1, 0))],
+)
+def test_texts_without_words_are_equal_and_share_words_by_the_rules_of_2_0_only(
+    prediction: str, has_answerless: bool, expected: tuple[int, int]
+) -> None:
+    found = score_answers([prediction], [["The!"]], has_answerless)
+    assert (found.exact_match[0], found.f1[0]) == expected
+
+
+QUESTIONS = st.lists(
+    st.tuples(
+        st.booleans(),
+        st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+        st.sampled_from(["", "text"]),
+        st.sampled_from([-1.0, 0.0, 0.5, 2.0]) | st.floats(-3, 3),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@given(QUESTIONS)
+def test_no_other_place_to_stop_is_better_than_the_best_threshold(
+    questions: list[tuple[bool, float, str, float]],
+) -> None:
+    surest_first = sorted(questions, key=lambda question: question[3])
+    totals = [
+        sum(score if has_answer else not text for has_answer, score, text, _ in surest_first[:stop])
+        + sum(not has_answer for has_answer, *_ in surest_first[stop:])
+        for stop in range(len(questions) + 1)
+    ]
+    stop = totals.index(max(totals))
+    has_answer, scores, predictions, no_answer = zip(*questions, strict=True)
+    found = best_threshold(np.array(scores), predictions, np.array(has_answer), np.array(no_answer))
+    assert found.total == pytest.approx(max(totals))
+    assert found.value == (surest_first[stop - 1][3] if stop else 0.0)
+
+
+def test_predictions_of_other_questions_are_refused() -> None:
+    with pytest.raises(ShapeError, match="2 predictions for 1 questions"):
+        score_answers(["a", "b"], [["a"]], has_answerless=False)
+    with pytest.raises(ShapeError, match="question 1 has no answer"):
+        score_answers(["a", "b"], [["a"], []], has_answerless=False)
+
+
+def test_a_full_dev_set_is_scored_in_less_than_five_seconds() -> None:
+    size = 11_873
+    answers = [[f"the answer {n} of {k} words, and more" for k in range(4)] for n in range(size)]
+    predictions = [f"Answer {n} of 3 words" for n in range(size)]
+    began = time.process_time()
+    scores = score_answers(predictions, answers, has_answerless=True)
+    squad_2_scores(scores, predictions, np.ones(size, bool), np.arange(size) / size, 1.0)
+    assert time.process_time() - began < 5

@@ -1,29 +1,26 @@
 """Pieces know the characters of the text that they stand for."""
 
-import io
 import sys
 import unicodedata
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
-import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_core.stage.errors import IntegrityError
 from albert_core.text.piece_offsets import encode_with_spans, normalise_with_spans
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer, normalise_for_pieces
-from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
-
-PUBLISHED = Path(__file__).parents[4] / "shared/data/models/30k-clean.model"
-
-needs_the_published_model = pytest.mark.skipif(
-    not PUBLISHED.exists(), reason=f"{PUBLISHED} is absent"
+from tests.albert_core.text.test_tokenizer import (
+    SPECIAL,
+    needs_the_published_model,
+    published,
+    train,
 )
+from tests.albert_core.tiny_vocab import tiny_vocab
 
 NASTY = [
     *"aBcxyz 1,2. \t\n\u00a0\u3000\u200b\u2028\u0085\x00\x01\x1c▁",
@@ -41,22 +38,7 @@ TEXTS = st.lists(st.sampled_from(NASTY), max_size=25).map("".join) | st.text(max
 @cache
 def vocabulary(symbols: tuple[str, ...] = (), **options: Any) -> Tokenizer:
     """Return a tokenizer whose model was trained with these options of SentencePiece."""
-    model = io.BytesIO()
-    special = {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(tiny_sentences(500)),
-        model_writer=model,
-        num_threads=1,
-        minloglevel=2,
-        control_symbols=["[CLS]", "[SEP]", "[MASK]"],
-        user_defined_symbols=list(symbols),
-        **{"vocab_size": 120, **special, **options},
-    )
-    return Tokenizer(model.getvalue())
-
-
-def published(**options: bool) -> Tokenizer:
-    return Tokenizer(PUBLISHED.read_bytes(), **options)
+    return Tokenizer(train(**SPECIAL, user_defined_symbols=list(symbols), **options))
 
 
 TOKENIZERS: list[Callable[[], Tokenizer]] = [
@@ -71,9 +53,9 @@ TOKENIZERS: list[Callable[[], Tokenizer]] = [
     lambda: Tokenizer(vocabulary(("▁1,", "1,", ",", "▁1")).model, split_digit_commas=True),
 ]
 PUBLISHED_TOKENIZERS: list[Callable[[], Tokenizer]] = [
-    cache(published),
-    cache(lambda: published(lower_case=False)),
-    cache(lambda: published(split_digit_commas=True)),
+    published,
+    lambda: published(lower_case=False),
+    lambda: published(split_digit_commas=True),
 ]
 
 
@@ -97,7 +79,7 @@ def visible(tokenizer: Tokenizer, text: str) -> str:
         *(pytest.param(each, marks=needs_the_published_model) for each in PUBLISHED_TOKENIZERS),
     ],
 )
-@settings(deadline=None)  # the first call trains the vocabulary
+@settings(deadline=None, max_examples=50)  # the first call trains the vocabulary
 @given(texts=st.lists(TEXTS, max_size=3))
 def test_the_pieces_are_those_of_the_tokenizer_and_know_their_characters(
     make: Callable[[], Tokenizer], texts: list[str]

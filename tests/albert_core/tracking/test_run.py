@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ import pytest
 from mlflow import MlflowClient
 
 from albert_core.stage import storage
+from albert_core.stage.errors import ConfigError
 from albert_core.tracking import journal, server
 from albert_core.tracking import run as tracked_run_module
-from albert_core.tracking.run import TrackedRun
+from albert_core.tracking.run import MetricsEndpoint, SystemMetrics, TrackedRun
 from albert_core.tracking.server import RUN_ID, open_client
+from tests.mlflow_server import free_port
 
 
 @pytest.fixture(scope="module")
@@ -77,24 +81,21 @@ def test_a_resumed_run_goes_on_and_logs_no_step_twice(work: str, client: MlflowC
     assert client.get_run(second.run_id).info.status == "FINISHED"
 
 
-def test_a_run_that_the_server_does_not_know_is_replaced(work: str, client: MlflowClient) -> None:
-    folder = f"{work}/unknown"
-    storage.write_bytes(f"{folder}/{RUN_ID}", b"0" * 32)
-    run = TrackedRun(work, folder, "unknown")
-    run.finish("FINISHED")
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["unknown", "deleted"])
+def test_a_run_that_the_server_does_not_have_is_replaced(
+    is_deleted: bool, work: str, client: MlflowClient
+) -> None:
+    folder, before = f"{work}/gone-{is_deleted}", "0" * 32
+    if is_deleted:
+        with TrackedRun(work, folder, "gone") as first:
+            before = str(first.run_id)
+        client.delete_run(before)
+    else:
+        storage.write_bytes(f"{folder}/{RUN_ID}", before.encode())
+    with TrackedRun(work, folder, "gone") as run:
+        assert run.run_id not in (None, before)
     assert run.num_failures == 0
-    assert run.run_id not in (None, "0" * 32)
     assert storage.read_bytes(f"{folder}/{RUN_ID}").decode() == run.run_id
-
-
-def test_a_deleted_run_is_replaced(work: str, client: MlflowClient) -> None:
-    first = TrackedRun(work, f"{work}/deleted", "deleted")
-    first.finish("FINISHED")
-    assert first.run_id is not None
-    client.delete_run(first.run_id)
-    second = TrackedRun(work, f"{work}/deleted", "deleted")
-    second.finish("FINISHED")
-    assert second.run_id not in (None, first.run_id)
 
 
 def test_one_refused_entry_does_not_hold_up_the_next(work: str, client: MlflowClient) -> None:
@@ -107,7 +108,7 @@ def test_one_refused_entry_does_not_hold_up_the_next(work: str, client: MlflowCl
     assert history(client, run.run_id, "loss") == [(1, 1.0)]
 
 
-def test_a_store_of_files_that_is_away_for_a_while_gets_them_all(
+def test_an_artifact_store_that_is_unavailable_for_a_while_gets_all_files(
     work: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = []
@@ -137,7 +138,7 @@ def test_a_store_of_files_that_is_away_for_a_while_gets_them_all(
 def test_finishing_waits_for_a_limited_time(
     work: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tracked_run_module, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(tracked_run_module, "UNAVAILABLE_SECONDS", 0.0)
     monkeypatch.setattr(tracked_run_module, "CLOSING_SECONDS", 0.0)
     run = TrackedRun(work, f"{work}/slow", "slow")
     with caplog.at_level(logging.WARNING, "tracking"):
@@ -161,7 +162,7 @@ def test_a_run_ends_as_its_block_does(
     assert client.get_run(run.run_id).info.status == status
 
 
-def test_a_process_that_ends_without_a_word_ends_its_run_as_failed(
+def test_a_process_that_exits_without_ending_its_run_ends_it_as_failed(
     work: str, client: MlflowClient
 ) -> None:
     program = (
@@ -196,3 +197,40 @@ def test_processes_that_start_together_make_one_whole_database(tmp_path: Path) -
     results = [process.communicate() for process in started]
     assert [process.returncode for process in started] == [0] * 3, results
     assert len({output for output, _ in results}) == 1
+
+
+# -- the run's latest metrics, for Prometheus, and the machine's
+
+
+def test_the_latest_metrics_are_shown_to_prometheus(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    monkeypatch.setenv("ALBERT_METRICS_PORT", str(port))
+    endpoint = MetricsEndpoint.of_environment("abc")
+    assert endpoint is not None
+    endpoint.show(5, {"held_out/masked_lm_loss": 3.0})
+    endpoint.show(10, {"held_out/masked_lm_loss": 2.5})
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    assert 'albert_held_out_masked_lm_loss{run="abc"} 2.5' in lines
+    assert 'albert_step{run="abc"} 10.0' in lines
+    assert MetricsEndpoint.of_environment("def") is None
+    assert f"no metrics at 127.0.0.1:{port}" in caplog.text
+    endpoint.close()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
+
+
+def test_without_a_port_there_is_no_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ALBERT_METRICS_PORT", raising=False)
+    assert MetricsEndpoint.of_environment("abc") is None
+    monkeypatch.setenv("ALBERT_METRICS_PORT", "many")
+    with pytest.raises(ConfigError, match="must be a number"):
+        MetricsEndpoint.of_environment("abc")
+
+
+def test_the_machine_is_measured_by_the_names_of_mlflow() -> None:
+    found = SystemMetrics().measure()
+    assert 0 < found["system/system_memory_usage_percentage"] <= 100
+    assert found["system/cpu_utilization_percentage"] >= 0

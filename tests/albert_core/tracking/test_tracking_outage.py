@@ -1,4 +1,4 @@
-"""A tracking server that is away loses nothing and gets nothing twice: a real one at a gate."""
+"""A tracking server that fails for a while loses nothing and gets nothing twice: a real one."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ LOGGING_PROCESS = """
 import sys, time
 from albert_core.tracking import run as tracking
 
-tracking.AWAY_SECONDS = 1.0
+tracking.UNAVAILABLE_SECONDS = 1.0
 work, folder, name = sys.argv[1:]
 run = tracking.TrackedRun(work, folder, name)
 run.log_params({"model": {"hidden_size": 4}})
@@ -39,26 +39,20 @@ run.finish("FINISHED")
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
-    with MlflowServer(tmp_path_factory.mktemp("mlflow-server")) as server:
-        yield server
-
-
 @pytest.fixture
-def gate(server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    gate = Gate(server.port)
+def gate(mlflow_server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(mlflow_server.port)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", gate.url)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     monkeypatch.setattr(tracked_run_module, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(tracked_run_module, "AWAY_SECONDS", 4.0)
+    monkeypatch.setattr(tracked_run_module, "UNAVAILABLE_SECONDS", 4.0)
     yield gate
     gate.close()
 
 
 @pytest.fixture
-def client(server: MlflowServer) -> MlflowClient:
-    return MlflowClient(server.url)
+def client(mlflow_server: MlflowServer) -> MlflowClient:
+    return MlflowClient(mlflow_server.url)
 
 
 def points(client: MlflowClient, run_id: str | None, name: str = "loss") -> list[tuple[int, float]]:
@@ -84,6 +78,15 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 
 def run_of(client: MlflowClient, folder: str) -> Run:
     return client.get_run(storage.read_bytes(f"{folder}/{RUN_ID}").decode())
+
+
+def journal_of(gate: Gate, work: str, folder: str, num_steps: int) -> Journal:
+    """Return the journal that a killed process leaves, open."""
+    header = {"server": gate.url, "folder": folder, "name": "killed", "tags": {}}
+    journal = Journal.begin(work, folder, header)
+    for step in range(num_steps):
+        journal.append({"metrics": {"loss": float(step)}, "step": step})
+    return journal
 
 
 def test_points_of_an_outage_arrive_afterwards_in_order_and_with_their_times(
@@ -113,7 +116,7 @@ def test_points_of_an_outage_arrive_afterwards_in_order_and_with_their_times(
     assert journals_of(work) == []
 
 
-def test_a_server_that_is_still_away_at_the_end_gets_all_from_the_next_run(
+def test_a_server_that_does_not_answer_at_the_end_gets_all_from_the_next_run(
     tmp_path: Path, gate: Gate, client: MlflowClient
 ) -> None:
     work, folder = str(tmp_path), f"{tmp_path}/pretraining/b"
@@ -127,7 +130,7 @@ def test_a_server_that_is_still_away_at_the_end_gets_all_from_the_next_run(
     )
     ended = time.time()
     [journal] = journals_of(work)
-    assert f"is away: 104 entries of this run wait in {journal}" in done.stderr
+    assert f"is unavailable: 104 entries of this run wait in {journal}" in done.stderr
     gate.is_shut = False
     with TrackedRun(work, f"{tmp_path}/finetuning/c", "next"):
         wait_until(lambda: not journal.exists())
@@ -145,7 +148,7 @@ def test_a_run_killed_in_an_outage_is_whole_after_the_resume(
 ) -> None:
     work, folder = str(tmp_path), f"{tmp_path}/pretraining/d"
     gate.is_shut = True
-    kill_when(work, folder, lambda: True)
+    journal_of(gate, work, folder, 100).close()
     run = TrackedRun(work, folder, "killed")
     log(run, 80, 120)  # from its checkpoint on
     assert run.run_id is None
@@ -165,7 +168,12 @@ def test_a_run_whose_process_is_gone_is_ended_as_killed(
         assert "0 sent, 1 of living processes" in send_journals(work)
         return storage.exists(f"{folder}/{RUN_ID}")
 
-    kill_when(work, folder, is_left_to_its_process)
+    command = [sys.executable, "-c", LOGGING_PROCESS, work, folder, "killed"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "logged\n"
+        wait_until(is_left_to_its_process)
+        process.send_signal(signal.SIGKILL)
     gate.is_shut = True
     with pytest.raises(OutageError, match="does not answer"):
         send_journals(work)
@@ -174,16 +182,6 @@ def test_a_run_whose_process_is_gone_is_ended_as_killed(
     found = run_of(client, folder)
     assert found.info.status == "KILLED"
     assert points(client, found.info.run_id) == expected(0, 100)
-
-
-def kill_when(work: str, folder: str, is_time: Callable[[], bool]) -> None:
-    """Log in a process that is killed when all is logged and it is time."""
-    command = [sys.executable, "-c", LOGGING_PROCESS, work, folder, "killed"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "logged\n"
-        wait_until(is_time)
-        process.send_signal(signal.SIGKILL)
 
 
 @pytest.mark.parametrize("request_path", ["runs/create", "runs/log-batch"])
@@ -216,8 +214,9 @@ def test_a_journal_without_a_header_holds_up_no_other(
     tmp_path: Path, gate: Gate, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work, folder = str(tmp_path), f"{tmp_path}/pretraining/j"
-    kill_when(work, folder, lambda: True)
-    [left] = journals_of(work)
+    journal = journal_of(gate, work, folder, 3)
+    journal.close()
+    left = journal.path
     begun = left.with_suffix(".tmp")
     begun.touch()  # of a process that was killed as it began
     (left.parent / "1-host-2~pretraining-a.jsonl").touch()
@@ -234,10 +233,7 @@ def test_a_journal_that_comes_late_adds_its_points_and_ends_nothing(
     tmp_path: Path, gate: Gate, client: MlflowClient
 ) -> None:
     work, folder = str(tmp_path), f"{tmp_path}/pretraining/k"
-    header = {"server": gate.url, "folder": folder, "name": "late", "tags": {}}
-    late = Journal.begin(f"{work}/another-machine", folder, header)
-    for step in range(5):
-        late.append({"metrics": {"loss": float(step)}, "step": step})
+    late = journal_of(gate, f"{work}/another-machine", folder, 5)
     run = TrackedRun(work, folder, "late")
     log(run, 3, 10)
     run.finish("FINISHED")

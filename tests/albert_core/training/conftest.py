@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from albert_core.training import pretrain, pretraining
+from albert_core.training import pretraining
 from albert_core.training.step import TrainState, Update, train_step
-from tests.albert_core.training_runs import MODEL, TRAINING, make_days
+from tests.albert_core.training_runs import make_days, train
 
 AroundStep = Callable[[Callable[[TrainState], None]], None]
 
@@ -26,7 +26,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def uninterrupted(examples: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The manifest of a run from the first update to the last."""
-    return pretrain.run(MODEL, TRAINING, examples, str(tmp_path_factory.mktemp("whole")))
+    return train(examples, tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture

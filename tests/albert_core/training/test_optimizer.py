@@ -1,4 +1,3 @@
-import io
 from typing import Literal
 
 import numpy as np
@@ -9,8 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from albert_core.config import Schedule
-from albert_core.training.optimizer import build_optimizer, learning_rate_at
-from albert_core.training.run_log import trust_ratios
+from albert_core.training.optimizer import build_optimizer, clip, learning_rate_at
 
 KINDS: list[Literal["lamb", "adamw"]] = ["lamb", "adamw"]
 RATE, DECAY = 0.01, 0.1
@@ -61,21 +59,6 @@ def test_updates_are_those_of_the_plain_formula(kind: Literal["lamb", "adamw"]) 
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_lamb_moves_a_matrix_by_its_length_times_the_rate_however_large_the_gradient() -> None:
-    model = toy_model()
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    optimizer = build_optimizer(model, "lamb", RATE, DECAY)
-    set_gradients(model, 0)
-    for parameter in model.parameters():
-        assert parameter.grad is not None
-        parameter.grad *= 1000
-    optimizer.step()
-    for start, parameter in zip(before, model.parameters(), strict=True):
-        if parameter.ndim > 1:
-            moved = (parameter - start).norm().item()
-            assert moved == pytest.approx(RATE * start.norm().item(), rel=1e-4)
-
-
 def test_lamb_leaves_the_update_as_it_is_where_the_weights_are_zero() -> None:
     model = nn.Linear(3, 2, bias=False)
     nn.init.zeros_(model.weight)
@@ -93,47 +76,31 @@ def test_a_parameter_without_gradient_stays(kind: Literal["lamb", "adamw"]) -> N
     assert all(map(torch.equal, before, model.parameters()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_goes_on_from_a_saved_state_as_if_never_stopped(kind: Literal["lamb", "adamw"]) -> None:
-    model, copy = toy_model(), toy_model()
-    optimizer = build_optimizer(model, kind, RATE, DECAY)
-    for step in range(3):
-        set_gradients(model, step)
-        optimizer.step()
-    file = io.BytesIO()
-    torch.save([model.state_dict(), optimizer.state_dict()], file)
-    file.seek(0)
-    weights, state = torch.load(file, weights_only=True)
-    resumed = build_optimizer(copy, kind, 99.0, 99.0)
-    copy.load_state_dict(weights)
-    resumed.load_state_dict(state)
-    for each, its_optimizer in ((model, optimizer), (copy, resumed)):
-        set_gradients(each, 3)
-        its_optimizer.step()
-    assert all(map(torch.equal, model.parameters(), copy.parameters()))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_trust_ratios_are_those_of_the_matrices(kind: Literal["lamb", "adamw"]) -> None:
+def test_trust_ratios_are_those_of_the_matrices() -> None:
     model = toy_model()
-    optimizer = build_optimizer(model, kind, RATE, DECAY)
-    assert trust_ratios(optimizer) == {}
+    optimizer = build_optimizer(model, "lamb", RATE, DECAY)
+    assert optimizer.trust_ratios is None
     set_gradients(model, 0)
-    weights = [p.detach().clone() for p in model.parameters() if p.ndim > 1]
-    gradients = [p.grad for p in model.parameters() if p.ndim > 1]
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    weights = [p.detach().clone() for p in matrices]
     optimizer.step()
-    if kind == "adamw":
-        assert trust_ratios(optimizer) == {}
-        return
     ratios = []
-    for weight, gradient in zip(weights, gradients, strict=True):
-        assert gradient is not None
-        update = 0.1 * gradient / ((0.001 * gradient**2).sqrt() + 1e-6) + DECAY * weight
+    for weight, matrix in zip(weights, matrices, strict=True):
+        assert matrix.grad is not None
+        update = 0.1 * matrix.grad / ((0.001 * matrix.grad**2).sqrt() + 1e-6) + DECAY * weight
         ratios.append(float(weight.norm() / update.norm()))
-    found = trust_ratios(optimizer)
-    assert found["trust_ratio_min"] == pytest.approx(min(ratios), rel=1e-5)
-    assert found["trust_ratio_mean"] == pytest.approx(sum(ratios) / len(ratios), rel=1e-5)
-    assert found["trust_ratio_max"] == pytest.approx(max(ratios), rel=1e-5)
+    assert optimizer.trust_ratios is not None
+    assert optimizer.trust_ratios.tolist() == pytest.approx(ratios, rel=1e-5)
+
+
+@pytest.mark.parametrize(("norm", "factor"), [(0.5, 1.0), (4.0, 0.25)])
+def test_gradients_are_scaled_down_to_the_norm_allowed_and_never_up(
+    norm: float, factor: float
+) -> None:
+    gradients = [torch.ones(2, 3), torch.full((4,), 2.0)]
+    clip(gradients, torch.tensor(norm), 1.0)
+    assert gradients[0].unique().tolist() == [factor]
+    assert gradients[1].unique().tolist() == [2 * factor]
 
 
 def test_learning_rate_of_the_reference() -> None:

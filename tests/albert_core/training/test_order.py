@@ -12,16 +12,11 @@ from albert_core.training.order import deal_update, example_order, padded_length
 SEEDS = st.integers(0, 2**63 - 1)
 
 
-@given(st.integers(1, 3000), SEEDS)
-def test_every_number_has_its_own_place(size: int, seed: int) -> None:
-    places = permute(np.arange(size), size, seed)
+@pytest.mark.parametrize("size", [*range(1, 18), 100, 255, 256, 257, 1025, 65_537])
+def test_every_number_has_its_own_place(size: int) -> None:
+    places = permute(np.arange(size), size, 1)
     assert places.dtype == np.int64
     assert np.array_equal(np.sort(places), np.arange(size))
-
-
-@pytest.mark.parametrize("size", [*range(1, 18), 255, 256, 257, 1023, 1024, 1025, 65_537])
-def test_every_number_has_its_own_place_at_powers_of_two_and_next_to_them(size: int) -> None:
-    assert np.array_equal(np.sort(permute(np.arange(size), size, 1)), np.arange(size))
 
 
 @given(st.integers(1, 2**40), SEEDS, st.lists(st.integers(0), max_size=20))
@@ -50,12 +45,6 @@ def test_golden_order() -> None:
     assert example_order(95, 10, 100, 12345).tolist() == [22, 51, 9, 3, 59, 60, 2, 14, 64, 80]
 
 
-@given(st.integers(1, 50), st.integers(0, 5), SEEDS)
-def test_every_epoch_visits_each_example_once(num_examples: int, epoch: int, seed: int) -> None:
-    order = example_order(epoch * num_examples, num_examples, num_examples, seed)
-    assert sorted(order.tolist()) == list(range(num_examples))
-
-
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     orders = {
         tuple(example_order(epoch * 100, 100, 100, seed)) for epoch in range(5) for seed in range(5)
@@ -76,14 +65,16 @@ def test_slices_of_any_size_make_one_sequence(
     assert np.concatenate([np.empty(0, np.int64), *parts]).tolist() == whole.tolist()
 
 
-@given(st.integers(1, 40), st.integers(0, 10**12), st.integers(0, 100), SEEDS)
+@given(st.integers(1, 40), st.integers(0, 10**11), st.integers(0, 39), st.integers(0, 100), SEEDS)
 def test_anywhere_in_a_run_examples_are_visited_equally_often(
-    num_examples: int, first: int, count: int, seed: int
+    num_examples: int, epoch: int, within: int, count: int, seed: int
 ) -> None:
+    first = epoch * num_examples + within
     visits = Counter(example_order(first, count, num_examples, seed).tolist())
-    most = max(visits.values(), default=0)
-    assert most <= count // num_examples + 2
+    assert max(visits.values(), default=0) <= count // num_examples + 2
     assert sum(visits.values()) == count
+    if first % num_examples == 0 and count >= num_examples:
+        assert len(visits) == num_examples
 
 
 # An update's examples, dealt to ranks and micro-batches
@@ -102,29 +93,16 @@ def deal(lengths: list[int], world_size: int, max_padded_pieces: int) -> list[li
 
 
 @given(LENGTHS, WORLD_SIZES, BUDGETS)
-def test_every_example_of_an_update_is_dealt_once(
-    lengths: list[int], world_size: int, budget: int
-) -> None:
-    dealt = [int(i) for rank in deal(lengths, world_size, budget) for part in rank for i in part]
-    assert sorted(dealt) == list(range(len(lengths)))
-
-
-@given(LENGTHS, WORLD_SIZES, BUDGETS)
-def test_ranks_have_equally_many_examples_and_nearly_as_many_pieces(
-    lengths: list[int], world_size: int, budget: int
-) -> None:
-    places = [np.concatenate(parts) for parts in deal(lengths, world_size, budget)]
-    counts = [len(of_rank) for of_rank in places]
-    pieces = [int(np.array(lengths)[of_rank].sum()) for of_rank in places]
-    assert max(counts) - min(counts) <= 1
-    assert max(pieces) - min(pieces) <= max(lengths)
-
-
-@given(LENGTHS, WORLD_SIZES, BUDGETS)
-def test_ranks_have_the_same_number_of_micro_batches_and_none_is_empty(
+def test_every_example_is_dealt_once_and_ranks_have_nearly_equal_parts(
     lengths: list[int], world_size: int, budget: int
 ) -> None:
     ranks = deal(lengths, world_size, budget)
+    dealt = [np.concatenate(parts) for parts in ranks]
+    assert sorted(np.concatenate(dealt).tolist()) == list(range(len(lengths)))
+    counts = [len(places) for places in dealt]
+    pieces = [int(np.array(lengths)[places].sum()) for places in dealt]
+    assert max(counts) - min(counts) <= 1
+    assert max(pieces) - min(pieces) <= max(lengths)
     assert len({len(parts) for parts in ranks}) == 1
     for same_place in zip(*ranks, strict=True):
         sizes = [len(part) for part in same_place]

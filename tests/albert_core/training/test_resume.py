@@ -5,16 +5,21 @@ import os
 from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 
+from albert_core.checkpoint import load_newest
 from albert_core.config import TrainingSettings
+from albert_core.stage import lock
 from albert_core.stage.command import RUN_AGAIN_STATUS
 from albert_core.stage.manifest import read_manifest
+from albert_core.stage.results import PretrainingResult
 from albert_core.text.seeds import derive_seed
-from albert_core.training import pretrain
+from albert_core.training import pretrain, pretraining
 from albert_core.training.order import example_order
+from albert_core.training.preemption import RunAgain
 from albert_core.training.shards import ExampleShards
 from tests.albert_core.training_runs import (
     MODEL,
@@ -23,20 +28,17 @@ from tests.albert_core.training_runs import (
     weights_of,
     with_settings,
 )
-from tests.albert_core.training_with_faults import names_of
+from tests.albert_core.training_with_faults import names_of, step_with
 
 NUM_KILLS = int(os.environ.get("ALBERT_TEST_KILLS", "50"))
-"""Of the long tests: ``ALBERT_TEST_KILLS=50 make test ARGS='-m slow -k resume'``."""
 
 
-def expected_names(examples: str, num_steps: int, batch_size: int) -> list[list[str]]:
+def expected_names(examples: str, num_steps: int, batch_size: int) -> list[Counter[str]]:
     """Return the names of the examples of each update, in the run's order."""
-    shards = ExampleShards(examples, "train")
-    seed = derive_seed(TRAINING.seed, "order")
-    return [
-        names_of(shards.batch(example_order(step * batch_size, batch_size, len(shards), seed)))
-        for step in range(num_steps)
-    ]
+    shards, seed = ExampleShards(examples, "train"), derive_seed(TRAINING.seed, "order")
+    order = example_order(0, num_steps * batch_size, len(shards), seed)
+    updates = order.reshape(num_steps, batch_size)
+    return [Counter(names_of(shards.rows(numbers).batch())) for numbers in updates]
 
 
 def seen_by_update(folder: Path) -> dict[tuple[int, int], dict[int, list[str]]]:
@@ -55,15 +57,60 @@ def seen_by_update(folder: Path) -> dict[tuple[int, int], dict[int, list[str]]]:
     return seen
 
 
-def assert_each_example_came_once(folder: Path, expected: list[list[str]]) -> None:
+def assert_each_example_came_once(folder: Path, expected: list[Counter[str]]) -> None:
     """Check every update that was finished, on any number of ranks, against the run's order."""
     done: set[int] = set()
     for (step, world_size), ranks in seen_by_update(folder).items():
         if len(ranks) == world_size:  # else it was killed before the last rank had its part
             names = Counter(name for part in ranks.values() for name in part)
-            assert names == Counter(expected[step]), f"update {step} on {world_size} ranks"
+            assert names == expected[step], f"update {step} on {world_size} ranks"
             done.add(step)
     assert done == set(range(len(expected)))
+
+
+@pytest.mark.slow
+def test_a_run_killed_on_two_ranks_stopped_on_one_and_finished_on_two_is_the_run_itself(
+    examples: str, uninterrupted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the first two ranks its state is whole, on the last two it is sharded."""
+    (tmp_path / "seen").mkdir()
+    faults: dict[str, Any] = {"seen": str(tmp_path / "seen")}
+    killed = faults | {"bad_rank": 1, "kill_step": 6}
+    done = run_with_faults(tmp_path, with_settings(micro_batch_size=3), examples, 2, killed)
+    assert done.returncode == RUN_AGAIN_STATUS, done.stdout + done.stderr
+    assert "rank 1 was killed by signal 9" in done.stdout
+    monkeypatch.setattr(pretraining, "train_step", step_with(faults | {"stop_step": 8}))
+    with pytest.raises(RunAgain):
+        pretrain.run(MODEL, TRAINING, examples, str(tmp_path / "work"))
+    lock.release_all()  # as the end of this process would
+    done = run_with_faults(tmp_path, with_settings(shard_state=True), examples, 2, faults)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_each_example_came_once(tmp_path / "seen", expected_names(examples, 12, 8))
+
+    (path,) = (tmp_path / "work" / "pretraining").glob("*/manifest.json")
+    assert path.parent.name == Path(uninterrupted).parent.name  # the same key
+    close: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-3}
+    torch.testing.assert_close(weights_of(str(path)), weights_of(uninterrupted), **close)
+    content = read_manifest(examples).content
+    states = [
+        load_newest(f"{Path(uri).parent}/checkpoints", content) for uri in (path, uninterrupted)
+    ]
+    found, expected = (state and state[0] for state in states)
+    torch.testing.assert_close(found, expected, **close)
+    one, two = (
+        read_manifest(str(uri)).result_as(PretrainingResult) for uri in (uninterrupted, path)
+    )
+    assert two.num_parameters == one.num_parameters
+    for ours, theirs in ((one.before, two.before), (one.after, two.after)):
+        values = {name: score.value for name, score in ours.items()}
+        assert {name: score.value for name, score in theirs.items()} == pytest.approx(
+            values, abs=0.01
+        )
+
+
+many_kills = pytest.mark.skipif(
+    "ALBERT_TEST_KILLS" not in os.environ, reason="many minutes: set ALBERT_TEST_KILLS=50"
+)
 
 
 def kill_and_resume(
@@ -95,16 +142,13 @@ def kill_and_resume(
         cut = settings.model_copy(update={"micro_batch_size": size})
         done = run_with_faults(folder, cut, examples, num_ranks, faults)
         assert done.returncode == (-9 if num_ranks == 1 else RUN_AGAIN_STATUS), done.stdout
-        if num_ranks > 1:
-            assert f"rank {faults['bad_rank']} was killed by signal 9" in done.stdout
         names = [path.parent.name for path in folder.rglob("checkpoint.json")]
         reached = max((int(name.removeprefix("step-")) for name in names), default=0)
-    faults = {"seen": str(folder / "seen")}
-    done = run_with_faults(folder, settings, examples, 1, faults)
+    done = run_with_faults(folder, settings, examples, 1, {"seen": str(folder / "seen")})
     assert done.returncode == 0, done.stdout + done.stderr
-    manifest = done.stdout.strip().splitlines()[-1].removeprefix("manifest: ")
     expected = expected_names(examples, num_steps, settings.batch_size)
     assert_each_example_came_once(folder / "seen", expected)
+    manifest = done.stdout.strip().splitlines()[-1].removeprefix("manifest: ")
     account = read_manifest(manifest).account("examples trained on")
     assert account.total == account.kept == num_steps * settings.batch_size
     return manifest
@@ -115,20 +159,6 @@ def settings_of(num_steps: int) -> TrainingSettings:
     return with_settings(
         num_steps=num_steps, checkpoint_steps=2, log_steps=5, evaluation_steps=num_steps
     )
-
-
-def test_a_run_killed_on_two_ranks_and_resumed_on_one_sees_each_example_once(
-    examples: str, tmp_path: Path
-) -> None:
-    manifest = kill_and_resume(tmp_path, examples, settings_of(14), num_kills=1, moves=True)
-    whole = pretrain.run(MODEL, settings_of(14), examples, str(tmp_path / "whole"))
-    assert Path(whole).parent.name == Path(manifest).parent.name  # the same key
-    torch.testing.assert_close(weights_of(manifest), weights_of(whole), rtol=1e-2, atol=1e-3)
-
-
-many_kills = pytest.mark.skipif(
-    "ALBERT_TEST_KILLS" not in os.environ, reason="many minutes: set ALBERT_TEST_KILLS=50"
-)
 
 
 @many_kills

@@ -75,13 +75,11 @@ def test_the_peak_of_a_cpu_is_what_its_products_reach(examples: ExampleShards) -
     peak = measured_peak_flops("float32")
     assert MEASURING_SECONDS <= time.perf_counter() - began < MEASURING_SECONDS + 5
     one = torch.randn(1024, 1024)
-    rates = []
-    for _ in range(20):
-        began = time.process_time()
+    began = time.process_time()
+    for _ in range(10):
         _ = one @ one
-        seconds = (time.process_time() - began) / torch.get_num_threads()
-        rates.append(2 * 1024**3 / seconds)
-    assert 0.3 < peak / max(rates) < 3
+    seconds = (time.process_time() - began) / torch.get_num_threads()
+    assert 0.3 < peak / (10 * 2 * 1024**3 / seconds) < 3
     expected = expected_speed(MODEL, TRAINING, examples, ALONE)
     assert expected.peak_flops is not None
     assert expected.peak_source == "measured at the start"

@@ -8,12 +8,26 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from albert_core.stage.errors import IntegrityError, TrainingError
+from albert_core.config import TrainingSettings
+from albert_core.model.albert import AlbertForPretraining
+from albert_core.model.attention import lengths_of
+from albert_core.model.execution import IGNORED
+from albert_core.stage.errors import IntegrityError, ShapeError, TrainingError
 from albert_core.text.records import CLS, EXAMPLE_SCHEMA, MASK, SEP
-from albert_core.training.shards import ExampleShards, Rows
+from albert_core.training.loader import UpdateLoader
+from albert_core.training.optimizer import build_optimizer
+from albert_core.training.ranks import ALONE, Ranks
+from albert_core.training.shards import Batch, BatchShape, ExampleShards, Rows, UpdateBatch
+from albert_core.training.step import TrainState, train_step
 from tests.albert_core import made_examples
-from tests.albert_core.made_examples import assert_equal
+from tests.albert_core.made_examples import assert_equal, sizes_of
+from tests.albert_core.tiny_model import tiny_settings
+from tests.albert_core.tiny_vocab import tiny_vocab
+from tests.made_results import made_result
+
+LENGTH = 61
 
 
 def example(number: int, num_pieces: int) -> dict[str, Any]:
@@ -38,7 +52,7 @@ EXAMPLES = [example(number, num_pieces) for number, num_pieces in enumerate([6, 
 def write_examples(work: str, shards: Sequence[Sequence[dict[str, Any]]], **options: Any) -> str:
     """Write ``shards`` of training examples below ``work``; return their manifest's URI."""
     tables = [pa.Table.from_pylist(list(rows), schema=EXAMPLE_SCHEMA) for rows in shards]
-    return made_examples.write_examples(work, tables, {}, {}, **options)
+    return made_examples.write_examples(work, tables, {}, made_result("examples"), **options)
 
 
 @pytest.fixture
@@ -50,83 +64,53 @@ def examples(tmp_path: Path) -> ExampleShards:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> ExampleShards:
-    """Three hundred random examples in three shards."""
-    uri = made_examples.made_examples(str(tmp_path_factory.mktemp("many")), 300, 40)
+    """Forty random examples in three shards."""
+    uri = made_examples.made_examples(str(tmp_path_factory.mktemp("many")), 40, LENGTH)
     return ExampleShards(uri, "train")
 
 
-# Batches
+# Packed batches
 
 
 def test_examples_are_numbered_through_all_shards(examples: ExampleShards) -> None:
     assert len(examples) == 5
     for number, row in enumerate(EXAMPLES):
-        assert examples.batch(np.array([number])).input_ids.tolist() == row["input_ids"]
-
-
-def test_sequences_lie_end_to_end(examples: ExampleShards) -> None:
-    batch = examples.batch(np.array([1, 0, 0]))
-    nine = [CLS, MASK, 11, 11, 11, 11, SEP, 9, SEP]
-    six = [CLS, MASK, 10, SEP, 9, SEP]
-    assert batch.input_ids.tolist() == nine + six + six
-    assert batch.token_type_ids.tolist() == [0] * 7 + [1, 1] + ([0] * 4 + [1, 1]) * 2
-    assert batch.runs == ((1, 9), (2, 6))
-    assert batch.first_positions.tolist() == [0, 9, 15]
-    assert batch.masked_lm_positions.tolist() == [1, 7, 10, 16]
-    assert batch.masked_lm_labels.tolist() == [21, 9, 20, 20]
-    assert batch.sentence_order_labels.tolist() == [1, 0, 0]
-    assert batch.num_sequences == 3
-    assert batch.num_pieces == 21
-    assert batch.sum_of_squares == 81 + 36 + 36
-
-
-def test_a_batch_has_the_types_it_says(examples: ExampleShards) -> None:
-    batch = examples.batch(np.array([0, 1])).to(torch.device("cpu"))
-    for ints in (
-        *(batch.input_ids, batch.token_type_ids, batch.masked_lm_positions),
-        *(batch.masked_lm_labels, batch.sentence_order_labels, batch.first_positions),
-    ):
-        assert ints.dtype == torch.int64
-
-
-@given(numbers=st.lists(st.integers(0, 4), min_size=1, max_size=8))
-@settings(max_examples=20)
-def test_an_example_is_the_same_in_every_batch(numbers: list[int]) -> None:
-    uri = write_examples("memory://data", [EXAMPLES[:3], EXAMPLES[3:]])
-    examples = ExampleShards(uri, "train")
-    together = examples.batch(np.array(numbers))
-    begin = 0
-    for number in numbers:
-        alone = examples.batch(np.array([number]))
-        end = begin + alone.num_pieces
-        assert torch.equal(together.input_ids[begin:end], alone.input_ids)
-        assert torch.equal(together.token_type_ids[begin:end], alone.token_type_ids)
-        of_it = (together.masked_lm_positions >= begin) & (together.masked_lm_positions < end)
-        assert torch.equal(together.masked_lm_positions[of_it] - begin, alone.masked_lm_positions)
-        assert torch.equal(together.masked_lm_labels[of_it], alone.masked_lm_labels)
-        begin = end
-    assert begin == together.num_pieces
-
-
-def test_every_example_knows_its_document(examples: ExampleShards) -> None:
+        assert examples.rows(np.array([number])).input_ids.tolist() == row["input_ids"]
     assert examples.document_ids() == ["d0", "d0", "d1", "d1", "d2"]
 
 
-def test_sizes_are_known_without_the_rows(many: ExampleShards) -> None:
-    numbers = np.random.default_rng(0).integers(0, len(many), 100)
-    lengths, num_predictions = many.sizes(numbers)
-    rows = many.rows(numbers)
-    assert lengths.tolist() == rows.lengths.tolist()
-    assert num_predictions.tolist() == rows.num_predictions.tolist()
+def test_sequences_lie_end_to_end(examples: ExampleShards) -> None:
+    batch = examples.rows(np.array([1, 0, 0])).batch().to(torch.device("cpu"))
+    nine = [CLS, MASK, 11, 11, 11, 11, SEP, 9, SEP]
+    six = [CLS, MASK, 10, SEP, 9, SEP]
+    assert batch.runs == ((1, 9), (2, 6))
+    for found, expected in (
+        (batch.input_ids, nine + six + six),
+        (batch.token_type_ids, [0] * 7 + [1, 1] + ([0] * 4 + [1, 1]) * 2),
+        (batch.first_positions, [0, 9, 15]),
+        (batch.masked_lm_positions, [1, 7, 10, 16]),
+        (batch.masked_lm_labels, [21, 9, 20, 20]),
+        (batch.sentence_order_labels, [1, 0, 0]),
+    ):
+        assert found.dtype == torch.int64
+        assert found.tolist() == expected
+    assert (batch.num_sequences, batch.num_pieces) == (3, 21)
 
 
 # Rows
 
 
-def test_rows_come_in_the_order_asked_for_from_all_shards(many: ExampleShards) -> None:
-    numbers = np.random.default_rng(1).integers(0, len(many), 50)
-    one_by_one = Rows.join([many.rows(numbers[i : i + 1]) for i in range(len(numbers))])
-    assert_equal(many.rows(numbers).batch(), one_by_one.batch())
+@given(numbers=st.lists(st.integers(0, 39), min_size=1, max_size=30))
+@settings(max_examples=30, deadline=None)
+def test_rows_come_in_the_order_asked_for_from_all_shards(
+    many: ExampleShards, numbers: list[int]
+) -> None:
+    one_by_one = Rows.join([many.rows(np.array([number])) for number in numbers])
+    together = many.rows(np.array(numbers))
+    assert_equal(together.batch(), one_by_one.batch())
+    lengths, num_predictions = many.sizes(np.array(numbers))
+    assert lengths.tolist() == together.lengths.tolist()
+    assert num_predictions.tolist() == together.num_predictions.tolist()
 
 
 @given(cuts=st.lists(st.integers(0, 20), max_size=4))
@@ -136,13 +120,6 @@ def test_rows_that_were_split_join_to_what_they_were(many: ExampleShards, cuts: 
     parts = list(rows.split([*sorted(cuts), 20]))
     assert [len(part) for part in parts] == np.diff([0, *sorted(cuts), 20]).tolist()
     assert_equal(Rows.join(parts).batch(), rows.batch())
-
-
-@given(places=st.lists(st.integers(0, 19), min_size=1, max_size=30))
-@settings(max_examples=20)
-def test_rows_taken_of_rows_are_those_of_the_shards(many: ExampleShards, places: list[int]) -> None:
-    taken = many.rows(np.arange(100, 120)).take(np.array(places))
-    assert_equal(taken.batch(), many.batch(100 + np.array(places)))
 
 
 def test_labels_put_back_give_the_pieces_before_masking(examples: ExampleShards) -> None:
@@ -163,7 +140,8 @@ def test_how_a_shard_is_written_does_not_change_its_examples(
 ) -> None:
     uri = write_examples(str(tmp_path / "other"), [EXAMPLES], **options)
     numbers = np.array([4, 0, 3, 1, 2, 0])
-    assert_equal(ExampleShards(uri, "train").batch(numbers), examples.batch(numbers))
+    other = ExampleShards(uri, "train").rows(numbers)
+    assert_equal(other.batch(), examples.rows(numbers).batch())
 
 
 @pytest.mark.parametrize(("compression", "is_mapped"), [(None, True), ("zstd", False)])
@@ -201,3 +179,91 @@ def test_a_corrupt_shard_is_refused(tmp_path: Path) -> None:
     shard.write_bytes(content)
     with pytest.raises(IntegrityError, match=r"train-00001.arrow has sha256 .*it changed after"):
         ExampleShards(str(uri), "train")
+
+
+# Padded batches
+
+
+class PaddingRanks(Ranks):
+    """One process whose device has a program for each shape."""
+
+    def batch_shape(self, examples: ExampleShards, num_sequences: int) -> BatchShape:
+        return examples.shape(num_sequences)
+
+
+def updates(examples: ExampleShards, ranks: Ranks) -> list[UpdateBatch]:
+    settings = TrainingSettings(batch_size=13, micro_batch_size=4, masks="fresh", seed=3)
+    with UpdateLoader(examples, settings, ranks, first_example=0, num_updates=5) as loader:
+        return [
+            UpdateBatch(sizes=update.sizes, micro_batches=list(update.micro_batches))
+            for update in loader
+        ]
+
+
+PADDING = PaddingRanks(0, 1, torch.device("cpu"))
+
+
+def gradients_of(batch: UpdateBatch) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Return the metrics of an update and its gradients, in float64."""
+    torch.manual_seed(1)
+    shape = tiny_settings(max_position_embeddings=64)
+    model = AlbertForPretraining(shape, tiny_vocab().vocab_size).double()
+    state = TrainState(model=model, optimizer=build_optimizer(model, "adamw", 1.0, 0.0))
+    found: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda p, name=name: found.update({name: p.grad.clone()})
+        )
+    unclipped = TrainingSettings(max_grad_norm=1e9)
+    return train_step(state, batch, unclipped, ALONE).metrics, found
+
+
+def test_padded_batches_have_the_losses_and_gradients_of_packed_ones(many: ExampleShards) -> None:
+    both = (updates(many, ranks) for ranks in (ALONE, PADDING))
+    for packed, padded in zip(*both, strict=True):
+        assert padded.sizes == packed.sizes
+        expected, expected_gradients = gradients_of(packed)
+        found, gradients = gradients_of(padded)
+        torch.testing.assert_close(gradients, expected_gradients, rtol=1e-10, atol=1e-13)
+        assert found == pytest.approx(expected, rel=1e-6)  # sums of float32
+
+
+def test_all_padded_batches_have_one_shape_and_are_as_many_in_each_update(
+    many: ExampleShards,
+) -> None:
+    shape = many.shape(4)
+    assert (shape.length, shape.num_predictions) == (64, round(0.15 * LENGTH))
+    batches = [list(update.micro_batches) for update in updates(many, PADDING)]
+    assert [len(update) for update in batches] == [4] * 5  # of 13, by fours
+
+    def shapes(batch: Batch) -> tuple[Any, ...]:
+        fields = (getattr(batch, name) for name in Batch.__dataclass_fields__)
+        return tuple(tuple(each.shape) for each in fields if isinstance(each, Tensor))
+
+    assert len({shapes(batch) for update in batches for batch in update}) == 1
+
+
+def test_a_row_without_an_example_has_no_label_and_sees_something(many: ExampleShards) -> None:
+    batch = many.rows(np.arange(2)).batch(many.shape(3))
+    assert lengths_of(batch.runs) == [64] * 3
+    assert batch.sentence_order_labels.tolist()[2] == IGNORED
+    assert set(batch.masked_lm_labels.view(3, -1)[2].tolist()) == {IGNORED}
+    assert batch.key_mask is not None
+    assert batch.key_mask.any(-1).all()
+
+
+@pytest.mark.parametrize("changes", [{"num_sequences": 3}, {"length": 56}, {"num_predictions": 8}])
+def test_examples_that_the_shape_does_not_hold_are_refused(
+    many: ExampleShards, changes: dict[str, int]
+) -> None:
+    shape = {"num_sequences": 4, "length": 64, "num_predictions": 10} | changes
+    with pytest.raises(ShapeError, match="more than its shape holds"):
+        many.rows(np.arange(4)).batch(BatchShape(**shape))
+
+
+def test_the_sizes_of_an_update_are_those_of_its_examples(many: ExampleShards) -> None:
+    rows = many.rows(np.arange(7))
+    sizes = sizes_of(rows)
+    assert (sizes.num_sequences, sizes.num_pieces) == (7, len(rows.input_ids))
+    assert sizes.sum_of_squares == sum(length**2 for length in rows.lengths.tolist())
+    assert sizes.num_predictions == len(rows.labels)

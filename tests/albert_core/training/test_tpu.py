@@ -6,9 +6,7 @@ Install it by infra/tpu/constraints.txt, whose head says how.
 import json
 import os
 import re
-import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from albert_core.training.devices import ranks_of_environment
 from tests.albert_core.training_runs import (
     MODEL,
     make_days,
-    recipe_file,
+    run_with_faults,
     weights_of,
     with_settings,
 )
@@ -49,20 +47,20 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_days(folder, seed=0, num_documents=300, short_seq_prob=0.4)
 
 
-def xla_environment(**variables: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd()), **variables}
+def python_with_xla(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [os.environ["ALBERT_XLA_PYTHON"], *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd()), **variables},
+        capture_output=True,
+        text=True,
+    )
 
 
 def updates(examples: str, **variables: str) -> dict[str, Any]:
     """Return what `xla_updates` prints."""
-    module = "tests.albert_core.xla_updates"
     settings = (TINY.model_dump_json(), UPDATES.model_dump_json())
-    done = subprocess.run(
-        [os.environ["ALBERT_XLA_PYTHON"], "-m", module, examples, *settings],
-        env=xla_environment(**variables),
-        capture_output=True,
-        text=True,
-    )
+    module = "tests.albert_core.xla_updates"
+    done = python_with_xla("-m", module, examples, *settings, **variables)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -114,71 +112,46 @@ def test_two_chips_share_the_work_and_have_the_losses_of_the_cpu(
 def test_a_run_on_xla_that_was_killed_resumes_to_the_same_bits(
     examples: str, tmp_path: Path
 ) -> None:
-    with_dropout = MODEL.model_copy(update={"hidden_dropout_prob": 0.1})
-    recipe = recipe_file(tmp_path, with_settings(batch_size=16), with_dropout)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    [first] = trained(start_training(recipe, examples, whole), whole)
-    process = start_training(recipe, examples, killed)
-    deadline = time.monotonic() + 300
-    while not list(killed.rglob("checkpoint.json")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert not list(killed.glob("pretraining/*/manifest.json"))
-    resumed = start_training(recipe, examples, killed)
-    [again] = trained(resumed, killed)
-    torch.testing.assert_close(weights_of(again), weights_of(first), rtol=0, atol=0)
+    weights = []
+    for statuses in ([0], [-9, 0]):
+        folder = tmp_path / str(len(statuses))
+        folder.mkdir()
+        for status in statuses:
+            faults = {"kill_step": 6} if status else {}
+            done = run_with_faults(
+                folder,
+                with_settings(batch_size=16),
+                examples,
+                faults=faults,
+                model=MODEL.model_copy(update={"hidden_dropout_prob": 0.1}),
+                python=os.environ["ALBERT_XLA_PYTHON"],
+                PYTHONPATH=str(Path.cwd()),
+                PJRT_DEVICE="CPU",
+            )
+            assert done.returncode == status, done.stdout + done.stderr
+        [manifest] = folder.glob("work/pretraining/*/manifest.json")
+        weights.append(weights_of(str(manifest)))
+    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=0)
 
 
-def start_training(recipe: str, examples: str, work: Path) -> subprocess.Popen[str]:
-    work.mkdir(exist_ok=True)
-    options = [f"--recipe={recipe}", f"--examples={examples}", f"--work={work}"]
-    return subprocess.Popen(
-        [os.environ["ALBERT_XLA_PYTHON"], "-m", "albert_core.training.pretrain", *options],
-        env=xla_environment(PJRT_DEVICE="CPU"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def trained(process: subprocess.Popen[str], work: Path) -> list[str]:
-    """Return the manifests below ``work`` when the process has ended well."""
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
-    return [str(path) for path in work.glob("pretraining/*/manifest.json")]
-
-
-@pytest.mark.parametrize("setting", ["compile", "activation_checkpointing"])
-@with_xla
-def test_what_does_not_work_on_xla_is_refused(setting: str) -> None:
-    code = (
-        "from albert_core.config import TrainingSettings as Settings; "
-        "from albert_core.training.devices import ranks_of_environment; "
-        f"ranks_of_environment().__enter__().place(None, Settings({setting}=True))"
-    )
-    refused = subprocess.run(
-        [os.environ["ALBERT_XLA_PYTHON"], "-c", code],
-        env=xla_environment(PJRT_DEVICE="CPU"),
-        capture_output=True,
-        text=True,
-    )
-    assert f"ConfigError: training.{setting} is true, but it does not work" in refused.stderr
+RANKS = "from albert_core.training.devices import ranks_of_environment as ranks; "
+PLACE = "from albert_core.config import TrainingSettings as Settings; ranks().__enter__().place"
 
 
 @with_xla
-def test_several_processes_are_refused() -> None:
-    ranks = "from albert_core.training.devices import ranks_of_environment as ranks"
-    code = f"{ranks}; ranks().__enter__()"
-    refused = subprocess.run(
-        [os.environ["ALBERT_XLA_PYTHON"], "-c", code],
-        env=xla_environment(PJRT_DEVICE="CPU", WORLD_SIZE="2"),
-        capture_output=True,
-        text=True,
-    )
-    assert "ConfigError: PJRT_DEVICE is set, and this is one of 2 processes" in refused.stderr
+@pytest.mark.parametrize(
+    ("code", "world_size", "message"),
+    [
+        *(
+            (f"{PLACE}(None, Settings({name}=True))", "1", f"training.{name} is true, but it does")
+            for name in ("compile", "activation_checkpointing")
+        ),
+        ("ranks().__enter__()", "2", "PJRT_DEVICE is set, and this is one of 2 processes"),
+    ],
+)
+def test_what_does_not_work_on_xla_is_refused(code: str, world_size: str, message: str) -> None:
+    refused = python_with_xla("-c", RANKS + code, PJRT_DEVICE="CPU", WORLD_SIZE=world_size)
+    assert f"ConfigError: {message}" in refused.stderr
 
 
 def test_without_torch_xla_the_message_says_what_to_install(

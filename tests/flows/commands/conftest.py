@@ -30,6 +30,5 @@ def copied(tiny: Tiny, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     work = str(shutil.copytree(tiny.work, tmp_path / "work", ignore=ignored))
     for file in Path(work).rglob("manifest.json"):
         file.write_text(file.read_text().replace(tiny.work, work))
-    return Tiny(
-        source, work, {n: uri.replace(tiny.work, work) for n, uri in tiny.manifests.items()}
-    )
+    manifests = {name: uri.replace(tiny.work, work) for name, uri in tiny.manifests.items()}
+    return Tiny(source, work, manifests)

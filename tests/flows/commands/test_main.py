@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +19,6 @@ COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[
 HEAVY = {"torch", "apache_beam", "mlflow", "prefect", "transformers"}
 
 
-def parameters() -> Iterator[Any]:
-    for name, command in COMMANDS.items():
-        for parameter in command.params:
-            yield pytest.param(parameter, id=f"{name}-{parameter.name}")
-
-
 def test_every_command_is_there() -> None:
     assert set(COMMANDS) == {
         *("demo", "pretrain", "refresh", "evaluate", "plan", "models", "promote", "rollback"),
@@ -33,17 +28,16 @@ def test_every_command_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_a_help_text(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_and_option_is_described(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert COMMANDS[name].help.partition("\n")[0].endswith(".")
     assert main([name, "--help"]) == 0
     assert f"Usage: albert {name}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("parameter", list(parameters()))
-def test_every_option_has_a_description(parameter: Any) -> None:
-    assert len(parameter.help) > 10
-    assert parameter.help[0].isupper() or parameter.help.startswith("models:/")
-    assert parameter.help.endswith(".")
+    for parameter in COMMANDS[name].params:
+        assert len(parameter.help) > 10, parameter.name
+        assert parameter.help[0].isupper() or parameter.help.startswith("models:/")
+        assert parameter.help.endswith("."), parameter.name
 
 
 @pytest.mark.parametrize("words", [["--help"], ["plan", "--recipe", "base"], ["plan", "--table"]])
@@ -57,14 +51,27 @@ def test_help_and_plans_need_none_of_the_heavy_libraries(words: Sequence[str]) -
     assert done.returncode == 0, done.stderr
 
 
-def test_a_wrong_option_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_services_are_started_with_the_options_that_were_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, argv: started.append(argv))
+    assert main(["serve", "--work=w", "--prefect-port=4201"]) == 0
+    assert main(["production", "--mlflow-auth", "--artifacts=memory"]) == 0
+    assert [argv[1:4] for argv in started] == [
+        ["-P", "-m", "infra.serve"],
+        ["-P", "-m", "infra.production"],
+    ]
+    assert set(started[0][4:]) == {"--work=w", "--prefect-port=4201"}
+    assert set(started[1][4:]) == {"--mlflow-auth", "--artifacts=memory"}
+
+
+def test_what_is_transient_is_status_75_a_mistake_2_and_a_defect_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan", "--hardwear", "l4"]) == 2
     assert "No such option" in capsys.readouterr().err
 
-
-def test_what_passes_is_status_75_and_a_defect_a_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     def end_with(error: Exception) -> None:
         def fail(*_: object, **__: object) -> None:
             raise error
@@ -73,28 +80,26 @@ def test_what_passes_is_status_75_and_a_defect_a_traceback(
 
     end_with(OutageError("the store is away"))
     assert main([]) == 75
+    assert capsys.readouterr().err == "error: the store is away\n"
     end_with(ConnectionResetError("by peer"))
     assert main([]) == 75
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "error: the store is away"
-    assert said[1] == "error: a server or store is away (ConnectionResetError: by peer)"
+    assert "(ConnectionResetError: by peer)" in capsys.readouterr().err
     end_with(ZeroDivisionError("a defect"))
     with pytest.raises(ZeroDivisionError):
         main([])
 
 
-@pytest.mark.parametrize("command", ["pretrain", "refresh", "evaluate"])
+def typed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": ""}
+    command = [str(ALBERT), *words, f"--work={folder / 'work'}"]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+
+
+@pytest.mark.parametrize("command", [["refresh"], ["evaluate", "models:/albert-tiny@champion"]])
 def test_a_mistake_in_a_setting_is_told_before_anything_is_started(
-    command: str, tmp_path: Any
+    command: list[str], tmp_path: Path
 ) -> None:
-    model = ["models:/albert-tiny@champion"] if command == "evaluate" else []
-    options = ["--set=training.num_steps=5", "--set", "examples.max_seq_len=64"]
-    done = subprocess.run(
-        [ALBERT, command, *model, f"--work={tmp_path / 'work'}", *options],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
+    done = typed(tmp_path, *command, "--set=training.seed=5", "--set=examples.max_seq_len=64")
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
@@ -105,12 +110,8 @@ def test_a_mistake_in_a_setting_is_told_before_anything_is_started(
 
 
 @pytest.mark.slow
-def test_a_mistake_found_by_a_stage_ends_in_one_message(tmp_path: Any) -> None:
-    environment = os.environ | {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": ""}
-    places = [f"--work={tmp_path / 'work'}", f"--source={tmp_path / 'missing.txt'}"]
-    done = subprocess.run(
-        [ALBERT, "refresh", *places], capture_output=True, text=True, env=environment, cwd=tmp_path
-    )
+def test_a_mistake_found_by_a_stage_ends_in_one_message(tmp_path: Path) -> None:
+    done = typed(tmp_path, "refresh", f"--source={tmp_path / 'missing.txt'}")
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("missing.txt") == 1

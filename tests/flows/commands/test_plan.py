@@ -79,7 +79,7 @@ def test_json_has_the_figures_of_the_text(capsys: pytest.CaptureFixture[str]) ->
     assert f"{plan['parameters']['with_heads']:,}" in text
     assert f"{plan['pieces_per_second']:,.0f}" in text
     assert f"{plan['cost_usd']:,.2f} USD" in text
-    assert f"{plan['largest_micro_batch']} x fit" in text
+    assert f"{plan['largest_micro_batch']:,} x fit" in text
     assert plan["fits"] is True
     assert plan["paper_run_with_this_batch"]["learning_rate"] == 0.00176
 

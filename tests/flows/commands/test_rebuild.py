@@ -14,6 +14,7 @@ from albert_core.stage.errors import IntegrityError, SourceError
 from albert_core.stage.lineage import PRETRAINING, Lineage, Result
 from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
 from albert_core.stage.provenance import Call, called_as
+from albert_core.stage.settings import Settings
 from flows.commands.lineage import ModelLineage, read_model_lineage
 from flows.commands.rebuild import as_text, check, rebuild
 from tests.flows.commands.test_lineage import work_folder_away
@@ -90,7 +91,7 @@ def module_of(manifest: Manifest) -> str:
 def called(module: str, plan: StagePlan, work: Path, **options: str) -> Result:
     """Return the empty result of a stage that was called by its command line."""
     with called_as(Call(module=module, recipe={}, options=options)):
-        uri = plan.write(str(work), [], [], {})
+        uri = plan.write(str(work), [], [], Settings())
     return Result(uri, read_manifest(uri))
 
 
@@ -117,19 +118,15 @@ def test_inputs_are_those_that_were_made_anew_and_the_machine_is_set_as_it_was(
 ) -> None:
     machine = {"ranks": 3, "threads": 5, "device": "cpu", "vectors": "AVX2"}
     [run] = found.lineage.of_stage(PRETRAINING)
-    run.manifest.facts["machines"] = [machine]
-    done = rebuild(found, str(tmp_path), stages.run)
-    assert done.is_equal
+    run.manifest.result["machines"] = [machine]
+    assert rebuild(found, str(tmp_path), stages.run).is_equal
     argv, environment = stages.commands["pretraining"]
     corpus = stages.then["corpus"].key[::-1]
     assert f"--corpus={tmp_path}/corpus/{corpus}/manifest.json" in stages.commands["vocab"][0]
     assert f"--work={tmp_path}" in argv
     assert "--nproc-per-node=3" in argv
-    assert environment == {
-        "MLFLOW_TRACKING_URI": "",
-        "OMP_NUM_THREADS": "5",
-        "ATEN_CPU_CAPABILITY": "avx2",
-    }
+    set_as_it_was = {"OMP_NUM_THREADS": "5", "ATEN_CPU_CAPABILITY": "avx2"}
+    assert environment == {"MLFLOW_TRACKING_URI": "", **set_as_it_was}
     recipe = next(each for each in argv if each.startswith("--recipe=")).partition("=")[2]
     assert json.loads(Path(recipe).read_text())["training"]["num_steps"] == 20
 
@@ -138,8 +135,7 @@ def test_a_list_of_results_is_one_of_those_that_were_made_anew(tmp_path: Path) -
     corpus = called("stage_0", StagePlan("corpus", {}, {}, "", {}), tmp_path)
     options = {"corpora": json.dumps([corpus.uri]), "title": "0/model"}
     vocab = called("stage_1", StagePlan("vocab", {}, {}, "", {}), tmp_path, **options)
-    found = ModelLineage("x", Lineage([vocab, corpus]))
-    into = str(tmp_path / "now")
+    found, into = ModelLineage("x", Lineage([vocab, corpus])), str(tmp_path / "now")
     stages = MadeStages(found.lineage, into)
     assert rebuild(found, into, stages.run).is_equal
     argv, _ = stages.commands["vocab"]
@@ -171,14 +167,14 @@ def test_weights_and_documents_that_differ_are_put_down_to_the_machine_and_the_s
     found: ModelLineage, stages: MadeStages, tmp_path: Path
 ) -> None:
     corpus, run = stages.then["corpus"], stages.then["pretraining"]
-    machines = [run.facts["machines"][0] | {"vectors": "DEFAULT"}]
+    machines = [run.result["machines"][0] | {"vectors": "DEFAULT"}]
     stages.changes["corpus"] = {
         "shards": with_other_shards(corpus, "documents"),
         "inputs": corpus.inputs | {"source_files": "other"},
     }
     stages.changes["pretraining"] = {
         "shards": with_other_shards(run, "model"),
-        "facts": run.facts | {"machines": machines},
+        "result": run.result | {"machines": machines},
     }
     [first, *_, last] = rebuild(found, str(tmp_path), stages.run).stages
     assert first.causes == ["its input source_files has changed"]
@@ -200,16 +196,14 @@ def test_a_registered_model_that_is_in_no_rebuilt_folder_is_told(
     assert "No rebuilt folder holds the registered model." in as_text(done)
 
 
-def test_code_and_libraries_that_are_not_as_they_were_are_told_beforehand(tmp_path: Path) -> None:
+def test_what_differs_beforehand_or_was_made_without_a_call_is_told_before_anything_is_made(
+    tmp_path: Path,
+) -> None:
     plan = StagePlan("vocab", {}, {}, "another", {"numpy": "0.1"})
-    made = called("albert_core.text.seeds", plan, tmp_path)
-    notes = check(ModelLineage("x", Lineage([made])))
+    notes = check(ModelLineage("x", Lineage([called("albert_core.text.seeds", plan, tmp_path)])))
     assert "the code differs from then" in notes[0]
     assert "numpy was 0.1 and is " in notes[1]
-
-
-def test_what_was_made_without_a_call_cannot_be_repeated(tmp_path: Path) -> None:
-    uri = StagePlan("vocab", {}, {}, "code", {}).write(str(tmp_path), [], [], {})
+    uri = StagePlan("vocab", {}, {}, "code", {}).write(str(tmp_path), [], [], Settings())
     with pytest.raises(IntegrityError, match="does not say how the stage was called"):
         check(read_model_lineage(uri, ""))
 

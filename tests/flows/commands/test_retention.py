@@ -12,6 +12,7 @@ from albert_core.stage import lock, storage
 from albert_core.stage.lineage import STAGES, place_in, read_work
 from albert_core.stage.lock import Owner
 from albert_core.stage.manifest import StagePlan, check_shard, shard_of
+from albert_core.stage.settings import Settings
 from flows.commands.main import main
 from flows.commands.retention import RetentionPlan, Rules, delete, find_entries, plan_for
 from tests.flows.tiny_way import Tiny
@@ -29,7 +30,7 @@ def write(work: str, number: int, stage: str = "corpus", **made_of: str) -> str:
     folder = made.folder(work)
     storage.write_bytes(f"{folder}/a.arrow", b"x" * (number + 1))
     storage.write_bytes(f"{folder}/begun.json", b"{}")
-    uri = made.write(work, [shard_of(f"{folder}/a.arrow", folder, "documents", 1)], [], {})
+    uri = made.write(work, [shard_of(f"{folder}/a.arrow", folder, "documents", 1)], [], Settings())
     age(folder, 400 - number)
     return uri
 
@@ -87,13 +88,16 @@ def test_a_dry_run_deletes_nothing_and_says_so(
     assert all(Path(uri).exists() for uri in uris)
 
 
-def test_the_bytes_before_are_those_kept_and_those_deleted(old: tuple[str, list[str]]) -> None:
+def test_the_bytes_before_are_those_kept_and_those_deleted(
+    old: tuple[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
     work, uris = old
     before = bytes_in(work)
-    made = planned(work, Rules(keep_newest=1))
-    delete(made, work)
-    assert made.account.total == before
-    assert 0 < made.account.kept == bytes_in(work) < before
+    options = ["--keep-newest=1", "--keep-days=0", "--delete=yes", "--json"]
+    assert main(["retention", f"--work={work}", *options]) == 0
+    told = json.loads(capsys.readouterr().out)["bytes"]
+    assert told["total"] == before == told["kept"] + told["dropped"]["not needed"]
+    assert 0 < told["kept"] == bytes_in(work) < before
     assert [Path(uri).parent.exists() for uri in uris] == [False, True, True, False, True]
 
 
@@ -174,11 +178,11 @@ def test_units_and_parts_of_the_newest_results_stay(copied: Tiny) -> None:
 def test_versions_without_an_alias_need_not_stay(
     copied: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from albert_core.registry import version_lineage
+    from albert_core.registry import versions as registry
 
-    versions = version_lineage.registered_versions(copied.work)
+    versions = registry.registered_versions(copied.work)
     without = [replace(version, aliases=()) for version in versions]
-    monkeypatch.setattr(version_lineage, "registered_versions", lambda _: without)
+    monkeypatch.setattr(registry, "registered_versions", lambda _: without)
     assert not reasons(copied.work, replace(NOTHING_NEW, registered="aliased"))
     assert reasons(copied.work)
 

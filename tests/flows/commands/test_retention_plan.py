@@ -86,7 +86,7 @@ def test_each_thing_kept_says_why() -> None:
         place_of(3): "models:/m/1 @champion is made of it",
         place_of(4): "among the newest 1 of corpus",
         place_of(5): "younger than 30 days",
-        "corpus/mine": "it is not a stage's",
+        "corpus/mine": "no stage made it",
     }
 
 

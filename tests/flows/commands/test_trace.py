@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from albert_core.registry.version_lineage import RegisteredVersion
-from albert_core.stage.command import stage_argv
+from albert_core.registry.versions import RegisteredVersion
 from albert_core.stage.lineage import place_in, read_work
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.arrow_files import read_arrow
@@ -16,7 +15,7 @@ from albert_core.training.order import example_order
 from flows.affected_versions import affected_versions, name_affected_versions
 from flows.commands.main import main
 from flows.commands.trace import Trace, as_text, first_use, trace
-from tests.flows.tiny_way import Tiny, refresh, run_in_this_process, write_source
+from tests.flows.tiny_way import Tiny, refresh, write_source
 from tests.generated_text import write_jsonl
 from tests.test_end_to_end import run_flow
 
@@ -62,9 +61,7 @@ def test_a_document_is_found_in_shard_and_row_and_in_all_that_was_made_of_it(
     assert any(place_in(tiny.manifests["pretraining"]) in each for each in how)
 
 
-def test_the_first_update_with_a_document_is_found_and_the_checkpoints_after_it(
-    tiny: Tiny,
-) -> None:
+def test_the_first_update_with_a_document_is_found_and_the_checkpoints_after_it(tiny: Tiny) -> None:
     documents = documents_of(tiny.manifests["examples"], "train")
     settings = read_manifest(tiny.manifests["pretraining"]).settings["training"]
     taken = settings["num_steps"] * settings["batch_size"]
@@ -102,9 +99,8 @@ def test_an_unknown_id_is_told(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -
     assert "No corpus, no examples and no receipt here knows this id." in capsys.readouterr().out
 
 
-def receipt_of(work: str, examples: str, recipe: str, purge: str) -> str:
-    options = {"examples": examples, "work": work, "purge": purge}
-    return run_in_this_process(stage_argv("pipelines.removal", recipe, **options), {})
+def receipt_of(made: Tiny, purge: str) -> str:
+    return made.make("receipt", "pipelines.removal", "examples", purge=purge)
 
 
 def test_a_removed_documents_receipt_names_the_versions_and_the_trace_goes_on_after_a_purge(
@@ -117,13 +113,13 @@ def test_a_removed_documents_receipt_names_the_versions_and_the_trace_goes_on_af
     left = [n for n in range(20, 40) if n != number]
     write_jsonl(copied.source / "1.jsonl", left)
     made = refresh(copied.source, copied.work)
-    uri = receipt_of(copied.work, made["examples"], made["recipe"], "no")
+    uri = receipt_of(made, "no")
     assert name_affected_versions(uri, copied.work) == [VERSION]
     receipt = json.loads(Path(uri).read_text())
     assert receipt["documents"] == [trained]
     assert receipt["registered_versions"] == {"made_of_them": [VERSION], "not_looked_through": []}
     told = Path(uri).read_bytes()
-    assert receipt_of(copied.work, made["examples"], made["recipe"], "no") == uri
+    assert receipt_of(made, "no") == uri
     name_affected_versions(uri, copied.work)
     assert Path(uri).read_bytes() == told
 
@@ -133,7 +129,7 @@ def test_a_removed_documents_receipt_names_the_versions_and_the_trace_goes_on_af
     assert {each.place for each in after.occurrences} == {e.place for e in before.occurrences}
     assert "named in removal-" in as_text(after)
 
-    assert receipt_of(copied.work, made["examples"], made["recipe"], "yes") == uri
+    assert receipt_of(made, "yes") == uri
     name_affected_versions(uri, copied.work)
     purged = trace(trained, copied.work)
     assert purged.occurrences == []
@@ -141,7 +137,7 @@ def test_a_removed_documents_receipt_names_the_versions_and_the_trace_goes_on_af
     assert purged.receipts == [uri]
     others = trace(f"1.jsonl#d{left[0]}", copied.work)
     assert others.in_newest_corpus
-    assert {place_in(made["corpus"])} == {
+    assert {place_in(made.manifests["corpus"])} == {
         each.place for each in others.occurrences if each.kind == "documents"
     }
 

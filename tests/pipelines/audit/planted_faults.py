@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,20 +13,22 @@ import pytest
 from numpy.typing import NDArray
 
 from albert_core.stage import storage
-from albert_core.stage.manifest import MANIFEST, Manifest, Shard, read_manifest, shard_of
+from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest, shard_of
 from albert_core.text import masking
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.masking import mask_examples
 from albert_core.text.records import CLS, EXAMPLE_SCHEMA, MASK, PAD, SEP, UNK
 from albert_core.text.seeds import random_bits
+from albert_core.text.tokenizer import Tokenizer
 from pipelines.examples.tfrecord import TFExample, read_tfrecord, tf_examples, write_tfrecord
 
 Ids = NDArray[np.int64]
+NONE: Ids = np.zeros(0, np.int64)
 
 
 @dataclass
 class Row:
-    """One example that can be spoiled."""
+    """One example that can be spoiled: the columns of EXAMPLE_SCHEMA, in its order."""
 
     ids: Ids
     b_start: int
@@ -33,7 +36,8 @@ class Row:
     labels: Ids
     order: int
     document: str
-    sentences: tuple[int, int]
+    first: int
+    last: int
     copy: int
 
     @property
@@ -50,125 +54,102 @@ class Row:
     def b(self) -> Ids:
         return self.unmasked[self.b_start : -1]
 
+    @property
+    def inside(self) -> Ids:
+        """The positions that are not special."""
+        return np.delete(np.arange(len(self.ids)), [0, self.b_start - 1, -1])
+
 
 Rows = list[Row]
 
 
-def read_rows(uri: str) -> Rows:
-    return [
-        Row(
-            np.array(values["input_ids"]),
-            values["segment_b_start"],
-            np.array(values["masked_lm_positions"], np.int64),
-            np.array(values["masked_lm_labels"], np.int64),
-            values["sentence_order_label"],
-            values["document_id"],
-            (values["first_sentence"], values["last_sentence"]),
-            values["copy"],
-        )
-        for values in read_arrow(uri).to_pylist()
-    ]
+def read_rows(path: Path) -> Rows:
+    def plain(value: Any) -> Any:
+        return np.array(value, np.int64) if isinstance(value, list) else value
+
+    return [Row(*map(plain, row.values())) for row in read_arrow(str(path)).to_pylist()]
 
 
 def table(rows: Rows) -> pa.Table:
-    columns: list[Any] = [
-        [row.ids for row in rows],
-        [row.b_start for row in rows],
-        [row.positions for row in rows],
-        [row.labels for row in rows],
-        [row.order for row in rows],
-        [row.document for row in rows],
-        [row.sentences[0] for row in rows],
-        [row.sentences[1] for row in rows],
-        [row.copy for row in rows],
-    ]
+    columns = zip(*(vars(row).values() for row in rows), strict=True)
     return pa.table(
-        [pa.array(c, field.type) for c, field in zip(columns, EXAMPLE_SCHEMA, strict=True)],
+        [pa.array(column, of) for column, of in zip(columns, EXAMPLE_SCHEMA.types, strict=True)],
         schema=EXAMPLE_SCHEMA,
     )
 
 
 @dataclass(frozen=True)
 class Shards:
-    """The examples of a manifest, in a folder of their own."""
+    """The examples of a manifest, and what they were made of."""
 
     folder: Path
-    vocab_size: int
-    opens_word: NDArray[np.bool_]
+    corpus: str
+    vocab: str
     max_seq_length: int
 
-    @property
-    def manifest(self) -> str:
-        return str(self.folder / MANIFEST)
+    @classmethod
+    def of(cls, examples: str, corpus: str, vocab: str) -> "Shards":
+        length = read_manifest(examples).settings["max_seq_length"]
+        return cls(Path(examples).parent, corpus, vocab, length)
 
-    def arrow(self, kind: str) -> list[str]:
-        return [s.path for s in read_manifest(self.manifest).shards_of(kind)]
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self.vocab.rpartition("/")[0])
+
+    @cached_property
+    def files(self) -> dict[str, bytes]:
+        """Name -> content of the manifest and the files that it names."""
+        names = [MANIFEST, *(shard.path for shard in self.manifest.shards)]
+        return {name: (self.folder / name).read_bytes() for name in sorted(names)}
+
+    @property
+    def manifest(self) -> Manifest:
+        return read_manifest(str(self.folder / MANIFEST))
+
+    def paths(self, kind: str) -> list[Path]:
+        return [self.folder / shard.path for shard in self.manifest.shards_of(kind)]
 
     def copied(self, folder: Path) -> "Shards":
-        """Return the same shards in ``folder``, without a manifest."""
         folder.mkdir()
-        for path in self.folder.iterdir():
-            if path.is_file():
-                (folder / path.name).write_bytes(path.read_bytes())
+        for name, content in self.files.items():
+            (folder / name).write_bytes(content)
         return replace(self, folder=folder)
 
-    def sign(self, count: bool = True) -> None:
-        """Write a manifest that fits the shards as they are now; without ``count`` but for rows."""
-        manifest = read_manifest(self.manifest)
-        shards = [self._described(shard, count) for shard in manifest.shards]
-        self.write_manifest(manifest.model_copy(update={"shards": shards}))
+    def sign(self) -> None:
+        """Write a manifest that fits the shards as they are now."""
+        folder, shards = str(self.folder), []
+        for shard in self.manifest.shards:
+            path = self.folder / shard.path
+            number = _num_rows(path, shard.num_rows)
+            shards.append(shard_of(str(path), folder, shard.kind, number))
+        manifest = self.manifest.model_copy(update={"shards": shards})
+        storage.write_bytes(str(self.folder / MANIFEST), manifest.model_dump_json().encode())
 
-    def write_manifest(self, manifest: Manifest) -> None:
-        storage.write_bytes(self.manifest, manifest.model_dump_json().encode())
-
-    def _described(self, shard: Shard, count: bool) -> Shard:
-        uri, number = str(self.folder / shard.path), shard.num_rows
-        if count:
-            is_arrow = uri.endswith(".arrow")
-            number = read_arrow(uri).num_rows if is_arrow else len(list(read_tfrecord(uri)))
-        return shard_of(uri, str(self.folder), shard.kind, number)
-
-    def spoil_rows(self, fault: Callable[[Rows], Rows], kind: str = "train") -> None:
-        """Apply ``fault`` to each shard of ``kind``, in Arrow and TFRecord."""
-        for name in self.arrow(kind):
-            rows = table(fault(read_rows(str(self.folder / name))))
-            self.write(rows, name)
+    def spoil_rows(self, fault: Callable[[Rows], Rows]) -> None:
+        """Apply ``fault`` to each shard to train on, in Arrow and TFRecord."""
+        for path in self.paths("train"):
+            self.write(table(fault(read_rows(path))), path)
         self.sign()
 
-    def write(self, rows: pa.Table, name: str) -> None:
-        write_arrow(rows, str(self.folder / name))
-        uri = str(self.folder / name.replace(".arrow", ".tfrecord"))
-        lists = [*rows["input_ids"].to_pylist(), *rows["masked_lm_positions"].to_pylist()]
+    def write(self, rows: pa.Table, path: Path) -> None:
+        write_arrow(rows, str(path))
+        positions = rows["masked_lm_positions"].to_pylist()
         # Faults may reach beyond the longest row.
-        length = max(
-            self.max_seq_length,
-            *map(len, lists),
-            *(max(n, default=0) + 1 for n in lists[len(rows) :]),
-        )
-        records = tf_examples(rows, length, length, np.resize(self.opens_word, 1 << 16))
-        write_tfrecord(records, uri)
+        reach = [
+            *map(len, rows["input_ids"].to_pylist()),
+            *(max(p, default=0) + 1 for p in positions),
+        ]
+        length = max(self.max_seq_length, *reach, *map(len, positions))
+        opens_word = np.resize(self.tokenizer.starts_word, 1 << 16)
+        records = tf_examples(rows, length, length, opens_word)
+        write_tfrecord(records, str(path.with_suffix(".tfrecord")))
 
     def spoil_records(self, fault: Callable[[dict[str, Any]], None]) -> None:
-        """Apply ``fault`` to the features of each training record; lists may be assigned."""
-        for name in self.arrow("train_tfrecord"):
-            uri = str(self.folder / name)
-            records = [self._spoiled(record, fault) for record in read_tfrecord(uri)]
-            write_tfrecord(records, uri)
+        """Apply ``fault`` to the features of each record to train on."""
+        for path in self.paths("train_tfrecord"):
+            records = [spoiled_record(record, fault) for record in read_tfrecord(str(path))]
+            write_tfrecord(records, str(path))
         self.sign()
-
-    @staticmethod
-    def _spoiled(record: bytes, fault: Callable[[dict[str, Any]], None]) -> bytes:
-        example = TFExample.FromString(record)
-        lists = {
-            name: feature.float_list if name.endswith("weights") else feature.int64_list
-            for name, feature in example.features.feature.items()
-        }
-        values = {name: list(found.value) for name, found in lists.items()}
-        fault(values)
-        for name, found in lists.items():
-            del found.value[:]
-            found.value.extend(values[name])
-        return bytes(example.SerializeToString(deterministic=True))
 
     def masked(self, rows: Rows, max_ngram: int = 3, most: int | None = None) -> Rows:
         """Return ``rows`` with other masks, by our own rules."""
@@ -177,7 +158,7 @@ class Shards:
             np.concatenate([row.unmasked for row in rows]),
             lengths,
             np.array([row.b_start for row in rows]),
-            self.opens_word,
+            self.tokenizer.starts_word,
             random_bits(99, np.arange(len(rows))),
             0.15,
             max_ngram,
@@ -190,184 +171,68 @@ class Shards:
         return [replace(row, ids=i, positions=p, labels=n) for row, i, p, n in parts]
 
 
+def _num_rows(path: Path, before: int) -> int:
+    """Return the rows of a file; ``before`` if it cannot be read."""
+    if path.suffix == ".arrow":
+        return int(read_arrow(str(path)).num_rows)
+    try:
+        return len(list(read_tfrecord(str(path))))
+    except ValueError:
+        return before
+
+
+def spoiled_record(record: bytes, fault: Callable[[dict[str, Any]], None]) -> bytes:
+    """Return a record whose lists of numbers ``fault`` has changed, all in a dict by their name."""
+    example = TFExample.FromString(record)
+    lists = {
+        name: (feature.float_list if name.endswith("weights") else feature.int64_list).value
+        for name, feature in example.features.feature.items()
+    }
+    values = {name: list(found) for name, found in lists.items()}
+    fault(values)
+    for name, found in lists.items():
+        found[:] = values[name]
+    return bytes(example.SerializeToString(deterministic=True))
+
+
+# Changes of a row
+
+
+def with_masks(row: Row, positions: Ids) -> Row:
+    """Return ``row`` with a [MASK] at these positions and no other prediction."""
+    ids = row.unmasked
+    labels = ids[positions]
+    ids[positions] = MASK
+    return replace(row, ids=ids, positions=positions, labels=labels)
+
+
 def laid_out(row: Row, a: Ids, b: Ids) -> Row:
     """Return ``row`` with other segments, not masked."""
     ids = np.concatenate([[CLS], a, [SEP], b, [SEP]]).astype(np.int64)
-    none = np.zeros(0, np.int64)
-    return replace(row, ids=ids, b_start=len(a) + 2, positions=none, labels=none)
+    return replace(row, ids=ids, b_start=len(a) + 2, positions=NONE, labels=NONE)
 
 
-def with_label_order(row: Row, first: Ids, second: Ids) -> Row:
-    return laid_out(row, *((first, second) if row.order == 0 else (second, first)))
+def later_cut(row: Row, kept: Callable[[int], slice]) -> Row:
+    """Return ``row`` with a part of the segment that is later in the document, given its length."""
+    if row.order == 0:
+        return laid_out(row, row.a, row.b[kept(len(row.b))])
+    return laid_out(row, row.a[kept(len(row.a))], row.b)
 
 
-def in_order(row: Row) -> tuple[Ids, Ids]:
-    """Return the segments as they come in the document."""
-    return (row.a, row.b) if row.order == 0 else (row.b, row.a)
+def masked_by_rows(_: Shards, row: Row, random: Random) -> Row:
+    draw = random.randrange(200)
+    if draw < 153:
+        return with_masks(row, NONE)
+    return with_masks(row, row.inside) if draw < 195 else row
 
 
-Fault = Callable[[Shards], None]
-FAULTS: dict[str, tuple[str, Fault]] = {}
-"""Name -> the check that must name it, and what plants it."""
-
-
-def fault(check: str) -> Callable[[Fault], Fault]:
-    def register(plant: Fault) -> Fault:
-        name = (plant.__doc__ or "").strip().rstrip(".")
-        FAULTS[name] = check, plant
-        return plant
-
-    return register
-
-
-def of_rows(spoil: Callable[[Row, Random], Row], share: float = 1.0) -> Callable[[Rows], Rows]:
-    """Return a fault of a share of the rows, the same ones in every run."""
-
-    def apply(rows: Rows) -> Rows:
-        random = Random(len(rows))
-        return [spoil(row, random) if random.random() < share else row for row in rows]
-
-    return apply
-
-
-@fault("sentence order")
-def contaminated_labels(good: Shards) -> None:
-    """SOP rows with b from another document and label 1 (ALBERT)."""
-
-    def spoil(rows: Rows) -> Rows:
-        others = rows[7:] + rows[:7]
-        pairs = zip(rows, others, strict=True)
-        mixed = [
-            replace(laid_out(row, row.a, other.b[: len(row.b)]), order=1) if n % 12 == 0 else row
-            for n, (row, other) in enumerate(pairs)
-        ]
-        return good.masked(mixed)
-
-    good.spoil_rows(spoil)
-
-
-@fault("same document")
-def other_documents_in_sop(good: Shards) -> None:
-    """SOP rows that say themselves that b is of another document."""
-    for name in good.arrow("train"):
-        uri = str(good.folder / name)
-        rows = read_arrow(uri)
-        others = ["another" if n % 20 == 0 else None for n in range(rows.num_rows)]
-        good.write(rows.append_column("other_document_id", pa.array(others, pa.string())), name)
-    good.sign()
-
-
-@fault("sentence order")
-def labels_flipped(good: Shards) -> None:
-    """Labels flipped in every row."""
-    good.spoil_rows(of_rows(lambda row, _: replace(row, order=1 - row.order)))
-
-
-@fault("label balance")
-def label_constant(good: Shards) -> None:
-    """The same label in every row."""
-    good.spoil_rows(of_rows(lambda row, _: replace(row, order=0)))
-
-
-@fault("label balance")
-def labels_by_length(good: Shards) -> None:
-    """Short rows labelled 1 more often."""
-    short = 0.75 * good.max_seq_length
-
-    def spoil(row: Row, _: Random) -> Row:
-        return replace(row, order=1) if len(row.ids) < short else row
-
-    good.spoil_rows(of_rows(spoil))
-
-
-@fault("sentence order")
-def swapped_without_label(good: Shards) -> None:
-    """Segments of half of the rows swapped, labels as before."""
-    swap = of_rows(lambda row, _: laid_out(row, row.b, row.a), 0.5)
-    good.spoil_rows(lambda rows: good.masked(swap(rows)))
-
-
-@fault("order tell-tale: ends")
-def later_segment_cut(good: Shards) -> None:
-    """Chunks that end inside a sentence: only the later segment is cut."""
-
-    def spoil(row: Row, random: Random) -> Row:
-        first, second = in_order(row)
-        return with_label_order(row, first, second[: max(1, len(second) - random.randint(1, 4))])
-
-    good.spoil_rows(lambda rows: good.masked(of_rows(spoil, 0.5)(rows)))
-
-
-@fault("order tell-tale: ends")
-def b_cut(good: Shards) -> None:
-    """All segments b cut in the middle of a sentence."""
-    cut = of_rows(lambda row, _: laid_out(row, row.a, row.b[: max(1, len(row.b) - 2)]))
-    good.spoil_rows(lambda rows: good.masked(cut(rows)))
-
-
-@fault("order tell-tale: lengths")
-def later_segment_shorter(good: Shards) -> None:
-    """What is too much always taken from the later segment."""
-
-    def spoil(row: Row, _: Random) -> Row:
-        first, second = in_order(row)
-        return with_label_order(row, first, second[min(20, len(second) - 1) :])
-
-    good.spoil_rows(lambda rows: good.masked(of_rows(spoil)(rows)))
-
-
-@fault("mask share")
-def too_few_predictions(good: Shards) -> None:
-    """3.9 % of the pieces masked: 20 predictions at 512 (ALBERT's README)."""
-    most = round(0.039 * good.max_seq_length)
-    good.spoil_rows(lambda rows: good.masked(rows, most=most))
-
-
-def without_masks(row: Row) -> Row:
-    none = np.zeros(0, np.int64)
-    return replace(row, ids=row.unmasked, positions=none, labels=none)
-
-
-def masked_whole(row: Row) -> Row:
-    inside = np.array([n for n in range(1, len(row.ids) - 1) if n != row.b_start - 1])
-    ids = row.unmasked
-    labels = ids[inside]
-    ids[inside] = MASK
-    return replace(row, ids=ids, positions=inside, labels=labels)
-
-
-@fault("mask share: rows")
-def unmasked_rows(good: Shards) -> None:
-    """A tenth of the rows not masked at all."""
-    good.spoil_rows(of_rows(lambda row, _: without_masks(row), 0.1))
-
-
-@fault("mask share: excess")
-def rows_masked_whole(good: Shards) -> None:
-    """153 of 200 rows unmasked and 42 masked whole: a row is one word (transformers)."""
-
-    def spoil(row: Row, random: Random) -> Row:
-        draw = random.randrange(200)
-        if draw < 153:
-            return without_masks(row)
-        return masked_whole(row) if draw < 195 else row
-
-    good.spoil_rows(of_rows(spoil))
-
-
-@fault("special pieces")
-def special_masked(good: Shards) -> None:
-    """[CLS] and [SEP] masked and predicted (ModernBERT)."""
-
-    def spoil(row: Row, random: Random) -> Row:
-        at = random.choice([0, row.b_start - 1, len(row.ids) - 1])
-        ids = row.ids.copy()
-        label, ids[at] = ids[at], MASK
-        order = np.argsort(np.append(row.positions, at))
-        positions, labels = np.append(row.positions, at), np.append(row.labels, label)
-        return replace(row, ids=ids, positions=positions[order], labels=labels[order])
-
-    good.spoil_rows(of_rows(spoil, 0.2))
+def with_special_masked(_: Shards, row: Row, random: Random) -> Row:
+    at = random.choice([0, row.b_start - 1, len(row.ids) - 1])
+    ids = row.ids.copy()
+    label, ids[at] = ids[at], MASK
+    order = np.argsort(np.append(row.positions, at))
+    positions, labels = np.append(row.positions, at), np.append(row.labels, label)
+    return replace(row, ids=ids, positions=positions[order], labels=labels[order])
 
 
 def with_replaced(row: Row, draw: Callable[[], int]) -> Row:
@@ -379,261 +244,228 @@ def with_replaced(row: Row, draw: Callable[[], int]) -> Row:
     return replace(row, ids=ids)
 
 
-@fault("random pieces: special")
-def special_replacements(good: Shards) -> None:
-    """Random pieces drawn from the whole vocabulary, special ones too (ALBERT)."""
-    size = good.vocab_size
-    good.spoil_rows(of_rows(lambda row, r: with_replaced(row, lambda: r.randrange(size))))
+def with_piece(row: Row, at: Any, piece: int) -> Row:
+    ids = row.ids.copy()
+    ids[at] = piece
+    return replace(row, ids=ids)
 
 
-@fault("random pieces: evenly")
-def replacements_from_the_batch(good: Shards) -> None:
-    """Random pieces drawn below some lower number (ModernBERT: the batch's highest)."""
-    size = good.vocab_size // 2
-    good.spoil_rows(of_rows(lambda row, r: with_replaced(row, lambda: r.randrange(5, size))))
+def padded_inside(row: Row) -> Row:
+    later = row.positions >= row.b_start
+    ids = np.insert(row.ids, row.b_start, [PAD, PAD])
+    return replace(row, ids=ids, positions=row.positions + 2 * later)
 
 
-@fault("80/10/10")
-def only_masks(good: Shards) -> None:
-    """Every chosen piece a [MASK]: no 80/10/10 (transformers)."""
-
-    def spoil(row: Row, _: Random) -> Row:
-        ids = row.ids.copy()
-        ids[row.positions] = MASK
-        return replace(row, ids=ids)
-
-    good.spoil_rows(of_rows(spoil))
+# Changes of shards
 
 
-@fault("whole words")
-def parts_of_words(good: Shards) -> None:
-    """Single pieces masked instead of words."""
-
-    def spoil(row: Row, random: Random) -> Row:
-        inside = [n for n in range(1, len(row.ids) - 1) if n != row.b_start - 1]
-        positions = np.array(sorted(random.sample(inside, len(row.positions))))
-        ids = row.unmasked
-        labels = ids[positions]
-        ids[positions] = MASK
-        return replace(row, ids=ids, positions=positions, labels=labels)
-
-    good.spoil_rows(of_rows(spoil))
+def with_another_segment_b(good: Shards, rows: Rows) -> Rows:
+    mixed = list(rows)
+    for number in range(0, len(rows), 12):
+        row, other = rows[number], rows[number - 7]
+        mixed[number] = replace(laid_out(row, row.a, other.b[: len(row.b)]), order=1)
+    return good.masked(mixed)
 
 
-@fault("n-grams")
-def unigrams_only(good: Shards) -> None:
-    """Single words masked, no n-grams."""
-    good.spoil_rows(lambda rows: good.masked(rows, max_ngram=1))
-
-
-def with_weights(good: Shards, weights: list[float]) -> None:
-    def of(max_ngram: int) -> NDArray[np.float64]:
-        return np.array(weights)
-
+def masked_by_weights(good: Shards, rows: Rows, weights: list[float]) -> Rows:
+    """Return ``rows`` with spans of 1, 2, ... words as often as ``weights`` say."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(masking, "span_length_weights", of)
-        good.spoil_rows(lambda rows: good.masked(rows, max_ngram=len(weights)))
+        patch.setattr(masking, "span_length_weights", lambda _: np.array(weights))
+        return good.masked(rows, max_ngram=len(weights))
 
 
-@fault("n-grams")
-def reversed_weights(good: Shards) -> None:
-    """Long n-grams favoured: 2/11, 3/11, 6/11."""
-    with_weights(good, [2 / 11, 3 / 11, 6 / 11])
-
-
-@fault("n-grams")
-def long_spans(good: Shards) -> None:
-    """Spans of eight words: half sentences."""
-    with_weights(good, [0.0] * 7 + [1.0])
-
-
-@fault("unpredicted masks")
-def masks_not_predicted(good: Shards) -> None:
-    """[MASK] pieces that nothing is predicted for."""
-
-    def spoil(row: Row, _: Random) -> Row:
-        return replace(row, positions=row.positions[:-1], labels=row.labels[:-1])
-
-    good.spoil_rows(of_rows(spoil, 0.2))
-
-
-@fault("positions")
-def unsorted_positions(good: Shards) -> None:
-    """Positions in the order in which they were drawn."""
-
-    def spoil(row: Row, _: Random) -> Row:
-        return replace(row, positions=row.positions[::-1], labels=row.labels[::-1])
-
-    good.spoil_rows(of_rows(spoil, 0.1))
-
-
-@fault("positions")
-def positions_outside(good: Shards) -> None:
-    """A position beyond the end of its row."""
-
-    def spoil(row: Row, _: Random) -> Row:
-        return replace(row, positions=np.append(row.positions[:-1], len(row.ids) + 3))
-
-    good.spoil_rows(of_rows(spoil, 0.01))
-
-
-@fault("vocabulary")
-def ids_out_of_vocabulary(good: Shards) -> None:
-    """Ids beyond the vocabulary."""
-
-    def spoil(row: Row, _: Random) -> Row:
-        ids = row.ids.copy()
-        ids[1] = good.vocab_size + 7
-        return replace(row, ids=ids)
-
-    good.spoil_rows(of_rows(spoil, 0.01))
-
-
-@fault("values")
-def sentences_backwards(good: Shards) -> None:
-    """Pairs that end before the sentence that they begin with."""
-
-    def spoil(row: Row, _: Random) -> Row:
-        first, last = row.sentences
-        return replace(row, sentences=(last + 1, first))
-
-    good.spoil_rows(of_rows(spoil, 0.01))
-
-
-@fault("unknown pieces")
-def unknown_pieces(good: Shards) -> None:
-    """A vocabulary that does not know a thirtieth of the text."""
-
-    def spoil(row: Row, _: Random) -> Row:
-        ids, labels = row.ids.copy(), row.labels.copy()
-        ids[(ids > MASK) & (np.arange(len(ids)) % 15 == 0)] = UNK
-        return replace(row, ids=ids, labels=labels)
-
-    good.spoil_rows(of_rows(spoil, 0.5))
-
-
-@fault("padding")
-def pads_inside(good: Shards) -> None:
-    """Padding inside rows."""
-
-    def spoil(row: Row, _: Random) -> Row:
-        ids = np.insert(row.ids, row.b_start, [PAD, PAD])
-        later = row.positions >= row.b_start
-        return replace(row, ids=ids, positions=row.positions + 2 * later)
-
-    good.spoil_rows(of_rows(spoil, 0.02))
-
-
-@fault("layout")
-def wrong_b_start(good: Shards) -> None:
-    """Segment b said to begin one piece late."""
-    good.spoil_rows(of_rows(lambda row, _: replace(row, b_start=row.b_start + 1), 0.05))
-
-
-@fault("repeated rows")
-def repeated_rows(good: Shards) -> None:
-    """One row in twenty written twice."""
-    good.spoil_rows(lambda rows: rows + rows[::20])
-
-
-@fault("repeated pairs")
-def repeated_pairs(good: Shards) -> None:
-    """One pair in twenty twice in a copy, with other masks."""
-    good.spoil_rows(lambda rows: rows + good.masked(rows[::20]))
-
-
-@fault("documents accounted")
-def dropped_documents(good: Shards) -> None:
-    """A tenth of the documents dropped and not counted (LDDL's sample ratio)."""
-    good.spoil_rows(lambda rows: [row for row in rows if not row.document.endswith("7")])
-
-
-@fault("held-out split")
-def leak(good: Shards) -> None:
-    """A held-out document that is trained on, too."""
-    leaked = read_rows(str(good.folder / good.arrow("held_out")[0]))[:3]
-    good.spoil_rows(lambda rows: rows + leaked)
-
-
-@fault("shuffle")
-def not_shuffled(good: Shards) -> None:
-    """Rows in the order of their documents."""
-    good.spoil_rows(lambda rows: sorted(rows, key=lambda row: row.document))
-
-
-@fault("shard sizes")
-def unequal_shards(good: Shards) -> None:
-    """Half of a shard's rows gone, and its manifest says so."""
-    name = good.arrow("train")[0]
-    rows = read_rows(str(good.folder / name))
-    good.write(table(rows[: len(rows) // 2]), name)
+def name_other_documents(good: Shards) -> None:
+    for path in good.paths("train"):
+        rows = read_arrow(str(path))
+        others = ["another" if n % 20 == 0 else None for n in range(rows.num_rows)]
+        good.write(rows.append_column("other_document_id", pa.array(others, pa.string())), path)
     good.sign()
 
 
-@fault("files")
-def changed_byte(good: Shards) -> None:
-    """A byte changed after the shard was written."""
-    path = good.folder / good.arrow("train")[0]
+def halve(good: Shards) -> None:
+    path = good.paths("train")[0]
+    rows = read_rows(path)
+    good.write(table(rows[: len(rows) // 2]), path)
+    good.sign()
+
+
+def flip(path: Path, at: int) -> None:
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[at] ^= 1
     path.write_bytes(content)
 
 
-@fault("files")
-def wrong_count(good: Shards) -> None:
-    """A manifest that counts a row too many."""
-    manifest = read_manifest(good.manifest)
-    first, *rest = manifest.shards
-    first = first.model_copy(update={"num_rows": first.num_rows + 1})
-    good.write_manifest(manifest.model_copy(update={"shards": [first, *rest]}))
+def flip_and_sign(good: Shards) -> None:
+    flip(good.paths("train_tfrecord")[0], 1000)
+    good.sign()
 
 
-@fault("files")
-def broken_record(good: Shards) -> None:
-    """A TFRecord with a wrong checksum."""
-    path = good.folder / good.arrow("train_tfrecord")[0]
-    content = bytearray(path.read_bytes())
-    content[1000] ^= 1
-    path.write_bytes(content)
-    good.sign(count=False)
+def count_a_row_more(good: Shards) -> None:
+    first, *rest = good.manifest.shards
+    more = first.model_copy(update={"num_rows": first.num_rows + 1})
+    manifest = good.manifest.model_copy(update={"shards": [more, *rest]})
+    (good.folder / MANIFEST).write_text(manifest.model_dump_json())
 
 
-@fault("TFRecord padding")
-def pad_mask(good: Shards) -> None:
-    """A mask of padding that is not 0 (Megatron: the pad id)."""
-
-    def spoil(values: dict[str, Any]) -> None:
-        values["input_mask"] = [mask or 5 for mask in values["input_mask"]]
-
-    good.spoil_records(spoil)
+Plant = Callable[[Shards], None]
 
 
-@fault("TFRecord padding")
-def pad_weights(good: Shards) -> None:
-    """Weight for predictions that are padding."""
-
-    def spoil(values: dict[str, Any]) -> None:
-        values["masked_lm_weights"][-1] = 0.5
-
-    good.spoil_records(spoil)
+def rows_by(change: Callable[[Shards, Rows], Rows]) -> Plant:
+    """Return a fault of all rows of a shard together."""
+    return lambda good: good.spoil_rows(lambda rows: change(good, rows))
 
 
-@fault("TFRecord segment ids")
-def wrong_segments(good: Shards) -> None:
-    """Segment ids 1 over the padding."""
-
-    def spoil(values: dict[str, Any]) -> None:
-        begin = values["segment_ids"].index(1)
-        values["segment_ids"][begin:] = [1] * (len(values["segment_ids"]) - begin)
-
-    good.spoil_records(spoil)
+def each(change: Callable[[Row], Row], share: float = 1.0, masked: bool = False) -> Plant:
+    """Return a fault of a share of the rows, drawn anew; then ``masked`` again, all of them."""
+    return drawn(lambda _, row, __: change(row), share, masked)
 
 
-@fault("Arrow and TFRecord")
-def other_records(good: Shards) -> None:
-    """TFRecord shards with other examples than the Arrow shards."""
+def drawn(
+    change: Callable[[Shards, Row, Random], Row], share: float = 1.0, masked: bool = False
+) -> Plant:
+    """Return a fault of a share of the rows, the same ones in every run, that draws."""
 
-    def spoil(values: dict[str, Any]) -> None:
-        values["next_sentence_labels"] = [1 - values["next_sentence_labels"][0]]
+    def apply(good: Shards, rows: Rows) -> Rows:
+        random = Random(len(rows))
+        spoiled = [change(good, r, random) if random.random() < share else r for r in rows]
+        return good.masked(spoiled) if masked else spoiled
 
-    good.spoil_records(spoil)
+    return rows_by(apply)
+
+
+def feature(name: str, change: Callable[[list[Any]], list[Any]]) -> Plant:
+    """Return a fault of a feature of each record."""
+    return lambda good: good.spoil_records(
+        lambda values: values.update({name: change(values[name])})
+    )
+
+
+FAULTS: dict[str, tuple[str, Plant]] = {
+    "b of another document, label 1 (ALBERT)": ("sentence order", rows_by(with_another_segment_b)),
+    "b of another document, which the row names": ("same document", name_other_documents),
+    "labels flipped": ("sentence order", each(lambda row: replace(row, order=1 - row.order))),
+    "one label": ("label balance", each(lambda row: replace(row, order=0))),
+    "label 1 for short rows": (
+        "label balance",
+        drawn(lambda g, r, _: replace(r, order=1) if len(r.ids) < 0.75 * g.max_seq_length else r),
+    ),
+    "segments swapped, not labels": (
+        "sentence order",
+        each(lambda row: laid_out(row, row.b, row.a), 0.5, masked=True),
+    ),
+    "chunks that end inside a sentence": (
+        "order tell-tale: ends",
+        drawn(
+            lambda _, row, r: later_cut(row, lambda n: slice(max(1, n - r.randint(1, 4)))),
+            0.5,
+            masked=True,
+        ),
+    ),
+    "b cut inside a sentence": (
+        "order tell-tale: ends",
+        each(lambda row: laid_out(row, row.a, row.b[: max(1, len(row.b) - 2)]), masked=True),
+    ),
+    "the later segment shortened": (
+        "order tell-tale: lengths",
+        each(lambda row: later_cut(row, lambda n: slice(min(20, n - 1), None)), masked=True),
+    ),
+    "20 predictions at 512 (ALBERT's README)": (
+        "mask share",
+        rows_by(lambda g, rows: g.masked(rows, most=round(0.039 * g.max_seq_length))),
+    ),
+    "rows not masked": ("mask share: rows", each(lambda row: with_masks(row, NONE), 0.1)),
+    "rows that are one word (transformers)": ("mask share: excess", drawn(masked_by_rows)),
+    "[CLS] and [SEP] masked (ModernBERT)": ("special pieces", drawn(with_special_masked, 0.2)),
+    "special random pieces (ALBERT)": (
+        "random pieces: special",
+        drawn(lambda g, r, d: with_replaced(r, lambda: d.randrange(g.tokenizer.vocab_size))),
+    ),
+    "random pieces below a number (ModernBERT: the batch's highest)": (
+        "random pieces: evenly",
+        drawn(
+            lambda g, r, d: with_replaced(r, lambda: d.randrange(5, g.tokenizer.vocab_size // 2))
+        ),
+    ),
+    "only [MASK] (transformers)": ("80/10/10", each(lambda row: with_masks(row, row.positions))),
+    "single pieces masked": (
+        "whole words",
+        drawn(
+            lambda _, row, random: with_masks(
+                row, np.sort(random.sample(row.inside.tolist(), len(row.positions)))
+            )
+        ),
+    ),
+    "single words masked": ("n-grams", rows_by(lambda g, rows: g.masked(rows, max_ngram=1))),
+    "long n-grams favoured": (
+        "n-grams",
+        rows_by(lambda g, rows: masked_by_weights(g, rows, [2 / 11, 3 / 11, 6 / 11])),
+    ),
+    "spans of eight words": (
+        "n-grams",
+        rows_by(lambda g, rows: masked_by_weights(g, rows, [0.0] * 7 + [1.0])),
+    ),
+    "[MASK] without prediction": (
+        "unpredicted masks",
+        each(lambda row: replace(row, positions=row.positions[:-1], labels=row.labels[:-1]), 0.2),
+    ),
+    "unsorted positions": (
+        "positions",
+        each(lambda r: replace(r, positions=r.positions[::-1], labels=r.labels[::-1]), 0.1),
+    ),
+    "a position beyond the row": (
+        "positions",
+        each(lambda r: replace(r, positions=np.append(r.positions[:-1], len(r.ids) + 3)), 0.01),
+    ),
+    "ids beyond the vocabulary": (
+        "vocabulary",
+        drawn(lambda g, row, _: with_piece(row, 1, g.tokenizer.vocab_size + 7), 0.01),
+    ),
+    "sentences backwards": (
+        "values",
+        each(lambda row: replace(row, first=row.last + 1, last=row.first), 0.01),
+    ),
+    "unknown pieces": (
+        "unknown pieces",
+        each(lambda r: with_piece(r, (r.ids > MASK) & (np.arange(len(r.ids)) % 15 == 0), UNK), 0.5),
+    ),
+    "padding inside": ("padding", each(padded_inside, 0.02)),
+    "b begins late": ("layout", each(lambda row: replace(row, b_start=row.b_start + 1), 0.05)),
+    "rows twice": ("repeated rows", rows_by(lambda _, rows: rows + rows[::20])),
+    "pairs twice, with other masks": (
+        "repeated pairs",
+        rows_by(lambda g, rows: rows + g.masked(rows[::20])),
+    ),
+    "documents dropped (LDDL's sample ratio)": (
+        "documents accounted",
+        rows_by(lambda _, rows: [row for row in rows if not row.document.endswith("7")]),
+    ),
+    "a held-out document trained on": (
+        "held-out split",
+        rows_by(lambda g, rows: rows + read_rows(g.paths("held_out")[0])[:3]),
+    ),
+    "rows in order": (
+        "shuffle",
+        rows_by(lambda _, rows: sorted(rows, key=lambda row: row.document)),
+    ),
+    "half a shard": ("shard sizes", halve),
+    "a byte changed": ("files", lambda good: flip(good.paths("train")[0], 5000)),
+    "a row too many counted": ("files", count_a_row_more),
+    "a wrong checksum": ("files", flip_and_sign),
+    "a padding mask not 0 (Megatron)": (
+        "TFRecord padding",
+        feature("input_mask", lambda masks: [mask or 5 for mask in masks]),
+    ),
+    "weights of padding": (
+        "TFRecord padding",
+        feature("masked_lm_weights", lambda weights: [*weights[:-1], 0.5]),
+    ),
+    "segment ids of padding": (
+        "TFRecord segment ids",
+        feature("segment_ids", lambda ids: [int(n >= ids.index(1)) for n in range(len(ids))]),
+    ),
+    "other records than rows": (
+        "Arrow and TFRecord",
+        feature("next_sentence_labels", lambda labels: [1 - labels[0]]),
+    ),
+}
+"""Name -> the check that must name it, and what plants it."""

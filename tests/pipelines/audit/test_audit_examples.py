@@ -1,4 +1,7 @@
+"""The auditor names each planted fault, and finds none in good shards."""
+
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -6,15 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from albert_core.stage.errors import SourceError
-from albert_core.stage.manifest import read_manifest
-from albert_core.text.records import NUM_SPECIAL
-from albert_core.text.tokenizer import Tokenizer
 from flows.commands.main import main
 from pipelines import clean_corpus, make_examples, train_vocab
 from pipelines.audit import audit_examples
 from pipelines.audit.checks import (
-    Claim,
     Expected,
     Finding,
     Tally,
@@ -24,7 +22,7 @@ from pipelines.audit.checks import (
     measure,
     places,
 )
-from pipelines.audit.rows import Rows, rows_of_table
+from pipelines.audit.rows import OPENS_WORD, Rows, rows_of_batch
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings, VocabularySettings
 from tests.generated_text import write_jsonl
 from tests.pipelines.audit.planted_faults import FAULTS, Shards, read_rows, table
@@ -58,9 +56,7 @@ def make(inputs: tuple[str, str, str], **changes: object) -> Shards:
     settings = SETTINGS.model_copy(update=changes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ALBERT_WORKERS", "1")
-        uri = make_examples.run(settings, corpus, vocab, work)
-    tokenizer = Tokenizer.load(vocab.rpartition("/")[0])
-    return Shards(Path(uri).parent, tokenizer.vocab_size, tokenizer.starts_word, LENGTH)
+        return Shards.of(make_examples.run(settings, corpus, vocab, work), corpus, vocab)
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +64,8 @@ def good(inputs: tuple[str, str, str]) -> Shards:
     return make(inputs)
 
 
-def findings_of(path: str, sample: int = 400, **options: Any) -> list[Finding]:
-    return audit_examples.audit(audit_examples.find_sources([path], sample=sample, **options))
+def findings_of(path: Path | str, sample: int = 400, **options: Any) -> list[Finding]:
+    return audit_examples.audit([str(path)], sample=sample, **options)
 
 
 def failed(findings: list[Finding]) -> list[str]:
@@ -81,10 +77,9 @@ def skipped(findings: list[Finding]) -> set[str]:
 
 
 def test_good_shards_pass_every_check(good: Shards) -> None:
-    findings = findings_of(good.manifest)
-    print(audit_examples.table_of(findings))
-    assert failed(findings) == []
-    assert skipped(findings) == set()
+    findings = findings_of(good.folder)
+    assert (failed(findings), skipped(findings)) == ([], set())
+    assert all(f.ok for f in findings_of(good.folder, sample=1) if f.check == "sentence order")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -92,16 +87,14 @@ def test_a_planted_fault_is_named(fault: str, good: Shards, tmp_path: Path) -> N
     check, plant = FAULTS[fault]
     spoiled = good.copied(tmp_path / "spoiled")
     plant(spoiled)
-    found = failed(findings_of(spoiled.manifest))
-    print(f"{fault} | {', '.join(found)}")
-    assert any(name.startswith(check) for name in found)
+    assert any(name.startswith(check) for name in failed(findings_of(spoiled.folder)))
 
 
 def test_shards_signed_again_but_not_spoiled_pass(good: Shards, tmp_path: Path) -> None:
     copied = good.copied(tmp_path / "copied")
     copied.spoil_rows(lambda rows: rows)
     copied.spoil_records(lambda values: None)
-    assert failed(findings_of(copied.manifest)) == []
+    assert failed(findings_of(copied.folder)) == []
 
 
 @pytest.mark.parametrize(
@@ -110,53 +103,49 @@ def test_shards_signed_again_but_not_spoiled_pass(good: Shards, tmp_path: Path) 
 def test_shards_made_by_other_rules_pass_when_their_manifest_says_so(
     inputs: tuple[str, str, str], changes: dict[str, str]
 ) -> None:
-    assert failed(findings_of(make(inputs, **changes).manifest)) == []
+    assert failed(findings_of(make(inputs, **changes).folder)) == []
 
 
 def test_files_without_a_manifest_are_audited_as_far_as_they_tell(good: Shards) -> None:
-    arrow = findings_of(str(good.folder / "*.arrow"), expected={"max_seq_length": LENGTH})
+    arrow = findings_of(good.folder / "*.arrow", expected={"max_seq_length": LENGTH})
     assert failed(arrow) == []
     assert skipped(arrow) >= {"vocabulary", "whole words", "sentence order"}
-    records = findings_of(str(good.folder / "*.tfrecord"))
+    records = findings_of(good.folder / "*.tfrecord")
     assert failed(records) == []
     assert skipped(records) >= {"vocabulary", "repeated pairs", "held-out split"}
     assert "whole words" not in skipped(records)
 
 
-def test_a_vocabulary_and_a_corpus_can_be_named(good: Shards, inputs: tuple[str, str, str]) -> None:
-    corpus, vocab, _ = inputs
-    expected = {"max_seq_length": LENGTH}
-    for named in (str(Path(vocab).parent), str(Path(vocab).parent / "spiece.model")):
-        findings = findings_of(str(good.folder), corpus=corpus, vocab=named, expected=expected)
+def test_a_vocabulary_and_a_corpus_can_be_named(good: Shards) -> None:
+    folder = Path(good.vocab).parent
+    for vocab in (folder, folder / "spiece.model"):
+        named: dict[str, Any] = {"corpus": good.corpus, "vocab": str(vocab)}
+        findings = findings_of(
+            good.folder / "*.arrow", expected={"max_seq_length": LENGTH}, **named
+        )
         assert failed(findings) == []
         assert "sentence order" not in skipped(findings)
 
 
-def test_the_exit_status_says_how_it_went(good: Shards, tmp_path: Path) -> None:
-    assert main(["audit", good.manifest]) == 0
-    assert main(["audit", good.manifest, "--min-budget-used", "1.01"]) == 1
-    assert main(["audit", str(tmp_path)]) == 2
-
-
-def test_a_sample_of_rows_need_not_touch_every_shard_of_the_corpus(good: Shards) -> None:
-    findings = findings_of(good.manifest, sample=1)
-    assert all(finding.ok for finding in findings if finding.check == "sentence order")
-
-
-def test_the_command_prints_json(good: Shards, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", good.manifest, "--json"]) == 0
+def test_the_exit_status_says_how_it_went(
+    good: Shards, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["audit", str(good.folder), "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)
     assert {"check", "found", "expected", "ok"} == findings[0].keys()
     assert all(finding["ok"] for finding in findings)
+    assert main(["audit", str(good.folder), "--min-budget-used", "1.01"]) == 1
+    assert "FAIL  mask share: budget used" in capsys.readouterr().out
+    assert main(["audit", str(tmp_path)]) == 2
 
 
 def test_what_is_found_does_not_depend_on_the_batches(
     good: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = findings_of(good.manifest)
+    whole = findings_of(good.folder)
     monkeypatch.setattr(audit_examples, "_ROWS_PER_BATCH", 97)
     monkeypatch.setattr(audit_examples, "_RECORDS_PER_BATCH", 53)
-    cut = findings_of(good.manifest)
+    cut = findings_of(good.folder)
     changed = [a.check for a, b in zip(whole, cut, strict=True) if a != b]
     # Neighbours are counted in each batch.
     assert set(changed) <= {"shuffle"}
@@ -164,40 +153,63 @@ def test_what_is_found_does_not_depend_on_the_batches(
 
 
 def test_rows_come_back_from_arrow_as_they_are(good: Shards) -> None:
-    uri = str(good.folder / good.arrow("held_out")[0])
-    plain = read_rows(uri)
-    rows = rows_of_table(table(plain))
+    plain = read_rows(good.paths("held_out")[0])
+    rows, half = (rows_of_batch(table(some).to_batches()[0]) for some in (plain, plain[::2]))
     assert rows.unmasked.tolist() == np.concatenate([row.unmasked for row in plain]).tolist()
     assert rows.special.sum() == 3 * len(plain)
     kept = np.arange(len(plain)) % 2 == 0
     assert (rows.only(kept).hashes == rows.hashes[kept]).all()
-    swapped = [row for n, row in enumerate(plain) if kept[n]]
-    assert (rows_of_table(table(swapped)).pair_hashes == rows.pair_hashes[kept]).all()
+    assert (half.pair_hashes == rows.pair_hashes[kept]).all()
+
+
+def rows_of(examples: list[dict[str, Any]]) -> Rows:
+    """Return rows of what is given: [CLS] a [SEP] b [SEP] in input_ids, the rest as in shards."""
+    lists, number = pa.large_list(pa.int64()), pa.int64()
+    columns: dict[str, pa.DataType] = {
+        "input_ids": lists,
+        "segment_b_start": number,
+        "masked_lm_positions": lists,
+        "masked_lm_labels": lists,
+        "sentence_order_label": number,
+    }
+    columns |= {OPENS_WORD: lists} if examples and OPENS_WORD in examples[0] else {}
+    return Rows({n: pa.array([each[n] for each in examples], of) for n, of in columns.items()})
 
 
 def test_a_pair_and_its_swap_have_one_hash_and_others_another() -> None:
     def pair(a: list[int], b: list[int]) -> int:
-        ids = np.array([2, *a, 3, *b, 3])
-        none, one = np.zeros(0, np.int64), np.array([len(a) + 2])
-        rows = Rows(ids, np.array([len(ids)]), one, none, none, np.zeros(1, np.int64), one * 0)
-        return int(rows.pair_hashes[0])
+        row = {"input_ids": [2, *a, 3, *b, 3], "segment_b_start": len(a) + 2}
+        unmasked: dict[str, Any] = {"masked_lm_positions": [], "masked_lm_labels": []}
+        return int(rows_of([row | unmasked | {"sentence_order_label": 0}]).pair_hashes[0])
 
     assert pair([7, 8], [9]) == pair([9], [7, 8])
     assert len({pair([7, 8], [9]), pair([8, 7], [9]), pair([7], [8, 9]), pair([7, 8, 9], [7])}) == 4
 
 
 def test_lengths_fall_into_five_buckets() -> None:
-    assert bucket_of(np.array([5, 127, 128, 256, 384, 511, 512]), 512).tolist() == [
-        0, 0, 1, 2, 3, 3, 4,
-    ]  # fmt: skip
+    lengths = {5: 0, 127: 0, 128: 1, 256: 2, 384: 3, 511: 3, 512: 4}
+    assert bucket_of(np.array(list(lengths)), 512).tolist() == list(lengths.values())
 
 
 TEXT = {"d": "one two\nthree\nfour five", "e": "six seven\neight"}
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"]
+MISPLACED = "is not in the order of its label"
+CUT = "cuts a sentence though there is room"
+NO_SENTENCES = "names sentences that its document does not have"
 
 
-def encode(texts: object) -> list[list[int]]:
-    return [[WORDS.index(word) for word in text.split()] for text in texts]  # type: ignore[attr-defined]
+def encode(texts: Iterable[str]) -> list[list[int]]:
+    return [[WORDS.index(word) for word in text.split()] for text in texts]
+
+
+def fault_of_pair(
+    a: list[int], b: list[int], label: int, longest: int = 100, **names: object
+) -> str | None:
+    row = {"document_id": "d", "first_sentence": 0, "last_sentence": 2, **names}
+    # The first piece of a is masked.
+    masks = {"masked_lm_positions": [1], "masked_lm_labels": a[:1], "sentence_order_label": label}
+    pieces = {"input_ids": [2, 4, *a[1:], 3, *b, 3], "segment_b_start": len(a) + 2}
+    return fault_of(row | masks | pieces, TEXT, encode, Expected(max_seq_length=longest + 3))
 
 
 @pytest.mark.parametrize(
@@ -205,90 +217,79 @@ def encode(texts: object) -> list[list[int]]:
     [
         ([1, 2], [3, 4, 5], 0, None),
         ([3, 4, 5], [1, 2], 1, None),
-        ([1, 2], [3, 4, 5], 1, "is not in the order of its label"),
-        ([3, 4, 5], [1, 2], 0, "is not in the order of its label"),
+        ([1, 2], [3, 4, 5], 1, MISPLACED),
+        ([3, 4, 5], [1, 2], 0, MISPLACED),
         ([1, 2], [6, 7], 1, "is not in the sentences it names"),
-        ([1, 2], [3, 4], 0, "cuts a sentence though there is room"),
-        ([1, 2, 3, 4], [5], 0, "cuts a sentence though there is room"),
-        ([1, 2], [2, 3, 4, 5], 0, "is not in the order of its label"),
+        ([1, 2], [3, 4], 0, CUT),
+        ([1, 2, 3, 4], [5], 0, CUT),
+        ([1, 2], [2, 3, 4, 5], 0, MISPLACED),
     ],
 )
-def test_a_claim_is_held_against_the_text(
+def test_a_row_is_compared_with_the_text_that_it_names(
     a: list[int], b: list[int], label: int, fault: str | None
 ) -> None:
-    claim = Claim(np.array(a), np.array(b), label, "d", (0, 2))
-    assert fault_of(claim, TEXT, encode, 100, True) == fault
-    full = fault_of(claim, TEXT, encode, len(a) + len(b), True)
-    assert full == (None if fault is not None and "room" in fault else fault)
+    assert fault_of_pair(a, b, label) == fault
+    full = fault_of_pair(a, b, label, longest=len(a) + len(b))
+    assert full == (None if fault == CUT else fault)
 
 
-def test_a_segment_from_elsewhere_is_labelled_1() -> None:
-    claim = Claim(np.array([1]), np.array([6, 7]), 1, "d", (0, 0), "e", (0, 1))
-    assert fault_of(claim, TEXT, encode, 100, True) is None
-    other = Claim(np.array([1]), np.array([6, 7]), 0, "d", (0, 0), "e", (0, 1))
-    assert fault_of(other, TEXT, encode, 100, True) == "has segment b from elsewhere and label 0"
-    assert fault_of(claim, {"d": ""}, encode, 100, True) == "names no document of the corpus"
+OTHER: dict[str, Any] = {
+    "last_sentence": 0,
+    "other_document_id": "e",
+    "other_first_sentence": 0,
+    "other_last_sentence": 1,
+}
 
 
-def test_a_part_longer_than_the_text_is_nowhere() -> None:
+@pytest.mark.parametrize(
+    ("label", "names", "fault"),
+    [
+        (1, {}, None),
+        (0, {}, "has segment b from elsewhere and label 0"),
+        (1, {"other_document_id": "f"}, "names no document of the corpus"),
+        (1, {"document_id": "f"}, "names no document of the corpus"),
+        (1, {"other_last_sentence": 2}, NO_SENTENCES),
+        (1, {"other_first_sentence": -1}, NO_SENTENCES),
+        (1, {"last_sentence": 3}, NO_SENTENCES),
+        (1, {"first_sentence": 1}, NO_SENTENCES),
+        (1, {"first_sentence": 7, "last_sentence": 9}, NO_SENTENCES),
+    ],
+)
+def test_a_segment_from_elsewhere_is_labelled_1_and_is_there(
+    label: int, names: dict[str, Any], fault: str | None
+) -> None:
+    assert fault_of_pair([1], [6, 7], label, **{**OTHER, **names}) == fault
+
+
+def test_a_part_is_found_wherever_it_occurs() -> None:
+    assert places(np.array([7, 8, 7, 8, 9]), np.array([7, 8])) == [0, 2]
     assert places(np.array([1, 2]), np.array([1, 2, 3])) == []
-    assert places(np.array([1, 2, 3, 4]), np.arange(9)) == []
-    assert places(np.zeros(0, np.int64), np.array([1])) == []
-
-
-@pytest.mark.parametrize("sentences", [(0, 3), (3, 3), (2, 1), (-1, 2), (7, 9)])
-def test_sentences_that_a_document_does_not_have_are_a_fault(sentences: tuple[int, int]) -> None:
-    fault = "names sentences that its document does not have"
-    claim = Claim(np.array([1, 2]), np.array([3, 4, 5]), 0, "d", sentences)
-    assert fault_of(claim, TEXT, encode, 100, True) == fault
-    other = Claim(np.array([1]), np.array([6, 7]), 1, "d", (0, 0), "e", sentences)
-    assert fault_of(other, TEXT, encode, 100, True) == fault
-
-
-def reference_rows() -> Rows:
-    lines = (SHARED / "reference" / "ref_small_p77.jsonl").read_text().splitlines()
-    made = [json.loads(line) for line in lines]
-
-    def joined(name: str) -> np.ndarray:
-        return np.concatenate([np.array(row[name], np.int64) for row in made])
-
-    return Rows(
-        ids=joined("input_ids"),
-        lengths=np.array([len(row["input_ids"]) for row in made]),
-        b_starts=np.array([row["segment_ids"].index(1) for row in made]),
-        positions=joined("masked_lm_positions"),
-        labels=joined("masked_lm_ids"),
-        num_predictions=np.array([len(row["masked_lm_positions"]) for row in made]),
-        orders=np.array([row["is_random_next"] for row in made], np.int64),
-        opens=joined("token_boundary") == 1,
-    )
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason=f"{SHARED} is not here")
 def test_the_reference_s_examples_pass() -> None:
-    tally = Tally()
+    lines = (SHARED / "reference" / "ref_small_p77.jsonl").read_text().splitlines()
+    made = [
+        {
+            **row,
+            "segment_b_start": row["segment_ids"].index(1),
+            "masked_lm_labels": row["masked_lm_ids"],
+            "sentence_order_label": int(row["is_random_next"]),
+            OPENS_WORD: row["token_boundary"],
+        }
+        for row in map(json.loads, lines)
+    ]
     expected = Expected(
         max_seq_length=512, max_predictions=77, fidelity="google", vocab_size=30_000
     )
-    measure(reference_rows(), expected, tally)
-    findings = judge(tally, expected)
-    print(audit_examples.table_of(findings))
+    tally = Tally(expected)
+    measure(rows_of(made), tally)
+    findings = judge(tally)
     assert failed(findings) == []
+    assert "whole words" not in skipped(findings)
 
 
 def test_nothing_is_known_of_no_rows() -> None:
-    none = np.zeros(0, np.int64)
-    rows = Rows(none, none, none, none, none, none, none)
-    tally = Tally()
-    assert len(measure(rows, Expected(max_seq_length=LENGTH), tally)) == 0
-    assert failed(judge(tally, Expected(max_seq_length=LENGTH))) == []
-
-
-def test_a_table_without_its_columns_is_refused() -> None:
-    with pytest.raises(SourceError, match=r"columns .* are missing"):
-        rows_of_table(pa.table({"input_ids": pa.array([[NUM_SPECIAL]])}))
-
-
-def test_the_manifest_of_the_corpus_is_found_by_itself(good: Shards) -> None:
-    manifest = read_manifest(good.manifest)
-    assert manifest.input_manifests.keys() == {"corpus", "vocab"}
+    tally = Tally(Expected(max_seq_length=LENGTH))
+    assert len(measure(rows_of([]), tally)) == 0
+    assert failed(judge(tally)) == []

@@ -64,49 +64,34 @@ def test_paragraphs_are_parted_by_one_line_end(end: str) -> None:
 LONG = "A line that somebody's editor has wrapped at"
 
 
-def test_a_wrapped_line_is_joined_to_the_next() -> None:
-    assert normalise_text(f"{LONG}\nsome column.") == f"{LONG} some column."
-
-
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("before", "after", "between"),
     [
-        (f"{LONG}.", "The next sentence."),
-        (f"{LONG}:", "the list"),
-        ("A heading", "and the text below it."),
-        (LONG, "- an item"),
-        (LONG, "* an item"),
-        (LONG, "2. an item"),
-        (LONG, ">>> code"),
-        (LONG, "======="),
+        (LONG, "some column.", " "),
+        (f"{LONG}.", "The next sentence.", "\n"),
+        (f"{LONG}:", "the list", "\n"),
+        ("A heading", "and the text below it.", "\n"),
+        (LONG, "- an item", "\n"),
+        (LONG, "* an item", "\n"),
+        (LONG, "2. an item", "\n"),
+        (LONG, ">>> code", "\n"),
+        (LONG, "=======", "\n"),
     ],
 )
-def test_a_line_that_was_not_wrapped_stays(before: str, after: str) -> None:
-    assert normalise_text(f"{before}\n{after}") == f"{before}\n{after}"
-
-
-def test_a_blank_line_after_a_long_line_parts_paragraphs() -> None:
-    assert normalise_text(f"{LONG}\n\nAnother paragraph.") == f"{LONG}\nAnother paragraph."
-
-
-@given(ODD)
-def test_no_text_keeps_control_characters_or_extra_blanks(text: str) -> None:
-    clean = normalise_text(text)
-    assert all(c == "\n" or unicodedata.category(c) != "Cc" for c in clean)
-    assert not set(clean) & set("\u200b\u202e\ufeff\ufffd\u2028\u2029\xa0\t")
-    for line in clean.split("\n") if clean else []:
-        assert line == " ".join(line.split())
-        assert line
-
-
-@given(ODD)
-def test_every_clean_text_can_be_written_as_utf8(text: str) -> None:
-    assert normalise_text(text).encode().decode() == normalise_text(text)
+def test_a_line_that_was_wrapped_is_joined_to_the_next(
+    before: str, after: str, between: str
+) -> None:
+    assert normalise_text(f"{before}\n{after}") == f"{before}{between}{after}"
+    assert normalise_text(f"{before}\n\n{after}") == f"{before}\n{after}"
 
 
 @given(ODD | st.text("ae\u0301\u200b\u1100\u1161"))
-def test_clean_text_is_nfc(text: str) -> None:
-    assert unicodedata.is_normalized("NFC", normalise_text(text))
+def test_no_text_keeps_control_characters_extra_blanks_or_what_nfc_composes(text: str) -> None:
+    clean = normalise_text(text)
+    assert all(c == "\n" or unicodedata.category(c) not in ("Cc", "Cs") for c in clean)
+    assert not set(clean) & set("\u200b\u202e\ufeff\ufffd\u2028\u2029\xa0\t")
+    assert unicodedata.is_normalized("NFC", clean)
+    assert clean == "\n".join(filter(None, (" ".join(line.split()) for line in clean.split("\n"))))
 
 
 def normalised_slowly(text: str) -> str:
@@ -141,7 +126,7 @@ LINE = st.text("a b.-\t\xa0é—", min_size=30, max_size=60)
 
 
 @given(ODD | SUSPECT | st.lists(LINE).map("\n".join))
-@settings(max_examples=1000)
+@settings(max_examples=500, deadline=None)
 def test_the_fast_way_gives_what_the_specification_says(text: str) -> None:
     assert normalise_text(text) == normalised_slowly(text)
 
@@ -294,8 +279,5 @@ def test_every_text_has_a_hash_of_16_bytes(text: str) -> None:
     assert len(content_hash(text)) == 16
 
 
-def test_golden_hash() -> None:
-    assert content_hash("Some words.\nMore.").hex() == GOLDEN_HASH
-
-
-GOLDEN_HASH = "36a7aa06ec2a10e2ec2baaa1d8971b8c"
+def test_a_hash_is_this_for_ever() -> None:
+    assert content_hash("Some words.\nMore.").hex() == "36a7aa06ec2a10e2ec2baaa1d8971b8c"

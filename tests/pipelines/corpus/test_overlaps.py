@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from albert_core.stage.errors import SourceError
 from pipelines.corpus import overlaps
-from pipelines.corpus.overlaps import Overlap, TestNgrams, find_overlaps, ngram_hashes
+from pipelines.corpus.overlaps import NgramIndex, Overlap, find_overlaps, ngram_hashes
 
 TEST_TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom"
 THIRTEEN = "It was the best of times, it was the worst of times, it"
@@ -18,8 +18,8 @@ DATA = Path("/work/shared/data")
 WORDS = st.lists(st.sampled_from("abc"), max_size=30)
 
 
-def known(*texts: str) -> TestNgrams:
-    return TestNgrams.of(ngram_hashes(texts))
+def known(*texts: str) -> NgramIndex:
+    return NgramIndex.of(ngram_hashes(texts))
 
 
 def ngrams_of(words: list[str], n: int) -> list[tuple[str, ...]]:
@@ -59,7 +59,7 @@ def test_overlaps_are_those_that_sets_of_ngrams_have(
     hashes = ngram_hashes([" ".join(words) for words in tests], n)
     assert len(hashes) == len(tested)
     assert (hashes[1:] > hashes[:-1]).all()
-    found = find_overlaps([" ".join(words) for words in documents], TestNgrams.of(hashes), n)
+    found = find_overlaps([" ".join(words) for words in documents], NgramIndex.of(hashes), n)
     for words, overlap in zip(documents, found, strict=True):
         shared = [gram for gram in ngrams_of(words, n) if gram in tested]
         expected = Overlap(len(shared), " ".join(shared[0])) if shared else None
@@ -71,7 +71,7 @@ def test_what_is_looked_up_is_found_and_nothing_else(wanted: list[int], others: 
     asked = np.array(wanted + others, np.uint64)
     hashes = np.unique(np.array(wanted, np.uint64))
     expected = [i for i, value in enumerate(asked.tolist()) if value in set(wanted)]
-    assert TestNgrams.of(hashes).positions_in(asked).tolist() == expected
+    assert NgramIndex.of(hashes).positions_in(asked).tolist() == expected
 
 
 def test_without_test_texts_nothing_overlaps() -> None:
@@ -87,44 +87,37 @@ def test_many_texts_in_several_batches_are_answered_in_order() -> None:
     assert [i for i, overlap in enumerate(found) if overlap] == [7]
 
 
-def test_cells_of_a_tsv_file_are_texts() -> None:
-    content = f"index\tsentence1\n0\t{TEST_TEXT}\n1\tshort\t{THIRTEEN}\r\n".encode()
-    strings = overlaps.test_strings("glue/dev.tsv", content)
-    assert [string.strip() for string in strings] == [TEST_TEXT, THIRTEEN]
+SQUAD = {"data": [{"title": "A", "paragraphs": [{"context": TEST_TEXT, "qas": [THIRTEEN]}]}]}
+JSON_LINES = "\n".join([json.dumps({"text": TEST_TEXT}), "", json.dumps([THIRTEEN, 3, None])])
 
 
-def test_strings_of_a_json_file_are_texts_however_deep() -> None:
-    squad = {"data": [{"title": "A", "paragraphs": [{"context": TEST_TEXT, "qas": [THIRTEEN]}]}]}
-    content = json.dumps(squad).encode()
-    assert overlaps.test_strings("dev.json", content) == [TEST_TEXT, THIRTEEN]
-
-
-def test_json_under_another_name_is_read_as_json() -> None:
-    race = json.dumps({"article": TEST_TEXT + "\nThen", "answers": ["A"]}).encode()
-    assert overlaps.test_strings("RACE/test/1.txt", race) == [TEST_TEXT + "\nThen"]
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
-def test_strings_of_json_lines_are_texts(name: str) -> None:
-    lines = [json.dumps({"text": TEST_TEXT}), "", json.dumps([THIRTEEN, 3, None])]
-    content = "\n".join(lines).encode("utf-8-sig")
-    assert overlaps.test_strings(name, content) == [TEST_TEXT, THIRTEEN]
-
-
-def test_any_other_file_is_one_text() -> None:
-    assert overlaps.test_strings("book.txt", TEST_TEXT.encode()) == [TEST_TEXT]
-    assert overlaps.test_strings("book.txt", b"[not] JSON but long") == ["[not] JSON but long"]
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("glue/dev.tsv", f"index\ttext\n0\t{TEST_TEXT}\n1\tno\t{THIRTEEN}", [TEST_TEXT, THIRTEEN]),
+        ("dev.json", json.dumps(SQUAD), [TEST_TEXT, THIRTEEN]),
+        ("RACE/test/1.txt", json.dumps({"article": TEST_TEXT, "answers": ["A"]}), [TEST_TEXT]),
+        ("a.jsonl", JSON_LINES, [TEST_TEXT, THIRTEEN]),
+        ("a.json", JSON_LINES, [TEST_TEXT, THIRTEEN]),
+        ("book.txt", TEST_TEXT, [TEST_TEXT]),
+        ("book.txt", "[not] JSON but long", ["[not] JSON but long"]),
+    ],
+)
+def test_texts_of_a_test_set_are_its_cells_its_strings_or_all_of_it(
+    name: str, content: str, expected: list[str]
+) -> None:
+    assert overlaps.strings_of(name, content.encode("utf-8-sig")) == expected
 
 
 def test_a_json_file_that_is_not_json_is_refused_with_its_line() -> None:
     with pytest.raises(SourceError, match=r"cut\.json is called JSON.* line 2"):
-        overlaps.test_strings("cut.json", b'{"data": 1}\n{"data": [')
+        overlaps.strings_of("cut.json", b'{"data": 1}\n{"data": [')
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the real data isn't here")
 def test_wikipedia_articles_that_squad_was_made_of_overlap() -> None:
     content = (DATA / "tasks/squad/squad-v1.1-articles-0-35.json").read_bytes()
-    wanted = known(*overlaps.test_strings("squad.json", content))
+    wanted = known(*overlaps.strings_of("squad.json", content))
     context = json.loads(content)["data"][0]["paragraphs"][3]["context"]
     quoting, other = find_overlaps(
         [f"As said: {context}", " ".join(re.split(r"\W+", context)[::-1])], wanted

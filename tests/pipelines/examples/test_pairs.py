@@ -17,8 +17,10 @@ from pipelines.examples.pairs import (
     SegmentPairs,
     Sentences,
     assemble,
+    count_lengths,
     cut_into_pairs,
     join_pairs,
+    length_only_accuracy,
 )
 
 LENGTHS = st.lists(st.integers(1, 200), min_size=0, max_size=60)
@@ -65,19 +67,12 @@ def first_and_second(pairs: SegmentPairs) -> tuple[list[tuple[int, int]], list[t
 
 
 @given(DOCUMENTS, SEEDS, SIZES, OBJECTIVES)
-def test_every_piece_is_kept_or_counted(
+def test_both_segments_have_pieces_and_fit_and_every_piece_is_kept_or_counted(
     documents: list[list[int]], seed: int, max_num_pieces: int, objective: Objective
 ) -> None:
     pairs, counts = cut_all(documents, seed, max_num_pieces, objective=objective)
     total = sum(map(sum, documents)) + counts[BORROWED]
     assert pairs.num_pieces + counts[ALONE] + counts[TRUNCATED] == total
-
-
-@given(DOCUMENTS, SEEDS, SIZES, OBJECTIVES)
-def test_both_segments_have_pieces_and_fit(
-    documents: list[list[int]], seed: int, max_num_pieces: int, objective: Objective
-) -> None:
-    pairs, _ = cut_all(documents, seed, max_num_pieces, objective=objective)
     sizes_a, sizes_b = pairs.end_a - pairs.start_a, pairs.end_b - pairs.start_b
     assert (sizes_a > 0).all()
     assert (sizes_b > 0).all()
@@ -87,7 +82,9 @@ def test_both_segments_have_pieces_and_fit(
 @given(LENGTHS, SEEDS)
 def test_chunks_are_whole_sentences_that_follow_each_other(lengths: list[int], seed: int) -> None:
     pairs = cut(lengths, seed, 61)
-    assert (np.append(-1, pairs.last_sentence)[:-1] + 1 == pairs.first_sentence).all()
+    assert (pairs.last_sentence[:-1] + 1 == pairs.first_sentence[1:]).all()
+    if len(pairs):
+        assert pairs.first_sentence[0] == 0 or pairs.last_sentence[-1] == len(lengths) - 1
     bounds = np.cumsum([0, *lengths])
     firsts, seconds = first_and_second(pairs)
     for i, (first, second) in enumerate(zip(firsts, seconds, strict=True)):
@@ -150,11 +147,38 @@ def test_the_last_sentence_is_not_left_alone_where_another_can_be_spared() -> No
 
 
 def test_without_short_targets_another_sentence_would_not_fit() -> None:
-    lengths = [9, 14, 21, 8] * 50
-    pairs = cut(lengths, seed=3, max_num_pieces=125, short=0.0)
+    lengths = np.random.default_rng(3).integers(3, 60, 200).tolist()
     bounds = np.cumsum([0, *lengths])
-    with_next = bounds[pairs.last_sentence[:-2] + 2] - bounds[pairs.first_sentence[:-2]]
-    assert (with_next > 125).all()
+    packed_from_front = set()
+    for seed in range(4):
+        pairs = cut(lengths, seed, max_num_pieces=125, short=0.0)
+        begin, stop = pairs.first_sentence[2:-2], pairs.last_sentence[2:-2] + 1
+        no_room = np.array(
+            [bounds[stop + 1] - bounds[begin] > 125, bounds[stop] - bounds[begin - 1] > 125]
+        )
+        assert no_room.all(axis=1).any()
+        packed_from_front.add(bool(no_room[0].all()))
+    assert packed_from_front == {True, False}
+
+
+def length_only(pairs: SegmentPairs) -> float:
+    half = len(pairs) // 2
+    train, held_out = pairs.take(slice(half)), pairs.take(slice(half, None))
+    return length_only_accuracy(count_lengths(train), count_lengths(held_out))
+
+
+@pytest.mark.parametrize("max_num_pieces", [61, 125])
+def test_lengths_tell_nothing_of_the_order(max_num_pieces: int) -> None:
+    rng = np.random.default_rng(1)
+    documents = [rng.integers(3, 60, 40).tolist() for _ in range(2000)]
+    pairs, _ = cut_all(documents, 5, max_num_pieces)
+    assert length_only(pairs) == pytest.approx(0.5, abs=1.5 / len(pairs) ** 0.5)
+
+
+def test_lengths_that_tell_the_order_are_found() -> None:
+    documents = [[10, 30]] * 400
+    pairs, _ = cut_all(documents, 5, max_num_pieces=61)
+    assert length_only(pairs) == 1.0
 
 
 @pytest.mark.parametrize(("objective", "share"), [("sop", 0.5), ("nsp", 0.5), ("none", 0.0)])
@@ -239,6 +263,6 @@ def test_a_swapped_pair_begins_with_the_later_part() -> None:
 
 def test_golden_pairs() -> None:
     pairs = cut([9, 14, 21, 8] * 3, seed=12345, max_num_pieces=61)
-    assert pairs.start_a.tolist() == [0, 96, 113]
-    assert pairs.end_b.tolist() == [61, 96, 156]
-    assert pairs.label.tolist() == [0, 1, 0]
+    assert pairs.start_a.tolist() == [0, 52, 148]
+    assert pairs.end_b.tolist() == [44, 52, 148]
+    assert pairs.label.tolist() == [0, 1, 1]

@@ -1,13 +1,16 @@
-"""What the tests of the readers share: read a file, look at what came of it, pack one."""
+"""What the tests of the readers share: files of each format, and short forms of what is read."""
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 
@@ -17,25 +20,16 @@ from pipelines.config import SourceFormat, SourceSettings
 from pipelines.readers import Unreadable, format_of, read_documents
 
 CORPORA = Path(__file__).parents[4] / "shared/data/corpora"
-Pack = Callable[[bytes], bytes]
-PACKERS: dict[str, Pack] = {
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
     ".lzma": lambda content: lzma.compress(content, lzma.FORMAT_ALONE),
     ".zst": zstandard.ZstdCompressor().compress,
 }
-WIKI = b"""<doc id="12" url="https://x/wiki?curid=12" title="Anarchism">
-Anarchism
-
-It is a philosophy.
-</doc>
-<doc id="25" url="https://x/wiki?curid=25" title="Autism">
-Autism &amp; others.
-</doc>
-"""
-
 Read = list[Document | Unreadable]
+Outcome = tuple[str, Any] | tuple[int, str]
+"""Of a document its id after the file's name, and its text; else the offset and the reason."""
 
 
 def read(
@@ -48,38 +42,27 @@ def read(
 
 
 def read_content(
-    folder: Path, name: str, content: bytes, declared: SourceFormat = "auto", **settings: Any
+    content: bytes, declared: SourceFormat = "auto", name: str = "f", **settings: Any
 ) -> Read:
-    """Write ``content`` to a file and read it."""
-    (folder / name).write_bytes(content)
-    return read(folder / name, declared, **settings)
+    """Read ``content`` as a file in memory."""
+    storage.write_bytes(f"memory://readers/{name}", content)
+    return read(f"memory://readers/{name}", declared, **settings)
 
 
-def read_in_memory(content: bytes, declared: SourceFormat, **settings: Any) -> Read:
-    """Read ``content`` as a file named "any"."""
-    storage.write_bytes("memory://readers/any", content)
-    return read("memory://readers/any", declared, **settings)
-
-
-def documents(records: Read) -> list[Document]:
-    """Return the documents, of which there must be nothing else."""
-    assert all(isinstance(record, Document) for record in records), records
-    return [record for record in records if isinstance(record, Document)]
+def outcomes(records: Read, name: str = "f") -> list[Outcome]:
+    return [
+        (record.id.removeprefix(name), record.text)
+        if isinstance(record, Document)
+        else (record.offset, record.reason)
+        for record in records
+    ]
 
 
 def texts(records: Read) -> list[str]:
-    """Return the documents' texts."""
-    return [document.text for document in documents(records)]
-
-
-def ids(records: Read) -> list[str]:
-    """Return the documents' ids."""
-    return [document.id for document in documents(records)]
-
-
-def reasons(records: Read) -> list[str]:
-    """Return why records could not be read."""
-    return [record.reason for record in records if isinstance(record, Unreadable)]
+    """Return the documents' texts; there must be nothing but documents."""
+    good, bad = split(records)
+    assert bad == []
+    return [document.text for document in good]
 
 
 def split(records: Read) -> tuple[list[Document], list[Unreadable]]:
@@ -88,11 +71,107 @@ def split(records: Read) -> tuple[list[Document], list[Unreadable]]:
     return good, [record for record in records if isinstance(record, Unreadable)]
 
 
+def needs(name: str) -> pytest.MarkDecorator:
+    """Skip a test where a real corpus is absent."""
+    return pytest.mark.skipif(not (CORPORA / name).exists(), reason=f"{CORPORA / name} is absent")
+
+
+# Files
+
+
 def json_lines(*objects: object) -> bytes:
     """Return one JSON object a line."""
     return "".join(json.dumps(value) + "\n" for value in objects).encode()
 
 
-def needs(name: str) -> pytest.MarkDecorator:
-    """Skip a test where a real corpus is absent."""
-    return pytest.mark.skipif(not (CORPORA / name).exists(), reason=f"{CORPORA / name} is absent")
+def parquet(columns: dict[str, Any], **options: Any) -> bytes:
+    content = io.BytesIO()
+    pq.write_table(pa.table(columns), content, **options)
+    return content.getvalue()
+
+
+WIKI = b"""<doc id="12" url="https://x/wiki?curid=12" title="Anarchism">
+Anarchism
+
+It is a philosophy.
+</doc>
+<doc id="25" url="https://x/wiki?curid=25" title="Autism">
+Autism &amp; others.
+</doc>
+"""
+DUMP_HEADER = """<mediawiki xml:lang="xx">
+  <siteinfo>
+    <namespaces>
+      <namespace key="0" case="first-letter" />
+      <namespace key="6" case="first-letter">Bildchen</namespace>
+      <namespace key="14" case="first-letter">Fach &amp; Art</namespace>
+    </namespaces>
+  </siteinfo>
+"""
+DUMP_END = "</mediawiki>\n"
+
+
+def article(number: int, text: str = "Some ''text''.", **changes: str) -> str:
+    """Return a page of a dump."""
+    fields = {"ns": "0", "redirect": "", "model": "wikitext", "format": "text/x-wiki"} | changes
+    return f"""  <page>
+    <title>Title {number}</title>
+    <ns>{fields["ns"]}</ns>
+    <id>{number}</id>
+{fields["redirect"]}    <revision>
+      <id>{number}000</id>
+      <model>{fields["model"]}</model>
+      <format>{fields["format"]}</format>
+      <text bytes="9" xml:space="preserve">{text}</text>
+    </revision>
+  </page>
+"""
+
+
+def dump(*pages: str) -> bytes:
+    return f"{DUMP_HEADER}{''.join(pages)}{DUMP_END}".encode()
+
+
+PARAGRAPH = "The old clock in the harbour follows the river, as it did before that winter. "
+
+
+def web_page(words: str, head: str = "") -> str:
+    return (
+        f"<html><head><title>T</title>{head}</head><body><nav><a href='/'>Menu</a></nav><article>"
+        f"<h1>The title</h1><p>{words} {PARAGRAPH * 5}</p><p>{PARAGRAPH * 5}</p></article>"
+        "<footer>Copyright</footer></body></html>"
+    )
+
+
+def web_text(words: str) -> str:
+    """Return the text of `web_page`."""
+    paragraph = (PARAGRAPH * 5).strip()
+    return f"The title\n{words} {paragraph}\n{paragraph}"
+
+
+def web_record(
+    uri: str,
+    content: bytes,
+    kind: str = "text/html; charset=utf-8",
+    status: str = "200 OK",
+    record: str = "response",
+    **headers: str,
+) -> bytes:
+    """Return a record of a web archive."""
+    is_http = record in ("response", "request")
+    if is_http:
+        fields = {"Content-Type": kind} if kind else {}
+        fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+        content = _lines(f"HTTP/1.1 {status}", fields) + content
+    head = {
+        "WARC-Type": record,
+        "WARC-Target-URI": uri,
+        "Content-Type": f"application/http; msgtype={record}" if is_http else kind,
+        "Content-Length": str(len(content)),
+    }
+    return _lines("WARC/1.0", head) + content + b"\r\n\r\n"
+
+
+def _lines(first: str, fields: dict[str, str]) -> bytes:
+    lines = [first, *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+    return "\r\n".join(lines).encode()

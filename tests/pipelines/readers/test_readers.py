@@ -1,119 +1,70 @@
+"""Each reader gives the records of the table; formats are detected; broken content ends nothing."""
+
 import gzip
-import hashlib
 import io
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
-from typing import cast
+from typing import BinaryIO, cast
 
+import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError
 from albert_core.text.records import Document
 from pipelines.config import SourceFormat, SourceSettings
-from pipelines.readers import READERS, Unreadable, can_split, format_of
-from pipelines.readers.record import Record
+from pipelines.readers import LEFT_OUT, READERS, Unreadable, can_split, format_of, wikipedia
+from pipelines.readers.plain_text import book
+from pipelines.readers.record import MAX_CONTENT_BYTES
+from tests.pipelines.readers.examples import BOOK_START, EXAMPLES, METADATA, NAMED, Example
 from tests.pipelines.readers.reading import (
-    CORPORA,
+    DUMP_HEADER,
     PACKERS,
     WIKI,
-    ids,
-    json_lines,
+    article,
+    dump,
+    outcomes,
+    parquet,
     read,
     read_content,
-    read_in_memory,
-    reasons,
     split,
     texts,
+    web_page,
+    web_record,
 )
 
-# Every format, by hand and as it is packed
+
+def test_there_are_examples_of_every_format() -> None:
+    assert EXAMPLES.keys() == READERS.keys()
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
-    mark = b"\xef\xbb\xbf"
-    assert texts(read_content(tmp_path, "a.txt", mark + b"Text.")) == ["Text."]
-    marked = mark + json_lines({"text": "Text."})
-    assert texts(read_content(tmp_path, "a.jsonl", marked)) == ["Text."]
-    assert len(texts(read_content(tmp_path, "wiki_00", mark + WIKI + mark + WIKI))) == 4
-    for declared in ("sentences", "paragraphs"):
-        found = read_content(tmp_path, "a", mark + b"Text.", declared)
-        assert texts(found) == ["Text."]
+@pytest.mark.parametrize(("declared", "example"), NAMED)
+def test_a_file_gives_the_records_of_the_table(declared: SourceFormat, example: Example) -> None:
+    records = read_content(example.content, declared, **example.settings)
+    assert outcomes(records) == example.outcomes
+    for record in records:
+        if isinstance(record, Document):
+            assert record.source == "memory://readers/f"
+            assert record.lines_are_sentences == (declared == "sentences")
+        elif declared not in ("parquet", "warc"):
+            assert len(record.content) <= MAX_CONTENT_BYTES
+            assert bool(record.content) == (record.reason not in LEFT_OUT)
+            assert record.content[:50] in example.content[record.offset : record.offset + 99]
 
 
-MODULE = '''"""The module.
-
-  Indented.
-"""
-import x  # "not this"
-
-class A:
-    """The class."""
-
-    NAME = """nor this"""
-
-    async def f(self):
-        """The method."""
-        def g():
-            "The inner one."
-
-def h(): ...
-def i():
-    """The last one."""
-'''
-
-
-def test_a_python_file_is_its_docstrings_in_order(tmp_path: Path) -> None:
-    records = read_content(tmp_path, "m.py", MODULE.encode())
-    assert texts(records) == [
-        "The module.\n\nIndented.\n\nThe class.\n\nThe method.\n\nThe inner one.\n\nThe last one."
-    ]
-    assert ids(records) == ["m.py"]
-
-
-def test_a_python_file_is_parsed_and_not_run(tmp_path: Path) -> None:
-    source = b'"""Text."""\nraise SystemExit("run")\n'
-    assert texts(read_content(tmp_path, "m.py", source)) == ["Text."]
-
-
-def test_a_python_file_may_declare_its_encoding(tmp_path: Path) -> None:
-    source = "# -*- coding: latin-1 -*-\n'''Größe.'''\n".encode("latin-1")
-    assert texts(read_content(tmp_path, "m.py", source)) == ["Größe."]
-
-
-METADATA = b"""Metadata-Version: 2.1
-Name: x
-Classifier: Operating System :: OS Independent
-
-# The package
-
-It is for gr\xc3\xb6\xc3\x9fe.
-"""
-
-
-@pytest.mark.parametrize("declared", ["installed-python", "auto"])
-def test_a_packages_metadata_is_its_description(tmp_path: Path, declared: SourceFormat) -> None:
-    records = read_content(tmp_path, "METADATA", METADATA, declared)
-    assert texts(records) == ["# The package\n\nIt is for größe.\n"]
-
-
-def test_a_file_in_memory_is_read_like_one_on_disk() -> None:
-    storage.write_bytes("memory://readers/wiki_00.gz", gzip.compress(WIKI, mtime=0))
-    assert ids(read("memory://readers/wiki_00.gz")) == ["wiki_00.gz#12", "wiki_00.gz#25"]
-
-
-@pytest.mark.parametrize("declared", READERS)
-def test_an_empty_file_ends_nothing(declared: SourceFormat) -> None:
-    found, broken = split(read_in_memory(b"", declared))
-    assert {document.text for document in found} <= {""}
-    assert {each.reason for each in broken} <= {"not_parquet"}
-
-
-def test_a_record_needs_no_more_than_its_text() -> None:
-    assert Record("text") == Record("text", "", "", 0, b"", lines_are_sentences=False)
+def test_what_is_kept_of_a_bad_record_is_its_content() -> None:
+    unclosed = b'<doc id="1">\nLost.\n' + WIKI
+    uri = "memory://readers/f"
+    expected = Unreadable(uri, 0, "doc_not_closed", b"Lost.\n")
+    assert read_content(unclosed, "wiki-extracted")[0] == expected
+    long = b"[" * 100_000
+    expected = Unreadable(uri, 0, "not_json", long[:MAX_CONTENT_BYTES])
+    assert read_content(long, "jsonl") == [expected]
+    rows = parquet({"text": pa.array([None, b"\xff", b"x" * 2000])})
+    _, bad = split(read_content(rows, "parquet", max_document_mb=0.001))
+    assert [each.content for each in bad] == [b"", b"\xff", b"x" * 2000]
 
 
 # What a file is, when nobody says so
@@ -161,30 +112,14 @@ def test_the_format_is_told_by_name_and_beginning(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     assert format_of(str(tmp_path / name), SourceSettings()) == expected
-
-
-def test_a_declared_format_comes_before_what_the_name_tells(tmp_path: Path) -> None:
-    content = json_lines({"text": "T."})
-    assert texts(read_content(tmp_path, "a.jsonl", content, "text")) == [content.decode()]
-
-
-def test_the_format_of_a_file_that_is_gone_is_an_error_of_the_file_system(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"gone\.txt"):
-        format_of(str(tmp_path / "gone.txt"), SourceSettings())
+    assert format_of(str(tmp_path / name), SourceSettings(format="sentences")) == "sentences"
 
 
 @pytest.mark.parametrize(
     ("name", "format", "expected"),
     [
-        ("a.jsonl", "jsonl", True),
-        ("a", "wiki-extracted", True),
-        ("a", "sentences", True),
-        ("a", "paragraphs", True),
-        ("a.jsonl.gz", "jsonl", False),
-        ("a.zst", "wiki-extracted", False),
-        ("a", "text", False),
-        ("a", "parquet", False),
-        ("a", "warc", False),
+        *(("a", name, reader.boundary is not None) for name, reader in READERS.items()),
+        *((f"a{ending}", "jsonl", False) for ending in PACKERS),
     ],
 )
 def test_files_of_lines_that_are_not_packed_can_be_split(
@@ -194,50 +129,83 @@ def test_files_of_lines_that_are_not_packed_can_be_split(
     assert can_split(str(tmp_path / name), format) is expected
 
 
-# Bad records
+def test_a_file_that_is_gone_or_a_folder_is_reported(tmp_path: Path) -> None:
+    uri = str(tmp_path / "gone.txt")
+    assert read(uri, "text") == [Unreadable(uri, 0, "not_readable", b"")]
+    assert outcomes(read(tmp_path, "text")) == [(0, "not_readable")]
+    with pytest.raises(OSError, match=r"gone\.txt"):
+        format_of(uri, SourceSettings())
+
+
+def test_ids_have_the_name_in_the_source_and_not_where_that_is(tmp_path: Path) -> None:
+    (tmp_path / "größe_00").write_bytes(WIKI)
+    found = read(tmp_path / "größe_00", name="AA/größe_00")
+    assert [record.id for record in found if isinstance(record, Document)] == [
+        "AA/größe_00#12",
+        "AA/größe_00#25",
+    ]
+
+
+# Encodings
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32-le", "cp037"])
+def test_an_encoding_without_plain_line_ends_cannot_be_cut_into_lines(encoding: str) -> None:
+    with pytest.raises(ConfigError, match=f"source.encoding '{encoding}' can't be cut into lines"):
+        read_content(b"", "jsonl", encoding=encoding)
+
+
+@pytest.mark.parametrize("encoding", ["klingon", "base64", "rot13"])
+def test_an_unknown_encoding_is_a_mistake_in_the_settings(encoding: str) -> None:
+    with pytest.raises(ConfigError, match=f"source.encoding '{encoding}' is no text encoding"):
+        read_content(b"T.", "text", encoding=encoding)
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_every_text_in_utf8_is_read_as_it_is(text: str) -> None:
+    [found] = texts(read_content(text.encode(), "text"))
+    assert found == text.removeprefix("\ufeff")
+
+
+# No content ends a reader
+
+
+@pytest.mark.parametrize("declared", READERS)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_what_is_read_of_any_bytes_can_be_written(
+    declared: SourceFormat, data: st.DataObject
+) -> None:
+    some = st.sampled_from([each.content[:2000] for each in EXAMPLES[declared]])
+    parts = data.draw(st.lists(some | st.binary(max_size=20), max_size=3))
+    for record in read_content(b"".join(parts), declared):
+        assert record.text.encode() is not None if isinstance(record, Document) else record.reason
 
 
 @pytest.mark.parametrize(
-    "source", [b'"""unclosed', b'print "two" """x"""', b'"""x"""\x00', b'"""x"""' + b"(" * 9999]
-)
-def test_a_file_that_is_no_python_is_reported(tmp_path: Path, source: bytes) -> None:
-    uri = str(tmp_path / "a.py")
-    assert read_content(tmp_path, "a.py", source) == [Unreadable(uri, 0, "not_python", source)]
-
-
-@given(content=st.binary(max_size=200), declared=st.sampled_from(list(READERS)))
-def test_no_content_ends_a_reader(content: bytes, declared: SourceFormat) -> None:
-    for record in read_in_memory(content, declared):
-        assert isinstance(record, Document) or record.reason
-
-
-# Records too large to be held
-
-KB = 0.001
-
-
-@pytest.mark.parametrize(
-    ("declared", "before", "large", "after"),
+    "content",
     [
-        ("jsonl", b'{"text": "T."}\n', b'{"text": "' + b"x" * 5000 + b'"}\n', b'{"text": "T."}\n'),
-        ("wiki-extracted", WIKI, b'<doc id="9">\n' + b"x y\n" * 999 + b"</doc>\n", WIKI),
-        ("wiki-extracted", WIKI, b'<doc id="9">\n' + b"x" * 5000 + b"\n</doc>\n", WIKI),
-        ("paragraphs", b"One.\n\n", b"x y\n" * 999 + b"\n", b"Two."),
-        ("sentences", b"One.\n\n", b"x" * 5000 + b"\n\n", b"Two."),
-        ("text", b"", b"x" * 5000, b""),
-        ("gutenberg", b"", b"x" * 5000, b""),
-        ("installed-python", b"", b"x" * 5000, b""),
+        "<div>" * 50_000 + "x",
+        "<html>\x00\x01" + web_page("x"),
+        "<!DOCTYPE" * 99,
+        "<table><tr>" * 9999,
     ],
 )
-def test_a_record_too_large_is_passed_over(
-    declared: SourceFormat, before: bytes, large: bytes, after: bytes
-) -> None:
-    num_documents = len(read_in_memory(before, declared)) + len(read_in_memory(after, declared))
-    good, [bad] = split(read_in_memory(before + large + after, declared, max_document_mb=KB))
-    assert (bad.offset, bad.reason) == (len(before), "too_large")
-    assert b"x" in bad.content
-    if before:
-        assert len(good) == num_documents
+def test_after_any_web_page_the_next_is_read(content: str) -> None:
+    archive = web_record("http://a/1", content.encode())
+    archive += web_record("http://a/2", web_page("Two.").encode())
+    *_, last = read_content(archive, "warc")
+    assert "Two." in texts([last])[0]
+
+
+def test_a_web_page_on_which_the_parser_fails_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def extract(*_: object, **__: object) -> str:
+        raise RecursionError
+
+    monkeypatch.setattr("trafilatura.extract", extract)
+    archive = web_record("http://a/1", web_page("One.").encode())
+    assert outcomes(read_content(archive, "warc")) == [(0, "not_extractable")]
 
 
 class Endless(io.RawIOBase):
@@ -260,8 +228,6 @@ class Endless(io.RawIOBase):
 
 @pytest.mark.parametrize("declared", ["jsonl", "wiki-extracted", "sentences"])
 def test_of_a_large_record_little_is_held(declared: str) -> None:
-    import tracemalloc
-
     piece = b"x" * (1 << 20)
     parts = iter([b'<doc id="1">\n', *([piece] * 50), b"\n</doc>\n\n", b'{"text": "T."}\n'])
     settings = SourceSettings(max_document_mb=1)
@@ -274,76 +240,118 @@ def test_of_a_large_record_little_is_held(declared: str) -> None:
     assert peak < 12 << 20
 
 
-# Ids
+# Project Gutenberg
 
-
-def test_ids_do_not_change_when_the_source_moves(tmp_path: Path) -> None:
-    found = []
-    for folder in (tmp_path / "here", tmp_path / "there"):
-        (folder / "AA").mkdir(parents=True)
-        (folder / "AA" / "wiki_00").write_bytes(WIKI)
-        found.append(ids(read(folder / "AA" / "wiki_00", name="AA/wiki_00")))
-    assert found[0] == found[1] == ["AA/wiki_00#12", "AA/wiki_00#25"]
-
-
-def test_offsets_are_those_of_the_unpacked_file(tmp_path: Path) -> None:
-    random = Random(0)
-    lines = [{"text": random.randbytes(50).hex()} for _ in range(300)]
-    content = json_lines(*lines)
-    plain = read_content(tmp_path, "a.jsonl", content)
-    packed = read(tmp_path / "a.jsonl", name="x")
-    for ending, pack in PACKERS.items():
-        (tmp_path / f"a.jsonl{ending}").write_bytes(pack(content))
-        assert ids(read(tmp_path / f"a.jsonl{ending}", name="x")) == ids(packed)
-    assert texts(plain) == [line["text"] for line in lines]
-
-
-# Files that can't be read
-
-
-def test_a_file_that_is_gone_is_reported(tmp_path: Path) -> None:
-    uri = str(tmp_path / "gone.txt")
-    assert read(uri, "text") == [Unreadable(uri, 0, "not_readable", b"")]
-
-
-def test_a_folder_is_reported(tmp_path: Path) -> None:
-    assert reasons(read(tmp_path, "text")) == ["not_readable"]
-
-
-@pytest.mark.parametrize("encoding", ["klingon", "base64", "rot13"])
-def test_an_unknown_encoding_is_a_mistake_in_the_settings(tmp_path: Path, encoding: str) -> None:
-    with pytest.raises(ConfigError, match=f"source.encoding '{encoding}' is no text encoding"):
-        read_content(tmp_path, "a.txt", b"T.", encoding=encoding)
-
-
-# Real files are read, to the byte, as they were when what was read was looked at
-
-GOLDEN: list[tuple[str, SourceFormat, int, str]] = [
-    ("wiki_extracted/enwiki2018/AA/wiki_00", "auto", 37, "fd798b92e543d168"),
-    ("wiki_extracted/kowiki2022/AA/wiki_01", "auto", 139, "93542f9e61c2763a"),
-    ("jsonl_dolma/000.json.gz", "auto", 10, "32e5c77469935bcf"),
-    ("novels.jsonl.gz", "auto", 45, "ce2d0b9196f63c43"),
-    ("gutenberg/Die-Verwandlung_22367/22367-8.txt", "auto", 1, "eec150b27b2e9e7f"),
-    ("gutenberg/Die-Verwandlung_22367/22367-8.txt", "text", 1, "a5f79b23c27160de"),
-    (
-        "gutenberg/The-Adventures-of-Sherlock-Holmes_1661/old__advsh12.txt",
-        "auto",
-        1,
-        "ac363b50de0a81b4",
-    ),
-    ("gutenberg/Pride-and-Prejudice_1342/old__pandp10.txt", "auto", 1, "fc317e70c91a4361"),
-    ("bert_sample/sample_text.txt", "sentences", 3, "4ae5d7937d85f040"),
-    ("bert_sample/sample_text.txt", "paragraphs", 3, "4ae5d7937d85f040"),
+BODY = "EMMA\n\nBy Jane Austen\n\n\nChapter 1\n\nEmma Woodhouse, handsome, clever, and rich."
+HEADER = "The Project Gutenberg EBook of Emma, by Jane Austen\n\nFor the use of anyone.\n\n"
+SMALL_PRINT = "***START**THE SMALL PRINT!**FOR PUBLIC DOMAIN ETEXTS**START***\nYou know: lawyers.\n"
+BEFORE = [
+    "*** START OF THIS PROJECT GUTENBERG EBOOK EMMA ***\n\n",
+    "*** START OF THE PROJECT GUTENBERG EBOOK, EMMA ***\n\n",
+    "***START OF THE PROJECT GUTENBERG EBOOK EMMA***\n\n",
+    "*** START OF PROJECT GUTENBERG EBOOK EMMA ***\n",
+    "*** START OF THE PROJECT GUTENBERG EBOOK EMMA\n",
+    "*** START OF THIS PROJECT GUTENBERG EBOOK EMMA, A LONG\nTITLE IN TWO LINES ***\n",
+    "* START OF THE PROJECT GUTENBERG EBOOK EMMA *\n\n",
+    SMALL_PRINT + "*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*\n\n",
+    SMALL_PRINT + "*END THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.10/04/01*END*\n",
+    BOOK_START + "Produced by A. Nonymous and the Online\nProofreading Team at pgdp.net\n\n\n",
+    "*** START OF THIS PROJECT GUTENBERG EBOOK EMMA ***\nE-text prepared by A.\n\n",
+    BOOK_START + "This eBook was produced by A.\n\n[Transcribed from the 1900 edition by B.]\n\n",
 ]
+SMALL_PRINT_LAST = (
+    f"\n\n{SMALL_PRINT}*END THE SMALL PRINT! FOR PUBLIC DOMAIN EBOOKS*Ver.02/11*END*\n"
+)
 
 
-@pytest.mark.parametrize(("name", "declared", "num_documents", "digest"), GOLDEN, ids=str)
-def test_real_files_are_read_as_before(
-    name: str, declared: SourceFormat, num_documents: int, digest: str
+@pytest.mark.parametrize(
+    ("before", "after"), [*((before, "") for before in BEFORE), (BOOK_START, SMALL_PRINT_LAST)]
+)
+@pytest.mark.parametrize(
+    "end",
+    [
+        "*** END OF THIS PROJECT GUTENBERG EBOOK EMMA ***",
+        "*** END OF THE PROJECT GUTENBERG EBOOK EMMA ***",
+        "***END OF THE PROJECT GUTENBERG EBOOK, EMMA***",
+        "End of the Project Gutenberg EBook of Emma\n\n*** END OF THIS PROJECT GUTENBERG EBOOK ***",
+        "End of Project Gutenberg's Etext of Emma, by Jane Austen",
+        "End of The Project Gutenberg Etext of Emma",
+        "End of Project Gutenberg’s Emma, by Jane Austen",
+    ],
+)
+def test_the_licence_is_left_out_in_its_many_spellings(before: str, after: str, end: str) -> None:
+    text = f"{HEADER}{before}\n{BODY}\n\n\n{end}\n\nThe licence.{after}\n"
+    assert book(text) == BODY
+    assert book(text.replace("\n", "\r\n")) == BODY
+
+
+@pytest.mark.parametrize("text", [BODY, HEADER + BODY])
+def test_without_the_marks_all_is_kept(text: str) -> None:
+    assert book(text) == text
+
+
+def test_words_of_the_book_about_its_production_stay() -> None:
+    text = "The next variation which their visit afforded was\nproduced by the entrance."
+    assert book(BOOK_START + text) == text
+
+
+@given(
+    st.lists(
+        st.sampled_from([HEADER, SMALL_PRINT, BODY, "\n\n", "*END*THE SMALL PRINT!\n"])
+        | st.text(max_size=9)
+    )
+)
+def test_any_order_of_marks_has_a_book(parts: list[str]) -> None:
+    assert len(book("".join(parts))) <= len("".join(parts))
+
+
+# Dumps of MediaWiki
+
+
+def test_a_page_too_large_is_not_held_and_the_next_is_read(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not (CORPORA / name).exists():
-        pytest.skip(f"{CORPORA / name} is absent")
-    documents = [each for each in read(CORPORA / name, declared) if isinstance(each, Document)]
-    assert len(documents) == num_documents
-    read_now = repr([(each.id, each.text) for each in documents]).encode()
-    assert hashlib.sha256(read_now).hexdigest()[:16] == digest
+    monkeypatch.setattr(wikipedia, "_BLOCK_BYTES", 512)
+    huge = article(2, "word " * 500)
+    content = dump(article(1), huge, article(3))
+    records = read_content(content, "mediawiki-dump", max_document_mb=0.001)
+    found = outcomes(records)
+    assert [found[0][0], found[1][1], found[-1][0]] == ["#1", "too_large", "#3"]
+    assert max(len(bad.content) for bad in split(records)[1]) < 3000
+    found = outcomes(read_content(dump(huge), "mediawiki-dump", max_document_mb=0.001))
+    assert [reason for _, reason in found] == ["too_large", "broken_xml"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(block=st.integers(1, 64))
+def test_the_size_of_a_read_changes_nothing(block: int) -> None:
+    content = dump(article(1), article(2, "a & b"), article(3, ns="2"), article(4))
+    expected = read_content(content, "mediawiki-dump")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wikipedia, "_BLOCK_BYTES", block)
+        assert read_content(content, "mediawiki-dump") == expected
+
+
+class Breaking(io.BytesIO):
+    """A file that fails once its content has been read, as a broken archive does."""
+
+    def read1(self, size: int | None = -1) -> bytes:
+        block = super().read1(size)
+        if not block:
+            raise EOFError("ended before the end-of-stream marker")
+        return block
+
+
+def test_the_error_of_a_broken_archive_comes_after_the_pages_before() -> None:
+    file = Breaking((DUMP_HEADER + article(1) + article(2) + article(3)[:99]).encode())
+    records = wikipedia.read_dump(cast(BinaryIO, file), SourceSettings())
+    assert [next(records).key, next(records).key] == ["1", "2"]
+    with pytest.raises(EOFError, match="end-of-stream"):
+        next(records)
+
+
+def test_the_full_parser_reads_the_same_pages() -> None:
+    pytest.importorskip("mwparserfromhell")
+    content = dump(article(1, "'''A''' {{b}} [[c|d]].&lt;ref&gt;e&lt;/ref&gt;"), article(2, ns="1"))
+    full = read_content(content, "mediawiki-dump", wiki_parser="full")
+    assert full == read_content(content, "mediawiki-dump")

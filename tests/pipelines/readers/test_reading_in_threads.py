@@ -1,6 +1,5 @@
 """Every reader gives each of eight threads what it gives one, of the same file and of others."""
 
-import io
 import pickle
 import subprocess
 import sys
@@ -10,25 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pipelines.config import SourceFormat
 from pipelines.readers import READERS
-from pipelines.readers.installed_python import METADATA_FIRST_LINE
-from tests.generated_text import document
-from tests.pipelines.readers.reading import CORPORA, PACKERS, WIKI, Read, json_lines, needs, read
-from tests.pipelines.readers.test_warc import Archive
-from tests.pipelines.readers.test_warc import page as web_page
-from tests.pipelines.readers.test_wikipedia import dump
-from tests.pipelines.readers.test_wikipedia import page as article
+from tests.pipelines.readers.examples import EXAMPLES
+from tests.pipelines.readers.reading import CORPORA, PACKERS, Read, article, dump, needs, read
 from tests.threads import NUM_THREADS, forget_what_is_kept, in_threads
 
 PROJECT = Path(__file__).parents[3]
 NUM_FILES = NUM_THREADS + 1
 """So that in a second round each thread has another file."""
-GERMAN = "Größere Flüsse führen über weite Felder, und die Bäume grünen überall. "
 MARKUP = (
     "'''Title''' {{convert|3|km}} [[Bildchen:a.png|thumb|''b'']] [[a|the ''link'']] &lt;ref&gt;x"
     "&lt;/ref&gt;\n{|\n|cell\n|}\n== Heading ==\n* one [http://a words] {{lang|de|Größe}}"
@@ -38,63 +29,9 @@ def f(x):
     r"""Raw \\w."""
     return "\\q" if x is not 5else "\\%"
 '''
-REFUSED = "import os\ndef f(:\n    '''no'''"
-
-
-def _text(number: int) -> bytes:
-    """Return a text in one of four encodings, of which two must be guessed."""
-    encoding = ("utf-8", "utf-16", "cp1252", "koi8-r")[number % 4]
-    words = "Большие реки текут медленно. " if encoding == "koi8-r" else GERMAN
-    return (words * 4 + f"{number}").encode(encoding)
-
-
-def _python(number: int) -> bytes:
-    metadata = METADATA_FIRST_LINE.decode() + f" 2.1\nName: a{number}\n\nWords of {number}.\n"
-    return (metadata, INVALID_ESCAPES * (number + 1), REFUSED)[number % 3].encode()
-
-
-def _archive(number: int) -> bytes:
-    archive = Archive(packed=number % 2 == 1)
-    for place, charset in enumerate(("; charset=utf-8", "; charset=iso-8859-1", "")):
-        encoding = "utf-8" if place == 0 else "cp1252"
-        content = web_page(f"{GERMAN * 3} {number}.").encode(encoding)
-        archive.add(f"http://a/{number}/{place}", content, f"text/html{charset}")
-    return archive.add("http://a/png", b"\x89PNG", "image/png").content
-
-
-def _parquet(number: int) -> bytes:
-    content = io.BytesIO()
-    texts = [document(each, 5) for each in range(number, number + 90)]
-    pq.write_table(pa.table({"text": texts}), content, row_group_size=40)
-    return content.getvalue()
-
-
-def _blocks(number: int) -> bytes:
-    return f"One {number}.\nTwo.\n\n{GERMAN}\n \n".encode() * 20 + b"\xff\n"
-
-
-def _lines(number: int) -> bytes:
-    return json_lines(*({"id": n, "text": document(n, 5)} for n in range(number, number + 20)))
-
-
-def _book(number: int) -> bytes:
-    head = "Character set encoding: ISO-8859-1\n\n*** START OF THE PROJECT GUTENBERG EBOOK X ***\n"
-    return f"{head}\nProduced by A.\n\n{GERMAN * 9}{number}\n*** END OF".encode("latin-1")
-
-
-CONTENTS: dict[SourceFormat, Callable[[int], bytes]] = {
-    "installed-python": _python,
-    "mediawiki-dump": lambda number: dump(
-        *(article(n, MARKUP) for n in range(number + 1))
-    ).encode(),
-    "wiki-extracted": lambda number: WIKI * (number + 1) + b"stray\n",
-    "jsonl": lambda number: _lines(number) + b"{broken\n",
-    "parquet": _parquet,
-    "text": _text,
-    "paragraphs": _blocks,
-    "sentences": _blocks,
-    "gutenberg": _book,
-    "warc": _archive,
+MORE = {
+    "installed-python": [INVALID_ESCAPES.encode() * number for number in (1, 2)],
+    "mediawiki-dump": [dump(*(article(n, MARKUP) for n in range(4)))],
 }
 READ_IN_THREADS = """
 import pickle, sys
@@ -123,16 +60,19 @@ def read_file(file: File) -> Read:
 def write_files(folder: Path, declared: SourceFormat, number: int = NUM_FILES) -> list[File]:
     """Write a few files of a format, among them packed ones where they can be read."""
     endings = ["", *PACKERS] if READERS[declared].boundary else [""]
+    contents = MORE.get(declared, []) + [each.content for each in EXAMPLES[declared]]
     files = []
     for each in range(number):
         ending = endings[each % len(endings)]
         path = folder / f"{declared}-{each}{ending}"
-        path.write_bytes(PACKERS.get(ending, bytes)(CONTENTS[declared](each)))
+        path.write_bytes(PACKERS.get(ending, bytes)(contents[each % len(contents)]))
         files.append(File(path, declared, "full" if each % 2 else "fast"))
     return files
 
 
-def assert_threads_read_what_one_does(files: list[File]) -> None:
+@pytest.mark.parametrize("declared", EXAMPLES)
+def test_threads_read_what_one_does(declared: SourceFormat, tmp_path: Path) -> None:
+    files = write_files(tmp_path, declared)
     expected = dict(zip(files, map(read_file, files), strict=True))
     assert any(expected.values())
     of_others = files * 2
@@ -140,17 +80,7 @@ def assert_threads_read_what_one_does(files: list[File]) -> None:
     for inputs in (of_others, of_the_same):
         for prepare in (forget_what_is_kept, lambda: None):
             prepare()
-            found = in_threads(read_file, inputs)
-            assert found == [expected[file] for file in inputs]
-
-
-def test_there_is_a_file_of_every_format() -> None:
-    assert CONTENTS.keys() == READERS.keys()
-
-
-@pytest.mark.parametrize("declared", CONTENTS)
-def test_threads_read_what_one_does(declared: SourceFormat, tmp_path: Path) -> None:
-    assert_threads_read_what_one_does(write_files(tmp_path, declared))
+            assert in_threads(read_file, inputs) == [expected[file] for file in inputs]
 
 
 REAL: list[File] = [
@@ -173,13 +103,12 @@ def test_threads_read_of_real_files_what_one_does() -> None:
     assert in_threads(read_file, REAL * 2) == expected * 2
 
 
-def test_the_first_that_a_process_reads_is_read_by_threads_alike(tmp_path: Path) -> None:
+def test_what_a_process_reads_first_is_read_by_threads_alike(tmp_path: Path) -> None:
     """What a reader imports when it first needs it, all threads import at once."""
-    files = [file for declared in CONTENTS for file in write_files(tmp_path, declared, 2)]
+    files = [file for declared in EXAMPLES for file in write_files(tmp_path, declared, 2)]
     inputs, results = tmp_path / "inputs", tmp_path / "results"
     inputs.write_bytes(pickle.dumps(files))
-    command = [sys.executable, "-W", "error", "-c", READ_IN_THREADS]
-    command += [str(inputs), str(results)]
+    command = [sys.executable, "-W", "error", "-c", READ_IN_THREADS, str(inputs), str(results)]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert pickle.loads(results.read_bytes()) == list(map(read_file, files))

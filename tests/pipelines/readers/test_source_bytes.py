@@ -3,62 +3,64 @@
 import gzip
 import tracemalloc
 import zlib
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_core.stage import storage
-from albert_core.text.records import Document
 from pipelines.config import SourceSettings
-from pipelines.readers import Unreadable, can_split, format_of, read_documents, source_bytes
+from pipelines.readers import Unreadable, can_split, format_of, source_bytes
 from tests.generated_text import document
 from tests.pipelines.readers.conftest import RangeHandler
+from tests.pipelines.readers.examples import NAMED
 from tests.pipelines.readers.reading import (
-    CORPORA,
     PACKERS,
-    Read,
-    ids,
     json_lines,
-    needs,
+    outcomes,
+    parquet,
     read,
     read_content,
-    reasons,
     split,
     texts,
 )
+from tests.pipelines.readers.test_ranges import read_cut, read_range
 
-
-def lines_of(num_documents: int = 200) -> bytes:
-    random = Random(0)
-    rows = ({"text": document(n) + random.randbytes(99).hex()} for n in range(num_documents))
-    return json_lines(*rows)
-
-
-CONTENT = lines_of()
+SEVERAL_MEMBERS = [ending for ending in PACKERS if ending != ".lzma"]
+RANDOM = Random(0)
+ROWS = [{"text": document(number) + RANDOM.randbytes(99).hex()} for number in range(200)]
+CONTENT = json_lines(*ROWS)
+WHOLE = [row["text"] for row in ROWS]
+TO_PACK = [(declared, example) for declared, example in NAMED if declared != "parquet"]
 
 
 def test_every_ending_is_tested() -> None:
     assert set(source_bytes._MEMBERS) == set(PACKERS)
 
 
+@pytest.mark.parametrize(("number", "ending"), list(enumerate(PACKERS)))
+def test_packed_files_give_the_same_records_by_the_same_offsets(number: int, ending: str) -> None:
+    for declared, example in TO_PACK[number :: len(PACKERS)]:
+        packed = PACKERS[ending](example.content)
+        records = read_content(packed, declared, f"f{ending}", **example.settings)
+        assert outcomes(records, f"f{ending}") == example.outcomes
+
+
 @pytest.mark.parametrize("share", [0.0001, 0.3, 0.9, 0.9999])
 @pytest.mark.parametrize("ending", PACKERS)
 def test_of_a_truncated_file_the_documents_before_the_break_are_read(
-    tmp_path: Path, ending: str, share: float
+    ending: str, share: float
 ) -> None:
     packed = PACKERS[ending](CONTENT)
-    cut = packed[: max(1, int(len(packed) * share))]
-    good, [broken] = split(read_content(tmp_path, f"a.jsonl{ending}", cut))
-    uri = str(tmp_path / f"a.jsonl{ending}")
+    name = f"a.jsonl{ending}"
+    good, [broken] = split(read_content(packed[: max(1, int(len(packed) * share))], name=name))
+    uri = f"memory://readers/{name}"
     assert broken == Unreadable(uri, broken.offset, "truncated_archive", b"")
-    whole = texts(read_content(tmp_path, "a.jsonl", CONTENT))
-    assert [each.text for each in good] == whole[: len(good)]
+    assert [each.text for each in good] == WHOLE[: len(good)]
     assert CONTENT.count(b"\n", 0, broken.offset) == len(good)
     if share > 0.8 and ending in (".gz", ".zst"):
         assert len(good) > 100  # not in blocks of 900 kB
@@ -66,104 +68,68 @@ def test_of_a_truncated_file_the_documents_before_the_break_are_read(
 
 @pytest.mark.parametrize("at", [0.0, 0.2, 0.5, 0.9])
 @pytest.mark.parametrize("ending", PACKERS)
-def test_of_a_damaged_file_the_documents_before_the_break_are_read(
-    tmp_path: Path, ending: str, at: float
-) -> None:
+def test_of_a_damaged_file_the_documents_before_the_break_are_read(ending: str, at: float) -> None:
     packed = bytearray(PACKERS[ending](CONTENT))
     begin = int(len(packed) * at)
     packed[begin : begin + 64] = b"\xff" * 64
-    good, bad = split(read_content(tmp_path, f"a.jsonl{ending}", bytes(packed)))
+    good, bad = split(read_content(bytes(packed), name=f"a.jsonl{ending}"))
     assert bad[-1].reason in ("corrupt_archive", "truncated_archive")
     # gzip checks at the end only, and may give some damaged text before that.
-    whole = texts(read_content(tmp_path, "a.jsonl", CONTENT))
-    num_sound = sum(each.text in whole for each in good)
-    assert num_sound == len(good) or ending == ".gz"
+    assert ending == ".gz" or [each.text for each in good] == WHOLE[: len(good)]
 
 
 @pytest.mark.parametrize("ending", PACKERS)
-def test_a_file_that_is_not_packed_as_its_name_says_is_reported(
-    tmp_path: Path, ending: str
-) -> None:
-    records = read_content(tmp_path, f"a.txt{ending}", b"plain text, and some more of it")
-    assert reasons(records) == ["corrupt_archive"]
+def test_a_packed_text_that_is_broken_is_no_document(ending: str) -> None:
+    packed = PACKERS[ending](document(1).encode())
+    half = read_content(packed[: len(packed) // 2], name=f"f.txt{ending}")
+    assert [reason for _, reason in outcomes(half)] == ["truncated_archive"]
+    plain = read_content(b"plain text, and some more of it", name=f"f.txt{ending}")
+    assert outcomes(plain) == [(0, "corrupt_archive")]
 
 
-@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
-def test_an_archive_may_have_several_members_and_zeros_between(tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize("ending", SEVERAL_MEMBERS)
+def test_an_archive_may_have_several_members_and_zeros_between(ending: str) -> None:
     pack = PACKERS[ending]
     half = CONTENT.index(b"\n", len(CONTENT) // 2) + 1
     packed = pack(CONTENT[:half]) + b"\x00" * 512 + pack(CONTENT[half:]) + b"\x00" * 8
-    assert len(texts(read_content(tmp_path, f"a.jsonl{ending}", packed))) == 200
+    assert texts(read_content(packed, name=f"a.jsonl{ending}")) == WHOLE
 
 
 @pytest.mark.parametrize("ending", PACKERS)
-def test_what_follows_an_archive_and_is_none_is_reported(tmp_path: Path, ending: str) -> None:
+def test_what_follows_an_archive_and_is_none_is_reported(ending: str) -> None:
     packed = PACKERS[ending](CONTENT) + b"something else, of some length"
-    good, bad = split(read_content(tmp_path, f"a.jsonl{ending}", packed))
+    good, bad = split(read_content(packed, name=f"a.jsonl{ending}"))
     assert len(good) == 200
     assert [(each.offset, each.reason) for each in bad] == [(len(CONTENT), "corrupt_archive")]
 
 
-def test_a_wrong_check_sum_is_reported_after_the_documents(tmp_path: Path) -> None:
+def test_a_wrong_checksum_is_reported_after_the_documents() -> None:
     packed = bytearray(gzip.compress(CONTENT))
     packed[-8:-4] = zlib.crc32(b"other").to_bytes(4, "little")
-    good, [bad] = split(read_content(tmp_path, "a.jsonl.gz", bytes(packed)))
+    good, [bad] = split(read_content(bytes(packed), name="a.jsonl.gz"))
     assert bad.reason == "corrupt_archive"
     assert len(good) > 150  # the last 64 KiB are not given, as their sum is wrong
 
 
-@pytest.mark.parametrize("ending", PACKERS)
-def test_a_packed_text_that_breaks_off_is_no_document(tmp_path: Path, ending: str) -> None:
-    packed = PACKERS[ending](document(1).encode())
-    records = read_content(tmp_path, f"a.txt{ending}", packed[: len(packed) // 2])
-    assert reasons(records) == ["truncated_archive"]
-    assert len(records) == 1
-
-
-@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
-def test_a_file_a_thousand_times_its_packed_size_is_read_in_bounded_memory(
-    tmp_path: Path, ending: str
-) -> None:
+@pytest.mark.parametrize("ending", SEVERAL_MEMBERS)
+def test_a_file_a_thousand_times_its_packed_size_is_read_in_bounded_memory(ending: str) -> None:
     packed = PACKERS[ending](b" " * (1 << 20) * 64 + b"\n" + json_lines({"text": "T."}))
     tracemalloc.start()
-    good, _ = split(read_content(tmp_path, f"a.jsonl{ending}", packed, max_document_mb=1))
+    good, _ = split(read_content(packed, name=f"a.jsonl{ending}", max_document_mb=1))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert [each.text for each in good] == ["T."]
     assert peak < 64 << 20
 
 
-@given(
-    content=st.binary(max_size=500),
-    ending=st.sampled_from(list(PACKERS)),
-    cut=st.integers(0, 600),
-    damage=st.binary(max_size=3),
-)
-def test_no_archive_ends_a_reader(content: bytes, ending: str, cut: int, damage: bytes) -> None:
-    packed = PACKERS[ending](content)
-    packed = packed[:cut] + damage + packed[cut + len(damage) :]
-    storage.write_bytes(f"memory://readers/any{ending}", packed)
-    for record in read(f"memory://readers/any{ending}", "sentences"):
-        assert isinstance(record, Document) or record.reason
-
-
-@given(st.binary(max_size=2000), st.sampled_from(list(PACKERS)))
-def test_what_was_packed_is_unpacked(content: bytes, ending: str) -> None:
-    storage.write_bytes(f"memory://readers/same{ending}", PACKERS[ending](content))
-    storage.write_bytes("memory://readers/same", content)
-    packed, plain = (
-        split(read(f"memory://readers/same{end}", "paragraphs", name="x")) for end in (ending, "")
-    )
-    assert [(d.id, d.text) for d in packed[0]] == [(d.id, d.text) for d in plain[0]]
-    assert [(b.offset, b.content) for b in packed[1]] == [(b.offset, b.content) for b in plain[1]]
-
-
-@needs("novels.jsonl.gz")
-def test_of_novels_cut_in_the_middle_half_are_read(tmp_path: Path) -> None:
-    whole = (CORPORA / "novels.jsonl.gz").read_bytes()
-    good, [bad] = split(read_content(tmp_path, "novels.jsonl.gz", whole[: len(whole) // 2]))
-    assert 15 < len(good) < 30
-    assert bad.reason == "truncated_archive"
+@settings(deadline=None)
+@given(st.binary(max_size=500), st.integers(0, 600), st.binary(max_size=3))
+def test_no_archive_ends_a_reader(content: bytes, cut: int, damage: bytes) -> None:
+    for ending, pack in PACKERS.items():
+        packed = pack(content)
+        damaged = packed[:cut] + damage + packed[cut + len(damage) :]
+        for found, told in outcomes(read_content(damaged, "sentences", f"f{ending}"), f"f{ending}"):
+            assert isinstance(found, str) or told
 
 
 # Servers
@@ -171,30 +137,19 @@ def test_of_novels_cut_in_the_middle_half_are_read(tmp_path: Path) -> None:
 TEXTS = [document(number) for number in range(3000)]
 LINES = json_lines(*({"id": n, "text": text} for n, text in enumerate(TEXTS)))
 """Some 5 MB."""
+CUTS = [1, 1_000_000, 1_000_001, 4_000_000, 99_000_000]
 
 
-def read_cut(uri: str, cuts: list[int]) -> Read:
-    edges: list[int | None] = [0, *cuts, None]
-    return [
-        record
-        for begin, end in pairwise(edges)
-        for record in read_documents(uri, "x", SourceSettings(), "jsonl", begin or 0, end)
-    ]
-
-
-def test_lines_on_s3_are_read_whole_and_in_ranges(s3: str) -> None:
+def test_s3_gives_whole_files_ranges_and_packed_files(s3: str) -> None:
     storage.write_bytes(f"{s3}/a.jsonl", LINES)
     assert texts(read(f"{s3}/a.jsonl")) == TEXTS
     assert can_split(f"{s3}/a.jsonl", "jsonl")
-    cut = read_cut(f"{s3}/a.jsonl", [1, 1_000_000, 1_000_001, 4_000_000, 99_000_000])
-    assert cut == read(f"{s3}/a.jsonl", name="x")
-
-
-@pytest.mark.parametrize("ending", [".gz", ".bz2", ".zst"])
-def test_packed_files_on_s3_are_read(s3: str, ending: str) -> None:
-    storage.write_bytes(f"{s3}/a.jsonl{ending}", PACKERS[ending](LINES))
-    assert texts(read(f"{s3}/a.jsonl{ending}")) == TEXTS
-    assert not can_split(f"{s3}/a.jsonl{ending}", "jsonl")
+    assert read_cut("jsonl", CUTS, f"{s3}/a.jsonl") == read(f"{s3}/a.jsonl", name="f")
+    for ending in (".gz", ".bz2", ".zst"):
+        storage.write_bytes(f"{s3}/a.jsonl{ending}", PACKERS[ending](LINES))
+        assert texts(read(f"{s3}/a.jsonl{ending}")) == TEXTS
+    storage.write_bytes(f"{s3}/a.parquet", parquet({"text": TEXTS}, row_group_size=500))
+    assert texts(read(f"{s3}/a.parquet")) == TEXTS
 
 
 def test_a_truncated_file_on_s3_gives_what_comes_before(s3: str) -> None:
@@ -206,42 +161,30 @@ def test_a_truncated_file_on_s3_gives_what_comes_before(s3: str) -> None:
     assert bad.reason == "truncated_archive"
 
 
-def test_parquet_on_s3_is_read(s3: str, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": TEXTS}), tmp_path / "a.parquet", row_group_size=500)
-    storage.write_bytes(f"{s3}/a.parquet", (tmp_path / "a.parquet").read_bytes())
-    assert texts(read(f"{s3}/a.parquet")) == TEXTS
-
-
-def test_an_object_that_is_gone_is_reported(s3: str) -> None:
-    assert reasons(read(f"{s3}/gone.txt", "text")) == ["not_readable"]
-    with pytest.raises(OSError, match=r"gone|exist|Not Found"):
-        format_of(f"{s3}/gone.txt", SourceSettings())
-
-
-@needs("wiki_extracted")
-@needs("warc")
-def test_real_files_on_s3_are_read_as_on_disk(s3: str) -> None:
-    for name in ("wiki_extracted/kowiki2022/AA/wiki_00", "novels.jsonl.gz"):
-        storage.write_bytes(f"{s3}/{name}", (CORPORA / name).read_bytes())
-        assert texts(read(f"{s3}/{name}")) == texts(read(CORPORA / name))
+def test_an_object_or_page_that_is_gone_is_reported(s3: str, http_plain: str) -> None:
+    for server in (s3, http_plain):
+        assert outcomes(read(f"{server}/gone.txt", "text")) == [(0, "not_readable")]
+        with pytest.raises(OSError, match=r"gone|exist|Not Found"):
+            format_of(f"{server}/gone.txt", SourceSettings())
 
 
 def test_a_server_with_ranges_gives_whole_files_and_ranges(
     http_ranges: str, tmp_path: Path
 ) -> None:
     (tmp_path / "a.jsonl").write_bytes(LINES)
+    (tmp_path / "a.parquet").write_bytes(parquet({"text": TEXTS}))
     uri = f"{http_ranges}/a.jsonl"
     assert can_split(uri, "jsonl")
     assert texts(read(uri)) == TEXTS
-    assert read_cut(uri, [1, 1_000_000, 4_000_000]) == read(uri, name="x")
+    assert read_cut("jsonl", CUTS, uri) == read(uri, name="f")
+    assert texts(read(f"{http_ranges}/a.parquet")) == TEXTS
 
 
 def test_of_a_range_on_a_server_little_more_is_asked_for(http_ranges: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(LINES * 4)
     RangeHandler.num_bytes_sent = 0
     begin = len(LINES) * 2 + 1000
-    uri = f"{http_ranges}/a.jsonl"
-    assert list(read_documents(uri, "x", SourceSettings(), "jsonl", begin, begin + 100_000))
+    assert read_range("jsonl", begin, begin + 100_000, f"{http_ranges}/a.jsonl")
     assert RangeHandler.num_bytes_sent < 8 << 20
 
 
@@ -252,23 +195,10 @@ def test_a_server_without_ranges_gives_whole_files_only(http_plain: str, tmp_pat
     assert not can_split(f"{http_plain}/a.jsonl", "jsonl")
     assert texts(read(f"{http_plain}/a.jsonl")) == TEXTS * 2
     assert texts(read(f"{http_plain}/a.jsonl.gz")) == TEXTS * 2
-    (tmp_path / "a.txt").write_bytes(b"Some text.")
-    assert format_of(f"{http_plain}/a.txt", SourceSettings()) == "text"
-    assert ids(read(f"{http_plain}/a.txt")) == ["a.txt"]
-
-
-def test_parquet_needs_ranges(http_plain: str, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": TEXTS}), tmp_path / "a.parquet")
-    assert reasons(read(f"{http_plain}/a.parquet")) == ["not_readable"]
-
-
-def test_parquet_on_a_server_with_ranges_is_read(http_ranges: str, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": TEXTS}), tmp_path / "a.parquet")
-    assert texts(read(f"{http_ranges}/a.parquet")) == TEXTS
-
-
-def test_a_page_that_is_gone_is_reported(http_plain: str) -> None:
-    assert reasons(read(f"{http_plain}/gone.txt", "text")) == ["not_readable"]
+    (tmp_path / "f.txt").write_bytes(b"Some text.")
+    assert outcomes(read(f"{http_plain}/f.txt")) == [(".txt", "Some text.")]
+    (tmp_path / "a.parquet").write_bytes(parquet({"text": TEXTS}))
+    assert outcomes(read(f"{http_plain}/a.parquet")) == [(0, "not_readable")]
 
 
 def test_a_server_that_breaks_off_is_reported_after_the_documents_before(
@@ -279,3 +209,16 @@ def test_a_server_that_breaks_off_is_reported_after_the_documents_before(
     assert [each.text for each in good] == (TEXTS * 2)[: len(good)]
     assert len(good) > 1500
     assert bad.reason == "not_readable"
+
+
+# Tables
+
+
+def test_of_a_damaged_table_the_rows_before_the_damage_are_read() -> None:
+    columns = {"text": TEXTS[:300]}
+    content = bytearray(parquet(columns, row_group_size=50, use_dictionary=False))
+    metadata = pq.ParquetFile(pa.BufferReader(bytes(content))).metadata
+    begin = metadata.row_group(3).column(0).data_page_offset
+    content[begin : begin + 3000] = b"\xff" * 3000
+    found = outcomes(read_content(bytes(content), "parquet"))
+    assert found == [*((f"#row-{n}", TEXTS[n]) for n in range(150)), (150, "not_parquet")]

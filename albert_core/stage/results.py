@@ -1,0 +1,244 @@
+"""What each stage tells its readers in its manifest, as one model per stage.
+
+`Manifest.result_as` reads them, strictly: a field that is absent or unknown is an error.
+"""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from albert_core.stage.settings import Settings
+
+Objective = Literal["sop", "nsp", "none"]
+"""What is learned from pairs of segments: sentence order, next sentence, or nothing."""
+Verdict = Literal["first", "promoted", "refused", "undecided"]
+"""What the gate decides about a model version."""
+
+
+class Estimate(Settings):
+    """A number measured on a sample, and its 95 % interval."""
+
+    value: float
+    low: float = Field(description="lower end of the 95 % interval")
+    high: float = Field(description="upper end of the 95 % interval")
+
+    def __str__(self) -> str:
+        """Format as in the progress lines: value [low, high]; what rounds to 0 has no sign."""
+        return f"{self.value:z.3f} [{self.low:z.3f}, {self.high:z.3f}]"
+
+
+class Machine(Settings):
+    """What a training computed on."""
+
+    ranks: int = Field(description="processes that shared each update")
+    threads: int = Field(description="CPU threads of each rank")
+    device: str = Field(description="name of the GPU, or the kind of device, e.g. cpu")
+    vectors: str = Field(description="CPU capability that torch computed with, e.g. AVX512")
+
+
+class CorpusResult(Settings):
+    """The result of the stage "corpus"."""
+
+    source: str | list[str] = Field(description="URI or glob of the source files, or several")
+    num_documents: int = Field(description="documents kept")
+    num_source_files: int
+    text_bytes: int = Field(description="UTF-8 bytes of the kept documents' text")
+
+
+class VocabularyResult(Settings):
+    """The result of the stage "vocab"."""
+
+    vocab_size: int = Field(description="pieces, special ones included")
+    lower_case: bool = Field(description="whether text is lower-cased before it is encoded")
+    trained: bool = Field(description="False: a given vocabulary was taken over")
+    sample_share: float = Field(description="share of the documents trained on, 0..1")
+    pieces_per_word: float
+    unknown_piece_share: float = Field(description="share of the text's pieces, 0..1")
+
+
+class ExamplesResult(Settings):
+    """The result of the stage "examples"."""
+
+    objective: Objective
+    fidelity: Literal["paper", "google"] = Field(description="which masks are made")
+    max_seq_length: int = Field(description="pieces, special ones included")
+    max_predictions: int = Field(description="masked positions per example, at most")
+    num_documents_held_out: int
+    num_train: int = Field(description="training examples, of all copies")
+    num_held_out: int = Field(description="held-out examples")
+    num_pieces_borrowed: int = Field(description="pieces taken from another document for a pair")
+    num_pairs_without_other_document: int
+    num_predictions: int = Field(description="masked positions in all")
+    swapped_share: float = Field(description="share of the pairs with label 1, 0..1")
+    padding_share: float = Field(description="share of padding at max_seq_length, 0..1")
+    unigram_nats: float = Field(
+        description="loss of the best constant prediction, in nats per prediction"
+    )
+    length_only_accuracy: float = Field(
+        description="accuracy on held-out pairs of telling the label from the two lengths, 0..1"
+    )
+    vocab_size: int = Field(description="pieces, special ones included")
+    vocab_manifest: str = Field(description="URI")
+
+
+class TaskResult(Settings):
+    """The result of the stage "task"."""
+
+    task: str = Field(description="name in the catalogue whose layout the files have")
+    num_rows: dict[str, int] = Field(description="split -> rows")
+
+
+class PartOverlap(Settings):
+    """Overlaps of one part of a test set's examples, such as the question, with a corpus."""
+
+    texts: int
+    long_enough: int = Field(description="texts of at least ngram_words words")
+    overlapping: int = Field(description="texts with an n-gram that the corpus contains")
+    share: float = Field(description="overlapping / texts, 0..1")
+
+
+class ContaminationResult(Settings):
+    """The result of the stage "contamination"."""
+
+    ngram_words: int = Field(description="words of an n-gram")
+    shares: dict[str, dict[str, float]] = Field(
+        description="task -> split -> share of the examples that the corpus contains, 0..1"
+    )
+    parts: dict[str, dict[str, dict[str, PartOverlap]]] = Field(
+        description="task -> split -> part of an example -> counts"
+    )
+    num_examples: dict[str, dict[str, int]] = Field(description="task -> split -> examples")
+
+
+class ModelResult(Settings):
+    """What the stages that train a model have in common."""
+
+    model_folder: str = Field(description="relative to the manifest's folder")
+    machines: list[Machine] = Field(description="several if the run was moved")
+    mlflow_run_id: str | None = Field(description="None: the server did not answer")
+
+
+class PretrainingResult(ModelResult):
+    """The result of the stage "pretraining"."""
+
+    step: int = Field(description="updates done, skipped ones included")
+    num_parameters: int
+    objective: Objective
+    evaluations: list[dict[str, int | float]] = Field(
+        description="step and the scores on held-out documents, by name"
+    )
+    skipped_steps: dict[str, int] = Field(description="updates skipped, by reason")
+    unigram_nats: float = Field(
+        description="loss of the best constant prediction, in nats per prediction"
+    )
+    length_only_accuracy: float = Field(
+        description="accuracy on held-out pairs of telling the label from the two lengths, 0..1"
+    )
+    before: dict[str, Estimate] = Field(
+        description="scores on held-out documents before the first update; losses in nats"
+    )
+    after: dict[str, Estimate] = Field(description="the same after the last update")
+    settings: dict[str, Any] = Field(
+        description="settings of model and training, also those that cannot change the result"
+    )
+
+
+class FinetuningResult(ModelResult):
+    """The result of the stage "finetuning". Scores are shares or correlations, or errors."""
+
+    task: str
+    title: str = Field(description="the task's name in tables")
+    kind: str = Field(description="classification, regression, choice or spans")
+    seed: int
+    metric: str = Field(description="the key metric, which picks the best step")
+    score: float = Field(description="key metric on dev")
+    interval: tuple[float, float] = Field(description="95 % interval of the score")
+    scores: dict[str, float] = Field(description="metric -> score on dev")
+    intervals: dict[str, tuple[float, float]] = Field(description="metric -> 95 % interval")
+    other_scores: dict[str, dict[str, Estimate]] = Field(
+        description="other labelled set -> metric -> score"
+    )
+    constant_scores: dict[str, float] = Field(
+        description="metric -> score of the best constant answer on dev"
+    )
+    found: dict[str, dict[str, Any]] = Field(
+        description="set -> further numbers of its scoring, such as a threshold"
+    )
+    hyperparameters: dict[str, Any] = Field(description="those used, resolved for the task")
+    best_step: int = Field(description="the update whose weights were kept")
+    num_steps: int
+    num_train: int = Field(description="training examples")
+    num_examples: int = Field(description="examples in dev")
+    predictions: dict[str, str] = Field(description="set -> file, relative")
+    submission: list[str] = Field(description="files for the task's server, relative")
+
+
+class MetricResult(Settings):
+    """One metric of a task over the seeds."""
+
+    median: float = Field(description="score of the middle seed")
+    interval: tuple[float, float] = Field(description="95 % interval of the median")
+    by_seed: dict[str, float]
+    worst_seed: int
+    constant_answer: float | None = Field(description="score of the best constant answer")
+
+
+class TaskScoresResult(Settings):
+    """The scores of a task's fine-tunings."""
+
+    title: str
+    num_examples: int = Field(description="examples in dev")
+    num_train: int = Field(description="training examples")
+    dev_overlap: float | None = Field(
+        description="share of dev's examples that the corpus contains, 0..1; None: not known"
+    )
+    metrics: dict[str, MetricResult]
+
+
+class ScoresResult(Settings):
+    """The result of the stage "scores"."""
+
+    model: str = Field(description="what the table calls the model")
+    average: float | None = Field(
+        description="the paper's Avg of five tasks, 0..1; None: not all were scored"
+    )
+    scores: dict[str, dict[str, float]] = Field(description="task -> metric -> median seed's score")
+    tasks: dict[str, TaskScoresResult]
+    text: str = Field(description="the table, for a terminal")
+    page: str = Field(description="file of the HTML page, relative to the manifest's folder")
+    mlflow_run_id: str | None = Field(description="None: the server did not answer")
+
+
+class TaskDifference(Settings):
+    """The scores of candidate and champion on one task, compared."""
+
+    task: str
+    candidate: float
+    champion: float
+    difference: float
+    low: float = Field(
+        description="one-sided lower bound of the true difference, with the confidence asked for"
+    )
+    high: float = Field(description="one-sided upper bound, likewise")
+    num_examples: int = Field(description="examples in dev")
+    fell: bool = Field(
+        description="whether it fell by more than the margin, and by more than chance explains"
+    )
+
+
+class RegistrationResult(Settings):
+    """The result of the stage "registration"."""
+
+    name: str = Field(description="of the registered model")
+    version: str
+    alias: str | None = Field(description="champion, or None")
+    verdict: Verdict
+    reason: str = Field(description="one sentence that explains the verdict")
+    difference: float | None = Field(
+        description="mean over the tasks, candidate - champion; None: nothing was compared"
+    )
+    lower_bound: float | None = Field(description="one-sided lower bound of the difference")
+    tasks: tuple[TaskDifference, ...]
+    against: str = Field(description="version that it was compared with; empty: none")
+    model_uri: str = Field(description="models:/<name>/<version>")
+    mlflow_run_id: str | None = Field(description="None: the server did not answer")

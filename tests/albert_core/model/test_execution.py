@@ -1,0 +1,281 @@
+"""Each fast path against the plain version beside it."""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from albert_core.model import execution
+from albert_core.model.execution import (
+    IGNORED,
+    Linear,
+    attend,
+    cross_entropy,
+    gelu_tanh,
+    recomputation_contexts,
+    weights_laid_out_once,
+)
+
+MASKS = [None, torch.tensor([[True, True, False], [True, True, True]])[:, None, None]]
+needs_products = pytest.mark.skipif(
+    not execution._has_products(torch.bfloat16), reason="oneDNN has no such products here"
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "device", "dtype", "is_fast"),
+    [
+        ("layout", "cpu", torch.float64, False),
+        ("layout", "cuda", torch.float32, False),
+        ("table", "cpu", torch.bfloat16, True),
+        ("table", "cpu", torch.float32, False),
+        ("products", "cpu", torch.bfloat16, True),
+        ("products", "cpu", torch.float32, False),
+        ("gather", "cpu", torch.float32, True),
+        ("gather", "cuda", torch.bfloat16, False),
+        ("buckets", "cpu", torch.float32, True),
+        ("rows", "cpu", torch.float64, True),
+        ("rows", "cuda", torch.float32, False),
+        ("kernel", "cpu", torch.bfloat16, False),
+        ("kernel", "cuda", torch.float32, False),
+    ],
+)
+def test_a_fast_path_is_taken_where_the_table_says(
+    path: execution.FastPath, device: str, dtype: torch.dtype, is_fast: bool
+) -> None:
+    assert execution.is_fast(path, torch.device(device), dtype, 64) is is_fast
+
+
+@pytest.mark.parametrize(
+    ("head_size", "capability", "is_fast"),
+    [(64, (8, 0), True), (64, (7, 5), False), (60, (9, 0), False), (264, (9, 0), False)],
+)
+def test_the_kernel_needs_a_new_gpu_and_heads_that_fit(
+    head_size: int, capability: tuple[int, int], is_fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(execution, "varlen_attn", print)
+    found = execution.is_fast("kernel", torch.device("cuda"), torch.bfloat16, head_size)
+    assert found is is_fast
+    monkeypatch.setattr(execution, "varlen_attn", None)
+    assert not execution.is_fast("kernel", torch.device("cuda"), torch.bfloat16, head_size)
+
+
+# Dense layers
+
+
+def made(num_rows: int = 40) -> tuple[Linear, Tensor]:
+    """Return a layer and its input, whose gradient is needed too."""
+    torch.manual_seed(0)
+    return Linear(24, 24), torch.randn(num_rows, 24, requires_grad=True)
+
+
+def used_thrice(layer: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the output, and the gradients of input, weight and bias."""
+    x = x.detach().requires_grad_()
+    y = layer(torch.tanh(layer(torch.tanh(layer(x)))))
+    of_x, of_weight, of_bias = torch.autograd.grad(
+        y.float().square().sum(), [x, layer.weight, layer.bias]
+    )
+    return y.detach(), of_x, of_weight, of_bias
+
+
+@pytest.fixture
+def laid_out(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
+    """Every weight that is laid out, as long as something else holds it."""
+    made_ones: list[weakref.ref[Any]] = []
+    make = execution._LaidOut.__init__
+
+    def watched(self: Any, *arguments: Any) -> None:
+        make(self, *arguments)
+        made_ones.append(weakref.ref(self))
+
+    monkeypatch.setattr(execution._LaidOut, "__init__", watched)
+    return made_ones
+
+
+@needs_products
+def test_a_weight_is_laid_out_once_a_pass_with_the_results_of_the_plain_layer(
+    laid_out: list[weakref.ref[Any]],
+) -> None:
+    layer, x = made()
+    for number in (1, 2):
+        plain = used_thrice(layer, x)
+        with weights_laid_out_once():
+            torch.testing.assert_close(used_thrice(layer, x), plain)
+        assert len(laid_out) == number
+        with torch.no_grad():
+            layer.weight.mul_(2)
+
+
+def test_float64_is_multiplied_by_the_plain_layer(laid_out: list[weakref.ref[Any]]) -> None:
+    layer, x = made()
+    with weights_laid_out_once():
+        used_thrice(layer.double(), x.double())
+    assert laid_out == []
+
+
+@needs_products
+def test_gradients_of_the_uses_are_float32_and_nearer_to_the_truth_than_a_sum_in_bfloat16() -> None:
+    layer, x = made(num_rows=400)
+    _, _, exact, _ = used_thrice(layer.double(), x.double())
+    layer.float()
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=True):  # shares the cast: sums in it
+        _, _, summed_in_bfloat16, _ = used_thrice(layer, x)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False), weights_laid_out_once():
+        _, _, found, _ = used_thrice(layer, x)
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, found.bfloat16().float())
+    assert (found - exact).norm() < (summed_in_bfloat16 - exact).norm()
+
+
+@needs_products
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_block_computed_again_after_the_pass_uses_the_same_layout(
+    dtype: torch.dtype, laid_out: list[weakref.ref[Any]]
+) -> None:
+    layer, x = made()
+    enabled = dtype == torch.bfloat16
+    with torch.autocast("cpu", dtype, enabled=enabled, cache_enabled=False):
+        with weights_laid_out_once():
+            kept = layer(x)
+            again = checkpoint(layer, x, use_reentrant=False, context_fn=recomputation_contexts)
+    gradients = [torch.autograd.grad(y.sum(), [layer.weight, x]) for y in (kept, again)]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+    assert len(laid_out) == 1
+
+
+@needs_products
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_what_is_laid_out_is_freed_with_the_pass(
+    is_trained: bool, laid_out: list[weakref.ref[Any]]
+) -> None:
+    layer, x = made()
+    gc.disable()  # by counting references alone
+    try:
+        with weights_laid_out_once():
+            y = layer(torch.tanh(layer(x))).sum()
+        if is_trained:
+            y.backward()
+        del y
+        assert [each() for each in laid_out] == [None]
+    finally:
+        gc.enable()
+
+
+@needs_products
+def test_only_the_uses_that_a_backward_pass_reaches_count_and_none_counts_twice() -> None:
+    layer, x = made()
+    with weights_laid_out_once():
+        first, second, apart = layer(x).sum(), layer(torch.tanh(x)).sum(), layer(x * 2).sum()
+    for found, expected in (
+        (first + second, layer(x).sum() + layer(torch.tanh(x)).sum()),
+        (apart, layer(x * 2).sum()),
+    ):
+        inputs = [*layer.parameters(), x]
+        torch.testing.assert_close(
+            torch.autograd.grad(found, inputs), torch.autograd.grad(expected, inputs)
+        )
+
+
+@needs_products
+def test_a_frozen_layer_passes_the_gradient_on_and_gets_none() -> None:
+    layer, x = made()
+    _, of_x, _, _ = used_thrice(layer, x)
+    layer.requires_grad_(requires_grad=False)
+    with weights_laid_out_once():
+        y = layer(torch.tanh(layer(torch.tanh(layer(x)))))
+    y.square().sum().backward()
+    torch.testing.assert_close(x.grad, of_x)
+    assert layer.weight.grad is None
+
+
+# The activation
+
+
+def test_the_value_and_slope_of_every_bfloat16_are_the_exact_ones_rounded() -> None:
+    numbers = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
+    x = numbers[numbers.isfinite()].clone().requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    value, exact_value = gelu_tanh(x), F.gelu(exact, approximate="tanh")
+    assert torch.equal(value, exact_value.bfloat16())
+    value.sum().backward()
+    small = exact.detach().abs() < 1e30  # beyond it, the square of float64's slope overflows
+    exact_value[small].sum().backward()
+    assert x.grad is not None
+    assert exact.grad is not None
+    assert torch.equal(x.grad[small], exact.grad[small].bfloat16())
+    assert x.grad.isfinite().all()
+
+
+def test_tables_first_used_for_inference_do_for_training() -> None:
+    execution._bfloat16_tables.cache_clear()
+    with torch.inference_mode():
+        gelu_tanh(torch.ones(2, dtype=torch.bfloat16))
+    x = torch.ones(2, 3, dtype=torch.bfloat16, requires_grad=True)
+    gelu_tanh(x.t()).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((2, 3), 1.0829, dtype=torch.bfloat16))
+
+
+# Attention
+
+
+def heads(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values (B, N, S, D)."""
+    torch.manual_seed(0)
+    drawn = torch.randn(3, 2, 2, 3, 4, dtype=torch.float32).to(dtype)
+    query, key, value = (each.clone().requires_grad_() for each in drawn)
+    return query, key, value
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=["unpadded", "padded"])
+def test_attention_by_products_is_the_fused_one(
+    mask: Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attend(query, key, value, mask, 0.0)
+
+    inputs = heads(torch.float64)
+    fused = attention(*inputs)
+    monkeypatch.setattr(execution, "is_fast", lambda *_: True)
+    torch.testing.assert_close(attention(*inputs), fused)
+    assert torch.autograd.gradcheck(attention, inputs)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=["unpadded", "padded"])
+def test_attention_in_bfloat16_is_that_of_float32_but_for_rounding(mask: Tensor | None) -> None:
+    expected = attend(*heads(torch.float32), mask, 0.0)
+    found = attend(*heads(torch.bfloat16), mask, 0.0)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=0.03)
+
+
+def test_dropout_drops_weights_in_bfloat16_too() -> None:
+    inputs = heads(torch.bfloat16)
+    first, second = (attend(*inputs, None, 0.5) for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+# The loss
+
+
+def test_the_loss_and_its_gradient_a_few_rows_at_a_time_are_those_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(execution, "_LOGITS_PER_BLOCK", 11)  # two rows of five
+    drawn = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([1, 2, 4, IGNORED, 3, 1, 2])
+    logits = drawn.double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: cross_entropy(x, labels, 3.0), [logits])
+    for dtype in (torch.float32, torch.bfloat16):
+        found, expected = (drawn.to(dtype, copy=True).requires_grad_() for _ in range(2))
+        cross_entropy(found, labels, 6).backward()
+        F.cross_entropy(expected.float(), labels).backward()
+        assert found.grad is not None
+        assert found.grad.dtype == dtype
+        torch.testing.assert_close(found.grad, expected.grad)

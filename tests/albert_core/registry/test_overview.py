@@ -1,0 +1,317 @@
+"""Looking into the registry, promoting by hand and rolling back, as a person types it."""
+
+import inspect
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from albert_core.registry.champion import (
+    CANDIDATE,
+    CLAIM,
+    PREVIOUS,
+    make_candidate,
+    make_champion,
+)
+from albert_core.registry.gate import Decision
+from albert_core.registry.overview import FAULT, has_lock, is_right
+from albert_core.registry.registration import DECISION_TAG, RIGHT, THREADS_TAG, decision_tags
+from albert_core.registry.versions import (
+    CHAMPION,
+    RegisteredVersion,
+    numbered_version,
+    registered_versions,
+)
+from albert_core.stage.results import TaskDifference
+from albert_core.text import word_table
+from albert_core.tracking.server import open_client
+from flows.commands.main import main
+from tests.albert_core.tiny_finetuned import register_tiny
+
+NAME = "albert it's"
+"""A quote and a blank are allowed in a name, and are two more things to get wrong."""
+FELL = TaskDifference(
+    task="rte", candidate=0.6, champion=0.7, difference=-0.1,
+    low=-0.15, high=-0.05, num_examples=277, fell=True,
+)  # fmt: skip
+WITH_LOCK = inspect.getsource(word_table)
+WITHOUT_LOCK = WITH_LOCK.replace("threading.Lock()", "nullcontext()")
+
+
+@pytest.fixture
+def client(work: str) -> MlflowClient:
+    """A registry in which ``NAME`` has no version."""
+    client = open_client(work)
+    if client.search_registered_models(f'name = "{NAME}"'):
+        client.delete_registered_model(NAME)
+    client.create_registered_model(NAME)
+    return client
+
+
+@pytest.fixture
+def lineup(client: MlflowClient, work: str) -> str:
+    """Three versions: the first was champion, the second is, the third fell on a task."""
+    for score, decision in (
+        ("0.7", Decision("first", "the first champion")),
+        ("0.8", Decision("promoted", "better than the champion")),
+        ("0.75", Decision("refused", "fell by more than 0.02: rte", -0.1, -0.2, (FELL,))),
+    ):
+        made = client.create_model_version(NAME, "/nowhere", tags={"score": score})
+        version = found(client, str(made.version))
+        make_candidate(client, version)
+        if decision.is_promoted:
+            make_champion(client, version)
+        verdict = {f"{DECISION_TAG}.verdict": decision.verdict}
+        for tag, value in (decision_tags(decision, "2") | verdict).items():
+            client.set_model_version_tag(NAME, version.version, tag, value)
+    return work
+
+
+def found(client: MlflowClient, number: str) -> RegisteredVersion:
+    version = numbered_version(client, NAME, number)
+    assert version is not None
+    return version
+
+
+def add(client: MlflowClient, folder: Path, table: str, kind: str, **tags: str) -> str:
+    """Make a version with the files that decide whether it is right; return its number."""
+    files = {"artifacts/model/task.json": json.dumps({"task": {"kind": kind}})}
+    if table:
+        files["code/albert_core/contract/word_table.py"] = table
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(content)
+    manifest = {"manifest.finetuning": "/w/finetuning/1a/manifest.json, /w/finetuning/2b/m.json"}
+    made = client.create_model_version(NAME, str(folder), tags=manifest | tags)
+    return str(made.version)
+
+
+def type_in(work: str, *words: str) -> int:
+    return main([*words, f"--work={work}"])
+
+
+def aliases(work: str) -> dict[str, str]:
+    found = open_client(work).get_registered_model(NAME).aliases
+    return {name: str(version) for name, version in found.items()}
+
+
+# -- looking
+
+
+def test_the_lists_have_aliases_scores_and_decisions(
+    lineup: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert type_in(lineup, "models", NAME) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["alias", "score", "decision"],
+        ["3", "candidate", "0.7500", "refused:", "fell", "by", "more", "than", "0.02:", "rte"],
+        ["2", "champion", "0.8000", "promoted:", "better", "than", "the", "champion"],
+        ["1", "previous", "0.7000", "first:", "the", "first", "champion"],
+    ]
+    assert type_in(lineup, "models") == 0
+    assert f"{NAME:<32}champion: version 2\n" in capsys.readouterr().out
+    assert [str(version) for version in registered_versions(lineup) if version.name == NAME] == [
+        f"models:/{NAME}/3 @candidate",
+        f"models:/{NAME}/2 @champion",
+        f"models:/{NAME}/1 @previous",
+    ]
+
+
+def test_a_decision_is_explained_task_by_task(
+    lineup: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert type_in(lineup, "models", NAME, "3") == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{NAME}, version 3: refused: fell by more than 0.02: rte\n")
+    assert (
+        "0.6000 against 0.7000 of version 2: -0.1000 [-0.1500, -0.0500], 277 examples  fell" in said
+    )
+    assert type_in(lineup, "models", NAME, "1") == 0
+    assert capsys.readouterr().out == f"{NAME}, version 1: first: the first champion\n"
+
+
+def test_a_registry_that_is_empty_or_unavailable_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    assert type_in(str(tmp_path), "models") == 75
+    assert "refuses or does not answer" in capsys.readouterr().err
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert registered_versions(str(tmp_path)) == []
+    assert not list(tmp_path.iterdir())
+
+
+# -- moving the champion
+
+
+def test_a_rollback_is_one_command_and_a_second_undoes_it(
+    lineup: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert type_in(lineup, "rollback", NAME, "--reason", "wrong answers in production") == 0
+    assert "version 1 is champion instead of version 2" in capsys.readouterr().out
+    assert aliases(lineup) == {CHAMPION: "1", PREVIOUS: "2", CANDIDATE: "3"}
+    type_in(lineup, "models", NAME)
+    assert "instead of version 2: rolled back: wrong answers" in capsys.readouterr().out
+    assert type_in(lineup, "rollback", NAME) == 0
+    assert aliases(lineup) == {CHAMPION: "2", PREVIOUS: "1", CANDIDATE: "3"}
+    assert type_in(lineup, "rollback", NAME, "--to", "3") == 0
+    assert aliases(lineup) == {CHAMPION: "3", PREVIOUS: "2"}
+
+
+@pytest.mark.parametrize("alias", [PREVIOUS, CHAMPION])
+def test_a_rollback_that_was_killed_is_completed_by_the_next(
+    alias: str, lineup: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = MlflowClient.set_registered_model_alias
+
+    def killed(self: MlflowClient, name: str, moved: str, version: str) -> None:
+        real(self, name, moved, version)
+        if moved == alias:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr(MlflowClient, "set_registered_model_alias", killed)
+        type_in(lineup, "rollback", NAME)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    client = open_client(lineup)
+    for tag in client.get_registered_model(NAME).tags:
+        if tag.startswith(CLAIM):  # which would expire
+            client.delete_registered_model_tag(NAME, tag)
+    if alias == PREVIOUS:
+        assert type_in(lineup, "rollback", NAME) == 0
+    assert aliases(lineup) == {CHAMPION: "1", PREVIOUS: "2", CANDIDATE: "3"}
+    assert type_in(lineup, "rollback", NAME) == 0
+    assert aliases(lineup) == {CHAMPION: "2", PREVIOUS: "1", CANDIDATE: "3"}
+
+
+def test_a_person_may_promote_for_a_reason(lineup: str) -> None:
+    assert type_in(lineup, "promote", NAME, "3", "--reason", "rte does not matter to us") == 0
+    assert aliases(lineup) == {CHAMPION: "3", PREVIOUS: "2"}
+    tags = open_client(lineup).get_model_version(NAME, "3").tags
+    assert tags["champion_by_hand"].endswith("instead of version 2: rte does not matter to us")
+    assert tags[f"{DECISION_TAG}.verdict"] == "refused"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("promote", NAME, "2", "--reason", "x"), f"version 2 of {NAME} is champion already"),
+        (("promote", NAME, "9", "--reason", "x"), "has no version 9"),
+        (("promote", NAME, "3", "--reason", " "), "give a reason"),
+        (("rollback", NAME, "--to", "9"), "has no version 9"),
+        (("rollback", "nobody"), "there is no registered model 'nobody'"),
+        (("models", NAME, "9"), "has no version 9"),
+    ],
+)
+def test_what_cannot_be_done_is_reported(
+    words: tuple[str, ...], message: str, lineup: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = aliases(lineup)
+    assert type_in(lineup, *words) == 2
+    assert message in capsys.readouterr().err
+    assert aliases(lineup) == before
+
+
+def test_without_a_previous_champion_a_rollback_needs_a_version(
+    lineup: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_client(lineup).delete_registered_model_alias(NAME, PREVIOUS)
+    assert type_in(lineup, "rollback", NAME) == 2
+    assert "no previous champion to roll back to; name a version with --to" in (
+        capsys.readouterr().err
+    )
+
+
+# -- versions whose code is wrong for several threads
+
+
+def test_what_is_registered_today_is_right(work: str) -> None:
+    assert has_lock(WITH_LOCK)
+    assert not has_lock(WITHOUT_LOCK)
+    assert register_tiny(work, "sst-2", 0.5).alias == CHAMPION
+    version = open_client(work).get_model_version("tiny-sst-2", "1")
+    assert version.tags[THREADS_TAG] == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("table", "kind", "right"),
+    [
+        (WITHOUT_LOCK, "classification", False),
+        (WITHOUT_LOCK, "spans", True),  # the table is not asked
+        (WITH_LOCK, "classification", True),
+        ("", "pretrained", True),
+    ],
+)
+def test_the_code_that_a_version_carries_tells_whether_it_is_right(
+    table: str, kind: str, right: bool, client: MlflowClient, tmp_path: Path
+) -> None:
+    number = add(client, tmp_path, table, kind)
+    assert is_right(client, found(client, number)) is right
+
+
+def test_nothing_is_read_of_a_version_with_the_tag(
+    client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = add(client, tmp_path, WITHOUT_LOCK, "choice", **{THREADS_TAG: RIGHT})
+    monkeypatch.setattr("mlflow.artifacts.list_artifacts", None)
+    assert is_right(client, found(client, number))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("promote", NAME, "1", "--reason", "x"), ("rollback", NAME), ("rollback", NAME, "--to", "1")],
+)
+def test_a_version_that_is_wrong_is_not_made_champion(
+    words: tuple[str, ...],
+    client: MlflowClient,
+    work: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for alias, table in ((PREVIOUS, WITHOUT_LOCK), (CHAMPION, WITH_LOCK)):
+        number = add(client, tmp_path / alias, table, "classification")
+        client.set_registered_model_alias(NAME, alias, number)
+    before = client.get_registered_model(NAME)
+    assert type_in(work, *words) == 2
+    said = capsys.readouterr().err
+    assert f"version 1 of {NAME} answers wrongly where a server asks it from several thr" in said
+    assert "register_finetuned --recipe=/w/recipes/<...>.json" in said
+    name = "'albert it'\"'\"'s'"
+    assert f"--finetuning=/w/finetuning/1a/manifest.json --name={name} --work=/w`" in said
+    after = client.get_registered_model(NAME)
+    assert (after.aliases, after.tags) == (before.aliases, before.tags)
+    assert "champion_by_hand" not in client.get_model_version(NAME, "1").tags
+
+
+def test_lists_and_explanations_mark_a_version_that_is_wrong(
+    client: MlflowClient,
+    work: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for number, table in (("1", WITHOUT_LOCK), ("2", WITH_LOCK)):
+        add(client, tmp_path / number, table, "choice")
+    client.set_registered_model_alias(NAME, CHAMPION, "1")
+    assert type_in(work, "models", NAME) == 0
+    _, second, first = capsys.readouterr().out.splitlines()
+    assert first.endswith(f"not decided yet; {FAULT}")
+    assert FAULT not in second
+    assert type_in(work, "models") == 0
+    assert f"champion: version 1; {FAULT}" in capsys.readouterr().out
+    assert type_in(work, "models", NAME, "1") == 0
+    assert f"It {FAULT}. Register its fine-tuning again" in capsys.readouterr().out
+
+    def away(*_: object, **__: object) -> None:
+        raise ConnectionError("the store does not answer")
+
+    monkeypatch.setattr("mlflow.artifacts.list_artifacts", away)
+    assert type_in(work, "models", NAME) == 0
+    assert "has code that can't be read now (ConnectionError)" in capsys.readouterr().out

@@ -1,0 +1,261 @@
+"""What served models answer: to bad input, to several threads at once, and over HTTP."""
+
+import json
+import math
+import os
+import sys
+import threading
+import time
+import urllib.request
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from albert_core.conversion.model_folder import save_model_folder
+from albert_core.registry.versions import MODEL_ARTIFACT, model_folder_of
+from tests.albert_core.tiny_finetuned import register_tiny, save_tiny_finetuned
+from tests.albert_core.tiny_model import MAX_POSITIONS, random_model, save_tiny_model
+from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
+from tests.mlflow_server import HOST, free_port, kill, start_server
+from tests.threads import in_threads
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of MLflow about itself, on import
+    from albert_core.registry import served_model
+    from albert_core.registry.served_model import AlbertPyfunc
+    from albert_core.registry.served_task_model import FinetunedPyfunc
+
+SENTENCES = tiny_sentences(420, seed=3)
+_TOLERANCE = 1e-5
+Request = TypeVar("Request")
+Rows = list[dict[str, Any]]
+
+
+def loaded(model: Any, folder: str) -> Any:
+    model.load_context(SimpleNamespace(artifacts={MODEL_ARTIFACT: folder}))
+    return model
+
+
+def answer_of(model: Any, request: tuple[Rows, Any]) -> Rows:
+    rows, params = request
+    found: Rows = model.predict(None, pd.DataFrame(rows), params).to_dict("records")
+    return found
+
+
+# -- a pretrained model
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> AlbertPyfunc:
+    folder = str(tmp_path_factory.mktemp("served"))
+    save_tiny_model(folder)
+    assert served_model.MODEL_ARTIFACT == MODEL_ARTIFACT
+    model: AlbertPyfunc = loaded(AlbertPyfunc(), folder)
+    return model
+
+
+def test_a_bert_is_served_with_its_own_heads(tmp_path: Path) -> None:
+    model = random_model(embedding_size=16, sharing="none")
+    save_model_folder(model, tiny_vocab(), str(tmp_path))
+    served = loaded(AlbertPyfunc(), str(tmp_path))
+    [a], [b] = tiny_vocab().encode(["bado"]), tiny_vocab().encode(["kelu."])
+    ids = torch.tensor([[2, *a, 4, 3, *b, 3]])
+    types = torch.tensor([[0] * (len(a) + 3) + [1] * (len(b) + 1)])
+    with torch.no_grad():
+        masked, _ = model(
+            ids[:, : len(a) + 3], None, types[:, : len(a) + 3], (ids == 4).nonzero()[:, 1:]
+        )
+        _, order = model(ids, None, types, torch.zeros_like(ids))
+    rows = [{"text": "bado [MASK]", "text_b": "kelu."}]
+    [best] = answer_of(served, (rows, {"top_k": 1}))
+    assert best["probability"] == pytest.approx(masked.softmax(-1).max().item(), abs=1e-5)
+    [ordered] = answer_of(served, (rows, {"task": "sentence_order"}))
+    assert ordered["probability"] == pytest.approx(order.softmax(-1)[0, 0].item(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "params", "message"),
+    [
+        ({"text": ["bado"]}, {}, r"row 0 has no \[MASK\] to fill: 'bado'"),
+        ({"text": ["bado " * MAX_POSITIONS + "[MASK]"]}, {}, r"beyond the first 48 pieces"),
+        ({"text": ["[MASK]"]}, {"top_k": 0}, "top_k is 0, expected 1 to 200"),
+        ({"text": ["[MASK]"]}, {"top_k": 201}, "top_k is 201, expected 1 to 200"),
+        ({"text": ["[MASK]", None]}, {}, "row 1: text is (None|nan), expected a text"),
+        ({"text": [" "]}, {"task": "embed"}, "row 0: text is ' ', expected a text"),
+        ({"text": ["a"]}, {"task": "sing"}, "task is 'sing', expected one of fill_mask, embed"),
+        ({"text": ["a"]}, {"task": "sentence_order"}, "the column 'text_b' is missing"),
+    ],
+)
+def test_bad_input_is_refused(
+    served: AlbertPyfunc, rows: dict[str, Any], params: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        served.predict(None, pd.DataFrame(rows), params)
+
+
+def test_rows_do_not_depend_on_their_batch(served: AlbertPyfunc) -> None:
+    texts = [("bado kelu " * (i % 7)) + "[MASK]" for i in range(70)]
+    together = served.predict(None, pd.DataFrame({"text": texts}), {"top_k": 1})
+    assert together["row"].tolist() == list(range(70))
+    alone = served.predict(None, pd.DataFrame({"text": texts[41:42]}), {"top_k": 1})
+    assert alone["piece"][0] == together["piece"][41]
+    assert alone["probability"][0] == pytest.approx(together["probability"][41], abs=1e-5)
+
+
+def test_a_long_text_is_cut(served: AlbertPyfunc) -> None:
+    long, cut = ({"text": "bado " * words, "text_b": "kelu " * words} for words in (200, 100))
+    for task, size in (("embed", 32), ("sentence_order", 1)):
+        answers = [answer_of(served, ([row], {"task": task}))[0] for row in (long, cut)]
+        one, other = (
+            np.array(each["embedding" if size > 1 else "probability"]) for each in answers
+        )
+        assert one.size == size
+        np.testing.assert_array_equal(one, other)
+
+
+# -- several threads
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Return whether two answers are the same but for the last digits of their numbers."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, abs_tol=_TOLERANCE)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(one == other)
+
+
+def check_threads(
+    ask: Callable[[Request], Any], requests: Sequence[Request], expected: Sequence[Any]
+) -> None:
+    """Ask twice: a model that was just loaded, whose tables are empty, and then a warm one."""
+    for _ in ("cold", "warm"):
+        assert alike(in_threads(ask, requests), list(expected))
+
+
+def text(number: int) -> Rows:
+    return [{"text": SENTENCES[number]}]
+
+
+def pair(number: int) -> Rows:
+    return [{"text": SENTENCES[number], "text_b": SENTENCES[number + 1]}]
+
+
+def choice(number: int) -> Rows:
+    article, question, *options = SENTENCES[number : number + 6]
+    return [{"article": article, "question": question, "options": options}]
+
+
+def question(number: int) -> Rows:
+    asked = " ".join(SENTENCES[number].split()[:4])
+    return [{"question": asked, "context": " ".join(SENTENCES[number : number + 6])}]
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "settings", "num_requests"),
+    [
+        pytest.param("sst-2", text, {}, 400, marks=pytest.mark.slow),
+        ("sst-2", text, {}, 100),
+        ("mnli", pair, {}, 100),
+        ("sts-b", pair, {}, 100),
+        ("race", choice, {}, 100),
+        ("squad-1.1", question, {}, 100),
+        ("squad-2.0", question, {}, 100),
+        ("squad-2.0", question, {"spans": {"answer_head": "simple"}}, 100),
+    ],
+)
+def test_eight_threads_get_what_one_gets_of_a_fine_tuned_model(
+    task: str,
+    rows: Callable[[int], Rows],
+    settings: dict[str, Any],
+    num_requests: int,
+    tmp_path: Path,
+) -> None:
+    folder = str(tmp_path)
+    save_tiny_finetuned(folder, task, **settings)
+    requests = [(rows(number), None) for number in range(num_requests)]
+    alone, model = loaded(FinetunedPyfunc(), folder), loaded(FinetunedPyfunc(), folder)
+    expected = [answer_of(alone, request) for request in requests]
+    check_threads(lambda request: answer_of(model, request), requests, expected)
+
+
+def test_eight_threads_get_what_one_gets_of_a_pretrained_model_but_one_at_a_time_tokenizes(
+    tmp_path: Path,
+) -> None:
+    """Some versions of the tokenizer cannot bear more; which, and how rarely, does not matter."""
+    save_tiny_model(str(tmp_path))
+    alone, model = loaded(AlbertPyfunc(), str(tmp_path)), loaded(AlbertPyfunc(), str(tmp_path))
+    tokenizer, inside = model.tokenizer, threading.Lock()
+
+    class Watched:
+        def __call__(self, *texts: Any, **options: Any) -> Any:
+            assert inside.acquire(blocking=False), "another thread is in it"
+            try:
+                time.sleep(0.002)
+                return tokenizer(*texts, **options)
+            finally:
+                inside.release()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tokenizer, name)
+
+    model.tokenizer = Watched()
+    requests: list[tuple[Rows, Any]] = []
+    for number, sentence in enumerate(SENTENCES[:40]):
+        words = sentence.split()
+        rows = [{"text": f"{' '.join(words[:size])} [MASK]"} for size in range(1, 2 + number % 4)]
+        pairs = [row | {"text_b": words[-2]} for row in rows]
+        requests += [(rows, None), (rows, {"task": "embed"}), (pairs, {"task": "sentence_order"})]
+    expected = [answer_of(alone, request) for request in requests]
+    check_threads(lambda request: answer_of(model, request), requests, expected)
+
+
+# -- over HTTP
+
+
+@pytest.fixture
+def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the model folder among the files of a version."""
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+        monkeypatch.delenv(name, raising=False)
+    made = register_tiny(str(tmp_path), "sst-2", 0.5)
+    return model_folder_of(made.model_uri, str(tmp_path))
+
+
+@pytest.fixture
+def url(registered: str, tmp_path: Path) -> Iterator[str]:
+    """Return where a server that has just started answers."""
+    port, version = free_port(), Path(registered).parents[1]
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "--model-uri", str(version)]
+    command += ["--env-manager", "local", "--host", HOST, "--port", str(port)]
+    scripts = Path(sys.executable).parent  # where uvicorn is
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment["PATH"] = f"{scripts}{os.pathsep}{os.environ['PATH']}"
+    address = f"http://{HOST}:{port}"
+    process = start_server(command, f"{address}/ping", tmp_path / "serve.log", environment)
+    yield f"{address}/invocations"
+    kill(process)
+
+
+@pytest.mark.long
+def test_eight_clients_get_what_one_gets_over_http(registered: str, url: str) -> None:
+    sentences = list(dict.fromkeys(tiny_sentences(500, seed=8)))[:400]
+    alone = loaded(FinetunedPyfunc(), registered)
+    expected = [answer_of(alone, ([{"text": sentence}], None)) for sentence in sentences]
+
+    def ask(sentence: str) -> Any:
+        body = json.dumps({"dataframe_records": [{"text": sentence}]}).encode()
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["predictions"]
+
+    check_threads(ask, sentences, expected)

@@ -1,0 +1,145 @@
+"""One update, on real examples: how it is cut and computed does not change it."""
+
+import weakref
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from albert_core.config import ModelSettings
+from albert_core.model.albert import AlbertForPretraining
+from albert_core.model.execution import set_layer_execution
+from albert_core.training.optimizer import build_optimizer
+from albert_core.training.order import example_order
+from albert_core.training.ranks import ALONE
+from albert_core.training.shards import Batch, ExampleShards, UpdateBatch
+from albert_core.training.step import NUM_NORMS, TrainState, UpdateGuard, train_step
+from tests.albert_core.made_examples import sizes_of
+from tests.albert_core.training_runs import MODEL, TRAINING
+
+
+@pytest.fixture(scope="module")
+def shards(examples: str) -> ExampleShards:
+    return ExampleShards(examples, "train")
+
+
+def new_model(shards: ExampleShards, settings: ModelSettings = MODEL) -> AlbertForPretraining:
+    torch.manual_seed(1)
+    return AlbertForPretraining(settings, shards.result.vocab_size)
+
+
+def begun(model: AlbertForPretraining) -> TrainState:
+    return TrainState(model=model, optimizer=build_optimizer(model, "lamb", 0.01, 0.01))
+
+
+def after_one_step(
+    shards: ExampleShards,
+    model: AlbertForPretraining,
+    cuts: Sequence[int] = (),
+    pair_task: str | None = "sentence_order",
+) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """Return weights and metrics after a step over 8 examples, cut at ``cuts``."""
+    order = example_order(0, 8, len(shards), 1)
+    parts = [shards.rows(order[a:b]).batch() for a, b in zip([0, *cuts], [*cuts, 8], strict=True)]
+    batch = UpdateBatch(sizes=sizes_of(shards.rows(order)), micro_batches=iter(parts))
+    update = train_step(begun(model), batch, TRAINING, ALONE, pair_task)
+    assert update.skipped is None
+    return model.state_dict(), list(update.metrics.values())
+
+
+@pytest.mark.parametrize("cuts", [[1, 6], [1, 2, 3, 4, 5, 6, 7]])
+def test_cutting_the_batch_unevenly_changes_nothing(shards: ExampleShards, cuts: list[int]) -> None:
+    whole, whole_metrics = after_one_step(shards, new_model(shards).double())
+    cut, cut_metrics = after_one_step(shards, new_model(shards).double(), cuts)
+    torch.testing.assert_close(cut, whole, rtol=1e-11, atol=1e-11)
+    assert cut_metrics == pytest.approx(whole_metrics, rel=1e-5)  # sums of float32
+
+
+def test_without_pairs_to_learn_from_their_head_stays_as_it_is(shards: ExampleShards) -> None:
+    before = new_model(shards).state_dict()
+    after, metrics = after_one_step(shards, new_model(shards), pair_task=None)
+    still = {name for name, weight in after.items() if torch.equal(weight, before[name])}
+    parts = ("sentence_order", "encoder.pooler")
+    assert still == {f"{part}.{each}" for part in parts for each in ("weight", "bias")}
+    assert len(metrics) == 3  # masked LM loss and accuracy, gradient norm
+
+
+def test_a_batch_of_any_size_needs_the_room_of_one_micro_batch(shards: ExampleShards) -> None:
+    """Nothing that a micro-batch made is alive when the one after the next is asked for."""
+    model = new_model(shards)
+    state, numbers = begun(model), np.arange(512) % len(shards)
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+    model.masked_lm.register_forward_hook(
+        lambda _module, _inputs, logits: made.append(weakref.ref(logits))
+    )
+
+    def micro_batches() -> Iterator[Batch]:
+        for part in np.split(numbers, 32):
+            alive.append(sum(each() is not None for each in made))
+            yield shards.rows(part).batch()
+
+    batch = UpdateBatch(sizes=sizes_of(shards.rows(numbers)), micro_batches=micro_batches())
+    train_step(state, batch, TRAINING, ALONE)
+    assert (len(made), state.examples_taken) == (32, 512)
+    assert max(alive) == 0
+
+
+class CallCounter:
+    num_calls = 0
+
+    def __call__(self, *_: object) -> None:
+        self.num_calls += 1
+
+
+def test_activations_computed_again_give_the_same_gradients(shards: ExampleShards) -> None:
+    found = []
+    for again in (False, True):
+        model = new_model(shards, MODEL.model_copy(update={"hidden_dropout_prob": 0.2}))
+        set_layer_execution(model.encoder.blocks, compiled=False, activation_checkpointing=again)
+        counter = CallCounter()
+        model.get_submodule("encoder.attentions.0.query").register_forward_hook(counter)
+        found.append(after_one_step(shards, model)[0])
+        assert counter.num_calls == MODEL.num_hidden_layers * (1 + again)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch.compile itself does
+def test_compiled_layers_do_the_update_of_plain_ones(
+    shards: ExampleShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traced only: `test_compiled_layers_learn_what_plain_ones_do` makes code of them too."""
+    compile_module, calls = nn.Module.compile, CallCounter()
+
+    def trace(module: nn.Module) -> None:
+        calls()
+        compile_module(module, backend="aot_eager")
+
+    monkeypatch.setattr(nn.Module, "compile", trace)
+    plain, _ = after_one_step(shards, new_model(shards))
+    model = new_model(shards)
+    set_layer_execution(model.encoder.blocks, compiled=True, activation_checkpointing=False)
+    assert calls.num_calls == 2  # the attention and the feed-forward block that all layers share
+    compiled, _ = after_one_step(shards, model)
+    torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_a_spike_is_what_exceeds_the_running_median_so_many_times() -> None:
+    guard = UpdateGuard()
+    for number in range(NUM_NORMS - 1):
+        assert guard.judge(1.0, 1.0 + number % 2, spike_factor=2.0) is None
+    assert guard.judge(1.0, 50.0, spike_factor=2.0) is None  # too early to tell
+    assert guard.judge(1.0, 3.1, spike_factor=2.0) == guard.judge(1.0, 40, 2.0) == "spike"
+    assert (guard.num_in_a_row, guard.num_skipped) == (2, {"not_finite": 0, "spike": 2})
+    assert guard.judge(1.0, 3.0, spike_factor=2.0) is None
+    assert guard.judge(1.0, 1e9, spike_factor=None) is None
+    assert (guard.num_in_a_row, len(guard.norms)) == (0, NUM_NORMS)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_loss_or_norm_that_is_not_finite_is_never_taken(bad: float) -> None:
+    guard = UpdateGuard()
+    assert guard.judge(bad, 1.0, None) == guard.judge(1.0, bad, None) == "not_finite"
+    assert guard.norms == []

@@ -1,0 +1,181 @@
+"""How a flow run begins and ends: its recipe, the orphans of a killed one, and its MLflow run."""
+
+import logging
+import os
+import time
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from prefect import flow, task
+from prefect.client.orchestration import get_client
+from prefect.context import TaskRunContext
+from prefect.states import Crashed, Running
+
+from albert_core.stage import storage
+from albert_core.stage.manifest import Manifest
+from albert_core.tracking.journal import journals_of
+from albert_core.tracking.run import PARENT_VARIABLE, TrackedRun
+from albert_core.tracking.server import PARENT_TAG, RUN_ID
+from flows.flow_run import FLOW_OPTIONS, end_orphaned_tasks, start_run
+from flows.recipe import RecipeRun
+from flows.tracked_flow import NOTE_TAG, allowed_name, note_report, note_stage, stage_environment
+from tests.flows.made_manifests import made_manifest
+
+
+def test_a_run_is_what_the_recipe_and_the_folder_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ALBERT_WORK", raising=False)
+    assert start_run("tiny", None, None, None).work == f"{tmp_path}/work"
+    monkeypatch.setenv("ALBERT_WORK", "elsewhere")
+    run = start_run("tiny", None, None, ["training.seed=3"])
+    assert run.work == f"{tmp_path}/elsewhere"
+    assert run.recipe.training.seed == 3
+    assert Path(run.recipe_uri).is_file()
+    assert start_run("tiny", None, "mine", None).work == f"{tmp_path}/mine"
+
+
+@task
+def ran() -> UUID:
+    context = TaskRunContext.get()
+    assert context is not None
+    return context.task_run.id
+
+
+def flow_named(name: str) -> UUID:
+    """Run a flow of this name whose process is then killed; return its task, left Running."""
+    state = flow(name=name)(next_one.fn)(return_state=True)
+    orphan: UUID = state.result()
+    assert state.state_details.flow_run_id is not None
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(state.state_details.flow_run_id, Crashed(), force=True)
+        client.set_task_run_state(orphan, Running(), force=True)
+    return orphan
+
+
+@flow(name="refresh-corpus", on_running=[end_orphaned_tasks])
+def next_one() -> UUID:
+    return ran()
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_the_next_run_ends_the_tasks_of_a_killed_one_and_of_no_other_project() -> None:
+    orphans = [flow_named("pretrain-albert"), flow_named("another-project")]
+    own = next_one()
+    with get_client(sync_client=True) as client:
+        states = [client.read_task_run(orphan).state_type for orphan in orphans]
+        assert states == ["CRASHED", "RUNNING"]
+        assert client.read_task_run(own).state_type != "CRASHED"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db")
+
+
+def make(run: RecipeRun, stage: str) -> str:
+    """Stand for a stage: write a manifest, and track a training as it would itself."""
+    manifest: Manifest = made_manifest(stage)
+    folder = storage.join(run.work, stage, manifest.key)
+    uri = storage.join(folder, "manifest.json")
+    if storage.exists(uri):
+        return uri
+    if stage == "pretraining":
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in stage_environment().items():
+                patch.setenv(name, value)
+            with TrackedRun(run.work, folder, f"{stage}-1") as tracked:
+                tracked.log_metrics(1, {"loss": 1.0})
+        manifest = made_manifest(stage, mlflow_run_id=tracked.run_id)
+    storage.write_bytes(uri, manifest.model_dump_json().encode())
+    storage.write_bytes(storage.join(folder, "report.md"), b"# good")
+    storage.write_bytes(storage.join(folder, "shard.arrow"), b"large")
+    return uri
+
+
+@flow(name="made-flow", **FLOW_OPTIONS)
+def made_flow(work: str, fails: bool = False, recipe: str = "tiny") -> None:
+    run = start_run(recipe, None, work, ["training.seed=3"])
+    for stage in ("vocab", "pretraining"):
+        note_stage(make(run, stage), began=0.0)
+    note_stage("none", began=0.0)  # as of a command that found nothing to do
+    note_report("# what was done")
+    if fails:
+        raise ValueError("as told")
+
+
+def runs(client: MlflowClient, work: str) -> dict[str, list[Run]]:
+    """Return the runs of a work folder by their stage, the oldest first."""
+    found: dict[str, list[Run]] = {}
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    for run in client.search_runs(experiments, order_by=["attributes.start_time"]):
+        if run.data.tags["stage_folder"].startswith(work):
+            found.setdefault(run.data.tags["stage"], []).append(run)
+    return found
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_the_runs_of_the_stages_are_nested_in_that_of_their_flow(
+    tmp_path: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", client.tracking_uri)
+    made_flow(str(tmp_path))
+    found = runs(client, str(tmp_path))
+    [parent], [vocab], [pretraining] = (found[n] for n in ("flow_runs", "vocab", "pretraining"))
+    assert {run.info.status for run in (parent, vocab, pretraining)} == {"FINISHED"}
+    assert parent.info.run_name.startswith("made-flow: ")
+    assert parent.data.tags["prefect_flow_run"]
+    assert parent.data.tags[NOTE_TAG] == "# what was done"
+    assert parent.data.params["recipe"] == "tiny"
+    assert parent.data.metrics["held_out/masked_lm_loss"] == 5.75
+    assert vocab.data.metrics["vocab_size"] == made_manifest("vocab").result["vocab_size"]
+    for child in (vocab, pretraining):
+        assert child.data.tags[PARENT_TAG] == parent.info.run_id
+    files = {file.path for file in client.list_artifacts(vocab.info.run_id)}
+    assert files == {"manifest.json", "report.md"}
+    assert vocab.inputs is not None
+    assert {each.dataset.name for each in vocab.inputs.dataset_inputs} >= {"vocab"}
+    recipe = [file.path for file in client.list_artifacts(parent.info.run_id)]
+    assert [name.startswith("tiny-") for name in recipe] == [True]
+
+    with pytest.raises(ValueError, match="as told"):
+        made_flow(str(tmp_path), fails=True)
+    again = runs(client, str(tmp_path))
+    assert (len(again["vocab"]), len(again["pretraining"])) == (1, 1)
+    _, second = again["flow_runs"]
+    assert second.info.status == "FAILED"
+    assert second.data.tags["done_before.vocab"] == vocab.info.run_id
+    assert second.data.tags["done_before.pretraining"] == pretraining.info.run_id
+    assert again["vocab"][0].data.tags[PARENT_TAG] == parent.info.run_id
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_flow_goes_on_without_mlflow_and_tells_it_later(
+    tmp_path: Path,
+    client: MlflowClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr("albert_core.tracking.run.UNAVAILABLE_SECONDS", 0.5)
+    caplog.set_level(logging.WARNING, "tracking")
+    made_flow(str(tmp_path))
+    assert len(journals_of(str(tmp_path))) == 3
+    assert "the run goes on" in caplog.text
+    assert not storage.exists(f"{tmp_path}/vocab/{made_manifest('vocab').key}/{RUN_ID}")
+    assert PARENT_VARIABLE not in os.environ
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", client.tracking_uri)
+    deadline = time.monotonic() + 60
+    while journals_of(str(tmp_path)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert runs(client, str(tmp_path)).keys() == {"flow_runs", "vocab", "pretraining"}
+
+
+def test_names_are_made_of_what_mlflow_allows() -> None:
+    assert allowed_name("pieces, all/too long (%)") == "pieces all/too long "

@@ -1,0 +1,174 @@
+"""What each stage tells in its manifest, with made numbers."""
+
+import json
+from typing import Any
+
+from albert_core.stage.results import (
+    ContaminationResult,
+    CorpusResult,
+    Estimate,
+    ExamplesResult,
+    FinetuningResult,
+    Machine,
+    MetricResult,
+    PretrainingResult,
+    RegistrationResult,
+    ScoresResult,
+    TaskDifference,
+    TaskResult,
+    TaskScoresResult,
+    VocabularyResult,
+)
+from albert_core.stage.settings import Settings
+
+_LOSS, _ACCURACY, _ORDER = "masked_lm_loss", "masked_lm_accuracy", "sentence_order_accuracy"
+_MACHINE = Machine(ranks=1, threads=2, device="cpu", vectors="AVX2")
+
+RESULTS: dict[str, Settings] = {
+    "corpus": CorpusResult(
+        source="notes/**", num_documents=900, num_source_files=12, text_bytes=3_500_000
+    ),
+    "vocab": VocabularyResult(
+        vocab_size=4000,
+        lower_case=True,
+        trained=True,
+        sample_share=0.5,
+        pieces_per_word=1.5,
+        unknown_piece_share=0.001,
+    ),
+    "examples": ExamplesResult(
+        objective="sop",
+        fidelity="paper",
+        max_seq_length=64,
+        max_predictions=10,
+        num_documents_held_out=30,
+        num_train=30_000,
+        num_held_out=1_000,
+        num_pieces_borrowed=0,
+        num_pairs_without_other_document=0,
+        num_predictions=280_000,
+        swapped_share=0.5,
+        padding_share=0.0625,
+        unigram_nats=6.5,
+        length_only_accuracy=0.5,
+        vocab_size=4000,
+        vocab_manifest="/work/vocab/0123456789abcdef/manifest.json",
+    ),
+    "task": TaskResult(task="cola", num_rows={"train": 900, "dev": 100}),
+    "contamination": ContaminationResult(
+        ngram_words=13,
+        shares={"cola": {"dev": 0.25}},
+        parts={"cola": {"dev": {}}},
+        num_examples={"cola": {"dev": 1000}},
+    ),
+    "pretraining": PretrainingResult(
+        model_folder="model",
+        machines=[_MACHINE],
+        mlflow_run_id="0",
+        step=1200,
+        num_parameters=500_000,
+        objective="sop",
+        evaluations=[{"step": 1200, _LOSS: 5.75}],
+        skipped_steps={"not_finite": 0, "spike": 0},
+        unigram_nats=6.5,
+        length_only_accuracy=0.5,
+        before={
+            _LOSS: Estimate(value=8.3, low=8.2, high=8.4),
+            _ACCURACY: Estimate(value=0.001, low=0.0, high=0.002),
+            _ORDER: Estimate(value=0.5, low=0.47, high=0.53),
+        },
+        after={
+            _LOSS: Estimate(value=5.75, low=5.7, high=5.8),
+            _ACCURACY: Estimate(value=0.15, low=0.14, high=0.16),
+            _ORDER: Estimate(value=0.51, low=0.48, high=0.54),
+        },
+        settings={},
+    ),
+    "finetuning": FinetuningResult(
+        model_folder="model",
+        machines=[_MACHINE],
+        mlflow_run_id="0",
+        task="cola",
+        title="CoLA",
+        kind="classification",
+        seed=1,
+        metric="matthews",
+        score=0.125,
+        interval=(0.0625, 0.1875),
+        scores={"matthews": 0.125, "accuracy": 0.5625},
+        intervals={"matthews": (0.0625, 0.1875), "accuracy": (0.5, 0.625)},
+        other_scores={},
+        constant_scores={"matthews": 0.0, "accuracy": 0.5},
+        found={"dev": {}},
+        hyperparameters={},
+        best_step=40,
+        num_steps=60,
+        num_train=900,
+        num_examples=1000,
+        predictions={"dev": "dev.arrow"},
+        submission=[],
+    ),
+    "scores": ScoresResult(
+        model="albert-tiny",
+        average=None,
+        scores={"cola": {"matthews": 0.125, "accuracy": 0.5625}},
+        tasks={
+            "cola": TaskScoresResult(
+                title="CoLA",
+                num_examples=1000,
+                num_train=900,
+                dev_overlap=None,
+                metrics={
+                    "matthews": MetricResult(
+                        median=0.125,
+                        interval=(0.0625, 0.1875),
+                        by_seed={"1": 0.1, "2": 0.125, "3": 0.2},
+                        worst_seed=1,
+                        constant_answer=0.0,
+                    ),
+                    "accuracy": MetricResult(
+                        median=0.5625,
+                        interval=(0.5, 0.625),
+                        by_seed={"1": 0.55, "2": 0.5625, "3": 0.57},
+                        worst_seed=1,
+                        constant_answer=0.5,
+                    ),
+                },
+            )
+        },
+        text="the table",
+        page="scores.html",
+        mlflow_run_id="0",
+    ),
+    "registration": RegistrationResult(
+        name="albert-tiny",
+        version="3",
+        alias="champion",
+        verdict="promoted",
+        reason="better than the champion",
+        difference=0.025,
+        lower_bound=0.005,
+        tasks=(
+            TaskDifference(
+                task="cola",
+                candidate=0.125,
+                champion=0.1,
+                difference=0.025,
+                low=0.005,
+                high=0.045,
+                num_examples=1000,
+                fell=False,
+            ),
+        ),
+        against="2",
+        model_uri="models:/albert-tiny/3",
+        mlflow_run_id="0",
+    ),
+}
+"""Stage -> result."""
+
+
+def made_result(stage: str, **changes: Any) -> Settings:
+    """Return the result of a stage with some fields changed, given as JSON values."""
+    made = RESULTS[stage]
+    return type(made).model_validate_json(json.dumps(made.model_dump() | changes))
