@@ -145,5 +145,5 @@ def _run(flow: str, context: typer.Context, **more: str | None) -> None:
     """Run a flow with the options of the command whose context this is, and ``more``."""
     from flows.commands.by_hand import run_flow
 
-    given: dict[str, Any] = {**context.params, **more}
-    run_flow(flow, **{name: None if value == () else value for name, value in given.items()})
+    options: dict[str, Any] = {**context.params, **more}
+    run_flow(flow, **options | {"overrides": options["overrides"] or None})
