@@ -228,7 +228,7 @@ def train(sentences: Iterator[str], vocabulary: VocabularySettings, text_bytes: 
     """
     is_auto = vocabulary.vocab_size == "auto"
     size = auto_size(text_bytes) if vocabulary.vocab_size == "auto" else vocabulary.vocab_size
-    log.info("%s: training %s%d pieces", STAGE, "at most " if is_auto else "", size)
+    log.info("%s: training %s%s pieces", STAGE, "at most " if is_auto else "", f"{size:,}")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
