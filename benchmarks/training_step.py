@@ -146,7 +146,9 @@ def our_update(length: int, precision: Any, manifest: str = "") -> harness.Work:
     state = TrainState(model=model, optimizer=build_optimizer(model, "lamb", 1e-3, 0.01))
     settings = TrainingSettings(precision=precision)
     budget = MICRO_BATCHES[length] * length
-    parts = [rows.take(places) for places in deal_update(rows.lengths, 0, 1, budget)]
+    single = list(rows.split(range(1, len(rows) + 1)))
+    dealt = deal_update(rows.lengths, 0, 1, budget)
+    parts = [Rows.join([single[place] for place in places]) for places in dealt]
     whole = UpdateBatch(
         sizes=UpdateSizes.of_lengths(rows.lengths, int(rows.num_predictions.sum())),
         micro_batches=[part.batch() for part in parts],
