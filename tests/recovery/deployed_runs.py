@@ -192,7 +192,9 @@ def beam_worker(work: Path) -> psutil.Process | None:
         below = stage.children(recursive=True) if stage else []
     except psutil.NoSuchProcess:
         return None
-    workers = [process for process in below if "pipelines.engine.worker_process" in command(process)]
+    workers = [
+        process for process in below if "pipelines.engine.worker_process" in command(process)
+    ]
     return max(workers, key=lambda process: process.pid, default=None)
 
 
