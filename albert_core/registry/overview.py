@@ -17,7 +17,13 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from albert_core.registry.champion import PREVIOUS, make_champion, promotion_lock
-from albert_core.registry.registration import DECISION_TAG, RIGHT, THREADS_TAG
+from albert_core.registry.registration import (
+    DECISION_TAG,
+    FAULT,
+    RIGHT,
+    THREADS_TAG,
+    has_lock,
+)
 from albert_core.registry.versions import (
     MANIFEST_TAG,
     RegisteredVersion,
@@ -29,7 +35,6 @@ from albert_core.registry.versions import (
 )
 from albert_core.stage.errors import RegistryError
 
-FAULT = "answers wrongly where a server asks it from several threads"
 MOVED_TAG = "champion_by_hand"
 """Why and when a person made a version champion."""
 ROLLING_BACK_TAG = "rolling_back_to"
@@ -164,11 +169,6 @@ def is_right(client: MlflowClient, version: RegisteredVersion) -> bool:
         return True
     task = _read(client, version, _TASK_FILE)
     return task is not None and json.loads(task)["task"]["kind"] == "spans"
-
-
-def has_lock(word_table: str) -> bool:
-    """Return whether this source of the word table is right for several threads."""
-    return "threading.Lock" in word_table
 
 
 def _fault_of(client: MlflowClient, version: RegisteredVersion) -> str:

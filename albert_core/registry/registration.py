@@ -58,7 +58,9 @@ DECISION_TAG = "decision"
 """The sentence; what stands after a point in the names of others is a part of the decision."""
 _VERDICT_TAG, _AGAINST_TAG = f"{DECISION_TAG}.verdict", f"{DECISION_TAG}.against"
 THREADS_TAG, RIGHT = "threads", "right"
-"""The tag, and its value, of a version whose code several threads may call: all of today's."""
+"""The tag of a version whose code was looked at when it was registered, and is `RIGHT`."""
+FAULT = "answers wrongly where a server asks it from several threads"
+WORD_TABLE = "albert_core.text.word_table"
 TEXT_COLUMNS: list[ColSpec | TensorSpec] = [
     ColSpec("string", "text"),
     ColSpec("string", "text_b", required=False),
@@ -357,10 +359,21 @@ def _log_model(candidate: Candidate, libraries: Mapping[str, str]) -> str:
 
 
 def _copied_code(module: str, folder: Path) -> list[str] | None:
-    """Write ``module`` and all that it reaches below ``folder``; return the packages' folders."""
+    """Write ``module`` and all that it reaches below ``folder``; return the packages' folders.
+
+    Raises:
+        RegistryError: it is wrong for several threads.
+    """
     if not module:
         return None
     sources = reachable_sources(module)
+    if WORD_TABLE in sources and not has_lock(sources[WORD_TABLE]):
+        spec = find_spec(WORD_TABLE)
+        raise RegistryError(
+            f"{WORD_TABLE if spec is None else spec.origin} has no lock, so that a model with it "
+            f"{FAULT}. Register with this project's present code: update that checkout, or "
+            "install the project again."
+        )
     for package in {name.rpartition(".")[0] for name in sources} - {""}:
         sources.setdefault(package, "")
     for name, source in sources.items():
@@ -370,6 +383,11 @@ def _copied_code(module: str, folder: Path) -> list[str] | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source, encoding="utf-8")
     return sorted(str(path) for path in folder.iterdir())
+
+
+def has_lock(word_table: str) -> bool:
+    """Return whether this source of the word table is right for several threads."""
+    return "threading.Lock" in word_table
 
 
 def _local_model(model_folder: str, scratch: str) -> Path:

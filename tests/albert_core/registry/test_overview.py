@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from albert_core.registry import registration
 from albert_core.registry.champion import (
     CANDIDATE,
     CLAIM,
@@ -17,14 +18,24 @@ from albert_core.registry.champion import (
     make_champion,
 )
 from albert_core.registry.gate import Decision
-from albert_core.registry.overview import FAULT, has_lock, is_right
-from albert_core.registry.registration import DECISION_TAG, RIGHT, THREADS_TAG, decision_tags
+from albert_core.registry.overview import is_right
+from albert_core.registry.registration import (
+    DECISION_TAG,
+    FAULT,
+    RIGHT,
+    THREADS_TAG,
+    WORD_TABLE,
+    decision_tags,
+    has_lock,
+)
 from albert_core.registry.versions import (
     CHAMPION,
     RegisteredVersion,
     numbered_version,
     registered_versions,
 )
+from albert_core.stage.errors import RegistryError
+from albert_core.stage.provenance import reachable_sources
 from albert_core.stage.results import TaskDifference
 from albert_core.text import word_table
 from albert_core.tracking.server import open_client
@@ -232,18 +243,17 @@ def test_without_a_previous_champion_a_rollback_needs_a_version(
 # -- versions whose code is wrong for several threads
 
 
-def test_what_is_registered_today_is_right(work: str) -> None:
+def test_the_present_word_table_is_right() -> None:
     assert has_lock(WITH_LOCK)
     assert not has_lock(WITHOUT_LOCK)
-    assert register_tiny(work, "sst-2", 0.5).alias == CHAMPION
-    version = open_client(work).get_model_version("tiny-sst-2", "1")
-    assert version.tags[THREADS_TAG] == RIGHT
 
 
 @pytest.mark.parametrize(
     ("table", "kind", "right"),
     [
         (WITHOUT_LOCK, "classification", False),
+        (WITHOUT_LOCK, "regression", False),
+        (WITHOUT_LOCK, "choice", False),
         (WITHOUT_LOCK, "spans", True),  # the table is not asked
         (WITH_LOCK, "classification", True),
         ("", "pretrained", True),
@@ -315,3 +325,17 @@ def test_lists_and_explanations_mark_a_version_that_is_wrong(
     monkeypatch.setattr("mlflow.artifacts.list_artifacts", away)
     assert type_in(work, "models", NAME) == 0
     assert "has code that can't be read now (ConnectionError)" in capsys.readouterr().out
+
+
+def test_code_that_is_wrong_is_not_registered(work: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_old_table(module: str) -> dict[str, str]:
+        return reachable_sources(module) | {WORD_TABLE: WITHOUT_LOCK}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(registration, "reachable_sources", with_old_table)
+        with pytest.raises(RegistryError, match=r"word_table\.py has no lock.* update that check"):
+            register_tiny(work, "sst-2", 0.5)
+    client = open_client(work)
+    assert not client.search_model_versions("name = 'tiny-sst-2'")
+    assert register_tiny(work, "sst-2", 0.5).alias == CHAMPION
+    assert client.get_model_version("tiny-sst-2", "1").tags[THREADS_TAG] == RIGHT
