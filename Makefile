@@ -23,10 +23,10 @@ SOURCES := albert_core pipelines flows infra tests benchmarks
 FLOW_OPTIONS = --recipe '$(RECIPE)' --work '$(WORK)' \
 	$(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
 DATA_BENCHMARKS := data_pipeline text_functions near_duplicates
-BENCHMARKS := $(DATA_BENCHMARKS) loader training_step finetuning span_features tracking promotion_gate
+BENCHMARKS := $(DATA_BENCHMARKS) loader training_step finetuning minimal_pairs span_features tracking promotion_gate
 
 .PHONY: help install demo refresh evaluate models rollback plan serve production test test-long test-engines check format bench bench-data \
-	bench-train bench-loader bench-finetune bench-tracking bench-gpu clean
+	bench-train bench-learning bench-loader bench-finetune bench-tracking bench-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -83,7 +83,7 @@ format: $(READY) ## put the code into its format
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-bench: $(READY) ## all benchmarks but bench-gpu
+bench: $(READY) ## all benchmarks but bench-gpu and bench-learning
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(PY) -m benchmarks.$$name $(ARGS) || exit 1; done
 
 bench-data: $(READY) ## the benchmarks of text to shards alone
@@ -91,6 +91,9 @@ bench-data: $(READY) ## the benchmarks of text to shards alone
 
 bench-train: $(READY) ## an update against Hugging Face's
 	$(PY) -m benchmarks.training_step $(ARGS)
+
+bench-learning: $(READY) ## what a CPU second teaches, against Hugging Face's; ARGS='--examples <folder> --ours tiny --peers adamw lamb'
+	$(PY) -m benchmarks.learning $(ARGS)
 
 bench-tracking: $(READY) ## what tracking and checkpoints take of a run
 	$(PY) -m benchmarks.tracking $(ARGS)

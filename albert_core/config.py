@@ -8,7 +8,7 @@ from albert_core.stage.settings import Settings
 
 Sharing = Literal["all", "attention", "ffn", "none"]
 Activation = Literal["gelu_new", "gelu", "relu", "tanh", "linear"]
-Schedule = Literal["linear", "google"]
+Schedule = Literal["linear", "constant", "google"]
 Precision = Literal["float32", "bfloat16"]
 
 
@@ -94,13 +94,25 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     """examples of full length in one forward pass"""
     masks: Literal["shards", "fresh"] = "shards"
     """those in the shards, or others in each epoch"""
-    optimizer: Literal["lamb", "adamw"] = "lamb"
+    mask_share: float | None = Field(None, gt=0, lt=1)
+    """share of the pieces that fresh masks predict; absent: that of the shards. Held-out examples
+    keep their own masks"""
+    optimizer: Literal["lamb", "adamw", "muon"] = "lamb"
+    """muon: for the matrices of attention and feed-forward, with AdamW for everything else"""
     learning_rate: float = Field(0.00176, gt=0)
     """peak"""
+    adam_learning_rate: float = Field(0.003, gt=0)
+    """with muon, the peak for embeddings, heads, biases and layer norms"""
     schedule: Schedule = "linear"
-    """linear: up to the peak, then down to 0 from there; google: the reference's, whose first
-    update is lost and which never reaches the peak"""
+    """linear: up to the peak, then down to 0 from there; constant: at the peak for most of the
+    run, then down to 0; google: the reference's, whose first update is lost and which never
+    reaches the peak"""
     warmup_steps: int = Field(3125, ge=0)
+    shallow_share: float = Field(0.0, ge=0, lt=1)
+    """share of the updates, from the first on, that compute fewer layers: 1, then 2, 4, ... in
+    equal parts; only where all layers share their weights"""
+    unigram_bias: bool = False
+    """the masked LM head's bias starts from how often the examples ask for each piece"""
     weight_decay: float = Field(0.01, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     """global norm"""
@@ -153,6 +165,11 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
         if self.warmup_steps >= self.num_steps:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} must be below num_steps {self.num_steps}"
+            )
+        if self.mask_share is not None and self.masks == "shards":
+            raise ValueError(
+                f'mask_share {self.mask_share} needs masks = "fresh": those in the shards have '
+                "the share that the examples were made with (examples.masked_lm_prob)"
             )
         if self.initial_model and self.continue_from:
             raise ValueError(

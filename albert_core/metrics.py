@@ -53,6 +53,30 @@ def ratio_interval(totals: Array, counts: Array) -> Estimate:
     return Estimate(value=float(ratio), low=float(ratio - reach), high=float(ratio + reach))
 
 
+def mean_share_interval(hits: Array, numbers: Array) -> Estimate:
+    """Return the mean of K shares, each of a sample of its own, with its interval.
+
+    The shares may be 0 or 1, and the samples may be small. With a single sample it is Wilson's
+    interval.
+
+    Args:
+        hits: (K,), how many of each sample count.
+        numbers: (K,), the sizes of the samples, at least 1.
+
+    Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference" for
+    one share; Zou and Donner 2008, "Construction of confidence limits about effect measures" for
+    their mean.
+    """
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    shares = hits / numbers
+    centres = (hits + z**2 / 2) / (numbers + z**2)
+    reaches = z * np.sqrt(numbers * shares * (1 - shares) + z**2 / 4) / (numbers + z**2)
+    mean, count = float(shares.mean()), len(shares)
+    below = float(np.linalg.norm(shares - (centres - reaches))) / count
+    above = float(np.linalg.norm(centres + reaches - shares)) / count
+    return Estimate(value=mean, low=mean - below, high=mean + above)
+
+
 def variance_of_mean(values: Floats) -> float:
     """Return the variance of the mean of independent ``values`` (n,); 0 if they are all equal."""
     if np.ptp(values) == 0:  # NumPy's variance of equal values is not always 0

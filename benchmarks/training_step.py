@@ -74,7 +74,7 @@ def same_in_transformers(ours: AlbertForPretraining) -> torch.nn.Module:
     """Return Hugging Face's model with the same weights."""
     from transformers import AlbertConfig, AlbertForPreTraining
 
-    config = hf_config(ours.encoder.settings, VOCAB_SIZE)
+    config = hf_config(ours.encoder.settings, len(ours.masked_lm.bias))
     config = {name: value for name, value in config.items() if name != "albert_core"}
     theirs: torch.nn.Module = AlbertForPreTraining(AlbertConfig(**config)).train()
     theirs.load_state_dict(to_hf_state(ours))

@@ -31,8 +31,6 @@ TASK_RUNNER = cast(
     TaskRunner[PrefectFuture[Any]], ThreadPoolTaskRunner[Any](max_workers=num_processes())
 )
 SLOTS = Slots(num_processes(), visible_devices())
-_GENERATED_FOLDER = "CoLA"
-"""Folder of the task made from held-out documents, whose files have the layout of CoLA."""
 
 
 @flow(name="evaluate-albert", task_runner=TASK_RUNNER, **FLOW_OPTIONS)
@@ -73,7 +71,7 @@ def evaluate_albert(
 
 
 def evaluate(run: RecipeRun, model: str, task_folder: str, corpus: str | None = None) -> str:
-    """Fine-tune on all tasks that are there, with all seeds, and score; return the manifest.
+    """Score the model on minimal pairs and, fine-tuned, on all tasks; return the manifest.
 
     Args:
         run: its recipe names tasks and seeds.
@@ -82,9 +80,11 @@ def evaluate(run: RecipeRun, model: str, task_folder: str, corpus: str | None = 
         corpus: manifest of the model's corpus, to look for dev sets in; None: do not look.
     """
     wanted = find_tasks(run, task_folder)
-    finetunings = finetune_all(run, wanted, find_model(model, run.work), task_folder)
+    model_folder = find_model(model, run.work)
+    pairs = score_pairs(run, model_folder, task_folder) if has_pairs(task_folder) else ""
+    finetunings = finetune_all(run, wanted, model_folder, task_folder)
     contamination = find_contamination(run, corpus, task_folder) if corpus else ""
-    return score(run, title_of(model), finetunings, wanted.missing, contamination)
+    return score(run, title_of(model), finetunings, wanted.missing, contamination, pairs)
 
 
 @stage_task("find-model")
@@ -101,16 +101,33 @@ def find_model(model: str, work: str) -> str:
 def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
     """Return the tasks to do, and why others cannot be done.
 
-    In the folder of the generated task, other tasks are missed only if they were asked for.
+    In the folder of a stage's result, which has the generated task, other tasks are missed only if
+    they were asked for.
     """
     from albert_core.tasks.catalogue import SCORED_WITH, present_tasks
 
     evaluation = run.recipe.evaluation
     present, missing = present_tasks(task_folder, evaluation.own_tasks)
-    if task_folder.endswith(f"/{_GENERATED_FOLDER}") and not evaluation.tasks:
+    is_generated = task_folder and storage.exists(storage.join(task_folder, MANIFEST))
+    if is_generated and not evaluation.tasks:
         missing = {}
     there = [files.task.name for files in present if files.task.name not in SCORED_WITH]
-    return planned(evaluation, there, missing)
+    return planned(evaluation, there, missing, has_pairs(task_folder))
+
+
+def has_pairs(task_folder: str) -> bool:
+    """Return whether the folder of the tasks has minimal pairs."""
+    from albert_core.tasks.pair_sets import find_pairs
+
+    return bool(task_folder and find_pairs(task_folder))
+
+
+@stage_task("zero-shot")
+def score_pairs(run: RecipeRun, model_folder: str, task_folder: str) -> str:
+    """Stage: model + minimal pairs -> how often it finds the acceptable sentence more likely."""
+    return run_stage(
+        "albert_core.scores.zero_shot", run, model_folder=model_folder, task_folder=task_folder
+    )
 
 
 @stage_task("finetune")
@@ -138,9 +155,14 @@ def find_contamination(run: RecipeRun, corpus: str, task_folder: str) -> str:
 
 @stage_task("score")
 def score(
-    run: RecipeRun, model: str, finetunings: list[str], missing: dict[str, str], contamination: str
+    run: RecipeRun,
+    model: str,
+    finetunings: list[str],
+    missing: dict[str, str],
+    contamination: str,
+    zero_shot: str,
 ) -> str:
-    """Stage: all fine-tunings -> one table of scores."""
+    """Stage: all fine-tunings and the scores on minimal pairs -> one table of scores."""
     return run_stage(
         "albert_core.scores.tabulate",
         run,
@@ -148,6 +170,7 @@ def score(
         finetunings=json.dumps(finetunings),
         missing=json.dumps(missing),
         contamination=contamination,
+        zero_shot=zero_shot,
     )
 
 
@@ -219,5 +242,5 @@ def folder_of_tasks(run: RecipeRun, task_folder: str | None) -> str:
 
 
 def task_folder_of(task: str) -> str:
-    """Return the folder with the files of the generated task whose manifest is ``task``."""
-    return storage.join(task.rpartition("/")[0], _GENERATED_FOLDER)
+    """Return the folder of the generated pairs and task whose manifest is ``task``."""
+    return task.rpartition("/")[0]

@@ -36,7 +36,10 @@ class PlannedTasks:
 
 
 def planned(
-    evaluation: EvaluationSettings, present: Sequence[str], missing: Mapping[str, str]
+    evaluation: EvaluationSettings,
+    present: Sequence[str],
+    missing: Mapping[str, str],
+    has_pairs: bool,
 ) -> PlannedTasks:
     """Return what to do.
 
@@ -44,6 +47,7 @@ def planned(
         evaluation: settings.
         present: tasks whose files are there, in order.
         missing: other tasks -> the files that were not found.
+        has_pairs: whether there are minimal pairs to score, which need no fine-tuning.
 
     Raises:
         TaskError: a task that was asked for does not exist, there is nothing to do, or others
@@ -57,7 +61,7 @@ def planned(
         )
     tasks = [name for name in present if name in asked]
     reasons = {name: f"there is no {what}" for name, what in missing.items() if name in asked}
-    if not tasks:
+    if not tasks and (evaluation.tasks or not has_pairs):
         why = "\n  ".join(f"{name}: {reason}" for name, reason in reasons.items())
         raise TaskError(f"there is no task to fine-tune on:\n  {why}")
     starting = [name for name in tasks if name in evaluation.from_mnli]

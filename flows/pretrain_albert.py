@@ -43,7 +43,7 @@ def pretrain_albert(
     vocab = train_vocab(run, corpus)
     examples = make_examples(run, corpus, vocab)
     task_folder = folder_of_tasks(run, examples, corpus)
-    pretraining = pretrain(run, examples)
+    pretraining = pretrain(run, examples, task_folder)
     scores = evaluate(run, model_folder_of(pretraining), task_folder)
     registration = compare_and_register(run, pretraining, scores, task_folder)
     return report(
@@ -58,14 +58,19 @@ def pretrain_albert(
 
 @stage_task("make-task")
 def make_task(run: RecipeRun, examples: str, corpus: str) -> str:
-    """Stage: held-out documents -> a small acceptability task."""
+    """Stage: held-out documents -> minimal pairs, and a task to fine-tune on."""
     return run_stage("pipelines.make_task", run, examples=examples, corpus=corpus)
 
 
 @stage_task("pretrain")
-def pretrain(run: RecipeRun, examples: str) -> str:
-    """Stage: examples -> pretrained model, resumed from its last checkpoint."""
-    return run_stage("albert_core.training.pretrain", run, examples=examples)
+def pretrain(run: RecipeRun, examples: str, task_folder: str) -> str:
+    """Stage: examples -> pretrained model, resumed from its last checkpoint.
+
+    At each evaluation a sample of the task folder's minimal pairs is scored, if it has any.
+    """
+    return run_stage(
+        "albert_core.training.pretrain", run, examples=examples, task_folder=task_folder
+    )
 
 
 def folder_of_tasks(run: RecipeRun, examples: str, corpus: str) -> str:

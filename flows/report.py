@@ -72,14 +72,16 @@ def build_report(recipe_name: str, made: Mapping[str, Manifest], tracking: str) 
     """
     registered = made["registration"].result_as(results.RegistrationResult)
     pretrained = made["pretraining"].result_as(results.PretrainingResult)
+    scores = made["scores"].result_as(results.ScoresResult)
     return Report(
         title=f"{recipe_name}: {registered.name}, version {registered.version}",
         groups={
             "Text": _text_rows(made["corpus"], made["examples"]),
             "Pretraining, on held-out documents (95 % interval)": _pretraining_rows(pretrained),
-            "Downstream, the median seed (95 % interval)": list(
-                _downstream_rows(made["scores"].result_as(results.ScoresResult).tasks)
+            "Minimal pairs, zero-shot (95 % interval; chance is 0.5)": list(
+                _pair_rows(scores.minimal_pairs)
             ),
+            "Downstream, the median seed (95 % interval)": list(_downstream_rows(scores.tasks)),
             "Registry": _registry_rows(registered),
         },
         note=_order_note(pretrained.after),
@@ -208,6 +210,8 @@ def _pretraining_rows(pretrained: results.PretrainingResult) -> list[Row]:
         for key, label in _SCORES.items()
         if key in after
     )
+    key = "minimal_pairs_accuracy"
+    pairs = [("minimal pairs accuracy", f"{before[key]}  ->  {after[key]}")] if key in after else []
     by_lengths = [("  from the lengths alone", f"{pretrained.length_only_accuracy:.3f}")]
     return [
         ("steps", f"{pretrained.step:,}"),
@@ -216,6 +220,7 @@ def _pretraining_rows(pretrained: results.PretrainingResult) -> list[Row]:
         ("unigram loss, nats", f"{pretrained.unigram_nats:.3f}; {gain}"),
         *others,
         *(by_lengths if pretrained.objective != "none" else []),
+        *pairs,
     ]
 
 
@@ -224,12 +229,23 @@ def _downstream_rows(tasks: Mapping[str, results.TaskScoresResult]) -> Iterator[
         for number, (metric, scores) in enumerate(found.metrics.items()):
             low, high = scores.interval
             score = str(results.Estimate(value=scores.median, low=low, high=high))
-            if metric == "matthews" and low <= 0 <= high:
-                score += "; the interval holds 0, so no better than chance"
+            constant = scores.constant_answer
+            if constant is not None and low <= constant <= high:
+                score += f"; the interval holds {constant:.3g}, so no better than chance"
             yield f"{task}, {metric}", score
+            if number == 0 and constant is not None:
+                yield "  the best constant answer", f"{constant:z.3f}"
             seeds = scores.by_seed.values()
             if number == 0 and len(seeds) > 1:
                 yield f"  over {len(seeds)} seeds", f"{min(seeds):z.3f} to {max(seeds):z.3f}"
+
+
+def _pair_rows(sets: Mapping[str, results.PairSetScores]) -> Iterator[Row]:
+    for name, scores in sets.items():
+        phenomena = scores.phenomena if len(scores.phenomena) > 1 else {}
+        for label, found in ((name, scores), *((f"  {n}", each) for n, each in phenomena.items())):
+            said = "" if found.is_above_chance else "; not surely above chance"
+            yield label.replace("_", " "), f"{found.accuracy}, {found.num_pairs:,} pairs{said}"
 
 
 def _registry_rows(registered: results.RegistrationResult) -> list[Row]:

@@ -232,12 +232,17 @@ class ExampleSettings(Settings):
 
 
 class TaskSettings(Settings):
-    """The generated acceptability task: held-out sentences, half with two words swapped."""
+    """What is made of the held-out documents to measure a model: minimal pairs and a task."""
 
-    max_sentences: int = Field(default=4000, ge=20, description="rows of train and dev together")
-    dev_share: float = Field(default=0.25, gt=0, lt=1, description="share of the documents in dev")
-    min_words: int = Field(default=5, ge=3, description="words in the shortest sentence used")
-    max_words: int = Field(default=30, ge=3, description="words in the longest sentence used")
+    max_pairs: int = Field(default=100, ge=20, description="minimal pairs of each kind")
+    min_words: int = Field(default=5, ge=3, description="words in the shortest sentence of a pair")
+    max_words: int = Field(default=20, ge=3, description="words in the longest sentence of a pair")
+    max_sources: int = Field(
+        default=10, ge=2, description="parts of the source from which a passage may be"
+    )
+    max_passages: int = Field(default=4000, ge=20, description="rows of train and dev together")
+    passage_words: int = Field(default=30, ge=5, description="words in every passage")
+    dev_share: float = Field(default=0.25, gt=0, lt=1, description="share of the rows in dev")
     seed: int = Field(default=12345, ge=0)
 
 

@@ -32,6 +32,7 @@ from albert_core.tasks.catalogue import (
     TASKS,
     TaskFiles,
     find_files,
+    generated_tasks,
     own_files,
     read_examples,
 )
@@ -159,7 +160,8 @@ def _plan(
 def _tasks_in(task_folder: str, evaluation: EvaluationSettings) -> dict[str, TaskFiles]:
     """Return the tasks asked for that have a dev or test split, by name."""
     known = [find_files(task, task_folder) for task in TASKS.values()] if task_folder else []
-    own = [own_files(settings) for settings in evaluation.own_tasks]
+    generated = generated_tasks(task_folder)
+    own = [own_files(settings) for settings in [*generated, *evaluation.own_tasks]]
     wanted = set(evaluation.tasks)
     found = {
         files.task.name: files

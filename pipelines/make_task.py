@@ -1,60 +1,105 @@
-"""A small acceptability task in CoLA's layout, made of the held-out documents' sentences.
+"""What a model is measured on when there is no public task: made from held-out documents.
 
-Half of the sentences have two words swapped; which half, and which words, depends on the seed
-and the sentence. Train and dev sentences are of different documents, and neither of documents
-that the model was pretrained on.
+Minimal pairs, each a sentence and the same one broken, which need no training; and a task to
+fine-tune on: which part of the source is a passage from? Sentences that occur twice, or in a
+document that the model was pretrained on, are in neither.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import json
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from albert_core.stage import storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import SourceError
-from albert_core.stage.manifest import Account, StagePlan, check_shard, read_manifest, shard_of
+from albert_core.stage.manifest import (
+    Account,
+    Shard,
+    StagePlan,
+    check_shard,
+    read_manifest,
+    shard_of,
+)
 from albert_core.stage.provenance import code_digest
-from albert_core.stage.results import TaskResult
+from albert_core.stage.results import PASSAGE_SOURCE, TaskResult
+from albert_core.tasks.pair_sets import OWN_FOLDER
 from albert_core.text.arrow_files import read_arrow
-from albert_core.text.seeds import derive_seed, random_uniform, share_of
+from albert_core.text.seeds import derive_seed
 from pipelines.config import ExampleSettings, TaskSettings
+from pipelines.corpus.broken_sentences import KINDS, broken
+from pipelines.corpus.passage_sources import Passage, passages_of, source_task
 from pipelines.examples.pairs import is_held_out
 
 STAGE = "task"
-TASK_FOLDER = "CoLA"
-SPLITS = ("train", "dev")
-ACCEPTABLE, SWAPPED = 1, 0
+PAIRS_FILE = f"{OWN_FOLDER}/generated.jsonl"
+MIN_PAIRS = 20
+"""Of a kind: the score of fewer says nothing."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptabilityRow:
-    """One row of the task."""
+class Pair:
+    """A minimal pair."""
 
-    split: str
-    label: int
-    """1 as written, 0 with two words swapped."""
-    sentence: str
+    good: str
+    bad: str
+    kind: str
+    """How it was broken, a key of `KINDS`."""
+    document: str
+    """Its id."""
 
 
 def run(task: TaskSettings, examples: str, corpus: str, work: str) -> str:
-    """Make the task from the documents that ``examples`` held out; return its manifest.
+    """Make pairs and task from the documents that ``examples`` held out; return the manifest.
 
     Raises:
-        SourceError: the held-out documents have too few sentences of the lengths asked for.
+        SourceError: the held-out documents give neither.
     """
     plan = _plan(task, examples, corpus)
     if done := plan.find(work):
         return done
-    sentences = list(_held_out_sentences(examples, corpus))
-    suitable = [(name, text) for name, text in sentences if is_suitable(text, task)]
-    once = {text: name for name, text in reversed(suitable)}
-    rows = list(acceptability_rows(once, task))
-    dropped = Counter(
-        unsuitable=len(sentences) - len(suitable),
-        repeated=len(suitable) - len(once),
-        over_max_sentences=len(once) - len(rows),
+    documents = _held_out_documents(examples, corpus)
+    total = sum(map(len, documents.values()))
+    _drop_repeated(documents, examples, corpus)
+    once = {sentence: name for name, sentences in documents.items() for sentence in sentences}
+    pairs, dropped = minimal_pairs(once, task)
+    dropped["repeated"] = total - len(once)
+    passages = {
+        name: list(passages_of(sentences, task.passage_words))
+        for name, sentences in documents.items()
+    }
+    made = source_task(passages, task)
+    rows = {"train": made.train, "dev": made.dev} if made else {}
+    if not pairs and not made:
+        raise SourceError(
+            f"{len(documents):,} held-out documents with {total:,} sentences give neither "
+            f"{MIN_PAIRS} minimal pairs of a kind nor a task. Raise examples.held_out_share, give "
+            "more text, or set evaluation.task_folder or evaluation.own_tasks."
+        )
+    folder = plan.folder(work)
+    shards = list(_written(folder, pairs, rows))
+    num_passages, num_rows = sum(map(len, passages.values())), sum(map(len, rows.values()))
+    accounts = [
+        Account(what="held-out sentences", total=total, kept=len(pairs), dropped=+dropped),
+        Account(
+            what="passages",
+            total=num_passages,
+            kept=num_rows,
+            dropped=+Counter(not_needed=num_passages - num_rows),
+        ),
+    ]
+    result = TaskResult(
+        num_pairs={kind: n for kind in KINDS if (n := sum(p.kind == kind for p in pairs))},
+        num_rows={split: len(found) for split, found in rows.items()},
+        sources=sorted({row.source for row in rows.get("train", [])}),
+        word_accuracy=made.word_accuracy if made else None,
     )
-    return _write(plan, work, rows, dropped)
+    _log(result)
+    return plan.write(work, shards, accounts, result)
 
 
 def find_done(task: TaskSettings, examples: str, corpus: str, work: str) -> str | None:
@@ -76,90 +121,131 @@ def _plan(task: TaskSettings, examples: str, corpus: str) -> StagePlan:
     )
 
 
-def _held_out_sentences(examples: str, corpus: str) -> Iterator[tuple[str, str]]:
-    """Yield the id of each held-out document with each of its sentences."""
+def _held_out_documents(examples: str, corpus: str) -> dict[str, list[str]]:
+    """Return the sentences of each held-out document, by its id."""
+    is_wanted = _held_out_by(examples)
+    return {name: text.split("\n") for name, text in _texts(corpus) if is_wanted(name)}
+
+
+def _drop_repeated(documents: Mapping[str, list[str]], examples: str, corpus: str) -> None:
+    """Remove the sentences of ``documents`` that the corpus has more than once.
+
+    Licences and headers, which would tell where a passage is from, are such sentences.
+    """
+    counts = Counter(sentence for sentences in documents.values() for sentence in sentences)
+    repeated = {sentence for sentence, number in counts.items() if number > 1}
+    is_held_out = _held_out_by(examples)
+    for name, text in _texts(corpus):
+        if not is_held_out(name):
+            repeated.update(counts.keys() & set(text.split("\n")))
+    for sentences in documents.values():
+        sentences[:] = [sentence for sentence in sentences if sentence not in repeated]
+
+
+def _held_out_by(examples: str) -> Callable[[str], bool]:
+    """Return a function that says whether ``examples`` hold out the document with an id."""
     settings = ExampleSettings(**read_manifest(examples).settings)
+    return lambda document_id: is_held_out(document_id, settings)
+
+
+def _texts(corpus: str) -> Iterator[tuple[str, str]]:
+    """Yield the id and the text of each document."""
     folder = corpus.rpartition("/")[0]
     for shard in read_manifest(corpus).shards_of("documents"):
         check_shard(shard, folder)
         table = read_arrow(storage.join(folder, shard.path))
-        texts = table["text"].to_pylist()
-        for document_id, text in zip(table["id"].to_pylist(), texts, strict=True):
-            if is_held_out(document_id, settings):
-                yield from ((document_id, sentence) for sentence in text.split("\n"))
+        yield from zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True)
 
 
-def acceptability_rows(
-    suitable: Mapping[str, str], task: TaskSettings
-) -> Iterator[AcceptabilityRow]:
-    """Yield at most ``task.max_sentences`` rows, in random order, train and dev mixed.
+def minimal_pairs(
+    sentences: Mapping[str, str], task: TaskSettings
+) -> tuple[list[Pair], Counter[str]]:
+    """Return at most ``task.max_pairs`` pairs of each kind, and why other sentences have none.
+
+    A sentence is in one pair, of the rarest kind that has room. A kind of fewer than `MIN_PAIRS`
+    is left out.
 
     Args:
-        suitable: sentence -> the document that it is from.
+        sentences: each sentence, and the id of its document.
         task: settings.
     """
-    ordered = sorted(suitable, key=lambda sentence: derive_seed(task.seed, "order", sentence))
-    for sentence in ordered[: task.max_sentences]:
-        in_dev = share_of(task.seed, "dev", suitable[sentence]) < task.dev_share
-        split = "dev" if in_dev else "train"
-        if share_of(task.seed, "swap", sentence) < 0.5:
-            yield AcceptabilityRow(split, SWAPPED, swap_two_words(sentence, task.seed))
+    dropped: Counter[str] = Counter()
+    ways: dict[str, dict[str, str]] = {}
+    of_kind: dict[str, list[str]] = defaultdict(list)
+    ordered = sorted(sentences, key=lambda sentence: derive_seed(task.seed, "pair", sentence))
+    for sentence in ordered:
+        if not is_suitable(sentence, task):
+            dropped["unsuitable"] += 1
+        elif found := broken(sentence, task.seed):
+            ways[sentence] = found
+            for kind in found:
+                of_kind[kind].append(sentence)
         else:
-            yield AcceptabilityRow(split, ACCEPTABLE, sentence)
-
-
-def swap_two_words(sentence: str, seed: int) -> str:
-    """Return ``sentence`` with two different words in each other's place.
-
-    The last word stays, because its full stop would give a swap away.
-    """
-    words = sentence.split(" ")
-    pairs = [
-        (i, j)
-        for i in range(len(words) - 1)
-        for j in range(i + 1, len(words) - 1)
-        if words[i].lower() != words[j].lower()
-    ]
-    draw = float(random_uniform(derive_seed(seed, "words", sentence), 0)[0])
-    i, j = pairs[int(draw * len(pairs))]
-    words[i], words[j] = words[j], words[i]
-    return " ".join(words)
+            dropped["no_rule_applies"] += 1
+    pairs: dict[str, list[Pair]] = {}
+    left = dict(ways)
+    for kind in sorted(of_kind, key=lambda kind: (len(of_kind[kind]), kind)):
+        chosen = [sentence for sentence in of_kind[kind] if sentence in left][: task.max_pairs]
+        if len(chosen) >= MIN_PAIRS:
+            pairs[kind] = [
+                Pair(good, left.pop(good)[kind], kind, sentences[good]) for good in chosen
+            ]
+    for found in left.values():
+        dropped["over_max_pairs" if pairs.keys() & found else "kind_too_rare"] += 1
+    return [pair for kind in KINDS for pair in pairs.get(kind, [])], dropped
 
 
 def is_suitable(sentence: str, task: TaskSettings) -> bool:
-    """Return whether ``sentence`` has the length asked for, a full stop and words to swap."""
-    words = sentence.split(" ")
-    return (
-        task.min_words <= len(words) <= task.max_words
-        and sentence.endswith(".")
-        and "\t" not in sentence
-        and all(words)
-        and len({word.lower() for word in words[:-1]}) > 1
-    )
+    """Return whether ``sentence`` has the length asked for, and begins and ends as one does."""
+    num_words = sentence.count(" ") + 1
+    is_whole = sentence[:1].isupper() and sentence.endswith((".", "!", "?"))
+    return is_whole and task.min_words <= num_words <= task.max_words
 
 
-def _write(plan: StagePlan, work: str, rows: list[AcceptabilityRow], dropped: Counter[str]) -> str:
-    folder = plan.folder(work)
-    counts = {split: sum(row.split == split for row in rows) for split in SPLITS}
-    if not all(counts.values()):
-        raise SourceError(
-            f"the held-out documents give {counts['train']} train and {counts['dev']} dev "
-            f"sentences of {plan.settings['min_words']} to {plan.settings['max_words']} words; "
-            "both must be at least 1. Raise examples.held_out_share, or give more text."
+def _written(folder: str, pairs: list[Pair], rows: Mapping[str, list[Passage]]) -> Iterator[Shard]:
+    """Write the files that are not empty."""
+    files: dict[str, tuple[str, list[dict[str, Any]]]] = {
+        PAIRS_FILE: (
+            "pairs",
+            [
+                {
+                    "sentence_good": pair.good,
+                    "sentence_bad": pair.bad,
+                    "UID": pair.kind,
+                    "linguistics_term": KINDS[pair.kind],
+                    "document": pair.document,
+                }
+                for pair in pairs
+            ],
+        ),
+        **{
+            f"{PASSAGE_SOURCE}/{split}.jsonl": (
+                split,
+                [asdict(row) for row in found],
+            )
+            for split, found in rows.items()
+        },
+    }
+    for path, (kind, lines) in files.items():
+        if lines:
+            uri = storage.join(folder, path)
+            text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+            storage.write_bytes(uri, text.encode())
+            yield shard_of(uri, folder, kind, len(lines))
+
+
+def _log(result: TaskResult) -> None:
+    pairs = ", ".join(f"{kind} {number}" for kind, number in result.num_pairs.items())
+    log.info("%s: minimal pairs: %s", STAGE, pairs or "none; no rule for English applies often")
+    if result.word_accuracy is None:
+        log.info("%s: no task to fine-tune on: words do not tell parts of the source apart", STAGE)
+    else:
+        log.info(
+            "%s: passages of %d parts of the source; a bag of words finds %.3f of them",
+            STAGE,
+            len(result.sources),
+            result.word_accuracy,
         )
-    shards = []
-    for split, number in counts.items():
-        lines = (
-            f"held-out\t{row.label}\t{'' if row.label else '*'}\t{row.sentence}\n"
-            for row in rows
-            if row.split == split
-        )
-        uri = storage.join(folder, TASK_FOLDER, f"{split}.tsv")
-        storage.write_bytes(uri, "".join(lines).encode())
-        shards.append(shard_of(uri, folder, split, number))
-    total = len(rows) + dropped.total()
-    account = Account(what="held-out sentences", total=total, kept=len(rows), dropped=+dropped)
-    return plan.write(work, shards, [account], TaskResult(task="cola", num_rows=counts))
 
 
 if __name__ == "__main__":

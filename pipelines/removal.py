@@ -567,7 +567,7 @@ def _rows(document_id: str, uri: str) -> list[int]:
 def may_be_in_task(document_id: str, task: Result, lineage: Lineage) -> bool:
     """Return whether a generated task may have sentences of a document that its corpus has.
 
-    Its rows name no documents; it takes sentences of those that its examples hold out.
+    It takes sentences of those that its examples hold out.
     """
     inputs = [lineage.results[place].manifest for place in task.inputs if place in lineage.results]
     settings = [each.settings for each in inputs if each.stage == EXAMPLES]

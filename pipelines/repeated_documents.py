@@ -59,7 +59,7 @@ def send_hashes(
     part: Part, cleaning: CleaningSettings, num_partitions: int
 ) -> Iterator[tuple[int, Sent]]:
     """Yield the hashes of the documents kept, each with the number of its partition."""
-    table = read_arrow(part.uri)
+    table = read_arrow(part.uri).drop_columns("text")  # large, and not needed
     is_kept = pc.equal(table["reason"], KEPT)
     rows: NDArray[np.uint32] = np.flatnonzero(is_kept).astype(np.uint32)
     kept = table.filter(is_kept)

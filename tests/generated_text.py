@@ -8,20 +8,23 @@ from random import Random
 _SUBJECTS = ["the river", "a teacher", "our engine", "the old clock", "her brother", "the market"]
 _VERBS = ["follows", "repairs", "describes", "forgets", "carries", "answers", "measures", "paints"]
 _OBJECTS = ["the bridge", "a letter", "the numbers", "every window", "some music", "the garden"]
+_THINGS = ["ship", "sonata", "theorem", "harvest", "statue", "glacier"]
+"""What documents are about: each twenty of them about the same."""
 _ENDINGS = ["in the morning", "without a word", "before winter", "near the harbour", "again"]
 
 
-def sentence(random: Random) -> str:
-    """Return one sentence."""
+def sentence(random: Random, about: str) -> str:
+    """Return one sentence that names what it is ``about``."""
     number = random.randrange(10_000)
     words = (random.choice(part) for part in (_SUBJECTS, _VERBS, _OBJECTS, _ENDINGS))
-    return f"{' '.join(words).capitalize()} and item {number}."
+    return f"{' '.join(words).capitalize()} and {about} {number}."
 
 
 def document(number: int, num_sentences: int = 30) -> str:
     """Return the text of document ``number``: paragraphs of five sentences."""
     random = Random(number)
-    sentences = [sentence(random) for _ in range(num_sentences)]
+    about = _THINGS[number // 20 % len(_THINGS)]
+    sentences = [sentence(random, about) for _ in range(num_sentences)]
     paragraphs = (" ".join(sentences[i : i + 5]) for i in range(0, num_sentences, 5))
     return "\n\n".join(paragraphs)
 

@@ -11,6 +11,8 @@ from albert_core.stage.results import (
     FinetuningResult,
     Machine,
     MetricResult,
+    PairScore,
+    PairSetScores,
     PretrainingResult,
     RegistrationResult,
     ScoresResult,
@@ -18,10 +20,23 @@ from albert_core.stage.results import (
     TaskResult,
     TaskScoresResult,
     VocabularyResult,
+    ZeroShotResult,
 )
 from albert_core.stage.settings import Settings
 
 _LOSS, _ACCURACY, _ORDER = "masked_lm_loss", "masked_lm_accuracy", "sentence_order_accuracy"
+_PAIR_SCORES = {
+    name: PairScore(
+        accuracy=Estimate(value=value, low=value - 0.05, high=value + 0.05), num_pairs=50
+    )
+    for name, value in (("word_order", 0.75), ("articles", 0.51))
+}
+_PAIRS = PairSetScores(
+    accuracy=Estimate(value=0.63, low=0.58, high=0.68),
+    num_pairs=100,
+    phenomena=_PAIR_SCORES,
+    paradigms=_PAIR_SCORES,
+)
 _MACHINE = Machine(ranks=1, threads=2, device="cpu", vectors="AVX2")
 
 RESULTS: dict[str, Settings] = {
@@ -54,7 +69,12 @@ RESULTS: dict[str, Settings] = {
         vocab_size=4000,
         vocab_manifest="/work/vocab/0123456789abcdef/manifest.json",
     ),
-    "task": TaskResult(task="cola", num_rows={"train": 900, "dev": 100}),
+    "task": TaskResult(
+        num_pairs={"be_dropped": 50},
+        num_rows={"train": 900, "dev": 100},
+        sources=["a", "b"],
+        word_accuracy=0.75,
+    ),
     "contamination": ContaminationResult(
         ngram_words=13,
         shares={"cola": {"dev": 0.25}},
@@ -76,11 +96,13 @@ RESULTS: dict[str, Settings] = {
             _LOSS: Estimate(value=8.3, low=8.2, high=8.4),
             _ACCURACY: Estimate(value=0.001, low=0.0, high=0.002),
             _ORDER: Estimate(value=0.5, low=0.47, high=0.53),
+            "minimal_pairs_accuracy": Estimate(value=0.5, low=0.45, high=0.55),
         },
         after={
             _LOSS: Estimate(value=5.75, low=5.7, high=5.8),
             _ACCURACY: Estimate(value=0.15, low=0.14, high=0.16),
             _ORDER: Estimate(value=0.51, low=0.48, high=0.54),
+            "minimal_pairs_accuracy": Estimate(value=0.6, low=0.55, high=0.65),
         },
         settings={},
     ),
@@ -108,6 +130,7 @@ RESULTS: dict[str, Settings] = {
         predictions={"dev": "dev.arrow"},
         submission=[],
     ),
+    "zero-shot": ZeroShotResult(sets={"generated": _PAIRS}),
     "scores": ScoresResult(
         model="albert-tiny",
         average=None,
@@ -136,6 +159,7 @@ RESULTS: dict[str, Settings] = {
                 },
             )
         },
+        minimal_pairs={"generated": _PAIRS},
         text="the table",
         page="scores.html",
         mlflow_run_id="0",

@@ -36,7 +36,7 @@ def test_a_flow_is_read_without_the_heavy_libraries(module: str) -> None:
 
 
 CORE = {"config", "conversion", "metrics", "stage", "text", "tracking"}
-TRAINING = CORE | {"checkpoint", "model", "planning", "training"}
+TRAINING = CORE | {"checkpoint", "model", "planning", "tasks", "training"}
 
 
 ROOMS_OF = {
@@ -44,7 +44,8 @@ ROOMS_OF = {
     "pipelines.clean_corpus": {"stage", "text", "tasks"},
     "pipelines.make_examples": {"stage", "text"},
     "albert_core.training.pretrain": TRAINING,
-    "albert_core.finetuning.finetune": TRAINING - {"planning"} | {"finetuning", "tasks"},
+    "albert_core.finetuning.finetune": TRAINING - {"planning"} | {"finetuning"},
+    "albert_core.scores.zero_shot": TRAINING - {"planning", "tracking", "training"} | {"scores"},
     "albert_core.scores.tabulate": CORE - {"conversion"} | {"scores"},
     "albert_core.registry.register": CORE | {"registry"},
 }

@@ -10,7 +10,7 @@ from albert_core.stage.manifest import MANIFEST, Shard, digest_of, modified_at, 
 
 CONFIG, WEIGHTS, TOKENIZER_CONFIG = "config.json", "model.safetensors", "tokenizer_config.json"
 TASK = "task.json"
-MODEL_CONTENT = ("config.json", "model.safetensors", "spiece.model", "tokenizer_config.json")
+MODEL_CONTENT = (CONFIG, WEIGHTS, "spiece.model", TOKENIZER_CONFIG)
 """The files of a model folder that its scores depend on."""
 
 

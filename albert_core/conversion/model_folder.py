@@ -207,7 +207,7 @@ def tokenizer_files(tokenizer: Tokenizer, max_seq_length: int) -> dict[str, byte
     return {
         SPIECE_MODEL: tokenizer.model,
         "tokenizer.json": fast_tokenizer(tokenizer).to_str().encode(),
-        "tokenizer_config.json": json.dumps(config, indent=1).encode(),
+        TOKENIZER_CONFIG: json.dumps(config, indent=1).encode(),
         "special_tokens_map.json": json.dumps(_SPECIAL_TOKENS, indent=1).encode(),
     }
 

@@ -38,6 +38,7 @@ from albert_core.stage.errors import TaskError
 from albert_core.tasks.examples import ChoiceExamples, Examples, SpanExamples, Task, TextExamples
 from albert_core.tasks.problem import Problem, outputs_of
 from albert_core.tasks.spans import SpanProblem
+from albert_core.tasks.squad import no_answer_probability
 from albert_core.tasks.texts import ChoiceProblem, TextProblem
 from albert_core.text.tokenizer import Tokenizer
 
@@ -218,7 +219,7 @@ def _answer(found: Row, threshold: float | None) -> Prediction:
     best = found["n_best"][0] if found["n_best"] else None
     more = {}
     if threshold is not None:
-        no_answer = float(np.exp(-np.logaddexp(0.0, -found["null_score"])))
+        no_answer = float(no_answer_probability(found["null_score"]))
         best = best if no_answer <= threshold else None
         more = {"no_answer_probability": no_answer}
     best = best or {"text": "", "start": None, "end": None, "score": None}

@@ -113,8 +113,7 @@ class Finetuner:
             wanted.num_steps,
             self.settings.schedule,
         )
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        self.optimizer.set_rate(rate)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1

@@ -140,6 +140,8 @@ class AlbertModel(nn.Module):
     def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
         super().__init__()
         self.settings = settings
+        self.num_layers = settings.num_hidden_layers
+        """Layers that are computed: the first so many. Pretraining may begin with fewer."""
         self.route = block_route(settings)
         num_attentions, num_feed_forwards = (
             1 + max(used) for used in zip(*self.route, strict=True)
@@ -207,10 +209,11 @@ class AlbertModel(nn.Module):
         head_size = self.settings.hidden_size // num_heads
         layout = layout_of(runs, input_ids.device, num_heads, head_size, key_mask is not None)
         x = self.projection(self.embeddings(input_ids, token_type_ids, layout))
-        last = len(self.route) - 1
-        shares_blocks = len(set(self.route)) < len(self.route)
+        route = self.route[: self.num_layers * self.settings.inner_group_num]
+        last = len(route) - 1
+        shares_blocks = len(set(route)) < len(route)
         with weights_laid_out_once() if shares_blocks else nullcontext():
-            for number, (attention, feed_forward) in enumerate(self.route):
+            for number, (attention, feed_forward) in enumerate(route):
                 x = self.attentions[attention](
                     x, layout, key_mask, rows if number == last else None
                 )

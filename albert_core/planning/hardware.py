@@ -16,7 +16,10 @@ from albert_core.config import Precision
 from albert_core.planning.training_memory import DeviceKind
 from albert_core.stage.errors import ConfigError
 
-Basis = Literal["measured", "published", "modelled", "assumed", "given"]
+Basis = Literal["measured", "published", "modelled", "extrapolated", "assumed", "given"]
+
+_KNOWN: tuple[Basis, ...] = ("measured", "published", "modelled")
+"""What holds for the widths that it names, and not beyond them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,12 @@ class Utilisation:
         widths, shares = np.array(self.by_hidden_size).T
         return float(np.interp(np.log(hidden_size), np.log(widths), shares))
 
+    def basis_at(self, hidden_size: int) -> Basis:
+        """Return where the share at H is from: beyond its points a known one is extrapolated."""
+        narrowest, widest = self.by_hidden_size[0][0], self.by_hidden_size[-1][0]
+        is_beyond = not narrowest <= hidden_size <= widest
+        return "extrapolated" if is_beyond and self.basis in _KNOWN else self.basis
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
@@ -46,10 +55,12 @@ class Hardware:
     kind: DeviceKind = "cuda"
     device_names: tuple[str, ...]
     """As torch or `processor_name` calls it."""
+    num_cores: int = 1
+    """Of a CPU, whose runs are measured in the time of their cores; a GPU is one."""
     memory_gib: float
     """As its driver reports it, in 2**30 bytes."""
     peak_tflops: dict[Precision, float]
-    """Of dense matrix products, without sparsity."""
+    """The rate of dense matrix products, without sparsity."""
     peak_basis: Basis = "published"
     utilisation: dict[Precision, Utilisation]
     usd_per_hour: float
@@ -121,6 +132,28 @@ def hardware_called(device_name: str) -> Hardware | None:
         device_name: from `torch.cuda.get_device_name` or `processor_name`.
     """
     return next((each for each in HARDWARE.values() if device_name in each.device_names), None)
+
+
+def this_cpu(num_cores: int, peak_tflops: float) -> Hardware:
+    """Return this machine's CPU, all but whose peak is assumed to be as that of `cpu2`.
+
+    Args:
+        num_cores: that the peak is of.
+        peak_tflops: measured, in the precision in question; it is taken for both.
+    """
+    like = find_hardware("cpu2")
+    source = f"the shares of {like.description}, which is another processor"
+    return replace(
+        like,
+        name="this CPU",
+        description=processor_name(),
+        num_cores=num_cores,
+        peak_tflops=dict.fromkeys(like.peak_tflops, peak_tflops),
+        utilisation={
+            precision: replace(share, basis="assumed", source=source)
+            for precision, share in like.utilisation.items()
+        },
+    )
 
 
 def processor_name() -> str:
@@ -228,6 +261,7 @@ _DEVICES = (
         description="2 cores of an AMD EPYC, Zen 4",
         kind="cpu",
         device_names=("AMD EPYC, 2 cores",),
+        num_cores=2,
         memory_gib=23.0,
         peak_tflops={"float32": 0.193, "bfloat16": 0.42},
         peak_basis="measured",

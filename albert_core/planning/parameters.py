@@ -21,7 +21,7 @@ from albert_core.config import ModelSettings, Sharing
 
 PAPER_VOCAB_SIZE = 30_000
 BERT_VOCAB_SIZE = 30_522
-"""Of the released English BERT models, uncased."""
+"""Pieces of the released English BERT models, uncased."""
 
 Convention = Literal["without pooler", "with pooler", "with heads"]
 
@@ -81,6 +81,15 @@ def count_parameters(settings: ModelSettings, vocab_size: int) -> ParameterCount
         masked_lm=_dense(hidden, embedding) + _layer_norm(embedding) + vocab_size,
         sentence_order=_dense(hidden, 2),
     )
+
+
+def muon_matrices(settings: ModelSettings) -> dict[tuple[int, int], int]:
+    """Return the matrices of all blocks, which Muon moves: (smaller, larger side) -> how many."""
+    hidden, inner = settings.hidden_size, settings.intermediate_size
+    counts = {(hidden, hidden): 4 * _num_blocks(settings, "attention")}
+    of_feed_forward = min(hidden, inner), max(hidden, inner)
+    counts[of_feed_forward] = counts.get(of_feed_forward, 0) + 2 * _num_blocks(settings, "ffn")
+    return counts
 
 
 def _num_blocks(settings: ModelSettings, part: Literal["attention", "ffn"]) -> int:
@@ -178,6 +187,8 @@ Source: Lan et al. 2020.
 _FLOPS_PER_MULTIPLICATION = 2
 _BACKWARD_AND_FORWARD = 3
 _NUM_ORDERS = 2
+_NEWTON_SCHULZ_STEPS = 5
+"""In which Muon makes a matrix's singular values alike."""
 
 
 class Sizes(Protocol):
@@ -238,6 +249,18 @@ def skipped_flops(settings: ModelSettings, sizes: Sizes) -> float:
     hidden, inner = settings.hidden_size, settings.intermediate_size
     num_rows = max(0.0, sizes.num_pieces - sizes.num_sequences - sizes.num_predictions)
     return _trained(num_rows * (hidden * hidden + 2 * hidden * inner))
+
+
+def muon_flops(settings: ModelSettings) -> float:
+    """Return the operations of one update by Muon; they are float32, and none of the model's own.
+
+    Source: `albert_core.training.optimizer.Muon`.
+    """
+    multiplications = sum(
+        count * (2 * rows * rows * columns + rows**3)
+        for (rows, columns), count in muon_matrices(settings).items()
+    )
+    return float(_FLOPS_PER_MULTIPLICATION * _NEWTON_SCHULZ_STEPS * multiplications)
 
 
 def _trained(multiplications: float) -> float:

@@ -6,7 +6,7 @@ on a device (`planning.hardware`). At its end, a run compares its own speed with
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from albert_core.planning.hardware import Basis, Hardware, Utilisation
 from albert_core.planning.parameters import (
     ParameterCounts,
     count_parameters,
+    muon_flops,
     skipped_flops,
     training_flops,
 )
@@ -26,7 +27,7 @@ PAPER = TrainingSettings()
 """The run of the paper: its settings are the defaults."""
 
 RESERVED_SHARE = 0.08
-"""Of a device's memory: its libraries, and what its allocator cannot use. Assumed."""
+"""The share of a device's memory that its libraries take or its allocator cannot use. Assumed."""
 
 _FULL_SHARE = 0.55
 _RECOMPUTING_SPEED = 3 / 4
@@ -99,6 +100,7 @@ class RunPlan:
     vocab_size: int
     """V, pieces, special ones included."""
     sizes: ExampleSizes
+    """The mean example, with the masks that are in the shards."""
     max_seq_length: int
     """S of the longest example."""
     max_predictions: int
@@ -109,6 +111,8 @@ class RunPlan:
     """They share each update's batch."""
     num_train: int | None = None
     """Number of training examples; None: not known."""
+    first_step: int = 0
+    """Updates done before; speed is that of the later ones, which may compute more layers."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_devices <= self.training.batch_size:
@@ -119,8 +123,20 @@ class RunPlan:
 
     @property
     def parameters(self) -> ParameterCounts:
-        """By part."""
+        """The number of parameters of each part."""
         return count_parameters(self.model, self.vocab_size)
+
+    @property
+    def example(self) -> ExampleSizes:
+        """The mean example, with the masks that it is trained with."""
+        if self.training.mask_share is None:
+            return self.sizes
+        return replace(self.sizes, num_predictions=self.training.mask_share * self.sizes.num_pieces)
+
+    @property
+    def _most_predictions(self) -> int:
+        share = self.training.mask_share
+        return self.max_predictions if share is None else round(share * self.max_seq_length)
 
     @property
     def memory(self) -> TrainingMemory:
@@ -131,11 +147,12 @@ class RunPlan:
             vocab_size=self.vocab_size,
             num_sequences=min(self.training.micro_batch_size, batch_share),
             length=self.max_seq_length,
-            num_predictions=self.max_predictions,
+            num_predictions=self._most_predictions,
             precision=self.training.precision,
             device=self.hardware.kind,
             activation_checkpointing=self.training.activation_checkpointing,
             num_shards=self.num_devices if self.training.shard_state else 1,
+            by_muon=self.training.optimizer == "muon",
         )
 
     @property
@@ -150,12 +167,12 @@ class RunPlan:
 
     @property
     def flops_per_piece(self) -> float:
-        """The operations of training on one real piece, as a mean over the examples."""
-        return training_flops(self.model, self.vocab_size, self.sizes) / self.sizes.num_pieces
+        """The operations of training on one real piece, as a mean over examples and updates."""
+        return self._flops_per_example / self.example.num_pieces
 
     @property
     def peak_tflops(self) -> float:
-        """Of one device, in the run's precision."""
+        """The peak rate of one device in the run's precision."""
         return self.hardware.peak_tflops[self.training.precision]
 
     @property
@@ -164,19 +181,24 @@ class RunPlan:
         return self.hardware.utilisation[self.training.precision]
 
     @property
+    def utilisation_basis(self) -> Basis:
+        """Where `utilisation` is from, at the model's width."""
+        return self.reached.basis_at(self.model.hidden_size)
+
+    @property
     def utilisation(self) -> float:
         """Share of the peak that the model's own operations are expected to be, 0..1.
 
-        Some of them are skipped (`skipped_flops`), and some are done twice. A given share is for
-        the model's own operations already.
+        Some of them are skipped (`skipped_flops`), and some are done twice; Muon does others, on
+        every device. A given share is for the model's own operations already.
         """
         share = self.reached.at(self.model.hidden_size)
         if self.training.activation_checkpointing:
             share *= _RECOMPUTING_SPEED
         if self.reached.basis == "given":
             return share
-        counted = training_flops(self.model, self.vocab_size, self.sizes)
-        return share / (1 - skipped_flops(self.model, self.sizes) / counted)
+        skipped = skipped_flops(self.model, self.example) / self._flops_per_example
+        return share / (1 - skipped + self._muon_share)
 
     @property
     def pieces_per_second(self) -> float:
@@ -191,38 +213,82 @@ class RunPlan:
     @property
     def num_pieces(self) -> float:
         """Real pieces trained on, each counted as often as it is used."""
-        return self.num_examples * self.sizes.num_pieces
+        return self.num_examples * self.example.num_pieces
 
     @property
     def hours(self) -> float:
-        """Of training alone, without evaluations and checkpoints."""
+        """The hours of training alone, without evaluations and checkpoints."""
         return self.num_pieces / self.pieces_per_second / SECONDS_PER_HOUR
 
     @property
     def cost_usd(self) -> float:
-        """Of all devices for these hours."""
+        """The cost of all devices for these hours."""
         return self.hours * self.num_devices * self.hardware.usd_per_hour
 
     def speed_to_plan(self, flops_per_second: float) -> float:
-        """Return how many times as fast as planned a run with this rate was."""
-        return flops_per_second / self._peak_flops / self.utilisation
+        """Return how many times as fast as planned a run with this rate was.
 
-    def compared_with_plan(self, flops_per_second: float, pieces_per_second: float) -> str:
+        Args:
+            flops_per_second: the model's operations, as `training_flops` counts them, in a second
+                of the updates: of the clock on GPUs, of a core's time on a CPU. Other programs on
+                the machine take the clock's time, and not a core's.
+        """
+        return flops_per_second * self.hardware.num_cores / self._peak_flops / self.utilisation
+
+    def say_speed(self, flops_per_second: float, pieces_per_second: float) -> str:
         """Return a line for the end of a run: its speed beside the planned one.
 
         Args:
-            flops_per_second: the model's operations, as `training_flops` counts them, in the
-                time that went into updates: without start, evaluations and checkpoints.
-            pieces_per_second: real pieces in the same time.
+            flops_per_second: see `speed_to_plan`.
+            pieces_per_second: real pieces in such a second.
         """
-        off = self.speed_to_plan(flops_per_second) - 1
-        planned = pieces_per_second / (1 + off)
+        ratio, is_cpu = self.speed_to_plan(flops_per_second), self.hardware.kind == "cpu"
         return (
-            f"{pieces_per_second:,.0f} pieces/s, {abs(off):.0%} {'above' if off >= 0 else 'below'} "
-            f"the {planned:,.0f} planned for {self.num_devices} x {self.hardware.name}; "
-            f"model FLOPs utilisation {flops_per_second / self._peak_flops:.3f}, planned "
-            f"{self.utilisation:.3f} ({self.reached.basis})"
+            f"{pieces_per_second:,.0f} pieces in a second of {'a CPU core' if is_cpu else 'time'}, "
+            f"{ratio:.2f} times the {pieces_per_second / ratio:,.0f} planned for "
+            f"{self.num_devices} x {self.hardware.name}; model FLOPs utilisation "
+            f"{ratio * self.utilisation:.3f}, planned {self.utilisation:.3f} "
+            f"({self.utilisation_basis})"
         )
+
+    @property
+    def _flops_per_example(self) -> float:
+        """The operations of training on the mean example, as a mean over the updates."""
+        return sum(
+            share
+            * training_flops(
+                self.model.model_copy(update={"num_hidden_layers": num_layers}),
+                self.vocab_size,
+                self.example,
+            )
+            for num_layers, share in self._depths
+        )
+
+    @property
+    def _depths(self) -> list[tuple[int, float]]:
+        """Each number of layers with the share of the updates that compute it.
+
+        Source: `albert_core.training.step.layers_at`.
+        """
+        num_steps, num_layers = self.training.num_steps, self.model.num_hidden_layers
+        num_parts = (num_layers - 1).bit_length()
+        ends = (
+            self.training.shallow_share * num_steps * np.arange(num_parts + 1) / max(1, num_parts)
+        )
+        later = np.append(np.maximum(ends, self.first_step), num_steps)
+        shares = np.diff(later) / (num_steps - self.first_step)
+        depths = [*(2**part for part in range(num_parts)), num_layers]
+        return list(zip(depths, shares.tolist(), strict=True))
+
+    @property
+    def _muon_share(self) -> float:
+        """Muon's operations in units of the model's own, as slow as float32 is; 0 without Muon."""
+        if self.training.optimizer != "muon":
+            return 0.0
+        batch_share = self.training.batch_size / self.num_devices
+        of_model = batch_share * self._flops_per_example
+        slower = self.peak_tflops / self.hardware.peak_tflops["float32"]
+        return muon_flops(self.model) * slower / of_model
 
     @property
     def _peak_flops(self) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from albert_core.config import ModelSettings, Precision
-from albert_core.planning.parameters import ParameterCounts, count_parameters
+from albert_core.planning.parameters import ParameterCounts, count_parameters, muon_matrices
 
 DeviceKind = Literal["cpu", "cuda"]
 
@@ -21,19 +21,20 @@ _UPDATE_COPIES = 2
 """The optimizer's update and its root mean squares, each as large as the weights."""
 _MOMENTS = 2
 _EMBEDDING_GRADIENTS = 3
-"""Of the head, of the look-up, and their sum."""
+"""The gradients of the head and of the look-up, and their sum."""
 _LOGIT_COPY_BYTES = 8
-"""Of a logit in the loss's backward pass, beside the log-probabilities kept for it."""
+"""What a logit takes in the loss's backward pass, beside the log-probabilities kept for it."""
 _LOGITS_PER_BLOCK = 1 << 19
-"""That the loss works on at once on a CPU (`albert_core.model.execution`)."""
+"""Logits that the loss works on together on a CPU (`albert_core.model.execution`)."""
 _LAYER_NORM_STATISTICS = 2
 """Mean and deviation."""
 _MOST_SEQUENCES = 1 << 40
+_MIB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMemory:
-    """The bytes that one rank needs on its device for a step with LAMB or AdamW.
+    """The bytes that one rank needs on its device for a step.
 
     Weights are float32. If the state is cut over ranks (`devices.state_sharding`), each rank also
     has the whole weights and gradients during an update, and once more, laid end to end, while
@@ -59,10 +60,12 @@ class TrainingMemory:
     activation_checkpointing: bool = False
     num_shards: int = 1
     """Ranks that the state is cut over; 1 for none."""
+    by_muon: bool = False
+    """Whether the optimizer is Muon, and not LAMB or AdamW."""
 
     @property
     def total(self) -> int:
-        """At the peak. The activations are freed before the optimizer works."""
+        """The bytes at the peak. The activations are freed before the optimizer works."""
         return self.state + max(self.activations, self.update)
 
     @property
@@ -82,17 +85,18 @@ class TrainingMemory:
 
     @property
     def optimizer_state(self) -> int:
-        """Both moments."""
-        return _MOMENTS * self._part
+        """Both moments; by Muon, the blocks' matrices have one."""
+        return _MOMENTS * self._part - self._muon_part
 
     @property
     def update(self) -> int:
-        """While the optimizer works."""
-        return _UPDATE_COPIES * self._part
+        """What is added while the optimizer works."""
+        by_adam = _UPDATE_COPIES * (self._part - self._muon_part)
+        return max(by_adam, self._muon_part + self._newton_schulz)
 
     @property
     def activations(self) -> int:
-        """At the peak of the forward and backward pass of one micro-batch."""
+        """The bytes at the peak of the forward and backward pass of one micro-batch."""
         return max(self._activation_peak(), self._gathered)
 
     @property
@@ -117,6 +121,13 @@ class TrainingMemory:
 
         return bisect_right(range(1, _MOST_SEQUENCES), memory_bytes, key=total)
 
+    def say_peak(self, found: int) -> str:
+        """Return a line for the end of a run: the bytes that it took at its peak beside `total`."""
+        return (
+            f"{found / _MIB:,.0f} MiB of memory at the peak, {found / self.total:.2f} times the "
+            f"{self.total / _MIB:,.0f} planned for {self.num_sequences} x {self.length} pieces"
+        )
+
     @property
     def _parameters(self) -> ParameterCounts:
         return count_parameters(self.model, self.vocab_size)
@@ -125,6 +136,22 @@ class TrainingMemory:
     def _part(self) -> int:
         """A rank's part of the weights."""
         return -(-_FLOAT32 * self._parameters.with_heads // self.num_shards)
+
+    @property
+    def _muon_part(self) -> int:
+        """A rank's part of what Muon moves; 0 without it."""
+        matrices = muon_matrices(self.model).items() if self.by_muon else ()
+        numbers = sum(rows * columns * count for (rows, columns), count in matrices)
+        return -(-_FLOAT32 * numbers // self.num_shards)
+
+    @property
+    def _newton_schulz(self) -> int:
+        """What Muon takes for the largest matrix, which every rank has whole; 0 without it."""
+        sides = muon_matrices(self.model) if self.by_muon else ()
+        return max(
+            (_FLOAT32 * (3 * rows * columns + 3 * rows * rows) for rows, columns in sides),
+            default=0,
+        )
 
     @property
     def _gathered(self) -> int:

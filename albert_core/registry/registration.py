@@ -95,15 +95,15 @@ class Candidate:
     """A module of this project that it imports: it and all it reaches go along. Empty: none."""
 
     @property
-    def score(self) -> float:
-        """The mean over the tasks."""
-        return mean(task.score for task in self.measured.values())
+    def score(self) -> float | None:
+        """The mean over the tasks; None without any, as where only minimal pairs were scored."""
+        return mean(task.score for task in self.measured.values()) if self.measured else None
 
     def description(self, version: str, decision: Decision) -> str:
         """Return the text of its version's page, as Markdown."""
         scores = ", ".join(f"{task} {each.score:.4f}" for task, each in self.measured.items())
         return (
-            f"On dev: {scores}.\n\n"
+            f"On dev: {scores or 'no task'}.\n\n"
             f"The gate: {decision.verdict}, {decision.reason}.\n\n"
             f"What it was made of: `albert lineage models:/{self.name}/{version}`"
         )
@@ -114,7 +114,7 @@ class Candidate:
             KEY_TAG: key,
             DIGEST_TAG: self.digest,
             THREADS_TAG: RIGHT,
-            "score": repr(self.score),
+            **({} if self.score is None else {"score": repr(self.score)}),
             **{f"score.{name}": repr(task.score) for name, task in self.measured.items()},
         }
         for result in reversed(self.lineage.results.values()):
@@ -157,11 +157,12 @@ def enter(
             if before.verdict != "undecided":
                 _keep_true(plan, work, client, version, before)
                 return done
+        is_unfinished = version is None or not done
         if version is None:
             version = _register(client, plan, work, candidate)
-        elif not done:
-            _finish_registration(client, version)
         with promotion_lock(client, candidate.name):
+            if is_unfinished:
+                _finish_registration(client, version)
             decision, against = _decide(client, settings, candidate, version, champion_scores)
         log.info("%s: %s: %s, %s", REGISTRATION, version.uri, decision.verdict, decision.reason)
         result = RegistrationResult(
@@ -216,7 +217,8 @@ def _compared(
         # If somebody deleted the champion, the one before it still counts.
         against = champion or version_with(client, candidate.name, PREVIOUS)
         if against is None:
-            decision = Decision("first", f"the first champion: its score is {candidate.score:.4f}")
+            score = "" if candidate.score is None else f": its score is {candidate.score:.4f}"
+            decision = Decision("first", f"the first champion{score}")
         else:
             theirs = _champion_measured(client, against, champion_scores)
             decision = gate(settings, candidate.measured, theirs, candidate.over_seeds)
@@ -293,12 +295,14 @@ def _register(
         )
     version = numbered_version(client, name, str(made.version))
     assert version is not None
-    make_candidate(client, version)
     return version
 
 
 def _finish_registration(client: MlflowClient, version: RegisteredVersion) -> None:
-    """Do what `_register` does last, for a process that was killed before that."""
+    """End the version's run, which a killed process left open, and make the newest the candidate.
+
+    Under the lock: of several that set an alias which nobody has yet, MLflow refuses all but one.
+    """
     client.set_terminated(version.mlflow_run_id)
     newer = version_with(client, version.name, CANDIDATE)
     is_newest = newer is None or int(newer.version) < int(version.version)

@@ -1,4 +1,4 @@
-"""The plot of a score table: for each task a dot and whisker, beside the best constant answer."""
+"""The plot of a score table: a dot and whisker for each task and set of minimal pairs."""
 
 import io
 from typing import Literal
@@ -7,7 +7,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from albert_core.scores.table import ScoreTable, TaskScores, metric_name, percent
+from albert_core.scores.table import SET_TITLES, MetricSummary, ScoreTable, metric_name, percent
 
 COLOURS = {
     "ink": "#1d2433",
@@ -26,7 +26,7 @@ _GRID = 20
 
 
 def plot(table: ScoreTable, kind: Literal["png", "svg"]) -> bytes:
-    """Return the plot of the key metric of every task, in per cent, as a file of this kind.
+    """Return the plot of every task's key metric and every set of pairs, in per cent, as a file.
 
     The same table gives the same bytes.
     """
@@ -49,22 +49,26 @@ def plot(table: ScoreTable, kind: Literal["png", "svg"]) -> bytes:
 
 
 def draw(table: ScoreTable) -> Figure:
-    """Return the plot as a figure whose lines are the tasks, the first on top."""
-    tasks = list(table.tasks.values())
-    figure = Figure((_WIDTH, _MARGINS + _TASK_HEIGHT * len(tasks)), layout="constrained")
+    """Return the plot as a figure whose lines are tasks and sets of pairs, the first on top."""
+    lines = [(scores.title, scores.key) for scores in table.tasks.values()]
+    lines += [
+        (f"{SET_TITLES.get(name, name)} pairs", MetricSummary.of_pairs(scores))
+        for name, scores in table.minimal_pairs.items()
+    ]
+    figure = Figure((_WIDTH, _MARGINS + _TASK_HEIGHT * len(lines)), layout="constrained")
     axes = figure.subplots()
-    ends = [end for scores in tasks for end in (scores.key.low, *scores.key.by_seed.values())]
+    ends = [end for _, key in lines for end in (key.low, *key.by_seed.values())]
     lowest = min(0, _GRID * int(100 * min(ends) // _GRID))
-    axes.set(xlim=(lowest, 100), ylim=(len(tasks) - 0.4, -0.6))
+    axes.set(xlim=(lowest, 100), ylim=(len(lines) - 0.4, -0.6))
     axes.set_xticks(range(lowest, 101, _GRID))
-    axes.set_yticks(range(len(tasks)), [scores.title for scores in tasks])
+    axes.set_yticks(range(len(lines)), [title for title, _ in lines])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_axisbelow(True)
     axes.grid(axis="x", color=COLOURS["faint"])
     axes.axvline(0, color=COLOURS["soft"], lw=0.8, zorder=-1)
-    for place, scores in enumerate(tasks):
-        _draw_task(axes, place, scores)
+    for place, (_, key) in enumerate(lines):
+        _draw_line(axes, place, key)
     theirs = [
         (row.scores[task][0], place - 0.3)
         for row in table.published
@@ -85,13 +89,13 @@ def draw(table: ScoreTable) -> Figure:
     return figure
 
 
-def _draw_task(axes: Axes, place: int, scores: TaskScores) -> None:
-    key = scores.key
+def _draw_line(axes: Axes, place: int, key: MetricSummary) -> None:
     is_unproven = key.beats_baseline is False
     colour = COLOURS["unproven" if is_unproven else "model"]
     if key.baseline is not None:
         constant = 100 * key.baseline
         axes.barh(place, constant, 0.34, color=COLOURS["constant"], label="best constant answer")
+    label = "median run, 95 % interval" if key.by_seed else "pretrained, 95 % interval"
     axes.errorbar(
         100 * key.median,
         place,
@@ -101,9 +105,9 @@ def _draw_task(axes: Axes, place: int, scores: TaskScores) -> None:
         ms=8,
         capsize=3.5,
         zorder=3,
-        label="not surely above the constant" if is_unproven else "median run, 95 % interval",
+        label="not surely above the constant" if is_unproven else label,
     )
-    if scores.num_seeds > 1:
+    if len(key.by_seed) > 1:
         values = [100 * key.by_seed[seed] for seed in sorted(key.by_seed)]
         lanes = [place + _LANES[i % len(_LANES)] for i in range(len(values))]
         axes.plot(

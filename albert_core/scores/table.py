@@ -1,4 +1,4 @@
-"""Scores of a model's fine-tunings, over tasks and seeds, in the paper's columns, as text.
+"""Scores of a model over tasks and seeds in the paper's columns, and on minimal pairs, as text.
 
 Pure: the results of fine-tunings go in, a table comes out, for a terminal or as Markdown. Scores
 are shares and correlations, 0..1 or -1..1, or errors. Published scores on dev can be laid beside
@@ -14,7 +14,7 @@ from statistics import mean
 from typing import Self
 
 from albert_core.metrics import LOWER_IS_BETTER
-from albert_core.stage.results import Estimate, FinetuningResult
+from albert_core.stage.results import Estimate, FinetuningResult, PairScore, PairSetScores
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class MetricSummary:
     """Low end of the median run's 95 % interval, which is over dev's examples, not over seeds."""
     high: float
     by_seed: Mapping[int, float]
-    """Seed -> score; the worst first."""
+    """Seed -> score; the worst first. Empty if nothing was trained for it."""
     baseline: float | None
     """Score of the best constant answer; None if it is not known."""
 
@@ -103,6 +103,18 @@ class MetricSummary:
             high=middle.high,
             by_seed={run.seed: estimate.value for estimate, run in ranked},
             baseline=run.constant_scores.get(name),
+        )
+
+    @classmethod
+    def of_pairs(cls, score: PairScore) -> Self:
+        """Return the summary of a score on minimal pairs."""
+        return cls(
+            name="accuracy",
+            median=score.accuracy.value,
+            low=score.accuracy.low,
+            high=score.accuracy.high,
+            by_seed={},
+            baseline=PairScore.CHANCE,
         )
 
     @property
@@ -160,6 +172,8 @@ class ScoreTable:
     published: tuple[PublishedScores, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
     """Title of a task that was not scored -> why."""
+    minimal_pairs: Mapping[str, PairSetScores] = field(default_factory=dict)
+    """Set of minimal pairs -> scores of the pretrained model."""
 
     @property
     def average(self) -> float | None:
@@ -180,6 +194,7 @@ def build_table(
     contamination: Mapping[str, float] | None = None,
     published: Sequence[PublishedScores] = (),
     missing: Mapping[str, str] | None = None,
+    minimal_pairs: Mapping[str, PairSetScores] | None = None,
 ) -> ScoreTable:
     """Return the table of ``runs``.
 
@@ -189,6 +204,7 @@ def build_table(
         contamination: by task, the share of dev examples that overlap the pretraining corpus.
         published: rows to lay beside.
         missing: by title, why a task was not scored.
+        minimal_pairs: by set, the scores of the pretrained model.
 
     Raises:
         ValueError: a seed of a task comes twice, or runs of one task differ in their dev set, so
@@ -207,6 +223,7 @@ def build_table(
         },
         published=tuple(published),
         missing=dict(missing or {}),
+        minimal_pairs=dict(minimal_pairs or {}),
     )
 
 
@@ -265,6 +282,13 @@ LEGEND = (
     "answer gets; ! where the interval is not clear of it. Overlap: the share of dev that is also "
     "in the pretraining corpus."
 )
+PAIRS_LEGEND = (
+    "Minimal pairs: per cent of the pairs whose acceptable sentence the pretrained model finds "
+    "more likely, the mean over their paradigms; nothing is trained for it. Chance is 50; ! where "
+    "the interval is not clear of it."
+)
+SET_TITLES = {"blimp": "BLiMP", "zorro": "Zorro"}
+"""Sets of minimal pairs that are known by a name; any other goes by its own."""
 _TERMINAL_COLUMNS = 100
 _OTHER_SETS = {"ax": "AX", "mnli-mm": "mm"}
 _SECOND_METRICS = {
@@ -306,6 +330,7 @@ def sections(table: ScoreTable) -> list[tuple[str, Rows]]:
         "In the paper's columns": paper_rows(table),
         "GLUE and own tasks": glue_rows(table),
         "Task by task": detail_rows(table),
+        "Minimal pairs, zero-shot (chance 50 %)": pair_rows(table),
     }
     return [(title, rows) for title, rows in found.items() if rows]
 
@@ -331,7 +356,9 @@ def glue_rows(table: ScoreTable) -> Rows:
 
 
 def detail_rows(table: ScoreTable) -> Rows:
-    """Return a header and a row for each metric of each task."""
+    """Return a header and a row for each metric of each task; empty if there are no tasks."""
+    if not table.tasks:
+        return []
     header = (
         "task", "metric", "score", "95 % interval", "seeds", "range", "worst",
         "constant", "dev", "overlap",
@@ -344,6 +371,20 @@ def detail_rows(table: ScoreTable) -> Rows:
             for metric in scores.metrics
         ),
     ]
+
+
+def pair_rows(table: ScoreTable) -> Rows:
+    """Return a header, a row for each set of minimal pairs, and under it its phenomena."""
+    rows = [
+        _pair_row(title, phenomenon, score)
+        for name, scores in table.minimal_pairs.items()
+        for title, phenomenon, score in (
+            (SET_TITLES.get(name, name), "all", scores),
+            *(("", each, score) for each, score in scores.phenomena.items()),
+        )
+    ]
+    header = ("set", "phenomenon", "score", "95 % interval", "chance", "pairs")
+    return [header, *rows] if rows else []
 
 
 def metric_name(name: str) -> str:
@@ -362,7 +403,8 @@ def score_cell(scores: TaskScores) -> str:
 
 def notes(table: ScoreTable) -> list[str]:
     """Return what is to be said below the table, a paragraph each."""
-    said = [LEGEND]
+    said = [LEGEND] if table.tasks else []
+    said += [PAIRS_LEGEND] if table.minimal_pairs else []
     if table.average_lacks and PAPER_COLUMNS.keys() & table.tasks.keys():
         lacks = ", ".join(PAPER_COLUMNS[task] for task in table.average_lacks)
         said.append(f"No Avg of {table.model}: it is the mean of five tasks, without {lacks}.")
@@ -394,11 +436,28 @@ def _in_columns(
     return [(name, *row) for name, row in zip(names, cells, strict=True)]
 
 
+def _pair_row(title: str, phenomenon: str, score: PairScore) -> tuple[str, ...]:
+    summary = MetricSummary.of_pairs(score)
+    return (
+        title,
+        phenomenon.replace("_", " "),
+        percent(summary.median),
+        f"[{percent(summary.low)}, {percent(summary.high)}]",
+        _constant(summary),
+        f"{score.num_pairs:,}",
+    )
+
+
+def _constant(metric: MetricSummary) -> str:
+    """Return the score of the best constant answer, marked if it is not surely beaten."""
+    if metric.baseline is None:
+        return _DASH
+    shown = _error if metric.name in LOWER_IS_BETTER else percent
+    return shown(metric.baseline) + (" !" if metric.beats_baseline is False else "")
+
+
 def _detail_row(scores: TaskScores, metric: MetricSummary, is_key: bool) -> tuple[str, ...]:
     shown = _error if metric.name in LOWER_IS_BETTER else percent
-    constant = _DASH if metric.baseline is None else shown(metric.baseline)
-    if metric.beats_baseline is False:
-        constant += " !"
     by_seed = list(metric.by_seed.values())
     spread, worst = f"{shown(by_seed[0])}..{shown(by_seed[-1])}", str(metric.worst_seed)
     if len(by_seed) == 1:
@@ -412,7 +471,7 @@ def _detail_row(scores: TaskScores, metric: MetricSummary, is_key: bool) -> tupl
         str(scores.num_seeds) if is_key else "",
         spread,
         worst,
-        constant,
+        _constant(metric),
         f"{scores.num_examples:,}" if is_key else "",
         overlap if is_key else "",
     )

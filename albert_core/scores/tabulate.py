@@ -1,4 +1,4 @@
-"""Stage: the fine-tunings of a model on all tasks and seeds -> one table of scores.
+"""Stage: a model's fine-tunings on all tasks and seeds, and its pairs -> one table of scores.
 
 It writes the table as data (scores.json), as Markdown, as a page and as a picture. In MLflow the
 table is a run, and the fine-tunings are its children: a fine-tuning that two tables share is a
@@ -11,6 +11,7 @@ from typing import Any
 from albert_core.config import ScoringSettings
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import ConfigError
+from albert_core.stage.lineage import ZERO_SHOT
 from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import ContaminationResult
@@ -25,29 +26,32 @@ def run(
     finetunings: str,
     missing: str = "{}",
     contamination: str = "",
+    zero_shot: str = "",
     work: str = "work",
 ) -> str:
-    """Lay the scores of fine-tunings out as one table; return the manifest.
+    """Lay the scores of a model out as one table; return the manifest.
 
     Args:
         scoring: settings.
         model: what the table calls the model.
-        finetunings: a JSON list of their manifests.
+        finetunings: a JSON list of their manifests; it may be empty if there is ``zero_shot``.
         missing: a JSON object: why a task was not scored, by its name.
         contamination: manifest that says how much of each dev set the corpus has, if one does.
+        zero_shot: manifest of the scores on minimal pairs, if there are any.
         work: folder for all results.
 
     Raises:
-        ConfigError: the fine-tunings do not go together, or an argument is no such JSON.
+        ConfigError: there are no scores, they do not go together, or an argument is no such JSON.
         IntegrityError: a manifest or the predictions are missing.
     """
-    done, absent = _read(finetunings), _json(missing, "missing", dict)
-    plan = _plan(scoring, model, done, absent, contamination)
+    done, absent = _read(finetunings, zero_shot), _json(missing, "missing", dict)
+    plan = _plan(scoring, model, done, absent, contamination, zero_shot)
     if found := plan.find(work):
         return found
     from albert_core.scores.written import write_table
 
-    return write_table(plan, work, scoring, model, done, _overlaps(contamination), absent)
+    pairs = read_manifest(zero_shot) if zero_shot else None
+    return write_table(plan, work, scoring, model, done, _overlaps(contamination), absent, pairs)
 
 
 def find_done(
@@ -56,15 +60,23 @@ def find_done(
     finetunings: str,
     missing: str,
     contamination: str,
+    zero_shot: str,
     work: str,
 ) -> str | None:
     """Return the manifest that `run` would find; None if it has work to do."""
     absent = _json(missing, "missing", dict)
-    return _plan(scoring, model, _read(finetunings), absent, contamination).done(work)
+    done = _read(finetunings, zero_shot)
+    return _plan(scoring, model, done, absent, contamination, zero_shot).done(work)
 
 
-def _read(finetunings: str) -> dict[str, Manifest]:
-    return {uri: read_manifest(uri) for uri in _json(finetunings, "finetunings", list)}
+def _read(finetunings: str, zero_shot: str) -> dict[str, Manifest]:
+    uris = _json(finetunings, "finetunings", list)
+    if not uris and not zero_shot:
+        raise ConfigError(
+            "--finetunings is empty, and there is no --zero-shot: there are no scores. Give the "
+            "manifest of at least one fine-tuning, or of scores on minimal pairs."
+        )
+    return {uri: read_manifest(uri) for uri in uris}
 
 
 def _plan(
@@ -73,12 +85,16 @@ def _plan(
     done: dict[str, Manifest],
     absent: dict[str, str],
     contamination: str,
+    zero_shot: str,
 ) -> StagePlan:
     inputs = {f"finetuning-{manifest.key}": manifest.content for manifest in done.values()}
     manifests = {f"finetuning-{manifest.key}": uri for uri, manifest in done.items()}
     if contamination:
         inputs["contamination"] = read_manifest(contamination).key
         manifests["contamination"] = contamination
+    if zero_shot:
+        inputs[ZERO_SHOT] = read_manifest(zero_shot).key
+        manifests[ZERO_SHOT] = zero_shot
     return StagePlan(
         stage=STAGE,
         settings={"scoring": scoring.model_dump(), "model": model, "missing": absent},
@@ -102,8 +118,8 @@ def _json(text: str, name: str, kind: type[Any]) -> Any:
         value = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"--{name} is not JSON ({error}): {text[:80]!r}") from error
-    if not isinstance(value, kind) or (name == "finetunings" and not value):
-        raise ConfigError(f"--{name} must be a JSON {kind.__name__}, not empty, got {text[:80]!r}")
+    if not isinstance(value, kind):
+        raise ConfigError(f"--{name} must be a JSON {kind.__name__}, got {text[:80]!r}")
     return value
 
 

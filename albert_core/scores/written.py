@@ -1,7 +1,7 @@
 """The table of scores as files and as one HTML page, and as a run of MLflow."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
@@ -21,12 +21,14 @@ from albert_core.scores.table import (
 )
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError
+from albert_core.stage.lineage import ZERO_SHOT
 from albert_core.stage.manifest import Manifest, StagePlan, shard_of
 from albert_core.stage.results import (
     FinetuningResult,
     MetricResult,
     ScoresResult,
     TaskScoresResult,
+    ZeroShotResult,
 )
 from albert_core.tracking.run import TrackedRun
 
@@ -72,7 +74,7 @@ def as_page(table: ScoreTable, provenance: Mapping[str, str] | None = None) -> s
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Scores of {escape(table.model)}</title><style>{_STYLE}</style></head>",
         f"<body>{_header(table)}",
-        f"<section><h2>Every task, every seed</h2>{_plot(table)}</section>",
+        f"<section><h2>All scores</h2>{_plot(table)}</section>",
         *(
             f"<section><h2>{escape(title)}</h2>{_in_html(rows)}</section>"
             for title, rows in sections(table)
@@ -83,9 +85,11 @@ def as_page(table: ScoreTable, provenance: Mapping[str, str] | None = None) -> s
 
 
 def _header(table: ScoreTable) -> str:
-    seeds = sorted({scores.num_seeds for scores in table.tasks.values()})
-    counts = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
-    about = f"Tasks: {len(table.tasks)}. Seeds of each: {counts}. Scored on dev."
+    about = f"Sets of minimal pairs: {len(table.minimal_pairs)}."
+    if table.tasks:
+        seeds = sorted({scores.num_seeds for scores in table.tasks.values()})
+        counts = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
+        about = f"Tasks: {len(table.tasks)}. Seeds of each: {counts}. Scored on dev. {about}"
     average = ""
     if table.average is not None:
         average = f"<b>{percent(table.average)}</b>the paper's Avg of five tasks"
@@ -126,6 +130,7 @@ def write_table(
     done: Finetunings,
     overlaps: Mapping[str, float],
     absent: Mapping[str, str],
+    pairs: Manifest | None = None,
 ) -> str:
     """Write the table; return the manifest.
 
@@ -137,28 +142,42 @@ def write_table(
         done: the fine-tunings.
         overlaps: share of each task's dev examples that the corpus has, by the task's name.
         absent: why a task was not scored, by its name.
+        pairs: the scores of the pretrained model on minimal pairs, if there are any.
 
     Raises:
-        ConfigError: the fine-tunings do not go together.
+        ConfigError: the fine-tunings do not go together, or ``pairs`` are another model's.
     """
+    of_model = {manifest.inputs["model"] for manifest in done.values()}
+    if pairs and done and pairs.inputs["model"] not in of_model:
+        raise ConfigError(
+            f"{plan.input_manifests[ZERO_SHOT]} has scores of the model "
+            f"{pairs.inputs['model'][:12]}, which no fine-tuning starts from. Score the model that "
+            "was fine-tuned."
+        )
+    minimal_pairs = pairs.result_as(ZeroShotResult).sets if pairs else {}
     runs = [manifest.result_as(FinetuningResult) for manifest in done.values()]
     published = [PUBLISHED[name] for name in scoring.published]
     try:
-        table = build_table(model, runs, overlaps, published, absent)
+        table = build_table(model, runs, overlaps, published, absent, minimal_pairs)
     except ValueError as error:
         raise ConfigError(f"these fine-tunings make no table: {error}") from error
     with TrackedRun(work, plan.folder(work), f"scores-{model}", {"model": model}) as tracked:
-        return _write(plan, work, table, done, tracked)
+        return _write(plan, work, table, done, pairs, tracked)
 
 
 def _write(
-    plan: StagePlan, work: str, table: ScoreTable, done: Finetunings, tracked: TrackedRun
+    plan: StagePlan,
+    work: str,
+    table: ScoreTable,
+    done: Finetunings,
+    pairs: Manifest | None,
+    tracked: TrackedRun,
 ) -> str:
     folder = plan.folder(work)
     contents = {
         DATA: (json.dumps(as_data(table), indent=1) + "\n").encode(),
         MARKDOWN: as_markdown(table).encode(),
-        PAGE: as_page(table, _provenance(done)).encode(),
+        PAGE: as_page(table, _provenance([*done.values(), *([pairs] if pairs else [])])).encode(),
         PICTURE: plot(table, "png"),
     }
     uris = [storage.join(folder, name) for name in contents]
@@ -173,6 +192,7 @@ def _write(
             average=table.average,
             scores={task: _medians(scores) for task, scores in table.tasks.items()},
             tasks={task: _task_result(scores) for task, scores in table.tasks.items()},
+            minimal_pairs=dict(table.minimal_pairs),
             text=as_text(table),
             page=PAGE,
             mlflow_run_id=tracked.run_id,
@@ -190,6 +210,8 @@ def _track(tracked: TrackedRun, table: ScoreTable, done: Finetunings) -> None:
         for task, scores in table.tasks.items()
         for name, value in _medians(scores).items()
     }
+    for name, scores_on_pairs in table.minimal_pairs.items():
+        metrics[f"{name}_pairs/accuracy"] = scores_on_pairs.accuracy.value
     if table.average is not None:
         metrics["average"] = table.average
     tracked.log_metrics(0, metrics)
@@ -215,6 +237,9 @@ def as_data(table: ScoreTable) -> dict[str, Any]:
                 "average_lacks": list(table.average_lacks),
                 "tasks": {
                     task: _task_result(scores).model_dump() for task, scores in table.tasks.items()
+                },
+                "minimal_pairs": {
+                    name: scores.model_dump() for name, scores in table.minimal_pairs.items()
                 },
             }
         },
@@ -246,6 +271,6 @@ def _medians(scores: TaskScores) -> dict[str, float]:
     return {metric.name: metric.median for metric in scores.metrics}
 
 
-def _provenance(done: Finetunings) -> dict[str, str]:
-    models = sorted({manifest.inputs["model"][:12] for manifest in done.values()})
-    return {"Digest of what was fine-tuned": ", ".join(models)}
+def _provenance(made: Iterable[Manifest]) -> dict[str, str]:
+    models = sorted({manifest.inputs["model"][:12] for manifest in made})
+    return {"Digest of what was fine-tuned or scored": ", ".join(models)}

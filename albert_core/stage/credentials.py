@@ -60,8 +60,8 @@ def has_credentials(text: str) -> bool:
 def redacted(text: str) -> str:
     """Return ``text`` with ``***`` in place of credentials.
 
-    Those in URIs and headers, and the secrets of the environment: the values of variables that
-    are named as secrets, and those in its URIs and in fsspec's configuration.
+    These are the ones in URIs and headers, and the secrets of the environment: the values of
+    variables that are named as secrets, and those in its URIs and in fsspec's configuration.
     """
     for secret in sorted(secrets_of(os.environ), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)

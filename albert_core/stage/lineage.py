@@ -24,16 +24,17 @@ MADE_WITH = "made_with.txt"
 line, as ``units/NAME`` and ``parts/NAME``."""
 CORPUS, VOCAB, EXAMPLES, TASK = "corpus", "vocab", "examples", "task"
 PRETRAINING, FINETUNING, CONTAMINATION = "pretraining", "finetuning", "contamination"
-SCORES, REGISTRATION = "scores", "registration"
+ZERO_SHOT, SCORES, REGISTRATION = "zero-shot", "scores", "registration"
 STAGES = (
-    CORPUS, VOCAB, EXAMPLES, TASK, PRETRAINING, FINETUNING, CONTAMINATION, SCORES, REGISTRATION,
+    CORPUS, VOCAB, EXAMPLES, TASK, PRETRAINING, ZERO_SHOT, FINETUNING, CONTAMINATION, SCORES,
+    REGISTRATION,
 )  # fmt: skip
 """The folders of a work folder that have a folder for each result."""
 MODEL_RESULTS: dict[str, type[ModelResult]] = {
     PRETRAINING: PretrainingResult,
     FINETUNING: FinetuningResult,
 }
-"""Of the stages that make a model, what their manifests hold."""
+"""What the manifests of the stages that make a model hold."""
 
 _PLACE = re.compile(rf"(?:^|/)({'|'.join(STAGES)})/([0-9a-f]{{{KEY_DIGITS}}})(?=/|$)")
 

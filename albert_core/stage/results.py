@@ -3,7 +3,7 @@
 `Manifest.result_as` reads them, strictly: a field that is absent or unknown is an error.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -81,11 +81,22 @@ class ExamplesResult(Settings):
     vocab_manifest: str = Field(description="URI")
 
 
+PASSAGE_SOURCE = "passage-source"
+"""Name and folder of the task made from held-out documents: which source is a passage from?"""
+
+
 class TaskResult(Settings):
     """The result of the stage "task"."""
 
-    task: str = Field(description="name in the catalogue whose layout the files have")
-    num_rows: dict[str, int] = Field(description="split -> rows")
+    num_pairs: dict[str, int] = Field(description="how a sentence was broken -> minimal pairs")
+    num_rows: dict[str, int] = Field(
+        description="split -> rows of the task to fine-tune on; empty: it was not made"
+    )
+    sources: list[str] = Field(description="labels of that task: parts of the source")
+    word_accuracy: float | None = Field(
+        description="accuracy of a bag of words (naive Bayes) on its dev set, 0..1; None: it was "
+        "not made"
+    )
 
 
 class PartOverlap(Settings):
@@ -125,7 +136,8 @@ class PretrainingResult(ModelResult):
     num_parameters: int
     objective: Objective
     evaluations: list[dict[str, int | float]] = Field(
-        description="step and the scores on held-out documents, by name"
+        description="step and the scores on held-out documents and minimal pairs, by name; of "
+        "the pairs also the ends of the interval, with _low and _high after the name"
     )
     skipped_steps: dict[str, int] = Field(description="updates skipped, by reason")
     unigram_nats: float = Field(
@@ -173,6 +185,33 @@ class FinetuningResult(ModelResult):
     submission: list[str] = Field(description="files for the task's server, relative")
 
 
+class PairScore(Settings):
+    """How often a model finds the acceptable sentence of a minimal pair more likely."""
+
+    CHANCE: ClassVar[float] = 0.5
+
+    accuracy: Estimate = Field(description="mean over the paradigms of their shares of right pairs")
+    num_pairs: int
+
+    @property
+    def is_above_chance(self) -> bool:
+        """Whether the whole interval is."""
+        return self.accuracy.low > self.CHANCE
+
+
+class PairSetScores(PairScore):
+    """The same of a whole set of minimal pairs, and of its parts."""
+
+    phenomena: dict[str, PairScore]
+    paradigms: dict[str, PairScore]
+
+
+class ZeroShotResult(Settings):
+    """The result of the stage "zero-shot"."""
+
+    sets: dict[str, PairSetScores] = Field(description="set of minimal pairs -> scores")
+
+
 class MetricResult(Settings):
     """One metric of a task over the seeds."""
 
@@ -204,6 +243,9 @@ class ScoresResult(Settings):
     )
     scores: dict[str, dict[str, float]] = Field(description="task -> metric -> median seed's score")
     tasks: dict[str, TaskScoresResult]
+    minimal_pairs: dict[str, PairSetScores] = Field(
+        description="set -> scores of the pretrained model, without fine-tuning"
+    )
     text: str = Field(description="the table, for a terminal")
     page: str = Field(description="file of the HTML page, relative to the manifest's folder")
     mlflow_run_id: str | None = Field(description="None: the server did not answer")

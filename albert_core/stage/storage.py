@@ -87,13 +87,15 @@ def _renamed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
     folder, _, name = path.rpartition("/")
     temporary = f"{folder}/.{name}~{process_name()}.tmp"
     fs.makedirs(folder, exist_ok=True)
+    is_local = isinstance(fs, LocalFileSystem)
     try:
         with fs.open(temporary, "wb") as file:
             yield file
             file.flush()
-            if isinstance(fs, LocalFileSystem):
+            if is_local:
                 os.fsync(file.fileno())
-        fs.mv(temporary, path)
+        # If it cannot rename, fsspec's local `mv` copies, or moves into a folder of this name.
+        (os.replace if is_local else fs.mv)(temporary, path)
     finally:
         if fs.exists(temporary):
             fs.rm(temporary)

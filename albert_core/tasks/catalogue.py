@@ -10,16 +10,16 @@ from albert_core.config import OwnTaskSettings
 from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
 from albert_core.stage.manifest import digest_of
-from albert_core.tasks.examples import Examples, Split, Task
+from albert_core.stage.results import PASSAGE_SOURCE
+from albert_core.tasks.examples import SPLITS, Examples, Split, Task
 from albert_core.tasks.glue import GLUE, read_glue
 from albert_core.tasks.own_task import own_task, read_own
 from albert_core.tasks.race import ALL_PASSAGES, GROUPS, LETTERS, read_race
+from albert_core.tasks.reading import READING_THREADS
 from albert_core.tasks.squad import read_squad
 
-SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 SCORED_WITH = {"mnli-mm": "mnli", "ax": "mnli"}
 """Tasks without training data, and the task whose model predicts them."""
-_READING_THREADS = 16
 _PASSAGE = re.compile(r"[0-9]+\.txt")
 _SPAN_METRICS = ("f1", "exact_match")
 _RACE = Task(
@@ -68,7 +68,7 @@ class TaskFiles:
         """Return a digest of the content of ``splits``, or of all, wherever the files are."""
         wanted = [s for s in SPLITS if s in self.splits and (not splits or s in splits)]
         named = [(split, uri) for split in wanted for uri in self.splits[split]]
-        with ThreadPoolExecutor(_READING_THREADS) as pool:
+        with ThreadPoolExecutor(READING_THREADS) as pool:
             contents = list(pool.map(storage.sha256_of, [uri for _, uri in named]))
         # RACE's folders name the group of a passage; other names mean nothing.
         groups = [uri.split("/")[-2] if self.task.kind == "choice" else "" for _, uri in named]
@@ -96,7 +96,8 @@ def find_task(name: str, task_folder: str, own: Sequence[OwnTaskSettings] = ()) 
         present = [files] if files.can_be_learned else []
         missing = {name: _looked_for(files, task_folder)}
     else:
-        present, missing = present_tasks("", [each for each in own if each.name == name])
+        generated = [*generated_tasks(task_folder), *own]
+        present, missing = present_tasks("", [each for each in generated if each.name == name])
     if present:
         return present[0]
     if name in missing:
@@ -133,11 +134,13 @@ def present_tasks(
     and the files of that other task.
 
     Args:
-        task_folder: see `find_files`; empty: none of `TASKS` is looked for.
+        task_folder: see `find_files`; empty: none of `TASKS` is looked for. The task that was
+            generated from held-out documents is found in it too, and never missing.
         own: the user's own tasks.
 
     Returns:
-        The files of the present tasks, in the order of `TASKS` and then of ``own``; and for each
+        The files of the present tasks, in the order of `TASKS`, the generated one, then in that
+        of ``own``; and for each
         other task, by name, what was looked for.
 
     Raises:
@@ -154,7 +157,7 @@ def present_tasks(
             present[name] = files
         else:
             missing[name] = _looked_for(files, task_folder)
-    for settings in own:
+    for settings in [*generated_tasks(task_folder), *own]:
         if settings.name in present or settings.name in TASKS:
             raise TaskError(f"two tasks are called {settings.name!r}. Give yours another name.")
         if absent := [uri for uri in (settings.train, settings.dev) if not storage.exists(uri)]:
@@ -162,6 +165,22 @@ def present_tasks(
         else:
             present[settings.name] = own_files(settings)
     return list(present.values()), missing
+
+
+def generated_tasks(task_folder: str) -> list[OwnTaskSettings]:
+    """Return the task that `pipelines.make_task` wrote to ``task_folder``, if it made one."""
+    uris = [storage.join(task_folder, PASSAGE_SOURCE, f"{split}.jsonl") for split in SPLITS[:2]]
+    if not task_folder or not all(map(storage.exists, uris)):
+        return []
+    return [
+        OwnTaskSettings(
+            name=PASSAGE_SOURCE,
+            train=uris[0],
+            dev=uris[1],
+            text_columns=["text"],
+            label_column="source",
+        )
+    ]
 
 
 def own_files(settings: OwnTaskSettings) -> TaskFiles:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 Kind = Literal["classification", "regression", "choice", "spans"]
 Split = Literal["train", "dev", "test"]
+SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 
 
 @dataclass(frozen=True, kw_only=True)

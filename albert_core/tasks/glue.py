@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from albert_core.stage.errors import TaskError
-from albert_core.tasks.examples import Split, Task, TextExamples
+from albert_core.tasks.examples import SPLITS, Split, Task, TextExamples
 from albert_core.tasks.reading import TextRow, check_fields, read_lines, text_examples
 
 SHORT_ROW, LONG_ROW = "short_row", "long_row"
@@ -63,8 +63,7 @@ def _table(names: str, columns: str, texts: str, label: str) -> Table:
 
 def _tables(columns: str, texts: str, label: str = "label") -> Tables:
     """Return the tables of a task whose files have GLUE's usual names."""
-    splits: tuple[Split, ...] = ("train", "dev", "test")
-    return {split: (_table(f"{split}.tsv", columns, texts, label),) for split in splits}
+    return {split: (_table(f"{split}.tsv", columns, texts, label),) for split in SPLITS}
 
 
 def _pairs(texts: str) -> Tables:
@@ -88,8 +87,7 @@ def _mnli(**names: str) -> Tables:
     parses = "sentence1_binary_parse|sentence2_binary_parse|sentence1_parse|sentence2_parse"
     columns = f"index|promptID|pairID|genre|{parses}|{texts}|label1|gold_label"
     table = {name: _table(f"{name}.tsv", columns, texts, "gold_label") for name in names.values()}
-    splits: tuple[Split, ...] = ("train", "dev", "test")
-    return {split: (table[names[split]],) for split in splits if split in names}
+    return {split: (table[names[split]],) for split in SPLITS if split in names}
 
 
 def _diagnostic() -> Tables:

@@ -25,7 +25,7 @@ from albert_core.tasks.reading import (
 Rows = Iterator[tuple[int, dict[str, Any]]]
 """Each row's line (in a parquet file its number), from 1, and its values by column."""
 _MAX_CHARACTERS = 2**31 - 1
-"""Of a field of a .csv; Python's own limit of 131,072 is less than a document may have."""
+"""The longest field of a .csv; Python's own limit of 131,072 is less than a document may have."""
 _OTHER_METRICS = {"classification": ("accuracy",), "regression": ("pearson", "spearman", "mse")}
 """What is reported beside the key metric."""
 

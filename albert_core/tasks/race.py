@@ -17,12 +17,11 @@ import numpy as np
 
 from albert_core.stage.errors import TaskError
 from albert_core.tasks.examples import ChoiceExamples
-from albert_core.tasks.reading import parse_object, read_text
+from albert_core.tasks.reading import READING_THREADS, parse_object, read_text
 
 GROUPS = ("middle", "high")
 ALL_PASSAGES = "all.txt"
 LETTERS = "ABCD"
-_READING_THREADS = 16
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def read_race(uris: Sequence[str]) -> ChoiceExamples:
     Raises:
         TaskError: a file is missing, or a passage malformed; naming the file and the field.
     """
-    with ThreadPoolExecutor(_READING_THREADS) as pool:
+    with ThreadPoolExecutor(READING_THREADS) as pool:
         texts = zip(uris, pool.map(read_text, uris), strict=True)
         passages = [passage for uri, text in texts for passage in _passages(uri, text)]
     place_of: dict[str, str] = {}

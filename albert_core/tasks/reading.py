@@ -12,6 +12,8 @@ from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
 from albert_core.tasks.examples import Split, Task, TextExamples
 
+READING_THREADS = 16
+"""Files of a task that are read at the same time."""
 HIDDEN = frozenset({"-1", ""})
 """The contents of a test file's label column when the labels are withheld."""
 

@@ -35,6 +35,7 @@ from albert_core.tasks.squad import (
     Floats,
     apply_threshold,
     best_threshold,
+    no_answer_probability,
     score_answers,
     squad_1_scores,
     squad_2_scores,
@@ -45,7 +46,7 @@ from albert_core.text.tokenizer import Tokenizer
 UNSEARCHED_THRESHOLD = 0.5
 """Probability of no answer above which a question has none, if there are no labels to search it."""
 _LOGIT_WITHOUT_SPAN = 1e6
-"""Of no answer, if no span is valid. `squad_utils.py` gives the span -1e6."""
+"""The logit of no answer if no span is valid. `squad_utils.py` gives the span -1e6."""
 _WINDOWS_AT_ONCE = 4096
 """With 20 starts and 20 ends, 1.6 million pairs."""
 _NUMBERS_OF_WORDS = (1, 2, 3, 5, 8, 12, 20, 30)
@@ -96,7 +97,7 @@ class SpanProblem(Problem[SpanExamples]):
             scores = score_answers(texts, answers, has_answerless)
         if has_answerless:
             null_scores = self._null_scores(ranked)
-            no_answer, threshold = _sigmoid(null_scores), UNSEARCHED_THRESHOLD
+            no_answer, threshold = no_answer_probability(null_scores), UNSEARCHED_THRESHOLD
             if scores is not None:
                 has_answer = np.array([bool(of_one) for of_one in answers])
                 threshold = best_threshold(scores.f1, texts, has_answer, no_answer).value
@@ -280,10 +281,6 @@ def _different_texts(
 
 def _texts_of_answers(examples: SpanExamples) -> list[tuple[str, ...]]:
     return [tuple(answer.text for answer in of_one) for of_one in examples.answers]
-
-
-def _sigmoid(logits: Floats) -> Floats:
-    return np.exp(-np.logaddexp(0.0, -logits))
 
 
 def _table(

@@ -306,6 +306,11 @@ def best_threshold(
     return Threshold(float(sums[best]), value)
 
 
+def no_answer_probability(logits: Floats) -> Floats:
+    """Return the probability that a question has no answer, from the logit of that."""
+    return np.exp(-np.logaddexp(0.0, -logits))
+
+
 def _shared_words(prediction: str, answer: str, has_answerless: bool) -> float:
     """Return the F1 of the words of two normalised texts."""
     found, right = prediction.split(), answer.split()

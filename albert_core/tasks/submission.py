@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from albert_core.stage.errors import TaskError
 from albert_core.tasks.examples import Split, Task
+from albert_core.tasks.squad import no_answer_probability
 
 STS_B_RANGE = (0.0, 5.0)
 """The least and the greatest similarity that the server accepts."""
@@ -43,7 +44,7 @@ def submission_files(task: Task, split: Split, predictions: pa.Table) -> dict[st
     files = {f"{task.name}.{split}.predictions.json": _json(ids, values)}
     if task.has_answerless:
         # The official evaluation keeps each prediction where this is at most 1.
-        shares = np.exp(-np.logaddexp(0.0, -predictions["null_score"].to_numpy()))
+        shares = no_answer_probability(predictions["null_score"].to_numpy())
         files[f"{task.name}.{split}.na_probs.json"] = _json(ids, shares.tolist())
     return files
 

@@ -39,7 +39,7 @@ def normalise_for_pieces(text: str, lower_case: bool) -> str:
 def normalise_document(text: bytes, lower_case: bool) -> bytes:
     """Return UTF-8 ``text`` with each line normalised as by `normalise_for_pieces`.
 
-    Except that blanks at its ends and runs of blanks stay. ASCII lines are never decoded, which is
+    However, blanks at its ends and runs of blanks stay. ASCII lines are never decoded, which is
     quick for documents of many lines.
     """
     if not text.isascii():

@@ -1,4 +1,6 @@
-"""A model on held-out examples: losses and accuracies, each with its interval."""
+"""A model on held-out examples and minimal pairs: losses and accuracies, with intervals."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -6,18 +8,35 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from albert_core.metrics import ratio_interval
+from albert_core.metrics import mean_share_interval, ratio_interval
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import IGNORED
+from albert_core.stage.manifest import Account
 from albert_core.stage.results import Estimate
+from albert_core.tasks.minimal_pairs import MinimalPairs, is_right, read_pairs
+from albert_core.tasks.pair_sets import PairFiles, part_of, sample_of, that_fit
+from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.ranks import ALONE, Ranks, gathered
 from albert_core.training.shards import Batch, ExampleShards
 
+PAIRS_ACCURACY = "minimal_pairs_accuracy"
+_MAX_PAIRS = 500
 _BATCH_SIZE = 64
 _SUMS = ("masked_lm_loss", "masked_lm_accuracy", "pair_loss", "pair_accuracy", "num_predictions")
 """What is summed over each example's predictions."""
 
 Evaluation = dict[str, Estimate]
+
+
+def point_of(evaluation: Evaluation) -> dict[str, float]:
+    """Return the scores as a point of curves, by name.
+
+    The sample of minimal pairs is small, so the ends of its interval are in the point as well.
+    """
+    point = {name: score.value for name, score in evaluation.items()}
+    if pairs := evaluation.get(PAIRS_ACCURACY):
+        point |= {f"{PAIRS_ACCURACY}_low": pairs.low, f"{PAIRS_ACCURACY}_high": pairs.high}
+    return point
 
 
 @torch.no_grad()
@@ -72,6 +91,75 @@ def evaluate(
                 _by_document(values, documents), _by_document(counts[task], documents)
             )
     return evaluation
+
+
+@dataclass(frozen=True)
+class PairSample:
+    """The minimal pairs that a run is scored on at each evaluation."""
+
+    pairs: MinimalPairs | None
+    """None: there are none."""
+    tokenizer: Tokenizer
+    account: Account
+    """All pairs that there are = those of the sample + those left out."""
+
+
+def read_sample(
+    files: PairFiles, tokenizer: Tokenizer, max_pieces: int, ranks: Ranks = ALONE
+) -> PairSample:
+    """Return at most `_MAX_PAIRS` pairs of all sets, the same ones in every run.
+
+    A TPU would compile each batch of them, so there they are left out.
+
+    Args:
+        files: of the sets.
+        tokenizer: of the model.
+        max_pieces: the positions of the model.
+        ranks: of the run.
+
+    Raises:
+        TaskError: a file is malformed.
+    """
+    read = [that_fit(read_pairs(name, uris), tokenizer, max_pieces) for name, uris in files.items()]
+    sets, total = [pairs for pairs, _ in read], sum(account.total for _, account in read)
+    fitting = sum(map(len, sets))
+    has_any = fitting > 0 and ranks.device.type != "xla"
+    sample = sample_of(sets, _MAX_PAIRS) if has_any else None
+    kept = len(sample) if sample else 0
+    dropped = {"too_long": total - fitting, "not_drawn": fitting - kept}
+    account = Account(what="minimal pairs", total=total, kept=kept, dropped=dropped)
+    return PairSample(sample, tokenizer, account)
+
+
+@torch.no_grad()
+def evaluate_pairs(
+    model: AlbertForPretraining, sample: PairSample, ranks: Ranks = ALONE
+) -> Evaluation:
+    """Return how often the model finds the acceptable sentence of a pair more likely.
+
+    The ranks share the work; each returns the same score.
+
+    Args:
+        model: on the device of ``ranks``.
+        sample: the pairs.
+        ranks: all of them must call this, with the same model and pairs.
+
+    Returns:
+        `PAIRS_ACCURACY`, the share of the pairs, with its 95 % interval; nothing without pairs.
+    """
+    if sample.pairs is None:
+        return {}
+    size = len(sample.pairs)
+    mine = part_of(sample.pairs, np.arange(ranks.rank, size, ranks.world_size))
+    was_training = model.training
+    model.eval()
+    num_right = torch.zeros(1, device=ranks.device)
+    with gathered(model, ranks):
+        if len(mine):
+            num_right += int(is_right(model, sample.tokenizer, mine, ranks.device).sum())
+    model.train(was_training)
+    hits = ranks.sum(num_right).cpu().double().numpy()
+    return {PAIRS_ACCURACY: mean_share_interval(hits, np.array([size]))}
 
 
 def _score(model: AlbertForPretraining, batch: Batch) -> Tensor:

@@ -44,13 +44,14 @@ class FreshMasks:
     Args:
         manifest: of the stage "examples", whose settings and vocabulary are the rules.
         seed: of the run.
+        mask_share: share of the pieces to predict, 0..1; None for that of the examples' own masks.
 
     Raises:
         ConfigError: the examples were masked like the reference's, which only the pipelines can.
         IntegrityError: the vocabulary is not one of ours.
     """
 
-    def __init__(self, manifest: Manifest, seed: int) -> None:
+    def __init__(self, manifest: Manifest, seed: int, mask_share: float | None = None) -> None:
         result = manifest.result_as(ExamplesResult)
         if result.fidelity == "google":
             raise ConfigError(
@@ -59,10 +60,14 @@ class FreshMasks:
                 "or make the examples with fidelity 'paper'."
             )
         self._seed = seed
+        self.max_predictions = result.max_predictions
+        """Most predictions in any example."""
+        if mask_share is not None:
+            self.max_predictions = max(1, round(mask_share * result.max_seq_length))
         self._rules = {
-            "masked_lm_prob": manifest.settings["masked_lm_prob"],
+            "masked_lm_prob": mask_share or manifest.settings["masked_lm_prob"],
             "max_ngram": manifest.settings["max_ngram"],
-            "max_predictions": result.max_predictions,
+            "max_predictions": self.max_predictions,
         }
         vocab_folder = result.vocab_manifest.rpartition("/")[0]
         self._opens_word = Tokenizer.load(vocab_folder).starts_word
@@ -156,10 +161,14 @@ class UpdateLoader:
         self._examples, self._ranks = examples, ranks
         self._batch_size = settings.batch_size
         self._order_seed = derive_seed(settings.seed, "order")
-        is_fresh = settings.masks == "fresh"
-        self._fresh = FreshMasks(examples.manifest, settings.seed) if is_fresh else None
-        self._pin_memory = ranks.device.type == "cuda"
+        self._fresh: FreshMasks | None = None
         self._shape = ranks.batch_shape(examples, settings.micro_batch_size)
+        if settings.masks == "fresh":
+            self._fresh = FreshMasks(examples.manifest, settings.seed, settings.mask_share)
+            if self._shape is not None:
+                num_predictions = self._fresh.max_predictions
+                self._shape = replace(self._shape, num_predictions=num_predictions)
+        self._pin_memory = ranks.device.type == "cuda"
         full_length = padded_length(examples.result.max_seq_length)
         self._max_pieces = settings.micro_batch_size * full_length
         end = first_example + num_updates * self._batch_size

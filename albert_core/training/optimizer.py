@@ -1,4 +1,4 @@
-"""LAMB and AdamW as ALBERT was trained with them, clipping, and the learning rate of each step.
+"""LAMB and AdamW as ALBERT was trained with them, Muon, clipping, and the rate of each step.
 
 Weights and gradients may be sharded (`albert_core.training.ranks`): each rank keeps the moments of
 its part, and updates that.
@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from albert_core.config import Schedule
-from albert_core.training.ranks import parts_of
+from albert_core.model.albert import Attention, FeedForward
+from albert_core.training.ranks import part_like, parts_of
+
+DECAY_SHARE = 0.4
+"""Share of the updates in which the schedule "constant" falls. Source: Hägele et al. 2024,
+"Scaling laws and compute-optimal training beyond fixed training durations"."""
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of a step that brings singular values near 1. Source: Jordan et al. 2024, "Muon"."""
+_NEWTON_SCHULZ_STEPS = 5
 
 
 class AdamW(torch.optim.Optimizer):
@@ -24,7 +32,7 @@ class AdamW(torch.optim.Optimizer):
 
     Args:
         parameters: float32 parameters; one without gradient is left as it is.
-        lr: learning rate; set it for each step in ``param_groups``.
+        lr: learning rate; set it for each step by `set_rate`.
         weight_decay: share of a matrix added to its update.
         betas: decay of the mean of the gradient and of its square.
         eps: added to the root of the mean square.
@@ -49,6 +57,11 @@ class AdamW(torch.optim.Optimizer):
             {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
         ]
         super().__init__([g for g in groups if g["params"]], {"lr": lr, "betas": betas, "eps": eps})
+
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate of the next update; a group with a ratio has that share of it."""
+        for group in self.param_groups:
+            group["lr"] = rate * group.get("lr_ratio", 1.0)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -100,10 +113,87 @@ class Lamb(AdamW):
         return updates
 
 
+class Muon(AdamW):
+    """Moves the matrices of the blocks equally far in all directions, and all else by AdamW.
+
+    The momentum of a block's matrix is replaced by the nearest matrix whose singular values are
+    all about 1, times the root of rows / columns where there are more rows.
+
+    Args:
+        model: its attention and feed-forward blocks have the matrices; it may be sharded.
+        lr: learning rate of the matrices.
+        weight_decay: share of a matrix added to its update.
+        adam_lr: learning rate of embeddings, heads, biases and layer norms.
+        momentum: decay of the mean of the gradient.
+
+    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        weight_decay: float,
+        adam_lr: float,
+        momentum: float = 0.95,
+    ) -> None:
+        blocks = [block for block in model.modules() if isinstance(block, Attention | FeedForward)]
+        of_blocks = {p: None for block in blocks for p in block.parameters() if p.ndim > 1}
+        others = [p for p in model.parameters() if p not in of_blocks]
+        super().__init__(others, lr, weight_decay, betas=(0.9, 0.98), eps=1e-8)
+        for group in self.param_groups:
+            group |= {"lr": adam_lr, "lr_ratio": adam_lr / lr}
+        matrices = {"params": list(of_blocks), "weight_decay": weight_decay, "momentum": momentum}
+        self.add_param_group(matrices)
+
+    def _updates(self, weights: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        if "momentum" not in group:
+            return super()._updates(weights, group)
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight] = {"mean": torch.zeros_like(weight)}
+        means = [self.state[weight]["mean"] for weight in weights]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        torch._foreach_lerp_(parts_of(means), parts_of(gradients), 1 - group["momentum"])
+        torch._foreach_lerp_(parts_of(gradients), parts_of(means), group["momentum"])
+        updates = parts_of(_equally_far(gradient) for gradient in gradients)
+        torch._foreach_add_(updates, parts_of(weights), alpha=group["weight_decay"])
+        return updates
+
+
+def _equally_far(matrix: Tensor) -> Tensor:
+    """Return ``matrix`` (rows, columns) with singular values of about 1, times its scale."""
+    if isinstance(matrix, DTensor):
+        return part_like(_equally_far(matrix.full_tensor()), matrix)
+    rows, columns = matrix.shape
+    first, third, fifth = _NEWTON_SCHULZ
+    x = matrix if rows <= columns else matrix.T
+    x = x / (x.norm() + 1e-7)
+    for _ in range(_NEWTON_SCHULZ_STEPS):
+        squared = x @ x.T
+        x = first * x + (third * squared + fifth * squared @ squared) @ x
+    moved: Tensor = (x if rows <= columns else x.T) * max(1.0, rows / columns) ** 0.5
+    return moved
+
+
 def build_optimizer(
-    model: nn.Module, kind: Literal["lamb", "adamw"], learning_rate: float, weight_decay: float
+    model: nn.Module,
+    kind: Literal["lamb", "adamw", "muon"],
+    learning_rate: float,
+    weight_decay: float,
+    adam_learning_rate: float = 0.0,
 ) -> AdamW:
-    """Return the optimizer ``kind`` for all parameters of ``model``."""
+    """Return the optimizer ``kind`` for all parameters of ``model``.
+
+    Args:
+        model: ALBERT, perhaps with another head.
+        kind: of the optimizer.
+        learning_rate: peak; with Muon, that of the blocks' matrices.
+        weight_decay: share of a matrix added to its update.
+        adam_learning_rate: with Muon, the peak for everything else.
+    """
+    if kind == "muon":
+        return Muon(model, learning_rate, weight_decay, adam_learning_rate)
     optimizer = {"lamb": Lamb, "adamw": AdamW}[kind]
     return optimizer(model.parameters(), learning_rate, weight_decay)
 
@@ -144,10 +234,11 @@ def learning_rate_at(
         warmup_steps: updates in which it grows; 0 for none.
         num_steps: updates of the run.
         schedule: "linear" grows by equal parts, is ``peak`` in the last update of the warm-up,
-            and then falls linearly to 0 at ``num_steps``. "google" is the reference's: it grows
-            from 0, so that the first update changes nothing, and then falls on a line from
-            ``peak`` at step 0, so that ``peak`` is never reached and the rate drops by a share of
-            warmup_steps / num_steps where the two lines meet.
+            and then falls linearly to 0 at ``num_steps``. "constant" grows likewise, stays at
+            ``peak``, and falls linearly to 0 in the last `DECAY_SHARE` of the updates. "google" is
+            the reference's: it grows from 0, so that the first update changes nothing, and then
+            falls on a line from ``peak`` at step 0, so that ``peak`` is never reached and the rate
+            drops by a share of warmup_steps / num_steps where the two lines meet.
 
     Source: google-research/albert `optimization.py`.
     """
@@ -158,4 +249,6 @@ def learning_rate_at(
     peak_step = max(warmup_steps, 1) - 1
     if step <= peak_step:
         return peak * (step + 1) / (peak_step + 1)
-    return peak * (num_steps - min(step, num_steps)) / (num_steps - peak_step)
+    if schedule == "constant":
+        peak_step = max(peak_step, round(num_steps * (1 - DECAY_SHARE)))
+    return peak * min(1.0, (num_steps - min(step, num_steps)) / (num_steps - peak_step))

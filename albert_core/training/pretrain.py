@@ -12,14 +12,16 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.conversion.model_files import manifest_beside
 from albert_core.stage import storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.environment import TRAINING_PROCESSES, whole_number
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.lineage import PRETRAINING, manifest_of, place_in
-from albert_core.stage.manifest import MANIFEST, StagePlan, read_manifest
+from albert_core.stage.manifest import MANIFEST, StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import RANKS, code_digest, library_versions, machine
 from albert_core.stage.results import ExamplesResult, VocabularyResult
+from albert_core.tasks.pair_sets import PAIRS, find_pairs, pair_digests
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.preemption import ending_when_told_to
@@ -28,24 +30,42 @@ if TYPE_CHECKING:
     from albert_core.model.albert import AlbertForPretraining
 
 
-def run(model: ModelSettings, training: TrainingSettings, examples: str, work: str) -> str:
+def run(
+    model: ModelSettings,
+    training: TrainingSettings,
+    examples: str,
+    work: str,
+    task_folder: str = "",
+) -> str:
     """Pretrain a model on the examples; return the manifest with its folder and scores.
 
     A run that was killed goes on from its newest checkpoint, also with other settings of
     `TrainingSettings.HOW_NOT_WHAT` and another number of ranks: no example is lost or repeated.
     With dropout, which draws for each micro-batch, another cut into ranks and micro-batches is
     another run, which can begin with ``continue_from`` where the first one was. A run that differs
-    from a finished one only in `TrainingSettings.MEASURE` takes over its last checkpoint.
+    from another one only in `TrainingSettings.MEASURE` or in ``task_folder`` takes over its newest
+    checkpoint.
+
+    Args:
+        model: settings.
+        training: settings.
+        examples: manifest.
+        work: folder for all results.
+        task_folder: a sample of the minimal pairs in this folder is scored at each evaluation; see
+            `find_pairs`. Empty: none.
 
     Raises:
         ConfigError: the examples are longer than the model's positions, the batch is smaller than
-            the number of ranks, or there is nothing at ``continue_from`` or ``initial_model``.
+            the number of ranks, layers that do not share weights should come one by one, or there
+            is nothing at ``continue_from`` or ``initial_model``.
         IntegrityError: a shard is not the one that was written.
+        TaskError: a file of minimal pairs is malformed.
         TrainingError: too many updates in a row were skipped, a checkpoint could not be written,
             or ``continue_from`` was trained on other examples.
         RunAgain: SIGTERM came, or another rank is gone. No error: the process's exit.
     """
-    plan, start = _plan(model, training, examples, int(machine(os.environ)[RANKS]))
+    ranks = int(machine(os.environ)[RANKS])
+    plan, start = _plan(model, training, examples, task_folder, ranks)
     if done := plan.find(work):
         return done
     max_seq_length = read_manifest(examples).result_as(ExamplesResult).max_seq_length
@@ -55,18 +75,26 @@ def run(model: ModelSettings, training: TrainingSettings, examples: str, work: s
             f"model.max_position_embeddings is {model.max_position_embeddings}. Raise it, or "
             "lower examples.max_seq_length."
         )
+    if training.shallow_share and (model.sharing != "all" or model.num_hidden_groups > 1):
+        raise ConfigError(
+            f"training.shallow_share is {training.shallow_share}, but layers that come later can "
+            "begin with the weights of the first only where all share them. Set model.sharing = "
+            "'all' and model.num_hidden_groups = 1, or leave training.shallow_share out."
+        )
     from albert_core.training.pretraining import pretrain
 
     vocabulary = _read_vocabulary(plan.input_manifests["vocab"])
-    pretrain(plan, work, model, training, vocabulary, start.checkpoint, start.weights)
+    files = find_pairs(task_folder) if task_folder else {}
+    pretrain(plan, work, model, training, vocabulary, files, start.checkpoint, start.weights)
     return storage.join(plan.folder(work), MANIFEST)
 
 
 def find_done(
-    model: ModelSettings, training: TrainingSettings, examples: str, work: str
+    model: ModelSettings, training: TrainingSettings, examples: str, task_folder: str, work: str
 ) -> str | None:
     """Return the manifest that `run` would find; None if it has work to do."""
-    return _plan(model, training, examples, whole_number(TRAINING_PROCESSES, 1))[0].done(work)
+    num_ranks = whole_number(TRAINING_PROCESSES, 1)
+    return _plan(model, training, examples, task_folder, num_ranks)[0].done(work)
 
 
 class _Start(NamedTuple):
@@ -81,11 +109,17 @@ class _Start(NamedTuple):
 
 
 def _plan(
-    model: ModelSettings, training: TrainingSettings, examples: str, num_ranks: int
+    model: ModelSettings,
+    training: TrainingSettings,
+    examples: str,
+    task_folder: str,
+    num_ranks: int,
 ) -> tuple[StagePlan, _Start]:
     manifest = read_manifest(examples)
     result = manifest.result_as(ExamplesResult)
     start = _starting_point(training, model, result.vocab_manifest)
+    files = find_pairs(task_folder) if task_folder else {}
+    task = manifest_beside(task_folder) if files else None
     plan = StagePlan(
         stage=PRETRAINING,
         settings={
@@ -97,6 +131,7 @@ def _plan(
             "examples": manifest.content,
             "vocab": manifest.inputs["vocab"],
             **start.inputs,
+            **({PAIRS: digest_of(pair_digests(files))} if files else {}),
         },
         code=code_digest(__name__),
         libraries=library_versions("torch"),
@@ -104,6 +139,7 @@ def _plan(
             "examples": examples,
             "vocab": result.vocab_manifest,
             **_earlier_result(training),
+            **({"task": task} if task else {}),
         },
     )
     return plan, start

@@ -12,13 +12,16 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from albert_core.checkpoint import (
     CHECKPOINTS,
     HELD_OUT_LOSS,
     CheckpointWriter,
     best_checkpoint,
+    list_checkpoints,
     load_checkpoint,
     load_newest,
 )
@@ -27,18 +30,27 @@ from albert_core.conversion.model_folder import save_model_folder
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError, TrainingError
-from albert_core.stage.lineage import PRETRAINING, read_work
+from albert_core.stage.lineage import PRETRAINING, Result, read_work
 from albert_core.stage.log import report_progress
 from albert_core.stage.manifest import Account, Manifest, StagePlan, shard_of, shards_in
 from albert_core.stage.results import Estimate, PretrainingResult
+from albert_core.tasks.pair_sets import PAIRS, PairFiles
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.tracking.run import TrackedRun
 from albert_core.training.devices import note_machine, noted_machines, ranks_of_environment
-from albert_core.training.held_out import Evaluation, evaluate
+from albert_core.training.held_out import (
+    PAIRS_ACCURACY,
+    Evaluation,
+    PairSample,
+    evaluate,
+    evaluate_pairs,
+    point_of,
+    read_sample,
+)
 from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
-from albert_core.training.preemption import RunAgain, StopRequest, stop_request
+from albert_core.training.preemption import NEVER, RunAgain, StopRequest, stop_request
 from albert_core.training.ranks import Ranks, shard_state
 from albert_core.training.run_log import (
     OF_THE_MACHINE,
@@ -46,13 +58,18 @@ from albert_core.training.run_log import (
     draw_curves,
     expected_speed,
     say_scores,
+    used_memory,
 )
 from albert_core.training.shards import ExampleShards, UpdateBatch
-from albert_core.training.step import PAIR_TASKS, TrainState, Update, train_step
+from albert_core.training.step import PAIR_TASKS, TrainState, Update, layers_at, train_step
 
 MODEL_FOLDER, METRICS, CURVES = "model", "metrics.jsonl", "curves.png"
 _BEFORE = "before.json"
 """The scores before the first update."""
+_COUNTED_EXAMPLES = 20_000
+"""Examples whose pieces are counted; they lie in random order."""
+_UNSEEN_COUNT = 0.1
+"""What is added to each piece's count."""
 
 log = logging.getLogger(PRETRAINING)
 
@@ -63,6 +80,7 @@ def pretrain(
     model: ModelSettings,
     training: TrainingSettings,
     vocabulary: Tokenizer,
+    pair_files: PairFiles,
     checkpoint: str | None = None,
     weights: AlbertForPretraining | None = None,
 ) -> None:
@@ -74,6 +92,7 @@ def pretrain(
         model: settings.
         training: settings.
         vocabulary: of the examples.
+        pair_files: of the minimal pairs, a sample of which is scored at each evaluation.
         checkpoint: URI of one to continue from; None to begin anew.
         weights: the first ones, on the CPU; None for random ones.
 
@@ -81,11 +100,15 @@ def pretrain(
         ConfigError: the batch is smaller than the number of ranks, or ``checkpoint`` and the
             settings do not fit together.
         IntegrityError: a shard is not the one that was written.
+        TaskError: a file of pairs is malformed.
         TrainingError: see `albert_core.training.pretrain.run`.
         RunAgain: SIGTERM came, or another rank is gone. No error: the process's exit.
     """
     with stop_request() as stop, ranks_of_environment() as ranks:
-        pretraining = Pretraining(plan, work, model, training, ranks, stop, checkpoint, weights)
+        pairs = read_sample(pair_files, vocabulary, model.max_position_embeddings, ranks)
+        pretraining = Pretraining(
+            plan, work, model, training, pairs, ranks, stop, checkpoint, weights
+        )
         with pretraining.log.tracked if pretraining.log else nullcontext():
             pretraining.train()
             pretraining.finish(vocabulary)
@@ -100,6 +123,7 @@ class Pretraining:
         work: str,
         model: ModelSettings,
         settings: TrainingSettings,
+        pairs: PairSample,
         ranks: Ranks,
         stop: StopRequest,
         checkpoint: str | None,
@@ -111,6 +135,7 @@ class Pretraining:
                 "ranks: each needs an example of every batch. Raise it, or start fewer."
             )
         self.plan, self.work, self.settings = plan, work, settings
+        self.pairs = pairs
         self.ranks, self.stop = ranks, stop
         self.folder = plan.folder(work)
         self.resolved = {"model": model.model_dump(), "training": settings.model_dump()}
@@ -118,20 +143,24 @@ class Pretraining:
         self.examples = ExampleShards(examples, "train")
         self.held_out = ExampleShards(examples, "held_out")
         self.pair_task = PAIR_TASKS[self.examples.result.objective]
-        self.state = _initial_state(model, settings, self.examples, ranks, weights)
+        given = () if weights is None else weights.parameters()
+        memory_before = used_memory(ranks.device) - sum(
+            weight.nbytes for weight in given if weight.device == ranks.device
+        )
+        self.state = initial_state(model, settings, self.examples, ranks, weights)
         self.writer = CheckpointWriter(
             storage.join(self.folder, CHECKPOINTS), settings.keep_checkpoints
         )
         unreported = self._begin(checkpoint)
         self._check_ranks_agree()
-        expected = expected_speed(model, settings, self.examples, ranks)
+        expected = expected_speed(model, settings, self.examples, ranks, self.state.step)
         self.log: RunLog | None = None
         """Only on the first rank, which alone reports and writes."""
         if ranks.is_first:
             note_machine(self.folder, ranks.world_size, ranks.device)
             vocab_size, tracked = self.examples.result.vocab_size, self._track()
             self.log = RunLog(
-                model, settings, vocab_size, ranks.device, expected, tracked, unreported
+                model, settings, vocab_size, ranks, expected, memory_before, tracked, unreported
             )
             self.log.say_plan(self.state.step)
         best = best_checkpoint(self.writer.folder)
@@ -158,7 +187,8 @@ class Pretraining:
             for batch in loader:
                 update = self._update(batch)
                 if self.log:
-                    self.log.add(batch.sizes, update, loader.waited_seconds)
+                    num_layers = self.state.model.encoder.num_layers
+                    self.log.add(batch.sizes, update, loader.waited_seconds, num_layers)
                     report_progress(self.state.step, self.settings.num_steps, "steps")
                 if update.skipped is not None:
                     self._note_skipped(update)
@@ -194,36 +224,40 @@ class Pretraining:
             machines=noted_machines(self.folder),
             mlflow_run_id=self.log.tracked.run_id,
         )
-        account = Account(
+        trained_on = Account(
             what="examples trained on",
             total=state.examples_taken,
             kept=state.examples_taken - state.examples_skipped,
             dropped={"skipped_update": state.examples_skipped},
         )
+        accounts = [trained_on, *([self.pairs.account] if self.pairs.account.total else [])]
         shards = [
             *shards_in(self.folder, MODEL_FOLDER),
             shard_of(metrics, self.folder, "metrics", 1),
         ]
-        self.log.tracked.log_artifact(self.plan.write(self.work, shards, [account], result))
+        self.log.tracked.log_artifact(self.plan.write(self.work, shards, accounts, result))
         self.log.tracked.log_artifact(storage.join(self.folder, CURVES))
 
     def _begin(self, checkpoint: str | None) -> list[dict[str, float]]:
         """Take over the newest state that there is; return the metrics that are not reported yet.
 
-        It is this run's own, else that of ``checkpoint``, else the last one of a finished run of
-        the same updates.
+        It is this run's own, else that of ``checkpoint``, else the last one of a run of the same
+        updates that is measured otherwise.
         """
         content = self.examples.manifest.content
         found = load_newest(self.writer.folder, content)
         if found is None and checkpoint is not None:
             _continue_run(self.state, checkpoint, self.settings, self.plan.inputs)
         self.before = self._scores_before()
-        if found is None and not self.state.step and (same := _same_updates(self.plan, self.work)):
-            found = load_newest(storage.join(same, CHECKPOINTS), content)
+        other = None
+        if found is None and not self.state.step and (other := _same_updates(self.plan, self.work)):
+            found = load_newest(storage.join(other.folder, CHECKPOINTS), content)
         if found is None:
             return []
         tensors, record = found
         self.state.restore(tensors, record, self.writer.folder)
+        if other and other.manifest.inputs.get(PAIRS) != self.plan.inputs.get(PAIRS):
+            self.state.evaluations = [_without_pairs(point) for point in self.state.evaluations]
         unreported: list[dict[str, float]] = record["window"]
         return unreported
 
@@ -243,15 +277,8 @@ class Pretraining:
         return run
 
     def _update(self, batch: UpdateBatch) -> Update:
-        settings, ranks, step = self.settings, self.ranks, self.state.step
-        peak, warmup, num_steps = settings.learning_rate, settings.warmup_steps, settings.num_steps
-        rate = learning_rate_at(step, peak, warmup, num_steps, settings.schedule)
-        for group in self.state.optimizer.param_groups:
-            group["lr"] = rate
-        ranks.seed(derive_seed(settings.seed, "dropout", step, ranks.rank))
         self.after = None
-        batch = replace(batch, micro_batches=ranks.on_device(batch.micro_batches))
-        return train_step(self.state, batch, settings, ranks, self.pair_task, self.stop)
+        return next_update(self.state, batch, self.settings, self.ranks, self.pair_task, self.stop)
 
     def _note_skipped(self, update: Update) -> None:
         """Report that the update was skipped; end the run if too many in a row were."""
@@ -283,19 +310,20 @@ class Pretraining:
         """Score the present weights; return whether they are the best so far."""
         with self.log.not_training() if self.log else nullcontext():
             self.after = self._scores()
-        values = {name: score.value for name, score in self.after.items()}
-        self.state.evaluations.append({"step": self.state.step, **values})
+        point = point_of(self.after)
+        self.state.evaluations.append({"step": self.state.step, **point})
         if self.log:
             self.log.note_scores(self.state.step, self.after)
-        loss = values["masked_lm_loss"]
+        loss = point["masked_lm_loss"]
         is_best = loss < self.best_loss
         if is_best:
             self.best_loss = loss
         return is_best
 
     def _scores(self) -> Evaluation:
-        max_examples = self.settings.max_evaluation_examples
-        return evaluate(self.state.model, self.held_out, max_examples, self.pair_task, self.ranks)
+        model, max_examples = self.state.model, self.settings.max_evaluation_examples
+        found = evaluate(model, self.held_out, max_examples, self.pair_task, self.ranks)
+        return found | evaluate_pairs(model, self.pairs, self.ranks)
 
     def _scores_before(self) -> Evaluation:
         """Return the scores before the first update; a resumed run reads what the first wrote."""
@@ -348,40 +376,96 @@ class Pretraining:
         return self.state.step % every == 0 or self.state.step == self.settings.num_steps
 
 
-def _initial_state(
+def initial_state(
     model: ModelSettings,
     settings: TrainingSettings,
     examples: ExampleShards,
     ranks: Ranks,
-    weights: AlbertForPretraining | None,
+    weights: AlbertForPretraining | None = None,
 ) -> TrainState:
+    """Return the state of a run before its first update.
+
+    Args:
+        model: settings.
+        settings: of the run; the random weights depend on their seed.
+        examples: to train on.
+        ranks: that train together.
+        weights: the first ones, on the CPU; None for random ones.
+    """
     torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
-    network = weights or AlbertForPretraining(model, examples.result.vocab_size)
+    network = weights
+    if network is None:
+        network = AlbertForPretraining(model, examples.result.vocab_size)
+        if settings.unigram_bias:
+            network.masked_lm.bias.data = _log_frequencies(examples)
     network = ranks.place(network, settings)
     if settings.shard_state and ranks.world_size > 1:
         shard_state(network, ranks)
     optimizer = build_optimizer(
-        network, settings.optimizer, settings.learning_rate, settings.weight_decay
+        network,
+        settings.optimizer,
+        settings.learning_rate,
+        settings.weight_decay,
+        settings.adam_learning_rate,
     )
     return TrainState(model=network, optimizer=optimizer)
+
+
+def next_update(
+    state: TrainState,
+    batch: UpdateBatch,
+    settings: TrainingSettings,
+    ranks: Ranks,
+    pair_task: str | None,
+    stop: StopRequest = NEVER,
+) -> Update:
+    """Do the next update of a run, with the rate, layers and dropout that are its turn.
+
+    See `train_step` for the arguments; here the batch may be on the CPU.
+    """
+    step, num_steps, encoder = state.step, settings.num_steps, state.model.encoder
+    peak, warmup = settings.learning_rate, settings.warmup_steps
+    state.optimizer.set_rate(learning_rate_at(step, peak, warmup, num_steps, settings.schedule))
+    encoder.num_layers = layers_at(
+        step, num_steps, settings.shallow_share, encoder.settings.num_hidden_layers
+    )
+    ranks.seed(derive_seed(settings.seed, "dropout", step, ranks.rank))
+    batch = replace(batch, micro_batches=ranks.on_device(batch.micro_batches))
+    return train_step(state, batch, settings, ranks, pair_task, stop)
+
+
+def _log_frequencies(examples: ExampleShards) -> Tensor:
+    """Return float32 (V,), the log of the share of the predictions that ask for each piece."""
+    labels = examples.rows(np.arange(min(_COUNTED_EXAMPLES, len(examples)))).labels
+    counts = np.bincount(labels, minlength=examples.result.vocab_size) + _UNSEEN_COUNT
+    return torch.from_numpy(np.log(counts / counts.sum())).float()
 
 
 def _metrics_line(point: dict[str, float]) -> str:
     return json.dumps({n: value for n, value in point.items() if n not in OF_THE_MACHINE}) + "\n"
 
 
-def _same_updates(plan: StagePlan, work: str) -> str | None:
-    """Return the folder of a finished run of the updates of ``plan`` that is measured otherwise."""
-    for other in read_work(work, stages=[plan.stage]).results.values():
-        if _updates(other.manifest) == _updates(plan):
-            return other.folder
-    return None
+def _same_updates(plan: StagePlan, work: str) -> Result | None:
+    """Return the run of the updates of ``plan`` that is furthest and is measured otherwise."""
+
+    def newest_checkpoint(run: Result) -> str:
+        found = list_checkpoints(storage.join(run.folder, CHECKPOINTS))
+        return found[-1].rpartition("/")[2] if found else ""
+
+    runs = read_work(work, stages=[plan.stage], begun=True).results.values()
+    same = [run for run in runs if _updates(run.manifest) == _updates(plan)]
+    return max(same, key=newest_checkpoint, default=None)
 
 
 def _updates(run: StagePlan | Manifest) -> list[Any]:
     training = run.settings["training"].items()
     training = {name: value for name, value in training if name not in TrainingSettings.MEASURE}
-    return [run.settings | {"training": training}, run.inputs, run.code, run.libraries]
+    inputs = {name: digest for name, digest in run.inputs.items() if name != PAIRS}
+    return [run.settings | {"training": training}, inputs, run.code, run.libraries]
+
+
+def _without_pairs(point: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in point.items() if not name.startswith(PAIRS_ACCURACY)}
 
 
 def _continue_run(

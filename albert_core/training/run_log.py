@@ -7,18 +7,20 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from albert_core.config import ModelSettings, Precision, TrainingSettings
-from albert_core.planning.hardware import hardware_called, processor_name
+from albert_core.planning.hardware import hardware_called, processor_name, this_cpu
 from albert_core.planning.parameters import training_flops
 from albert_core.planning.run_plan import SECONDS_PER_HOUR, ExampleSizes, RunPlan
 from albert_core.stage.results import Estimate, ExamplesResult
 from albert_core.tracking.run import MetricsEndpoint, SystemMetrics, TrackedRun
+from albert_core.training.held_out import PAIRS_ACCURACY, point_of
 from albert_core.training.ranks import Ranks
 from albert_core.training.shards import ExampleShards, UpdateSizes
 from albert_core.training.step import TrainState, Update
@@ -40,6 +42,8 @@ MEASURING_SECONDS = 0.3
 """How long the peak of a CPU is measured at the start of a run."""
 
 _BYTES_OF_MAXRSS = 1 if sys.platform == "darwin" else 1024
+_STATUS = Path("/proc/self/status")
+_KINDS_OF_MEMORY = ("VmHWM", "VmRSS", "RssAnon")
 _WIDTH = 1024
 _SAMPLE = 100_000
 """Examples whose lengths the plan is made from; they lie in random order."""
@@ -62,9 +66,15 @@ class ExpectedSpeed:
 
 
 def expected_speed(
-    model: ModelSettings, settings: TrainingSettings, examples: ExampleShards, ranks: Ranks
+    model: ModelSettings,
+    settings: TrainingSettings,
+    examples: ExampleShards,
+    ranks: Ranks,
+    first_step: int = 0,
 ) -> ExpectedSpeed:
     """Return what a run on ``examples`` is expected to reach; every rank must call this.
+
+    ``first_step`` updates are done already: those after it may compute more layers.
 
     The peak of a GPU is looked up by its name. That of a CPU is measured: `MEASURING_SECONDS` of
     matrix products, on all ranks at the same time.
@@ -80,6 +90,9 @@ def expected_speed(
         mine, source = float("nan"), f"{name} is not known"
     total = ranks.sum(torch.tensor(mine, dtype=torch.float64, device=ranks.device)).item()
     plan = None
+    if kind == "cpu" and hardware is None:
+        num_cores = torch.get_num_threads() * ranks.world_size
+        hardware = this_cpu(num_cores, total / 1e12)
     if hardware is not None:
         lengths, num_predictions = examples.sizes(np.arange(min(_SAMPLE, len(examples))))
         of_sample = int(num_predictions.sum())
@@ -92,6 +105,7 @@ def expected_speed(
             max_predictions=examples.result.max_predictions,
             hardware=hardware,
             num_devices=ranks.world_size if kind == "cuda" else 1,
+            first_step=min(first_step, settings.num_steps - 1),
         )
     peak_flops = None if np.isnan(total) else total
     return ExpectedSpeed(peak_flops=peak_flops, peak_source=source, plan=plan)
@@ -124,6 +138,8 @@ class _Progress:
     num_flops: float = 0.0
     """By the model's own products."""
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """That the threads of this process worked."""
     waited: float = 0.0
     """Seconds of waiting for data."""
 
@@ -139,8 +155,9 @@ class RunLog:
         model: the model's settings.
         settings: of the run.
         vocab_size: V.
-        device: of this rank.
+        ranks: all of them, of which this is the first.
         expected: speed of the devices.
+        memory_before: bytes from `used_memory` before there was a model.
         tracked: the run in MLflow.
         unreported: metrics of the updates since the last progress line, if a run is resumed.
     """
@@ -150,8 +167,9 @@ class RunLog:
         model: ModelSettings,
         settings: TrainingSettings,
         vocab_size: int,
-        device: torch.device,
+        ranks: Ranks,
         expected: ExpectedSpeed,
+        memory_before: int,
         tracked: TrackedRun,
         unreported: Iterable[dict[str, float]],
     ) -> None:
@@ -159,11 +177,12 @@ class RunLog:
         self.unreported = list(unreported)
         """Metrics of the updates made since the last progress line."""
         self._model, self._settings, self._vocab_size = model, settings, vocab_size
-        self._device, self._expected = device, expected
+        self._ranks, self._device, self._expected = ranks, ranks.device, expected
+        self._memory_before = memory_before
         self._endpoint = MetricsEndpoint.of_environment(tracked.key)
         self._system = SystemMetrics() if settings.system_metrics else None
         self._total, self._window = _Progress(), _Progress()
-        self._began = time.perf_counter()
+        self._began, self._cpu_began = time.perf_counter(), time.process_time()
 
     def say_plan(self, step: int) -> None:
         """Report how fast the updates from ``step`` on are planned to be, if that is known."""
@@ -180,17 +199,19 @@ class RunLog:
         planned = {"planned_pieces_per_second": speed, "planned_hours": hours}
         self.tracked.log_metrics(step, planned)
 
-    def add(self, sizes: UpdateSizes, update: Update, waited: float) -> None:
+    def add(self, sizes: UpdateSizes, update: Update, waited: float, num_layers: int) -> None:
         """Add an update.
 
         Args:
             sizes: of its batch.
             update: made or skipped.
             waited: seconds that all updates of this process have waited for data.
+            num_layers: that it computed.
         """
         self._window.num_updates += 1
         self._window.num_pieces += sizes.num_pieces
-        self._window.num_flops += training_flops(self._model, self._vocab_size, sizes)
+        model = self._model.model_copy(update={"num_hidden_layers": num_layers})
+        self._window.num_flops += training_flops(model, self._vocab_size, sizes)
         self._window.waited = waited - self._total.waited
         if update.skipped is None:
             self.unreported.append(update.metrics)
@@ -198,9 +219,10 @@ class RunLog:
     @contextmanager
     def not_training(self) -> Iterator[None]:
         """Leave the time of the block out of what the updates take."""
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         yield
         self._began += time.perf_counter() - began
+        self._cpu_began += time.process_time() - cpu_began
 
     def note_skipped(self, state: TrainState, update: Update) -> None:
         """Report that ``update`` was skipped."""
@@ -219,11 +241,13 @@ class RunLog:
         """Report the updates since the last call."""
         window, num_steps = self._window, self._settings.num_steps
         window.seconds = time.perf_counter() - self._began
+        window.cpu_seconds = time.process_time() - self._cpu_began
         made = self.unreported
         means = {name: sum(p[name] for p in made) / len(made) for name in (made[0] if made else ())}
         point = {
             **means,
-            "learning_rate": state.optimizer.param_groups[0]["lr"],
+            # With Muon, the last group has the blocks' matrices.
+            "learning_rate": state.optimizer.param_groups[-1]["lr"],
             "skipped_steps": float(state.guard.total_skipped),
             **_trust_ratios(state),
             **self._speed(window),
@@ -234,12 +258,12 @@ class RunLog:
         log.info("pretraining: %s", _progress_line(state.step, num_steps, point, seconds_left))
         self._total.add(window)
         self._window, self.unreported = _Progress(), []
-        self._began = time.perf_counter()
+        self._began, self._cpu_began = time.perf_counter(), time.process_time()
 
     def note_scores(self, step: int, scores: dict[str, Estimate]) -> None:
         """Report the held-out scores of ``step``."""
         log.info("pretraining: step %s, held-out: %s", f"{step:,}", say_scores(scores))
-        self._show(step, {f"held_out/{name}": score.value for name, score in scores.items()})
+        self._show(step, {f"held_out/{name}": value for name, value in point_of(scores).items()})
 
     def summarise(
         self, state: TrainState, after: dict[str, Estimate], checkpoint_seconds: float
@@ -282,14 +306,26 @@ class RunLog:
             f"{pieces_per_second:,.0f}",
             utilisation,
             ", ".join(f"{what} {share:.2%}" for what, share in shares.items()),
-            _peak_memory_bytes(self._device) / 1e9,
+            peak_memory(self._device) / 1e9,
         )
         last = {f"{what}_share": shares[what] for what in spent}
         if expected.plan is not None:
-            last["speed_to_plan"] = expected.plan.speed_to_plan(flops_per_second)
-            compared = expected.plan.compared_with_plan(flops_per_second, pieces_per_second)
-            log.info("pretraining: %s", compared)
+            last |= self._compare_with_plan(expected.plan)
         self.tracked.log_metrics(step, last)
+
+    def _compare_with_plan(self, plan: RunPlan) -> dict[str, float]:
+        """Report how far off the plan was; return the ratios of what was found to it."""
+        total, ranks = self._total, self._ranks
+        is_cpu = plan.hardware.kind == "cpu"
+        # The ranks have equal parts of each update, so this one's time is like that of the others.
+        seconds = total.cpu_seconds * ranks.world_size if is_cpu else total.seconds
+        rates = total.num_flops / seconds, total.num_pieces / seconds
+        log.info("pretraining: %s", plan.say_speed(*rates))
+        planned = replace(plan, num_devices=ranks.world_size).memory
+        peak = peak_memory(ranks.device, self._memory_before)
+        log.info("pretraining: %s", planned.say_peak(peak))
+        ratio = plan.speed_to_plan(rates[0])
+        return {"speed_to_plan": ratio, "memory_to_plan": peak / planned.total}
 
     def _speed(self, window: _Progress) -> dict[str, float]:
         """Return what `OF_THE_MACHINE` names: for all ranks, but memory of this one."""
@@ -298,7 +334,7 @@ class RunLog:
             "pieces_per_second": window.num_pieces / window.seconds,
             "model_tflops_per_second": flops / 1e12,
             "data_wait_share": window.waited / window.seconds,
-            "peak_memory_gb": _peak_memory_bytes(self._device) / 1e9,
+            "peak_memory_gb": peak_memory(self._device) / 1e9,
         }
         if self._expected.peak_flops is not None:
             speed["model_flops_utilisation"] = flops / self._expected.peak_flops
@@ -318,11 +354,42 @@ def _trust_ratios(state: TrainState) -> dict[str, float]:
     return {"trust_ratio_min": low, "trust_ratio_mean": mean, "trust_ratio_max": high}
 
 
-def _peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory used so far: of the GPU, else of this process."""
+def used_memory(device: torch.device) -> int:
+    """Return the bytes in use: by tensors on the GPU, else by this process without mapped files."""
     if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_OF_MAXRSS
+        return int(torch.cuda.memory_allocated(device))
+    return _memory_of_process()["RssAnon"]
+
+
+def peak_memory(device: torch.device, before: int | None = None) -> int:
+    """Return the most bytes used so far: of the GPU, else of this process.
+
+    Args:
+        device: that trains.
+        before: bytes from `used_memory` at an earlier time. What is returned is then how far the
+            peak lies above them, and files that this process maps, such as shards, do not count.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device)) - (before or 0)
+    of_process = _memory_of_process()
+    if before is None:
+        return of_process["VmHWM"]
+    mapped = of_process["VmRSS"] - of_process["RssAnon"]
+    return of_process["VmHWM"] - mapped - before
+
+
+def _memory_of_process() -> dict[str, int]:
+    """Return the bytes of this process that are in memory, by the kernel's names.
+
+    VmHWM is the peak of VmRSS. Where the kernel does not tell, all are the peak that it counts for
+    the process and for what it was forked from.
+    """
+    lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
+    told = {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
+    if told.keys() >= set(_KINDS_OF_MEMORY):
+        return {kind: told[kind] * 1024 for kind in _KINDS_OF_MEMORY}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_OF_MAXRSS
+    return dict.fromkeys(_KINDS_OF_MEMORY, peak)
 
 
 def _progress_line(step: int, num_steps: int, point: dict[str, float], seconds_left: float) -> str:
@@ -371,15 +438,18 @@ def draw_curves(
     Args:
         history: points of the training with step, learning_rate, and, where an update was made,
             masked_lm_loss and the pair task's accuracy.
-        evaluations: points with step and the same scores on held-out examples.
+        evaluations: points with step, the same scores on held-out examples, and, if there are
+            minimal pairs, their accuracy and the ends of its interval.
         examples: that it trained on. What the frequency of pieces and the lengths of segments give
             away is drawn as lines to compare with.
         pair_task: what is learned from pairs, as metrics call it; None for nothing.
     """
     from matplotlib.figure import Figure  # takes a second to load, and is needed at the end
 
-    figure = Figure(figsize=(9 if pair_task else 6, 3.2), layout="constrained")
-    losses, *others = figure.subplots(1, 3 if pair_task else 2)
+    has_pairs = any(PAIRS_ACCURACY in point for point in evaluations)
+    number = 2 + (pair_task is not None) + has_pairs
+    figure = Figure(figsize=(3 * number, 3.2), layout="constrained")
+    losses, *others = figure.subplots(1, number)
     _draw(losses, "masked_lm_loss", history, evaluations, "tab:blue")
     losses.axhline(examples.unigram_nats, color="tab:gray", linestyle="--", label="unigram")
     losses.set(title="Masked LM loss", ylabel="nats per prediction")
@@ -389,6 +459,10 @@ def draw_curves(
         others[0].axhline(by_lengths, color="tab:gray", linestyle="--", label="lengths alone")
         title = f"{pair_task.replace('_', '-').capitalize()} accuracy"
         others[0].set(title=title, ylim=(0.3, 1.02))
+    if has_pairs:
+        _draw(others[-2], PAIRS_ACCURACY, [], evaluations, "black")
+        others[-2].axhline(0.5, color="tab:gray", linestyle="--", label="chance")
+        others[-2].set(title="Minimal pairs accuracy", ylim=(0.3, 1.02))
     _draw(others[-1], "learning_rate", history, [], "tab:green")
     others[-1].set(title="Learning rate")
     for axes in (losses, *others):
@@ -403,7 +477,16 @@ def draw_curves(
 
 def _draw(axes: "Axes", name: str, history: Points, evaluations: Points, color: str) -> None:
     points = [(point["step"], point[name]) for point in history if name in point]
-    axes.plot(*zip(*points, strict=True), color=color, label="training")
+    if points:
+        axes.plot(*zip(*points, strict=True), color=color, label="training")
     held_out = [(point["step"], point[name]) for point in evaluations if name in point]
     if held_out:
         axes.plot(*zip(*held_out, strict=True), "o-", color="black", ms=3, lw=1, label="held-out")
+    reach = [
+        (point["step"], point[f"{name}_low"], point[f"{name}_high"])
+        for point in evaluations
+        if f"{name}_low" in point
+    ]
+    if reach:
+        steps, low, high = zip(*reach, strict=True)
+        axes.fill_between(steps, low, high, color="black", alpha=0.15, lw=0, label="95 % interval")

@@ -176,6 +176,24 @@ class Update:
     """Whether any rank was told to stop."""
 
 
+def layers_at(step: int, num_steps: int, shallow_share: float, num_layers: int) -> int:
+    """Return how many layers update ``step``, counted from 0, computes.
+
+    It is 1, 2, 4, ... in equal parts of the first ``shallow_share`` of the updates, then all. An
+    update of few layers is cheap, and what a shared block learns in one use serves in the others.
+
+    Args:
+        step: updates done.
+        num_steps: updates of the run.
+        shallow_share: 0..1; 0 for all layers in every update.
+        num_layers: L.
+    """
+    num_parts = (num_layers - 1).bit_length()
+    if step >= round(shallow_share * num_steps) or not num_parts:
+        return num_layers
+    return int(2 ** int(step / (shallow_share * num_steps) * num_parts))
+
+
 def train_step(
     state: TrainState,
     batch: UpdateBatch,

@@ -31,17 +31,17 @@ _MANY_HOURS = 2
 _MANY_DEVICES = 8
 """With more, the exchange of gradients begins to count."""
 _NOTE = (
-    "Measured: here or on such a device. Published: a data sheet's. All else is arithmetic on "
-    "these.\n--utilisation, --peak-tflops, --memory-gib and --price-per-hour put your own figures "
-    "in their place;\nthe end of a run says how far off the speed was. Evaluations and checkpoints "
-    "are not in it."
+    "Measured: here or on such a device. Published: a data sheet's. Extrapolated: to a width that "
+    "is not\namong the known ones. All else is arithmetic on these. --utilisation, --peak-tflops, "
+    "--memory-gib and\n--price-per-hour put your own figures in their place; the end of a run says "
+    "how far off speed and memory\nwere. Evaluations and checkpoints are not in it."
 )
 _MANY_NOTE = (
     f"\nNor is the exchange of gradients: beyond {_MANY_DEVICES} devices it begins to count, more "
     "so for BERT,\nwhose gradients are ten times as large."
 )
 _TABLE_ROW = "{:<5}  {:<24}  {:>14}  {:>11}  {:>11}  {:>5}  {}"
-_NOT_OF_A_BATCH = ("model", "vocab_size", "num_shards")
+_NOT_OF_A_BATCH = ("model", "vocab_size", "num_shards", "by_muon")
 _MEMORY_PARTS = ("weights", "gradients", "optimizer_state", "activations", "update", "total")
 
 Rows = list[tuple[str, str]]
@@ -100,12 +100,12 @@ def plan_as_text(name: str, plan: RunPlan) -> str:
         "Speed": _speed_rows(plan),
         "Run": _run_rows(plan),
         "Where the figures are from": [
-            ("utilisation", f"{plan.reached.basis}: {plan.reached.source}"),
-            ("mean example", f"{plan.sizes.basis}: {plan.sizes.source}"),
+            ("utilisation", f"{_say_basis(plan)}: {plan.reached.source}"),
+            ("mean example", f"{plan.example.basis}: {plan.example.source}"),
             ("price", f"{hardware.price_basis}: {hardware.price_source}"),
         ],
     }
-    if plan.training.batch_size != PAPER.batch_size:
+    if plan.training.batch_size != PAPER.batch_size and plan.training.optimizer == "lamb":
         groups["The paper's run with this batch (users' advice, not the paper's)"] = _advice_rows(
             plan
         )
@@ -132,9 +132,9 @@ def plan_as_json(plan: RunPlan) -> dict[str, Any]:
         "fits": plan.fits,
         "largest_micro_batch": whole.largest_micro_batch(plan.usable_bytes),
         "largest_micro_batch_checkpointed": checkpointed.largest_micro_batch(plan.usable_bytes),
-        "examples": vars(plan.sizes),
+        "examples": vars(plan.example),
         **_figures(plan, ("flops_per_piece", "peak_tflops", "utilisation", "pieces_per_second")),
-        "utilisation_basis": plan.reached.basis,
+        "utilisation_basis": plan.utilisation_basis,
         "utilisation_source": plan.reached.source,
         **_figures(plan.training, ("num_steps", "batch_size")),
         **_figures(plan, ("num_pieces", "hours", "cost_usd")),
@@ -211,17 +211,28 @@ def _say_memory(plan: RunPlan, memory: TrainingMemory) -> str:
 
 
 def _speed_rows(plan: RunPlan) -> Rows:
-    training, sizes = plan.training, plan.sizes
+    training, sizes = plan.training, plan.example
     recomputing = ", as a quarter is computed again" if training.activation_checkpointing else ""
+    utilisation = f"{plan.utilisation:.3f}{recomputing} [{plan.utilisation_basis}]"
     peak = f"{plan.peak_tflops:,.4g} TFLOP/s in {training.precision} [{plan.hardware.peak_basis}]"
     example = f"{sizes.num_pieces:,.0f} real pieces, {sizes.num_predictions:.0f} predictions"
     return [
         ("peak of one device", peak),
-        ("model FLOPs utilisation", f"{plan.utilisation:.3f}{recomputing} [{plan.reached.basis}]"),
+        ("model FLOPs utilisation", utilisation),
         ("mean example", f"{example} [{sizes.basis}]"),
         ("operations of a piece", f"{plan.flops_per_piece / 1e9:,.4g} GFLOP"),
         ("real pieces a second", f"{plan.pieces_per_second:,.0f}"),
     ]
+
+
+def _say_basis(plan: RunPlan) -> str:
+    basis, points = plan.utilisation_basis, plan.reached.by_hidden_size
+    if basis != "extrapolated":
+        return basis
+    return (
+        f"extrapolated to H {plan.model.hidden_size} from {plan.reached.basis} shares of "
+        f"H {points[0][0]} to {points[-1][0]}"
+    )
 
 
 def _run_rows(plan: RunPlan) -> Rows:

@@ -34,7 +34,8 @@ def num_threads(address: str) -> int:
     """
     if not re.fullmatch(r"\w+://.+:\d+", address):
         raise ConfigError(
-            f"ALBERT_ENGINE_ADDRESS={address} is not a Dask scheduler's; give one such as tcp://host:8786."
+            f"ALBERT_ENGINE_ADDRESS={address} is not a Dask scheduler's; "
+            "give one such as tcp://host:8786."
         )
     try:
         with _Client(address, timeout=CONNECT_SECONDS, set_as_default=False) as client:

@@ -122,7 +122,10 @@ def cut_in_half(path: Path) -> None:
         (STATE, damage),
         (STATE, Path.unlink),
         (RECORD, cut_in_half),
-        *((RECORD, partial(Path.write_bytes, data=data)) for data in (b"", b"{}", b"[]", b"\xff")),
+        *(
+            (RECORD, partial(Path.write_bytes, data=data))
+            for data in (b"", b"{}", b"[]", b"null", b"\xff")
+        ),
     ],
 )
 def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(

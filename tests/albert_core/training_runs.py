@@ -64,9 +64,15 @@ def with_settings(**values: Any) -> TrainingSettings:
     return TrainingSettings(**TRAINING.model_dump() | values)
 
 
-def train(examples: str, work: Path | str, model: ModelSettings = MODEL, **values: Any) -> str:
+def train(
+    examples: str,
+    work: Path | str,
+    model: ModelSettings = MODEL,
+    task_folder: Path | str = "",
+    **values: Any,
+) -> str:
     """Run the stage in this process, with some of the settings above changed."""
-    return pretrain.run(model, with_settings(**values), examples, str(work))
+    return pretrain.run(model, with_settings(**values), examples, str(work), str(task_folder))
 
 
 def result_of(manifest: str) -> PretrainingResult:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from albert_core.stage import storage
+from albert_core.stage.results import PASSAGE_SOURCE
 from flows.recipe import RecipeRun
 from tests.flows.made_manifests import made_manifest
 from tests.flows.tiny_way import Tiny, make_tiny, write_source
@@ -38,10 +39,14 @@ STAGE_OF = {
     "pipelines.make_task": "task",
     "pipelines.contamination": "contamination",
     "albert_core.training.pretrain": "pretraining",
+    "albert_core.scores.zero_shot": "zero-shot",
     "albert_core.finetuning.finetune": "finetuning",
     "albert_core.scores.tabulate": "scores",
     "albert_core.registry.register": "registration",
 }
+
+
+_PASSAGES = b'{"text": "A.", "source": "a"}\n{"text": "B.", "source": "b"}\n'
 
 
 class FakeStages:
@@ -63,7 +68,9 @@ class FakeStages:
         folder = storage.join(run.work, stage, key)
         storage.write_bytes(f"{folder}/scores.md", b"# Scores")
         for split in ("train", "dev"):
-            storage.write_bytes(f"{folder}/CoLA/{split}.tsv", b"")
+            storage.write_bytes(f"{folder}/{PASSAGE_SOURCE}/{split}.jsonl", _PASSAGES)
+        if stage == "task":
+            storage.write_bytes(f"{folder}/minimal_pairs/generated.jsonl", b"")
         manifest = made_manifest(stage).model_copy(update={"key": key})
         storage.write_bytes(f"{folder}/manifest.json", manifest.model_dump_json().encode())
         return f"{folder}/manifest.json"

@@ -34,6 +34,7 @@ def test_each_task_that_is_there_is_done_with_each_seed_and_the_rest_is_named(
 ) -> None:
     work = f"{tmp_path}/work"
     text = evaluate_albert("models:/albert-tiny@champion", task_folder, seeds=2, work=work)
+    assert text.startswith("the table\n")
     assert f"{work}/scores/0/scores.html" in text
     finetunings = stages.of("finetuning")
     assert [(each["task"], each["seed"]) for each in finetunings] == [
@@ -78,6 +79,8 @@ def test_several_run_at_a_time_and_with_the_corpus_known_the_overlap_is_looked_f
     monkeypatch.setenv(PROCESSES, "2")
     corpus = "/corpus/manifest.json"
     evaluate_albert("/m", task_folder, ["cola", "rte"], 2, work=f"{tmp_path}/w", corpus=corpus)
+    names = [stage for stage, _ in stages.calls]
+    assert names == [*["finetuning"] * 4, "contamination", "scores"]
     [scoring] = stages.of("scores")
     assert [Path(uri).parent.name for uri in json.loads(scoring["finetunings"])] == [
         f"{task}-{seed}" for task in ("cola", "rte") for seed in (12345, 12346)
@@ -95,7 +98,7 @@ def test_without_a_folder_the_task_generated_last_is_done_and_there_must_be_one(
     stages.run_stage("pipelines.make_task", RecipeRun(load_recipe("tiny"), "", str(tmp_path)))
     evaluate_albert("/m", seeds=1, work=str(tmp_path))
     (finetuning,) = stages.of("finetuning")
-    assert (finetuning["task"], finetuning["task_folder"]) == ("cola", "task/0/CoLA")
+    assert (finetuning["task"], finetuning["task_folder"]) == ("passage-source", "task/0")
     assert json.loads(stages.of("scores")[0]["missing"]) == {}
 
 
@@ -107,17 +110,17 @@ def settings(**changes: Any) -> EvaluationSettings:
 
 
 def test_only_tasks_that_were_asked_for_are_done_and_missed() -> None:
-    found = planned(settings(), PRESENT, MISSING)
+    found = planned(settings(), PRESENT, MISSING, has_pairs=False)
     assert found.runs == [Planned(task, n, from_mnli=False) for task in PRESENT for n in (7, 8)]
     assert found.missing == {"race": "there is no train/N.txt in /data", "ax": "there is no mnli"}
-    found = planned(settings(tasks=["race", "rte"]), PRESENT, MISSING)
+    found = planned(settings(tasks=["race", "rte"]), PRESENT, MISSING, has_pairs=False)
     assert {run.task for run in found.runs} == {"rte"}
     assert found.missing == {"race": "there is no train/N.txt in /data"}
 
 
 def test_what_starts_from_mnli_comes_after_it_though_it_was_not_asked_for() -> None:
     wanted = settings(tasks=["rte", "cola"], from_mnli=["rte", "sts-b"], num_seeds=1)
-    assert planned(wanted, PRESENT, MISSING).runs == [
+    assert planned(wanted, PRESENT, MISSING, has_pairs=False).runs == [
         Planned("mnli", 7, from_mnli=False),
         Planned("cola", 7, from_mnli=False),
         Planned("rte", 7, from_mnli=True),
@@ -137,7 +140,13 @@ def test_what_can_not_be_done_is_said(
     changes: dict[str, Any], present: list[str], message: str
 ) -> None:
     with pytest.raises(TaskError, match=message):
-        planned(settings(**changes), present, MISSING)
+        planned(settings(**changes), present, MISSING, has_pairs=False)
+
+
+def test_minimal_pairs_are_enough_unless_a_missing_task_was_asked_for() -> None:
+    assert planned(settings(), [], {}, has_pairs=True).runs == []
+    with pytest.raises(TaskError, match="there is no task to fine-tune on"):
+        planned(settings(tasks=["race"]), [], MISSING, has_pairs=True)
 
 
 @pytest.fixture
@@ -153,9 +162,10 @@ def test_the_environment_says_how_many_run_at_a_time(plain: pytest.MonkeyPatch) 
     assert num_processes() == 1
     plain.setenv(PROCESSES, "3")
     assert num_processes() == 3
-    plain.setenv(PROCESSES, "0")
-    with pytest.raises(ConfigError, match="must be a whole number, at least 1"):
-        num_processes()
+    for text in ("0", "two", ""):
+        plain.setenv(PROCESSES, text)
+        with pytest.raises(ConfigError, match="must be a whole number, at least 1"):
+            num_processes()
 
 
 def taken_together(number: int, devices: list[str]) -> list[dict[str, str]]:

@@ -178,4 +178,6 @@ def test_a_flow_goes_on_without_mlflow_and_tells_it_later(
 
 
 def test_names_are_made_of_what_mlflow_allows() -> None:
-    assert allowed_name("pieces, all/too long (%)") == "pieces all/too long "
+    assert allowed_name("pieces, all copies/dropped/too long (%)") == (
+        "pieces all copies/dropped/too long "
+    )

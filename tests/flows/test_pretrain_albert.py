@@ -28,15 +28,19 @@ def test_the_whole_way_goes_from_stage_to_stage(stages: FakeStages, tmp_path: Pa
         ("vocab", {"corpus": AT["corpus"]}),
         ("examples", {"corpus": AT["corpus"], "vocab": AT["vocab"]}),
         ("task", {"examples": AT["examples"], "corpus": AT["corpus"]}),
-        ("pretraining", {"examples": AT["examples"]}),
+        ("pretraining", {"examples": AT["examples"], "task_folder": "task/0"}),
     ]
     names = [stage for stage, _ in stages.calls[5:]]
-    assert names == ["finetuning", "finetuning", "scores", "registration"]
-    finetuning = {"model_folder": "pretraining/0/model", "task_folder": "task/0/CoLA"}
+    assert names == ["zero-shot", "finetuning", "finetuning", "scores", "registration"]
+    finetuning = {"model_folder": "pretraining/0/model", "task_folder": "task/0"}
     assert stages.of("finetuning") == [
-        finetuning | {"task": "cola", "seed": seed} for seed in ("12345", "12346")
+        finetuning | {"task": "passage-source", "seed": seed} for seed in ("12345", "12346")
+    ]
+    assert stages.of("zero-shot") == [
+        {"model_folder": "pretraining/0/model", "task_folder": "task/0"}
     ]
     assert stages.of("scores")[0]["model"] == "0/model"
+    assert stages.of("scores")[0]["zero_shot"] == AT["zero-shot"]
     assert stages.of("registration") == [
         {"pretraining": AT["pretraining"], "scores": AT["scores"], "champion_scores": ""}
     ]
@@ -64,7 +68,7 @@ def test_the_recipes_own_tasks_go_before_the_generated_one(
         storage.write_bytes(f"{tmp_path}/tasks/GLUE/RTE/{split}.tsv", b"")
     settings = [f"evaluation.task_folder={tmp_path}/tasks", "evaluation.num_seeds=1"]
     pretrain_albert("tiny", work=f"{tmp_path}/work", overrides=settings)
-    assert stages.of("task") == []
+    assert stages.of("task") == stages.of("zero-shot") == []
     [finetuning] = stages.of("finetuning")
     assert (finetuning["task"], finetuning["task_folder"]) == ("rte", f"{tmp_path}/tasks")
 
@@ -146,6 +150,7 @@ def test_what_was_not_told_or_did_not_arrive_is_told_by_the_next_run(
     assert not tell(tmp_path, "first")
     server.confirms = True
     assert tell(tmp_path, "first")
+    assert len(server.events) == 2
 
 
 @pytest.mark.usefixtures("prefect_server")

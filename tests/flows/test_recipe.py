@@ -16,6 +16,11 @@ from flows.commands.plan import plan_recipe
 from flows.recipe import SHIPPED, Recipe, load_recipe, save_recipe, shipped_recipes
 
 
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_shipped_recipe_loads(name: str) -> None:
+    assert load_recipe(name).name == name
+
+
 @pytest.mark.parametrize(
     ("override", "section", "field", "value"),
     [
@@ -49,7 +54,7 @@ def test_what_an_override_does_not_name_stays() -> None:
             r"unknown setting 'examples.max_seq_len'; did you mean 'examples.max_seq_length'\?",
         ),
         ("exampels.seed=1", r"unknown setting 'exampels'; did you mean 'examples'\?"),
-        ("task.qqqq=1", r"unknown setting 'task.qqqq'; there is task.max_sentences"),
+        ("task.qqqq=1", r"unknown setting 'task.qqqq'; there is task.max_pairs"),
         ("training.num_steps=many", r"training.num_steps: .*, got 'many'"),
         ("examples.masked_lm_prob=15", r"examples.masked_lm_prob: .*, got 15"),
         ("training.num_steps", r"'training.num_steps' is not of the form section.field=value"),
@@ -75,6 +80,7 @@ def test_a_mistake_is_refused_and_named_by_its_path(override: str, message: str)
         (["training.seed=1", "training.num_steps=many"], "--set training.num_steps=many: train"),
         (["training.num_steps"], "--set 'training.num_steps' is not of the form"),
         (["name.b=1"], "--set name.b=1: 'name' is a setting"),
+        (["examples.max_seq_length=1024"], "--set examples.max_seq_length=1024: examples.max_"),
         (["model.num_attention_heads=7"], "--set model.num_attention_heads=7: "),
     ],
 )
@@ -150,7 +156,23 @@ def test_a_setting_of_one_task_can_be_overridden() -> None:
 
 ALBERT_SIZES = ("base", "large", "xlarge", "xxlarge")
 DROPPED_IN_VERSION_1 = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-OF_THE_PAPER = sorted(set(shipped_recipes()) - {"tiny"})
+OF_THE_PAPER = sorted(set(shipped_recipes()) - {"tiny", "small", "fast-base"})
+
+
+@pytest.mark.parametrize(
+    ("size", "hidden", "layers", "heads"),
+    [
+        ("base", 768, 12, 12),
+        ("large", 1024, 24, 16),
+        ("xlarge", 2048, 24, 16),
+        ("xxlarge", 4096, 12, 64),
+    ],
+)
+def test_the_published_sizes_are_shipped(size: str, hidden: int, layers: int, heads: int) -> None:
+    model = load_recipe(size).model
+    assert (model.hidden_size, model.num_hidden_layers) == (hidden, layers)
+    assert (model.num_attention_heads, model.intermediate_size) == (heads, 4 * hidden)
+    assert model.hidden_dropout_prob == model.attention_probs_dropout_prob == 0
 
 
 @pytest.mark.parametrize("size", ["base", "large", "xlarge"])

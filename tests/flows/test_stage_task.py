@@ -10,7 +10,14 @@ from albert_core.stage.errors import ConfigError, StageError
 from albert_core.stage.log import StageProgress
 from flows import stage_task as stage_task_module
 from flows.recipe import NotDoneError, RecipeRun, load_recipe, save_recipe
-from flows.stage_task import TRAINING, command_of, progress_page, run_stage, stage_task
+from flows.stage_task import (
+    TRAINING,
+    artifact_key,
+    command_of,
+    progress_page,
+    run_stage,
+    stage_task,
+)
 
 FAKE_STAGE = """
 import os, sys
@@ -107,6 +114,13 @@ def test_training_on_several_devices_is_launched_by_the_launcher(
     monkeypatch.setenv("ALBERT_TRAINING_PROCESSES", "0")
     with pytest.raises(ConfigError, match="ALBERT_TRAINING_PROCESSES='0' must be"):
         command_of(TRAINING, run_in_folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("clean_corpus", "clean-corpus"), ("Training", "training"), ("_a__b", "a-b")]
+)
+def test_keys_are_as_prefect_wants_them(name: str, key: str) -> None:
+    assert artifact_key(name) == key
 
 
 class Artifacts:

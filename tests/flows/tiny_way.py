@@ -11,6 +11,7 @@ from pathlib import Path
 
 from albert_core.stage.command import FAILURE_STATUS, run_command_line, stage_argv
 from albert_core.stage.errors import StageError
+from albert_core.stage.results import PASSAGE_SOURCE
 from flows.recipe import load_recipe, save_recipe
 from tests.albert_core.stage.test_command import own_logging
 from tests.generated_text import write_jsonl
@@ -33,19 +34,27 @@ class Tiny:
         self.manifests[name] = run_in_this_process(argv, {})
         return self.manifests[name]
 
+    def tasks(self) -> dict[str, str]:
+        """Return the input that is the folder of its tasks."""
+        return {"task_folder": self.manifests["task"].rpartition("/")[0]}
+
+    def model(self) -> dict[str, str]:
+        """Return the input that is the folder of its pretrained model."""
+        return {"model_folder": self.manifests["pretraining"].replace("manifest.json", "model")}
+
     def finetuning(self) -> dict[str, str]:
         """Return the inputs of its fine-tuning."""
-        return {
-            "model_folder": self.manifests["pretraining"].replace("manifest.json", "model"),
-            "task_folder": self.manifests["task"].replace("manifest.json", "CoLA"),
-            "task": "cola",
-            "seed": "12345",
-        }
+        return {**self.model(), **self.tasks(), "task": PASSAGE_SOURCE, "seed": "12345"}
 
     def scoring(self) -> dict[str, str]:
         """Return the inputs of its table of scores."""
         finetunings = json.dumps([self.manifests["finetuning"]])
-        return {"model": "tiny", "finetunings": finetunings, "missing": "{}"}
+        return {
+            "model": "tiny",
+            "finetunings": finetunings,
+            "missing": "{}",
+            "zero_shot": self.manifests["zero-shot"],
+        }
 
 
 def run_in_this_process(argv: list[str], environment: Mapping[str, str]) -> str:
@@ -85,7 +94,8 @@ def make_tiny(source: Path, work: str) -> Tiny:
     """Make and register a model of the source."""
     tiny = refresh(source, work)
     tiny.make("task", "pipelines.make_task", "examples", "corpus")
-    tiny.make("pretraining", "albert_core.training.pretrain", "examples")
+    tiny.make("pretraining", "albert_core.training.pretrain", "examples", **tiny.tasks())
+    tiny.make("zero-shot", "albert_core.scores.zero_shot", **tiny.model(), **tiny.tasks())
     tiny.make("finetuning", "albert_core.finetuning.finetune", **tiny.finetuning())
     tiny.make("scores", "albert_core.scores.tabulate", **tiny.scoring())
     tiny.make("registration", "albert_core.registry.register", "pretraining", "scores")

@@ -31,7 +31,7 @@ PROJECT = Path(__file__).parents[2]
 SCHEDULER, WORKER = "distributed.cli.dask_scheduler", "distributed.cli.dask_worker"
 SECONDS = 300
 """How long a driver may take."""
-THREADS = (1, 2)
+THREADS = (1, 4)
 """Of each worker."""
 MAKE = """
 import dataclasses, json, sys
@@ -215,7 +215,7 @@ def test_two_hosts_and_several_threads_make_the_bytes_of_one_process(
 def test_both_workers_work_though_the_elements_are_few(
     cluster: Cluster, toys: dict[str, Any]
 ) -> None:
-    assert "Dask: 2 workers, 3 threads" in toys["log"]
+    assert "Dask: 2 workers, 5 threads" in toys["log"]
     wrote = (toys["folder"] / "few" / "workers").iterdir()
     groups = {int(file.name.rpartition("-")[2]) for file in wrote}
     assert len(groups) == 2

@@ -156,6 +156,16 @@ def test_a_cpu_job_asks_for_no_gpu() -> None:
     assert "nvidia" not in json.dumps(rendered("cpu"))
 
 
+def test_the_templates_differ_only_in_what_a_gpu_needs() -> None:
+    cpu, gpu = (base_job_template(pool)["job_configuration"] for pool in ("cpu", "gpu"))
+    pod = pod_of(gpu["job_manifest"])
+    [container] = pod["containers"]
+    del container["env"], container["resources"]["limits"]["nvidia.com/gpu"]
+    container["volumeMounts"].remove({"name": "shm", "mountPath": "/dev/shm"})
+    pod["volumes"].pop()
+    assert gpu == cpu
+
+
 @both_pools
 def test_passwords_come_from_a_secret_and_not_from_the_job(pool: str) -> None:
     sources = container_of(rendered(pool, secret="team-a"))["envFrom"]

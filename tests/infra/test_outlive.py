@@ -62,6 +62,6 @@ def test_a_training_saves_before_all_ends(
 def test_nothing_is_waited_for_when_a_worker_ends_without_a_signal(tmp_path: Path) -> None:
     command = 'sleep 600 >/dev/null 2>&1 & echo $! > "$0/pid"; kill -9 $$'
     outlive = [sys.executable, "-m", "infra.outlive", "sh", "-c", command, str(tmp_path)]
-    done = subprocess.run(outlive, cwd=PROJECT, timeout=120)
+    done = subprocess.run(outlive, cwd=PROJECT, timeout=30)
     assert done.returncode == 128 + signal.SIGKILL
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

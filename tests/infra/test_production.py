@@ -181,7 +181,8 @@ def test_a_killed_service_is_back(team: Team, name: str) -> None:
     service = team.production.by_name[name]
     killed = service.process
     killed.kill()
-    wait_until(lambda: service.process != killed and service.is_up, 180, f"{name} up again")
+    wait_until(lambda: service.process != killed, 60, f"{name} started again")
+    wait_until(lambda: service.is_up, 180, f"{name} up")
 
 
 def test_the_databases_are_in_postgres_and_their_password_is_in_no_command_line(

@@ -1,49 +1,104 @@
-from collections import Counter
+import json
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pyarrow as pa
+import pytest
 
+from albert_core.stage.errors import SourceError
 from albert_core.stage.manifest import read_manifest
-from albert_core.stage.results import TaskResult
+from albert_core.stage.results import PASSAGE_SOURCE, TaskResult
+from albert_core.tasks.pair_sets import find_pairs
+from albert_core.text.records import DOCUMENT_SCHEMA
 from pipelines import make_task
 from pipelines.config import TaskSettings
-from pipelines.make_task import acceptability_rows, is_suitable, swap_two_words
-from tests.pipelines.conftest import Made
+from pipelines.examples.pairs import is_held_out
+from pipelines.make_task import MIN_PAIRS, minimal_pairs
+from tests.pipelines.conftest import EXAMPLES, Made, rows_of, write_corpus
 
 TASK = TaskSettings()
-WORDS = st.lists(st.text("abcdef", min_size=1, max_size=5), min_size=5, max_size=30)
 
 
-@given(WORDS, st.integers(0, 2**32))
-def test_a_swap_changes_two_words_and_never_the_last(words: list[str], seed: int) -> None:
-    sentence = " ".join(words) + "."
-    if is_suitable(sentence, TASK):
-        swapped = swap_two_words(sentence, seed).split(" ")
-        original = sentence.split(" ")
-        assert Counter(swapped) == Counter(original)
-        assert sum(a != b for a, b in zip(swapped, original, strict=True)) == 2
-        assert swapped[-1] == original[-1]
+def lines_of(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_about_half_of_the_rows_are_swapped_and_documents_stay_on_one_side() -> None:
-    suitable = {f"the word number {n} is not like the others.": f"d{n // 7}" for n in range(2000)}
-    rows = list(acceptability_rows(suitable, TASK))
-    assert 0.45 < sum(row.label for row in rows) / len(rows) < 0.55
-    side: dict[int, str] = {}
-    for row in rows:
-        number = int(next(word for word in row.sentence.split() if word.isdigit()))
-        assert side.setdefault(number // 7, row.split) == row.split
+def made_task(manifest: str) -> TaskResult:
+    return read_manifest(manifest).result_as(TaskResult)
 
 
-def test_the_stage_writes_colas_layout_and_its_counts_add_up(made: Made, tmp_path: Path) -> None:
+def test_pairs_and_task_are_of_held_out_documents_and_the_counts_add_up(
+    made: Made, tmp_path: Path
+) -> None:
     manifest = make_task.run(TASK, made.examples, made.corpus, str(tmp_path))
-    num_rows = read_manifest(manifest).result_as(TaskResult).num_rows
+    folder, result = Path(manifest).parent, made_task(manifest)
+    assert find_pairs(str(folder)).keys() == {"generated"}
+    pairs = lines_of(folder / "minimal_pairs/generated.jsonl")
+    texts = {row["id"]: row["text"] for row in rows_of(made.corpus, "documents")}
+    assert len(pairs) == sum(result.num_pairs.values()) > 0
+    for pair in pairs:
+        assert pair["sentence_good"] in texts[pair["document"]].split("\n")
+        assert pair["sentence_bad"] != pair["sentence_good"]
+        assert is_held_out(pair["document"], EXAMPLES)
     for split in ("train", "dev"):
-        lines = (Path(manifest).parent / "CoLA" / f"{split}.tsv").read_text().splitlines()
-        assert len(lines) == num_rows[split] > 0
-        for line in lines:
-            source, label, mark, sentence = line.split("\t")
-            assert source == "held-out"
-            assert mark == ("" if label == "1" else "*")
-            assert is_suitable(sentence, TASK)
+        rows = lines_of(folder / PASSAGE_SOURCE / f"{split}.jsonl")
+        assert len(rows) == result.num_rows[split] > 0
+        for row in rows:
+            assert is_held_out(row["document"], EXAMPLES)
+            assert row["document"].startswith(row["source"])
+            assert row["text"] in texts[row["document"]].replace("\n", " ")
+    assert len(result.sources) >= 2
+    assert result.word_accuracy is not None
+    assert result.word_accuracy > 0.9
+
+
+def task_of(made: Made, work: Path, texts: list[list[str]], training: list[str]) -> str:
+    """Make the task of held-out documents with the sentences ``texts``, and a training one."""
+    held_out = [name for name in map(str, range(1000)) if is_held_out(name, EXAMPLES)]
+    documents = dict(zip(held_out, ["\n".join(text) for text in texts], strict=False))
+    documents[next(name for name in map(str, range(1000)) if name not in held_out)] = "\n".join(
+        training
+    )
+    columns = [list(documents), list(documents.values()), ["source"] * len(documents)]
+    corpus = write_corpus(work, pa.table(columns, schema=DOCUMENT_SCHEMA))
+    return make_task.run(TASK, made.examples, corpus, str(work))
+
+
+def numbered(number: int, text: str) -> list[str]:
+    return [f"{text} number {n}." for n in range(number)]
+
+
+def test_a_sentence_that_is_repeated_or_trained_on_is_in_no_pair(
+    made: Made, tmp_path: Path
+) -> None:
+    sentences = numbered(40, "It must be changed for the")
+    manifest = task_of(made, tmp_path, [sentences, sentences[:3]], sentences[37:])
+    assert made_task(manifest).num_pairs == {"be_dropped": 34}
+    [account] = [each for each in read_manifest(manifest).accounts if "sentences" in each.what]
+    assert (account.total, account.dropped) == (43, {"repeated": 9})
+
+
+def test_where_no_parts_are_told_apart_there_are_pairs_only(made: Made, tmp_path: Path) -> None:
+    manifest = task_of(made, tmp_path, [numbered(40, "It must be changed for the")], [])
+    assert made_task(manifest).word_accuracy is None
+    assert not (Path(manifest).parent / PASSAGE_SOURCE).exists()
+
+
+def test_documents_that_give_nothing_are_refused(made: Made, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="1 held-out documents with 30 sentences give neither"):
+        task_of(made, tmp_path, [numbered(30, "Alles")], [])
+
+
+def test_a_sentence_is_in_one_pair_of_its_rarest_kind_that_is_common_enough() -> None:
+    sentences = [
+        *numbered(MIN_PAIRS, "It must be changed or is an"),  # be, to be and an: three kinds
+        *numbered(MIN_PAIRS - 1, "According to the"),
+        *numbered(300, "Nothing is an apple or"),
+        "Nothing",
+    ]
+    found, dropped = minimal_pairs(dict.fromkeys(sentences, "d"), TASK)
+    kinds = [pair.kind for pair in found]
+    assert len({pair.good for pair in found}) == len(found)
+    assert kinds.count("a_and_an") == TASK.max_pairs
+    assert kinds.count("be_dropped") == MIN_PAIRS
+    assert set(kinds) == {"a_and_an", "be_dropped"}
+    assert dropped == {"kind_too_rare": 19, "over_max_pairs": 200, "unsuitable": 1}

@@ -179,7 +179,7 @@ def test_a_task_whose_corpus_is_gone_or_that_is_unfinished_may_hold_anything(bef
     after = without_first(before)
     inputs = read_manifest(str(task)).input_manifests
     task.write_text(task.read_text().replace(inputs["corpus"], "/no/where/m.json"))
-    unfinished = task_of(after, max_sentences=1000)
+    unfinished = task_of(after, max_pairs=1000)
     unfinished.unlink()
     found = receipt_of(after)["earlier_results_with_them"]
     assert {str(task.parent), str(unfinished.parent)} <= set(found)

@@ -170,6 +170,10 @@ def test_the_share_sampled_is_the_largest_power_of_two_that_fits(
     assert sample_share(sample_mb, 100_000_000) == share
 
 
+def test_a_corpus_that_grows_a_little_keeps_its_share() -> None:
+    assert sample_share(100, 16_000_000_000) == sample_share(100, 17_000_000_000) == 2**-8
+
+
 def test_what_is_measured_on_is_aside_unless_all_is_trained_on() -> None:
     for train_mb, train in ((100, 1), (50, 1 / 2), (0, 0)):
         assert shares_for(train_mb, 64_000_000) == SampleShares(train, 1 / 16)

@@ -61,14 +61,17 @@ def assert_same_weights(found: AlbertForPretraining, expected: AlbertForPretrain
 # -- where the weights are
 
 
-def test_a_model_folder_in_any_store_gives_its_weights_to_a_model_with_another_dropout() -> None:
+@pytest.mark.parametrize("changes", [{}, BERT], ids=["albert", "bert"])
+def test_a_model_folder_in_any_store_gives_its_weights_to_a_model_with_another_dropout(
+    changes: dict[str, Any],
+) -> None:
     try:
-        model = saved_model("memory://initial/model")
-        found = start("memory://initial/model", hidden_dropout_prob=0.1)
+        model = saved_model("memory://initial/model", **changes)
+        found = start("memory://initial/model", **changes, hidden_dropout_prob=0.1)
     finally:
         fsspec.filesystem("memory").rm("/initial", recursive=True)
     assert_same_weights(found, model)
-    assert found.encoder.settings == tiny_settings(hidden_dropout_prob=0.1)
+    assert found.encoder.settings == tiny_settings(**changes, hidden_dropout_prob=0.1)
     assert all(parameter.requires_grad for parameter in found.parameters())
 
 
@@ -129,6 +132,7 @@ ALBERT_CONFIG = AlbertConfig(vocab_size=VOCAB_SIZE, **BERT_SIZES, embedding_size
 BERT_CONFIG = BertConfig(vocab_size=VOCAB_SIZE, **BERT_SIZES, hidden_act="gelu_new")
 HEADS, NO_POOLER = ["masked_lm", "sentence_order"], ["encoder.pooler", "sentence_order"]
 LACKING = {
+    "albert without heads": (AlbertModel, ALBERT_CONFIG, {}, HEADS),
     "albert for masked LM": (AlbertForMaskedLM, ALBERT_CONFIG, {}, NO_POOLER),
     "albert fine-tuned": (AlbertForSequenceClassification, ALBERT_CONFIG, {}, HEADS),
     "bert without heads": (BertModel, BERT_CONFIG, BERT, HEADS),
@@ -204,10 +208,11 @@ def test_a_deeper_model_that_shares_in_as_many_groups_has_the_same_weights(
     assert f"12 layers start from the {layers} of {tmp_path}" in caplog.text
 
 
+@pytest.mark.parametrize("layers", [2, 4, 6, 7])
 @pytest.mark.parametrize(
-    ("changes", "layers"),
-    [({"inner_group_num": 2}, 4), ({"embedding_size": 16}, 7), ({}, 2)],
-    ids=["inner blocks", "bert", "as deep"],
+    "changes",
+    [{"inner_group_num": 2}, {"embedding_size": 16}, {}],
+    ids=["inner blocks", "bert", "albert"],
 )
 def test_each_layer_of_a_model_that_does_not_share_is_followed_by_its_copies(
     changes: dict[str, Any], layers: int, tmp_path: Path

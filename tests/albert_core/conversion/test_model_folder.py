@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import (
     AlbertConfig,
     AlbertForPreTraining,
+    AutoModel,
     AutoModelForPreTraining,
     AutoTokenizer,
     BertConfig,
@@ -42,10 +43,15 @@ SHAPES: dict[str, dict[str, Any]] = {
 HF_SIZES: dict[str, Any] = BERT_SIZES | {"vocab_size": 200, "num_hidden_layers": 4}
 
 
-def assert_computes_the_same(model: AlbertForPretraining, hf: Any) -> None:
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    """Return input ids, attention mask and token types of a row of 9 pieces and one of 6."""
     input_ids = torch.randint(0, 200, (2, 9), generator=torch.Generator().manual_seed(3))
     mask = (torch.arange(9) < torch.tensor([[9], [6]])).long()
-    token_types = (torch.arange(9) > 4).long().expand(2, 9).contiguous()
+    return input_ids, mask, (torch.arange(9) > 4).long().expand(2, 9).contiguous()
+
+
+def assert_computes_the_same(model: AlbertForPretraining, hf: Any) -> None:
+    input_ids, mask, token_types = batch()
     with torch.no_grad():
         found = hf.eval()(input_ids, attention_mask=mask, token_type_ids=token_types)
         everywhere = torch.arange(9).expand(2, 9)
@@ -74,6 +80,14 @@ def test_our_folder_is_read_by_transformers_and_what_either_wrote_is_read_back_t
     assert type(hf) is (BertForPreTraining if is_bert else AlbertForPreTraining)
     if is_bert:  # the classes that hold the model without copies
         assert sum(p.numel() for p in hf.parameters()) == sum(p.numel() for p in model.parameters())
+    encoder = AutoModel.from_pretrained(ours).eval()
+    assert type(encoder).__name__ == ("BertModel" if is_bert else "AlbertModel")
+    input_ids, mask, token_types = batch()
+    with torch.no_grad():
+        found = encoder(input_ids, attention_mask=mask, token_type_ids=token_types)
+        last, pooled = model.encoder(input_ids, mask, token_types)
+    torch.testing.assert_close(found.last_hidden_state, last, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.pooler_output, pooled, rtol=0, atol=1e-5)
     hf.save_pretrained(theirs)
     for folder in (ours, theirs):
         assert_equal(load_model(folder), model)
@@ -210,12 +224,13 @@ def test_a_folder_that_is_not_whole_or_not_of_these_models_says_what_is_wrong(
             read_source(str(tmp_path))
         (tmp_path / name).write_bytes(content)
     config = json.loads((tmp_path / "config.json").read_text())
-    for change, message in (
-        ({"model_type": "roberta"}, "model_type 'roberta'"),
-        ({"layer_norm_eps": 1e-5}, "layer_norm_eps 1e-05"),
+    for change, error, message in (
+        ({"model_type": "roberta"}, ConfigError, "model_type 'roberta'"),
+        ({"layer_norm_eps": 1e-5}, ConfigError, "layer_norm_eps 1e-05"),
+        ({"model_type": "bert"}, IntegrityError, "does not hold the whole encoder"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(error, match=message):
             read_source(str(tmp_path))
 
 

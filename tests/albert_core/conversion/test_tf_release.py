@@ -8,6 +8,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from albert_core.conversion.initial_weights import Source
 from albert_core.conversion.tf_release import (
@@ -62,7 +63,9 @@ def assert_has_weights(
 
 
 @pytest.mark.usefixtures("fake_tensorflow")
-@pytest.mark.parametrize(("groups", "inner", "embedding"), [(1, 1, 8), (2, 2, 8), (1, 1, 16)])
+@pytest.mark.parametrize(
+    ("groups", "inner", "embedding"), [(1, 1, 8), (2, 1, 8), (2, 2, 8), (1, 1, 16)]
+)
 def test_a_release_gives_its_weights_shape_and_vocabulary(
     groups: int, inner: int, embedding: int, tmp_path: Path
 ) -> None:
@@ -70,7 +73,10 @@ def test_a_release_gives_its_weights_shape_and_vocabulary(
     shape = {"num_hidden_groups": groups, "inner_group_num": inner, "embedding_size": embedding}
     write_tf_release(tmp_path, variables, **shape)
     for uri in (str(tmp_path), str(tmp_path / "model.ckpt-best")):
-        assert_has_weights(load_model(uri), variables, inner)
+        model = load_model(uri)
+        assert len(model.encoder.attentions) == groups * inner
+        assert isinstance(model.encoder.projection, nn.Identity) is (embedding == 16)
+        assert_has_weights(model, variables, inner)
         tokenizer = read_tf_tokenizer(uri)
         assert tokenizer.pieces == tiny_vocab().pieces
         assert (tokenizer.lower_case, tokenizer.split_digit_commas) == (True, True)

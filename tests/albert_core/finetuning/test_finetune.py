@@ -21,7 +21,13 @@ from albert_core.finetuning.loop import Finetuner
 from albert_core.metrics import METRICS
 from albert_core.scores.table import build_table, estimates_of, score_cell
 from albert_core.stage import storage
-from albert_core.stage.errors import AlbertError, IntegrityError, TaskError, TrainingError
+from albert_core.stage.errors import (
+    AlbertError,
+    ConfigError,
+    IntegrityError,
+    TaskError,
+    TrainingError,
+)
 from albert_core.stage.manifest import Manifest, StagePlan, check_shard, read_manifest, shards_in
 from albert_core.stage.results import FinetuningResult
 from albert_core.tasks.catalogue import SCORED_WITH, TASKS
@@ -169,14 +175,21 @@ def test_the_run_in_mlflow_has_the_curves(finished: tuple[Manifest, str]) -> Non
 
 
 def test_the_same_again_is_done_already_also_with_a_copy_of_the_model(
-    finished: tuple[Manifest, str], model_folder: str, task_folder: str, tmp_path: Path
+    finished: tuple[Manifest, str],
+    model_folder: str,
+    task_folder: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     manifest, work = finished
     shutil.copytree(model_folder, tmp_path / "copy")
     write(tmp_path / "manifest.json", "another program's")
     for folder in (model_folder, f"{tmp_path}/copy"):
-        uri = finetune(folder, f"{task_folder}/CoLA", work)
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            uri = finetune(folder, f"{task_folder}/CoLA", work)
         assert uri.endswith(f"{manifest.key}/manifest.json")
+        assert "finetuning: done already" in caplog.text
 
 
 def test_a_look_reads_no_weights_and_a_changed_model_is_still_noticed(
@@ -260,7 +273,8 @@ def test_a_run_that_was_stopped_and_killed_ends_with_the_same_bytes(
     resumed = read_manifest(finetune(model_folder, task_folder, killed, **some))
     assert started[:20] == [*range(20)]
     assert started[20] in (12, 16)  # the last checkpoint may not have been complete
-    assert [s.sha256 for s in resumed.shards] == [s.sha256 for s in expected.shards]
+    found, wanted = ([(s.path, s.sha256) for s in m.shards] for m in (resumed, expected))
+    assert found == wanted
     assert not list(tmp_path.glob("killed/finetuning/*/checkpoints"))
 
 
@@ -329,20 +343,25 @@ def test_a_dev_set_of_unanswerable_questions_alone_is_scored(
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "error", "message"),
     [
-        ({"max_seq_length": MAX_POSITIONS + 1}, f"has {MAX_POSITIONS} positions"),
-        ({"task": "ax"}, "predicted by a model of 'mnli'"),
-        ({"task": "cula"}, "there is no task 'cula'"),
-        ({"task": "sst-2"}, "'sst-2' is not complete: expected train.tsv, dev.tsv"),
-        ({"model_folder": "/nowhere"}, r"config\.json is missing"),
+        ({"max_seq_length": MAX_POSITIONS + 1}, ConfigError, f"has {MAX_POSITIONS} positions"),
+        ({"task": "ax"}, TaskError, "predicted by a model of 'mnli'"),
+        ({"task": "cula"}, TaskError, "there is no task 'cula'"),
+        ({"task": "sst-2"}, TaskError, "'sst-2' is not complete: expected train.tsv, dev.tsv"),
+        ({"model_folder": "/nowhere"}, IntegrityError, r"config\.json is missing"),
     ],
 )
 def test_what_cannot_be_done_is_refused(
-    changes: dict[str, Any], message: str, model_folder: str, task_folder: str, tmp_path: Path
+    changes: dict[str, Any],
+    error: type[AlbertError],
+    message: str,
+    model_folder: str,
+    task_folder: str,
+    tmp_path: Path,
 ) -> None:
     inputs = {"model_folder": model_folder, "task_folder": task_folder, "work": str(tmp_path)}
-    with pytest.raises(AlbertError, match=message):
+    with pytest.raises(error, match=message):
         finetune(**inputs | changes)
 
 

@@ -30,6 +30,7 @@ from tests.albert_core.tiny_model import save_tiny_model
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 
 SHAPES: dict[str, dict[str, Any]] = {
+    "albert": {},
     "albert, not shared": {"sharing": "none"},
     "bert": {"embedding_size": 16, "sharing": "none"},
 }
@@ -114,6 +115,15 @@ def test_of_a_head_without_a_class_in_transformers_the_encoder_is_read(tmp_path:
         ours, _ = encoder(ids, None, torch.zeros_like(ids))
         torch.testing.assert_close(model(ids).last_hidden_state, ours, rtol=0, atol=1e-5)
     assert same(load_encoder(str(tmp_path))[0].state_dict(), encoder.state_dict())
+
+
+def test_an_encoder_is_read_from_a_pretrained_and_from_a_fine_tuned_folder(tmp_path: Path) -> None:
+    pretrained = save_tiny_model(f"{tmp_path}/pretrained").encoder
+    tuned, _ = save_tiny_finetuned(f"{tmp_path}/tuned", "mnli")
+    for folder, expected in (("pretrained", pretrained), ("tuned", tuned)):
+        encoder, tokenizer = load_encoder(f"{tmp_path}/{folder}")
+        assert same(encoder.state_dict(), expected.state_dict())
+        assert tokenizer.vocab_size == 200
 
 
 def test_a_pretrained_folder_is_no_fine_tuned_one(tmp_path: Path) -> None:
@@ -208,7 +218,7 @@ def test_a_row_without_a_text_is_refused(
 
 
 def test_a_new_process_predicts_the_same_with_the_versions_own_code(work: str) -> None:
-    tasks = ["mnli", "race", "squad-2.0"]
+    tasks = ["mnli", "sts-b", "race", "squad-2.0"]
     for task in tasks:
         assert register_tiny(work, task, 0.5).model_uri == f"models:/tiny-{task}/1"
     folders = {task: model_folder_of(f"models:/tiny-{task}@champion", work) for task in tasks}
@@ -235,6 +245,8 @@ print(json.dumps([albert_core.finetuning.finetuned_model.__file__, found]))
     assert not [
         path for path in version.rglob("*") if path.suffix in (".pkl", ".bin", ".pt", ".pth")
     ]
+    read = transformers.AutoModelForSequenceClassification.from_pretrained(folders["mnli"])
+    assert read.config.id2label == dict(enumerate(TASKS["mnli"].labels))
     for task in tasks:
         expected = FinetunedModel(folders[task]).predict(ROWS[task])
         for found, ours in zip(said[task], expected, strict=True):
@@ -245,12 +257,12 @@ print(json.dumps([albert_core.finetuning.finetuned_model.__file__, found]))
 
 
 def test_the_gate_decides_by_the_examples_of_the_same_dev_set(work: str) -> None:
-    scores = {1: 0.5, 2: 0.25, 3: 0.75}
-    first, worse, better = (register_tiny(work, "rte", s, seed=n) for n, s in scores.items())
-    verdicts = [each.verdict for each in (first, worse, better)]
-    assert verdicts == ["first", "refused", "promoted"]
+    scores = {1: 0.5, 2: 0.25, 3: 0.5, 4: 0.75}
+    made = [register_tiny(work, "rte", score, seed=seed) for seed, score in scores.items()]
+    assert [each.verdict for each in made] == ["first", "refused", "refused", "promoted"]
+    _, worse, _, better = made
     champion = open_client(work).get_model_version_by_alias("tiny-rte", "champion")
-    assert str(champion.version) == better.version == "3"
+    assert str(champion.version) == better.version == "4"
     assert champion.tags["score.rte"] == "0.75"
     assert worse.reason.startswith("not surely better than the champion: -0.2500 on rte")
     assert (worse.alias, worse.against) == (None, "1")

@@ -194,6 +194,19 @@ def test_matrices_begin_within_two_deviations_and_biases_at_zero() -> None:
             assert (parameter == constant).all(), name
 
 
+@pytest.mark.parametrize("changes", [{}, {"inner_group_num": 2}], ids=["albert", "inner blocks"])
+def test_a_model_that_computes_fewer_layers_is_one_that_has_fewer(changes: dict[str, int]) -> None:
+    deep, shallow = (
+        AlbertForPretraining(tiny(num_hidden_layers=layers, **changes), 50).eval()
+        for layers in (4, 2)
+    )
+    shallow.load_state_dict(deep.state_dict())
+    of_four = deep(*batch())[0]
+    deep.encoder.num_layers = 2
+    torch.testing.assert_close(deep(*batch()), shallow(*batch()))
+    assert not torch.equal(deep(*batch())[0], of_four)
+
+
 @pytest.mark.parametrize("setting", ["hidden_dropout_prob", "attention_probs_dropout_prob"])
 def test_dropout_acts_in_training_only(setting: str) -> None:
     torch.manual_seed(0)

@@ -213,6 +213,11 @@ def test_the_value_and_slope_of_every_bfloat16_are_the_exact_ones_rounded() -> N
     assert x.grad.isfinite().all()
 
 
+def test_in_float32_it_is_that_of_torch() -> None:
+    x = torch.linspace(-6, 6, 101)
+    assert torch.equal(gelu_tanh(x), F.gelu(x, approximate="tanh"))
+
+
 def test_tables_first_used_for_inference_do_for_training() -> None:
     execution._bfloat16_tables.cache_clear()
     with torch.inference_mode():

@@ -10,7 +10,7 @@ LABELS = torch.tensor([1, 2, 4, 3, 3, 1, 2])
 ORDER_LABELS = torch.tensor([0, 1, 1, 0, 1, 0, 0])
 
 
-@pytest.mark.parametrize("cut", [0, 3])
+@pytest.mark.parametrize("cut", range(8))
 def test_cutting_the_batch_changes_neither_loss(cut: int) -> None:
     parts = (slice(0, cut), slice(cut, 7))
     lm = sum(masked_lm_loss(LOGITS[p], LABELS[p], 7) for p in parts)
@@ -31,6 +31,13 @@ def test_losses_are_at_least_float32_also_under_autocast(
         order = sentence_order_loss(logits[:, :2], ORDER_LABELS, 7)
     assert lm.dtype == order.dtype == of_loss
     torch.testing.assert_close(lm, F.cross_entropy(logits.to(of_loss), LABELS))
+
+
+def test_losses_of_float64_are_float64() -> None:
+    logits = LOGITS.double()
+    lm = masked_lm_loss(logits, LABELS, 7.0)
+    assert lm.dtype == torch.float64
+    torch.testing.assert_close(lm, F.cross_entropy(logits, LABELS), rtol=1e-14, atol=0)
 
 
 def test_no_predictions_cost_nothing() -> None:

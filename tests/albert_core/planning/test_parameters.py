@@ -15,10 +15,13 @@ from albert_core.planning.parameters import (
     ParameterCounts,
     PublishedSize,
     count_parameters,
+    muon_flops,
     training_flops,
 )
 from albert_core.planning.run_plan import ExampleSizes
+from albert_core.training.optimizer import build_optimizer
 from albert_core.training.shards import UpdateSizes
+from tests.albert_core.tiny_model import tiny_settings
 
 DIFFERS_FROM_PAPER = {
     "ALBERT xlarge",
@@ -74,7 +77,7 @@ def test_the_conventions_count_more_and_more_of_a_model() -> None:
     }
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_the_arithmetic_counts_what_a_model_has_part_by_part(data: st.DataObject) -> None:
     num_layers = data.draw(st.integers(1, 6))
@@ -102,14 +105,7 @@ def test_the_arithmetic_counts_what_a_model_has_part_by_part(data: st.DataObject
 
 
 VOCAB_SIZE = 50
-SIZES: dict[str, Any] = {
-    "embedding_size": 8,
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 32,
-}
+SIZES: dict[str, Any] = {"num_hidden_layers": 3, "max_position_embeddings": 32}
 
 
 def flops_counted_by_torch(
@@ -147,7 +143,7 @@ def flops_counted_by_torch(
 def test_the_formula_counts_what_torch_counts(
     changes: dict[str, Any], num_sequences: int, length: int, num_predictions: int
 ) -> None:
-    model_settings = ModelSettings(**(SIZES | changes))
+    model_settings = tiny_settings(**SIZES | changes)
     lengths = np.full(num_sequences, length)
     sizes = UpdateSizes.of_lengths(lengths, num_sequences * num_predictions)
     counted = flops_counted_by_torch(model_settings, num_sequences, length, num_predictions)
@@ -155,8 +151,20 @@ def test_the_formula_counts_what_torch_counts(
 
 
 def test_sequences_of_several_lengths_cost_what_each_costs_alone() -> None:
-    shape, lengths = ModelSettings(**SIZES), np.array([4, 9, 30])
+    shape, lengths = tiny_settings(**SIZES), np.array([4, 9, 30])
     together = training_flops(shape, VOCAB_SIZE, UpdateSizes.of_lengths(lengths, 6))
     assert together == sum(flops_counted_by_torch(shape, 1, length, 2) for length in lengths)
     mean = ExampleSizes.of_lengths(lengths, 6, "here")
     assert 3 * training_flops(shape, VOCAB_SIZE, mean) == pytest.approx(together)
+
+
+@pytest.mark.parametrize("sharing", ["all", "attention", "none"])
+def test_the_operations_of_muon_are_what_torch_counts(sharing: Any) -> None:
+    model_settings = tiny_settings(sharing=sharing, num_hidden_layers=3)
+    model = AlbertForPretraining(model_settings, VOCAB_SIZE)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = build_optimizer(model, "muon", 0.02, 0.01, 0.003)
+    with FlopCounterMode(display=False) as counter:
+        optimizer.step()
+    assert muon_flops(model_settings) == counter.get_total_flops()

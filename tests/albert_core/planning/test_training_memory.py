@@ -1,5 +1,5 @@
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -142,19 +142,23 @@ def test_the_formula_gives_the_peak_of_a_step_or_a_little_more(
     assert 0.95 * live.peak < plan.activations < 1.15 * live.peak
 
 
-def test_weights_moments_and_the_update_are_what_the_optimizer_takes() -> None:
-    plan = planned("albert", SHORT)
+@pytest.mark.parametrize("kind", ["albert", "bert", "few heads, narrow"])
+@pytest.mark.parametrize("optimizer", ["lamb", "muon"])
+def test_weights_moments_and_the_update_are_what_the_optimizer_takes(
+    optimizer: Literal["lamb", "muon"], kind: str
+) -> None:
+    plan = planned(kind, SHORT, by_muon=optimizer == "muon")
     step = Step(plan)
     parameters = list(step.model.parameters())
     assert plan.weights == sum(p.nbytes for p in parameters)
     assert plan.gradients == sum(p.grad.nbytes for p in parameters if p.grad is not None)
-    optimizer = build_optimizer(step.model, "lamb", 1e-3, 0.01)
+    by = build_optimizer(step.model, optimizer, 1e-3, 0.01, 1e-3)
     with LiveBytes(step.tensors()) as first:
-        optimizer.step()
+        by.step()
     assert first.now == pytest.approx(plan.optimizer_state, rel=0.01)
-    moments = [tensor for state in optimizer.state.values() for tensor in state.values()]
+    moments = [tensor for state in by.state.values() for tensor in state.values()]
     with LiveBytes([*step.tensors(), *moments]) as later:
-        optimizer.step()
+        by.step()
     assert later.peak == pytest.approx(plan.update, rel=0.1)
 
 

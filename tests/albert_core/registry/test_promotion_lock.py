@@ -4,6 +4,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -78,8 +80,22 @@ def test_the_claim_of_a_dead_process_is_removed(
     assert claims(locked) == []
 
 
+def decided_in(order: Sequence[str], scores: Mapping[str, float]) -> dict[str, tuple[str, str]]:
+    """Return each version's verdict, and what it was compared with, if they come in this order."""
+    found, champion = {}, ""
+    for version in order:
+        is_better = not champion or scores[version] > scores[champion]
+        verdict = ("promoted" if is_better else "refused") if champion else "first"
+        found[version] = (verdict, champion)
+        champion = version if is_better else champion
+    return found
+
+
 def test_of_registrations_at_the_same_time_the_best_ends_as_champion(
-    mlflow_server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mlflow_server: MlflowServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
     monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
@@ -98,17 +114,21 @@ def test_of_registrations_at_the_same_time_the_best_ends_as_champion(
     assert [process.returncode for process in started] == [0, 0, 0], texts
     client = open_client(work)
     versions = [client.get_model_version(name, str(number)) for number in (1, 2, 3)]
-    of_score = {version.tags["score.sst-2"]: version for version in versions}
     champion = client.get_model_version_by_alias(name, "champion")
     assert champion.tags["score.sst-2"] == "0.7"
-    # Each was compared with the one that was champion when its turn came, if any.
-    verdicts = [version.tags["decision.verdict"] for version in versions]
-    against = [version.tags["decision.against"] for version in versions]
-    assert verdicts.count("first") == against.count("") == 1
-    if of_score["0.7"].tags["decision.verdict"] == "promoted":
-        before = of_score["0.7"].tags["decision.against"]
-        assert client.get_model_version_by_alias(name, "previous").version == before
+    decided = {
+        str(version.version): (version.tags["decision.verdict"], version.tags["decision.against"])
+        for version in versions
+    }
+    scores = {str(version.version): float(version.tags["score.sst-2"]) for version in versions}
+    assert decided in [decided_in(order, scores) for order in permutations(scores)]
+    if decided[str(champion.version)][0] == "promoted":
+        before = decided[str(champion.version)][1]
+        assert str(client.get_model_version_by_alias(name, "previous").version) == before
     assert not claims(work, name)
     other = next(version.version for version in versions if version.version != champion.version)
     assert main(["rollback", name, f"--to={other}", f"--work={work}"]) == 0
     assert client.get_model_version_by_alias(name, "champion").version == other
+    assert main(["rollback", name, f"--work={work}"]) == 0
+    assert client.get_model_version_by_alias(name, "champion").version == champion.version
+    assert f"version {champion.version} is champion instead" in capsys.readouterr().out

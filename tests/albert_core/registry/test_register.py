@@ -85,6 +85,15 @@ def registered(
 # -- a version
 
 
+def test_without_a_task_the_first_model_is_champion_and_nothing_is_decided_of_the_next(
+    work: str,
+) -> None:
+    made = [register(work, "untested", seed, {}) for seed in (0, 1)]
+    assert [each.verdict for each in made] == ["first", "undecided"]
+    assert made[0].reason == "the first champion"
+    assert "no task was scored" in made[1].reason
+
+
 def test_the_first_version_is_champion_and_its_page_says_why(
     first: RegistrationResult, client: MlflowClient
 ) -> None:
@@ -298,18 +307,19 @@ def test_a_better_one_becomes_champion(work: str, client: MlflowClient) -> None:
     assert "candidate" not in client.get_registered_model("better").aliases
 
 
+@pytest.mark.parametrize(("name", "score"), [("equal", 0.70), ("worse", 0.60)])
 def test_one_that_is_no_better_stays_candidate_with_the_reason(
-    work: str, client: MlflowClient
+    name: str, score: float, work: str, client: MlflowClient
 ) -> None:
-    register(work, "equal", 0, 0.70)
-    refused = register(work, "equal", 1, 0.70)
+    register(work, name, 0, 0.70)
+    refused = register(work, name, 1, score)
     assert refused.alias is None
-    assert holder(client, "equal", "champion") == "1"
-    assert holder(client, "equal", "candidate") == "2"
-    tags = client.get_model_version("equal", "2").tags
+    assert holder(client, name, "champion") == "1"
+    assert holder(client, name, "candidate") == "2"
+    tags = client.get_model_version(name, "2").tags
     assert tags["decision.verdict"] == "refused"
     assert tags["decision"] == refused.reason
-    assert tags["decision"].startswith("not surely better than the champion: +0.0000")
+    assert tags["decision"].startswith(f"not surely better than the champion: {score - 0.7:+.4f}")
     assert tags["decision.against"] == "1"
     assert float(tags["decision.lower_bound"]) <= 0
     (task,) = json.loads(tags["decision.tasks"])
@@ -324,6 +334,9 @@ def test_the_settings_are_those_of_the_gate(work: str) -> None:
     assert fell.reason.endswith("fell by more than 0.02: rte by 0.1000")
     one = {"sst-2": 0.90, "rte": 0.60}
     assert register(work, "fell", 2, one, max_task_drop=0.2).verdict == "promoted"
+    register(work, "much", 0, 0.70)
+    assert register(work, "much", 1, 0.75, min_score_gain=0.05).verdict == "refused"
+    assert register(work, "much", 1, 0.75, min_score_gain=0.02).verdict == "promoted"
 
 
 def test_without_its_champion_the_one_before_is_the_one_to_beat(
@@ -365,6 +378,13 @@ def test_what_cannot_be_compared_is_decided_once_it_can(work: str) -> None:
     assert compared.version == other.version == "2"
     assert compared.verdict == "promoted"
     assert compared.difference == pytest.approx(0.35)
+
+
+def test_one_seed_is_not_enough(work: str) -> None:
+    register(work, "one-seed", 0, 0.5)
+    only = register(work, "one-seed", 1, 0.9, num_seeds=1)
+    assert only.verdict == "undecided"
+    assert "sst-2 was fine-tuned with 1 seed; give at least 2" in only.reason
 
 
 def test_scores_of_a_former_champion_are_not_taken_for_the_champions(

@@ -73,11 +73,14 @@ def test_a_bert_is_served_with_its_own_heads(tmp_path: Path) -> None:
             ids[:, : len(a) + 3], None, types[:, : len(a) + 3], (ids == 4).nonzero()[:, 1:]
         )
         _, order = model(ids, None, types, torch.zeros_like(ids))
+        hidden, _ = model.encoder(ids[:, : len(a) + 3], None, types[:, : len(a) + 3])
     rows = [{"text": "bado [MASK]", "text_b": "kelu."}]
     [best] = answer_of(served, (rows, {"top_k": 1}))
     assert best["probability"] == pytest.approx(masked.softmax(-1).max().item(), abs=1e-5)
     [ordered] = answer_of(served, (rows, {"task": "sentence_order"}))
     assert ordered["probability"] == pytest.approx(order.softmax(-1)[0, 0].item(), abs=1e-5)
+    [embedded] = answer_of(served, (rows, {"task": "embed"}))
+    assert embedded["embedding"] == pytest.approx(hidden[0].mean(dim=0).tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +213,7 @@ def test_eight_threads_get_what_one_gets_of_a_pretrained_model_but_one_at_a_time
 
     model.tokenizer = Watched()
     requests: list[tuple[Rows, Any]] = []
-    for number, sentence in enumerate(SENTENCES[:40]):
+    for number, sentence in enumerate(SENTENCES[:80]):
         words = sentence.split()
         rows = [{"text": f"{' '.join(words[:size])} [MASK]"} for size in range(1, 2 + number % 4)]
         pairs = [row | {"text_b": words[-2]} for row in rows]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from albert_core.stage.results import FinetuningResult
+from albert_core.stage.results import Estimate, FinetuningResult, PairScore, PairSetScores
 from tests.made_results import made_result
 
 TITLES = {
@@ -55,3 +55,15 @@ def paper_runs() -> list[FinetuningResult]:
         made_run("mnli", {"accuracy": 0.816}),
         made_run("sst-2", {"accuracy": 0.903}, baselines={"accuracy": 0.51}),
     ]
+
+
+def made_pair_scores(whole: float, *phenomena: float) -> PairSetScores:
+    """Return scores of a set and of its phenomena, whose intervals reach 0.05 to either side."""
+
+    def score(value: float) -> PairScore:
+        interval = Estimate(value=value, low=value - 0.05, high=value + 0.05)
+        return PairScore(accuracy=interval, num_pairs=200)
+
+    parts = {f"kind_{number}": score(value) for number, value in enumerate(phenomena)}
+    fields = score(whole).model_dump() | {"num_pairs": 200 * (1 + len(parts))}
+    return PairSetScores(**fields, phenomena=parts, paradigms=parts)

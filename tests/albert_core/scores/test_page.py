@@ -10,7 +10,7 @@ from matplotlib.container import ErrorbarContainer
 from albert_core.scores.plot import COLOURS, draw, plot
 from albert_core.scores.table import PUBLISHED, ScoreTable, build_table
 from albert_core.scores.written import as_page
-from tests.albert_core.scores.made_runs import made_run, paper_runs
+from tests.albert_core.scores.made_runs import made_pair_scores, made_run, paper_runs
 
 VOID = {"meta"}
 
@@ -46,6 +46,7 @@ def table() -> ScoreTable:
         contamination={"race": 0.021},
         published=[PUBLISHED["base"]],
         missing={"AX": "none"},
+        minimal_pairs={"blimp": made_pair_scores(0.52)},
     )
 
 
@@ -60,6 +61,9 @@ def test_the_page_is_whole_and_needs_nothing_else(table: ScoreTable) -> None:
     assert "<b>80.1</b>" in page
     assert "2.1%" in page
     assert "AX: none" in page
+    assert "Minimal pairs, zero-shot" in page
+    sets = {"blimp": made_pair_scores(0.52)}
+    assert "Sets of minimal pairs: 1." in as_page(build_table("mine", [], minimal_pairs=sets))
 
 
 def test_the_plot_on_the_page_takes_the_colours_of_the_screen(table: ScoreTable) -> None:
@@ -87,16 +91,20 @@ def test_the_plot_has_each_task_seed_interval_and_published_score(table: ScoreTa
     bars = [bar for bar in axes.containers if isinstance(bar, ErrorbarContainer)]
     medians = [bar.lines[0].get_xydata().tolist()[0] for bar in bars]  # type: ignore[union-attr]
     assert medians == [
-        pytest.approx([100 * scores.key.median, place])
-        for place, scores in enumerate(table.tasks.values())
+        *(
+            pytest.approx([100 * scores.key.median, place])
+            for place, scores in enumerate(table.tasks.values())
+        ),
+        pytest.approx([52, len(table.tasks)]),
     ]
     assert [text.get_text() for text in axes.get_yticklabels()] == [
-        scores.title for scores in table.tasks.values()
+        *(scores.title for scores in table.tasks.values()),
+        "BLiMP pairs",
     ]
     mine = list(table.tasks).index("my-task")
     assert points(axes, "every seed") == [pytest.approx((x, mine)) for x in (50, 60, 70)]
     assert [x for x, _ in points(axes, "ALBERT base")] == [89.3, 80.0, 81.6, 90.3, 64.0]
-    assert [bar.get_label() for bar in bars].count("not surely above the constant") == 1
+    assert [bar.get_label() for bar in bars].count("not surely above the constant") == 2
     assert axes.get_xlim() == (-40, 100)
 
 

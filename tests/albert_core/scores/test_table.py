@@ -10,9 +10,10 @@ from albert_core.scores.table import (
     build_table,
     detail_rows,
     glue_rows,
+    pair_rows,
     paper_rows,
 )
-from tests.albert_core.scores.made_runs import made_run, paper_runs
+from tests.albert_core.scores.made_runs import made_pair_scores, made_run, paper_runs
 
 
 def test_the_average_is_the_papers() -> None:
@@ -175,3 +176,19 @@ def test_of_an_error_the_highest_is_the_worst_and_it_is_no_per_cent() -> None:
     assert detail_rows(table)[2][1:8] == (
         "MSE", "1.75", "[1.7, 1.8]", "", "2.12..1.5", "2", "2.25",
     )  # fmt: skip
+
+
+def test_minimal_pairs_have_a_row_for_each_set_and_phenomenon_and_are_marked_at_chance() -> None:
+    sets = {"blimp": made_pair_scores(0.6, 0.5), "mine": made_pair_scores(0.7)}
+    table = build_table("mine", [], minimal_pairs=sets)
+    assert pair_rows(table) == [
+        ("set", "phenomenon", "score", "95 % interval", "chance", "pairs"),
+        ("BLiMP", "all", "60.0", "[55.0, 65.0]", "50.0", "400"),
+        ("", "kind 0", "50.0", "[45.0, 55.0]", "50.0 !", "200"),
+        ("mine", "all", "70.0", "[65.0, 75.0]", "50.0", "200"),
+    ]
+    text = as_text(table)
+    assert text.startswith("Minimal pairs, zero-shot (chance 50 %)\n")
+    assert "Task by task" not in text
+    assert "| BLiMP | all | 60.0 | [55.0, 65.0] | 50.0 | 400 |" in as_markdown(table)
+    assert not pair_rows(build_table("mine", paper_runs()))

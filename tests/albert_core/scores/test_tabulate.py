@@ -16,9 +16,10 @@ from albert_core.scores.table import PUBLISHED
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError
 from albert_core.stage.manifest import Manifest, StagePlan, read_manifest, shard_of
-from albert_core.stage.results import FinetuningResult, ScoresResult
+from albert_core.stage.results import FinetuningResult, ScoresResult, ZeroShotResult
 from albert_core.text.arrow_files import write_arrow
 from albert_core.tracking.server import experiment_id, open_client
+from tests.albert_core.scores.made_runs import made_pair_scores
 from tests.made_results import made_result
 
 TARGETS = ["no", "yes", "no", "no"]
@@ -147,7 +148,7 @@ def test_the_same_again_is_done_already(
 
 @pytest.mark.parametrize(
     ("finetunings", "message"),
-    [("[", "is not JSON"), ("{}", "must be a JSON list"), ("[]", "must be a JSON list, not empty")],
+    [("[", "is not JSON"), ("{}", "must be a JSON list"), ("[]", "there are no scores")],
 )
 def test_malformed_arguments_are_said(finetunings: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -168,3 +169,35 @@ def test_fine_tunings_on_other_data_make_no_table(tmp_path: Path) -> None:
 
 def test_the_rows_that_settings_know_are_those_there_are() -> None:
     assert get_args(PublishedRow) == tuple(PUBLISHED)
+
+
+def scored_pairs(work: str, model: str = "a" * 64) -> str:
+    """Return the manifest of a model's scores on two sets of minimal pairs."""
+    plan = StagePlan("zero-shot", {}, {"model": model}, "code", {})
+    sets = {"blimp": made_pair_scores(0.6, 0.55, 0.65), "mine": made_pair_scores(0.52)}
+    return plan.write(work, [], [], ZeroShotResult(sets=sets))
+
+
+def test_minimal_pairs_are_in_the_table_its_data_and_mlflow_also_without_a_task(
+    tmp_path: Path,
+) -> None:
+    work = str(tmp_path)
+    pairs = scored_pairs(work)
+    both = score(work, finetuned(work, 1, 0.8), zero_shot=pairs)
+    alone = score(work, zero_shot=pairs)
+    for manifest in (both, alone):
+        result = manifest.result_as(ScoresResult)
+        assert result.minimal_pairs["blimp"].accuracy.value == 0.6
+        assert "Minimal pairs, zero-shot (chance 50 %)" in result.text
+        assert manifest.input_manifests["zero-shot"] == pairs
+        data = read_data(manifest, work)["models"]["mine"]["minimal_pairs"]
+        assert data["blimp"]["phenomena"]["kind_1"]["accuracy"]["value"] == 0.65
+        run = open_client(work).get_run(str(result.mlflow_run_id))
+        assert run.data.metrics["mine_pairs/accuracy"] == 0.52
+    assert (len(both.result_as(ScoresResult).tasks), alone.result_as(ScoresResult).tasks) == (1, {})
+
+
+def test_minimal_pairs_of_another_model_are_refused(tmp_path: Path) -> None:
+    work = str(tmp_path)
+    with pytest.raises(ConfigError, match="which no fine-tuning starts from"):
+        score(work, finetuned(work, 1, 0.8), zero_shot=scored_pairs(work, "b" * 64))

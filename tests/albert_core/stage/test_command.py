@@ -171,6 +171,14 @@ def test_help_and_a_wrong_command_line_say_how_the_stage_is_called(
     assert expected in said
 
 
+def test_the_command_line_that_is_logged_runs_the_stage() -> None:
+    argv = stage_argv("pipelines.train_vocab", "r.json", old_corpus="c.json", work="/w")
+    assert argv == [
+        *[sys.executable, "-m", "pipelines.train_vocab"],
+        *["--recipe=r.json", "--old-corpus=c.json", "--work=/w"],
+    ]
+
+
 def test_a_stage_in_its_own_process_ends_with_its_status(tmp_path: Path) -> None:
     source = recipe(tmp_path, {"source": {"uri": str(tmp_path / "none")}})
     argv = stage_argv("pipelines.clean_corpus", source, work=str(tmp_path / "work"))

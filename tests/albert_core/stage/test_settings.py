@@ -33,20 +33,32 @@ def test_a_default_stands_in_and_a_whole_number_may_be_given_for_a_float() -> No
     assert kitchen == Kitchen(oven=Oven(degrees=220.0, dish="bread", fan=False), num_cooks=1)
 
 
+def test_a_misspelt_setting_is_refused_by_its_path() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Kitchen.read({"oven": {"degrees": 220.0, "dsh": "cake"}}, "my.toml")
+    assert str(caught.value) == (
+        "my.toml: unknown setting 'oven.dsh'; remove it or correct its spelling"
+    )
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        (
-            {"oven": {"degrees": 220.0, "dsh": "cake"}},
-            ["unknown setting 'oven.dsh'; remove it or correct its spelling"],
-        ),
         ({}, ["setting 'oven' is missing"]),
         ({"oven": {"degrees": "220"}}, ["oven.degrees: Input should be a valid number, got '220'"]),
-        ({"oven": {"degrees": 99.0, "fan": 1}}, ["oven.fan: Input should be a valid boolean, got"]),
+        (
+            {"oven": {"degrees": 99.0, "fan": 1}},
+            ["oven.fan: Input should be a valid boolean, got 1"],
+        ),
+        ({"oven": {"degrees": 99.0}, "num_cooks": 1.5}, ["num_cooks: Input should be a valid int"]),
         ({"oven": {"degrees": 99.0}, "num_cooks": 0}, ["num_cooks 0 is nobody"]),
         (
             {"oven": {"degrees": 15.0, "dsh": "cake"}, "num_cooks": "two"},
-            ["oven.degrees: Input should be greater than", "oven.dsh", "num_cooks: Input should"],
+            [
+                "oven.degrees: Input should be greater than or equal to 30",
+                "oven.dsh",
+                "num_cooks: Input should",
+            ],
         ),
     ],
 )

@@ -68,6 +68,13 @@ def test_an_interrupted_write_leaves_what_was_there(folder: str) -> None:
     assert storage.list_names(folder) == ["other", "x"]
 
 
+def test_a_local_file_is_renamed_or_not_written(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    with pytest.raises(IsADirectoryError):
+        storage.write_bytes(str(tmp_path / "x"), b"content")
+    assert [path.name for path in tmp_path.rglob("*")] == ["x"]
+
+
 @pytest.mark.parametrize("name", ["long", "short"])
 def test_a_file_has_no_name_before_it_is_whole_whatever_another_thread_writes(
     name: str, folder: str
@@ -155,6 +162,7 @@ def test_only_files_of_ended_processes_of_this_machine_are_removed(
     for name in abandoned | kept:
         (tmp_path / name).touch()
         assert storage.is_abandoned(name) == (name in abandoned)
+    assert not storage.is_abandoned("")
     storage.remove_abandoned(str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == kept
 
@@ -173,4 +181,5 @@ def test_what_another_host_or_container_made_is_not_abandoned(
     pid = ended.split("-")[-2]
     monkeypatch.setattr(socket, "gethostname", lambda: "node-1")
     for host in ("node-2", "big-node-1", "1", "xnode-1"):
+        assert not storage.is_abandoned(f".scratch-{host}-{pid}-0123abcd"), host
         assert not storage.is_abandoned(f".shard~{host}-{pid}-0123abcd.tmp"), host

@@ -11,12 +11,14 @@ from albert_core.config import OwnTaskSettings
 from albert_core.metrics import METRICS
 from albert_core.stage.errors import TaskError
 from albert_core.tasks.catalogue import (
+    SCORED_WITH,
     TASKS,
     find_files,
     find_task,
     present_tasks,
     read_examples,
 )
+from albert_core.tasks.examples import TextExamples
 from tests.albert_core.tasks.task_files import (
     DATA,
     squad_question,
@@ -127,6 +129,22 @@ def test_an_own_task_is_found_by_its_name(tmp_path: Path) -> None:
         find_task("nobody", "", tasks)
 
 
+def test_the_task_made_from_held_out_documents_is_found_with_the_labels_of_its_files(
+    tmp_path: Path,
+) -> None:
+    lines = [json.dumps({"text": f"Text {n}.", "source": "ab"[n % 2]}) for n in range(4)]
+    for split in ("train", "dev"):
+        assert "passage-source" not in names_of(tmp_path)
+        write(tmp_path / f"passage-source/{split}.jsonl", "\n".join(lines))
+    files = find_task("passage-source", str(tmp_path))
+    assert [each.task for each in present_tasks(str(tmp_path))[0]] == [files.task]
+    assert (files.task.labels, files.task.metrics[0]) == (("a", "b"), "accuracy")
+    examples = read_examples(files, "dev")
+    assert isinstance(examples, TextExamples)
+    assert examples.targets is not None
+    assert (examples.texts_a[1], examples.targets.tolist()) == ("Text 1.", [0, 1, 0, 1])
+
+
 def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
     for name, tasks in (("cola", [own(tmp_path, "cola")]), ("mine", [own(tmp_path)] * 2)):
         with pytest.raises(TaskError, match=f"two tasks are called '{name}'"):
@@ -137,11 +155,12 @@ def test_the_digest_is_that_of_the_content_wherever_it_is(everything: Path, tmp_
     there = everything.rename(tmp_path / "there")
     write_glue(everything)
     write_race(everything / "any name")
+    for name in SQUAD_NAMES:
+        write_squad(everything / name, [squad_question("q1", ("cat", 2))])
     for task in TASKS.values():
         files, again = (find_files(task, str(folder)) for folder in (there, everything))
-        if again.splits:
-            assert files.digest() == again.digest()
-            assert files.digests() == again.digests()
+        assert files.digest() == again.digest()
+        assert files.digests() == again.digests()
         splits = list(files.splits)
         assert len({files.digest(split) for split in splits}) == len(splits)
     race = find_files(TASKS["race"], str(there))
@@ -161,6 +180,7 @@ def test_each_task_has_a_known_metric_and_what_scores_it() -> None:
         if task.kind in ("classification", "regression"):
             assert set(task.metrics) <= METRICS.keys()
         assert bool(task.labels) == (task.kind in ("classification", "choice"))
+    assert SCORED_WITH.keys() | set(SCORED_WITH.values()) <= TASKS.keys()
     keys = {task.metrics[0] for task in TASKS.values()}
     assert keys == {"accuracy", "matthews", "pearson", "f1"}
     found = [TASKS[name].metrics[0] for name in ("cola", "sts-b", "squad-2.0", "race")]

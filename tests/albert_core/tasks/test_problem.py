@@ -13,7 +13,7 @@ _SEGMENTS = st.lists(st.integers(5, 30_000), max_size=9)
 _PAIRS = st.lists(st.tuples(_SEGMENTS, st.none() | _SEGMENTS), min_size=1, max_size=12)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None)
 @given(_PAIRS, st.data())
 def test_a_batch_has_each_sequence_that_was_asked_for(
     pairs: list[tuple[list[int], list[int] | None]], data: st.DataObject
@@ -36,7 +36,6 @@ def test_sequences_of_one_length_are_one_run_also_if_asked_for_twice() -> None:
     assert batch.lengths.tolist() == [4, 6, 4, 4]
 
 
-@settings(max_examples=50)
 @given(st.lists(st.integers(2, 50), max_size=40), st.integers(1, 200))
 def test_batches_by_length_have_every_row_once_and_no_more_pieces_than_allowed(
     lengths: list[int], max_pieces: int

@@ -33,6 +33,7 @@ needs_data = pytest.mark.skipif(not DATA.exists(), reason="the real data isn't h
 @pytest.mark.parametrize(
     ("name", "has_answerless", "num_questions"),
     [
+        ("squad-v1.1-articles-0-35.json", False, 8123),
         ("squad-v2.0-articles-0-24.json", True, 8017),
         ("train_prefix/train-v1.1.prefix_recovered.json", False, 4370),
     ],

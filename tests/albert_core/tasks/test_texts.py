@@ -163,4 +163,5 @@ def test_the_score_to_beat_is_that_of_the_best_constant() -> None:
     assert found == {"accuracy": pytest.approx(2 / 3), "f1": 0.5}
     found = TextProblem(STS_B).constant_scores(texts(targets=[1.0, 2.0, 6.0]))
     assert found == {"pearson": 0.0, "spearman": 0.0, "mse": pytest.approx(14 / 3)}
-    assert ChoiceProblem(RACE).constant_scores(questions(targets=(3, 3))) == {"accuracy": 1.0}
+    found = ChoiceProblem(RACE).constant_scores(questions(targets=(0, 3, 3, 1)))
+    assert found == {"accuracy": 0.5}

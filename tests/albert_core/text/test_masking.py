@@ -35,7 +35,15 @@ def places(masked: Masked, lengths: np.ndarray) -> np.ndarray:
     return np.repeat(np.cumsum(lengths) - lengths, masked.num_predictions) + masked.positions
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None)
+@given(st.integers(1, 10))
+def test_weights_are_a_distribution_that_favours_short_spans(max_ngram: int) -> None:
+    weights = span_length_weights(max_ngram)
+    assert abs(weights.sum() - 1) < 1e-12
+    assert (np.diff(weights) < 0).all()
+
+
+@settings(deadline=None)
 @given(SEEDS, st.integers(1, 20), st.integers(12, 200))
 def test_whole_words_are_masked_and_labels_restore_the_example(
     seed: int, num_rows: int, length: int
@@ -57,7 +65,7 @@ def test_whole_words_are_masked_and_labels_restore_the_example(
     assert (chosen[1:] == chosen[:-1])[inside].all()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None)
 @given(SEEDS, st.integers(1, 20))
 def test_an_example_is_masked_alike_in_every_batch(seed: int, num_rows: int) -> None:
     ids, lengths, b_starts = rows(seed, num_rows, 60)
@@ -74,7 +82,7 @@ def test_an_example_is_masked_alike_in_every_batch(seed: int, num_rows: int) -> 
 def test_fifteen_percent_of_the_pieces_are_predicted_at_every_length(
     length: int, used: float
 ) -> None:
-    ids, lengths, b_starts = rows(1, 1000, length)
+    ids, lengths, b_starts = rows(1, 2000, length)
     budgets = np.maximum(1, np.rint(0.15 * lengths))
     masked = mask(ids, lengths, b_starts)
     assert (masked.num_predictions <= budgets).all()
@@ -162,7 +170,6 @@ def test_span_lengths_follow_one_over_n_and_spans_are_spread_evenly_but_not_over
 ) -> None:
     weights = span_length_weights(max_ngram)
     assert weights * np.arange(1, max_ngram + 1) == pytest.approx(weights[0])
-    assert weights.sum() == pytest.approx(1)
     # With a budget of the longest span, only rows that took such a span first have a run of that
     # length, except for two spans side by side, in one row of a hundred.
     positions = one_span_a_row(6000, max_ngram, max_ngram)

@@ -48,7 +48,7 @@ def test_bits_are_those_of_the_published_splitmix64() -> None:
     assert random_bits(0, np.arange(4)).tolist() == published
 
 
-@given(SEEDS, st.integers(0, 2**40), st.integers(1, 20))
+@given(SEEDS, st.integers(0, 2**40), st.integers(1, 50))
 def test_a_draw_depends_on_its_counter_and_not_on_its_neighbours(
     seed: int, first: int, count: int
 ) -> None:
@@ -64,12 +64,17 @@ def test_seeds_and_counters_broadcast() -> None:
     assert (bits[1] == random_bits(4, np.arange(5))).all()
 
 
-def test_uniform_numbers_are_spread_evenly_from_0_to_1_and_do_not_follow_each_other() -> None:
+@given(SEEDS)
+def test_uniform_numbers_are_from_0_up_to_but_not_1(seed: int) -> None:
+    numbers = random_uniform(seed, np.arange(100))
+    assert numbers.dtype == np.float64
+    assert ((numbers >= 0) & (numbers < 1)).all()
+
+
+def test_uniform_numbers_are_spread_evenly_and_do_not_follow_each_other() -> None:
     golden = [0.1330796686614273, 0.20481663336165912, 0.11954258300911547]
     assert random_uniform(12345, np.arange(3)).tolist() == golden
     numbers = random_uniform(1, np.arange(100_000))
-    assert numbers.dtype == np.float64
-    assert ((numbers >= 0) & (numbers < 1)).all()
     counts = np.bincount((numbers * 10).astype(int), minlength=10)
     assert (abs(counts - 10_000) < 400).all()  # four standard deviations
     assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.013

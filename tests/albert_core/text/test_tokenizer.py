@@ -172,7 +172,9 @@ def test_a_tokenizer_is_loaded_from_its_folder_and_travels_to_worker_processes(
 ) -> None:
     original = tiny_vocab(lower_case=lower_case)
     (tmp_path / SPIECE_MODEL).write_bytes(original.model)
+    assert Tokenizer.load(str(tmp_path)).lower_case
     loaded = Tokenizer.load(str(tmp_path), lower_case)
+    assert loaded.pieces == original.pieces
     sentences = [*tiny_sentences(5), "BADI"]
     for tokenizer in (loaded, pickle.loads(pickle.dumps(loaded))):
         assert tokenizer.encode(sentences) == original.encode(sentences)

@@ -23,11 +23,14 @@ from albert_core.training.preemption import RunAgain
 from albert_core.training.step import TrainState
 from pipelines import make_examples
 from pipelines.config import ExampleSettings
+from tests.albert_core.test_checkpoint import FullFile
 from tests.albert_core.training.conftest import AroundStep
 from tests.albert_core.training_runs import (
     MODEL,
+    TRAINING,
     content_of,
     result_of,
+    run_with_faults,
     train,
     weights_of,
     with_settings,
@@ -126,8 +129,8 @@ def test_a_resumed_run_skips_the_same_spikes(
 
 @pytest.mark.parametrize(
     ("step", "is_truncated"),
-    [(0, False), (8, True)],
-    ids=["newest checkpoint", "newest but one, as that is truncated"],
+    [(0, False), (5, False), (8, True)],
+    ids=["newest checkpoint", "a later one", "newest but one, as that is truncated"],
 )
 def test_a_run_told_to_stop_saves_its_update_and_goes_on_as_if_never_stopped(
     step: int,
@@ -159,6 +162,28 @@ def test_a_run_told_to_stop_saves_its_update_and_goes_on_as_if_never_stopped(
     assert content_of(resumed) == content_of(uninterrupted)
 
 
+def test_a_full_disk_ends_the_run_and_leaves_the_older_checkpoints(
+    examples: str, uninterrupted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = torch.save
+
+    def full(state: Any, file: Any) -> None:
+        shown: Any = FullFile(file) if steps_kept(tmp_path) == [4, 6] else file
+        write(state, shown)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.save", full)
+        with pytest.raises(
+            TrainingError,
+            match=r"step 8 could not be written .*: OSError: .* No space left on device\. "
+            r"The 2 older ones .* newest is .*step-00000006\. Make room",
+        ):
+            train(examples, tmp_path)
+    assert steps_kept(tmp_path) == [4, 6]
+    assert not list(tmp_path.rglob("step-00000008"))
+    assert content_of(train(examples, tmp_path)) == content_of(uninterrupted)
+
+
 def test_the_best_checkpoint_outlives_the_last_ones(
     examples: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +201,21 @@ def test_the_best_checkpoint_outlives_the_last_ones(
     assert best is not None
     assert best[1].endswith("step-00000004")
     assert [point["step"] for point in result_of(uri).evaluations] == [*range(2, 13, 2)]
+
+
+@pytest.mark.slow
+def test_what_befalls_one_rank_all_do_together(examples: str, tmp_path: Path) -> None:
+    """A gradient that is NaN on one is skipped on both; one that is told to stop stops both."""
+    faults = {"bad_rank": 1, "bad_steps": [2], "stop_step": 4}
+    done = run_with_faults(tmp_path, TRAINING, examples, num_ranks=2, faults=faults)
+    assert done.returncode == RUN_AGAIN_STATUS, done.stdout + done.stderr
+    assert "step 3 was skipped (not finite): gradient norm nan" in done.stdout
+    assert "told to stop: step 5 is done and saved" in done.stdout
+    assert steps_kept(tmp_path) == [4, 5]
+    resumed = train(examples, tmp_path / "work")
+    assert result_of(resumed).skipped_steps == {"not_finite": 1, "spike": 0}
+    account = read_manifest(resumed).account("examples trained on")
+    assert (account.total, account.kept) == (12 * 8, 11 * 8)
 
 
 # Runs that continue others

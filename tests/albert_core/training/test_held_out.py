@@ -6,11 +6,15 @@ import pytest
 import torch
 
 from albert_core.model.albert import AlbertForPretraining
+from albert_core.stage.manifest import Account
+from albert_core.tasks.minimal_pairs import is_right, read_pairs
 from albert_core.text.records import CLS, MASK, SEP
-from albert_core.training.held_out import evaluate
+from albert_core.training.held_out import PAIRS_ACCURACY, PairSample, evaluate, evaluate_pairs
 from albert_core.training.ranks import Ranks
 from albert_core.training.shards import ExampleShards
-from tests.albert_core.tiny_model import spread, tiny_settings
+from tests.albert_core.made_pairs import write_pairs
+from tests.albert_core.tiny_model import random_model, spread, tiny_settings
+from tests.albert_core.tiny_vocab import tiny_vocab
 from tests.albert_core.training.test_shards import write_examples
 
 VOCAB_SIZE = 30
@@ -81,7 +85,7 @@ def by_hand(model: AlbertForPretraining, rows: list[dict[str, Any]]) -> dict[str
     return {name: float(np.mean(values)) for name, values in sums.items()}
 
 
-@pytest.mark.parametrize("max_examples", [1, 64, 1000])
+@pytest.mark.parametrize("max_examples", [1, 7, 64, NUM_EXAMPLES, 1000])
 def test_scores_are_those_of_one_example_at_a_time(
     model: AlbertForPretraining, examples: ExampleShards, max_examples: int
 ) -> None:
@@ -92,9 +96,11 @@ def test_scores_are_those_of_one_example_at_a_time(
     )
 
 
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_that_share_the_work_find_the_same_scores(
     model: AlbertForPretraining,
     examples: ExampleShards,
+    world_size: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The sums of the ranks are added here as they would be over a network."""
@@ -106,8 +112,8 @@ def test_ranks_that_share_the_work_find_the_same_scores(
 
     alone = evaluate(model, examples, NUM_EXAMPLES)
     monkeypatch.setattr(Ranks, "sum", sent)
-    for rank in range(2):
-        ranks = Ranks(rank, 2, torch.device("cpu"))
+    for rank in range(world_size):
+        ranks = Ranks(rank, world_size, torch.device("cpu"))
         together = evaluate(model, examples, NUM_EXAMPLES, "sentence_order", ranks)
     assert together == alone
     assert all(len(part.any(0).nonzero()) < NUM_EXAMPLES for part in parts)
@@ -152,3 +158,28 @@ def test_scoring_leaves_no_gradient_and_dropout_as_it_was(
     assert first == again
     assert model.training is training
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_ranks_that_share_the_pairs_find_what_one_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sums of the ranks are added here as they would be over a network."""
+    uri = f"{write_pairs(tmp_path, 25)}/minimal_pairs/made.jsonl"
+    pairs = read_pairs("made", [uri])
+    sample = PairSample(pairs, tiny_vocab(), Account(what="pairs", total=25, kept=25))
+    model = random_model(max_position_embeddings=64, hidden_dropout_prob=0.5).train()
+    parts: list[torch.Tensor] = []
+
+    def sent(_: Ranks, number: torch.Tensor) -> torch.Tensor:
+        parts.append(number)
+        return torch.stack(parts).sum(0)
+
+    alone = evaluate_pairs(model, sample)
+    assert model.training
+    right = is_right(model.eval(), tiny_vocab(), pairs, torch.device("cpu"))
+    assert alone[PAIRS_ACCURACY].value == pytest.approx(right.mean())
+    assert 0 < right.mean() < 1
+    monkeypatch.setattr(Ranks, "sum", sent)
+    for rank in range(3):
+        together = evaluate_pairs(model, sample, Ranks(rank, 3, torch.device("cpu")))
+    assert together == alone

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from albert_core.config import TrainingSettings
 from albert_core.model.attention import lengths_of
@@ -104,7 +105,7 @@ MASKS = st.sampled_from(["shards", "fresh"])
     first_step=st.integers(0, 30),
     masks=MASKS,
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_however_it_is_cut_an_update_has_the_examples_of_its_place_and_each_rank_its_sizes(
     examples: ExampleShards,
     world_size: int,
@@ -135,7 +136,7 @@ def test_however_it_is_cut_an_update_has_the_examples_of_its_place_and_each_rank
 
 
 @given(first_step=st.integers(0, 7), masks=MASKS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=16, deadline=None)
 def test_a_run_that_resumes_gets_the_batches_it_would_have_got(
     examples: ExampleShards, first_step: int, masks: str
 ) -> None:
@@ -163,6 +164,22 @@ def test_masks_are_drawn_afresh_each_epoch_where_that_is_asked_for(
     assert same == pytest.approx(share_same, abs=0.05)
 
 
+@pytest.mark.parametrize("share", [0.05, 0.4])
+def test_fresh_masks_predict_the_share_that_is_asked_for(
+    examples: ExampleShards, share: float
+) -> None:
+    found = take(examples, masks="fresh", mask_share=share)
+    pieces = sum(taken.sizes.num_pieces for taken in found)
+    predictions = sum(taken.sizes.num_predictions for taken in found)
+    assert predictions / pieces == pytest.approx(share, rel=0.15)
+    assert predictions == sum(len(b.masked_lm_labels) for taken in found for b in taken.batches)
+
+
+def test_a_share_of_masks_without_fresh_masks_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"mask_share 0\.3 needs masks = \"fresh\""):
+        TrainingSettings(mask_share=0.3)
+
+
 def test_micro_batches_are_sorted_and_keep_to_their_budget(examples: ExampleShards) -> None:
     for taken in take(examples, batch_size=64):
         lengths = [n for batch in taken.batches for n in lengths_of(batch.runs)]
@@ -179,6 +196,10 @@ def test_micro_batches_that_are_not_taken_are_passed_over(examples: ExampleShard
         for update, taken in zip(loader, expected, strict=True):
             assert len(taken.batches) >= 2
             assert_equal(next(iter(update.micro_batches)), taken.batches[0])
+
+
+def test_no_updates_are_left_at_the_end_of_a_run(examples: ExampleShards) -> None:
+    assert take(examples, num_updates=0) == []
 
 
 # The thread; a fixture of all tests checks that none is left
@@ -248,10 +269,11 @@ def test_the_thread_does_not_run_far_ahead(
     replace_rows(count)
     with updates(examples, num_updates=1000) as loader:
         iterator = iter(loader)
-        for number in range(3):
+        for number in range(5):
             next(iterator)
             time.sleep(0.2)  # far longer than the thread needs
             assert num_read <= 16 * number + 16 + (4000 + 5 * 1000) // 20
+    assert num_read < 5 * 16 + 1000
 
 
 def test_only_time_spent_waiting_counts_as_waiting(
@@ -330,9 +352,11 @@ def test_only_the_masks_are_other_ones_by_the_same_rules(many: ExampleShards) ->
         rows = (before.lengths >= low) & (before.lengths < high)
         was, now = before.num_predictions[rows].sum(), after.num_predictions[rows].sum()
         assert now == pytest.approx(was, rel=0.01)
-    became, num_others = after.input_ids[places(after)], tiny_vocab().vocab_size - 5
-    assert (became == MASK).mean() == pytest.approx(0.8, abs=0.015)
-    assert (became == after.labels).mean() == pytest.approx(0.1 + 0.1 / num_others, abs=0.01)
+    num_others = tiny_vocab().vocab_size - 5
+    for each in (before, after):
+        became = each.input_ids[places(each)]
+        assert (became == MASK).mean() == pytest.approx(0.8, abs=0.015)
+        assert (became == each.labels).mean() == pytest.approx(0.1 + 0.1 / num_others, abs=0.01)
     ngrams = (np.minimum(masked_ngrams(rows), 2 * MAX_NGRAM) for rows in (before, after))
     counts = (np.bincount(each, minlength=2 * MAX_NGRAM + 1) for each in ngrams)
     was, now = (count / count.sum() for count in counts)
@@ -341,10 +365,10 @@ def test_only_the_masks_are_other_ones_by_the_same_rules(many: ExampleShards) ->
 
 
 @given(
-    numbers=st.lists(st.integers(0, NUM_MANY - 1), min_size=1, max_size=20),
-    epochs=st.lists(st.integers(0, 3), min_size=20, max_size=20),
+    numbers=st.lists(st.integers(0, NUM_MANY - 1), min_size=1, max_size=30),
+    epochs=st.lists(st.integers(0, 3), min_size=30, max_size=30),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_mask_depends_on_example_and_epoch_alone(
     many: ExampleShards, numbers: list[int], epochs: list[int]
 ) -> None:
@@ -360,7 +384,8 @@ def test_a_mask_depends_on_example_and_epoch_alone(
 
 
 def test_every_epoch_and_every_run_has_masks_of_its_own(many: ExampleShards) -> None:
-    found = [places(drawn(many, ALL, epoch, seed)) for epoch, seed in ((0, 1), (1, 1), (0, 2))]
+    runs = ((0, 1), (1, 1), (2, 1), (0, 2))
+    found = [places(drawn(many, ALL, epoch, seed)) for epoch, seed in runs]
     found.append(places(many.rows(ALL)))
     for i in range(len(found)):
         for j in range(i):

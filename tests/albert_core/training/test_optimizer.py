@@ -1,3 +1,4 @@
+import io
 from typing import Literal
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from albert_core.config import Schedule
 from albert_core.training.optimizer import build_optimizer, clip, learning_rate_at
+from tests.albert_core.tiny_model import random_model
 
 KINDS: list[Literal["lamb", "adamw"]] = ["lamb", "adamw"]
 RATE, DECAY = 0.01, 0.1
@@ -59,6 +61,21 @@ def test_updates_are_those_of_the_plain_formula(kind: Literal["lamb", "adamw"]) 
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_lamb_moves_a_matrix_by_its_length_times_the_rate_however_large_the_gradient() -> None:
+    model = toy_model()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = build_optimizer(model, "lamb", RATE, DECAY)
+    set_gradients(model, 0)
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad *= 1000
+    optimizer.step()
+    for start, parameter in zip(before, model.parameters(), strict=True):
+        if parameter.ndim > 1:
+            moved = (parameter - start).norm().item()
+            assert moved == pytest.approx(RATE * start.norm().item(), rel=1e-4)
+
+
 def test_lamb_leaves_the_update_as_it_is_where_the_weights_are_zero() -> None:
     model = nn.Linear(3, 2, bias=False)
     nn.init.zeros_(model.weight)
@@ -76,6 +93,34 @@ def test_a_parameter_without_gradient_stays(kind: Literal["lamb", "adamw"]) -> N
     assert all(map(torch.equal, before, model.parameters()))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_goes_on_from_a_saved_state_as_if_never_stopped(kind: Literal["lamb", "adamw"]) -> None:
+    model, copy = toy_model(), toy_model()
+    optimizer = build_optimizer(model, kind, RATE, DECAY)
+    for step in range(3):
+        set_gradients(model, step)
+        optimizer.step()
+    file = io.BytesIO()
+    torch.save([model.state_dict(), optimizer.state_dict()], file)
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    resumed = build_optimizer(copy, kind, 99.0, 99.0)
+    copy.load_state_dict(weights)
+    resumed.load_state_dict(state)
+    for each, its_optimizer in ((model, optimizer), (copy, resumed)):
+        set_gradients(each, 3)
+        its_optimizer.step()
+    assert all(map(torch.equal, model.parameters(), copy.parameters()))
+
+
+def test_adamw_has_no_trust_ratios() -> None:
+    model = toy_model()
+    optimizer = build_optimizer(model, "adamw", RATE, DECAY)
+    set_gradients(model, 0)
+    optimizer.step()
+    assert optimizer.trust_ratios is None
+
+
 def test_trust_ratios_are_those_of_the_matrices() -> None:
     model = toy_model()
     optimizer = build_optimizer(model, "lamb", RATE, DECAY)
@@ -91,6 +136,39 @@ def test_trust_ratios_are_those_of_the_matrices() -> None:
         ratios.append(float(weight.norm() / update.norm()))
     assert optimizer.trust_ratios is not None
     assert optimizer.trust_ratios.tolist() == pytest.approx(ratios, rel=1e-5)
+
+
+def test_muon_moves_the_matrices_of_the_blocks_equally_far_in_all_directions() -> None:
+    model = random_model()
+    set_gradients(model, 0)
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    build_optimizer(model, "muon", RATE, 0.0, 2 * RATE).step()
+    for name, parameter in model.named_parameters():
+        moved = (before[name] - parameter.detach()) / RATE
+        if parameter.ndim == 2 and ("attentions" in name or "feed_forwards" in name):
+            rows, columns = parameter.shape
+            left, _, right = torch.linalg.svd(gradients[name], full_matrices=False)
+            along = (left.T @ moved @ right.T).diagonal() / max(1.0, rows / columns) ** 0.5
+            assert 0.6 < along.min() <= along.max() < 1.3
+        else:  # the first update of AdamW without bias correction
+            mean, root = 0.1 * gradients[name], 0.02**0.5 * gradients[name].abs() + 1e-8
+            torch.testing.assert_close(moved, 2 * mean / root, rtol=1e-3, atol=1e-3)
+
+
+def test_muon_is_that_of_torch_up_to_the_precision_of_its_iteration() -> None:
+    model = random_model()
+    block = model.get_parameter("encoder.feed_forwards.0.inner.weight")
+    theirs = torch.nn.Parameter(block.detach().clone())
+    torch_muon = torch.optim.Muon([theirs], lr=RATE, weight_decay=DECAY, momentum=0.95)
+    optimizer = build_optimizer(model, "muon", RATE, DECAY, RATE)
+    for step in range(3):
+        set_gradients(model, step)
+        assert block.grad is not None
+        theirs.grad = block.grad.clone()
+        torch_muon.step()
+        optimizer.step()
+    torch.testing.assert_close(block, theirs, rtol=0, atol=RATE * 0.03)
 
 
 @pytest.mark.parametrize(("norm", "factor"), [(0.5, 1.0), (4.0, 0.25)])
@@ -124,6 +202,13 @@ def test_learning_rate_reaches_its_peak_once_and_has_no_jump() -> None:
     np.testing.assert_allclose(np.diff(rates[3124:]), -0.00176 / (125_000 - 3124), rtol=1e-6)
 
 
+def test_a_constant_rate_falls_to_0_in_the_last_two_fifths_of_the_updates() -> None:
+    rates = [learning_rate_at(step, 2.0, 5, 50, "constant") for step in range(51)]
+    assert rates[:5] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0])
+    assert set(rates[5:31]) == {2.0}
+    np.testing.assert_allclose(np.diff(rates[30:]), -0.1)
+
+
 @pytest.mark.parametrize("schedule", ["linear", "google"])
 def test_without_a_warm_up_the_first_update_has_the_peak(schedule: Schedule) -> None:
     assert learning_rate_at(0, 2.0, 0, 10, schedule) == 2.0
@@ -134,7 +219,7 @@ def test_without_a_warm_up_the_first_update_has_the_peak(schedule: Schedule) -> 
     st.integers(0, 200),
     st.integers(0, 49),
     st.integers(50, 100),
-    st.sampled_from(["linear", "google"]),
+    st.sampled_from(["linear", "constant", "google"]),
 )
 def test_learning_rate_stays_between_0_and_the_peak(
     step: int, warmup: int, num: int, schedule: Schedule

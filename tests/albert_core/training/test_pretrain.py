@@ -50,6 +50,7 @@ def test_a_run_leaves_a_model_and_its_scores(uninterrupted: str) -> None:
     assert [point["step"] for point in result.evaluations] == [6, 12]
     last = {name: score.value for name, score in result.after.items()}
     assert result.evaluations[-1] == last | {"step": 12}
+    assert Path(uninterrupted).with_name("curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_bfloat16_learns_what_float32_learns(examples: str, tmp_path: Path) -> None:
@@ -63,6 +64,19 @@ def test_examples_longer_than_the_models_positions_are_refused(
     short = MODEL.model_copy(update={"max_position_embeddings": 64})
     with pytest.raises(ConfigError, match="max_position_embeddings is 64"):
         train(examples, tmp_path, short)
+
+
+def test_layers_that_share_nothing_cannot_come_one_by_one(examples: str, tmp_path: Path) -> None:
+    own = MODEL.model_copy(update={"sharing": "none"})
+    with pytest.raises(ConfigError, match=r"shallow_share is 0\.5, but"):
+        train(examples, tmp_path, own, shallow_share=0.5)
+
+
+def test_a_bias_by_frequency_begins_at_the_loss_of_the_best_constant_prediction(
+    examples: str, tmp_path: Path
+) -> None:
+    found = result_of(train(examples, tmp_path, unigram_bias=True, num_steps=3))
+    assert found.before["masked_lm_loss"].value < found.unigram_nats + 0.1
 
 
 def test_more_ranks_than_examples_in_a_batch_are_refused(
@@ -108,15 +122,19 @@ def test_every_progress_line_has_what_a_person_looks_for(
         (
             rf"step 4/12  masked LM {numbers} \(\d+%\)  order {numbers} \(\d+%\)  grad {numbers}  "
             rf"trust {numbers}\.\.{numbers}  lr 8\.18e-03  {numbers} pieces/s  MFU \d+%  "
-            r"data wait \d+%  \d+\.\d GB  0:\d\d left"
+            r"data wait \d+%  \d+\.\d GB  \d:\d\d left"
         ),
         (
-            rf"12 updates in 0:\d\d, {numbers} pieces/s; model FLOPs utilisation {numbers} of "
+            rf"12 updates in \d:\d\d, {numbers} pieces/s; model FLOPs utilisation {numbers} of "
             rf"{numbers} TFLOP/s \(measured at the start\); of the time, data wait {numbers}%, "
             rf"checkpoint {numbers}%, tracking {numbers}%; peak memory {numbers} GB"
         ),
         rf"planned for 1 x cpu2: {numbers} pieces/s, {numbers} hours",
-        rf"% (above|below) the {numbers} planned for 1 x cpu2",
+        (
+            rf"{numbers} pieces in a second of a CPU core, {numbers} times the {numbers} planned "
+            rf"for 1 x cpu2; model FLOPs utilisation {numbers}, planned {numbers} \(extrapolated\)"
+        ),
+        rf"{numbers} MiB of memory at the peak, {numbers} times the {numbers} planned for 4 x 96",
     ):
         assert re.search(expected, caplog.text), caplog.text
     run = open_client(str(tmp_path)).get_run(str(result_of(uri).mlflow_run_id))
@@ -126,7 +144,11 @@ def test_every_progress_line_has_what_a_person_looks_for(
     assert run.data.metrics.keys() == {
         *scores,
         *(f"held_out/{score}" for score in scores),
-        *run_log.OF_THE_MACHINE,
+        "pieces_per_second",
+        "model_tflops_per_second",
+        "model_flops_utilisation",
+        "data_wait_share",
+        "peak_memory_gb",
         *(f"trust_ratio_{each}" for each in ("min", "mean", "max")),
         "grad_norm",
         "learning_rate",
@@ -134,6 +156,7 @@ def test_every_progress_line_has_what_a_person_looks_for(
         "planned_pieces_per_second",
         "planned_hours",
         "speed_to_plan",
+        "memory_to_plan",
         "checkpoint_share",
         "tracking_share",
     }

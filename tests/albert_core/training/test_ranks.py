@@ -23,7 +23,7 @@ from tests.albert_core.made_examples import sizes_of
 from tests.albert_core.training_runs import MODEL
 
 NUM_EXAMPLES = 8
-OPTIMIZERS: tuple[Literal["lamb", "adamw"], ...] = ("lamb", "adamw")
+OPTIMIZERS: tuple[Literal["lamb", "adamw", "muon"], ...] = ("lamb", "adamw", "muon")
 SETTINGS = TrainingSettings(max_grad_norm=0.1)
 """Gradients are clipped hard, so that the norm of the whole counts."""
 
@@ -44,7 +44,7 @@ class Case:
         examples: str,
         ranks: Ranks,
         parts: list[list[int]],
-        optimizer: Literal["lamb", "adamw"],
+        optimizer: Literal["lamb", "adamw", "muon"],
         shard: bool,
     ) -> None:
         torch.manual_seed(1)
@@ -53,7 +53,7 @@ class Case:
         if shard:
             shard_state(model, ranks)
         self.state = TrainState(
-            model=model, optimizer=build_optimizer(model, optimizer, 0.01, 0.01)
+            model=model, optimizer=build_optimizer(model, optimizer, 0.01, 0.01, 0.01)
         )
 
     def update(self, stop: StopRequest = NEVER) -> Update:

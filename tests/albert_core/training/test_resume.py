@@ -142,6 +142,8 @@ def kill_and_resume(
         cut = settings.model_copy(update={"micro_batch_size": size})
         done = run_with_faults(folder, cut, examples, num_ranks, faults)
         assert done.returncode == (-9 if num_ranks == 1 else RUN_AGAIN_STATUS), done.stdout
+        if num_ranks > 1:
+            assert f"rank {faults['bad_rank']} was killed by signal 9" in done.stdout
         names = [path.parent.name for path in folder.rglob("checkpoint.json")]
         reached = max((int(name.removeprefix("step-")) for name in names), default=0)
     done = run_with_faults(folder, settings, examples, 1, {"seen": str(folder / "seen")})
@@ -177,7 +179,10 @@ def test_a_run_killed_and_moved_many_times_sees_each_example_once(
 def test_a_run_killed_many_times_where_it_is_has_the_same_bits(
     examples: str, tmp_path: Path
 ) -> None:
-    settings = settings_of(NUM_KILLS)
+    growing: dict[str, Any] = {"shallow_share": 0.6, "unigram_bias": True}
+    settings = settings_of(NUM_KILLS).model_copy(
+        update=growing | {"optimizer": "muon", "schedule": "constant"}
+    )
     manifest = kill_and_resume(tmp_path, examples, settings, NUM_KILLS // 4, moves=False)
     whole = pretrain.run(MODEL, settings, examples, str(tmp_path / "whole"))
     torch.testing.assert_close(weights_of(manifest), weights_of(whole), rtol=0, atol=0)

@@ -1,5 +1,7 @@
 import time
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -7,18 +9,24 @@ import torch
 
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.planning.hardware import HARDWARE
+from albert_core.training import run_log
 from albert_core.training.ranks import ALONE, Ranks
 from albert_core.training.run_log import (
     MEASURING_SECONDS,
     ExpectedSpeed,
+    RunLog,
     expected_speed,
     measured_peak_flops,
+    peak_memory,
+    used_memory,
 )
-from albert_core.training.shards import ExampleShards
+from albert_core.training.shards import ExampleShards, UpdateSizes
+from albert_core.training.step import TrainState, Update
 from tests.albert_core.made_examples import made_examples
 
 MODEL, TRAINING = ModelSettings(), TrainingSettings(precision="bfloat16")
 H200 = HARDWARE["h200"]
+CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +91,77 @@ def test_the_peak_of_a_cpu_is_what_its_products_reach(examples: ExampleShards) -
     expected = expected_speed(MODEL, TRAINING, examples, ALONE)
     assert expected.peak_flops is not None
     assert expected.peak_source == "measured at the start"
+
+
+def test_of_an_unlisted_cpu_the_peak_is_measured_and_the_share_assumed(
+    examples: ExampleShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log, "processor_name", lambda: "A CPU of tomorrow, 3 cores")
+    expected = expected_speed(MODEL, TRAINING, examples, ALONE)
+    plan = expected.plan
+    assert plan is not None
+    assert expected.peak_flops == pytest.approx(plan.peak_tflops * 1e12)
+    assert plan.hardware.num_cores == torch.get_num_threads()
+    assert plan.utilisation_basis == "assumed"
+    assert plan.reached.at(768) == HARDWARE["cpu2"].utilisation["bfloat16"].at(768)
+
+
+def test_a_cpu_is_held_to_the_plan_by_the_time_that_it_worked(
+    examples: ExampleShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log, "measured_peak_flops", lambda _: 1e12)
+    monkeypatch.setattr(run_log, "processor_name", lambda: "A CPU of tomorrow, 3 cores")
+    alone, share = reported(examples, monkeypatch, waits=0.0, worked=2.0)
+    busy, same_share = reported(examples, monkeypatch, waits=90.0, worked=2.0)
+    _, half = reported(examples, monkeypatch, waits=0.0, worked=4.0)
+    assert alone == pytest.approx(10 * busy)  # pieces a second by the clock
+    assert same_share == share == pytest.approx(2 * half)
+
+
+def reported(
+    examples: ExampleShards, monkeypatch: pytest.MonkeyPatch, waits: float, worked: float
+) -> tuple[float, float]:
+    """Return the pieces a second and `speed_to_plan` of an update on a clock of this test.
+
+    Args:
+        examples: to train on.
+        monkeypatch: replaces the clock.
+        waits: seconds of the 10 and these that pass while other programs have the cores.
+        worked: seconds that the threads of this process worked in the update.
+    """
+    clock = SimpleNamespace(now=0.0, worked=0.0)
+    now = {"perf_counter": lambda: clock.now, "process_time": lambda: clock.worked}
+    expected = expected_speed(MODEL, TRAINING, examples, ALONE)
+    monkeypatch.setattr(run_log, "time", SimpleNamespace(**now))
+    tracked = SimpleNamespace(key="key", seconds=0.0, metrics={})
+    tracked.log_metrics = lambda _, metrics: tracked.metrics.update(metrics)
+    log = RunLog(MODEL, TRAINING, 100, ALONE, expected, 0, cast(Any, tracked), [])
+    with log.not_training():
+        clock.now, clock.worked = 1000.0, 700.0
+    clock.now, clock.worked = clock.now + 10 + waits, clock.worked + worked
+    sizes = UpdateSizes.of_lengths(np.full(64, 60), 64 * 9)
+    log.add(sizes, Update(metrics={"grad_norm": 1.0}, skipped=None, must_stop=False), 0.0, 12)
+    state = TrainState(
+        model=cast(Any, None),
+        optimizer=cast(Any, SimpleNamespace(param_groups=[{"lr": 0.1}], trust_ratios=None)),
+        step=1,
+    )
+    log.report(state)
+    log.summarise(state, {}, 0.0)
+    return tracked.metrics["pieces_per_second"], tracked.metrics["speed_to_plan"]
+
+
+@pytest.mark.skipif(not CLEAR_REFS.exists(), reason="the peak of a process can be reset on Linux")
+def test_the_peak_above_what_was_there_before_has_what_was_freed_and_no_mapped_files(
+    tmp_path: Path,
+) -> None:
+    mapped = tmp_path / "shard"
+    mapped.write_bytes(b"1" * (64 << 20))
+    CLEAR_REFS.write_text("5")  # the peak begins anew
+    before = used_memory(ALONE.device)
+    pages = np.memmap(mapped, mode="r")
+    tensor = torch.ones(50 << 20)
+    assert tensor.sum() + int(pages.sum()) > 0
+    del tensor
+    assert 195 << 20 < peak_memory(ALONE.device, before) < 240 << 20
+    assert used_memory(ALONE.device) - before < 40 << 20

@@ -97,6 +97,26 @@ def test_sequences_lie_end_to_end(examples: ExampleShards) -> None:
     assert (batch.num_sequences, batch.num_pieces) == (3, 21)
 
 
+@given(numbers=st.lists(st.integers(0, 4), min_size=1, max_size=8))
+@settings(max_examples=20)
+def test_an_example_is_the_same_in_every_batch(numbers: list[int]) -> None:
+    """Also where shards cannot be mapped."""
+    uri = write_examples("memory://data", [EXAMPLES[:3], EXAMPLES[3:]])
+    examples = ExampleShards(uri, "train")
+    together = examples.rows(np.array(numbers)).batch()
+    begin = 0
+    for number in numbers:
+        alone = examples.rows(np.array([number])).batch()
+        end = begin + alone.num_pieces
+        assert torch.equal(together.input_ids[begin:end], alone.input_ids)
+        assert torch.equal(together.token_type_ids[begin:end], alone.token_type_ids)
+        of_it = (together.masked_lm_positions >= begin) & (together.masked_lm_positions < end)
+        assert torch.equal(together.masked_lm_positions[of_it] - begin, alone.masked_lm_positions)
+        assert torch.equal(together.masked_lm_labels[of_it], alone.masked_lm_labels)
+        begin = end
+    assert begin == together.num_pieces
+
+
 # Rows
 
 

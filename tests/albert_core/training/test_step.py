@@ -15,7 +15,7 @@ from albert_core.training.optimizer import build_optimizer
 from albert_core.training.order import example_order
 from albert_core.training.ranks import ALONE
 from albert_core.training.shards import Batch, ExampleShards, UpdateBatch
-from albert_core.training.step import NUM_NORMS, TrainState, UpdateGuard, train_step
+from albert_core.training.step import NUM_NORMS, TrainState, UpdateGuard, layers_at, train_step
 from tests.albert_core.made_examples import sizes_of
 from tests.albert_core.training_runs import MODEL, TRAINING
 
@@ -49,7 +49,7 @@ def after_one_step(
     return model.state_dict(), list(update.metrics.values())
 
 
-@pytest.mark.parametrize("cuts", [[1, 6], [1, 2, 3, 4, 5, 6, 7]])
+@pytest.mark.parametrize("cuts", [[1, 6], [4], [1, 2, 3, 4, 5, 6, 7]])
 def test_cutting_the_batch_unevenly_changes_nothing(shards: ExampleShards, cuts: list[int]) -> None:
     whole, whole_metrics = after_one_step(shards, new_model(shards).double())
     cut, cut_metrics = after_one_step(shards, new_model(shards).double(), cuts)
@@ -124,6 +124,22 @@ def test_compiled_layers_do_the_update_of_plain_ones(
     assert calls.num_calls == 2  # the attention and the feed-forward block that all layers share
     compiled, _ = after_one_step(shards, model)
     torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "share", "expected"),
+    [
+        (1, 0.5, [1] * 10),
+        (2, 0.5, [1] * 5 + [2] * 5),
+        (3, 0.8, [1] * 4 + [2] * 4 + [3] * 2),
+        (12, 0.8, [1, 1, 2, 2, 4, 4, 8, 8, 12, 12]),
+        (12, 0.0, [12] * 10),
+    ],
+)
+def test_layers_come_in_powers_of_two_until_all_are_there(
+    num_layers: int, share: float, expected: list[int]
+) -> None:
+    assert [layers_at(step, 10, share, num_layers) for step in range(10)] == expected
 
 
 def test_a_spike_is_what_exceeds_the_running_median_so_many_times() -> None:

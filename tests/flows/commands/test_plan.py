@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,18 @@ def test_ones_own_figures_are_marked_as_given(capsys: pytest.CaptureFixture[str]
     assert "at 1.50 an hour and device [given]" in text
 
 
+def test_a_width_beyond_the_measured_ones_is_called_extrapolated(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tiny = ["--recipe", "tiny", "--hardware", "cpu2"]
+    assert "utilisation                measured: " in printed(capsys, *tiny)
+    narrow = [*tiny, "--set", "model.hidden_size=64"]
+    text = printed(capsys, *narrow)
+    assert re.search(r"model FLOPs utilisation    [\d.]+ \[extrapolated\]", text)
+    assert "extrapolated to H 64 from measured shares of H 128 to 2048" in text
+    assert json.loads(printed(capsys, *narrow, "--json"))["utilisation_basis"] == "extrapolated"
+
+
 def test_a_batch_other_than_the_papers_comes_with_advice(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -68,7 +81,7 @@ def test_a_manifest_gives_the_real_lengths(
     assert sizes == ExampleSizes.of_lengths(lengths, num_predictions.sum(), manifest)
     text = printed(capsys, "--recipe", "tiny", "--examples", manifest)
     assert f"{lengths.mean():,.0f} real pieces" in text
-    assert "epochs                     4,800.00 of 12 examples" in text
+    assert "epochs                     2,666.67 of 12 examples" in text
     assert f"measured: {manifest}" in text
 
 

@@ -28,7 +28,7 @@ RowsChange = Callable[[list[Values], Random], object]
 TableChange = Callable[[pa.Table, Random], pa.Table]
 RecordChange = Callable[[Any, Random], object]
 BytesChange = Callable[[bytearray, Random], Bytes]
-NUM_DAMAGES = 150
+NUM_DAMAGES = 200
 LENGTH = {"max_seq_length": EXAMPLES.max_seq_length}
 
 

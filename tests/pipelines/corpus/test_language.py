@@ -44,6 +44,12 @@ def test_the_middle_of_a_text_decides() -> None:
     assert detect_languages([text])[0][0] == "de"
 
 
+@given(st.lists(st.sampled_from(list(SENTENCES.values())) | st.text(), max_size=5))
+@settings(max_examples=50, deadline=None)
+def test_a_batch_is_its_texts_one_by_one(texts: list[str]) -> None:
+    assert detect_languages(texts) == [detect_languages([text])[0] for text in texts]
+
+
 def test_no_connection_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the network was asked")

@@ -62,6 +62,7 @@ TEXT = [
         of("Größe".encode(declared), ("", "Größe"), encoding=declared)
         for declared in ("utf-8", "cp1252", "utf-16", "gb18030")
     ),
+    of(RUSSIAN.encode("koi8_r"), ("", RUSSIAN), encoding="koi8_r"),
     of(b"Gr\xf6", (0, "not_decodable"), encoding="utf-8"),
     of(b"x" * 1001, (0, "too_large"), max_document_mb=0.001),
     of(b"x" * 1000, ("", "x" * 1000), max_document_mb=0.001),
@@ -189,6 +190,7 @@ JSONL = [
         for line, why in BAD_LINES
     ),
     of('{"text": "Größe"}\n'.encode("latin-1"), ("#@0", "Größe"), encoding="latin-1"),
+    of('{"text": "Größe"}\n'.encode("latin-1"), (0, "not_decodable"), encoding="utf-8"),
     of(
         LINE + b'{"text": "' + b"x" * 5000 + b'"}\n' + LINE,
         *(("#@0", "T."), (len(LINE), "too_large"), (f"#@{len(LINE) + 5013}", "T.")),
@@ -333,6 +335,7 @@ EXTRACTED = [
     ),
     of(b'<doc id="1">\n\xff\n</doc>\n' + WIKI, (0, "not_utf8"), *OF_WIKI),
     of(b'<doc id="1">\n\xf6\n</doc>\n', ("#1", "ö\n"), encoding="latin-1"),
+    of(b'<doc id="1">\n\xf6\n</doc>\n', (0, "not_decodable"), encoding="utf-8"),
     of(
         b'</doc>\n<doc>\n  <doc id="4">\n' + MARK + b'<doc id="5">\n</doc>',
         *((0, "text_outside_doc"), ("#5", "")),

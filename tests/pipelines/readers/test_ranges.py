@@ -43,7 +43,9 @@ def read_cut(format: str, cuts: list[int], uri: str = URI, **settings: Any) -> R
 def assert_cut_is_whole(format: str, content: bytes, cuts: list[int], **settings: Any) -> None:
     storage.write_bytes(URI, content)
     whole, cut = read_range(format, 0, None, **settings), read_cut(format, cuts, **settings)
-    assert list(map(_stripped, cut)) == list(map(_stripped, whole))
+    if format == "mediawiki-dump":
+        whole, cut = list(map(_stripped, whole)), list(map(_stripped, cut))
+    assert cut == whole
 
 
 def _stripped(record: Document | Unreadable) -> Document | Unreadable:
@@ -60,7 +62,7 @@ def test_a_cut_at_any_byte_gives_the_documents_of_the_whole(
     declared: SourceFormat, example: Example
 ) -> None:
     size = len(example.content) + 3
-    for cut in range(0, size, 1 + size // 100):
+    for cut in range(0, size, 1 + size // (100 if declared == "mediawiki-dump" else 600)):
         assert_cut_is_whole(declared, example.content, [cut], **example.settings)
     assert_cut_is_whole(declared, example.content, list(range(0, size, 1 + size // 300)))
 
@@ -77,7 +79,7 @@ def contents(draw: st.DrawFn) -> tuple[str, bytes]:
     return name, b"".join(draw(st.lists(some | st.binary(max_size=4), max_size=20)))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(contents(), st.lists(st.integers(0, 2500), max_size=6), st.sampled_from([64, 0.0001]))
 def test_any_cut_gives_the_documents_of_the_whole_also_where_some_are_too_large(
     format_and_content: tuple[str, bytes], cuts: list[int], max_document_mb: float

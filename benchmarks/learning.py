@@ -1,0 +1,576 @@
+"""What a CPU second teaches: held-out scores against CPU seconds, ours and Hugging Face's.
+
+    python -m benchmarks.learning --examples FOLDER [--recipe tiny] [--seconds 240]
+        [--seeds 1 2 3] [--peers adamw lamb adamw,0.001,32]
+        [--ours tiny "muon: training.optimizer=muon training.batch_size=32"]
+        [--held-out 10000] [--pairs FOLDER] [--show] [--draw NAME ...] [--results FILE]
+
+All learn from the examples of one folder, which the stage "examples" made, in the shape of one
+recipe. The budget is CPU seconds of the thread that trains, with one thread of torch. The making of
+batches does not count, and neither does the evaluation, which is ours for all. Each run is a
+process of its own. How many updates fit into the budget is measured before, by a short run that is
+thrown away; so schedules end with the budget, and a run that is slower than that ends early.
+
+Ours is a recipe with overrides, trained by the loader, the update and the schedule of the product;
+``num_steps`` only says what ``warmup_steps`` is a share of. The peer is `AlbertForPreTraining` with
+its own loss, padded batches and a linear schedule, with torch's AdamW or our LAMB. ``adamw`` and
+``lamb`` alone search the best rate and batch size with the first seed, and then learn with all.
+The peer gets fresh n-gram masks like those of the evaluation.
+
+Each run appends a line of JSON to the results. The table and the picture are of all lines there;
+of two runs of the same name, budget and seed the later counts. ``--show`` makes them without a run.
+"""
+
+import json
+import math
+import shlex
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+
+from albert_core.config import TrainingSettings
+from albert_core.conversion.huggingface import from_hf_state
+from albert_core.model.albert import AlbertForPretraining
+from albert_core.stage.manifest import MANIFEST, read_manifest
+from albert_core.stage.results import ExamplesResult, VocabularyResult
+from albert_core.tasks.minimal_pairs import is_right, read_pairs
+from albert_core.tasks.pair_sets import find_pairs, pair_scores, that_fit
+from albert_core.text.seeds import derive_seed
+from albert_core.text.tokenizer import Tokenizer
+from albert_core.training.held_out import evaluate
+from albert_core.training.loader import FreshMasks, UpdateLoader
+from albert_core.training.optimizer import Lamb, learning_rate_at
+from albert_core.training.order import example_order
+from albert_core.training.pretraining import initial_state, next_update
+from albert_core.training.ranks import ALONE
+from albert_core.training.shards import ExampleShards, UpdateBatch
+from albert_core.training.step import PAIR_TASKS
+from benchmarks import harness
+from benchmarks.training_step import padded, peer_update, same_in_transformers
+from flows.recipe import Recipe, load_recipe
+
+POINTS = (0.025, 0.05, 0.1, 0.175, 0.25, 0.5, 0.75, 1.0)
+"""Shares of the budget at which a run is evaluated."""
+SHOWN_POINTS = (0.1, 0.25, 0.5, 0.75)
+RATES = {"adamw": (5e-4, 1e-3, 2e-3, 4e-3), "lamb": (2.5e-3, 5e-3, 1e-2, 2e-2)}
+BATCH_SIZES = (8, 16, 32, 64)
+FIRST_BATCH_SIZE = 32
+PEER_WARMUP_SHARE, PEER_WEIGHT_DECAY = 0.06, 0.01
+CALIBRATION_SHARE = 0.05
+"""Of the budget, to measure how many updates fit into it."""
+_FIRST_UPDATES, _FEWEST_UPDATES, _MOST_UPDATES = 8, 16, 200
+"""Of the calibration: to warm up; and of the short run."""
+_UNFINISHED = 0.93
+"""Share of the schedule or of the budget below which a run is marked."""
+
+Update = Callable[[], int]
+"""Does an update; returns its real pieces."""
+Line = dict[str, Any]
+"""What a run found, as the results keep it."""
+
+
+class Learner(Protocol):
+    """A model in training."""
+
+    def updates(self) -> Generator[Update, None, None]:
+        """Yield the updates in their order; the batch of each is there already."""
+        ...
+
+    def model(self) -> AlbertForPretraining:
+        """Return the model as it would be delivered now, with all layers."""
+        ...
+
+
+class OurLearner:
+    """The product's loader, update and schedule.
+
+    Args:
+        recipe: of the model and the training.
+        examples: to train on.
+        seed: of the weights, the order, the masks and dropout.
+        num_steps: of the schedule.
+    """
+
+    def __init__(self, recipe: Recipe, examples: ExampleShards, seed: int, num_steps: int) -> None:
+        self._settings, self._examples = _in_steps(recipe.training, num_steps, seed), examples
+        self._pair_task = PAIR_TASKS[examples.result.objective]
+        self._state = initial_state(recipe.model, self._settings, examples, ALONE)
+
+    def updates(self) -> Generator[Update, None, None]:
+        self._state.model.train()
+        num_updates = self._settings.num_steps
+        loader = UpdateLoader(
+            self._examples, self._settings, ALONE, first_example=0, num_updates=num_updates
+        )
+        with loader:
+            for batch in loader:
+                yield partial(self._update, batch)
+
+    def _update(self, batch: UpdateBatch) -> int:
+        next_update(self._state, batch, self._settings, ALONE, self._pair_task)
+        return batch.sizes.num_pieces
+
+    def model(self) -> AlbertForPretraining:
+        model = self._state.model
+        model.encoder.num_layers = model.encoder.settings.num_hidden_layers
+        return model
+
+
+def _in_steps(settings: TrainingSettings, num_steps: int, seed: int) -> TrainingSettings:
+    """Return ``settings`` for so many updates, with the same share of them to warm up."""
+    warmup_steps = round(num_steps * settings.warmup_steps / settings.num_steps)
+    update = {"num_steps": num_steps, "warmup_steps": warmup_steps, "seed": seed}
+    return settings.model_copy(update=update)
+
+
+class PeerLearner:
+    """Hugging Face's `AlbertForPreTraining`, from the first weights that ours would have.
+
+    Args:
+        peer: the optimizer, its rate and the batch size.
+        recipe: of the model; of the training, the precision.
+        examples: to train on.
+        seed: of the weights, the order and the masks.
+        num_steps: of the schedule.
+    """
+
+    def __init__(
+        self, peer: "Peer", recipe: Recipe, examples: ExampleShards, seed: int, num_steps: int
+    ) -> None:
+        self._peer, self._examples, self._num_steps = peer, examples, num_steps
+        self._precision = recipe.training.precision
+        self._order_seed = derive_seed(seed, "order")
+        self._fresh = FreshMasks(examples.manifest, seed)
+        torch.manual_seed(derive_seed(seed, "initial-weights"))
+        self._ours = AlbertForPretraining(recipe.model, examples.result.vocab_size)
+        self._theirs = same_in_transformers(self._ours)
+        self._optimizer = peer.build(self._theirs)
+
+    def updates(self) -> Generator[Update, None, None]:
+        for step in range(self._num_steps):
+            rows = self._rows(step)
+            yield partial(self._update, step, padded(rows), int(rows.lengths.sum()))
+
+    def _rows(self, step: int) -> Any:
+        size, in_all = self._peer.batch_size, len(self._examples)
+        first = step * size
+        indices = example_order(first, size, in_all, self._order_seed)
+        epochs = np.arange(first, first + size) // in_all
+        return self._fresh.draw(self._examples.rows(indices), indices, epochs)
+
+    def _update(self, step: int, batch: dict[str, torch.Tensor], num_pieces: int) -> int:
+        warmup_steps = round(PEER_WARMUP_SHARE * self._num_steps)
+        rate = learning_rate_at(step, self._peer.rate, warmup_steps, self._num_steps, "linear")
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        is_bfloat16 = self._precision == "bfloat16"
+        peer_update(self._theirs, self._optimizer, [batch], 1, "cpu", is_bfloat16)
+        return num_pieces
+
+    def model(self) -> AlbertForPretraining:
+        settings, theirs = self._ours.encoder.settings, self._theirs.state_dict()
+        self._ours.load_state_dict(from_hf_state(theirs, settings, "the peer", "albert"))
+        return self._ours
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A recipe with overrides, ``section.field=value`` each."""
+
+    name: str
+    overrides: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Ours":
+        """Return that of ``name: overrides``, or of a name alone, which overrides nothing."""
+        name, _, overrides = text.partition(":")
+        return cls(name.strip(), tuple(shlex.split(overrides)))
+
+    def learner(self, run: "Run", examples: ExampleShards, num_steps: int) -> Learner:
+        return OurLearner(load_recipe(run.recipe, self.overrides), examples, run.seed, num_steps)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Hugging Face's model with an optimizer."""
+
+    optimizer: Literal["adamw", "lamb"]
+    rate: float
+    batch_size: int
+
+    @property
+    def name(self) -> str:
+        shown = {"adamw": "AdamW", "lamb": "LAMB"}[self.optimizer]
+        return f"Hugging Face, {shown} {self.rate:g}, batch {self.batch_size}"
+
+    def build(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        """Return the optimizer; vectors are not decayed, as in Hugging Face's `Trainer`."""
+        weights = list(model.parameters())
+        if self.optimizer == "lamb":
+            return Lamb(weights, self.rate, PEER_WEIGHT_DECAY)
+        groups = [
+            {"params": [w for w in weights if w.ndim > 1], "weight_decay": PEER_WEIGHT_DECAY},
+            {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, self.rate)
+
+    def learner(self, run: "Run", examples: ExampleShards, num_steps: int) -> Learner:
+        return PeerLearner(self, load_recipe(run.recipe), examples, run.seed, num_steps)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One contestant with one seed."""
+
+    contestant: Ours | Peer
+    recipe: str
+    examples: str
+    """URI of the manifest."""
+    seconds: float
+    """The budget."""
+    seed: int
+    pairs: str
+    """Folder with sets of minimal pairs; empty: none are scored."""
+    num_held_out: int
+    """Examples of each evaluation, if there are as many."""
+
+
+def learn(run: Run) -> Line:
+    """Train for the budget; return the scores on the way and at the end."""
+    torch.set_num_threads(1)
+    train, held_out = (ExampleShards(run.examples, kind) for kind in ("train", "held_out"))
+    pair_task = PAIR_TASKS[train.result.objective]
+    num_steps = max(2, int(run.seconds / _seconds_per_update(run, train)))
+    learner = run.contestant.learner(run, train, num_steps)
+    due, points, spent, num_pieces, step = list(POINTS), [], 0.0, 0, 0
+    with closing(learner.updates()) as updates:
+        for step, update in enumerate(updates, 1):
+            pieces, seconds = _timed(update)
+            spent, num_pieces = spent + seconds, num_pieces + pieces
+            is_last = step == num_steps or spent >= run.seconds
+            if is_last or spent >= due[0] * run.seconds:
+                scores = evaluate(learner.model(), held_out, run.num_held_out, pair_task)
+                # Not a number would win any comparison.
+                values = {n: float(np.nan_to_num(s.value, nan=np.inf)) for n, s in scores.items()}
+                points.append({"cpu_s": spent, "step": step, "pieces": num_pieces, **values})
+                due = [share for share in due if share * run.seconds > spent]
+                said = f"{spent:,.1f} s, loss {values['masked_lm_loss']:.3f}"
+                print(f"{run.contestant.name}, seed {run.seed}: {said}", file=sys.stderr)
+            if is_last:
+                break
+    return {
+        "name": run.contestant.name,
+        "contestant": vars(run.contestant),
+        "recipe": run.recipe,
+        "examples": train.manifest.content,
+        "unigram_nats": train.result.unigram_nats,
+        "num_held_out": min(run.num_held_out, len(held_out)),
+        "budget_s": run.seconds,
+        "seed": run.seed,
+        "num_steps": num_steps,
+        "points": points,
+        "minimal_pairs": _pair_scores(learner.model(), run) if run.pairs else {},
+        "hardware": harness.hardware(),
+    }
+
+
+def _seconds_per_update(run: Run, examples: ExampleShards) -> float:
+    """Return the mean of CPU seconds of an update, by a short run through the whole schedule."""
+    seconds, number = 0.0, _FIRST_UPDATES
+    for _ in range(2):  # the first run fetches memory, and says how short the second may be
+        with closing(run.contestant.learner(run, examples, number).updates()) as updates:
+            seconds = float(np.mean([_timed(update)[1] for update in updates]))
+        fitting = int(CALIBRATION_SHARE * run.seconds / seconds)
+        number = min(max(fitting, _FEWEST_UPDATES), _MOST_UPDATES)
+    return seconds
+
+
+def _timed(update: Update) -> tuple[int, float]:
+    """Return the pieces of an update, and its CPU seconds in this thread."""
+    begin = time.thread_time()
+    num_pieces = update()
+    return num_pieces, time.thread_time() - begin
+
+
+def _pair_scores(model: AlbertForPretraining, run: Run) -> dict[str, float]:
+    """Return the share of right pairs of each set, the mean of its paradigms."""
+    vocab = read_manifest(run.examples).result_as(ExamplesResult).vocab_manifest
+    lower_case = read_manifest(vocab).result_as(VocabularyResult).lower_case
+    tokenizer = Tokenizer.load(vocab.rpartition("/")[0], lower_case)
+    model.eval()
+    found = {}
+    for name, uris in find_pairs(run.pairs).items():
+        num_positions = model.encoder.settings.max_position_embeddings
+        pairs, _ = that_fit(read_pairs(name, uris), tokenizer, num_positions)
+        right = is_right(model, tokenizer, pairs, ALONE.device)
+        found[name] = pair_scores(pairs, right).accuracy.value
+    return found
+
+
+def searched(optimizer: Any, loss_of: Callable[[Peer], float]) -> Peer:
+    """Return the best peer: of all rates, then of all batch sizes, then of the rates beside."""
+    rates = RATES[optimizer]
+    best = min((Peer(optimizer, rate, FIRST_BATCH_SIZE) for rate in rates), key=loss_of)
+    best = min((Peer(optimizer, best.rate, size) for size in BATCH_SIZES), key=loss_of)
+    beside = (best.rate / 2, best.rate, best.rate * 2)
+    return min((Peer(optimizer, rate, best.batch_size) for rate in beside), key=loss_of)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The runs of one contestant with one budget, one for each seed."""
+
+    name: str
+    budget: float
+    lines: Sequence[Line]
+
+    @property
+    def optimizer(self) -> str | None:
+        """That of the peer; None for ours."""
+        optimizer: str | None = self.lines[0]["contestant"].get("optimizer")
+        return optimizer
+
+    def at(self, share: float, score: str = "masked_lm_loss") -> list[float]:
+        """Return each seed's score at a share of the budget, between points by the logarithm."""
+        found = []
+        for line in self.lines:
+            seconds, values = _columns(line, score)
+            place = np.log(share * self.budget)
+            found.append(float(np.interp(place, np.log(seconds), values)))
+        return found
+
+    def last(self, score: str) -> list[float]:
+        """Return each seed's score at the end of its run."""
+        return [float(line["points"][-1][score]) for line in self.lines]
+
+    def seconds_to(self, loss: float) -> list[float]:
+        """Return in how many CPU seconds each seed reaches ``loss``; infinity if it does not."""
+        return [_seconds_to(loss, *_columns(line, "masked_lm_loss")) for line in self.lines]
+
+
+def _columns(line: Line, score: str) -> tuple[list[float], list[float]]:
+    points = line["points"]
+    return [point["cpu_s"] for point in points], [point[score] for point in points]
+
+
+def _seconds_to(loss: float, seconds: Sequence[float], losses: Sequence[float]) -> float:
+    """Return when the loss is reached first; at the first point if it is lower there already."""
+    reached = next((n for n, value in enumerate(losses) if value <= loss), None)
+    if reached is None:
+        return math.inf
+    if reached == 0:
+        return seconds[0]
+    before, after = losses[reached - 1], losses[reached]
+    share = (before - loss) / (before - after)
+    logs = np.log(seconds[reached - 1 : reached + 1])
+    return float(np.exp(logs[0] + share * (logs[1] - logs[0])))
+
+
+def curves_of(lines: Iterable[Line]) -> list[Curve]:
+    """Return the runs by name and budget, in the order in which each is met first."""
+    found: dict[tuple[str, float], dict[int, Line]] = {}
+    for line in lines:
+        found.setdefault((line["name"], line["budget_s"]), {})[line["seed"]] = line
+    return [Curve(*key, list(by_seed.values())) for key, by_seed in found.items()]
+
+
+def best_peers(curves: Sequence[Curve]) -> list[Curve]:
+    """Return the best peer of each optimizer and budget, among those with the most seeds."""
+    groups: dict[tuple[str, float], list[Curve]] = {}
+    for curve in curves:
+        if curve.optimizer:
+            groups.setdefault((curve.optimizer, curve.budget), []).append(curve)
+    return [
+        min(group, key=lambda curve: (-len(curve.lines), np.mean(curve.last("masked_lm_loss"))))
+        for group in groups.values()
+    ]
+
+
+def tuned_peer(curves: Sequence[Curve]) -> Curve | None:
+    """Return the best peer of the largest budget; None if there is no peer."""
+    best = best_peers(curves)
+    key = lambda curve: (-curve.budget, np.mean(curve.last("masked_lm_loss")))  # noqa: E731
+    return min(best, key=key, default=None)
+
+
+def mean_and_reach(values: Sequence[float]) -> str:
+    """Return the mean with how far its 95 % t interval reaches; the mean alone of one value."""
+    from scipy.stats import t
+
+    mean = f"{np.mean(values):.3f}"
+    if len(values) < 2 or not np.isfinite(values).all():
+        return mean
+    reach = t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
+    return f"{mean} ± {reach:.3f}"
+
+
+def shown(lines: Sequence[Line]) -> str:
+    """Return all curves in Markdown: ours and the best peers, and then the search for those."""
+    curves = curves_of(lines)
+    peers, tuned = best_peers(curves), tuned_peer(curves)
+    first = [*peers, *(curve for curve in curves if not curve.optimizer)]
+    rest = [curve for curve in curves if curve.optimizer and curve not in peers]
+    parts = [_table(first, tuned)]
+    if rest:
+        parts.append(_table(rest, tuned))
+    parts.append(f"unigram loss {lines[0]['unigram_nats']:.3f}; ± is the 95 % t interval of seeds")
+    if unfinished := [_of(line) for line in lines if _is_unfinished(line)]:
+        parts.append("ended early, budget or schedule unused: " + "; ".join(unfinished))
+    return "\n\n".join(parts)
+
+
+def _table(curves: Sequence[Curve], tuned: Curve | None) -> str:
+    lines = [line for curve in curves for line in curve.lines]
+    sets = sorted({name for line in lines for name in line["minimal_pairs"]})
+    head = ["contestant", "CPU s", "seeds", "updates", "million pieces"]
+    head += [f"loss at {share:.0%}" for share in SHOWN_POINTS]
+    head += ["loss at the end", "accuracy", *sets, "share of the peer's CPU s to its loss"]
+    rows: list[list[object]] = []
+    for curve in curves:
+        updates, pieces = (np.mean(curve.last(name)) for name in ("step", "pieces"))
+        row: list[object] = [curve.name, f"{curve.budget:g}", len(curve.lines), f"{updates:,.0f}"]
+        row += [f"{pieces / 1e6:.2f}", *(f"{np.mean(curve.at(s)):.3f}" for s in SHOWN_POINTS)]
+        row += [mean_and_reach(curve.last(n)) for n in ("masked_lm_loss", "masked_lm_accuracy")]
+        for name in sets:
+            of_set = [line["minimal_pairs"].get(name) for line in curve.lines]
+            row.append("" if None in of_set else mean_and_reach(of_set))
+        rows.append([*row, _ratio(curve, tuned)])
+    return harness.table(head, rows)
+
+
+def _ratio(curve: Curve, tuned: Curve | None) -> str:
+    if tuned is None or curve.optimizer:
+        return ""
+    loss = float(np.mean(tuned.last("masked_lm_loss")))
+    ratios = [seconds / tuned.budget for seconds in curve.seconds_to(loss)]
+    return mean_and_reach(ratios) if np.isfinite(ratios).all() else "not reached by all seeds"
+
+
+def _is_unfinished(line: Line) -> bool:
+    last = line["points"][-1]
+    schedule, budget = last["step"] / line["num_steps"], last["cpu_s"] / line["budget_s"]
+    return bool(min(schedule, budget) < _UNFINISHED)
+
+
+def _of(line: Line) -> str:
+    last = line["points"][-1]
+    return (
+        f"{line['name']}, seed {line['seed']}: {last['step']} of {line['num_steps']} updates in "
+        f"{last['cpu_s']:.1f} of {line['budget_s']:g} s"
+    )
+
+
+def draw(lines: Sequence[Line], path: Path, names: Sequence[str]) -> None:
+    """Draw the loss over CPU seconds: a line for each contestant, and its seeds as a band.
+
+    Args:
+        lines: of the results.
+        path: of the picture.
+        names: which contestants; without names, ours and the best peers.
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    curves = curves_of(lines)
+    peers = best_peers(curves)
+    wanted = [c for c in curves if (c.name in names if names else not c.optimizer or c in peers)]
+    figure, axes = plt.subplots(figsize=(9, 5.4))
+    unigram = lines[0]["unigram_nats"]
+    highest = unigram + 0.5
+    for curve in sorted(wanted, key=lambda each: -np.mean(each.last("masked_lm_loss"))):
+        end = min(curve.last("cpu_s"))  # of the seed that ends first
+        seconds = np.array([*(s * curve.budget for s in POINTS if s * curve.budget < end), end])
+        losses = np.array([curve.at(each / curve.budget) for each in seconds])
+        last = float(np.mean(curve.last("masked_lm_loss")))
+        label = f"{curve.name}: {last:.3f} after {curve.budget:g} s"
+        highest = max(highest, last + 0.1)
+        style = "--" if curve.optimizer else "-"
+        (drawn,) = axes.plot(seconds, losses.mean(1), style, marker=".", label=label)
+        low, high = losses.min(1), losses.max(1)
+        axes.fill_between(seconds, low, high, color=drawn.get_color(), alpha=0.2, linewidth=0)
+    axes.axhline(unigram, color="black", linestyle=":", label=f"unigram: {unigram:.3f}")
+    axes.set(xlabel="CPU seconds of the training thread", ylabel="held-out masked LM loss, nats")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylim(top=highest)
+    axes.grid(which="both", alpha=0.25)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), fontsize=9)
+    figure.savefig(path, dpi=130, bbox_inches="tight")
+    plt.close(figure)
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Return the runs of a results file, evaluated on the same examples; none without a file."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if len({(line["examples"], line["num_held_out"]) for line in lines}) > 1:
+        sys.exit(f"{path} has runs on several held-out examples: give each a file by --results")
+    return lines
+
+
+def main() -> None:
+    """Run the contestants, one after the other; print the table, and draw the curves."""
+    parser = harness.arguments(__doc__, "learning")
+    parser.set_defaults(results=harness.RESULTS / "learning.jsonl")
+    parser.add_argument("--examples", help="folder of a result of the stage examples")
+    parser.add_argument("--recipe", default="tiny", help="its model, and what ours changes")
+    parser.add_argument("--seconds", type=float, default=240.0, help="the budget of a run")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--peers", nargs="*", default=[], help="OPTIMIZER or OPTIMIZER,RATE,BATCH")
+    parser.add_argument("--ours", nargs="*", default=[], help="'NAME: section.field=value ...'")
+    parser.add_argument("--held-out", type=int, default=10_000, help="examples of an evaluation")
+    parser.add_argument("--pairs", default="", help="folder with sets of minimal pairs to score")
+    parser.add_argument("--show", action="store_true", help="what is there already, without a run")
+    parser.add_argument("--draw", nargs="*", default=[], help="names of contestants")
+    options = parser.parse_args()
+    if not options.show:
+        _run_all(options)
+    lines = read_lines(options.results)
+    draw(lines, options.results.with_suffix(".png"), options.draw)
+    print(shown(lines))
+
+
+def _run_all(options: Any) -> None:
+    manifest = f"{options.examples}/{MANIFEST}"
+    read_lines(options.results)
+
+    def losses(contestant: Ours | Peer, seeds: Sequence[int]) -> list[float]:
+        found = []
+        for seed in seeds:
+            given = (contestant, options.recipe, manifest, options.seconds, seed, options.pairs)
+            line = harness.alone(learn, Run(*given, options.held_out))
+            options.results.parent.mkdir(parents=True, exist_ok=True)
+            with options.results.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            found.append(float(line["points"][-1]["masked_lm_loss"]))
+        return found
+
+    for text in options.ours:
+        losses(Ours.parse(text), options.seeds)
+    first, *others = options.seeds
+    for text in options.peers:
+        optimizer, *given = text.split(",")
+        if given:
+            losses(Peer(optimizer, float(given[0]), int(given[1])), options.seeds)
+        else:
+            known: dict[Peer, float] = {}
+
+            def loss_of(peer: Peer, known: dict[Peer, float] = known) -> float:
+                if peer not in known:
+                    [known[peer]] = losses(peer, [first])
+                return known[peer]
+
+            losses(searched(optimizer, loss_of), others)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Pure: from which part of a source is a passage? Passages and their labels, from documents' ids.
+
+An id is a path: folders, a file, a record in it. Documents that share the beginning of the path
+are from the same part of the source: a library, a site, an author's folder. The shortest
+beginnings that words can tell apart are the labels. Where no two parts are told apart by words, as
+in the numbered files of a dump, the documents themselves are the labels.
+
+All passages have the same number of words, and all labels as many passages, so that neither length
+nor frequency tells the label.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from albert_core.text.seeds import derive_seed
+from pipelines.config import TaskSettings
+
+_MIN_DOCUMENTS = 3
+"""Of a part of the source."""
+_MIN_DEV = 5
+"""Passages of a label in dev."""
+_MIN_SKILL = 0.4
+"""Of the way from chance to no error, what a bag of words must do for labels to be worth learning.
+"""
+_SEPARATOR = re.compile("[/#]")
+
+Passages = Mapping[str, Sequence[str]]
+"""Document's id -> its passages."""
+Split = tuple[list["Passage"], list["Passage"]]
+"""For train and for dev."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A row of the task."""
+
+    text: str
+    source: str
+    """The label: the beginning of the document's id, or all of it."""
+    document: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTask:
+    """Passages to train on and to score, with as many of each label."""
+
+    train: list[Passage]
+    dev: list[Passage]
+    word_accuracy: float
+    """Accuracy on dev of naive Bayes on words, 0..1."""
+
+
+def passages_of(sentences: Sequence[str], num_words: int) -> Iterator[str]:
+    """Yield passages of exactly ``num_words`` words; each begins with a sentence."""
+    words: list[str] = []
+    for sentence in sentences:
+        words += sentence.split(" ")
+        if len(words) >= num_words:
+            yield " ".join(words[:num_words])
+            words = []
+
+
+def source_task(passages: Passages, task: TaskSettings) -> SourceTask | None:
+    """Return the task; None if there are no two labels that words can tell apart."""
+    for by_label in _labellings(passages, task):
+        made = _balanced(by_label, task)
+        if made is not None:
+            chance = 1 / len({row.source for row in made.dev})
+            if made.word_accuracy >= chance + _MIN_SKILL * (1 - chance):
+                return made
+    return None
+
+
+def _labellings(passages: Passages, task: TaskSettings) -> Iterator[dict[str, Split]]:
+    """Yield the passages of each label, the shortest beginnings of ids first, the ids last."""
+    cuts = {name: [found.start() for found in _SEPARATOR.finditer(name)] for name in passages}
+    for depth in range(max(map(len, cuts.values()), default=0)):
+        documents = defaultdict(list)
+        for name in passages:
+            if len(cuts[name]) > depth:
+                documents[name[: cuts[name][depth]]].append(name)
+        yield {
+            label: _by_documents(label, names, passages, task)
+            for label, names in documents.items()
+            if len(names) >= _MIN_DOCUMENTS
+        }
+    yield {name: _by_passages(name, texts, task) for name, texts in passages.items()}
+
+
+def _by_documents(label: str, names: list[str], passages: Passages, task: TaskSettings) -> Split:
+    """Return the passages of some documents for train, and those of the others for dev.
+
+    Each document, the largest first, goes to the side that lacks most of its share.
+    """
+    total = sum(len(passages[name]) for name in names)
+    lacking = [(1 - task.dev_share) * total, task.dev_share * total]
+    sides: tuple[list[tuple[int, int, Passage]], ...] = ([], [])
+    for name in sorted(names, key=lambda name: (-len(passages[name]), name)):
+        side = lacking.index(max(lacking))
+        lacking[side] -= len(passages[name])
+        sides[side].extend(
+            (number, derive_seed(task.seed, "passage", text), Passage(text, label, name))
+            for number, text in enumerate(passages[name])
+        )
+    return _in_order(sides[0]), _in_order(sides[1])
+
+
+def _in_order(rows: list[tuple[int, int, Passage]]) -> list[Passage]:
+    """Return all first passages of documents, then the second ones, and so on."""
+    return [row for *_, row in sorted(rows, key=lambda each: each[:2])]
+
+
+def _by_passages(name: str, texts: Sequence[str], task: TaskSettings) -> Split:
+    """Return some passages of a document for train, and the others for dev."""
+    ordered = sorted(texts, key=lambda text: derive_seed(task.seed, "passage", text))
+    rows = [Passage(text, name, name) for text in ordered]
+    num_dev = int(task.dev_share * len(rows))
+    return rows[num_dev:], rows[:num_dev]
+
+
+def _balanced(by_label: Mapping[str, Split], task: TaskSettings) -> SourceTask | None:
+    """Return as many passages of each label, of so many labels that there are most in all."""
+    sizes = {
+        label: int(min(len(train) / (1 - task.dev_share), len(dev) / task.dev_share))
+        for label, (train, dev) in by_label.items()
+    }
+    labels = sorted(sizes, key=lambda label: (-sizes[label], label))[: task.max_sources]
+    each = [
+        (number * min(sizes[labels[number - 1]], task.max_passages // number), number)
+        for number in range(2, len(labels) + 1)
+    ]
+    total, number = max(each, default=(0, 1))
+    num_dev = int(total / number * task.dev_share)
+    if num_dev < _MIN_DEV:
+        return None
+    num_train = total // number - num_dev
+    chosen = [by_label[label] for label in labels[:number]]
+    train = [row for rows, _ in chosen for row in rows[:num_train]]
+    dev = [row for _, rows in chosen for row in rows[:num_dev]]
+    return SourceTask(train, dev, _word_accuracy(train, dev))
+
+
+def _word_accuracy(train: Sequence[Passage], dev: Sequence[Passage]) -> float:
+    """Return the accuracy on dev of naive Bayes on words, every count one higher."""
+    labels = {label: n for n, label in enumerate(sorted({row.source for row in train}))}
+    numbers: dict[str, int] = {}
+    for row in train:
+        for word in row.text.lower().split(" "):
+            numbers.setdefault(word, len(numbers))
+    counts = np.ones((len(numbers), len(labels)))
+    for row in train:
+        np.add.at(
+            counts, ([numbers[w] for w in row.text.lower().split(" ")], labels[row.source]), 1
+        )
+    weights = np.log(counts / counts.sum(0))
+    right = 0
+    for row in dev:
+        known = [numbers[w] for w in row.text.lower().split(" ") if w in numbers]
+        right += int(weights[known].sum(0).argmax()) == labels[row.source]
+    return right / len(dev)
