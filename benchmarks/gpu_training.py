@@ -76,7 +76,10 @@ class Case:
     def __init__(self, name: str, device: str, manifest: str, compiled: bool) -> None:
         self.device, self.compiled = torch.device(device), compiled
         self.warm_up, self.timed = UPDATES[device]
-        self.model_settings = ModelSettings(**_TINY) if name == "tiny" else load_recipe(name).model
+        is_tiny = name == "tiny"
+        self.model_settings = (
+            ModelSettings(**_TINY) if is_tiny else load_recipe(f"{name}-v2").model  # no dropout
+        )
         self.micro_batch_size = MICRO_BATCHES[name]
         self.batch_size = MICRO_BATCHES_PER_UPDATE * self.micro_batch_size
         self.settings = TrainingSettings(precision="bfloat16", micro_batch_size=MICRO_BATCHES[name])

@@ -123,8 +123,10 @@ def entries_of(settings: SourceSettings) -> list[SourceEntry]:
     """Return the files of the source as its store lists them, by name.
 
     Raises:
+        ConfigError: the settings name no source.
         SourceError: there is none.
     """
+    settings.check_given()
     found = sorted(_found(settings.uri), key=lambda entry: (entry.name, entry.uri))
     uris = Counter(entry.uri for entry in found)
     if twice := [uri for uri, number in uris.items() if number > 1]:
@@ -256,7 +258,10 @@ def _found(uris: str | list[str]) -> list[SourceEntry]:
     entries: dict[str, SourceEntry] = {}
     for uri in uris:
         base = re.split(r"[*?[]", uri)[0].rstrip("/").rpartition("/")[2]
-        for entry in _matching(uri):
+        matching = list(_matching(uri))
+        if not matching:
+            raise SourceError(f"{uri} of the source {uris} has no file. Fetch it or leave it out.")
+        for entry in matching:
             name = entry.name if entry.name == base else f"{base}/{entry.name}"
             if name in entries:
                 raise SourceError(

@@ -46,7 +46,10 @@ def run_flow(name: str, work: str, verbose: bool, **options: Any) -> None:
     """
     with _stopping() as kept:
         is_json()  # refuses a wrong ALBERT_LOG_FORMAT
-        recipe = load_recipe(options["recipe"], options["overrides"] or (), options.get("source"))
+        named = options["recipe"] or {}  # that of a model to evaluate is read by the flow
+        recipe = load_recipe(named, options["overrides"] or (), options.get("source"))
+        if "source" in options:
+            recipe.source.check_given()
         flow: Flow[..., str] = getattr(import_module(f"flows.{name}"), name)
         try:
             result = str(flow.fn(work=work, **options))

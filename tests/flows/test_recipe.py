@@ -9,11 +9,18 @@ from typing import Any
 
 import pytest
 
+from albert_core.config import (
+    FinetuningSettings,
+    ModelSettings,
+    TaskHyperparameters,
+    TrainingSettings,
+)
 from albert_core.planning.hardware import find_hardware
 from albert_core.planning.parameters import PUBLISHED_SIZES, count_parameters
 from albert_core.stage.errors import ConfigError
 from flows.commands.plan import plan_recipe
 from flows.recipe import SHIPPED, Recipe, load_recipe, save_recipe, shipped_recipes
+from pipelines.config import ExampleSettings, VocabularySettings
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
@@ -154,75 +161,97 @@ def test_a_setting_of_one_task_can_be_overridden() -> None:
     assert recipe.finetuning.num_steps == 300
 
 
-ALBERT_SIZES = ("base", "large", "xlarge", "xxlarge")
-DROPPED_IN_VERSION_1 = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-OF_THE_PAPER = sorted(set(shipped_recipes()) - {"tiny", "small", "fast-base"})
+SIZES: dict[str, dict[str, Any]] = {
+    "base": {},
+    "large": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
+    "xlarge": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 8192,
+    },
+    "xxlarge": {"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384},
+}
+"""H, L, N and F of the released models, where they differ from base's."""
+DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+BERT = DROPOUT | {"sharing": "none", "hidden_act": "gelu"}
+TABLE_2, VERSION_2 = " of the paper's Table 2", ", the released version 2, as far as it is known"
+PUBLISHED: dict[str, tuple[str, int, dict[str, Any]]] = {
+    **{
+        size: (f"ALBERT {size}{TABLE_2}", 125_000, shape | DROPOUT) for size, shape in SIZES.items()
+    },
+    **{
+        f"{size}-v2": (f"ALBERT {size}{VERSION_2}", 3_000_000, shape)
+        for size, shape in SIZES.items()
+    },
+    "base-v2": (f"ALBERT base{VERSION_2}", 10_000_000, {}),
+    "wikipedia-books": (f"ALBERT base{TABLE_2}", 125_000, DROPOUT),
+    "bert-base": (f"BERT base{TABLE_2}", 125_000, BERT | {"embedding_size": 768}),
+    "bert-large": (
+        f"BERT large{TABLE_2}",
+        125_000,
+        BERT | SIZES["large"] | {"embedding_size": 1024},
+    ),
+}
+"""Recipe -> how its first line begins; updates; the model's settings that are not the defaults.
+
+Source: paper, Table 2; README of google-research/albert.
+"""
+OF_OUR_OWN = {"fast-base", "small", "tiny"}
 
 
-@pytest.mark.parametrize(
-    ("size", "hidden", "layers", "heads"),
-    [
-        ("base", 768, 12, 12),
-        ("large", 1024, 24, 16),
-        ("xlarge", 2048, 24, 16),
-        ("xxlarge", 4096, 12, 64),
-    ],
-)
-def test_the_published_sizes_are_shipped(size: str, hidden: int, layers: int, heads: int) -> None:
-    model = load_recipe(size).model
-    assert (model.hidden_size, model.num_hidden_layers) == (hidden, layers)
-    assert (model.num_attention_heads, model.intermediate_size) == (heads, 4 * hidden)
-    assert model.hidden_dropout_prob == model.attention_probs_dropout_prob == 0
-
-
-@pytest.mark.parametrize("size", ["base", "large", "xlarge"])
-def test_version_1_is_version_2_with_dropout_and_a_name_of_its_own(size: str) -> None:
-    second, first = (load_recipe(name).model_dump() for name in (size, f"{size}-v1"))
-    second["name"] += "-v1"
-    second["registry"]["model_name"] += "-v1"
-    second["model"] |= DROPPED_IN_VERSION_1
-    assert second["finetuning"]["per_task"].keys() == {"race"}  # the paper's are of version 1
-    second["finetuning"]["per_task"] = {}
-    assert first == second
-
-
-def test_xxlarge_had_no_dropout_in_version_1_and_so_has_one_recipe() -> None:
-    assert load_recipe("xxlarge").model.hidden_dropout_prob == 0
-    assert "xxlarge-v1" not in shipped_recipes()
-
-
-@pytest.mark.parametrize(("bert", "albert"), [("bert-base", "base-v1"), ("bert-large", "large-v1")])
-def test_bert_differs_from_albert_in_its_encoder_and_its_second_objective(
-    bert: str, albert: str
-) -> None:
-    changed = load_recipe(albert).model_dump()
-    changed["name"] = changed["registry"]["model_name"] = bert
-    changed["model"] |= {
-        "embedding_size": changed["model"]["hidden_size"],
-        "sharing": "none",
-        "hidden_act": "gelu",
-    }
-    changed["examples"]["objective"] = "nsp"
-    found = load_recipe(bert).model_dump()
-    changed["training"]["micro_batch_size"] = found["training"]["micro_batch_size"]
-    assert found == changed
-
-
-@pytest.mark.parametrize("name", OF_THE_PAPER)
-def test_a_recipe_of_the_paper_trains_as_the_paper_did(name: str) -> None:
-    # Source: paper section 4.1.
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_recipe_is_to_the_step_the_model_that_its_first_line_names(name: str) -> None:
+    title, num_steps, model = PUBLISHED[name]
     recipe = load_recipe(name)
-    training = recipe.training
+    assert (SHIPPED / f"{name}.toml").read_text().startswith(f"# {title}")
+    assert recipe.model == ModelSettings(**model)
+    micro_batch_size = recipe.training.micro_batch_size
+    assert recipe.training == TrainingSettings(
+        num_steps=num_steps, micro_batch_size=micro_batch_size, precision="bfloat16"
+    )
+    assert recipe.training.batch_size % micro_batch_size == 0
+    assert recipe.examples == ExampleSettings(objective="nsp" if "bert-" in name else "sop")
+    assert recipe.vocabulary == VocabularySettings()
+
+
+def test_what_no_recipe_of_the_paper_names_is_the_paper_s() -> None:
+    # Source: paper section 4.1; google-research/albert, run_pretraining.py.
+    training, recipe = TrainingSettings(), Recipe(name="defaults")
     assert (training.optimizer, training.learning_rate) == ("lamb", 0.00176)
-    assert (training.batch_size, training.num_steps, training.warmup_steps) == (4096, 125_000, 3125)
+    assert (training.batch_size, training.warmup_steps, training.schedule) == (4096, 3125, "linear")
     assert (training.weight_decay, training.max_grad_norm) == (0.01, 1.0)
     assert (recipe.examples.max_seq_length, recipe.vocabulary.largest_size) == (512, 30_000)
-    assert training.batch_size % training.micro_batch_size == 0
+
+
+def test_every_other_recipe_says_that_it_is_no_published_model() -> None:
+    assert PUBLISHED.keys() | OF_OUR_OWN == set(shipped_recipes())
+    for name in OF_OUR_OWN:
+        assert (SHIPPED / f"{name}.toml").read_text().startswith("# No published model: ")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_fine_tuning_is_as_in_table_14_but_for_race_of_version_2(name: str) -> None:
+    race = {"race": TaskHyperparameters(learning_rate=1e-5, encoder_dropout_prob=0.0)}
+    per_task = race if name.endswith("-v2") else {}
+    assert load_recipe(name).finetuning == FinetuningSettings(per_task=per_task)
+
+
+def test_only_the_recipes_that_say_so_have_a_source() -> None:
+    sources = {name: load_recipe(name).source.uri for name in shipped_recipes()}
+    assert sources.pop("tiny") == "installed-python"
+    assert [Path(uri).name for uri in sources.pop("wikipedia-books")] == ["*.bz2", "books"]
+    assert set(sources.values()) == {""}
 
 
 def test_every_model_of_table_2_has_a_recipe_with_its_parameters() -> None:
     rows = {p.row: p for p in PUBLISHED_SIZES if p.table == "2"}
-    names = {f"ALBERT {size}": size for size in ALBERT_SIZES}
+    names = {f"ALBERT {size}": size for size in SIZES}
     names |= {"BERT base": "bert-base", "BERT large": "bert-large"}
     assert rows.keys() == names.keys()
     for row, name in names.items():
@@ -231,7 +260,7 @@ def test_every_model_of_table_2_has_a_recipe_with_its_parameters() -> None:
         assert counts == rows[row].counts, row
 
 
-@pytest.mark.parametrize("name", OF_THE_PAPER)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_recipe_of_the_paper_fits_on_a_gpu_of_24_gb(name: str) -> None:
     assert plan_recipe(load_recipe(name), find_hardware("rtx-4090")).fits
 

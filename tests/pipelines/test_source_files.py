@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albert_core.stage import storage
-from albert_core.stage.errors import SourceError
-from pipelines.config import SourceSettings
+from albert_core.stage.errors import ConfigError, SourceError
+from pipelines.config import INSTALLED_PYTHON, SourceSettings
 from pipelines.source_files import (
     MAX_UNIT_BYTES,
     SourceFile,
@@ -144,6 +144,17 @@ def test_several_sources_are_named_by_their_folders(source: str) -> None:
     assert [file.name for file in files] == ["AA/wiki_00", "AA/wiki_01", "BB/wiki_00", "a.txt"]
 
 
+def test_each_of_several_sources_must_have_files(source: str) -> None:
+    with pytest.raises(SourceError, match=r"CC of the source .* has no file"):
+        list_source(SourceSettings(uri=[f"{source}/AA", f"{source}/CC"]))
+
+
+@pytest.mark.parametrize("uri", ["", []])
+def test_without_a_source_nothing_is_read(uri: str | list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"there is no text to read: .* Give --source"):
+        list_source(SourceSettings(uri=uri))
+
+
 def test_two_sources_that_would_share_a_name_are_refused(tmp_path: Path) -> None:
     for folder in ("x/AA", "y/AA"):
         storage.write_bytes(str(tmp_path / folder / "wiki_00"), b"one")
@@ -176,7 +187,7 @@ def test_a_file_of_the_same_size_and_time_is_not_read_again(
 def test_the_installed_distributions_are_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
     only = [importlib.metadata.distribution("pytest")]
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: only)
-    files = list_source(SourceSettings())
+    files = list_source(SourceSettings(uri=INSTALLED_PYTHON))
     found = {file.name for file in files}
     assert "_pytest/fixtures.py" in found
     assert sum(name.endswith(".dist-info/METADATA") for name in found) == 1

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,18 @@ def test_a_mistake_in_a_setting_is_told_before_anything_is_started(
         "error: --set examples.max_seq_len=64: unknown setting 'examples.max_seq_len'; "
         "did you mean 'examples.max_seq_length'?\n"
     )
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize("command", ["pretrain", "refresh"])
+def test_without_a_text_to_read_nothing_is_started(command: str, tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = typed(tmp_path, command, "--recipe=base")
+    assert time.monotonic() - began < 3
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: there is no text to read: the recipe has no source.uri.")
+    assert "--source" in done.stderr
+    assert "wikipedia-books" in done.stderr
     assert not (tmp_path / "work").exists()
 
 
