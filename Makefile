@@ -44,7 +44,7 @@ refresh: $(READY) ## raw text to clean corpus, vocabulary and examples only
 	@$(ALBERT) refresh $(FLOW_OPTIONS)
 
 evaluate: $(READY) ## a model on all tasks in a folder; MODEL=... TASKS=<folder> SEEDS=3
-	@$(ALBERT) evaluate '$(MODEL)' --recipe '$(RECIPE)' --work '$(WORK)' \
+	@$(ALBERT) evaluate '$(MODEL)' --work '$(WORK)' $(if $(filter-out file,$(origin RECIPE)),--recipe '$(RECIPE)') \
 	  $(if $(TASKS),--task-folder '$(TASKS)') $(if $(SEEDS),--seeds '$(SEEDS)') \
 	  $(if $(CORPUS),--corpus '$(CORPUS)') $(foreach setting,$(SET),--set '$(setting)') $(ARGS)
 

@@ -9,9 +9,10 @@ from prefect.futures import PrefectFuture
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from albert_core.stage import storage
+from albert_core.stage.environment import work_folder
 from albert_core.stage.errors import TaskError
 from albert_core.stage.lineage import TASK, model_folder_of
-from albert_core.stage.manifest import MANIFEST, newest_manifest
+from albert_core.stage.manifest import MANIFEST, newest_manifest, read_manifest
 from albert_core.stage.results import ScoresResult
 from flows.finetunings import (
     MNLI,
@@ -39,7 +40,7 @@ def evaluate_albert(
     task_folder: Address | None = None,
     tasks: list[str] | None = None,
     seeds: int | None = None,
-    recipe: Address = "tiny",
+    recipe: Address | None = None,
     work: Address | None = None,
     overrides: list[Address] | None = None,
     corpus: Address | None = None,
@@ -54,7 +55,8 @@ def evaluate_albert(
             generated last in the work folder, if the recipe has no own tasks.
         tasks: names of the tasks. Default: all that are there.
         seeds: fine-tunings of each task. Default: the recipe's evaluation.num_seeds.
-        recipe: name of a shipped recipe, or path or URI of a TOML file.
+        recipe: name of a shipped recipe, or path or URI of a TOML file. Default: the model's own,
+            which its manifests note; for a model without any, the paper's settings.
         work: folder for all results. Default: ALBERT_WORK, else `work`.
         overrides: settings that differ from the recipe's, `section.field=value` each.
         corpus: manifest of the corpus that the model was pretrained on, to report how much of each
@@ -64,9 +66,8 @@ def evaluate_albert(
     Returns:
         The table.
     """
-    run = start_run(
-        recipe, None, work, [*with_form(settings, overrides), *as_overrides(tasks, seeds)]
-    )
+    overrides = [*with_form(settings, overrides), *as_overrides(tasks, seeds)]
+    run = start_run(recipe or own_recipe(model, work_folder(work)), None, work, overrides)
     return report(evaluate(run, model, folder_of_tasks(run, task_folder), corpus))
 
 
@@ -85,6 +86,22 @@ def evaluate(run: RecipeRun, model: str, task_folder: str, corpus: str | None = 
     finetunings = finetune_all(run, wanted, model_folder, task_folder)
     contamination = find_contamination(run, corpus, task_folder) if corpus else ""
     return score(run, title_of(model), finetunings, wanted.missing, contamination, pairs)
+
+
+@stage_task("find-recipe")
+def own_recipe(model: str, work: str) -> dict[str, Any]:
+    """Return the recipe by which the model was made, as its manifests note it; else nothing."""
+    from albert_core.conversion.model_files import manifest_beside
+
+    if model.startswith("models:/"):
+        from albert_core.registry.versions import read_version
+
+        made = [result.manifest for result in read_version(model, work)[1].results.values()]
+    else:
+        beside = manifest_beside(storage.absolute(model))
+        made = [read_manifest(beside)] if beside else []
+    calls = [each.provenance.call for each in made if each.provenance and each.provenance.call]
+    return {name: value for call in calls for name, value in (call.rest | call.recipe).items()}
 
 
 @stage_task("find-model")

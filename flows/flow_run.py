@@ -5,7 +5,7 @@ worker or by an automation, and leaves the tasks Running for ever. The next flow
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from logging import getLogger
 from pathlib import Path
@@ -31,7 +31,10 @@ if os.environ.get(FORMAT) == "json":  # here, for Prefect's own first lines of a
 
 
 def start_run(
-    recipe: str, source: str | None, work: str | None, overrides: Sequence[str] | None
+    recipe: str | Mapping[str, Any],
+    source: str | None,
+    work: str | None,
+    overrides: Sequence[str] | None,
 ) -> RecipeRun:
     """Read the recipe, save it resolved, and return what every stage needs.
 

@@ -75,11 +75,14 @@ def shipped_recipes() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
 
 
-def load_recipe(recipe: str, overrides: Sequence[str] = (), source: str | None = None) -> Recipe:
+def load_recipe(
+    recipe: str | Mapping[str, Any], overrides: Sequence[str] = (), source: str | None = None
+) -> Recipe:
     """Return the recipe with its overrides applied.
 
     Args:
-        recipe: the name of a shipped recipe, or the path or URI of a TOML file.
+        recipe: the name of a shipped recipe, the path or URI of a TOML file, or what a model's
+            manifests note of its own recipe.
         overrides: ``section.field=value`` each, with a TOML value; text needs no quotes. A part
             of the path with a dot does: ``finetuning.per_task."squad-1.1".num_epochs=2``.
         source: the user's own text, a path, glob or URI: all of it is read, whatever share or
@@ -89,9 +92,12 @@ def load_recipe(recipe: str, overrides: Sequence[str] = (), source: str | None =
         ConfigError: the recipe does not exist, or a setting is unknown or impossible.
     """
     refuse_credentials([recipe, source or "", *overrides], "the flow's parameters")
-    uri = _recipe_uri(recipe)
-    values = _read_toml(uri)
-    values.setdefault("name", Path(uri).stem)
+    if isinstance(recipe, str):
+        uri = _recipe_uri(recipe)
+        values = {"name": Path(uri).stem, **_read_toml(uri)}
+    else:
+        uri = "the model's own recipe (--recipe gives another)"
+        values = {"name": "defaults", **recipe}
     if source is not None:
         values["source"] = {"uri": source}
     _refuse_unknown(values, Recipe, uri)

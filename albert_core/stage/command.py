@@ -61,8 +61,8 @@ def run_command_line(run: Stage, argv: Sequence[str]) -> int:
     logging.getLogger("apache_beam").setLevel(logging.ERROR)
     try:
         set_up_log(_module_of(run))
-        arguments = _arguments(run, argv)
-        with called_as(_call(run, arguments)):
+        arguments, recipe = _arguments(run, argv)
+        with called_as(_call(run, arguments, recipe)):
             manifest = run(**arguments)
     except Exception as error:
         status = tell_failure(error)
@@ -98,7 +98,8 @@ def stage_argv(module: str, recipe: str, **inputs: str) -> list[str]:
     return [sys.executable, "-m", module, f"--recipe={recipe}", *options]
 
 
-def _arguments(run: Stage, argv: Sequence[str]) -> dict[str, Any]:
+def _arguments(run: Stage, argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of ``run``, and the whole recipe."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {run.__module__}", description=inspect.getdoc(run)
     )
@@ -116,18 +117,20 @@ def _arguments(run: Stage, argv: Sequence[str]) -> dict[str, Any]:
     refuse_credentials(options, "the command line")
     recipe_uri = options.pop("recipe")
     recipe = _read_recipe(recipe_uri)
+    refuse_credentials(recipe, recipe_uri)
     return options | {
         name: section.read(recipe.get(name, {}), f"{recipe_uri}, section {name}")
         for name, section in sections.items()
-    }
+    }, recipe
 
 
-def _call(run: Stage, arguments: Mapping[str, Any]) -> Call:
+def _call(run: Stage, arguments: Mapping[str, Any], recipe: Mapping[str, Any]) -> Call:
     sections = {
         n: v.model_dump(mode="json") for n, v in arguments.items() if isinstance(v, Settings)
     }
     others = {n: str(v) for n, v in arguments.items() if n not in sections and n != "work"}
-    return Call(module=_module_of(run), recipe=sections, options=others)
+    rest = {name: values for name, values in recipe.items() if name not in sections}
+    return Call(module=_module_of(run), recipe=sections, options=others, rest=rest)
 
 
 def _module_of(run: Stage) -> str:

@@ -173,6 +173,9 @@ class Call(Settings):
     options: dict[str, str] = Field(
         description="the other options by name, without the work folder"
     )
+    rest: dict[str, Any] = Field(
+        default_factory=dict, description="of the recipe, resolved: what the stage does not read"
+    )
 
 
 class Provenance(Settings):

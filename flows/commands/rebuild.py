@@ -163,7 +163,7 @@ def _command(
     """Return the command line and the environment that make ``result`` again."""
     call = _call_of(result)
     recipe = storage.join(into, "recipes", f"{result.place.replace('/', '-')}.json")
-    storage.write_bytes(recipe, json.dumps(call.recipe, indent=1).encode())
+    storage.write_bytes(recipe, json.dumps(call.rest | call.recipe, indent=1).encode())
     options = {name: _moved(value, into, new_places) for name, value in call.options.items()}
     argv = stage_argv(call.module, recipe, **options, work=into)
     machines = _machines(result.manifest)

@@ -74,7 +74,12 @@ def evaluate(
             "dev set is in it."
         ),
     ] = None,
-    recipe: Recipe = "tiny",
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="As of `albert pretrain`. Default: the model's own recipe."
+        ),
+    ] = None,
     work: Work = "",
     overrides: Overrides = None,
     verbose: Verbose = False,

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from albert_core.stage import storage
+from albert_core.stage.lineage import Lineage
 from albert_core.stage.results import PASSAGE_SOURCE
 from flows.recipe import RecipeRun
 from tests.flows.made_manifests import made_manifest
@@ -94,6 +95,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     versions = SimpleNamespace(
         champion_to_beat=lambda name, pretraining, work: fake.champion,
         model_folder_of=lambda model_uri, work: f"/found/{model_uri[8:]}",
+        read_version=lambda model_uri, work: (None, Lineage([])),
     )
     monkeypatch.setitem(sys.modules, "albert_core.registry.versions", versions)
     monkeypatch.setattr(registry_room, "versions", versions, raising=False)

@@ -3,18 +3,26 @@
 import json
 import os
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from albert_core.config import EvaluationSettings
+from albert_core.config import EvaluationSettings, RegistrySettings
+from albert_core.finetuning.hyperparameters import Hyperparameters, hyperparameters_of
+from albert_core.registry import register
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, TaskError
+from albert_core.stage.provenance import Call, called_as
+from flows.commands.main import main
 from flows.evaluate_albert import evaluate_albert
 from flows.finetunings import PROCESSES, Planned, Slots, num_processes, planned, visible_devices
 from flows.recipe import RecipeRun, load_recipe
+from tests.albert_core.made_scores import model_of, pretrained, scored
+from tests.albert_core.tasks.task_files import write_glue, write_race, write_squad
+from tests.albert_core.tiny_model import save_tiny_model
 from tests.flows.conftest import FakeStages
 
 
@@ -100,6 +108,108 @@ def test_without_a_folder_the_task_generated_last_is_done_and_there_must_be_one(
     (finetuning,) = stages.of("finetuning")
     assert (finetuning["task"], finetuning["task_folder"]) == ("passage-source", "task/0")
     assert json.loads(stages.of("scores")[0]["missing"]) == {}
+
+
+TABLE_14 = {
+    "cola": (1e-5, 16, 0.0, 5336, 320, 512),
+    "sts-b": (2e-5, 16, 0.0, 3598, 214, 512),
+    "sst-2": (1e-5, 32, 0.0, 20935, 1256, 512),
+    "mnli": (3e-5, 128, 0.0, 10000, 1000, 512),
+    "qnli": (1e-5, 32, 0.0, 33112, 1986, 512),
+    "qqp": (5e-5, 128, 0.1, 14000, 1000, 512),
+    "rte": (3e-5, 32, 0.1, 800, 200, 512),
+    "mrpc": (2e-5, 32, 0.0, 800, 200, 512),
+    "wnli": (2e-5, 16, 0.1, 2000, 250, 512),
+    "squad-1.1": (5e-5, 48, 0.0, 3649, 365, 384),
+    "squad-2.0": (3e-5, 48, 0.0, 8144, 814, 512),
+    "race": (2e-5, 32, 0.1, 12000, 1000, 512),
+}
+"""Learning rate, batch, encoder's dropout, updates, warm-up, length. Source: paper, Table 14."""
+
+
+@pytest.fixture(scope="module")
+def registered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A work folder with a stand-in of a few weights that was registered by the recipe base."""
+    work = str(tmp_path_factory.mktemp("registered"))
+    recipe = load_recipe("base").model_dump(mode="json")
+    with called_as(Call(module="a stage", recipe={}, options={}, rest=recipe)):
+        pretraining = pretrained(work, 0)
+        scores = scored(work, pretraining, 0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.delenv("MLFLOW_REGISTRY_URI", raising=False)
+        register.run(RegistrySettings(model_name="albert-base"), pretraining, scores, work=work)
+        yield work
+
+
+@pytest.fixture(scope="module")
+def all_tasks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with the files of every task."""
+    folder = tmp_path_factory.mktemp("tasks")
+    write_glue(folder / "GLUE")
+    write_race(folder / "RACE")
+    for name in ("train-v1.1", "dev-v1.1", "train-v2.0", "dev-v2.0"):
+        write_squad(folder / "SQuAD" / f"{name}.json", [])
+    return str(folder)
+
+
+@pytest.fixture
+def finetunings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Hyperparameters]:
+    """Stand for the stages; task -> the settings with which each was to be fine-tuned."""
+    asked: dict[str, Hyperparameters] = {}
+    fake = FakeStages()
+
+    def run_stage(module: str, run: RecipeRun, _: Any = None, **inputs: str) -> str:
+        if task := inputs.get("task"):
+            asked[task] = hyperparameters_of(task, run.recipe.finetuning, 512, 10_000)
+        return fake.run_stage(module, run, **inputs)
+
+    monkeypatch.setattr("flows.evaluate_albert.run_stage", run_stage)
+    return asked
+
+
+def evaluated(*words: str) -> None:
+    """Type `albert evaluate` with these words."""
+    assert main(["evaluate", *words]) == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--set=finetuning.learning_rate=0.5",)])
+def test_a_version_is_fine_tuned_as_its_own_recipe_says_unless_told_otherwise(
+    options: tuple[str, ...],
+    registered: str,
+    all_tasks: str,
+    finetunings: dict[str, Hyperparameters],
+) -> None:
+    folder = f"--task-folder={all_tasks}"
+    evaluated("models:/albert-base@champion", folder, f"--work={registered}", *options)
+    assert finetunings.keys() == TABLE_14.keys()
+    for task, (rate, *others) in TABLE_14.items():
+        used = finetunings[task]
+        assert used.learning_rate == (0.5 if options else rate)
+        assert [
+            used.batch_size,
+            used.encoder_dropout_prob,
+            used.num_steps,
+            used.warmup_steps,
+            used.max_seq_length,
+        ] == others
+        assert used.classifier_dropout_prob == 0.1
+
+
+def test_another_recipe_can_be_given_and_a_folder_has_its_own_too(
+    registered: str, all_tasks: str, finetunings: dict[str, Hyperparameters], tmp_path: Path
+) -> None:
+    model, tasks = "models:/albert-base/1", [f"--task-folder={all_tasks}", "--task=rte"]
+    evaluated(model, *tasks, f"--work={registered}", "--recipe=tiny")
+    assert finetunings["rte"].num_steps == 300
+    mine = {"name": "mine", "finetuning": {"num_steps": 7, "warmup_steps": 1}}
+    with called_as(Call(module="a stage", recipe={}, options={}, rest=mine)):
+        made = pretrained(str(tmp_path), 0)
+    evaluated(model_of(made), *tasks, f"--work={tmp_path}")
+    assert finetunings["rte"].num_steps == 7
+    save_tiny_model(f"{tmp_path}/downloaded")
+    evaluated(f"{tmp_path}/downloaded", *tasks, f"--work={tmp_path}")
+    assert finetunings["rte"].num_steps == 800
 
 
 PRESENT, MISSING = ["cola", "rte", "mnli"], {"race": "train/N.txt in /data", "ax": "mnli"}

@@ -207,6 +207,7 @@ def test_the_call_of_a_stage_by_its_command_line_is_recorded(tmp_path: Path) -> 
     assert made_by.call.module == __name__
     assert made_by.call.recipe == {"shape": {"size": 7, "name": "round"}}
     assert made_by.call.options == {"old_corpus": "s3://x/y", "mode": "all"}
+    assert made_by.call.rest == {"other": {"x": 1}}
 
 
 def test_the_commit_is_gits_or_where_there_is_no_checkout_the_environments(
