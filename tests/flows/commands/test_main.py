@@ -1,9 +1,9 @@
 """The command `albert` as a whole: what it says of itself, what it loads, how it ends."""
 
 import os
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -113,11 +113,17 @@ def test_a_mistake_in_a_setting_is_told_before_anything_is_started(
     assert not (tmp_path / "work").exists()
 
 
+def children_seconds() -> float:
+    """Return the CPU time of all processes that ended: clocks tell of other work too."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @pytest.mark.parametrize("command", ["pretrain", "refresh"])
 def test_without_a_text_to_read_nothing_is_started(command: str, tmp_path: Path) -> None:
-    began = time.monotonic()
+    before = children_seconds()
     done = typed(tmp_path, command, "--recipe=base")
-    assert time.monotonic() - began < 3
+    assert children_seconds() - before < 3
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: there is no text to read: the recipe has no source.uri.")
     assert "--source" in done.stderr
