@@ -73,8 +73,10 @@ def find_done(source: SourceSettings, cleaning: CleaningSettings, work: str) -> 
     folder the source is not even listed.
 
     Raises:
+        ConfigError: the settings name no source.
         SourceError: the source has no file.
     """
+    source.check_given()
     before = _files_before(work)
     files = list_quickly(source, before) if before else None
     if files is None:

@@ -46,7 +46,8 @@ def run_flow(name: str, work: str, verbose: bool, **options: Any) -> None:
     """
     with _stopping() as kept:
         is_json()  # refuses a wrong ALBERT_LOG_FORMAT
-        named = options["recipe"] or {}  # that of a model to evaluate is read by the flow
+        given = options["recipe"]
+        named = {} if given is None else given  # the flow reads that of a model to evaluate
         recipe = load_recipe(named, options["overrides"] or (), options.get("source"))
         if "source" in options:
             recipe.source.check_given()

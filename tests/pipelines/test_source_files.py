@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, SourceError
-from pipelines.config import INSTALLED_PYTHON, SourceSettings
+from pipelines import clean_corpus
+from pipelines.config import INSTALLED_PYTHON, CleaningSettings, SourceSettings
 from pipelines.source_files import (
     MAX_UNIT_BYTES,
     SourceFile,
@@ -150,9 +151,12 @@ def test_each_of_several_sources_must_have_files(source: str) -> None:
 
 
 @pytest.mark.parametrize("uri", ["", []])
-def test_without_a_source_nothing_is_read(uri: str | list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"there is no text to read: .* Give --source"):
-        list_source(SourceSettings(uri=uri))
+def test_without_a_source_nothing_is_read(uri: str | list[str], tmp_path: Path) -> None:
+    settings, told = SourceSettings(uri=uri), r"there is no text to read: .* Give --source"
+    with pytest.raises(ConfigError, match=told):
+        list_source(settings)
+    with pytest.raises(ConfigError, match=told):
+        clean_corpus.find_done(settings, CleaningSettings(), str(tmp_path))
 
 
 def test_two_sources_that_would_share_a_name_are_refused(tmp_path: Path) -> None:
