@@ -36,7 +36,7 @@ from pipelines.config import (
 
 SHIPPED = Path(__file__).parent / "recipes"
 _DIGEST_DIGITS = 12
-_MAX_OFFERED = 12
+_MAX_OFFERED = 16
 
 
 class Recipe(Settings):
