@@ -111,8 +111,9 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     shallow_share: float = Field(0.0, ge=0, lt=1)
     """share of the updates, from the first on, that compute fewer layers: 1, then 2, 4, ... in
     equal parts; only where all layers share their weights"""
-    unigram_bias: bool = False
-    """the masked LM head's bias starts from how often the examples ask for each piece"""
+    initial_weights: Literal["random", "counts"] = "random"
+    """counts: word vectors and the masked LM head begin from how often pieces are asked for, and
+    stand near each other, in the examples; not with initial_model"""
     weight_decay: float = Field(0.01, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     """global norm"""

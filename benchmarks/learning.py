@@ -80,6 +80,9 @@ Line = dict[str, Any]
 class Learner(Protocol):
     """A model in training."""
 
+    prepared_s: float
+    """CPU seconds before the first update, of the budget."""
+
     def updates(self) -> Generator[Update, None, None]:
         """Yield the updates in their order; the batch of each is there already."""
         ...
@@ -102,7 +105,9 @@ class OurLearner:
     def __init__(self, recipe: Recipe, examples: ExampleShards, seed: int, num_steps: int) -> None:
         self._settings, self._examples = _in_steps(recipe.training, num_steps, seed), examples
         self._pair_task = PAIR_TASKS[examples.result.objective]
+        begin = time.thread_time()
         self._state = initial_state(recipe.model, self._settings, examples, ALONE)
+        self.prepared_s = time.thread_time() - begin
 
     def updates(self) -> Generator[Update, None, None]:
         self._state.model.train()
@@ -153,6 +158,7 @@ class PeerLearner:
         self._ours = AlbertForPretraining(recipe.model, examples.result.vocab_size)
         self._theirs = same_in_transformers(self._ours)
         self._optimizer = peer.build(self._theirs)
+        self.prepared_s = 0.0
 
     def updates(self) -> Generator[Update, None, None]:
         for step in range(self._num_steps):
@@ -248,9 +254,10 @@ def learn(run: Run) -> Line:
     torch.set_num_threads(1)
     train, held_out = (ExampleShards(run.examples, kind) for kind in ("train", "held_out"))
     pair_task = PAIR_TASKS[train.result.objective]
-    num_steps = max(2, int(run.seconds / _seconds_per_update(run, train)))
+    prepared, per_update = _costs(run, train)
+    num_steps = max(2, int((run.seconds - prepared) / per_update))
     learner = run.contestant.learner(run, train, num_steps)
-    due, points, spent, num_pieces, step = list(POINTS), [], 0.0, 0, 0
+    due, points, spent, num_pieces, step = list(POINTS), [], learner.prepared_s, 0, 0
     with closing(learner.updates()) as updates:
         for step, update in enumerate(updates, 1):
             pieces, seconds = _timed(update)
@@ -282,15 +289,20 @@ def learn(run: Run) -> Line:
     }
 
 
-def _seconds_per_update(run: Run, examples: ExampleShards) -> float:
-    """Return the mean of CPU seconds of an update, by a short run through the whole schedule."""
-    seconds, number = 0.0, _FIRST_UPDATES
+def _costs(run: Run, examples: ExampleShards) -> tuple[float, float]:
+    """Return CPU seconds before the first update, and the mean of those of an update.
+
+    They are of a short run through the whole schedule.
+    """
+    prepared, seconds, number = 0.0, 0.0, _FIRST_UPDATES
     for _ in range(2):  # the first run fetches memory, and says how short the second may be
-        with closing(run.contestant.learner(run, examples, number).updates()) as updates:
+        learner = run.contestant.learner(run, examples, number)
+        with closing(learner.updates()) as updates:
             seconds = float(np.mean([_timed(update)[1] for update in updates]))
+        prepared = learner.prepared_s
         fitting = int(CALIBRATION_SHARE * run.seconds / seconds)
         number = min(max(fitting, _FEWEST_UPDATES), _MOST_UPDATES)
-    return seconds
+    return prepared, seconds
 
 
 def _timed(update: Update) -> tuple[int, float]:

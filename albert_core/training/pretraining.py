@@ -12,9 +12,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from albert_core.checkpoint import (
     CHECKPOINTS,
@@ -48,6 +46,7 @@ from albert_core.training.held_out import (
     point_of,
     read_sample,
 )
+from albert_core.training.initial_weights import initialise_from_counts
 from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
 from albert_core.training.preemption import NEVER, RunAgain, StopRequest, stop_request
@@ -66,10 +65,6 @@ from albert_core.training.step import PAIR_TASKS, TrainState, Update, layers_at,
 MODEL_FOLDER, METRICS, CURVES = "model", "metrics.jsonl", "curves.png"
 _BEFORE = "before.json"
 """The scores before the first update."""
-_COUNTED_EXAMPLES = 20_000
-"""Examples whose pieces are counted; they lie in random order."""
-_UNSEEN_COUNT = 0.1
-"""What is added to each piece's count."""
 
 log = logging.getLogger(PRETRAINING)
 
@@ -396,8 +391,8 @@ def initial_state(
     network = weights
     if network is None:
         network = AlbertForPretraining(model, examples.result.vocab_size)
-        if settings.unigram_bias:
-            network.masked_lm.bias.data = _log_frequencies(examples)
+        if settings.initial_weights == "counts":
+            _count_on_first(network, examples, ranks)
     network = ranks.place(network, settings)
     if settings.shard_state and ranks.world_size > 1:
         shard_state(network, ranks)
@@ -434,11 +429,16 @@ def next_update(
     return train_step(state, batch, settings, ranks, pair_task, stop)
 
 
-def _log_frequencies(examples: ExampleShards) -> Tensor:
-    """Return float32 (V,), the log of the share of the predictions that ask for each piece."""
-    labels = examples.rows(np.arange(min(_COUNTED_EXAMPLES, len(examples)))).labels
-    counts = np.bincount(labels, minlength=examples.result.vocab_size) + _UNSEEN_COUNT
-    return torch.from_numpy(np.log(counts / counts.sum())).float()
+def _count_on_first(network: AlbertForPretraining, examples: ExampleShards, ranks: Ranks) -> None:
+    """Initialise ``network`` from counts, to the same bits on every rank.
+
+    The factors of a table may differ by rounding from one processor to another.
+    """
+    if ranks.is_first:
+        initialise_from_counts(network, examples)
+    for weight in network.parameters():
+        first = weight.data if ranks.is_first else torch.zeros_like(weight)
+        weight.data = ranks.sum(first.to(ranks.device)).cpu()
 
 
 def _metrics_line(point: dict[str, float]) -> str:

@@ -72,13 +72,6 @@ def test_layers_that_share_nothing_cannot_come_one_by_one(examples: str, tmp_pat
         train(examples, tmp_path, own, shallow_share=0.5)
 
 
-def test_a_bias_by_frequency_begins_at_the_loss_of_the_best_constant_prediction(
-    examples: str, tmp_path: Path
-) -> None:
-    found = result_of(train(examples, tmp_path, unigram_bias=True, num_steps=3))
-    assert found.before["masked_lm_loss"].value < found.unigram_nats + 0.1
-
-
 def test_more_ranks_than_examples_in_a_batch_are_refused(
     examples: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,7 +179,7 @@ def test_a_run_killed_and_moved_many_times_sees_each_example_once(
 def test_a_run_killed_many_times_where_it_is_has_the_same_bits(
     examples: str, tmp_path: Path
 ) -> None:
-    growing: dict[str, Any] = {"shallow_share": 0.6, "unigram_bias": True}
+    growing: dict[str, Any] = {"shallow_share": 0.6, "initial_weights": "counts"}
     settings = settings_of(NUM_KILLS).model_copy(
         update=growing | {"optimizer": "muon", "schedule": "constant"}
     )

@@ -1,0 +1,116 @@
+"""First weights that already say which pieces stand near each other, from counts.
+
+A random ALBERT spends its first updates on what can be counted: how often each piece is asked for,
+and near which others. Here the bias of the masked LM head is the log frequency of each piece, its
+word vector is a factor of the table of pointwise mutual information, and attention, projection and
+head pass the mean of the context's vectors on. So the first logit of a piece is about its log
+frequency plus its inner product with its context, a log-bilinear model. Training goes on from
+there, and everything may change.
+
+Source: Levy and Goldberg 2014, "Neural word embedding as implicit matrix factorization".
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from torch import Tensor, nn
+
+from albert_core.model.albert import AlbertForPretraining, Attention
+from albert_core.text.records import NUM_SPECIAL, Ints
+from albert_core.training.shards import ExampleShards
+
+COUNTED_PIECES = 5_000_000
+"""Pieces of the examples whose neighbours are counted; the examples lie in random order."""
+WINDOW = 5
+"""Pieces on each side that are near; one at distance d counts 1 / d."""
+_UNSEEN_COUNT = 0.1
+"""What is added to each piece's count."""
+_CONTEXT_POWER = 0.75
+"""Of the frequencies of contexts, so that rare ones do not look telling."""
+_EXTRA_RANK, _SUBSPACE_STEPS = 16, 2
+"""Of the randomised factorization."""
+_WORD_RMS, _ATTENTION_GAIN, _HEAD_GAIN = 0.1, 1.5, 0.1
+"""Root mean square of a word vector; what multiplies the value and output matrices, which are the
+identity, and the head's, which undoes the projection."""
+
+
+def log_frequencies(labels: Ints, vocab_size: int) -> Tensor:
+    """Return float32 (V,), the log of the share of each piece in ``labels``, int (M,)."""
+    counts = np.bincount(labels, minlength=vocab_size) + _UNSEEN_COUNT
+    return torch.from_numpy(np.log(counts / counts.sum())).float()
+
+
+def near_counts(pieces: Ints, sequences: Ints, vocab_size: int) -> csr_array:
+    """Return float32 (V, V), symmetric: how often two pieces stand within `WINDOW`.
+
+    Special pieces are near none.
+
+    Args:
+        pieces: int (T,), sequences laid end to end.
+        sequences: int (T,), the number of the sequence of each piece.
+        vocab_size: V.
+    """
+    counts = csr_array((vocab_size, vocab_size), dtype=np.float32)
+    for distance in range(1, WINDOW + 1):
+        left, right = pieces[:-distance], pieces[distance:]
+        near = sequences[:-distance] == sequences[distance:]
+        near &= (left >= NUM_SPECIAL) & (right >= NUM_SPECIAL)
+        weights = np.full(int(near.sum()), 1 / distance, np.float32)
+        counts += csr_array((weights, (left[near], right[near])), shape=counts.shape)
+    return counts + counts.T
+
+
+def word_vectors(counts: csr_array, size: int) -> Tensor:
+    """Return float32 (V, size) whose inner products are about the positive mutual information.
+
+    The vector of a piece that is near nothing is 0.
+
+    Args:
+        counts: float32 (V, V), of `near_counts`.
+        size: of a vector.
+    """
+    table = counts.tocoo()
+    totals: NDArray[np.float64] = counts.sum(axis=1)
+    contexts = totals**_CONTEXT_POWER
+    expected = totals[table.row] * (contexts / max(contexts.sum(), 1.0))[table.col]
+    information = np.log(np.maximum(table.data / expected, 1.0))
+    dense = torch.zeros(counts.shape)
+    dense[torch.from_numpy(table.row).long(), torch.from_numpy(table.col).long()] = (
+        torch.from_numpy(information).float()
+    )
+    rank = min(size + _EXTRA_RANK, len(dense))
+    left, singular, _ = torch.svd_lowrank(dense, rank, _SUBSPACE_STEPS)
+    width = min(size, rank)
+    # Turned, so that no coordinate is larger than the others.
+    turn = nn.init.orthogonal_(torch.empty(width, size))
+    vectors = (left * singular.sqrt())[:, :width] @ turn
+    return vectors / vectors.square().mean().sqrt().clamp(min=1e-12)
+
+
+def initialise_from_counts(model: AlbertForPretraining, examples: ExampleShards) -> None:
+    """Set the first weights of ``model``, on the CPU, from the pieces of ``examples``.
+
+    The draws are torch's.
+    """
+    vocab_size = examples.result.vocab_size
+    lengths, _ = examples.sizes(np.arange(len(examples)))
+    number = int(np.searchsorted(np.cumsum(lengths), COUNTED_PIECES, side="right"))
+    rows = examples.rows(np.arange(max(1, number)))
+    sequences = np.repeat(np.arange(len(rows)), rows.lengths)
+    counts = near_counts(rows.unmasked().astype(np.int64), sequences, vocab_size)
+    encoder, head = model.encoder, model.masked_lm
+    head.bias.data = log_frequencies(rows.labels.astype(np.int64), vocab_size)
+    vectors = word_vectors(counts, encoder.settings.embedding_size)
+    known = vectors.any(dim=1)
+    encoder.embeddings.word.weight.data[known] = _WORD_RMS * vectors[known]
+    attentions = [module for module in encoder.modules() if isinstance(module, Attention)]
+    for layer in [layer for each in attentions for layer in (each.value, each.output)]:
+        nn.init.eye_(layer.weight)
+        layer.weight.data *= _ATTENTION_GAIN
+    nn.init.orthogonal_(head.dense.weight)
+    if isinstance(encoder.projection, nn.Linear):
+        encoder.projection.weight.data = head.dense.weight.data.T.clone()
+    else:
+        nn.init.eye_(head.dense.weight)
+    head.dense.weight.data *= _HEAD_GAIN

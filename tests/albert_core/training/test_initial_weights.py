@@ -1,0 +1,76 @@
+"""First weights that already say which pieces stand near each other."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albert_core.config import ModelSettings, TrainingSettings
+from albert_core.text.records import NUM_SPECIAL
+from albert_core.training.held_out import evaluate
+from albert_core.training.initial_weights import (
+    WINDOW,
+    log_frequencies,
+    near_counts,
+    word_vectors,
+)
+from albert_core.training.pretraining import initial_state
+from albert_core.training.ranks import ALONE
+from albert_core.training.shards import ExampleShards
+from tests.albert_core.training_runs import make_days
+
+VOCAB_SIZE = 9
+
+
+@given(st.lists(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=12), min_size=1))
+def test_pieces_are_near_those_of_their_own_sequence_within_the_window(
+    sequences: list[list[int]],
+) -> None:
+    expected = np.zeros((VOCAB_SIZE, VOCAB_SIZE))
+    for pieces in sequences:
+        for i, left in enumerate(pieces):
+            for j, right in enumerate(pieces):
+                if 0 < abs(i - j) <= WINDOW and min(left, right) >= NUM_SPECIAL:
+                    expected[left, right] += 1 / abs(i - j)
+    numbers = np.repeat(np.arange(len(sequences)), [len(pieces) for pieces in sequences])
+    found = near_counts(np.concatenate(sequences), numbers, VOCAB_SIZE).toarray()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_pieces_that_stand_near_the_same_ones_have_like_vectors() -> None:
+    generator = np.random.default_rng(0)
+    group = generator.integers(0, 2, 3000)  # a sequence has pieces 5 to 9, or 10 to 14
+    pieces = (5 + 5 * group[:, None] + generator.integers(0, 5, (3000, 6))).ravel()
+    vectors = word_vectors(near_counts(pieces, np.repeat(np.arange(3000), 6), 16), 8)
+    likeness = vectors @ vectors.T
+    assert likeness[5:10, 5:10].min() > 5 * likeness[5:10, 10:15].abs().max()
+    assert not vectors[15].any()
+
+
+def test_the_bias_is_the_log_of_how_often_a_piece_is_asked_for() -> None:
+    found = log_frequencies(np.array([7, 7, 7, 5]), VOCAB_SIZE)
+    assert torch.logsumexp(found, 0).item() == pytest.approx(0, abs=1e-6)
+    assert found[7] > found[5] > found[6] == found[0]
+
+
+@pytest.mark.parametrize("sharing", ["all", "none"])
+def test_counts_begin_below_the_loss_of_the_best_constant_prediction(
+    sharing: str, tmp_path: Path
+) -> None:
+    uri = make_days(tmp_path, seed=0, num_documents=200)
+    model = ModelSettings(
+        embedding_size=32,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        sharing=sharing,
+    )
+    settings = TrainingSettings(initial_weights="counts")
+    train, held_out = (ExampleShards(uri, kind) for kind in ("train", "held_out"))
+    state = initial_state(model, settings, train, ALONE)
+    scores = evaluate(state.model, held_out, len(held_out), "sentence_order")
+    assert scores["masked_lm_loss"].value < train.result.unigram_nats
