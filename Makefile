@@ -22,6 +22,7 @@ SOURCES := albert_core pipelines flows infra tests benchmarks
 
 FLOW_OPTIONS = --recipe '$(RECIPE)' --work '$(WORK)' \
 	$(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
+SERVED = --recipe '$(RECIPE)' $(if $(SOURCE),--source '$(SOURCE)') $(if $(TASKS),--task-folder '$(TASKS)')
 DATA_BENCHMARKS := data_pipeline text_functions near_duplicates
 BENCHMARKS := $(DATA_BENCHMARKS) loader training_step finetuning minimal_pairs span_features tracking promotion_gate
 
@@ -57,11 +58,11 @@ rollback: $(READY) ## the previous champion again; NAME=albert-tiny ARGS='--to 3
 plan: $(READY) ## what a run will take in memory, hours and cost; ARGS='--hardware l4'
 	@$(ALBERT) plan --recipe '$(RECIPE)' $(foreach setting,$(SET),--set '$(setting)') $(ARGS)
 
-serve: $(READY) ## Prefect, MLflow and a worker on this machine, until Ctrl-C
-	@exec $(ALBERT) serve --work '$(WORK)' $(ARGS)
+serve: $(READY) ## Prefect, MLflow and a worker on this machine, until Ctrl-C; RECIPE= SOURCE= TASKS= for its deployments
+	@exec $(ALBERT) serve --work '$(WORK)' $(SERVED) $(ARGS)
 
 production: $(READY) ## the same for a team: Postgres, S3, two workers; ARTIFACTS=s3://bucket/path
-	@exec $(ALBERT) production --work '$(WORK)' $(if $(ARTIFACTS),--artifacts '$(ARTIFACTS)') $(ARGS)
+	@exec $(ALBERT) production --work '$(WORK)' $(SERVED) $(if $(ARTIFACTS),--artifacts '$(ARTIFACTS)') $(ARGS)
 
 test: $(READY) ## all tests, as many files at a time as there are cores; ARGS=tests/flows for some
 	$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -25,7 +25,7 @@ from flows.finetunings import (
 )  # fmt: skip
 from flows.flow_run import FLOW_OPTIONS, show_report, start_run
 from flows.recipe import RecipeRun
-from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, with_form
+from flows.recipe_form import Address, RecipeName
 from flows.stage_task import in_flow_run, read_stage, run_stage, stage_task
 
 TASK_RUNNER = cast(
@@ -40,11 +40,10 @@ def evaluate_albert(
     task_folder: Address | None = None,
     tasks: list[str] | None = None,
     seeds: int | None = None,
-    recipe: Address | None = None,
-    work: Address | None = None,
-    overrides: list[Address] | None = None,
     corpus: Address | None = None,
-    settings: RecipeChanges = NO_CHANGES,
+    recipe: RecipeName | None = None,
+    overrides: list[Address] | None = None,
+    work: Address | None = None,
 ) -> str:
     """Fine-tune a model on every task that is there, several times, and score it.
 
@@ -55,18 +54,17 @@ def evaluate_albert(
             generated last in the work folder, if the recipe has no own tasks.
         tasks: names of the tasks. Default: all that are there.
         seeds: fine-tunings of each task. Default: the recipe's evaluation.num_seeds.
-        recipe: name of a shipped recipe, or path or URI of a TOML file. Default: the model's own,
-            which its manifests note; for a model without any, the paper's settings.
-        work: folder for all results. Default: ALBERT_WORK, else `work`.
-        overrides: settings that differ from the recipe's, `section.field=value` each.
         corpus: manifest of the corpus that the model was pretrained on, to report how much of each
             dev set it contains.
-        settings: the same as a form; `overrides` take precedence.
+        recipe: name of a shipped recipe, or path or URI of a TOML file. Default: the model's own,
+            which its manifests note; for a model without any, the paper's settings.
+        overrides: settings that differ from the recipe's, `section.field=value` each.
+        work: folder for all results. Default: ALBERT_WORK, else `work`.
 
     Returns:
         The table.
     """
-    overrides = [*with_form(settings, overrides), *as_overrides(tasks, seeds)]
+    overrides = [*(overrides or []), *as_overrides(tasks, seeds)]
     run = start_run(recipe or own_recipe(model, work_folder(work)), None, work, overrides)
     return report(evaluate(run, model, folder_of_tasks(run, task_folder), corpus))
 

@@ -17,7 +17,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas import filters
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
-from prefect.states import Crashed
+from prefect.states import Cancelling, Crashed
 
 from albert_core.stage.credentials import hide_credentials_in_logs
 from albert_core.stage.environment import work_folder
@@ -97,10 +97,24 @@ def end_orphaned_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any
             done |= found
 
 
+def cancel_children(_: Flow[..., Any], flow_run: FlowRun, __: State[Any]) -> None:
+    """Cancel the runs of deployments that a run had started and waited for: a hook."""
+    of_this = filters.FlowRunFilter.model_validate(
+        {
+            "parent_flow_run_id": {"any_": [flow_run.id]},
+            "state": {"type": {"not_any_": TERMINAL_STATES}},
+        }
+    )
+    with get_client(sync_client=True) as client:
+        for child in client.read_flow_runs(flow_run_filter=of_this):
+            client.set_flow_run_state(child.id, Cancelling())
+
+
 _ENDS = ("on_completion", "on_failure", "on_cancellation", "on_crashed")
 FLOW_OPTIONS: dict[str, Any] = {
     "flow_run_name": run_name,
     "on_running": [end_orphaned_tasks],
     **{end: [end_tracking] for end in _ENDS},
+    "on_cancellation": [cancel_children, end_tracking],
 }
 """Options of Prefect's `flow`."""

@@ -8,19 +8,19 @@ from albert_core.stage.manifest import read_manifest
 from flows.evaluate_albert import TASK_RUNNER, evaluate, task_folder_of
 from flows.flow_run import FLOW_OPTIONS, show_report, start_run
 from flows.recipe import RecipeRun
-from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, with_form
-from flows.refresh_corpus import clean_corpus, make_examples, train_vocab
+from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, RecipeName, with_form
+from flows.refresh_corpus import clean_corpus, make_examples, refresh_in_its_pool, train_vocab
 from flows.report import build_report
 from flows.stage_task import find_stage, run_stage, stage_task
 
 
 @flow(name="pretrain-albert", task_runner=TASK_RUNNER, **FLOW_OPTIONS)
 def pretrain_albert(
-    recipe: Address = "tiny",
+    recipe: RecipeName = "tiny",
     source: Address | None = None,
-    work: Address | None = None,
-    overrides: list[Address] | None = None,
     settings: RecipeChanges = NO_CHANGES,
+    overrides: list[Address] | None = None,
+    work: Address | None = None,
 ) -> str:
     """Clean the text, train a vocabulary, pretrain, fine-tune, score and register an ALBERT.
 
@@ -31,14 +31,16 @@ def pretrain_albert(
     Args:
         recipe: name of a shipped recipe, or path or URI of a TOML file.
         source: your own text: a file, folder, glob or URI. Default: the recipe's.
+        settings: the usual settings that differ from the recipe's; left empty, one is as there.
+        overrides: any settings that differ, `section.field=value` each; they take precedence.
         work: folder for all results. Default: ALBERT_WORK, else `work`.
-        overrides: settings that differ from the recipe's, `section.field=value` each.
-        settings: the same as a form; `overrides` take precedence.
 
     Returns:
         The report.
     """
-    run = start_run(recipe, source, work, with_form(settings, overrides))
+    overrides = with_form(settings, overrides)
+    run = start_run(recipe, source, work, overrides)
+    refresh_in_its_pool(run, recipe, source, overrides, work)
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus)
     examples = make_examples(run, corpus, vocab)

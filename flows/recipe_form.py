@@ -1,27 +1,40 @@
-"""A recipe's settings as a form: every section and field, all optional, for Prefect's page.
+"""The parameters of the flows as Prefect's page and its server know them: JSON schemas.
 
-What is filled in becomes overrides as on the command line, so that a run that was started from the
-page can be repeated by hand.
+`RecipeChanges` is a form with the settings that are changed most. What is filled in becomes
+overrides as on the command line, so that a run that was started from the page can be repeated by
+hand. All other settings are overrides in any case.
 
 Prefect keeps parameters in its database, and checks them by their JSON schema before it does. So
 texts that may be URIs are refused here if they contain credentials.
 """
 
 import json
-import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, create_model, model_serializer
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    WithJsonSchema,
+    create_model,
+    model_serializer,
+)
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from albert_core.stage.credentials import WITHOUT_CREDENTIALS
 from albert_core.stage.settings import Settings
-from flows.recipe import Recipe
+from flows.recipe import Recipe, shipped_recipes
 
-_BARE_KEY = re.compile("[A-Za-z0-9_-]+")
+_USUAL = {
+    "cleaning": ("language", "keep_languages"),
+    "vocabulary": ("vocab_size",),
+    "examples": ("max_seq_length", "dupe_factor"),
+    "training": ("num_steps", "batch_size", "micro_batch_size", "learning_rate"),
+    "evaluation": ("task_folder", "num_seeds"),
+    "registry": ("model_name",),
+}
+"""Section -> settings in the form. None is true or false: an empty one would be drawn as false."""
 
 
 class _Form(Settings):
@@ -36,29 +49,25 @@ class _Form(Settings):
         return {name: value for name, value in handler(self).items() if value is not None}
 
 
-def _form_of(model: type[BaseModel], name: str) -> type[_Form]:
-    """Return ``model`` with all its fields optional; those that are sections likewise."""
+def _section(name: str, usual: Sequence[str]) -> type[_Form]:
+    settings = Recipe.model_fields[name].annotation
+    assert isinstance(settings, type)
+    assert issubclass(settings, Settings)
     fields: dict[str, Any] = {
-        key: _optional(key, field, position)
-        for position, (key, field) in enumerate(model.model_fields.items())
+        key: _optional(key, settings.model_fields[key], position)
+        for position, key in enumerate(usual)
     }
-    doc = (model.__doc__ or "").partition("\n")[0]
-    return create_model(name, __base__=_Form, __doc__=doc, **fields)
+    doc = (settings.__doc__ or "").partition("\n")[0]
+    form = settings.__name__.replace("Settings", "Changes")
+    return create_model(form, __base__=_Form, __doc__=doc, **fields)
 
 
 def _optional(name: str, field: FieldInfo, position: int) -> tuple[Any, Any]:
     annotation: Any = field.annotation
-    if isinstance(annotation, type) and issubclass(annotation, Settings):
-        annotation = _form_of(annotation, annotation.__name__.replace("Settings", "Changes"))
-        description = annotation.__doc__
-    else:
-        default = field.get_default(call_default_factory=True, validated_data={})
-        shown = "" if default is PydanticUndefined else f"default: {json.dumps(default)}"
-        description = "; ".join(filter(None, [field.description, shown]))
     entry = FieldInfo.from_annotation(annotation)
     entry.metadata = field.metadata
     extra = partial(_as_entry, name, position)
-    shape = Field(default=None, description=description, json_schema_extra=extra)
+    shape = Field(default=None, description=field.description, json_schema_extra=extra)
     return entry.rebuild_annotation() | None, shape
 
 
@@ -70,8 +79,14 @@ def _as_entry(name: str, position: int, schema: dict[str, Any]) -> None:
     schema.update(kinds[0] if len(kinds) == 1 else {"anyOf": kinds})
 
 
-class RecipeChanges(_form_of(Recipe, "RecipeChanges")):  # type: ignore[misc]
-    """Settings that differ from the recipe's; those left empty stay as they are there."""
+_SECTIONS: dict[str, Any] = {
+    name: _optional(name, FieldInfo(annotation=_section(name, usual)), position)
+    for position, (name, usual) in enumerate(_USUAL.items())
+}
+
+
+class RecipeChanges(create_model("_Changes", __base__=_Form, **_SECTIONS)):  # type: ignore[misc]
+    """The settings that are changed most; what is left empty is as in the recipe."""
 
 
 NO_CHANGES = RecipeChanges()
@@ -79,32 +94,29 @@ NO_CHANGES = RecipeChanges()
 
 def with_form(settings: RecipeChanges, overrides: Sequence[str] | None) -> list[str]:
     """Return the form as overrides, followed by ``overrides``, which take precedence."""
-    return [*_flat(settings.model_dump(mode="json", exclude_none=True), ""), *(overrides or [])]
+    filled: dict[str, dict[str, Any]] = settings.model_dump(mode="json", exclude_none=True)
+    # JSON's numbers, texts and lists of them are TOML's too.
+    changes = [
+        f"{section}.{name}={json.dumps(value)}"
+        for section, values in filled.items()
+        for name, value in values.items()
+    ]
+    return [*changes, *(overrides or [])]
 
 
-def _flat(changes: dict[str, Any], prefix: str) -> list[str]:
-    lines = []
-    for name, value in changes.items():
-        if isinstance(value, dict):
-            lines += _flat(value, f"{prefix}{_key(name)}.")
-        else:
-            lines.append(f"{prefix}{_key(name)}={_toml(value)}")
-    return lines
-
-
-def _toml(value: Any) -> str:
-    """Return ``value`` as TOML writes it in one line, which is JSON's way except for tables."""
-    if isinstance(value, dict):
-        pairs = (f"{_key(k)} = {_toml(v)}" for k, v in value.items() if v is not None)
-        return "{" + ", ".join(pairs) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value)
-
-
-def _key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else json.dumps(name)
-
-
-Address = Annotated[str, Field(json_schema_extra={"pattern": WITHOUT_CREDENTIALS})]
+_ADDRESS = {"type": "string", "pattern": WITHOUT_CREDENTIALS}
+RecipeName = Annotated[
+    str,
+    WithJsonSchema(
+        {
+            # The second has no type of its own, so that a refusal names the choices of the first.
+            "anyOf": [
+                {"title": "shipped", "type": "string", "enum": shipped_recipes()},
+                {"title": "a file", "allOf": [_ADDRESS], "pattern": "[/.]"},
+            ]
+        }
+    ),
+]
+"""The name of a recipe that comes with the project, or the path or URI of a TOML file."""
+Address = Annotated[str, Field(json_schema_extra=_ADDRESS)]
 """A path, a URI or a name."""

@@ -2,21 +2,29 @@
 
 import logging
 import time
+from typing import cast
+from uuid import UUID
 
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.deployments import run_deployment
 from prefect.events import Event, emit_event
 from prefect.events.filters import EventFilter, EventIDFilter
+from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run as this_flow_run
 
 from albert_core.stage import storage
 from albert_core.stage.command import NO_RESULT
+from albert_core.stage.errors import OutageError, StageError
 from albert_core.stage.manifest import read_manifest
 from flows.flow_run import FLOW_OPTIONS, show_report, start_run
 from flows.recipe import NotDoneError, RecipeRun
-from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, with_form
+from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, RecipeName, with_form
 from flows.report import build_text_report
 from flows.stage_task import in_flow_run, read_stage, run_stage, stage_task
 
+DEPLOYMENT = "refresh-corpus/refresh-corpus"
 EVENT = "albert.corpus.changed"
 _TOLD = "change_was_told"
 _ARRIVES_WITHIN_SECONDS = 30.0
@@ -27,20 +35,20 @@ log = logging.getLogger(__name__)
 
 @flow(name="refresh-corpus", **FLOW_OPTIONS)
 def refresh_corpus(
-    recipe: Address = "tiny",
+    recipe: RecipeName = "tiny",
     source: Address | None = None,
-    work: Address | None = None,
-    overrides: list[Address] | None = None,
     settings: RecipeChanges = NO_CHANGES,
+    overrides: list[Address] | None = None,
+    work: Address | None = None,
 ) -> str:
     """Bring the corpus, its vocabulary and its examples up to date.
 
     Args:
         recipe: name of a shipped recipe, or path or URI of a TOML file.
         source: your own text: a file, folder, glob or URI. Default: the recipe's.
+        settings: the usual settings that differ from the recipe's; left empty, one is as there.
+        overrides: any settings that differ, `section.field=value` each; they take precedence.
         work: folder for all results. Default: ALBERT_WORK, else `work`.
-        overrides: settings that differ from the recipe's, `section.field=value` each.
-        settings: the same as a form; `overrides` take precedence.
 
     Returns:
         The report.
@@ -84,13 +92,69 @@ def removal_receipt(run: RecipeRun, examples: str) -> str:
     return receipt
 
 
+@stage_task("refresh-corpus")
+def refresh_in_its_pool(
+    run: RecipeRun, recipe: str, source: str | None, overrides: list[str], work: str | None
+) -> None:
+    """Run the deployment `refresh-corpus` and wait for it, if it has another pool than this run.
+
+    So that what trains on GPUs does not clean text there. It does nothing if the text is ready, or
+    if this run is none of a worker's.
+
+    Args:
+        run: run of the flow that needs the text.
+        recipe: parameter of the flow, as are ``source``, ``overrides`` and ``work``.
+        source: the same.
+        overrides: the same.
+        work: the same.
+
+    Raises:
+        OutageError: the run was killed.
+        StageError: it failed, was cancelled, or made another text than is needed here.
+    """
+    if not (in_flow_run() and _is_elsewhere()) or _has_text(run):
+        return
+    given = {"recipe": recipe, "source": source, "overrides": overrides, "work": work}
+    made = cast(FlowRun, run_deployment(DEPLOYMENT, parameters=given))
+    state = made.state
+    if state is None or state.is_crashed():
+        raise OutageError(f"{DEPLOYMENT}, run {made.name}, was killed")
+    if not state.is_completed():
+        raise StageError(f"{DEPLOYMENT}, run {made.name}: {state.name}. {state.message or ''}")
+    if not _has_text(run):
+        raise StageError(
+            f"{DEPLOYMENT}, run {made.name}, has ended, but its text is not in {run.work}. Both "
+            "pools need the same version of the code and the same ALBERT_WORK"
+        )
+
+
+def _is_elsewhere() -> bool:
+    """Return whether this run has a pool, and the deployment of this flow has another one."""
+    with get_client(sync_client=True) as client:
+        own = client.read_flow_run(UUID(this_flow_run.id)).work_pool_name
+        try:
+            return own not in (None, client.read_deployment_by_name(DEPLOYMENT).work_pool_name)
+        except ObjectNotFound:
+            return False
+
+
+def _has_text(run: RecipeRun) -> bool:
+    """Return whether the examples that the run needs are there."""
+    corpus = run.find_done("pipelines.clean_corpus")
+    vocab = run.find_done("pipelines.train_vocab", corpus=corpus) if corpus else None
+    if corpus is None or vocab is None:
+        return False
+    return run.find_done("pipelines.make_examples", corpus=corpus, vocab=vocab) is not None
+
+
 def tell_of_change(
     run: RecipeRun, examples: str, recipe: str, source: str | None, overrides: list[str]
 ) -> bool:
     """Tell Prefect's server, once, that the corpus has changed; return whether the event arrived.
 
     An automation may react to it. A file beside the examples notes that it arrived: if a run was
-    killed before it told, or the server was unavailable, the next run makes up for it.
+    killed before it told, or the server was unavailable, the next run makes up for it. If a run
+    waits for this one, it knows, and nobody else is told.
 
     Args:
         run: run of the refresh.
@@ -108,6 +172,9 @@ def tell_of_change(
         return False
     if not in_flow_run():
         raise NotDoneError(EVENT)
+    if this_flow_run.parent_flow_run_id:
+        storage.write_bytes(told, b"")
+        return False
     event = emit_event(
         EVENT,
         resource={

@@ -1,6 +1,6 @@
 """Bring a Prefect server in line with `prefect_rules.yaml`: limits of queues, automations, alerts.
 
-``python -m infra.prefect_rules``, after ``prefect deploy --all``. Doing it again changes nothing.
+``python -m infra.prefect_rules``, after ``infra.deployments``. Doing it again changes nothing.
 
 ``ALBERT_PRETRAIN_AFTER_REFRESH`` (true or false) switches pretraining after a refresh on or off;
 without it, the server keeps its choice, which is off at first. ``ALBERT_ALERT_WEBHOOK`` is the

@@ -51,6 +51,10 @@ class ProductionSettings:
     """For the files of the databases, on this machine; without it, in `work`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Further variables of the servers, the workers and their flow runs."""
+    recipe: str | None = None
+    """Default of the deployments' parameter, as are `source` and `task_folder`."""
+    source: str | None = None
+    task_folder: str | None = None
 
 
 class Production(Servers):
@@ -64,7 +68,7 @@ class Production(Servers):
         work = settings.work
         super().__init__(
             *(work, settings.host, settings.prefect_port, settings.mlflow_port),
-            settings.environment,
+            *(settings.environment, settings.recipe, settings.source, settings.task_folder),
         )
         self.settings = settings
         self.postgres = Postgres(
@@ -108,11 +112,7 @@ class Production(Servers):
             "databases": f"Postgres, {LOOPBACK}:{self.postgres.port}, in {self.postgres.folder}",
             "workers": self.settings.workers,
         }
-        commands = [
-            f"export MLFLOW_TRACKING_URI={self.mlflow_url}",
-            "prefect deployment run pretrain-albert/pretrain-albert",
-        ]
-        return self.greeting(facts, commands)
+        return self.greeting(facts, [f"export MLFLOW_TRACKING_URI={self.mlflow_url}"])
 
     def _s3_in_memory(self) -> dict[str, str]:
         """Start the S3 server; return what MLflow needs to reach it."""

@@ -14,7 +14,7 @@ from infra.services import LOOPBACK, Servers, option_parser, run_until_stopped
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until Ctrl-C or SIGTERM; return the exit status."""
     options = option_parser("albert serve").parse_args(argv)
-    servers = Servers(options.work, LOOPBACK, options.prefect_port, options.mlflow_port)
+    servers = Servers(host=LOOPBACK, **vars(options))
 
     def start() -> str:
         work = servers.work
@@ -28,7 +28,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return servers.greeting(
             {},
             [
-                "prefect deployment run pretrain-albert/pretrain-albert",
                 "prefect deployment ls",
                 "prefect deployment schedule ls refresh-corpus/refresh-corpus",
             ],

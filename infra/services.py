@@ -18,6 +18,7 @@ import psutil
 from albert_core.stage import storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
 from albert_core.stage.errors import AlbertError, answers
+from flows.recipe import load_recipe
 
 PROJECT = Path(__file__).parent.parent
 LOOPBACK = "127.0.0.1"
@@ -281,7 +282,6 @@ def run_until_stopped(
 
 PREFECT, MLFLOW = "Prefect", "MLflow"
 POOL = "albert"
-_DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
 _PATIENCE = {
     "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
     "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "30",
@@ -300,6 +300,9 @@ class Servers(Services):
         prefect_port: of Prefect.
         mlflow_port: of MLflow.
         environment: further variables of the servers, the workers and their flow runs.
+        recipe: default of the deployments' parameter, as are ``source`` and ``task_folder``.
+        source: the same.
+        task_folder: the same.
     """
 
     def __init__(
@@ -309,8 +312,12 @@ class Servers(Services):
         prefect_port: int,
         mlflow_port: int,
         environment: Mapping[str, str] | None = None,
+        recipe: str | None = None,
+        source: str | None = None,
+        task_folder: str | None = None,
     ) -> None:
         self.work, self.host = work, host
+        self._defaults = {"recipe": recipe, "source": source, "task-folder": task_folder}
         self.ports = {PREFECT: prefect_port, MLFLOW: mlflow_port}
         reached_at = LOOPBACK if host == "0.0.0.0" else host  # noqa: S104 - compared
         self.prefect_url = f"http://{reached_at}:{prefect_port}"
@@ -333,8 +340,11 @@ class Servers(Services):
 
         Raises:
             ServeError: a port is taken.
+            ConfigError: there is no such recipe, or it has no such source.
         """
         refuse_taken(self.host, self.ports)
+        if self._defaults["source"] or self._defaults["recipe"]:
+            load_recipe(self._defaults["recipe"] or "tiny", (), self._defaults["source"])
         self.work.mkdir(parents=True, exist_ok=True)
         print(f"starting the services, with their data in {self.work}", flush=True)
 
@@ -365,10 +375,8 @@ class Servers(Services):
         )
         self.wait_until_up(PREFECT)
         print("deploying the flows", flush=True)
-        pool = ("work-pool", "create", POOL, "--type", "process", "--overwrite")
-        self.finish("work pool", *_PREFECT_COMMAND, *pool)
-        deploy = ("deploy", "--all", "--prefect-file", str(_DEPLOYMENTS))
-        self.finish("deploy", *_PREFECT_COMMAND, *deploy)
+        defaults = [f"--{name}={value}" for name, value in self._defaults.items() if value]
+        self.finish("deploy", sys.executable, "-m", "infra.deployments", *defaults)
         self.finish("rules", sys.executable, "-m", "infra.prefect_rules", "--pool", POOL)
         for name in workers:
             self.start(
@@ -386,7 +394,9 @@ class Servers(Services):
             commands: for another terminal.
         """
         told = {PREFECT: self.prefect_url, MLFLOW: self.mlflow_url, **facts, "logs": self.logs}
-        commands = [f"export PREFECT_API_URL={self.prefect_url}/api", *commands]
+        # The second variable is for names without a slash, see flows/deployment_names.py.
+        here = f"export PREFECT_API_URL={self.prefect_url}/api PREFECT_PLUGINS_ENABLED=true"
+        commands = [here, "prefect deployment run pretrain-albert", *commands]
         return "\n".join(
             [
                 *("", *(f"{name:<11}{fact}" for name, fact in told.items())),
@@ -421,12 +431,19 @@ def local_folder(text: str) -> Path:
     return path.absolute()
 
 
+def _name_or_absolute(recipe: str) -> str:
+    return storage.absolute(recipe) if {"/", "."} & set(recipe) else recipe
+
+
 Option = tuple[str, str, str | None, Callable[[str], object]]
 """Name of an option, the variable that is its default, what else is, and its type."""
 _OPTIONS: tuple[Option, ...] = (
     ("--work", "ALBERT_WORK", "work", local_folder),
     ("--prefect-port", "ALBERT_PREFECT_PORT", "4200", int),
     ("--mlflow-port", "ALBERT_MLFLOW_PORT", "5000", int),
+    ("--recipe", "ALBERT_RECIPE", None, _name_or_absolute),
+    ("--source", "ALBERT_SOURCE", None, storage.absolute),
+    ("--task-folder", "ALBERT_TASK_FOLDER", None, storage.absolute),
 )
 
 

@@ -16,6 +16,28 @@ _PrefectPort = Annotated[
 _MlflowPort = Annotated[
     int | None, typer.Option(help="Port of MLflow. Default: ALBERT_MLFLOW_PORT, or 5000.")
 ]
+_Recipe = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="Recipe that refresh-corpus and pretrain-albert have by default, unless it was set on "
+        "their pages. Default: ALBERT_RECIPE, or tiny.",
+    ),
+]
+_Source = Annotated[
+    str | None,
+    typer.Option(
+        help="Text that they read by default: a file, folder, glob or URI. Default: ALBERT_SOURCE, "
+        "or the recipe's."
+    ),
+]
+_TaskFolder = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder with the files of GLUE, SQuAD and RACE that evaluate-albert has by default. "
+        "Default: ALBERT_TASK_FOLDER, or the task generated last."
+    ),
+]
 
 
 def serve(
@@ -23,6 +45,9 @@ def serve(
     work: _Work = None,
     prefect_port: _PrefectPort = None,
     mlflow_port: _MlflowPort = None,
+    recipe: _Recipe = None,
+    source: _Source = None,
+    task_folder: _TaskFolder = None,
 ) -> None:
     """Serve Prefect, MLflow and a worker on this machine until Ctrl-C."""
     _become("infra.serve", context)
@@ -72,6 +97,9 @@ def production(
             "a folder in the work folder."
         ),
     ] = None,
+    recipe: _Recipe = None,
+    source: _Source = None,
+    task_folder: _TaskFolder = None,
 ) -> None:
     """Serve the project for a team: Postgres, MLflow, Prefect and workers, until Ctrl-C."""
     _become("infra.production", context)

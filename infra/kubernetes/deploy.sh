@@ -15,7 +15,7 @@ for pool in cpu gpu; do
 done
 
 deploy() {
-  prefect --no-prompt deploy --name "$1" --pool "$2" --job-variable "image=$ALBERT_TRAINER_IMAGE"
+  python -m infra.deployments --name "$1" --pool "$2" --job-variable "image=$ALBERT_TRAINER_IMAGE"
 }
 deploy refresh-corpus albert-cpu
 deploy pretrain-albert albert-gpu

@@ -3,7 +3,7 @@
 # boot runs it again and so updates the code. A queued resource waits until a TPU is available:
 #
 #   prefect work-pool create albert-tpu --type process
-#   prefect deploy --name pretrain-albert --pool albert-tpu
+#   python -m infra.deployments --name pretrain-albert --pool albert-tpu
 #   gcloud compute tpus queued-resources create albert --node-id albert --zone europe-west4-b \
 #     --accelerator-type v5litepod-8 --runtime-version v2-alpha-tpuv5-lite --spot \
 #     --metadata albert-archive=gs://bucket/albert.tar.gz,albert-settings="$(cat worker.env)" \

@@ -1,0 +1,183 @@
+"""Make the deployments of `prefect.yaml` once; later change only what the user has not changed.
+
+``python -m infra.deployments``, which `albert serve` and `albert production` do at each start. A
+value that is on the server as it was deployed last becomes the new one; one that differs was
+changed by a user and stays. Schedules and pauses are the user's once the deployment is there.
+`prefect deploy` puts all of them back.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import (
+    DeploymentScheduleCreate,
+    DeploymentUpdate,
+    WorkPoolCreate,
+)
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
+from prefect.variables import Variable
+from prefect.workers.process import ProcessWorker
+
+from albert_core.stage.command import FAILURE, FAILURE_STATUS
+from infra.services import PROJECT
+
+DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
+RECORD = "albert_deployed"
+"""The Variable with what was deployed last, by the deployments' names."""
+DEFAULTS = {name: f"albert_{name}" for name in ("recipe", "source", "task_folder")}
+"""Parameter -> the Variable that is its default where `prefect.yaml` names the parameter."""
+IMAGE_FOLDER = "/opt/prefect"
+"""Where an image has the code: `infra/Dockerfile`."""
+_ABSENT = object()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Deploy to the server at PREFECT_API_URL; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m infra.deployments", description=main.__doc__)
+    parser.add_argument("--name", action="append", help="only this deployment; again for more")
+    parser.add_argument("--pool", help="work pool, in any case; default: as in prefect.yaml")
+    parser.add_argument("--job-variable", action="append", default=[], metavar="NAME=VALUE")
+    for name in DEFAULTS:
+        parser.add_argument(f"--{name.replace('_', '-')}", help="default of this parameter")
+    options = parser.parse_args(argv)
+    forced: dict[str, Any] = {"work_pool_name": options.pool} if options.pool else {}
+    forced["job_variables"] = dict(each.split("=", 1) for each in options.job_variable)
+    deployments = yaml.safe_load(DEPLOYMENTS.read_text())["deployments"]
+    with get_client(sync_client=True) as client:
+        if not options.pool:
+            make_pools(client, {each["work_pool"]["name"] for each in deployments})
+        given = {
+            name: getattr(options, name) or Variable.get(variable)
+            for name, variable in DEFAULTS.items()
+        }
+        try:
+            for each in deployments:
+                if not options.name or each["name"] in options.name:
+                    print(deploy(client, each, given, forced))
+        except PrefectHTTPStatusError as error:
+            print(f"{FAILURE}{each['name']}: {_reason(error)}", file=sys.stderr)
+            return FAILURE_STATUS
+    return 0
+
+
+def make_pools(client: SyncPrefectClient, names: set[str]) -> None:
+    """Make the work pools that are not there: of processes on the machines of their workers."""
+    for name in names - {pool.name for pool in client.read_work_pools()}:
+        template = ProcessWorker.get_default_base_job_template()
+        pool = WorkPoolCreate(name=name, type="process", base_job_template=template)
+        client.create_work_pool(pool)
+
+
+def deploy(
+    client: SyncPrefectClient,
+    entry: Mapping[str, Any],
+    given: Mapping[str, str | None],
+    forced: Mapping[str, Any],
+) -> str:
+    """Make the deployment, or bring it up to date; return what was done, for the log.
+
+    Args:
+        client: of the server.
+        entry: the deployment in `prefect.yaml`.
+        given: defaults of the parameters that the entry names.
+        forced: pool and job variables that it gets whatever the user changed.
+
+    Raises:
+        PrefectHTTPStatusError: a default is none that the flow takes, or a pool is not there.
+    """
+    flow: Flow[..., Any] = load_flow_from_entrypoint(str(PROJECT / entry["entrypoint"]))
+    of_code = {
+        "entrypoint": entry["entrypoint"],
+        "parameter_openapi_schema": parameter_schema(flow).model_dump(exclude_unset=True),
+    }
+    name, wanted = entry["name"], wanted_of(entry, given)
+    deployed: dict[str, Any] = Variable.get(RECORD, default={})
+    last = deployed.get(name) or wanted_of(entry, {})
+    try:
+        there = client.read_deployment_by_name(f"{flow.name}/{name}")
+    except ObjectNotFound:
+        schedules = [
+            DeploymentScheduleCreate(schedule=CronSchedule(**each))
+            for each in entry.get("schedules", [])
+        ]
+        made = {**of_code, **_with(wanted, forced)}
+        client.create_deployment(client.create_flow(flow), name, schedules=schedules, **made)
+        done = "made"
+    else:
+        now = there.model_dump(mode="json", include=set(wanted), exclude_none=True)
+        kept = merged(last, {**last, **now}, wanted)
+        update = DeploymentUpdate.model_validate({**of_code, **_with(kept, forced)})
+        try:
+            client.update_deployment(there.id, update)
+        except PrefectHTTPStatusError as error:
+            if kept["parameters"] == wanted["parameters"]:
+                raise
+            return f"{name}: left as it is; change its parameters on its page: {_reason(error)}"
+        users = [field for field in wanted if kept[field] != wanted[field]]
+        done = (
+            f"up to date, but for what was changed: {', '.join(users)}" if users else "up to date"
+        )
+    Variable.set(RECORD, {**deployed, name: wanted}, overwrite=True)
+    return f"{name}: {done}"
+
+
+def wanted_of(entry: Mapping[str, Any], given: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return what a user may change of a deployment, as Prefect's server names it.
+
+    Args:
+        entry: the deployment in `prefect.yaml`.
+        given: defaults of the parameters that the entry names.
+    """
+    pool = entry["work_pool"]
+    parameters = {name: given.get(name) or value for name, value in entry["parameters"].items()}
+    return {
+        "description": entry["description"],
+        "tags": entry["tags"],
+        "parameters": {name: value for name, value in parameters.items() if value is not None},
+        "job_variables": pool["job_variables"],
+        "work_pool_name": pool["name"],
+        "work_queue_name": pool["work_queue_name"],
+    }
+
+
+def merged(last: Any, there: Any, wanted: Any) -> Any:
+    """Return the value wanted now, unless the one that is there is not the one deployed last.
+
+    Of mappings each entry is merged by itself.
+
+    >>> merged({"a": 1, "b": 1}, {"a": 2, "b": 1}, {"a": 3, "b": 3})
+    {'a': 2, 'b': 3}
+    """
+    if not all(isinstance(each, Mapping) for each in (last, there, wanted)):
+        return wanted if there == last else there
+    entries = {
+        name: merged(*(each.get(name, _ABSENT) for each in (last, there, wanted)))
+        for name in {**wanted, **there}
+    }
+    return {name: value for name, value in entries.items() if value is not _ABSENT}
+
+
+def _with(values: Mapping[str, Any], forced: Mapping[str, Any]) -> dict[str, Any]:
+    variables = {**values["job_variables"], **forced["job_variables"]}
+    folder = IMAGE_FOLDER if "image" in variables else str(PROJECT)
+    pull = {"prefect.deployments.steps.set_working_directory": {"directory": folder}}
+    return {**values, **forced, "job_variables": variables, "pull_steps": [pull]}
+
+
+def _reason(error: PrefectHTTPStatusError) -> str:
+    """Return what the server says of a request that it refused."""
+    return str(json.loads(error.response.text).get("detail", error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
