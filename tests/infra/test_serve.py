@@ -12,7 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from infra.deployments import main as deploy
+from tests.infra.test_deployments import change, state_of
 from tests.mlflow_server import free_port
 from tests.recovery.deployed_runs import PrefectApi
 
@@ -49,18 +52,20 @@ class Served:
     home: Path
     greeting: str
 
-    def prefect(self, *arguments: str, cwd: Path = PROJECT) -> str:
-        """Run the command `prefect`, as the user does in another terminal."""
-        environment = os.environ | {
-            "PREFECT_HOME": str(self.home / "prefect"),
-            "PREFECT_API_URL": f"{self.prefect_url}/api",
-            "COLUMNS": "200",
-        }
+    def prefect(self, *arguments: str, status: int = 0) -> str:
+        """Run the command `prefect`, as the user does in another terminal, in any folder."""
+        [export] = [line for line in self.greeting.splitlines() if "export " in line]
+        told = dict(each.split("=", 1) for each in export.split()[1:])
+        home = {"PREFECT_HOME": str(self.home / "prefect"), "COLUMNS": "200"}
         done = subprocess.run(
-            [PREFECT, *arguments], capture_output=True, text=True, env=environment, cwd=cwd
+            [PREFECT, *arguments],
+            capture_output=True,
+            text=True,
+            env=os.environ | told | home,
+            cwd=self.home,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -121,10 +126,30 @@ def test_each_deployment_has_its_flows_name_and_the_nightly_refresh_is_scheduled
         time.sleep(0.5)
 
 
+def test_a_parameter_that_no_run_could_use_is_refused_at_once(served: Served) -> None:
+    told = served.prefect("deployment", "run", "pretrain-albert", "-p", "recipe=bogus", status=1)
+    assert "Validation failed for field 'recipe'" in told
+    assert "'bogus' is not one of ['base'," in told
+
+
+def test_what_a_user_changed_outlasts_every_deploying(served: Served) -> None:
+    api_url = f"{served.prefect_url}/api"
+    change(api_url)
+    before = state_of(api_url)
+    with temporary_settings({PREFECT_API_URL: api_url}):
+        for source in ("/theirs", "/others"):
+            assert deploy([f"--source={source}"]) == 0
+            now = state_of(api_url)
+            assert now["pretrain-albert"].pop("parameters") == {"recipe": "tiny", "source": source}
+            assert now == {**before, "pretrain-albert": now["pretrain-albert"]}
+        assert deploy([]) == 0
+    assert state_of(api_url) == before
+
+
 def test_a_name_without_slash_is_run_by_the_worker(served: Served) -> None:
     (served.home / "hello.py").write_text(FLOW)
     (served.home / "prefect.yaml").write_text(DEPLOYMENT.replace("FOLDER", str(served.home)))
-    served.prefect("--no-prompt", "deploy", "--all", cwd=served.home)
+    served.prefect("--no-prompt", "deploy", "--all")
     output = served.prefect("deployment", "run", "say-hello", "--watch", "--watch-timeout", "60")
     assert "finished successfully" in output
     assert (served.home / "said").read_text() == served.mlflow_url
@@ -134,6 +159,12 @@ def test_a_second_one_says_that_the_ports_are_taken(served: Served) -> None:
     address = served.prefect_url.removeprefix("http://")
     told = refused("serve", "--work=second", f"--prefect-port={address.rpartition(':')[2]}")
     assert f"error: Prefect cannot listen at {address}" in told
+
+
+def test_a_recipe_that_is_not_there_is_refused_before_anything_starts() -> None:
+    ports = [f"--{name}-port={free_port()}" for name in ("prefect", "mlflow")]
+    told = refused("serve", "--work=third", *ports, "--recipe=bse")
+    assert "there is no recipe 'bse'; did you mean 'base'?" in told
 
 
 @pytest.mark.parametrize("command", ["serve", "production"])

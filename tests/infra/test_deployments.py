@@ -1,0 +1,129 @@
+"""Deployments keep what a user changed, however often they are deployed."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from infra.deployments import DEPLOYMENTS, merged, wanted_of
+from infra.services import PROJECT
+from tests.infra.stack import open_folder
+from tests.mlflow_server import free_port
+
+ENTRIES = {entry["name"]: entry for entry in yaml.safe_load(DEPLOYMENTS.read_text())["deployments"]}
+OTHER = {"recipe": "small", "source": "/mine", "overrides": ["training.seed=3"]}
+
+
+@pytest.mark.parametrize(
+    ("last", "there", "wanted", "expected"),
+    [
+        ("a", "a", "b", "b"),
+        ("a", "mine", "b", "mine"),
+        ("a", "mine", "a", "mine"),
+        ({"x": 1}, {"x": 1}, {"x": 2, "y": 3}, {"x": 2, "y": 3}),
+        ({"x": 1, "y": 1}, {"x": 1, "y": 1}, {"x": 1}, {"x": 1}),
+        ({"x": 1}, {"x": 1, "mine": 2}, {"x": 2}, {"x": 2, "mine": 2}),
+        ({"x": 1, "y": 1}, {"x": 5, "y": 1}, {"x": 2, "y": 2}, {"x": 5, "y": 2}),
+        ({"x": 1}, {}, {"x": 2}, {}),
+        ({"e": {"x": 1}}, {"e": {"x": 1, "y": 2}}, {"e": {"x": 3}}, {"e": {"x": 3, "y": 2}}),
+    ],
+)
+def test_only_what_is_as_it_was_deployed_becomes_what_is_wanted_now(
+    last: Any, there: Any, wanted: Any, expected: Any
+) -> None:
+    assert merged(last, there, wanted) == expected
+
+
+def test_a_default_goes_to_the_deployments_that_have_the_parameter() -> None:
+    given = {"recipe": "small", "source": "/texts", "task_folder": None}
+    parameters = {name: wanted_of(entry, given)["parameters"] for name, entry in ENTRIES.items()}
+    assert parameters == {
+        "pretrain-albert": {"recipe": "small", "source": "/texts"},
+        "refresh-corpus": {"recipe": "small", "source": "/texts"},
+        "evaluate-albert": {"model": "models:/albert-tiny@champion"},
+    }
+
+
+def change(api_url: str) -> None:
+    """Change deployments as a user does on their pages."""
+    with client_of(api_url) as client:
+        refresh = client.read_deployment_by_name("refresh-corpus/refresh-corpus")
+        theirs = DeploymentUpdate(parameters=OTHER, tags=["albert", "mine"])
+        client.update_deployment(refresh.id, theirs)
+        [nightly] = refresh.schedules
+        client.update_deployment_schedule(refresh.id, nightly.id, active=False)
+        weekly = DeploymentScheduleCreate(schedule=CronSchedule(cron="0 5 * * 0"))
+        client.create_deployment_schedules(refresh.id, [weekly])
+        evaluate = client.read_deployment_by_name("evaluate-albert/evaluate-albert")
+        client.pause_deployment(evaluate.id)
+
+
+def state_of(api_url: str) -> dict[str, Any]:
+    """Return what a user sees of each deployment, without what the flows' code decides."""
+    fields = {"parameters", "tags", "paused", "schedules", "job_variables", "work_pool_name"}
+    with client_of(api_url) as client:
+        return {
+            each.name: each.model_dump(
+                include=fields, exclude={"schedules": {"__all__": {"updated"}}}
+            )
+            for each in client.read_deployments()
+        }
+
+
+@contextmanager
+def client_of(api_url: str) -> Iterator[SyncPrefectClient]:
+    with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
+        yield client
+
+
+@contextmanager
+def running(command: str, options: Mapping[str, object]) -> Iterator[None]:
+    """Run `albert serve` or `albert production` until the block ends."""
+    given = [f"--{name}={value}" for name, value in options.items()]
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"infra.{command}", *given],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=PROJECT,
+    )
+    assert process.stdout
+    try:
+        assert any(line.startswith("Ctrl-C") for line in process.stdout)
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=120)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("command", ["serve", "production"])
+def test_what_a_user_changed_outlasts_three_starts(command: str, tmp_path: Path) -> None:
+    options: dict[str, object] = {"work": tmp_path / "work", "source": "/theirs"}
+    ports = ["prefect-port", "mlflow-port"]
+    with open_folder() as databases:
+        if command == "production":
+            options["postgres-folder"] = databases / "postgres"
+            ports += ["postgres-port", "s3-port"]
+        options |= {port: free_port() for port in ports}
+        api_url = f"http://127.0.0.1:{options['prefect-port']}/api"
+        with running(command, options):
+            change(api_url)
+            before = state_of(api_url)
+        of_nobody = before["pretrain-albert"].pop("parameters")
+        assert of_nobody == {"recipe": "tiny", "source": "/theirs"}
+        for recipe in ("tiny", "base", "small"):
+            with running(command, {**options, "recipe": recipe}):
+                now = state_of(api_url)
+            assert now["pretrain-albert"].pop("parameters")["recipe"] == recipe
+            assert now == before
