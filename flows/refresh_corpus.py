@@ -133,7 +133,7 @@ def _is_elsewhere() -> bool:
     with get_client(sync_client=True) as client:
         own = client.read_flow_run(UUID(this_flow_run.id)).work_pool_name
         try:
-            return own not in (None, client.read_deployment_by_name(DEPLOYMENT).work_pool_name)
+            return bool(own) and own != client.read_deployment_by_name(DEPLOYMENT).work_pool_name
         except ObjectNotFound:
             return False
 

@@ -2,15 +2,20 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.events import Event
 from prefect.events.filters import EventFilter, EventNameFilter
+from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from albert_core.stage import storage
+from albert_core.stage.errors import OutageError, StageError
 from flows import refresh_corpus
 from flows.pretrain_albert import pretrain_albert
 from flows.recipe import NotDoneError, RecipeRun, load_recipe
@@ -94,6 +99,62 @@ def test_a_refresh_ends_with_the_examples_and_what_was_removed_and_is_then_done(
     assert "Registered versions made of them: models:/m/1 @champion." in text
 
 
+def wait_for_refresh(
+    tmp_path: Path, patch: pytest.MonkeyPatch, state: State[Any], *, ready: list[bool]
+) -> list[dict[str, Any]]:
+    """Run the task that needs text from another pool; return what was asked of Prefect.
+
+    Args:
+        tmp_path: work folder.
+        patch: replaces the parts that need a server.
+        state: in which the refresh ends.
+        ready: whether the text is there, before and after the refresh.
+    """
+    asked: list[dict[str, Any]] = []
+
+    def run_deployment(name: str, parameters: dict[str, Any]) -> FlowRun:
+        assert name == "refresh-corpus/refresh-corpus"
+        asked.append(parameters)
+        return FlowRun(flow_id=uuid4(), name="loud-toad", state=state)
+
+    patch.setattr(refresh_corpus, "in_flow_run", lambda: True)
+    patch.setattr(refresh_corpus, "_is_elsewhere", lambda: True)
+    patch.setattr(refresh_corpus, "_has_text", lambda _: ready.pop(0))
+    patch.setattr(refresh_corpus, "run_deployment", run_deployment)
+    run = RecipeRun(load_recipe("tiny"), "recipe.json", str(tmp_path))
+    refresh_corpus.refresh_in_its_pool.fn(run, "tiny", "text.txt", ["a.b=1"], None)
+    return asked
+
+
+def test_text_from_another_pool_is_waited_for_unless_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"recipe": "tiny", "source": "text.txt", "overrides": ["a.b=1"], "work": None}
+    asked = wait_for_refresh(tmp_path, monkeypatch, Completed(), ready=[False, True])
+    assert asked == [given]
+    assert wait_for_refresh(tmp_path, monkeypatch, Completed(), ready=[True]) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        (Crashed(), OutageError, "run loud-toad, was killed"),
+        (Failed(message="no text"), StageError, "run loud-toad: Failed. no text"),
+        (Cancelled(), StageError, "run loud-toad: Cancelled"),
+        (Completed(), StageError, "its text is not in .*the same version of the code"),
+    ],
+)
+def test_a_refresh_without_the_text_ends_the_run_that_waits(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    state: State[Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message):
+        wait_for_refresh(tmp_path, monkeypatch, state, ready=[False, False])
+
+
 class Server:
     """Stands for Prefect's server: takes events, or does not."""
 
@@ -132,6 +193,16 @@ def test_the_server_is_told_once_of_each_set_of_examples(tmp_path: Path, server:
     assert second["prefect.resource.id"] == "albert.examples.second"
     given = {"recipe": "tiny", "source": "text.txt", "overrides": ["a.b=1"]}
     assert payload == given | {"work": str(tmp_path)}
+
+
+def test_nobody_is_told_of_what_a_waiting_run_knows(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(refresh_corpus, "this_flow_run", SimpleNamespace(parent_flow_run_id="waits"))
+        assert not tell(tmp_path, "first")
+    assert not tell(tmp_path, "first")
+    assert server.events == []
 
 
 def test_what_was_not_told_or_did_not_arrive_is_told_by_the_next_run(

@@ -100,6 +100,12 @@ class PrefectApi:
         body = {"artifacts": {"flow_run_id": {"any_": [run_id]}}}
         return {found["key"]: found["data"] for found in self.ask("/artifacts/filter", body)}
 
+    def children_of(self, run_id: str) -> list[dict[str, Any]]:
+        """Return the flow runs that a flow run has started."""
+        body = {"flow_runs": {"parent_flow_run_id": {"any_": [run_id]}}}
+        found: list[dict[str, Any]] = self.ask("/flow_runs/filter", body)
+        return found
+
     def cancel(self, run_id: str) -> None:
         """Ask for the cancellation of a flow run, as `prefect flow-run cancel` does."""
         self.ask(f"/flow_runs/{run_id}/set_state", {"state": {"type": "CANCELLING"}})

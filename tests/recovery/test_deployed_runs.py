@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from infra.deployments import main as deploy
+from infra.deployments import make_pools
 from infra.production import Production
 from infra.services import PROJECT
 from tests.generated_text import write_jsonl
 from tests.infra.stack import stack
+from tests.infra.test_deployments import client_of
 from tests.recovery.deployed_runs import (
     TERMINAL,
     TRAINING,
@@ -183,3 +187,48 @@ def test_one_new_file_is_all_the_work_of_a_refresh(
         (order.source / "9.jsonl").unlink()
     assert "1 new (9.jsonl)" in said
     assert re.search(r"corpus: 1 of \d+ units of files to clean", said)
+
+
+@pytest.fixture
+def texts(deployed: Deployed) -> Iterator[str]:
+    """A pool of its own for refresh-corpus, with a worker."""
+    pool, name = "texts", "worker of texts"
+    production = deployed.production
+    with client_of(f"{production.prefect_url}/api") as client:
+        make_pools(client, {pool})
+        assert deploy(["--name=refresh-corpus", f"--pool={pool}"]) == 0
+        command = (sys.executable, "-m", "prefect", "worker", "start", "--type=process")
+        worker = production.start(name, *command, f"--pool={pool}", keeps_children=True)
+        yield pool
+        assert deploy(["--name=refresh-corpus", "--pool=albert"]) == 0
+    del production.by_name[name]
+    worker.stop()
+
+
+def test_the_text_is_made_in_the_pool_of_the_refresh(
+    deployed: Deployed, first: tuple[Order, str], texts: str
+) -> None:
+    order = deployed.order("elsewhere")
+    run_id = deployed.run(order)
+    [refresh] = deployed.api.children_of(run_id)
+    assert (refresh["work_pool_name"], refresh["state_type"]) == (texts, "COMPLETED")
+    for stage in ("corpus", "vocab", "examples"):
+        assert f"{stage}: to do, because" not in deployed.api.log_of(run_id)
+        assert f"{stage}: to do, because" in deployed.api.log_of(refresh["id"])
+    assert digests(order.work) == digests(first[0].work)
+
+
+def test_a_refresh_is_cancelled_with_the_run_that_waits_for_it(
+    deployed: Deployed, texts: str
+) -> None:
+    run_id = deployed.start(deployed.order("both-cancelled"))
+    deadline = time.monotonic() + RUN_SECONDS
+    while not (refreshes := deployed.api.children_of(run_id)):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    [refresh] = refreshes
+    assert refresh["work_pool_name"] == texts
+    assert deployed.api.await_state(refresh["id"], {"RUNNING"}, RUN_SECONDS)
+    deployed.api.cancel(run_id)
+    assert deployed.finish(run_id) == "CANCELLED"
+    assert deployed.finish(refresh["id"]) == "CANCELLED"
