@@ -22,7 +22,7 @@ SOURCES := albert_core pipelines flows infra tests benchmarks
 
 FLOW_OPTIONS = --recipe '$(RECIPE)' --work '$(WORK)' \
 	$(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
-SERVED = --recipe '$(RECIPE)' $(if $(SOURCE),--source '$(SOURCE)') $(if $(TASKS),--task-folder '$(TASKS)')
+SERVED = $(if $(filter-out file,$(origin RECIPE)),--recipe '$(RECIPE)') $(if $(SOURCE),--source '$(SOURCE)') $(if $(TASKS),--task-folder '$(TASKS)')
 DATA_BENCHMARKS := data_pipeline text_functions near_duplicates
 BENCHMARKS := $(DATA_BENCHMARKS) loader training_step finetuning minimal_pairs span_features tracking promotion_gate
 

@@ -2,7 +2,8 @@
 
 Prefect names a deployment FLOW/DEPLOYMENT and refuses a name without a slash. Here each
 deployment bears its flow's name, so the short name says it all. Loaded by Prefect through the
-entry point group `prefect.plugins`, where plugins are enabled; NAME/NAME works without it.
+entry point group `prefect.plugins`, where PREFECT_PLUGINS_ENABLED is set: in the root of the
+repository, and by the line that `albert serve` prints. NAME/NAME works without it.
 """
 
 import sys

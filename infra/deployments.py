@@ -7,7 +7,6 @@ changed by a user and stays. Schedules and pauses are the user's once the deploy
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,8 +42,10 @@ _ABSENT = object()
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Deploy to the server at PREFECT_API_URL; return the exit status."""
+    deployments = yaml.safe_load(DEPLOYMENTS.read_text())["deployments"]
+    names = [each["name"] for each in deployments]
     parser = argparse.ArgumentParser(prog="python -m infra.deployments", description=main.__doc__)
-    parser.add_argument("--name", action="append", help="only this deployment; again for more")
+    parser.add_argument("--name", action="append", choices=names, help="only this; may be repeated")
     parser.add_argument("--pool", help="work pool, in any case; default: as in prefect.yaml")
     parser.add_argument("--job-variable", action="append", default=[], metavar="NAME=VALUE")
     for name in DEFAULTS:
@@ -52,7 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     forced: dict[str, Any] = {"work_pool_name": options.pool} if options.pool else {}
     forced["job_variables"] = dict(each.split("=", 1) for each in options.job_variable)
-    deployments = yaml.safe_load(DEPLOYMENTS.read_text())["deployments"]
     with get_client(sync_client=True) as client:
         if not options.pool:
             make_pools(client, {each["work_pool"]["name"] for each in deployments})
@@ -62,10 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         try:
             for each in deployments:
-                if not options.name or each["name"] in options.name:
+                if each["name"] in (options.name or names):
                     print(deploy(client, each, given, forced))
         except PrefectHTTPStatusError as error:
-            print(f"{FAILURE}{each['name']}: {_reason(error)}", file=sys.stderr)
+            print(f"{FAILURE}{each['name']}: {error}", file=sys.stderr)
             return FAILURE_STATUS
     return 0
 
@@ -89,7 +89,7 @@ def deploy(
     Args:
         client: of the server.
         entry: the deployment in `prefect.yaml`.
-        given: defaults of the parameters that the entry names.
+        given: defaults of the parameters that the entry names; without one, it is that of before.
         forced: pool and job variables that it gets whatever the user changed.
 
     Raises:
@@ -100,9 +100,11 @@ def deploy(
         "entrypoint": entry["entrypoint"],
         "parameter_openapi_schema": parameter_schema(flow).model_dump(exclude_unset=True),
     }
-    name, wanted = entry["name"], wanted_of(entry, given)
+    name = entry["name"]
     deployed: dict[str, Any] = Variable.get(RECORD, default={})
     last = deployed.get(name) or wanted_of(entry, {})
+    before = last["parameters"]
+    wanted = wanted_of(entry, {key: value or before.get(key) for key, value in given.items()})
     try:
         there = client.read_deployment_by_name(f"{flow.name}/{name}")
     except ObjectNotFound:
@@ -117,16 +119,14 @@ def deploy(
         now = there.model_dump(mode="json", include=set(wanted), exclude_none=True)
         kept = merged(last, {**last, **now}, wanted)
         update = DeploymentUpdate.model_validate({**of_code, **_with(kept, forced)})
+        users = ", ".join(field for field in wanted if kept[field] != wanted[field])
         try:
             client.update_deployment(there.id, update)
         except PrefectHTTPStatusError as error:
-            if kept["parameters"] == wanted["parameters"]:
+            if not users:
                 raise
-            return f"{name}: left as it is; change its parameters on its page: {_reason(error)}"
-        users = [field for field in wanted if kept[field] != wanted[field]]
-        done = (
-            f"up to date, but for what was changed: {', '.join(users)}" if users else "up to date"
-        )
+            return f"{name}: left as it is, because of what was changed, {users}: {error}"
+        done = f"up to date, but for what was changed: {users}" if users else "up to date"
     Variable.set(RECORD, {**deployed, name: wanted}, overwrite=True)
     return f"{name}: {done}"
 
@@ -172,11 +172,6 @@ def _with(values: Mapping[str, Any], forced: Mapping[str, Any]) -> dict[str, Any
     folder = IMAGE_FOLDER if "image" in variables else str(PROJECT)
     pull = {"prefect.deployments.steps.set_working_directory": {"directory": folder}}
     return {**values, **forced, "job_variables": variables, "pull_steps": [pull]}
-
-
-def _reason(error: PrefectHTTPStatusError) -> str:
-    """Return what the server says of a request that it refused."""
-    return str(json.loads(error.response.text).get("detail", error))
 
 
 if __name__ == "__main__":

@@ -142,8 +142,9 @@ def test_what_a_user_changed_outlasts_every_deploying(served: Served) -> None:
             now = state_of(api_url)
             assert now["pretrain-albert"].pop("parameters") == {"recipe": "tiny", "source": source}
             assert now == {**before, "pretrain-albert": now["pretrain-albert"]}
+        last = state_of(api_url)
         assert deploy([]) == 0
-    assert state_of(api_url) == before
+    assert state_of(api_url) == last
 
 
 def test_a_name_without_slash_is_run_by_the_worker(served: Served) -> None:
