@@ -57,7 +57,7 @@ def _section(name: str, usual: Sequence[str]) -> type[_Form]:
         key: _optional(key, settings.model_fields[key], position)
         for position, key in enumerate(usual)
     }
-    doc = (settings.__doc__ or "").partition("\n")[0]
+    doc = (settings.__doc__ or "").partition(".")[0]
     form = settings.__name__.replace("Settings", "Changes")
     return create_model(form, __base__=_Form, __doc__=doc, **fields)
 
@@ -109,10 +109,10 @@ RecipeName = Annotated[
     str,
     WithJsonSchema(
         {
-            # The second has no type of its own, so that a refusal names the choices of the first.
+            # What no file has is inside of `allOf`, so that a refusal names the first's choices.
             "anyOf": [
                 {"title": "shipped", "type": "string", "enum": shipped_recipes()},
-                {"title": "a file", "allOf": [_ADDRESS], "pattern": "[/.]"},
+                {"title": "a file", **_ADDRESS, "allOf": [{"pattern": "[/.]"}]},
             ]
         }
     ),
