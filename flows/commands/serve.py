@@ -18,25 +18,12 @@ _MlflowPort = Annotated[
 ]
 _Recipe = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME|FILE",
-        help="Recipe that refresh-corpus and pretrain-albert have by default, unless it was set on "
-        "their pages. Default: ALBERT_RECIPE, or tiny.",
-    ),
+    typer.Option(metavar="NAME|FILE", help="Default recipe of the deployments (ALBERT_RECIPE)."),
 ]
-_Source = Annotated[
-    str | None,
-    typer.Option(
-        help="Text that they read by default: a file, folder, glob or URI. Default: ALBERT_SOURCE, "
-        "or the recipe's."
-    ),
-]
+_Source = Annotated[str | None, typer.Option(help="Text they read by default (ALBERT_SOURCE).")]
 _TaskFolder = Annotated[
     str | None,
-    typer.Option(
-        help="Folder with the files of GLUE, SQuAD and RACE that evaluate-albert has by default. "
-        "Default: ALBERT_TASK_FOLDER, or the task generated last."
-    ),
+    typer.Option(help="Tasks that evaluate-albert has by default (ALBERT_TASK_FOLDER)."),
 ]
 
 

@@ -6,16 +6,20 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from uuid import uuid4
 
+import httpx
 import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from infra.deployments import DEPLOYMENTS, merged, wanted_of
+from infra.deployments import DEPLOYMENTS, deploy, merged, wanted_of
 from infra.services import PROJECT
 from tests.infra.stack import open_folder
 from tests.mlflow_server import free_port
@@ -52,6 +56,47 @@ def test_a_default_goes_to_the_deployments_that_have_the_parameter() -> None:
         "refresh-corpus": {"recipe": "small", "source": "/texts"},
         "evaluate-albert": {"model": "models:/albert-tiny@champion"},
     }
+
+
+class Server:
+    """Stands for a Prefect server with one deployment, which refuses every update."""
+
+    def __init__(self, entry: dict[str, Any], parameters: dict[str, Any]) -> None:
+        pool = entry["work_pool"]
+        self.there = DeploymentResponse(
+            name=entry["name"],
+            flow_id=uuid4(),
+            parameters=parameters,
+            tags=entry["tags"],
+            description=entry["description"],
+            job_variables=pool["job_variables"],
+            work_pool_name=pool["name"],
+            work_queue_name=pool["work_queue_name"],
+            labels={},
+        )
+
+    def read_deployment_by_name(self, _: str) -> DeploymentResponse:
+        return self.there
+
+    def update_deployment(self, *_: object) -> None:
+        request = httpx.Request("PATCH", "http://here")
+        raise PrefectHTTPStatusError("no", request=request, response=httpx.Response(409))
+
+
+def test_what_a_user_set_and_a_flow_no_longer_takes_stops_no_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entry = ENTRIES["pretrain-albert"]
+    monkeypatch.setattr("infra.deployments.Variable.get", lambda _, default: default)
+    forced: dict[str, Any] = {"job_variables": {}}
+
+    def deploy_to(server: Server) -> str:
+        return deploy(cast(SyncPrefectClient, server), entry, {}, forced)
+
+    told = deploy_to(Server(entry, {"recipe": "gone"}))
+    assert told == "pretrain-albert: left as it is, because of what was changed, parameters: no"
+    with pytest.raises(PrefectHTTPStatusError):
+        deploy_to(Server(entry, {"recipe": "tiny"}))
 
 
 def change(api_url: str) -> None:
