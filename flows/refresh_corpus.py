@@ -25,6 +25,8 @@ from flows.report import build_text_report
 from flows.stage_task import in_flow_run, read_stage, run_stage, stage_task
 
 DEPLOYMENT = "refresh-corpus/refresh-corpus"
+WAITED_FOR = "waited-for"
+"""Tag of a run of the deployment for which a pretraining waits."""
 EVENT = "albert.corpus.changed"
 _TOLD = "change_was_told"
 _ARRIVES_WITHIN_SECONDS = 30.0
@@ -115,7 +117,7 @@ def refresh_in_its_pool(
     if not (in_flow_run() and _is_elsewhere()) or _has_text(run):
         return
     given = {"recipe": recipe, "source": source, "overrides": overrides, "work": work}
-    made = cast(FlowRun, run_deployment(DEPLOYMENT, parameters=given))
+    made = cast(FlowRun, run_deployment(DEPLOYMENT, parameters=given, tags=[WAITED_FOR]))
     state = made.state
     if state is None or state.is_crashed():
         raise OutageError(f"{DEPLOYMENT}, run {made.name}, was killed")
@@ -153,8 +155,8 @@ def tell_of_change(
     """Tell Prefect's server, once, that the corpus has changed; return whether the event arrived.
 
     An automation may react to it. A file beside the examples notes that it arrived: if a run was
-    killed before it told, or the server was unavailable, the next run makes up for it. If a run
-    waits for this one, it knows, and nobody else is told.
+    killed before it told, or the server was unavailable, the next run makes up for it. If a
+    pretraining waits for this run, it knows, and nobody else is told.
 
     Args:
         run: run of the refresh.
@@ -172,7 +174,7 @@ def tell_of_change(
         return False
     if not in_flow_run():
         raise NotDoneError(EVENT)
-    if this_flow_run.parent_flow_run_id:
+    if WAITED_FOR in this_flow_run.tags:
         storage.write_bytes(told, b"")
         return False
     event = emit_event(

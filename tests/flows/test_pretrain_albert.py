@@ -112,8 +112,8 @@ def wait_for_refresh(
     """
     asked: list[dict[str, Any]] = []
 
-    def run_deployment(name: str, parameters: dict[str, Any]) -> FlowRun:
-        assert name == "refresh-corpus/refresh-corpus"
+    def run_deployment(name: str, parameters: dict[str, Any], tags: list[str]) -> FlowRun:
+        assert (name, tags) == ("refresh-corpus/refresh-corpus", ["waited-for"])
         asked.append(parameters)
         return FlowRun(flow_id=uuid4(), name="loud-toad", state=state)
 
@@ -199,7 +199,9 @@ def test_nobody_is_told_of_what_a_waiting_run_knows(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(refresh_corpus, "this_flow_run", SimpleNamespace(parent_flow_run_id="waits"))
+        patch.setattr(
+            refresh_corpus, "this_flow_run", SimpleNamespace(tags=["albert", "waited-for"])
+        )
         assert not tell(tmp_path, "first")
     assert not tell(tmp_path, "first")
     assert server.events == []
