@@ -1,6 +1,7 @@
 """First weights that already say which pieces stand near each other."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def test_the_bias_is_the_log_of_how_often_a_piece_is_asked_for() -> None:
 
 @pytest.mark.parametrize("sharing", ["all", "none"])
 def test_counts_begin_below_the_loss_of_the_best_constant_prediction(
-    sharing: str, tmp_path: Path
+    sharing: Literal["all", "none"], tmp_path: Path
 ) -> None:
     uri = make_days(tmp_path, seed=0, num_documents=200)
     model = ModelSettings(
