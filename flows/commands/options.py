@@ -18,6 +18,15 @@ def _work_folder(work: str) -> str:
     return work_folder(work)
 
 
+def _only_one(sources: list[str] | None) -> str | None:
+    if sources and len(sources) > 1:
+        raise typer.BadParameter(
+            f"{len(sources)} addresses were given, and one is taken. Give a glob that matches all "
+            "files, or a recipe whose source.uri is a list of addresses."
+        )
+    return sources[0] if sources else None
+
+
 Recipe = Annotated[
     str,
     typer.Option(
@@ -28,9 +37,13 @@ Recipe = Annotated[
     ),
 ]
 Source = Annotated[
-    str | None,
-    typer.Option(help="Your own text: a file, folder, glob or URI. Default: the recipe's source."),
+    list[str] | None,
+    typer.Option(
+        callback=_only_one,
+        help="Your own text: a file, folder, glob or URI. Default: the recipe's source.",
+    ),
 ]
+"""The command gets one address or None: without the list, typer would drop all but the last."""
 Overrides = Annotated[
     list[str] | None,
     typer.Option(

@@ -52,6 +52,13 @@ def test_help_and_plans_need_none_of_the_heavy_libraries(words: Sequence[str]) -
     assert done.returncode == 0, done.stderr
 
 
+def test_a_second_source_is_refused_not_taken_for_the_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["pretrain", "--source", "one.txt", "--source", "two.txt"]) == 2
+    assert "2 addresses were given" in capsys.readouterr().err
+
+
 def test_services_are_started_with_the_options_that_were_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
