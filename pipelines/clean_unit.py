@@ -68,6 +68,8 @@ class Unit:
     """Ids of documents in these files that are to be left out."""
     known_shard: str = ""
     """URI of the shard of an earlier corpus."""
+    documents: list[Document] = field(default_factory=list)
+    """Documents that are in no file."""
 
     @property
     def num_bytes(self) -> int:
@@ -270,6 +272,7 @@ def _with_signatures(table: pa.Table, job: CleaningJob) -> pa.Table:
 
 
 def _records(unit: Unit, source: SourceSettings) -> Iterator[Document | Unreadable]:
+    yield from unit.documents
     for part in unit.ranges:
         file = part.file
         place = file.uri, file.name, source, file.format, part.begin, part.end

@@ -10,9 +10,8 @@ written, a shard a part. Only hashes and names travel through Beam.
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import apache_beam as beam
@@ -40,7 +39,7 @@ from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.engine import steps
 from pipelines.engine.progress import Progress
 from pipelines.engine.runner import run_pipeline
-from pipelines.repeated_documents import Sent, find_repeated, send_hashes, write_shard
+from pipelines.repeated_documents import Marked, Sent, find_repeated, send_hashes, write_shard
 from pipelines.source_files import CorpusInputs, SourceFile, units_of, write_files
 
 STAGE = CORPUS
@@ -74,28 +73,40 @@ def make_corpus(
         job = CleaningJob(source, cleaning, ngrams, f"{scratch}/progress")
         num_bytes = sum(bytes_to_clean.values())
         progress = Progress(f"{STAGE}: cleaning", job.progress, num_bytes)
-        transform = partial(_clean_corpus, job, plan.folder(work), _num_partitions(files))
+        transform = CleanUnits(job, plan.folder(work), _num_partitions(files))
         ordered = sorted(units, key=lambda unit: -bytes_to_clean.get(unit.number, 0))
         reports = run_pipeline(transform, ordered, scratch, progress)
     return _finish(plan, work, source, files, units, reports)
 
 
-def _clean_corpus(
-    job: CleaningJob, folder: str, num_partitions: int, units: PCollection[Unit]
-) -> PCollection[tuple[int, dict[str, Any]]]:
-    """Clean each unit, find repeated documents by their hashes, write the shards.
+class CleanUnits(beam.PTransform[Any, Any]):
+    """Cleans each unit, finds repeated documents by their hashes, writes the shards.
 
-    Returns:
-        The number of each part and the report of its shard.
+    PCollection[Unit] -> PCollection[(number of a part, report of its shard)].
+
+    Args:
+        job: how to clean.
+        folder: for the shards.
+        num_partitions: in which hashes are exchanged; the result does not depend on it.
     """
-    return (
-        units
-        | "Clean" >> steps.each_to_many(_clean_and_send, job, num_partitions)
-        | "ByHash" >> beam.GroupByKey()
-        | "FindRepeated" >> steps.each_to_many(find_repeated, num_partitions)
-        | "ByPart" >> beam.GroupByKey()
-        | "WriteShard" >> steps.each(write_shard, folder, job.cleaning)
-    )
+
+    def __init__(self, job: CleaningJob, folder: str, num_partitions: int) -> None:
+        super().__init__()
+        self.job = job
+        self.folder = folder
+        self.num_partitions = num_partitions
+
+    def expand(self, units: PCollection[Unit]) -> PCollection[tuple[int, dict[str, Any]]]:
+        """Only hashes and names go through the two groupings."""
+        reports: PCollection[tuple[int, dict[str, Any]]] = (
+            units
+            | "Clean" >> steps.each_to_many(_clean_and_send, self.job, self.num_partitions)
+            | "ByHash" >> beam.GroupByKey()
+            | "FindRepeated" >> steps.each_to_many(find_repeated, self.num_partitions)
+            | "ByPart" >> beam.GroupByKey()
+            | "WriteShard" >> steps.each(_write_and_count, self.folder, self.job.cleaning)
+        )
+        return reports
 
 
 def _clean_and_send(
@@ -103,6 +114,21 @@ def _clean_and_send(
 ) -> Iterator[tuple[int, Sent]]:
     for part in clean_unit(unit, job):
         yield from send_hashes(part, job.cleaning, num_partitions)
+
+
+def _write_and_count(
+    grouped: tuple[int, Iterable[Marked]], folder: str, cleaning: CleaningSettings
+) -> tuple[int, dict[str, Any]]:
+    number, report = write_shard(grouped, folder, cleaning)
+    counts = Counter[str](report["counts"])
+    steps.count(STAGE, _account(counts, counts.total()))
+    return number, report
+
+
+def _account(counts: Counter[str], total: int) -> Account:
+    """Return the account of so many documents, counted by reason, or under KEPT."""
+    dropped = {reason: n for reason, n in sorted(counts.items()) if n and reason != KEPT}
+    return Account(what="documents", total=total, kept=counts[KEPT], dropped=dropped)
 
 
 def _num_partitions(files: list[SourceFile]) -> int:
@@ -187,11 +213,9 @@ def _finish(
     asked = sum(len(unit.excluded_ids) for unit in units)
     if counts[EXCLUDED] < asked:
         log.warning("%s: found %d of %d ids to leave out", STAGE, counts[EXCLUDED], asked)
-    del counts[KEPT]  # counted where they are
-    kept = sum(shard.num_rows for shard in shards if shard.kind == "documents")
-    dropped = {reason: n for reason, n in sorted(counts.items()) if n}
+    counts[KEPT] = kept = sum(shard.num_rows for shard in shards if shard.kind == "documents")
     num_records = _num_records(units, num_parts=len(reports))
-    documents = Account(what="documents", total=num_records, kept=kept, dropped=dropped)
+    documents = _account(counts, num_records)
     if num_unreadable > source.max_unreadable_share * documents.total:
         raise SourceError(
             f"{num_unreadable:,} of {documents.total:,} records of the source can't be read "

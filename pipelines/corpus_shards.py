@@ -35,9 +35,7 @@ def each_shard(work: Work, *arguments: Any, corpus: str, what: str, scratch: str
     progress = Progress(what, notes, sum(shard.num_bytes for shard in shards))
     step: beam.ParDo = steps.each(_on_shard, work, arguments, corpus.rpartition("/")[0], notes)
     largest_first = sorted(enumerate(shards), key=lambda each: -each[1].num_bytes)
-    return run_pipeline(
-        lambda numbered: numbered | "EachShard" >> step, largest_first, scratch, progress
-    )
+    return run_pipeline("EachShard" >> step, largest_first, scratch, progress)
 
 
 def _on_shard(

@@ -9,15 +9,16 @@ refresh, or after a run that was killed, only those of changed corpus shards are
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from typing import Any
 
 import apache_beam as beam
 import numpy as np
 from apache_beam.pvalue import PCollection
+from apache_beam.transforms import combiners
 
 from albert_core.stage import storage
 from albert_core.stage.errors import AccountingError, SourceError
@@ -144,39 +145,60 @@ def make_shards(
         )
         num_bytes = sum(shard.num_bytes for _, shard in to_make)
         progress = Progress(STAGE, example_plan.notes, num_bytes)
-        transform = partial(_make_examples, example_plan)
-        reports = run_pipeline(transform, parts, scratch, progress)
-    shards = [Shard(**shard) for report in reports for shard in report["shards"]]
+        reports = run_pipeline(MakeShards(example_plan), parts, scratch, progress)
     tally = reduce(add, (read_tally(uri) for uri, _ in parts))
-    _check_nothing_is_lost(example_plan, corpus_manifest, shards, tally)
     write_made_with((uri for uri, _ in parts), work, plan.folder(work))
-    manifest = _finish(plan, work, shards, reports, tally, vocab_result.vocab_size)
+    num_documents = corpus_manifest.result_as(CorpusResult).num_documents
+    manifest = finish(plan, work, example_plan, num_documents, reports, tally)
     if not examples.keep_parts:
         for uri, _ in to_make:
             example_part.remove_part(uri)
     return manifest
 
 
-def _make_examples(
-    plan: ExamplePlan, parts: PCollection[tuple[str, Shard]]
-) -> PCollection[tuple[str, dict[str, Any]]]:
-    """Make the part of each corpus shard, then cut each example shard out of all parts.
+class MakeShards(beam.PTransform[Any, Any]):
+    """Makes the part of each corpus shard, then cuts each example shard out of all parts.
 
-    The parts come together under one key, so that no shard is begun before the last of them is
-    made; then the shards have a key each, so that they go to all workers.
-
-    Returns:
-        The name of each example shard and its report.
+    PCollection[(URI of a part, corpus shard)] -> PCollection[(name of a shard, its report)].
     """
-    return (
-        parts
-        | "MakePart" >> steps.each(_make_part, plan)
-        | "AllParts" >> beam.GroupByKey()
-        | "EachShard" >> steps.each_to_many(_each_shard, plan)
-        # Grouped by their hashes, the shards would be unevenly dealt out to the workers.
-        | "Deal" >> beam.Reshuffle()
-        | "WriteShard" >> steps.each(_write_shard, plan)
-    )
+
+    def __init__(self, plan: ExamplePlan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def expand(
+        self, parts: PCollection[tuple[str, Shard]]
+    ) -> PCollection[tuple[str, dict[str, Any]]]:
+        """Only names travel."""
+        made = parts | "MakePart" >> steps.each(_make_part, self.plan)
+        reports: PCollection[tuple[str, dict[str, Any]]] = made | CutShards(self.plan)
+        return reports
+
+
+class CutShards(beam.PTransform[Any, Any]):
+    """Cuts each example shard out of all parts.
+
+    PCollection[URI of a part] -> PCollection[(name of a shard, its report)].
+
+    The parts' names come together, so that no shard is begun before the last part is made; then
+    the shards are dealt out to all workers.
+    """
+
+    def __init__(self, plan: ExamplePlan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def expand(self, parts: PCollection[str]) -> PCollection[tuple[str, dict[str, Any]]]:
+        """Write the list of parts once, then the shards."""
+        reports: PCollection[tuple[str, dict[str, Any]]] = (
+            parts
+            | "AllParts" >> combiners.ToList().without_defaults()
+            | "EachShard" >> steps.each_to_many(_each_shard, self.plan)
+            # Grouped by their hashes, the shards would be unevenly dealt out to the workers.
+            | "Deal" >> beam.Reshuffle()
+            | "WriteShard" >> steps.each(_write_shard, self.plan)
+        )
+        return reports
 
 
 def _parts(
@@ -205,8 +227,8 @@ def _num_shards(corpus: Manifest, settings: ExampleSettings) -> dict[str, int]:
     }
 
 
-def _make_part(part: tuple[str, Shard], plan: ExamplePlan) -> tuple[int, str]:
-    """Make one part, unless it is there undamaged; return its URI, under the one key of all."""
+def _make_part(part: tuple[str, Shard], plan: ExamplePlan) -> str:
+    """Make one part, unless it is there undamaged; return its URI."""
     uri, shard = part
     is_made = example_part.is_made(uri)
     if is_made and (damaged := example_part.damage(uri)):
@@ -220,14 +242,14 @@ def _make_part(part: tuple[str, Shard], plan: ExamplePlan) -> tuple[int, str]:
         report_done(
             plan.notes, name, num_bytes=shard.num_bytes, num_documents=num_documents, num_files=1
         )
-    return 0, uri
+    for account in accounts_of(example_part.read_tally(uri).counts):
+        steps.count(STAGE, account)
+    return uri
 
 
-def _each_shard(
-    together: tuple[int, Iterable[str]], plan: ExamplePlan
-) -> Iterator[tuple[str, str]]:
+def _each_shard(parts: list[str], plan: ExamplePlan) -> Iterator[tuple[str, str]]:
     """Write the list of all parts once; yield where it is for each example shard."""
-    example_part.write_part_list(together[1], plan.part_list)
+    example_part.write_part_list(parts, plan.part_list)
     for name in plan.shards:
         yield name, plan.part_list
 
@@ -266,7 +288,7 @@ def _write_shard(shard: tuple[str, str], plan: ExamplePlan) -> tuple[str, dict[s
 
 
 def _check_nothing_is_lost(
-    plan: ExamplePlan, corpus: Manifest, shards: list[Shard], tally: PartTally
+    plan: ExamplePlan, num_documents: int, shards: list[Shard], tally: PartTally
 ) -> None:
     """Raise AccountingError unless what was written is what the parts and the corpus have."""
     found, expected = Counter(shard.path for shard in shards), Counter(plan.files)
@@ -276,7 +298,6 @@ def _check_nothing_is_lost(
             f"{sorted((expected - found).elements())[:5]}, too many "
             f"{sorted((found - expected).elements())[:5]}. {_DEFECT}"
         )
-    num_documents = corpus.result_as(CorpusResult).num_documents
     equations = [("documents", num_documents, tally.counts["documents"])]
     for kind, num_rows in _num_rows(shards).items():
         equations.append((f"{kind} examples", tally.num_rows[kind], num_rows))
@@ -292,14 +313,30 @@ def _num_rows(shards: list[Shard]) -> dict[str, int]:
     return {kind: sum(s.num_rows for s in shards if s.kind == kind) for kind in KINDS}
 
 
-def _finish(
+def finish(
     plan: StagePlan,
     work: str,
-    shards: list[Shard],
+    example_plan: ExamplePlan,
+    num_documents: int,
     reports: list[dict[str, Any]],
     tally: PartTally,
-    vocab_size: int,
 ) -> str:
+    """Check that nothing was lost, write the manifest and return its URI.
+
+    Args:
+        plan: of the stage.
+        work: folder for all results.
+        example_plan: by which the shards were made.
+        num_documents: that the parts must have.
+        reports: of all shards, as `CutShards` gives them.
+        tally: of all parts.
+
+    Raises:
+        SourceError: there are no training or no held-out examples.
+        AccountingError: documents or examples are missing, or there are too many.
+    """
+    shards = [Shard(**shard) for report in reports for shard in report["shards"]]
+    _check_nothing_is_lost(example_plan, num_documents, shards, tally)
     rows, counts = _num_rows(shards), tally.counts
     if not all(rows.values()):
         raise SourceError(
@@ -309,20 +346,11 @@ def _finish(
         )
     num_rows = sum(rows.values())
     num_pieces = sum(report["num_pieces"] for report in reports)
-    without_pair = counts["documents_without_pair"]
-    documents = Account(
-        what="documents",
-        total=counts["documents"],
-        kept=counts["documents"] - without_pair,
-        dropped=+Counter(no_two_sentences=without_pair),
-    )
-    pieces = Account(
-        what="pieces, all copies",
-        # Text borrowed from another document is in examples of its own document too.
-        total=counts["pieces"] + counts[BORROWED],
-        kept=num_pieces - NUM_SPECIAL_IN_PAIR * num_rows,
-        dropped=+Counter(last_sentence_alone=counts[ALONE], truncated=counts[TRUNCATED]),
-    )
+    accounts = accounts_of(counts)
+    if accounts[1].kept != num_pieces - NUM_SPECIAL_IN_PAIR * num_rows:
+        raise AccountingError(
+            f"{accounts[1]}, but the shards have {num_pieces:,} in {num_rows:,} rows. {_DEFECT}"
+        )
     settings = ExampleSettings(**plan.settings)
     labels = np.sum([r["labels"] for r in reports if "labels" in r], axis=0)
     result = ExamplesResult(
@@ -340,10 +368,32 @@ def _finish(
         padding_share=1 - num_pieces / (num_rows * settings.max_seq_length),
         unigram_nats=unigram_nats(tally.unigrams, labels),
         length_only_accuracy=length_only_accuracy(*tally.pair_lengths),
-        vocab_size=vocab_size,
+        vocab_size=len(tally.unigrams),
         vocab_manifest=plan.input_manifests["vocab"],
     )
-    return plan.write(work, shards, [documents, pieces], result)
+    return plan.write(work, shards, accounts, result)
+
+
+def accounts_of(counts: Counter[str]) -> list[Account]:
+    """Return what became of the documents and of their pieces."""
+    without_pair = counts["documents_without_pair"]
+    # Text borrowed from another document is in examples of its own document too.
+    num_pieces = counts["pieces"] + counts[BORROWED]
+    dropped = +Counter(last_sentence_alone=counts[ALONE], truncated=counts[TRUNCATED])
+    return [
+        Account(
+            what="documents",
+            total=counts["documents"],
+            kept=counts["documents"] - without_pair,
+            dropped=+Counter(no_two_sentences=without_pair),
+        ),
+        Account(
+            what="pieces, all copies",
+            total=num_pieces,
+            kept=num_pieces - dropped.total(),
+            dropped=dropped,
+        ),
+    ]
 
 
 def unigram_nats(train_counts: Ints, label_counts: Ints) -> float:

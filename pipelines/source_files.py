@@ -184,6 +184,12 @@ def units_of(files: Iterable[SourceFile]) -> Iterator[list[SourceRange]]:
         yield unit
 
 
+def ranges_of(entry: SourceEntry, settings: SourceSettings) -> Iterator[SourceRange]:
+    """Yield the ranges that a file is read in; it is looked at, but its digest is not taken."""
+    file = _file(entry, settings, sha256="")
+    yield from _ranges(file) if file.splittable else [SourceRange(file)]
+
+
 def _ranges(file: SourceFile) -> Iterator[SourceRange]:
     """Cut a large file into ranges of the same size."""
     number = -(-file.num_bytes // MAX_UNIT_BYTES)
@@ -324,12 +330,19 @@ def _is_unchanged(known: SourceFile | None, entry: SourceEntry) -> bool:
 def _describe(
     entry: SourceEntry, settings: SourceSettings, before: Mapping[str, SourceFile]
 ) -> SourceFile:
-    uri, num_bytes, known = entry.uri, entry.num_bytes, before.get(entry.uri)
+    known = before.get(entry.uri)
     try:
         is_unchanged = _is_unchanged(known, entry)
-        sha256 = known.sha256 if known and is_unchanged else storage.sha256_of(uri)
-        kind = format_of(uri, settings)
-        splittable = num_bytes > MAX_UNIT_BYTES and can_split(uri, kind)
+        sha256 = known.sha256 if known and is_unchanged else storage.sha256_of(entry.uri)
+        return _file(entry, settings, sha256)
     except OSError as error:
-        raise SourceError(f"{uri} can't be read: {error}. Mend or remove the file.") from error
+        raise SourceError(
+            f"{entry.uri} can't be read: {error}. Mend or remove the file."
+        ) from error
+
+
+def _file(entry: SourceEntry, settings: SourceSettings, sha256: str) -> SourceFile:
+    uri, num_bytes = entry.uri, entry.num_bytes
+    kind = format_of(uri, settings)
+    splittable = num_bytes > MAX_UNIT_BYTES and can_split(uri, kind)
     return SourceFile(uri, entry.name, num_bytes, entry.modified, sha256, kind, splittable)

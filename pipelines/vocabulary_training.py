@@ -32,6 +32,7 @@ from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer, normalise_for_pieces
 from pipelines.config import LARGEST_AUTO_SIZE, VocabularySettings
 from pipelines.corpus_shards import each_shard
+from pipelines.engine import steps
 from pipelines.vocabulary_report import VocabularyReport, measure
 
 STAGE = VOCAB
@@ -156,6 +157,8 @@ def _sample_shard(
     files = {use: storage.join(scratch, use, f"{name}.tsv") for use in lines}
     for use, uri in files.items():
         storage.write_bytes(uri, "\n".join(lines[use]).encode())
+    for account in _accounts(counts) if shares.train else []:
+        steps.count(STAGE, account)
     return {"files": files, "counts": counts}
 
 

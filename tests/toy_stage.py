@@ -62,7 +62,7 @@ def run(toy: ToySettings, work: str) -> str:
     progress = Progress("toy: numbers", storage.join(work, "notes"), toy.num_elements)
     scratch = storage.join(work, "scratch")
     numbers = range(toy.num_elements)
-    reports = run_pipeline(ToySteps(toy, work).expand, numbers, scratch, progress)
+    reports = run_pipeline(ToySteps(toy, work), numbers, scratch, progress)
     manifest = storage.join(work, "manifest.json")
     storage.write_bytes(manifest, "\n".join(report["uri"] for report in reports).encode())
     return manifest

@@ -3,11 +3,12 @@
 ALBERT_ENGINE          local (the default), dask, flink, spark, portable or dataflow
 ALBERT_ENGINE_ADDRESS  of Dask's scheduler, the Flink or Spark master, or Beam's job service
 ALBERT_WORKERS         worker processes of the local engine (default: the cores there are)
-ALBERT_BEAM_OPTIONS    more Beam options, which override the others
+ALBERT_BEAM_OPTIONS    more Beam options, which override the others; `AlbertOptions` among them
 
 The bytes of a stage's result are the same on all of them.
 """
 
+import argparse
 import json
 import logging
 import os
@@ -26,10 +27,10 @@ from typing import Any
 
 import apache_beam as beam
 import grpc  # type: ignore[import-untyped]
-from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.pvalue import PCollection
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineResult, PipelineRunner
+from apache_beam.transforms import combiners
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from albert_core.stage import errors, storage
@@ -83,8 +84,25 @@ class Engine:
     """Whether the workers can be lost while this process goes on."""
 
 
+class AlbertOptions(PipelineOptions):
+    """Where a text stage runs. What is not given is taken from the environment."""
+
+    @classmethod
+    def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--albert_engine",
+            default=os.environ.get("ALBERT_ENGINE") or "local",
+            help=f"one of {', '.join(_ENGINES)}",
+        )
+        parser.add_argument(
+            "--albert_engine_address",
+            default=os.environ.get("ALBERT_ENGINE_ADDRESS"),
+            help="of Dask's scheduler, the Flink or Spark master, or Beam's job service",
+        )
+
+
 def run_pipeline(
-    transform: Callable[[PCollection[Any]], PCollection[Any]],
+    transform: beam.PTransform[Any, Any],
     elements: Iterable[Any],
     scratch: str,
     progress: Progress,
@@ -93,7 +111,7 @@ def run_pipeline(
 
     Args:
         transform: to a collection of (key, value that JSON can hold), of portable steps only:
-            those of `pipelines.engine.steps` and GroupByKey, one after the other.
+            those of `pipelines.engine.steps`, GroupByKey and CombineGlobally, one after the other.
         elements: small descriptions of work, such as file names, those with the most work first:
             the engines deal them out to their workers beforehand.
         scratch: a folder that the workers can write to.
@@ -113,9 +131,7 @@ def run_pipeline(
         with progress, _ending_when_a_worker_dies(), ExitStack() as running:
             engine = choose_engine(scratch, running)
             is_remote = engine.is_remote
-            pipeline = beam.Pipeline(
-                engine.runner, PipelineOptions([*engine.options, *_more_options()])
-            )
+            pipeline = beam.Pipeline(engine.runner, _options(*engine.options))
             # Made for transforms of other languages; a stage that is killed would leave it there.
             shutil.rmtree(pipeline.local_tempdir)
             build(pipeline, transform, _dealt(list(elements), engine.num_batches), seen, report)
@@ -130,7 +146,7 @@ def run_pipeline(
 
 def build(
     pipeline: beam.Pipeline,
-    transform: Callable[[PCollection[Any]], PCollection[Any]],
+    transform: beam.PTransform[Any, Any],
     batches: Sequence[Sequence[Any]],
     seen: str,
     report: str,
@@ -139,9 +155,9 @@ def build(
     # Without the reshuffle, Beam fuses all up to the first GroupByKey into one task.
     created = pipeline | "Create" >> beam.Create(batches, reshuffle=True)
     elements = created | "Each" >> steps.each_to_many(_each, seen)
-    keyed = transform(elements) | "ToOneKey" >> steps.each(_to_one_key)
-    together = keyed | "Together" >> beam.GroupByKey()
-    _ = together | "Report" >> steps.each(_write_report, report)
+    # A combiner joins the reports where they are made, before any of them travels.
+    reports = elements | transform | "Together" >> combiners.ToList().without_defaults()
+    _ = reports | "Report" >> steps.each(_write_report, report)
 
 
 def choose_engine(scratch: str, running: ExitStack) -> Engine:
@@ -154,7 +170,7 @@ def choose_engine(scratch: str, running: ExitStack) -> Engine:
     Raises:
         ConfigError: it is unknown, lacks its address or package, or is unreachable.
     """
-    name = os.environ.get("ALBERT_ENGINE") or "local"
+    name = _options().albert_engine
     if name not in _ENGINES:
         raise ConfigError(f"ALBERT_ENGINE={name!r} must be one of {', '.join(_ENGINES)}")
     return _ENGINES[name](scratch, running)
@@ -269,9 +285,8 @@ def _with_job_server(
         *options,
         f"--artifacts_dir={kept.folder}/artifacts",
         f"--job_server_jvm_properties=-Djava.io.tmpdir={kept.folder}",
-        *_more_options(),
     ]
-    command, endpoint = kind(PipelineOptions(of_server)).subprocess_cmd_and_endpoint()
+    command, endpoint = kind(_options(*of_server)).subprocess_cmd_and_endpoint()
     kept.start(command, endpoint)
     return _asking(endpoint, kept, [*options, *workers])
 
@@ -300,14 +315,15 @@ def _asking(endpoint: str, kept: job_server.Keeper, options: Sequence[str]) -> E
 
 
 def _address(engine: str, which: str) -> str:
-    address = os.environ.get("ALBERT_ENGINE_ADDRESS")
+    address: str | None = _options().albert_engine_address
     if not address:
         raise ConfigError(f"ALBERT_ENGINE={engine} needs ALBERT_ENGINE_ADDRESS, {which}")
     return address
 
 
-def _more_options() -> list[str]:
-    return shlex.split(os.environ.get("ALBERT_BEAM_OPTIONS", ""))
+def _options(*of_engine: str) -> AlbertOptions:
+    """Return the engine's options and those of ALBERT_BEAM_OPTIONS, which take precedence."""
+    return AlbertOptions([*of_engine, *shlex.split(os.environ.get("ALBERT_BEAM_OPTIONS", ""))])
 
 
 def _require_listener(addresses: Sequence[str], otherwise: str) -> None:
@@ -364,7 +380,7 @@ _WORKERS_HERE = ["--environment_type=LOOPBACK"]
 
 def _worker_processes() -> list[str]:
     """Return options for Python workers without containers; Beam's own default needs Docker."""
-    if "--environment_type" in os.environ.get("ALBERT_BEAM_OPTIONS", ""):
+    if _options().view_as(PortableOptions).environment_type:
         return []
     command = Path(sys.executable).with_name(_WORKER_COMMAND)
     return ["--environment_type=PROCESS", f"--environment_option=process_command={command}"]
@@ -385,12 +401,8 @@ def _each(batch: Sequence[Any], seen: str) -> Iterator[Any]:
     yield from batch
 
 
-def _to_one_key(keyed: tuple[Any, Any]) -> tuple[int, tuple[Any, Any]]:
-    return 0, keyed
-
-
-def _write_report(together: tuple[int, Iterable[tuple[Any, Any]]], uri: str) -> str:
-    results = sorted(together[1], key=lambda keyed: str(keyed[0]).zfill(20))
+def _write_report(together: list[tuple[Any, Any]], uri: str) -> str:
+    results = sorted(together, key=lambda keyed: str(keyed[0]).zfill(20))
     storage.write_bytes(uri, json.dumps(results).encode())
     return uri
 

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.metrics.metric import Metrics
 
 import albert_core
 import pipelines
 from albert_core.stage.errors import ConfigError, OutageError, is_transient
+from albert_core.stage.manifest import Account
 from albert_core.stage.provenance import library_versions
 
 PROJECT = "albert-pretraining"
@@ -35,6 +37,19 @@ def each(function: Callable[..., Any], *arguments: Any) -> beam.ParDo:
 def each_to_many(function: Callable[..., Iterable[Any]], *arguments: Any) -> beam.ParDo:
     """Return the step that gives all of ``function(element, *arguments)`` for each element."""
     return beam.ParDo(_Step(function, arguments, gives_many=True))
+
+
+def count(stage: str, account: Account) -> None:
+    """Add an account to Beam's counters, where the pages of Flink, Spark and Dataflow show it.
+
+    The namespace is ``albert.STAGE.WHAT``; the counters are ``kept`` and the reasons. Called once
+    for each piece of work, by the step that has its final account. Outside of a step it does
+    nothing.
+    """
+    what = account.what.partition(",")[0].replace(" ", "_")
+    for name, number in {"kept": account.kept, **account.dropped}.items():
+        if number:
+            Metrics.counter(f"albert.{stage}.{what}", name).inc(number)
 
 
 class _Step(beam.DoFn):

@@ -4,11 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pytest
-from apache_beam.pvalue import PCollection
 
 from albert_core.stage import storage
 from albert_core.stage.errors import AccountingError
@@ -36,9 +34,6 @@ from tests.made_results import made_result
 from tests.pipelines.conftest import write_corpus
 
 Make = Callable[..., str]
-GROUP_BY_KEY = beam.GroupByKey
-GROUPED: list[object] = []
-"""Keys of the elements that `NotedGroupByKey` saw."""
 SETTINGS = ExampleSettings(
     max_seq_length=64, dupe_factor=2, held_out_share=0.2, shard_mb=0.02, tfrecord=False
 )
@@ -266,33 +261,6 @@ def test_a_part_is_opened_without_its_tally(tmp_path: Path) -> None:
     schema = read_arrow(part_of(tmp_path, documents(range(10)))).schema
     assert {name.decode() for name in schema.metadata} == {f"orders-{kind}" for kind in KINDS}
     assert sum(map(len, schema.metadata.values())) < 1000
-
-
-class NotedGroupByKey(beam.PTransform[Any, Any]):
-    """GroupByKey that notes the key of each element that it groups."""
-
-    def expand(self, keyed: PCollection[Any]) -> PCollection[Any]:
-        grouped: PCollection[Any]
-        grouped = keyed | "Note" >> beam.Map(noted) | "Group" >> GROUP_BY_KEY()
-        return grouped
-
-
-def noted(keyed: tuple[Any, Any]) -> tuple[Any, Any]:
-    GROUPED.append(keyed[0])
-    return keyed
-
-
-def test_one_key_is_grouped_for_each_part_and_each_shard(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(beam, "GroupByKey", NotedGroupByKey)
-    GROUPED.clear()
-    uri = make(*(documents(range(i * 10, i * 10 + 10)) for i in range(5)))
-    names = [shard.path.removesuffix(".arrow") for shard in read_manifest(uri).shards]
-    assert len(names) > 5
-    # Once for all parts, and once for the reports of all shards.
-    assert len(GROUPED) == 5 + len(names)
-    assert set(GROUPED) == {0}
 
 
 def with_a_row_less(reports: list[dict[str, Any]]) -> None:

@@ -12,6 +12,7 @@ import fasttext  # type: ignore[import-untyped]
 import numpy as np
 import pyarrow as pa
 import pytest
+from apache_beam.transforms import combiners
 
 from albert_core.text.arrow_files import write_arrow
 from albert_core.text.tokenizer import Tokenizer
@@ -74,14 +75,20 @@ class Steps:
     """Gets what each step gave."""
 
     def __or__(self, labelled: Any) -> "Steps":
-        step = labelled.transform
+        step = getattr(labelled, "transform", labelled)
         if isinstance(step, beam.Reshuffle):
             return self
+        if isinstance(step, combiners.ToList):
+            return replace(self, elements=[self.elements])
         if isinstance(step, beam.GroupByKey):
             groups: dict[Any, list[Any]] = {}
             for key, value in self.elements:
                 groups.setdefault(key, []).append(value)
             return replace(self, elements=list(groups.items()))
+
+        if not isinstance(step, beam.ParDo):
+            composed: Steps = step.expand(self)
+            return composed
 
         def process(element: Any) -> list[Any]:
             return list(step.fn.process(element, *step.args, **step.kwargs))
@@ -97,10 +104,8 @@ def make_in_threads(source: Path, work: Path, num_threads: int, cold: bool) -> M
     """Run the three text stages, each step in threads."""
     given: list[Any] = []
 
-    def run_pipeline(
-        transform: Callable[[Any], Any], elements: Iterable[Any], *_: object
-    ) -> list[Any]:
-        done = transform(Steps(list(elements), num_threads, cold, given)).elements
+    def run_pipeline(transform: Any, elements: Iterable[Any], *_: object) -> list[Any]:
+        done = (Steps(list(elements), num_threads, cold, given) | transform).elements
         keyed = json.loads(json.dumps(done))
         return [value for _, value in sorted(keyed, key=lambda each: str(each[0]).zfill(20))]
 
