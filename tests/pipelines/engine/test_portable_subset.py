@@ -12,18 +12,21 @@ from typing import Any
 
 import apache_beam as beam
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.pipeline import AppliedPTransform, PipelineVisitor
 from apache_beam.pvalue import PCollection, PValue
 from apache_beam.runners.common import DoFnSignature
+from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
 from apache_beam.transforms import userstate
 
 from albert_core.config import EvaluationSettings
 from pipelines import contamination
 from pipelines.config import ContaminationSettings
 from pipelines.engine import runner
+from pipelines.transforms import CleanDocuments, MakeExamples, ReadDocuments, WriteExamples
 from tests.albert_core.tasks.task_files import write
 from tests.generated_text import write_jsonl
-from tests.pipelines.conftest import make
+from tests.pipelines.conftest import EXAMPLES, Made, make
 
 GROUP_BY_KEY = beam.GroupByKey
 COUNT = userstate.ReadModifyWriteStateSpec("count", beam.coders.VarIntCoder())
@@ -123,6 +126,23 @@ def test_the_stages_build_portable_pipelines_and_group_by_plain_keys(
     settings = ContaminationSettings(), EvaluationSettings()
     contamination.run(*settings, made.corpus, str(tmp_path), made.work)
     assert found == [[], [], [], []]
+
+
+def test_the_transforms_for_others_are_portable_and_named_by_scope(made: Made) -> None:
+    pipeline = beam.Pipeline(FnApiRunner(), PipelineOptions(temp_location=made.work))
+    documents = pipeline | ReadDocuments(str(made.source)) | CleanDocuments()
+    parts = documents | MakeExamples(EXAMPLES, made.vocab)
+    _ = parts | WriteExamples(EXAMPLES, made.vocab, made.work)
+    graph = Graph()
+    pipeline.visit(graph)
+    assert list(graph.faults()) == []
+    scopes = [leaf.full_label.split("/")[0] for leaf in graph.leaves]
+    assert list(dict.fromkeys(scopes)) == [
+        "ReadDocuments",
+        "CleanDocuments",
+        "MakeExamples",
+        "WriteExamples",
+    ]
 
 
 class InFinishBundle(beam.DoFn):

@@ -1,0 +1,282 @@
+"""The text stages as Beam transforms, for a pipeline of one's own. See docs/engines.md.
+
+    text | CleanDocuments() | MakeExamples(settings, vocab) | WriteExamples(settings, vocab, work)
+
+They take and give what a Beam user expects, `Document`s, and do what the stages do, by the same
+steps: documents with the same ids give the same examples, and shards of the same bytes. Beam's
+counters say what became of everything, under the names that manifests use.
+
+What they keep on the way is written below Beam's option ``temp_location``, which all workers must
+see, and stays there. Documents are worked on in groups, of which a worker holds one at a time.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from operator import add
+from typing import Any
+from uuid import uuid4
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.options.pipeline_options import GoogleCloudOptions
+from apache_beam.pvalue import PBegin, PCollection
+from apache_beam.transforms import combiners
+
+from albert_core.stage import storage
+from albert_core.stage.errors import ConfigError
+from albert_core.stage.lineage import CORPUS, EXAMPLES
+from albert_core.stage.manifest import Account, StagePlan, read_manifest
+from albert_core.stage.results import VocabularyResult
+from albert_core.text.arrow_files import read_arrow
+from albert_core.text.records import DOCUMENT_SCHEMA, Document
+from albert_core.text.seeds import derive_seed
+from pipelines.clean_unit import CleaningJob, Unit
+from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings
+from pipelines.corpus_pipeline import CleanUnits
+from pipelines.engine import steps
+from pipelines.example_pipeline import CutShards, ExamplePlan, accounts_of, finish
+from pipelines.examples import part as example_part
+from pipelines.examples.part import HELD_OUT, TRAIN
+from pipelines.make_examples import plan_of
+from pipelines.readers import Unreadable, read_documents
+from pipelines.source_files import SourceRange, entries_of, ranges_of
+
+_NUM_PARTITIONS = 4
+"""In which the hashes of documents are exchanged."""
+
+Group = tuple[int, Iterable[Document]]
+
+
+class ReadDocuments(beam.PTransform[Any, Any]):
+    """Reads the documents of files in any format: PBegin -> PCollection[Document].
+
+    What can't be read is counted by reason and left out.
+
+    Args:
+        source: a file, folder or glob on any file system that fsspec knows, or several; or the
+            settings that name it and say how it is read.
+
+    Raises:
+        SourceError: there is no such file.
+    """
+
+    def __init__(self, source: str | list[str] | SourceSettings) -> None:
+        super().__init__()
+        self.source = SourceSettings(uri=source) if isinstance(source, str | list) else source
+
+    def expand(self, begin: PBegin) -> PCollection[Document]:
+        """List the files here; the workers read ranges of them."""
+        documents: PCollection[Document] = (
+            begin
+            | "Files" >> beam.Create(entries_of(self.source))
+            | "Cut" >> steps.each_to_many(ranges_of, self.source)
+            | "Deal" >> beam.Reshuffle()
+            | "Read" >> steps.each_to_many(_read, self.source)
+        )
+        return documents
+
+
+class CleanDocuments(beam.PTransform[Any, Any]):
+    """Repairs texts, drops what is not worth training on: PCollection[Document] -> the same.
+
+    A text that it gives has one sentence a line. Of documents with the same words, the one in the
+    first group stays.
+
+    Args:
+        cleaning: settings. Those that name files, such as ``excluded_ids``, are of the stage only.
+        num_groups: so many that a group fits into a worker's memory.
+
+    Raises:
+        ConfigError: a setting is of the stage only.
+    """
+
+    def __init__(self, cleaning: CleaningSettings | None = None, num_groups: int = 16) -> None:
+        super().__init__()
+        self.cleaning = cleaning or CleaningSettings()
+        self.num_groups = num_groups
+        for name in ("known_corpora", "test_texts", "excluded_ids"):
+            if getattr(self.cleaning, name):
+                raise ConfigError(
+                    f"CleanDocuments can't follow cleaning.{name}, which the stage clean_corpus "
+                    "prepares. Leave it out, and drop those documents before."
+                )
+
+    def expand(self, documents: PCollection[Document]) -> PCollection[Document]:
+        """Clean group by group as the stage does, and read the shards back."""
+        scratch = _scratch(documents)
+        job = CleaningJob(SourceSettings(), self.cleaning, "", storage.join(scratch, "notes"))
+        clean: PCollection[Document] = (
+            documents
+            | InGroups(self.num_groups)
+            | "AsUnit" >> steps.each(_as_unit, scratch)
+            | CleanUnits(job, scratch, _NUM_PARTITIONS)
+            | "ReadBack" >> steps.each_to_many(_read_back, scratch)
+        )
+        return clean
+
+
+class MakeExamples(beam.PTransform[Any, Any]):
+    """Makes masked segment pairs: PCollection[Document] -> PCollection[str], URIs of parts.
+
+    A part has the examples of a group of documents in the order of the global shuffle;
+    `WriteExamples` takes all of them.
+
+    Args:
+        examples: settings.
+        vocab: URI of the vocabulary's manifest.
+        num_groups: so many that a group fits into a worker's memory.
+    """
+
+    def __init__(self, examples: ExampleSettings, vocab: str, num_groups: int = 16) -> None:
+        super().__init__()
+        self.examples = examples
+        self.vocab = vocab
+        self.num_groups = num_groups
+
+    def expand(self, documents: PCollection[Document]) -> PCollection[str]:
+        """Make the part of each group."""
+        plan = _plan(self.examples, self.vocab, folder=_scratch(documents), scratch="")
+        parts: PCollection[str] = (
+            documents | InGroups(self.num_groups) | "MakePart" >> steps.each(_make_part, plan)
+        )
+        return parts
+
+
+class WriteExamples(beam.PTransform[Any, Any]):
+    """Writes shuffled shards and their manifest: PCollection[str] -> PCollection[str].
+
+    It takes the URIs that `MakeExamples` gives, and gives one: that of the manifest, on which
+    `albert_core.training.pretrain` trains. Without any document there is none.
+
+    Args:
+        examples: settings, those of `MakeExamples`.
+        vocab: the manifest given there.
+        work: folder for results; the shards go to ``examples/KEY/`` below it.
+        num_shards: of training examples.
+        num_held_out_shards: of held-out examples.
+    """
+
+    def __init__(
+        self,
+        examples: ExampleSettings,
+        vocab: str,
+        work: str,
+        num_shards: int = 1,
+        num_held_out_shards: int = 1,
+    ) -> None:
+        super().__init__()
+        self.examples = examples
+        self.vocab = vocab
+        self.work = storage.absolute(work)
+        self.num_shards = {TRAIN: num_shards, HELD_OUT: num_held_out_shards}
+
+    def expand(self, parts: PCollection[str]) -> PCollection[str]:
+        """Cut the shards out of the parts, then write what all of them have."""
+        # The documents are known to this pipeline only: a result of its own each time.
+        stage = plan_of(self.examples, self.vocab, documents=uuid4().hex)
+        folder, scratch = stage.folder(self.work), _scratch(parts)
+        plan = _plan(self.examples, self.vocab, folder, scratch, self.num_shards)
+        manifest: PCollection[str] = (
+            parts
+            | CutShards(plan)
+            | "Together" >> combiners.ToList().without_defaults()
+            | "WriteManifest" >> steps.each(_write_manifest, stage, plan, self.work)
+        )
+        return manifest
+
+
+class InGroups(beam.PTransform[Any, Any]):
+    """Groups documents by their ids: PCollection[Document] -> PCollection[(number, documents)]."""
+
+    def __init__(self, num_groups: int) -> None:
+        super().__init__()
+        self.num_groups = num_groups
+
+    def expand(self, documents: PCollection[Document]) -> PCollection[Group]:
+        """Number the groups by a hash, which is the same on every worker."""
+        numbered = documents | "ById" >> steps.each(_group_of, self.num_groups)
+        groups: PCollection[Group] = numbered | "Group" >> beam.GroupByKey()
+        return groups
+
+
+def _scratch(collection: PCollection[Any]) -> str:
+    """Return a folder that no other transform has."""
+    options = collection.pipeline.options.view_as(GoogleCloudOptions)
+    if not options.temp_location:
+        raise ConfigError(
+            "the pipeline has no temp_location. Give --temp_location, a folder that all workers "
+            "see, or PipelineOptions(temp_location=...)."
+        )
+    return storage.join(storage.absolute(options.temp_location), f"albert-{uuid4().hex}")
+
+
+def _plan(
+    examples: ExampleSettings,
+    vocab: str,
+    folder: str,
+    scratch: str,
+    num_shards: dict[str, int] | None = None,
+) -> ExamplePlan:
+    return ExamplePlan(
+        settings=examples,
+        corpus_folder="",
+        folder=folder,
+        notes=storage.join(scratch, "notes"),
+        part_list=storage.join(scratch, "parts.json"),
+        vocab_folder=vocab.rpartition("/")[0],
+        lower_case=read_manifest(vocab).result_as(VocabularyResult).lower_case,
+        num_shards=num_shards or {},
+    )
+
+
+def _read(part: SourceRange, source: SourceSettings) -> Iterator[Document]:
+    file = part.file
+    for record in read_documents(file.uri, file.name, source, file.format, part.begin, part.end):
+        if isinstance(record, Unreadable):
+            steps.count(
+                CORPUS, Account(what="documents", total=1, kept=0, dropped={record.reason: 1})
+            )
+        else:
+            yield record
+
+
+def _group_of(document: Document, num_groups: int) -> tuple[int, Document]:
+    return derive_seed(0, "group", document.id) % num_groups, document
+
+
+def _in_order(documents: Iterable[Document]) -> list[Document]:
+    """Return the documents of a group, which every runner gives in another order."""
+    return sorted(documents, key=lambda document: (document.id, document.text))
+
+
+def _as_unit(group: Group, scratch: str) -> Unit:
+    number, documents = group
+    folder = storage.join(scratch, "units", str(number))
+    return Unit(number, folder, documents=_in_order(documents))
+
+
+def _read_back(numbered: tuple[int, dict[str, Any]], scratch: str) -> Iterator[Document]:
+    for shard in numbered[1]["shards"]:
+        if shard["kind"] == "documents":
+            for row in read_arrow(storage.join(scratch, shard["path"])).to_pylist():
+                yield Document(**row, lines_are_sentences=True)
+
+
+def _make_part(group: Group, plan: ExamplePlan) -> str:
+    number, documents = group
+    rows = [{"id": d.id, "text": d.text, "source": d.source} for d in _in_order(documents)]
+    table = pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA)
+    uri = storage.join(plan.folder, f"{number:05d}.arrow")
+    example_part.write_part(table, uri, plan.settings, plan.tokenizer)
+    for account in accounts_of(example_part.read_tally(uri).counts):
+        steps.count(EXAMPLES, account)
+    return uri
+
+
+def _write_manifest(
+    named: list[tuple[str, dict[str, Any]]], stage: StagePlan, plan: ExamplePlan, work: str
+) -> str:
+    parts = example_part.read_part_list(plan.part_list)
+    tally = reduce(add, map(example_part.read_tally, parts))
+    reports = [report for _, report in sorted(named, key=lambda each: each[0])]
+    return finish(stage, work, plan, tally.counts["documents"], reports, tally)
