@@ -6,8 +6,8 @@ They take and give what a Beam user expects, `Document`s, and do what the stages
 steps: documents with the same ids give the same examples, and shards of the same bytes. Beam's
 counters say what became of everything, under the names that manifests use.
 
-What they keep on the way is written below Beam's option ``temp_location``, which all workers must
-see, and stays there. Documents are worked on in groups, of which a worker holds one at a time.
+What they keep on the way is written below Beam's option ``temp_location``, a folder that all
+workers see, and stays there. A worker holds one group of documents at a time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,10 +39,12 @@ from pipelines.examples import part as example_part
 from pipelines.examples.part import HELD_OUT, TRAIN
 from pipelines.make_examples import plan_of
 from pipelines.readers import Unreadable, read_documents
-from pipelines.source_files import SourceRange, entries_of, ranges_of
+from pipelines.source_files import SourceEntry, SourceRange, entries_of, ranges_of
 
 _NUM_PARTITIONS = 4
 """In which the hashes of documents are exchanged."""
+_MAX_BATCHES = 256
+"""That file names travel in: Dask's runner makes a task of each."""
 
 Group = tuple[int, Iterable[Document]]
 
@@ -66,10 +68,12 @@ class ReadDocuments(beam.PTransform[Any, Any]):
 
     def expand(self, begin: PBegin) -> PCollection[Document]:
         """List the files here; the workers read ranges of them."""
+        files = entries_of(self.source)
+        some = [files[first::_MAX_BATCHES] for first in range(min(_MAX_BATCHES, len(files)))]
         documents: PCollection[Document] = (
             begin
-            | "Files" >> beam.Create(entries_of(self.source))
-            | "Cut" >> steps.each_to_many(ranges_of, self.source)
+            | "Files" >> beam.Create(some)
+            | "Cut" >> steps.each_to_many(_cut, self.source)
             | "Deal" >> beam.Reshuffle()
             | "Read" >> steps.each_to_many(_read, self.source)
         )
@@ -227,6 +231,11 @@ def _plan(
         lower_case=read_manifest(vocab).result_as(VocabularyResult).lower_case,
         num_shards=num_shards or {},
     )
+
+
+def _cut(files: list[SourceEntry], source: SourceSettings) -> Iterator[SourceRange]:
+    for file in files:
+        yield from ranges_of(file, source)
 
 
 def _read(part: SourceRange, source: SourceSettings) -> Iterator[Document]:

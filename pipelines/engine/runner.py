@@ -118,30 +118,48 @@ def run_pipeline(
         progress: what to count while it runs.
 
     Raises:
-        AlbertError: one that a worker raised, as it raised it.
-        ConfigError: the engine asked for is unknown, not installed or out of reach, or a worker
-            has other code or libraries, or does not see ``scratch``.
-        OutageError: a worker, the engine or a store was lost on the way.
+        AlbertError: as `engine_pipeline` does, also if a worker does not see ``scratch``.
     """
     report = storage.join(scratch, "report.json")
     seen = storage.join(scratch, "driver-was-here")
     storage.write_bytes(seen, b"")
+    with progress, engine_pipeline(scratch) as (pipeline, engine):
+        build(pipeline, transform, _dealt(list(elements), engine.num_batches), seen, report)
+    return [value for _, value in json.loads(storage.read_bytes(report))]
+
+
+@contextmanager
+def engine_pipeline(scratch: str) -> Iterator[tuple[beam.Pipeline, Engine]]:
+    """Give an empty pipeline and the engine asked for, which runs it when the block ends.
+
+    Afterwards ``pipeline.result`` has Beam's metrics.
+
+    Args:
+        scratch: a folder that the workers can write to; the pipeline's ``temp_location``.
+
+    Raises:
+        AlbertError: one that a worker raised, as it raised it.
+        ConfigError: the engine asked for is unknown, not installed or out of reach, or a worker
+            has other code or libraries.
+        OutageError: a worker, the engine or a store was lost on the way.
+    """
     is_remote = False
     try:
-        with progress, _ending_when_a_worker_dies(), ExitStack() as running:
+        with _ending_when_a_worker_dies(), ExitStack() as running:
             engine = choose_engine(scratch, running)
             is_remote = engine.is_remote
-            pipeline = beam.Pipeline(engine.runner, _options(*engine.options))
+            options = _options(f"--temp_location={scratch}", *engine.options)
+            pipeline = beam.Pipeline(engine.runner, options)
             # Made for transforms of other languages; a stage that is killed would leave it there.
             shutil.rmtree(pipeline.local_tempdir)
-            build(pipeline, transform, _dealt(list(elements), engine.num_batches), seen, report)
-            engine.wait(pipeline.run())
+            yield pipeline, engine
+            pipeline.result = pipeline.run()  # where Beam's own block leaves it
+            engine.wait(pipeline.result)
     except Exception as error:
         raised = _as_raised_in_worker(error, is_remote)
         if raised is error:
             raise
         raise raised from error
-    return [value for _, value in json.loads(storage.read_bytes(report))]
 
 
 def build(

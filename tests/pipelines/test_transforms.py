@@ -1,5 +1,8 @@
 """The transforms in a pipeline of one's own, and the counters of what became of everything."""
 
+import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -124,7 +127,7 @@ def is_like(expected: Manifest) -> Callable[[list[Manifest]], None]:
 def test_the_stages_count_in_threads_what_their_manifests_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = []
+    results: list[Any] = []
     engine = runner.Engine(FnApiRunner(), IN_THREADS, wait=results.append)
     monkeypatch.setattr(runner, "choose_engine", lambda *_: engine)
     source = write_jsonl(tmp_path / "source.jsonl", [*range(40), 3, 4])
@@ -161,3 +164,30 @@ def test_what_a_transform_cannot_do_is_refused_when_the_pipeline_is_built(
     nowhere = beam.Pipeline(FnApiRunner(), PipelineOptions([]))
     with pytest.raises(ConfigError, match="Give --temp_location"):
         _ = nowhere | beam.Create(texts([1])) | CleanDocuments()
+
+
+def test_the_pipeline_in_the_documentation_runs_as_it_stands_and_prints_its_counters(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALBERT_WORKERS", "1")
+    (tmp_path / "notes").mkdir()
+    for number in range(60):
+        (tmp_path / f"notes/{number}.txt").write_text(document(number))
+    (tmp_path / "notes/draft.txt").write_text(document(60))
+    (tmp_path / "notes/short.txt").write_text("Oh.")
+    own = tmp_path / "own.py"
+    own.write_text(own_pipeline())
+    arguments = [sys.executable, str(own), "notes", made.vocab, "work"]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = re.findall(r"^albert\.corpus\.documents (.*)$", done.stdout, re.MULTILINE)
+    assert sorted(printed) == ["kept 60", "too_short 1"]
+    [manifest] = (tmp_path / "work/examples").glob("*/manifest.json")
+    assert read_manifest(str(manifest)).account("documents").total == 60
+
+
+def own_pipeline() -> str:
+    """Return the code of the page on engines."""
+    page = (Path(__file__).parents[2] / "docs/engines.md").read_text()
+    [code] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return str(code)
