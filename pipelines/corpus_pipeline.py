@@ -75,7 +75,7 @@ def make_corpus(
         progress = Progress(f"{STAGE}: cleaning", job.progress, num_bytes)
         transform = CleanUnits(job, plan.folder(work), _num_partitions(files))
         ordered = sorted(units, key=lambda unit: -bytes_to_clean.get(unit.number, 0))
-        reports = run_pipeline(transform, ordered, scratch, progress)
+        reports = run_pipeline("CleanDocuments" >> transform, ordered, scratch, progress)
     return _finish(plan, work, source, files, units, reports)
 
 
@@ -98,7 +98,7 @@ class CleanUnits(beam.PTransform[Any, Any]):
 
     def expand(self, units: PCollection[Unit]) -> PCollection[tuple[int, dict[str, Any]]]:
         """Only hashes and names go through the two groupings."""
-        reports: PCollection[tuple[int, dict[str, Any]]] = (
+        return (
             units
             | "Clean" >> steps.each_to_many(_clean_and_send, self.job, self.num_partitions)
             | "ByHash" >> beam.GroupByKey()
@@ -106,7 +106,6 @@ class CleanUnits(beam.PTransform[Any, Any]):
             | "ByPart" >> beam.GroupByKey()
             | "WriteShard" >> steps.each(_write_and_count, self.folder, self.job.cleaning)
         )
-        return reports
 
 
 def _clean_and_send(

@@ -125,27 +125,21 @@ def make_shards(
         SourceError: the corpus is too small to give training and held-out examples.
         AccountingError: documents or examples are missing, or there are too many.
     """
-    corpus_manifest, vocab_manifest = read_manifest(corpus), read_manifest(vocab)
-    vocab_result = vocab_manifest.result_as(VocabularyResult)
-    for shard in vocab_manifest.shards:
-        check_shard(shard, vocab.rpartition("/")[0])
+    corpus_manifest = read_manifest(corpus)
     parts = _parts(plan, corpus_manifest, examples, work)
     to_make = [(uri, shard) for uri, shard in parts if not example_part.is_made(uri)]
     log.info("%s: %d of %d parts to make", STAGE, len(to_make), len(parts))
     with scratch_folder(plan.folder(work)) as scratch:
-        example_plan = ExamplePlan(
-            settings=examples,
-            corpus_folder=corpus.rpartition("/")[0],
-            folder=plan.folder(work),
-            notes=storage.join(scratch, "notes"),
-            part_list=storage.join(scratch, "parts.json"),
-            vocab_folder=vocab.rpartition("/")[0],
-            lower_case=vocab_result.lower_case,
-            num_shards=_num_shards(corpus_manifest, examples),
+        num_shards = _num_shards(corpus_manifest, examples)
+        corpus_folder = corpus.rpartition("/")[0]
+        example_plan = example_plan_of(
+            examples, vocab, plan.folder(work), scratch, num_shards, corpus_folder
         )
         num_bytes = sum(shard.num_bytes for _, shard in to_make)
         progress = Progress(STAGE, example_plan.notes, num_bytes)
-        reports = run_pipeline(MakeShards(example_plan), parts, scratch, progress)
+        make: beam.ParDo = steps.each(_make_part, example_plan)
+        transform = "MakeExamples" >> make | "WriteExamples" >> CutShards(example_plan)
+        reports = run_pipeline(transform, parts, scratch, progress)
     tally = reduce(add, (read_tally(uri) for uri, _ in parts))
     write_made_with((uri for uri, _ in parts), work, plan.folder(work))
     num_documents = corpus_manifest.result_as(CorpusResult).num_documents
@@ -156,23 +150,28 @@ def make_shards(
     return manifest
 
 
-class MakeShards(beam.PTransform[Any, Any]):
-    """Makes the part of each corpus shard, then cuts each example shard out of all parts.
-
-    PCollection[(URI of a part, corpus shard)] -> PCollection[(name of a shard, its report)].
-    """
-
-    def __init__(self, plan: ExamplePlan) -> None:
-        super().__init__()
-        self.plan = plan
-
-    def expand(
-        self, parts: PCollection[tuple[str, Shard]]
-    ) -> PCollection[tuple[str, dict[str, Any]]]:
-        """Only names travel."""
-        made = parts | "MakePart" >> steps.each(_make_part, self.plan)
-        reports: PCollection[tuple[str, dict[str, Any]]] = made | CutShards(self.plan)
-        return reports
+def example_plan_of(
+    examples: ExampleSettings,
+    vocab: str,
+    folder: str,
+    scratch: str,
+    num_shards: dict[str, int],
+    corpus_folder: str = "",
+) -> ExamplePlan:
+    """Return the plan of shards in ``folder``, after a look at the vocabulary's files."""
+    manifest, vocab_folder = read_manifest(vocab), vocab.rpartition("/")[0]
+    for shard in manifest.shards:
+        check_shard(shard, vocab_folder)
+    return ExamplePlan(
+        settings=examples,
+        corpus_folder=corpus_folder,
+        folder=folder,
+        notes=storage.join(scratch, "notes"),
+        part_list=storage.join(scratch, "parts.json"),
+        vocab_folder=vocab_folder,
+        lower_case=manifest.result_as(VocabularyResult).lower_case,
+        num_shards=num_shards,
+    )
 
 
 class CutShards(beam.PTransform[Any, Any]):
@@ -190,7 +189,7 @@ class CutShards(beam.PTransform[Any, Any]):
 
     def expand(self, parts: PCollection[str]) -> PCollection[tuple[str, dict[str, Any]]]:
         """Write the list of parts once, then the shards."""
-        reports: PCollection[tuple[str, dict[str, Any]]] = (
+        return (
             parts
             | "AllParts" >> combiners.ToList().without_defaults()
             | "EachShard" >> steps.each_to_many(_each_shard, self.plan)
@@ -198,7 +197,6 @@ class CutShards(beam.PTransform[Any, Any]):
             | "Deal" >> beam.Reshuffle()
             | "WriteShard" >> steps.each(_write_shard, self.plan)
         )
-        return reports
 
 
 def _parts(

@@ -1,6 +1,7 @@
 """Stage 2: a clean corpus to a SentencePiece vocabulary with ALBERT's special pieces."""
 
 import hashlib
+from dataclasses import replace
 
 from albert_core.stage import storage
 from albert_core.stage.command import stage_main
@@ -21,7 +22,7 @@ def run(vocabulary: VocabularySettings, corpus: str, work: str) -> str:
         VocabularyError: the text cannot carry a vocabulary of this size, or the model given is
             not one of ALBERT's of this size.
     """
-    given = _given_model(vocabulary)
+    given = given_model(vocabulary)
     plan = _plan(vocabulary, corpus, given)
     if done := plan.find(work):
         return done
@@ -32,22 +33,33 @@ def run(vocabulary: VocabularySettings, corpus: str, work: str) -> str:
 
 def find_done(vocabulary: VocabularySettings, corpus: str, work: str) -> str | None:
     """Return the manifest that `run` would find; None if it has work to do."""
-    return _plan(vocabulary, corpus, _given_model(vocabulary)).done(work)
+    return _plan(vocabulary, corpus, given_model(vocabulary)).done(work)
 
 
 def _plan(vocabulary: VocabularySettings, corpus: str, given: bytes | None) -> StagePlan:
+    plan = plan_of(vocabulary, given, corpus=read_manifest(corpus).content)
+    return replace(plan, input_manifests={"corpus": corpus})
+
+
+def plan_of(vocabulary: VocabularySettings, given: bytes | None, **inputs: str) -> StagePlan:
+    """Return what a vocabulary depends on.
+
+    Args:
+        vocabulary: settings.
+        given: the model that they name.
+        inputs: name of each other input -> digest of its content.
+    """
     digests = {"model": hashlib.sha256(given).hexdigest()} if given else {}
     return StagePlan(
         stage=STAGE,
         settings=vocabulary.model_dump(),
-        inputs={"corpus": read_manifest(corpus).content, **digests},
+        inputs={**inputs, **digests},
         code=code_digest(__name__),
         libraries=library_versions("sentencepiece"),
-        input_manifests={"corpus": corpus},
     )
 
 
-def _given_model(vocabulary: VocabularySettings) -> bytes | None:
+def given_model(vocabulary: VocabularySettings) -> bytes | None:
     """Return the model that the settings name, after a look at it; None: one is to be trained.
 
     Raises:

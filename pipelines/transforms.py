@@ -25,21 +25,27 @@ from apache_beam.transforms import combiners
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.lineage import CORPUS, EXAMPLES
-from albert_core.stage.manifest import Account, StagePlan, read_manifest
-from albert_core.stage.results import VocabularyResult
+from albert_core.stage.manifest import Account, StagePlan
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, Document
 from albert_core.text.seeds import derive_seed
+from pipelines import make_examples, train_vocab
 from pipelines.clean_unit import CleaningJob, Unit
-from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings
+from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings, VocabularySettings
 from pipelines.corpus_pipeline import CleanUnits
 from pipelines.engine import steps
-from pipelines.example_pipeline import CutShards, ExamplePlan, accounts_of, finish
+from pipelines.example_pipeline import (
+    CutShards,
+    ExamplePlan,
+    accounts_of,
+    example_plan_of,
+    finish,
+)
 from pipelines.examples import part as example_part
 from pipelines.examples.part import HELD_OUT, TRAIN
-from pipelines.make_examples import plan_of
 from pipelines.readers import Unreadable, read_documents
 from pipelines.source_files import SourceEntry, SourceRange, entries_of, ranges_of
+from pipelines.vocabulary_training import Sampling, sample_shard, train_on_samples
 
 _NUM_PARTITIONS = 4
 """In which the hashes of documents are exchanged."""
@@ -70,14 +76,13 @@ class ReadDocuments(beam.PTransform[Any, Any]):
         """List the files here; the workers read ranges of them."""
         files = entries_of(self.source)
         some = [files[first::_MAX_BATCHES] for first in range(min(_MAX_BATCHES, len(files)))]
-        documents: PCollection[Document] = (
+        return (
             begin
             | "Files" >> beam.Create(some)
             | "Cut" >> steps.each_to_many(_cut, self.source)
             | "Deal" >> beam.Reshuffle()
             | "Read" >> steps.each_to_many(_read, self.source)
         )
-        return documents
 
 
 class CleanDocuments(beam.PTransform[Any, Any]):
@@ -109,14 +114,51 @@ class CleanDocuments(beam.PTransform[Any, Any]):
         """Clean group by group as the stage does, and read the shards back."""
         scratch = _scratch(documents)
         job = CleaningJob(SourceSettings(), self.cleaning, "", storage.join(scratch, "notes"))
-        clean: PCollection[Document] = (
-            documents
-            | InGroups(self.num_groups)
+        return (
+            _in_groups(documents, self.num_groups)
             | "AsUnit" >> steps.each(_as_unit, scratch)
             | CleanUnits(job, scratch, _NUM_PARTITIONS)
             | "ReadBack" >> steps.each_to_many(_read_back, scratch)
         )
-        return clean
+
+
+class TrainVocabulary(beam.PTransform[Any, Any]):
+    """Trains a SentencePiece vocabulary: PCollection[Document] -> PCollection[str].
+
+    It gives one URI, that of the vocabulary's manifest, which `MakeExamples` of a later pipeline
+    takes. One worker trains, on a sample.
+
+    Args:
+        vocabulary: settings.
+        work: folder for results; the files go to ``vocab/KEY/`` below it.
+        text_bytes: about the size of the text, by which the share to sample is chosen.
+        num_groups: so many that a group fits into a worker's memory.
+
+    Raises:
+        VocabularyError: the model that the settings name can't be used.
+    """
+
+    def __init__(
+        self, vocabulary: VocabularySettings, work: str, text_bytes: int, num_groups: int = 16
+    ) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.work = storage.absolute(work)
+        self.text_bytes = text_bytes
+        self.num_groups = num_groups
+        self.given = train_vocab.given_model(vocabulary)
+
+    def expand(self, documents: PCollection[Document]) -> PCollection[str]:
+        """Write the samples of each group, bring their names together, train."""
+        scratch = _scratch(documents)
+        sampling = Sampling(self.vocabulary, self.text_bytes, scratch, train=not self.given)
+        stage = train_vocab.plan_of(self.vocabulary, self.given, documents=uuid4().hex)
+        return (
+            _in_groups(documents, self.num_groups)
+            | "Sample" >> steps.each(_sample, sampling)
+            | "Together" >> combiners.ToList().without_defaults()
+            | "Train" >> steps.each(train_on_samples, sampling, stage, self.work, self.given)
+        )
 
 
 class MakeExamples(beam.PTransform[Any, Any]):
@@ -139,11 +181,10 @@ class MakeExamples(beam.PTransform[Any, Any]):
 
     def expand(self, documents: PCollection[Document]) -> PCollection[str]:
         """Make the part of each group."""
-        plan = _plan(self.examples, self.vocab, folder=_scratch(documents), scratch="")
-        parts: PCollection[str] = (
-            documents | InGroups(self.num_groups) | "MakePart" >> steps.each(_make_part, plan)
-        )
-        return parts
+        scratch = _scratch(documents)
+        plan = example_plan_of(self.examples, self.vocab, scratch, scratch, num_shards={})
+        groups = _in_groups(documents, self.num_groups)
+        return groups | "MakePart" >> steps.each(_make_part, plan)
 
 
 class WriteExamples(beam.PTransform[Any, Any]):
@@ -177,30 +218,22 @@ class WriteExamples(beam.PTransform[Any, Any]):
     def expand(self, parts: PCollection[str]) -> PCollection[str]:
         """Cut the shards out of the parts, then write what all of them have."""
         # The documents are known to this pipeline only: a result of its own each time.
-        stage = plan_of(self.examples, self.vocab, documents=uuid4().hex)
+        stage = make_examples.plan_of(self.examples, self.vocab, documents=uuid4().hex)
         folder, scratch = stage.folder(self.work), _scratch(parts)
-        plan = _plan(self.examples, self.vocab, folder, scratch, self.num_shards)
-        manifest: PCollection[str] = (
+        plan = example_plan_of(self.examples, self.vocab, folder, scratch, self.num_shards)
+        return (
             parts
             | CutShards(plan)
             | "Together" >> combiners.ToList().without_defaults()
             | "WriteManifest" >> steps.each(_write_manifest, stage, plan, self.work)
         )
-        return manifest
 
 
-class InGroups(beam.PTransform[Any, Any]):
-    """Groups documents by their ids: PCollection[Document] -> PCollection[(number, documents)]."""
-
-    def __init__(self, num_groups: int) -> None:
-        super().__init__()
-        self.num_groups = num_groups
-
-    def expand(self, documents: PCollection[Document]) -> PCollection[Group]:
-        """Number the groups by a hash, which is the same on every worker."""
-        numbered = documents | "ById" >> steps.each(_group_of, self.num_groups)
-        groups: PCollection[Group] = numbered | "Group" >> beam.GroupByKey()
-        return groups
+def _in_groups(documents: PCollection[Document], num_groups: int) -> PCollection[Group]:
+    """Group documents by a hash of their ids, which is the same on every worker."""
+    numbered = documents | "ById" >> steps.each(_group_of, num_groups)
+    groups: PCollection[Group] = numbered | "Group" >> beam.GroupByKey()
+    return groups
 
 
 def _scratch(collection: PCollection[Any]) -> str:
@@ -212,25 +245,6 @@ def _scratch(collection: PCollection[Any]) -> str:
             "see, or PipelineOptions(temp_location=...)."
         )
     return storage.join(storage.absolute(options.temp_location), f"albert-{uuid4().hex}")
-
-
-def _plan(
-    examples: ExampleSettings,
-    vocab: str,
-    folder: str,
-    scratch: str,
-    num_shards: dict[str, int] | None = None,
-) -> ExamplePlan:
-    return ExamplePlan(
-        settings=examples,
-        corpus_folder="",
-        folder=folder,
-        notes=storage.join(scratch, "notes"),
-        part_list=storage.join(scratch, "parts.json"),
-        vocab_folder=vocab.rpartition("/")[0],
-        lower_case=read_manifest(vocab).result_as(VocabularyResult).lower_case,
-        num_shards=num_shards or {},
-    )
 
 
 def _cut(files: list[SourceEntry], source: SourceSettings) -> Iterator[SourceRange]:
@@ -271,12 +285,20 @@ def _read_back(numbered: tuple[int, dict[str, Any]], scratch: str) -> Iterator[D
                 yield Document(**row, lines_are_sentences=True)
 
 
+def _table_of(documents: Iterable[Document]) -> pa.Table:
+    rows = [{"id": d.id, "text": d.text, "source": d.source} for d in _in_order(documents)]
+    return pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA)
+
+
+def _sample(group: Group, sampling: Sampling) -> dict[str, Any]:
+    number, documents = group
+    return sample_shard(_table_of(documents), f"{number:05d}", sampling)
+
+
 def _make_part(group: Group, plan: ExamplePlan) -> str:
     number, documents = group
-    rows = [{"id": d.id, "text": d.text, "source": d.source} for d in _in_order(documents)]
-    table = pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA)
     uri = storage.join(plan.folder, f"{number:05d}.arrow")
-    example_part.write_part(table, uri, plan.settings, plan.tokenizer)
+    example_part.write_part(_table_of(documents), uri, plan.settings, plan.tokenizer)
     for account in accounts_of(example_part.read_tally(uri).counts):
         steps.count(EXAMPLES, account)
     return uri

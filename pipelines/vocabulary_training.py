@@ -75,6 +75,24 @@ class SampleShares:
             yield _MEASURE
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """What every worker needs to know to sample."""
+
+    vocabulary: VocabularySettings
+    text_bytes: int
+    """About the size of the whole text, by which the shares are chosen."""
+    scratch: str
+    """Folder for the samples."""
+    train: bool = True
+    """Whether the sample is to train on as well, not only to measure on."""
+
+    @property
+    def shares(self) -> SampleShares:
+        """The shares of the documents to sample."""
+        return shares_for(self.vocabulary.sample_mb if self.train else 0.0, self.text_bytes)
+
+
 def make_vocabulary(
     plan: StagePlan, work: str, vocabulary: VocabularySettings, corpus: str, given: bytes | None
 ) -> str:
@@ -91,24 +109,34 @@ def make_vocabulary(
         VocabularyError: the text cannot carry a vocabulary of this size.
     """
     text_bytes = read_manifest(corpus).result_as(CorpusResult).text_bytes
-    shares = shares_for(0.0 if given else vocabulary.sample_mb, text_bytes)
     with scratch_folder(plan.folder(work)) as scratch:
+        sampling = Sampling(vocabulary, text_bytes, scratch, train=not given)
         what = f"{STAGE}: sampling"
-        reports = each_shard(
-            _sample_shard, vocabulary, shares, scratch, corpus=corpus, what=what, scratch=scratch
-        )
-        counts = sum((Counter(report["counts"]) for report in reports), Counter[str]())
-        if not given:
-            _require_sentences(counts, vocabulary)
-        files = [report["files"] for report in reports]
-        sentences = (sentence for document in _documents(files, _TRAIN) for sentence in document)
-        model = given or train(sentences, vocabulary, text_bytes)
-        use = _MEASURE if counts[_MEASURE] else _TRAIN
-        report = measure(
-            Tokenizer(model, vocabulary.lower_case),
-            _documents(files, use),
-            seen_in_training=use == _TRAIN or shares.train == 1,
-        )
+        reports = each_shard(sample_shard, sampling, corpus=corpus, what=what, scratch=scratch)
+        return train_on_samples(reports, sampling, plan, work, given)
+
+
+def train_on_samples(
+    reports: list[dict[str, Any]],
+    sampling: Sampling,
+    plan: StagePlan,
+    work: str,
+    given: bytes | None,
+) -> str:
+    """Train and measure on what `sample_shard` has written; see `make_vocabulary`."""
+    vocabulary, shares = sampling.vocabulary, sampling.shares
+    counts = sum((Counter(report["counts"]) for report in reports), Counter[str]())
+    if not given:
+        _require_sentences(counts, vocabulary)
+    files = [report["files"] for report in reports]
+    sentences = (sentence for document in _documents(files, _TRAIN) for sentence in document)
+    model = given or train(sentences, vocabulary, sampling.text_bytes)
+    use = _MEASURE if counts[_MEASURE] else _TRAIN
+    report = measure(
+        Tokenizer(model, vocabulary.lower_case),
+        _documents(files, use),
+        seen_in_training=use == _TRAIN or shares.train == 1,
+    )
     return _write(plan, work, model, shares, counts, report)
 
 
@@ -130,17 +158,12 @@ def sample_share(sample_mb: float, text_bytes: int) -> float:
     return share
 
 
-def _sample_shard(
-    documents: pa.Table,
-    name: str,
-    vocabulary: VocabularySettings,
-    shares: SampleShares,
-    scratch: str,
-) -> dict[str, Any]:
+def sample_shard(documents: pa.Table, name: str, sampling: Sampling) -> dict[str, Any]:
     """Write the sampled documents of a shard, one a line, to a file for each use.
 
     A line is the document's position and its sentences, normalised.
     """
+    vocabulary, shares = sampling.vocabulary, sampling.shares
     counts: Counter[str] = Counter(documents=documents.num_rows)
     lines: dict[str, list[str]] = {}
     for row, document_id in enumerate(documents["id"].to_pylist()):
@@ -154,7 +177,7 @@ def _sample_shard(
         for use in uses:
             kept = list(_usable(sentences, counts)) if use == _TRAIN else sentences
             lines.setdefault(use, []).append("\t".join([f"{position:016x}", *kept]))
-    files = {use: storage.join(scratch, use, f"{name}.tsv") for use in lines}
+    files = {use: storage.join(sampling.scratch, use, f"{name}.tsv") for use in lines}
     for use, uri in files.items():
         storage.write_bytes(uri, "\n".join(lines[use]).encode())
     for account in _accounts(counts) if shares.train else []:

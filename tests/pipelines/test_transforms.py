@@ -18,13 +18,20 @@ from apache_beam.typehints.decorators import TypeCheckError
 
 from albert_core.stage.errors import ConfigError, SourceError
 from albert_core.stage.manifest import Manifest, read_manifest
+from albert_core.stage.results import CorpusResult
 from albert_core.text.records import Document
 from pipelines import clean_corpus
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.engine import runner
-from pipelines.transforms import CleanDocuments, MakeExamples, ReadDocuments, WriteExamples
+from pipelines.transforms import (
+    CleanDocuments,
+    MakeExamples,
+    ReadDocuments,
+    TrainVocabulary,
+    WriteExamples,
+)
 from tests.generated_text import document, write_jsonl
-from tests.pipelines.conftest import EXAMPLES, Made, make
+from tests.pipelines.conftest import EXAMPLES, VOCABULARY, Made, make, rows_of
 
 LOCAL = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 IN_THREADS = ["--direct_running_mode=multi_threading", "--direct_num_workers=4"]
@@ -110,6 +117,21 @@ def test_a_pipeline_of_ones_own_writes_the_stages_shards_and_counts_the_same(
     found = counters(running.result)
     assert found == accounts(made.corpus, made.examples)
     assert found["albert.examples.documents"]["kept"] > 0
+
+
+def test_a_vocabulary_is_trained_as_the_stage_trains_it(
+    pipeline: Pipeline, made: Made, tmp_path: Path
+) -> None:
+    corpus, expected = read_manifest(made.corpus), read_manifest(made.vocab)
+    clean = [
+        Document(row["id"], row["text"], row["source"]) for row in rows_of(made.corpus, "documents")
+    ]
+    text_bytes = corpus.result_as(CorpusResult).text_bytes
+    with pipeline() as running:
+        train = TrainVocabulary(VOCABULARY, str(tmp_path / "work"), text_bytes, num_groups=3)
+        manifest = running | beam.Create(clean) | train
+        assert_that(manifest | beam.Map(read_manifest), is_like(expected))
+    assert counters(running.result) == accounts(made.vocab)
 
 
 def is_like(expected: Manifest) -> Callable[[list[Manifest]], None]:
