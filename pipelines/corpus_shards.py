@@ -35,7 +35,8 @@ def each_shard(work: Work, *arguments: Any, corpus: str, what: str, scratch: str
     progress = Progress(what, notes, sum(shard.num_bytes for shard in shards))
     step: beam.ParDo = steps.each(_on_shard, work, arguments, corpus.rpartition("/")[0], notes)
     largest_first = sorted(enumerate(shards), key=lambda each: -each[1].num_bytes)
-    return run_pipeline("EachShard" >> step, largest_first, scratch, progress)
+    label = work.__name__.strip("_").title().replace("_", "")
+    return run_pipeline(label >> step, largest_first, scratch, progress)
 
 
 def _on_shard(

@@ -180,6 +180,15 @@ def test_own_options_come_last_and_replace_the_worker_processes(
     assert runner._worker_processes() == []
 
 
+def test_the_engine_is_an_option_of_beam_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = "--albert_engine=portable --albert_engine_address=localhost:1"
+    environment(monkeypatch, ENGINE="dask", BEAM_OPTIONS=engine)
+    with pytest.raises(OutageError, match="nothing answers at .*=localhost:1"):
+        choose(tmp_path)
+
+
 @given(st.lists(st.integers()), st.none() | st.integers(1, 50))
 def test_elements_are_dealt_out_once_each(elements: list[int], num_batches: int | None) -> None:
     batches = runner._dealt(elements, num_batches)
