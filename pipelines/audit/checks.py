@@ -62,7 +62,8 @@ class Expected(Settings):
     min_budget_used: _Multiple = 0.9
     max_unknown_share: _Share = 0.01
     max_repeated_share: _Share = 0.005
-    """Limit for rows equal to another row, and for pairs equal to another pair of the same copy."""
+    """Limit for rows equal to another row, and for pairs that the same sentences give twice in the
+    same copy."""
     run_tolerance: _Share | None = None
     """Tolerance for the share of runs of a length; None: 0.01 for our masks, 0.08 for others."""
 
@@ -291,9 +292,12 @@ def _measure_order(rows: Rows, opens: Bools | None, tally: Tally) -> None:
 
 def _measure_sets(rows: Rows, tally: Tally) -> None:
     tally.hashes["rows"].append(rows.hashes)
-    if "copy" in rows.columns:
-        copies = rows.columns["copy"].to_numpy().astype(np.uint64)
-        tally.hashes["pairs"].append(rows.pair_hashes + random_bits(copies, 3 << 40))
+    if rows.documents is not None and {"copy", "first_sentence"} <= rows.columns.keys():
+        # A text may say the same twice, in one document or in two: that is no fault of a writer.
+        place = rows.documents
+        for name in ("copy", "first_sentence"):
+            place = random_bits(place, rows.columns[name].to_numpy())
+        tally.hashes["pairs"].append(rows.pair_hashes + place)
     if rows.documents is not None:
         numbers = np.unique(rows.documents, return_counts=True)[1]
         neighbours = (rows.documents[1:] == rows.documents[:-1]).sum()
@@ -522,7 +526,7 @@ def _alike(check: str, numbers: Floats, totals: Floats, expected: Expected) -> F
 
 def _judge_sets(tally: Tally) -> Iterator[Finding]:
     expected = tally.expected
-    for name, what in (("rows", "rows"), ("pairs", "pairs of the same copy")):
+    for name, what in (("rows", "rows"), ("pairs", "pairs of the same sentences and copy")):
         if name not in tally.hashes:
             yield Finding(f"repeated {name}", "copies are not known", "", None)
             continue

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from pipelines.audit.checks import (
 from pipelines.audit.rows import OPENS_WORD, Rows, rows_of_batch
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings, VocabularySettings
 from tests.generated_text import write_jsonl
-from tests.pipelines.audit.planted_faults import FAULTS, Shards, read_rows, table
+from tests.pipelines.audit.planted_faults import FAULTS, Row, Shards, read_rows, table
 
 SHARED = Path(__file__).parents[3].parent / "shared"
 LENGTH = 128
@@ -88,6 +89,18 @@ def test_a_planted_fault_is_named(fault: str, good: Shards, tmp_path: Path) -> N
     spoiled = good.copied(tmp_path / "spoiled")
     plant(spoiled)
     assert any(name.startswith(check) for name in failed(findings_of(spoiled.folder)))
+
+
+def test_a_text_that_says_the_same_twice_is_no_fault_of_the_pairs(
+    good: Shards, tmp_path: Path
+) -> None:
+    copied = good.copied(tmp_path / "copied")
+    copied.spoil_rows(lambda rows: rows + good.masked([elsewhere(row) for row in rows[::20]]))
+    assert "repeated pairs" not in failed(findings_of(copied.folder))
+
+
+def elsewhere(row: Row) -> Row:
+    return replace(row, first=row.first + 99, last=row.last + 99)
 
 
 def test_shards_signed_again_but_not_spoiled_pass(good: Shards, tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_the_engine_is_an_option_of_beam_as_well(
 ) -> None:
     engine = "--albert_engine=portable --albert_engine_address=localhost:1"
     environment(monkeypatch, ENGINE="dask", BEAM_OPTIONS=engine)
-    with pytest.raises(OutageError, match="nothing answers at .*=localhost:1"):
+    with pytest.raises(OutageError, match=r"nothing answers at .*=localhost:1"):
         choose(tmp_path)
 
 
