@@ -1,4 +1,4 @@
-"""Flow: sources -> clean corpus -> vocabulary -> examples. This is what the schedule runs."""
+"""Flow: sources -> clean corpus -> vocabulary -> examples -> audit. The schedule runs this."""
 
 import logging
 import time
@@ -60,9 +60,10 @@ def refresh_corpus(
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus)
     examples = make_examples(run, corpus, vocab)
+    audit = audit_shards(run, examples)
     receipt = removal_receipt(run, examples)
     tell_of_change(run, examples, recipe, source, overrides)
-    return report(run, receipt, corpus=corpus, vocab=vocab, examples=examples)
+    return report(run, receipt, corpus=corpus, vocab=vocab, examples=examples, audit=audit)
 
 
 @stage_task("clean-corpus")
@@ -81,6 +82,12 @@ def train_vocab(run: RecipeRun, corpus: str) -> str:
 def make_examples(run: RecipeRun, corpus: str, vocab: str) -> str:
     """Stage 3: documents + vocabulary -> pretraining examples."""
     return run_stage("pipelines.make_examples", run, corpus=corpus, vocab=vocab)
+
+
+@stage_task("audit-shards")
+def audit_shards(run: RecipeRun, examples: str) -> str:
+    """Stage: examples -> what the auditor found in them."""
+    return run_stage("pipelines.audit_shards", run, examples=examples)
 
 
 @stage_task("removal-receipt")

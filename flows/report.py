@@ -99,7 +99,7 @@ def build_text_report(
 
     Args:
         recipe_name: name of the run.
-        made: the manifests of corpus, vocab and examples.
+        made: the manifests of corpus, vocab, examples and audit.
         uris: their URIs, and under "receipt" that of the removal receipt or `NO_RESULT`.
         affected: registered versions that were made of removed documents.
     """
@@ -110,6 +110,9 @@ def build_text_report(
             removed += f" Registered versions made of them: {', '.join(affected)}."
     corpus = made["corpus"].result_as(results.CorpusResult)
     vocab_size = made["vocab"].result_as(results.VocabularyResult).vocab_size
+    audit = made["audit"].result_as(results.AuditResult)
+    found = f"failed: {', '.join(audit.failed)}" if audit.failed else "passed"
+    checked = f"{audit.num_checks} checks, {found}" if audit.num_checks else "not made: too large"
     return Report(
         title=f"{recipe_name}: corpus, vocabulary and examples are up to date",
         groups={
@@ -118,6 +121,7 @@ def build_text_report(
                 ("clean text", f"{corpus.text_bytes / 1e6:,.1f} MB"),
                 *_text_rows(made["corpus"], made["examples"]),
                 ("vocabulary", f"{vocab_size:,} pieces"),
+                ("audit", checked),
             ],
             "Manifests": [(stage, uris[stage]) for stage in made],
         },

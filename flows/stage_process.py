@@ -32,8 +32,8 @@ from albert_core.stage.log import ASKED_FOR, StageProgress, read_line
 SILENT_MINUTES = "ALBERT_SILENT_MINUTES"
 STAGE_HOURS = "ALBERT_STAGE_HOURS"
 STAGE_MODULES = (
-    "clean_corpus", "train_vocab", "make_examples", "removal", "make_task", "pretrain", "zero_shot",
-    "finetune", "contamination", "tabulate", "register",
+    "clean_corpus", "train_vocab", "make_examples", "audit_shards", "removal", "make_task",
+    "pretrain", "zero_shot", "finetune", "contamination", "tabulate", "register",
 )  # fmt: skip
 """Names of the stages' modules, in the order of the flows."""
 

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from albert_core.stage.results import (
+    AuditResult,
     ContaminationResult,
     CorpusResult,
     Estimate,
@@ -69,6 +70,7 @@ RESULTS: dict[str, Settings] = {
         vocab_size=4000,
         vocab_manifest="/work/vocab/0123456789abcdef/manifest.json",
     ),
+    "audit": AuditResult(num_checks=53, failed=["shuffle"]),
     "task": TaskResult(
         num_pairs={"be_dropped": 50},
         num_rows={"train": 900, "dev": 100},

@@ -22,12 +22,12 @@ SOURCE_FILES = "source_files.jsonl"
 MADE_WITH = "made_with.txt"
 """Beside a manifest: the units and parts of the work folder that the result was made with, one a
 line, as ``units/NAME`` and ``parts/NAME``."""
-CORPUS, VOCAB, EXAMPLES, TASK = "corpus", "vocab", "examples", "task"
+CORPUS, VOCAB, EXAMPLES, AUDIT, TASK = "corpus", "vocab", "examples", "audit", "task"
 PRETRAINING, FINETUNING, CONTAMINATION = "pretraining", "finetuning", "contamination"
 ZERO_SHOT, SCORES, REGISTRATION = "zero-shot", "scores", "registration"
 STAGES = (
-    CORPUS, VOCAB, EXAMPLES, TASK, PRETRAINING, ZERO_SHOT, FINETUNING, CONTAMINATION, SCORES,
-    REGISTRATION,
+    CORPUS, VOCAB, EXAMPLES, AUDIT, TASK, PRETRAINING, ZERO_SHOT, FINETUNING, CONTAMINATION,
+    SCORES, REGISTRATION,
 )  # fmt: skip
 """The folders of a work folder that have a folder for each result."""
 MODEL_RESULTS: dict[str, type[ModelResult]] = {

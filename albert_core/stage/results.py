@@ -85,6 +85,13 @@ PASSAGE_SOURCE = "passage-source"
 """Name and folder of the task made from held-out documents: which source is a passage from?"""
 
 
+class AuditResult(Settings):
+    """The result of the stage "audit"."""
+
+    num_checks: int = Field(description="checks made; 0: there are too many examples for it")
+    failed: list[str] = Field(description="names of the checks that found a fault")
+
+
 class TaskResult(Settings):
     """The result of the stage "task"."""
 

@@ -37,6 +37,7 @@ STAGE_OF = {
     "pipelines.clean_corpus": "corpus",
     "pipelines.train_vocab": "vocab",
     "pipelines.make_examples": "examples",
+    "pipelines.audit_shards": "audit",
     "pipelines.make_task": "task",
     "pipelines.contamination": "contamination",
     "albert_core.training.pretrain": "pretraining",

@@ -85,7 +85,9 @@ def test_a_refresh_ends_with_the_examples_and_what_was_removed_and_is_then_done(
     with pytest.raises(NotDoneError):  # the server was not told of the change yet
         refresh_corpus.refresh_corpus.fn("tiny", work=str(tmp_path))
     text = refresh_corpus.refresh_corpus("tiny", work=str(tmp_path))
-    assert [stage for stage, _ in stages.calls[4:]] == ["corpus", "vocab", "examples", "removal"]
+    made = ["corpus", "vocab", "examples", "audit", "removal"]
+    assert [stage for stage, _ in stages.calls[5:]] == made
+    assert "53 checks, failed: shuffle" in text
     assert f"{tmp_path}/{AT['examples']}" in text
     assert "documents read    " in text
     assert "No document of an earlier corpus is gone." in text

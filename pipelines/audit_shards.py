@@ -1,0 +1,61 @@
+"""Stage: example shards to what the auditor, who did not write them, found in them."""
+
+import logging
+
+from albert_core.stage import storage
+from albert_core.stage.command import stage_main
+from albert_core.stage.lineage import AUDIT
+from albert_core.stage.manifest import StagePlan, read_manifest, shard_of
+from albert_core.stage.provenance import code_digest, library_versions
+from albert_core.stage.results import AuditResult
+
+STAGE = AUDIT
+FINDINGS = "findings.txt"
+_MOST_BYTES = 4_000_000_000
+"""Of shards that are audited here: the auditor reads all of them, some 30 MB a second."""
+
+log = logging.getLogger(STAGE)
+
+
+def run(examples: str, work: str) -> str:
+    """Audit the examples; return the manifest of what was found. A failed check is no error."""
+    plan = _plan(examples)
+    if done := plan.find(work):
+        return done
+    from pipelines.audit.audit_examples import audit, table_of
+
+    shards, failed, num_checks = [], [], 0
+    if sum(shard.num_bytes for shard in read_manifest(examples).shards) > _MOST_BYTES:
+        log.warning("%s: more than 4 GB of shards; `albert audit %s` reads them", STAGE, examples)
+    else:
+        findings = audit([examples])
+        failed = [finding.check for finding in findings if finding.ok is False]
+        num_checks = len(findings)
+        uri = storage.join(plan.folder(work), FINDINGS)
+        storage.write_bytes(uri, f"{table_of(findings)}\n".encode())
+        shards = [shard_of(uri, plan.folder(work), "findings", num_checks)]
+        for finding in findings:
+            if finding.ok is False:
+                said = finding.check, finding.found, finding.expected
+                log.warning("%s: %s: %s; expected %s", STAGE, *said)
+    return plan.write(work, shards, [], AuditResult(num_checks=num_checks, failed=failed))
+
+
+def find_done(examples: str, work: str) -> str | None:
+    """Return the manifest that `run` would find; None if it has work to do."""
+    return _plan(examples).done(work)
+
+
+def _plan(examples: str) -> StagePlan:
+    return StagePlan(
+        stage=STAGE,
+        settings={},
+        inputs={"examples": read_manifest(examples).key},
+        code=code_digest(__name__),
+        libraries=library_versions("numpy", "pyarrow", "sentencepiece"),
+        input_manifests={"examples": examples},
+    )
+
+
+if __name__ == "__main__":
+    stage_main(run)
