@@ -76,7 +76,9 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
             "log_steps",
             "system_metrics",
             "evaluation_steps",
+            "evaluation_minutes",
             "checkpoint_steps",
+            "checkpoint_minutes",
             "keep_checkpoints",
             "max_skipped_steps",
             "accept_other_examples",
@@ -138,8 +140,12 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     the first rank's machine"""
     evaluation_steps: int = Field(5000, ge=1)
     """updates between evaluations on held-out examples"""
+    evaluation_minutes: float = Field(60.0, gt=0)
+    """most minutes between them, where updates are slow"""
     checkpoint_steps: int = Field(5000, ge=1)
     """updates between checkpoints"""
+    checkpoint_minutes: float = Field(30.0, gt=0)
+    """most minutes between them: what a run that is killed does again"""
     keep_checkpoints: int = Field(5, ge=1)
     """the last ones; the best is kept besides"""
     max_evaluation_examples: int = Field(10_000, ge=2)

@@ -36,10 +36,6 @@ class StopRequest:
         self.arrived = True
 
 
-NEVER = StopRequest()
-"""A request that never arrives."""
-
-
 @contextmanager
 def stop_request() -> Iterator[StopRequest]:
     """Note SIGTERM instead of ending; Python allows it only in a process's main thread."""

@@ -8,6 +8,8 @@ nothing else to restore.
 import json
 import logging
 import math
+import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -49,7 +51,7 @@ from albert_core.training.held_out import (
 from albert_core.training.initial_weights import initialise_from_counts
 from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
-from albert_core.training.preemption import NEVER, RunAgain, StopRequest, stop_request
+from albert_core.training.preemption import RunAgain, StopRequest, stop_request
 from albert_core.training.ranks import Ranks, shard_state
 from albert_core.training.run_log import (
     OF_THE_MACHINE,
@@ -60,7 +62,14 @@ from albert_core.training.run_log import (
     used_memory,
 )
 from albert_core.training.shards import ExampleShards, UpdateBatch
-from albert_core.training.step import PAIR_TASKS, TrainState, Update, layers_at, train_step
+from albert_core.training.step import (
+    PAIR_TASKS,
+    Asked,
+    TrainState,
+    Update,
+    layers_at,
+    train_step,
+)
 
 MODEL_FOLDER, METRICS, CURVES = "model", "metrics.jsonl", "curves.png"
 _BEFORE = "before.json"
@@ -162,6 +171,7 @@ class Pretraining:
         self.best_loss = math.inf if best is None else best[0]
         self.after: Evaluation | None = None
         """The scores of the present weights; None if they are not known."""
+        self.evaluated_at = self.saved_at = time.monotonic()
 
     def train(self) -> None:
         """Do the updates that are left; report, evaluate and save when it is due.
@@ -273,7 +283,16 @@ class Pretraining:
 
     def _update(self, batch: UpdateBatch) -> Update:
         self.after = None
-        return next_update(self.state, batch, self.settings, self.ranks, self.pair_task, self.stop)
+        return next_update(self.state, batch, self.settings, self.ranks, self.pair_task, self._ask)
+
+    def _ask(self) -> Asked:
+        """Return what this rank asks for; only the first one's clock counts."""
+        now, is_first, settings = time.monotonic(), self.ranks.is_first, self.settings
+        return Asked(
+            stop=self.stop.arrived,
+            evaluation=is_first and now - self.evaluated_at >= 60 * settings.evaluation_minutes,
+            checkpoint=is_first and now - self.saved_at >= 60 * settings.checkpoint_minutes,
+        )
 
     def _note_skipped(self, update: Update) -> None:
         """Report that the update was skipped; end the run if too many in a row were."""
@@ -292,13 +311,14 @@ class Pretraining:
 
     def _evaluate_and_save(self, update: Update) -> None:
         """Evaluate and save if it is due after ``update``; leave if a rank was told to stop."""
-        is_best = self._is_due(self.settings.evaluation_steps) and self._evaluate()
-        is_due = is_best or self._is_due(self.settings.checkpoint_steps)
+        asked, settings = update.asked, self.settings
+        is_best = (asked.evaluation or self._is_due(settings.evaluation_steps)) and self._evaluate()
+        is_due = is_best or asked.checkpoint or self._is_due(settings.checkpoint_steps)
         # Not amid skipped updates: if they end the run, it resumes from before them.
-        if update.must_stop or (is_due and not self.state.guard.num_in_a_row):
+        if asked.stop or (is_due and not self.state.guard.num_in_a_row):
             self._save()
         self.writer.check()
-        if update.must_stop and self.state.step != self.settings.num_steps:
+        if asked.stop and self.state.step != self.settings.num_steps:
             self._leave()
 
     def _evaluate(self) -> bool:
@@ -309,6 +329,7 @@ class Pretraining:
         self.state.evaluations.append({"step": self.state.step, **point})
         if self.log:
             self.log.note_scores(self.state.step, self.after)
+        self.evaluated_at = time.monotonic()
         loss = point["masked_lm_loss"]
         is_best = loss < self.best_loss
         if is_best:
@@ -338,6 +359,7 @@ class Pretraining:
 
     def _save(self) -> None:
         """Begin to write a checkpoint, on the first rank."""
+        self.saved_at = time.monotonic()
         tensors = self.state.tensors()
         if self.log is None:
             return
@@ -412,7 +434,7 @@ def next_update(
     settings: TrainingSettings,
     ranks: Ranks,
     pair_task: str | None,
-    stop: StopRequest = NEVER,
+    ask: Callable[[], Asked] = Asked,
 ) -> Update:
     """Do the next update of a run, with the rate, layers and dropout that are its turn.
 
@@ -426,7 +448,7 @@ def next_update(
     )
     ranks.seed(derive_seed(settings.seed, "dropout", step, ranks.rank))
     batch = replace(batch, micro_batches=ranks.on_device(batch.micro_batches))
-    return train_step(state, batch, settings, ranks, pair_task, stop)
+    return train_step(state, batch, settings, ranks, pair_task, ask)
 
 
 def _count_on_first(network: AlbertForPretraining, examples: ExampleShards, ranks: Ranks) -> None:

@@ -5,11 +5,11 @@ or a spike. That decision depends only on numbers that are the same on every ran
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from albert_core.model.execution import products_in
 from albert_core.model.losses import EXTRA_PREDICTIONS, masked_lm_loss, sentence_order_loss
 from albert_core.stage.errors import IntegrityError
 from albert_core.training.optimizer import AdamW, clip, norms_of
-from albert_core.training.preemption import NEVER, StopRequest
 from albert_core.training.ranks import (
     Ranks,
     backward_pass,
@@ -164,6 +163,14 @@ class TrainState:
             ) from error
 
 
+class Asked(NamedTuple):
+    """What a rank asks for after an update; what one asks for, all of them do."""
+
+    stop: bool = False
+    evaluation: bool = False
+    checkpoint: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Update:
     """The outcome of one update; the same on every rank."""
@@ -172,8 +179,8 @@ class Update:
     """Over the whole batch: losses in nats, accuracies as shares, grad_norm before clipping."""
     skipped: Reason | None
     """Why the update was skipped, or None if it was made."""
-    must_stop: bool
-    """Whether any rank was told to stop."""
+    asked: Asked
+    """What any rank asked for."""
 
 
 def layers_at(step: int, num_steps: int, shallow_share: float, num_layers: int) -> int:
@@ -200,7 +207,7 @@ def train_step(
     settings: TrainingSettings,
     ranks: Ranks,
     pair_task: str | None = "sentence_order",
-    stop: StopRequest = NEVER,
+    ask: Callable[[], Asked] = Asked,
 ) -> Update:
     """Do one update over the micro-batches of every rank, or skip it.
 
@@ -214,7 +221,8 @@ def train_step(
         settings: of the run.
         ranks: those that do the update together.
         pair_task: what is learned from pairs, a value of `PAIR_TASKS`; None for nothing.
-        stop: whether this rank was told to stop, which all ranks learn here.
+        ask: what this rank asks for, which all ranks learn here; called when its gradients are
+            computed.
     """
     sizes = batch.sizes
     scores = torch.zeros(_NUM_SCORES, device=ranks.device)
@@ -224,8 +232,9 @@ def train_step(
                 scores += _backward(
                     state.model, micro_batch, sizes, settings, ranks.device, pair_task
                 )
-    told_to_stop = torch.full((1,), float(stop.arrived), device=ranks.device)
-    sums = torch.cat([scores, told_to_stop])
+    # Sent as data that nothing waits for: XLA would compile a graph for each constant.
+    mine = torch.tensor(ask(), dtype=scores.dtype).to(ranks.device, non_blocking=True)
+    sums = torch.cat([scores, mine])
     if is_sharded(state.model):
         sums = ranks.sum(sums)
     else:
@@ -233,7 +242,7 @@ def train_step(
     gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
     parts = parts_of(gradients)
     norm = torch.linalg.vector_norm(norms_of(parts, of=gradients))
-    grad_norm, lm, lm_right, pair, pair_right, stops = torch.cat(
+    grad_norm, lm, lm_right, pair, pair_right, *asked = torch.cat(
         [norm.to(sums.dtype)[None], sums]
     ).tolist()  # this waits for the device
     skipped = state.guard.judge(lm + pair, grad_norm, settings.spike_factor)
@@ -250,7 +259,7 @@ def train_step(
     if pair_task is not None:
         metrics |= {f"{pair_task}_loss": pair, f"{pair_task}_accuracy": pair_right}
     metrics["grad_norm"] = grad_norm
-    return Update(metrics=metrics, skipped=skipped, must_stop=stops > 0)
+    return Update(metrics=metrics, skipped=skipped, asked=Asked(*(n > 0 for n in asked)))
 
 
 def _backward(

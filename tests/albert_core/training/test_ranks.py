@@ -15,10 +15,9 @@ from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.order import example_order
-from albert_core.training.preemption import NEVER, StopRequest
 from albert_core.training.ranks import Ranks, shard_state
 from albert_core.training.shards import ExampleShards, UpdateBatch
-from albert_core.training.step import TrainState, Update, train_step
+from albert_core.training.step import Asked, TrainState, Update, train_step
 from tests.albert_core.made_examples import sizes_of
 from tests.albert_core.training_runs import MODEL
 
@@ -56,13 +55,14 @@ class Case:
             model=model, optimizer=build_optimizer(model, optimizer, 0.01, 0.01, 0.01)
         )
 
-    def update(self, stop: StopRequest = NEVER) -> Update:
+    def update(self, asked: Asked | None = None) -> Update:
         order = example_order(0, NUM_EXAMPLES, len(self.shards), 1)
         batch = UpdateBatch(
             sizes=sizes_of(self.shards.rows(order)),
             micro_batches=(self.shards.rows(order[places]).batch() for places in self.parts),
         )
-        return train_step(self.state, batch, SETTINGS, self.ranks, "sentence_order", stop)
+        ask = Asked if asked is None else lambda: asked
+        return train_step(self.state, batch, SETTINGS, self.ranks, "sentence_order", ask)
 
     def after_three_updates(self) -> tuple[dict[str, Any], dict[str, float]]:
         """Return weights, moments and the metrics of the last update."""
@@ -71,14 +71,14 @@ class Case:
         return self.state.tensors(), update.metrics
 
     def after_a_bad_one(self, rank: int) -> tuple[bool, Update]:
-        """Give one rank a NaN and SIGTERM; return whether the weights stay, and the update."""
-        stop, before = StopRequest(), self.state.tensors()["model"]
+        """Give one rank a NaN, SIGTERM and a late clock; return whether the weights stay."""
+        asked, before = Asked(), self.state.tensors()["model"]
         before = {name: tensor.clone() for name, tensor in before.items()}
         if self.ranks.rank == rank:
-            stop.arrived = True
+            asked = Asked(stop=True, checkpoint=True)
             pooler = self.state.model.encoder.pooler
             pooler.register_forward_hook(lambda _module, _inputs, output: output * math.nan)
-        update = self.update(stop)
+        update = self.update(asked)
         after = self.state.tensors()["model"]
         return all(torch.equal(before[name], after[name]) for name in before), update
 
@@ -93,7 +93,7 @@ def rank_of_two(rank: int, parts: list[list[list[int]]], examples: str, folder: 
         case = Case(examples, ranks, parts[rank], optimizer, shard)
         tensors, metrics = case.after_three_updates()
         stayed, bad = case.after_a_bad_one(1)
-        found.append((tensors, metrics, [stayed, bad.skipped, bad.must_stop]))
+        found.append((tensors, metrics, [stayed, bad.skipped, tuple(bad.asked)]))
     if rank == 0:
         torch.save(found, Path(folder, "found.pt"))
     ranks.wait()
@@ -119,4 +119,4 @@ def test_two_ranks_do_the_updates_of_one_process_and_skip_and_stop_together(
             ours, theirs = tensors[what], its_tensors[what]
             torch.testing.assert_close(theirs, ours, rtol=1e-11, atol=1e-11)
         assert its_metrics == pytest.approx(metrics, rel=1e-5)  # sums of float32
-        assert bad == [True, "not_finite", True]
+        assert bad == [True, "not_finite", (True, False, True)]

@@ -24,7 +24,10 @@ from albert_core.training.shards import ExampleShards
 from tests.albert_core.training_runs import (
     MODEL,
     TRAINING,
+    content_of,
+    result_of,
     run_with_faults,
+    train,
     weights_of,
     with_settings,
 )
@@ -72,18 +75,24 @@ def assert_each_example_came_once(folder: Path, expected: list[Counter[str]]) ->
 def test_a_run_killed_on_two_ranks_stopped_on_one_and_finished_on_two_is_the_run_itself(
     examples: str, uninterrupted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the first two ranks its state is whole, on the last two it is sharded."""
+    """On the first two ranks its state is whole, on the last two it is sharded.
+
+    On two ranks the first one's clock has both save and measure after each update.
+    """
     (tmp_path / "seen").mkdir()
     faults: dict[str, Any] = {"seen": str(tmp_path / "seen")}
     killed = faults | {"bad_rank": 1, "kill_step": 6}
-    done = run_with_faults(tmp_path, with_settings(micro_batch_size=3), examples, 2, killed)
+    by_clock: dict[str, Any] = {"checkpoint_minutes": 1e-9, "evaluation_minutes": 1e-9}
+    settings = with_settings(micro_batch_size=3, **by_clock)
+    done = run_with_faults(tmp_path, settings, examples, 2, killed)
     assert done.returncode == RUN_AGAIN_STATUS, done.stdout + done.stderr
     assert "rank 1 was killed by signal 9" in done.stdout
     monkeypatch.setattr(pretraining, "train_step", step_with(faults | {"stop_step": 8}))
     with pytest.raises(RunAgain):
         pretrain.run(MODEL, TRAINING, examples, str(tmp_path / "work"))
     lock.release_all()  # as the end of this process would
-    done = run_with_faults(tmp_path, with_settings(shard_state=True), examples, 2, faults)
+    settings = with_settings(shard_state=True, **by_clock)
+    done = run_with_faults(tmp_path, settings, examples, 2, faults)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_each_example_came_once(tmp_path / "seen", expected_names(examples, 12, 8))
 
@@ -106,6 +115,18 @@ def test_a_run_killed_on_two_ranks_stopped_on_one_and_finished_on_two_is_the_run
         assert {name: score.value for name, score in theirs.items()} == pytest.approx(
             values, abs=0.01
         )
+
+
+def test_the_clock_saves_and_measures_a_run_and_changes_nothing_else(
+    examples: str, uninterrupted: str, tmp_path: Path
+) -> None:
+    at_each_update: dict[str, Any] = {"checkpoint_minutes": 1e-9, "evaluation_minutes": 1e-9}
+    found = train(examples, tmp_path, **at_each_update, keep_checkpoints=20)
+    assert Path(found).parent.name == Path(uninterrupted).parent.name  # the same key
+    assert content_of(found) == content_of(uninterrupted)
+    assert len(list(tmp_path.rglob("checkpoint.json"))) == TRAINING.num_steps
+    steps = [point["step"] for point in result_of(found).evaluations]
+    assert steps == list(range(1, TRAINING.num_steps + 1))
 
 
 many_kills = pytest.mark.skipif(
