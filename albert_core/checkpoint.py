@@ -152,7 +152,7 @@ def best_checkpoint(folder: str) -> tuple[float, str] | None:
     measured: list[tuple[float, str]] = []
     for uri in list_checkpoints(folder):
         with suppress(IntegrityError, ValueError):
-            loss = _read_record(uri).get(HELD_OUT_LOSS)
+            loss = read_record(uri).get(HELD_OUT_LOSS)
             if loss is not None and math.isfinite(loss):
                 measured.append((loss, uri))
     return min(measured, default=None)
@@ -193,7 +193,7 @@ def load_checkpoint(uri: str) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         IntegrityError: the state is not the one that was written.
     """
-    record = _read_record(uri)
+    record = read_record(uri)
     path = storage.join(uri, STATE)
     if not storage.exists(path) or storage.sha256_of(path) != record["sha256"]:
         raise IntegrityError(
@@ -205,10 +205,15 @@ def load_checkpoint(uri: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def checkpoint_digest(uri: str) -> str:
     """Return the digest of the state at ``uri``, as its record has it."""
-    return str(_read_record(uri)["sha256"])
+    return str(read_record(uri)["sha256"])
 
 
-def _read_record(uri: str) -> dict[str, Any]:
+def read_record(uri: str) -> dict[str, Any]:
+    """Return the record of the checkpoint at ``uri``.
+
+    Raises:
+        IntegrityError: it describes no checkpoint.
+    """
     record = json.loads(storage.read_bytes(storage.join(uri, RECORD)))
     if not isinstance(record, dict) or not {"step", "sha256"} <= record.keys():
         raise IntegrityError(f"{storage.join(uri, RECORD)} describes no checkpoint.")

@@ -36,6 +36,39 @@ class Machine(Settings):
     vectors: str = Field(description="CPU capability that torch computed with, e.g. AVX512")
 
 
+_MAX_MODULES = 5
+"""Modules that a sentence names."""
+
+
+class CodeVersion(Settings):
+    """The code that trained a model from a step on."""
+
+    step: int = Field(description="updates done before it")
+    code: str = Field(description="digest of the code that the stage can reach")
+    commit: str = Field(description="in git, as a person reads it")
+    libraries: dict[str, str]
+    modules: dict[str, str] = Field(
+        description="module -> digest of what it does; empty: not recorded"
+    )
+
+    def is_same(self, other: "CodeVersion") -> bool:
+        """Return whether both do the same with the same libraries."""
+        return (self.code, self.libraries) == (other.code, other.libraries)
+
+    def changes_since(self, before: "CodeVersion") -> str:
+        """Return which modules and libraries are others than ``before``, for a person."""
+        names = sorted(dict(self.modules.items() ^ before.modules.items()))
+        if not (self.modules and before.modules):
+            names = ["modules that were not recorded"] if self.code != before.code else []
+        more = [f"{len(names) - _MAX_MODULES} more modules"] if len(names) > _MAX_MODULES else []
+        libraries = [
+            f"{name} {before.libraries.get(name, 'absent')} -> {version}"
+            for name, version in self.libraries.items()
+            if before.libraries.get(name) != version
+        ]
+        return ", ".join(names[:_MAX_MODULES] + more + libraries)
+
+
 class CorpusResult(Settings):
     """The result of the stage "corpus"."""
 
@@ -159,6 +192,9 @@ class PretrainingResult(ModelResult):
     after: dict[str, Estimate] = Field(description="the same after the last update")
     settings: dict[str, Any] = Field(
         description="settings of model and training, also those that cannot change the result"
+    )
+    versions: list[CodeVersion] = Field(
+        default=[], description="of the code, in the order of their steps; empty: not recorded"
     )
 
 

@@ -10,11 +10,12 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from albert_core.checkpoint import (
     CHECKPOINTS,
@@ -24,6 +25,7 @@ from albert_core.checkpoint import (
     list_checkpoints,
     load_checkpoint,
     load_newest,
+    read_record,
 )
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.model_folder import save_model_folder
@@ -33,7 +35,8 @@ from albert_core.stage.errors import ConfigError, IntegrityError, TrainingError
 from albert_core.stage.lineage import PRETRAINING, Result, read_work
 from albert_core.stage.log import report_progress
 from albert_core.stage.manifest import Account, Manifest, StagePlan, shard_of, shards_in
-from albert_core.stage.results import Estimate, PretrainingResult
+from albert_core.stage.provenance import UNKNOWN_COMMIT
+from albert_core.stage.results import CodeVersion, Estimate, PretrainingResult
 from albert_core.tasks.pair_sets import PAIRS, PairFiles
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
@@ -74,6 +77,8 @@ from albert_core.training.step import (
 MODEL_FOLDER, METRICS, CURVES = "model", "metrics.jsonl", "curves.png"
 _BEFORE = "before.json"
 """The scores before the first update."""
+_VERSIONS = "versions"
+"""In the record of a checkpoint: which code trained it, from which step on."""
 
 log = logging.getLogger(PRETRAINING)
 
@@ -85,6 +90,7 @@ def pretrain(
     training: TrainingSettings,
     vocabulary: Tokenizer,
     pair_files: PairFiles,
+    code: CodeVersion,
     checkpoint: str | None = None,
     weights: AlbertForPretraining | None = None,
 ) -> None:
@@ -97,6 +103,7 @@ def pretrain(
         training: settings.
         vocabulary: of the examples.
         pair_files: of the minimal pairs, a sample of which is scored at each evaluation.
+        code: what this process trains with.
         checkpoint: URI of one to continue from; None to begin anew.
         weights: the first ones, on the CPU; None for random ones.
 
@@ -111,7 +118,7 @@ def pretrain(
     with stop_request() as stop, ranks_of_environment() as ranks:
         pairs = read_sample(pair_files, vocabulary, model.max_position_embeddings, ranks)
         pretraining = Pretraining(
-            plan, work, model, training, pairs, ranks, stop, checkpoint, weights
+            plan, work, model, training, pairs, ranks, stop, code, checkpoint, weights
         )
         with pretraining.log.tracked if pretraining.log else nullcontext():
             pretraining.train()
@@ -130,6 +137,7 @@ class Pretraining:
         pairs: PairSample,
         ranks: Ranks,
         stop: StopRequest,
+        code: CodeVersion,
         checkpoint: str | None,
         weights: AlbertForPretraining | None,
     ) -> None:
@@ -155,7 +163,7 @@ class Pretraining:
         self.writer = CheckpointWriter(
             storage.join(self.folder, CHECKPOINTS), settings.keep_checkpoints
         )
-        unreported = self._begin(checkpoint)
+        unreported = self._begin(code, checkpoint)
         self._check_ranks_agree()
         expected = expected_speed(model, settings, self.examples, ranks, self.state.step)
         self.log: RunLog | None = None
@@ -226,6 +234,7 @@ class Pretraining:
             before=self.before,
             after=after,
             settings=self.resolved,
+            versions=self.versions,
             machines=noted_machines(self.folder),
             mlflow_run_id=self.log.tracked.run_id,
         )
@@ -243,28 +252,55 @@ class Pretraining:
         self.log.tracked.log_artifact(self.plan.write(self.work, shards, accounts, result))
         self.log.tracked.log_artifact(storage.join(self.folder, CURVES))
 
-    def _begin(self, checkpoint: str | None) -> list[dict[str, float]]:
+    def _begin(self, code: CodeVersion, checkpoint: str | None) -> list[dict[str, float]]:
         """Take over the newest state that there is; return the metrics that are not reported yet.
 
-        It is this run's own, else that of ``checkpoint``, else the last one of a run of the same
-        updates that is measured otherwise.
+        It is that of the run of the same updates which is furthest: this one, one that is measured
+        otherwise, or one that other code began, if the settings accept that. Else it is that of
+        ``checkpoint``.
         """
-        content = self.examples.manifest.content
-        found = load_newest(self.writer.folder, content)
-        if found is None and checkpoint is not None:
+        content, found = self.examples.manifest.content, None
+        for run in self._runs_to_go_on_with(code):
+            if found := load_newest(_checkpoints_of(run), content):
+                break
+        is_resumed = found is not None and run.manifest.key == self.plan.key
+        if checkpoint is not None and not is_resumed:
             _continue_run(self.state, checkpoint, self.settings, self.plan.inputs)
         self.before = self._scores_before()
-        other = None
-        if found is None and not self.state.step and (other := _same_updates(self.plan, self.work)):
-            found = load_newest(storage.join(other.folder, CHECKPOINTS), content)
+        self.versions = [code.model_copy(update={"step": self.state.step})]
         if found is None:
             return []
         tensors, record = found
-        self.state.restore(tensors, record, self.writer.folder)
-        if other and other.manifest.inputs.get(PAIRS) != self.plan.inputs.get(PAIRS):
+        self.state.restore(tensors, record, _checkpoints_of(run))
+        self._note_code(_versions(run, record), code)
+        if run.manifest.inputs.get(PAIRS) != self.plan.inputs.get(PAIRS):
             self.state.evaluations = [_without_pairs(point) for point in self.state.evaluations]
         unreported: list[dict[str, float]] = record["window"]
         return unreported
+
+    def _runs_to_go_on_with(self, code: CodeVersion) -> list[Result]:
+        """Return the runs of the same updates, furthest first; name one that consent would add."""
+        runs = _runs_of_same_updates(self.plan, self.work)
+        if self.settings.accept_code:
+            return runs
+        ours = [run for run in runs if _code(run.manifest) == _code(self.plan)]
+        if runs[:1] != ours[:1] and self.ranks.is_first:
+            _say_that_other_code_is_further(runs[0], code)
+        return ours
+
+    def _note_code(self, versions: list[CodeVersion], code: CodeVersion) -> None:
+        """Note what code trained the state that was taken over, and what goes on from there."""
+        self.versions = versions
+        if code.is_same(versions[-1]):
+            return
+        if self.ranks.is_first:
+            log.warning(
+                "%s: going on at step %s with other code than before: %s",
+                PRETRAINING,
+                f"{self.state.step:,}",
+                code.changes_since(versions[-1]),
+            )
+        self.versions = [*versions, code.model_copy(update={"step": self.state.step})]
 
     def _check_ranks_agree(self) -> None:
         steps = torch.tensor(self.state.step, dtype=torch.float64, device=self.ranks.device)
@@ -369,6 +405,7 @@ class Pretraining:
             "examples": self.plan.inputs["examples"],
             "vocab": self.plan.inputs["vocab"],
             "settings": self.resolved,
+            _VERSIONS: [version.model_dump() for version in self.versions],
             HELD_OUT_LOSS: None if self.after is None else self.after["masked_lm_loss"].value,
         }
         self.writer.save(tensors, record)
@@ -467,23 +504,75 @@ def _metrics_line(point: dict[str, float]) -> str:
     return json.dumps({n: value for n, value in point.items() if n not in OF_THE_MACHINE}) + "\n"
 
 
-def _same_updates(plan: StagePlan, work: str) -> Result | None:
-    """Return the run of the updates of ``plan`` that is furthest and is measured otherwise."""
+def _runs_of_same_updates(plan: StagePlan, work: str) -> list[Result]:
+    """Return the runs with the updates of ``plan``, whatever their code and what they measure.
 
-    def newest_checkpoint(run: Result) -> str:
-        found = list_checkpoints(storage.join(run.folder, CHECKPOINTS))
-        return found[-1].rpartition("/")[2] if found else ""
+    The furthest comes first; of those that are equally far, this run or one of its code. Those
+    without a checkpoint are left out.
+    """
+
+    def rank(run: Result) -> tuple[str, bool, bool]:
+        newest = "".join(list_checkpoints(_checkpoints_of(run))[-1:])
+        is_ours = _code(run.manifest) == _code(plan)
+        return newest.rpartition("/")[2], is_ours, run.manifest.key == plan.key
 
     runs = read_work(work, stages=[plan.stage], begun=True).results.values()
-    same = [run for run in runs if _updates(run.manifest) == _updates(plan)]
-    return max(same, key=newest_checkpoint, default=None)
+    same = [(rank(run), run) for run in runs if _updates(run.manifest) == _updates(plan)]
+    same.sort(key=lambda each: each[0], reverse=True)
+    return [run for (newest, *_), run in same if newest]
+
+
+def _checkpoints_of(run: Result) -> str:
+    return storage.join(run.folder, CHECKPOINTS)
+
+
+def _code(run: StagePlan | Manifest) -> list[Any]:
+    return [run.code, run.libraries]
 
 
 def _updates(run: StagePlan | Manifest) -> list[Any]:
-    training = run.settings["training"].items()
-    training = {name: value for name, value in training if name not in TrainingSettings.MEASURE}
+    """Return what the updates of a run depend on besides its code.
+
+    A setting that the code of then did not have counts as its default; one that the code has no
+    longer makes it a run of its own.
+    """
+    try:
+        model = ModelSettings(**run.settings["model"]).model_dump()
+        training = TrainingSettings(**run.settings["training"]).of_result
+    except ValidationError:
+        return [run.key]
+    training = {
+        name: value for name, value in training.items() if name not in TrainingSettings.MEASURE
+    }
     inputs = {name: digest for name, digest in run.inputs.items() if name != PAIRS}
-    return [run.settings | {"training": training}, inputs, run.code, run.libraries]
+    return [run.settings | {"model": model, "training": training}, inputs]
+
+
+def _versions(run: Result, record: dict[str, Any]) -> list[CodeVersion]:
+    """Return which code trained the checkpoint of ``record``."""
+    made = run.manifest
+    began = CodeVersion(
+        step=0,
+        code=made.code,
+        commit=str(made.provenance or UNKNOWN_COMMIT),
+        libraries=made.libraries,
+        modules={},
+    )
+    return [CodeVersion(**version) for version in record.get(_VERSIONS, [])] or [began]
+
+
+def _say_that_other_code_is_further(run: Result, code: CodeVersion) -> None:
+    record: dict[str, Any] = {}
+    with suppress(IntegrityError, ValueError):
+        record = read_record(list_checkpoints(_checkpoints_of(run))[-1])
+    log.warning(
+        "%s: %s, of the same settings and inputs, is at step %s, but with other code: %s. "
+        "--accept-code (training.accept_code = true) goes on from there; this run does not",
+        PRETRAINING,
+        run.place,
+        f"{record.get('step', 0):,}",
+        code.changes_since(_versions(run, record)[-1]),
+    )
 
 
 def _without_pairs(point: dict[str, float]) -> dict[str, float]:

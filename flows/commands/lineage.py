@@ -8,11 +8,14 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from albert_core.stage import storage
 from albert_core.stage.lineage import CORPUS, SOURCE_FILES, Lineage, Result, read_lineage
+from albert_core.stage.manifest import Manifest
 from albert_core.stage.provenance import UNKNOWN_COMMIT, Provenance
+from albert_core.stage.results import CodeVersion
 from flows.recipe import Recipe
 from flows.report import Report, Row
 from pipelines.source_files import SourceFile, parse_files
@@ -131,6 +134,7 @@ def _stage_rows(result: Result, all_files: bool) -> Iterator[Row]:
     yield "recipe", _recipe(provenance)
     yield "code", f"{manifest.code}, {provenance or UNKNOWN_COMMIT}"
     yield "libraries", _pairs(manifest.libraries) or "none that count"
+    yield from _version_of_code_rows(manifest)
     for machine in manifest.result.get("machines") or ([provenance.machine] if provenance else []):
         yield "machine", _pairs(machine)
     for account in manifest.accounts:
@@ -141,6 +145,15 @@ def _stage_rows(result: Result, all_files: bool) -> Iterator[Row]:
         yield "MLflow run", str(manifest.result["mlflow_run_id"])
     if manifest.stage == CORPUS:
         yield from _file_rows(source_files(result), all_files)
+
+
+def _version_of_code_rows(manifest: Manifest) -> Iterator[Row]:
+    """Yield which code trained a model, if more than one did."""
+    versions = [CodeVersion(**version) for version in manifest.result.get("versions", [])]
+    for before, version in pairwise([None, *versions] if len(versions) > 1 else []):
+        assert version is not None
+        changed = f"; changed: {version.changes_since(before)}" if before else ""
+        yield "trained by", f"{version.code}, {version.commit}, from step {version.step:,}{changed}"
 
 
 def _file_rows(files: list[SourceFile] | None, all_files: bool) -> Iterator[Row]:

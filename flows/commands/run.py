@@ -24,13 +24,22 @@ def pretrain(
     source: Source = None,
     work: Work = "",
     overrides: Overrides = None,
+    accept_code: Annotated[
+        bool,
+        typer.Option(
+            "--accept-code",
+            help="Go on with a pretraining of the same settings and inputs that another version "
+            "of the code began, in place of beginning anew.",
+        ),
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Go the whole way: clean, tokenize, pretrain, fine-tune, score and register.
 
     What was done before, with the same settings and inputs, is not done again.
     """
-    _run("pretrain_albert", context)
+    accepted = ["training.accept_code=true"] if context.params.pop("accept_code") else []
+    _run("pretrain_albert", context, overrides=[*(overrides or []), *accepted])
 
 
 def refresh(
@@ -146,7 +155,7 @@ def plan(
     answer(as_json, plans.plan_as_text(loaded.name, planned), plans.plan_as_json(planned))
 
 
-def _run(flow: str, context: typer.Context, **more: str | None) -> None:
+def _run(flow: str, context: typer.Context, **more: Any) -> None:
     """Run a flow with the options of the command whose context this is, and ``more``."""
     from flows.commands.by_hand import run_flow
 
