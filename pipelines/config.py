@@ -1,6 +1,6 @@
 """Settings of the text stages."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -168,10 +168,20 @@ class VocabularySettings(Settings):
         description="URI of a SentencePiece model to use as it is, such as the published "
         "30k-clean.model; empty: train one",
     )
+    refresh: Literal["keep", "train"] = Field(
+        default="keep",
+        description="what new text of the same source gets: the vocabulary that these settings "
+        "trained last in this work folder, which a run can go on with; or another one",
+    )
     num_threads: int = Field(
         default=4, ge=1, description="another number gives a slightly other vocabulary"
     )
     seed: int = Field(default=12345, ge=0)
+
+    @property
+    def of_result(self) -> dict[str, Any]:
+        """The settings that a vocabulary depends on."""
+        return self.model_dump(exclude={"refresh"})
 
     @property
     def largest_size(self) -> int:

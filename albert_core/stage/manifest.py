@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -228,14 +228,18 @@ def read_manifest(uri: str) -> Manifest:
         raise _unreadable(f"{uri} is not a manifest", error) from error
 
 
-def newest_manifest(stage_folder: str) -> Manifest | None:
-    """Return the newest readable manifest below ``stage_folder``, or None."""
+def newest_manifest(
+    stage_folder: str, is_wanted: Callable[[Manifest], bool] = lambda _: True
+) -> Manifest | None:
+    """Return the newest readable manifest below ``stage_folder`` that is wanted, or None."""
     fs, _ = storage.filesystem(stage_folder)
     paths = (f"{entry['name']}/{MANIFEST}" for entry in storage.list_folder(stage_folder))
     written = {path: modified_at(fs.info(path)) for path in paths if fs.exists(path)}
     for path in sorted(written, key=lambda path: written[path], reverse=True):
         try:
-            return read_manifest(str(fs.unstrip_protocol(path)))
+            found = read_manifest(str(fs.unstrip_protocol(path)))
+            if is_wanted(found):
+                return found
         except AlbertError as error:
             log.warning("passing over %s", error)
     return None

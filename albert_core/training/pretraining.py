@@ -610,7 +610,8 @@ def _continue_run(
         raise TrainingError(
             f"{checkpoint} was trained with vocabulary {record['vocab'][:12]}, but these examples "
             f"were made with {inputs['vocab'][:12]}: the same piece would mean something else. "
-            "Make the examples with the vocabulary of the run that is continued."
+            "Make the examples with the vocabulary of the run that is continued: with "
+            "vocabulary.refresh = keep, or vocabulary.model = its spiece.model."
         )
     if not (same_examples or settings.accept_other_examples):
         raise TrainingError(

@@ -36,6 +36,7 @@ from albert_core.stage.provenance import (
     library_versions,
 )
 from albert_core.stage.results import Machine
+from albert_core.text.tokenizer import SPIECE_MODEL
 from flows.commands.lineage import ModelLineage, source_files
 from flows.report import Report
 from flows.stage_process import distributed_argv
@@ -162,8 +163,12 @@ def _command(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment that make ``result`` again."""
     call = _call_of(result)
+    sections = call.rest | call.recipe
+    if "kept" in result.manifest.settings:  # the text that it was trained on may be gone
+        given = {"model": storage.join(result.folder, SPIECE_MODEL)}
+        sections = sections | {"vocabulary": sections["vocabulary"] | given}
     recipe = storage.join(into, "recipes", f"{result.place.replace('/', '-')}.json")
-    storage.write_bytes(recipe, json.dumps(call.rest | call.recipe, indent=1).encode())
+    storage.write_bytes(recipe, json.dumps(sections, indent=1).encode())
     options = {name: _moved(value, into, new_places) for name, value in call.options.items()}
     argv = stage_argv(call.module, recipe, **options, work=into)
     machines = _machines(result.manifest)

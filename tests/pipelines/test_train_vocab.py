@@ -16,6 +16,7 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from albert_core.stage.errors import VocabularyError
+from albert_core.stage.lineage import read_work
 from albert_core.stage.manifest import Manifest, check_shard, read_manifest
 from albert_core.stage.results import VocabularyResult
 from albert_core.text.records import DOCUMENT_SCHEMA
@@ -197,7 +198,7 @@ def test_the_number_of_shards_does_not_change_the_vocabulary(tmp_path: Path) -> 
 
 
 def test_a_document_outside_the_sample_does_not_change_the_vocabulary(tmp_path: Path) -> None:
-    settings = SMALL.model_copy(update={"sample_mb": 0.02})
+    settings = SMALL.model_copy(update={"sample_mb": 0.02, "refresh": "train"})
     before, folder = made_of(made_up(60), tmp_path, settings)
     models = set()
     for name in ("new-1", "new-2", "new-3", "new-4"):
@@ -287,6 +288,59 @@ def test_a_sample_without_a_sentence_says_what_was_left_out_and_how_to_fill_it(
     with pytest.raises(VocabularyError, match=message):
         made_of(texts, tmp_path, settings)
     assert not list((tmp_path / "vocab").rglob("manifest.json"))
+
+
+def test_new_text_keeps_the_vocabulary_until_another_is_asked_for(tmp_path: Path) -> None:
+    asked = SMALL.model_copy(update={"refresh": "train"})
+    first, folder = made_of(made_up(40), tmp_path)
+    kept, its_folder = made_of(made_up(60), tmp_path)
+    assert kept.settings["kept"] == f"vocab/{first.key}"
+    assert not kept.result_as(VocabularyResult).trained
+    assert (its_folder / "spiece.model").read_bytes() == (folder / "spiece.model").read_bytes()
+    assert made_of(made_up(60), tmp_path)[0].key == kept.key
+    other, its_folder = made_of(made_up(60), tmp_path, asked)
+    assert (its_folder / "spiece.model").read_bytes() != (folder / "spiece.model").read_bytes()
+    found, expected = [], [other.key, first.key, f"vocab/{other.key}"]
+    for number in (60, 40, 80):  # what was trained on this text, then what was trained last
+        made, _ = made_of(made_up(number), tmp_path)
+        found.append(made.settings.get("kept", made.key))
+    assert found == expected
+
+
+def test_two_work_folders_with_the_same_history_have_the_same_vocabularies(tmp_path: Path) -> None:
+    def contents(work: Path) -> list[tuple[str, str]]:
+        made = [made_of(made_up(number), work)[0] for number in (40, 60, 80)]
+        return [(each.key, each.content) for each in made]
+
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_a_kept_vocabulary_is_made_of_the_text_that_it_was_trained_on(tmp_path: Path) -> None:
+    first, _ = made_of(made_up(40), tmp_path)
+    kept, _ = made_of(made_up(60), tmp_path)
+    corpus = first.input_manifests["corpus"].rsplit("/", 3)[2]
+    assert f"corpus/{corpus}" in read_work(str(tmp_path)).before(f"vocab/{kept.key}")
+
+
+def test_the_vocabulary_of_another_source_or_of_other_settings_is_not_kept(tmp_path: Path) -> None:
+    made_of(made_up(40), tmp_path)
+    larger, _ = made_of(made_up(60), tmp_path, SMALL.model_copy(update={"vocab_size": 121}))
+    corpus = Path(corpus_of(made_up(60), tmp_path))
+    corpus.write_text(corpus.read_text().replace("notes/**", "novels/**"))
+    elsewhere = read_manifest(train_vocab.run(SMALL, str(corpus), str(tmp_path)))
+    assert not larger.settings.keys() & {"kept"}
+    assert not elsewhere.settings.keys() & {"kept"}
+
+
+def test_a_kept_vocabulary_that_no_longer_fits_is_told_by_its_numbers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made_of(made_up(40), tmp_path)
+    made_of(made_up(60), tmp_path)
+    assert "no longer fits" not in caplog.text
+    made_of({i: text.replace("a", "ж") for i, text in made_up(60).items()}, tmp_path)
+    told = r"no longer fits: [\d.]+% of the characters unknown, 0.000% then\. Set vocabulary\.refr"
+    assert re.search(told, caplog.text)
 
 
 @needs_published

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from albert_core.text.records import NUM_SPECIAL
 from albert_core.text.tokenizer import Tokenizer, normalise_for_pieces
-from pipelines.vocabulary_report import NUM_LISTED, VocabularyReport, measure
+from pipelines.vocabulary_report import NUM_LISTED, VocabularyReport, describe_misfit, measure
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 
 PUBLISHED = Path("/work/shared/data/models/30k-clean.model")
@@ -55,6 +55,22 @@ def test_the_longest_pieces_are_pieces_of_the_vocabulary() -> None:
     report, tokenizer = report_on("ba"), tiny_vocab()
     lengths = [len(piece) for piece in report.longest_pieces]
     assert lengths == sorted(map(len, tokenizer.pieces[NUM_SPECIAL:]), reverse=True)[:NUM_LISTED]
+
+
+@pytest.mark.parametrize(
+    ("pieces_per_word", "known_share", "told"),
+    [
+        (1.4, 0.9995, ""),
+        (2.0, 0.9999, "2.00 pieces a word, 1.30 then"),
+        (1.4, 0.98, "2.000% of the characters unknown, 0.010% then"),
+    ],
+)
+def test_a_vocabulary_fits_until_words_fall_into_more_pieces_or_characters_are_unknown(
+    pieces_per_word: float, known_share: float, told: str
+) -> None:
+    then = {"pieces_per_word": 1.3, "known_character_share": 0.9999}
+    now = {"pieces_per_word": pieces_per_word, "known_character_share": known_share}
+    assert describe_misfit(then, now) == told
 
 
 def test_batches_and_documents_change_nothing_but_their_number(

@@ -21,14 +21,15 @@ from albert_core.training import pretrain, pretraining
 from albert_core.training.held_out import evaluate
 from albert_core.training.preemption import RunAgain
 from albert_core.training.step import TrainState
-from pipelines import make_examples
-from pipelines.config import ExampleSettings
+from pipelines import make_examples, train_vocab
+from pipelines.config import ExampleSettings, VocabularySettings
 from tests.albert_core.test_checkpoint import FullFile
 from tests.albert_core.training.conftest import AroundStep
 from tests.albert_core.training_runs import (
     MODEL,
     TRAINING,
     content_of,
+    make_days,
     result_of,
     run_with_faults,
     train,
@@ -238,6 +239,25 @@ def test_other_examples_are_refused_unless_they_are_accepted(
     assert read_manifest(uri).account("examples trained on").total == 4 * 8
 
 
+def test_new_text_is_gone_on_with_because_the_vocabulary_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From raw text on; with another vocabulary the same is refused."""
+    first = train(make_days(tmp_path, 0, 60), tmp_path)
+    more = make_days(tmp_path, 0, 90)
+    continued: dict[str, Any] = {"continue_from": first, "num_steps": 16}
+    assert read_manifest(more).content != read_manifest(first).inputs["examples"]
+    assert result_of(train(more, tmp_path, **continued, accept_other_examples=True)).step == 16
+    monkeypatch.setenv("ALBERT_WORKERS", "1")
+    corpus = read_manifest(more).input_manifests["corpus"]
+    asked = VocabularySettings(vocab_size=95, refresh="train")
+    vocab = train_vocab.run(asked, corpus, str(tmp_path))
+    settings = ExampleSettings(**read_manifest(more).settings)
+    others = make_examples.run(settings, corpus, vocab, str(tmp_path))
+    with pytest.raises(TrainingError, match="the same piece would mean something else"):
+        train(others, tmp_path, **continued, accept_other_examples=True)
+
+
 def test_dropout_is_removed_in_mid_run(
     examples: str, tmp_path: Path, around_step: AroundStep
 ) -> None:
@@ -351,6 +371,9 @@ def test_settings_that_do_not_change_the_result_do_not_make_another_run(
         "keep_checkpoints": 1,
         "max_skipped_steps": 0,
         "accept_other_examples": True,
+        "accept_code": True,
+        "evaluation_minutes": 1.0,
+        "checkpoint_minutes": 1.0,
         "system_metrics": True,
     }
     assert other.keys() == TrainingSettings.HOW_NOT_WHAT

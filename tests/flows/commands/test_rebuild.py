@@ -145,6 +145,18 @@ def test_a_list_of_results_is_one_of_those_that_were_made_anew(tmp_path: Path) -
     assert "--title=0/model" in argv
 
 
+def test_a_vocabulary_that_was_kept_is_given_because_its_text_may_be_gone(
+    found: ModelLineage, stages: MadeStages, tmp_path: Path
+) -> None:
+    [vocab] = found.lineage.of_stage("vocab")
+    vocab.manifest.settings["kept"] = "vocab/0123456789abcdef"
+    rebuild(found, str(tmp_path), stages.run)
+    recipe = next(each for each in stages.commands["vocab"][0] if each.startswith("--recipe="))
+    given = json.loads(Path(recipe.partition("=")[2]).read_text())["vocabulary"]["model"]
+    assert given == f"{vocab.folder}/spiece.model"
+    assert Path(given).exists()
+
+
 def test_the_first_stage_that_differs_is_named_with_its_files_and_why(
     found: ModelLineage, stages: MadeStages, tmp_path: Path
 ) -> None:
