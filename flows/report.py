@@ -113,6 +113,7 @@ def build_text_report(
     audit = made["audit"].result_as(results.AuditResult)
     found = f"failed: {', '.join(audit.failed)}" if audit.failed else "passed"
     checked = f"{audit.num_checks} checks, {found}" if audit.num_checks else "not made: too large"
+    kept = made["vocab"].settings.get("kept")
     return Report(
         title=f"{recipe_name}: corpus, vocabulary and examples are up to date",
         groups={
@@ -120,7 +121,7 @@ def build_text_report(
                 ("source files", f"{corpus.num_source_files:,}"),
                 ("clean text", f"{corpus.text_bytes / 1e6:,.1f} MB"),
                 *_text_rows(made["corpus"], made["examples"]),
-                ("vocabulary", f"{vocab_size:,} pieces"),
+                ("vocabulary", f"{vocab_size:,} pieces{f', kept from {kept}' if kept else ''}"),
                 ("audit", checked),
             ],
             "Manifests": [(stage, uris[stage]) for stage in made],
