@@ -79,7 +79,7 @@ class VocabularyReport:
 
     def lines(self) -> tuple[str, str]:
         """Return the report as two lines for a log."""
-        seen = "seen" if self.seen_in_training else "not seen"
+        seen = "perhaps seen" if self.seen_in_training else "not seen"
         fit = (
             f"{self.vocab_size:,} pieces; in {self.num_bytes / 1e6:,.1f} MB of text {seen} in "
             f"training: {self.pieces_per_word:.2f} pieces a word, {self.bytes_per_piece:.2f} bytes "
@@ -95,7 +95,11 @@ class VocabularyReport:
 
     def markdown(self) -> str:
         """Return the report as a page in Markdown."""
-        seen = "some of which it was trained on" if self.seen_in_training else "not trained on"
+        seen = (
+            "some of which it may have been trained on"
+            if self.seen_in_training
+            else "not trained on"
+        )
         size = f"{self.num_documents:,} documents, {self.num_bytes / 1e6:,.2f} MB"
         numbers = [
             ("pieces in the vocabulary", f"{self.vocab_size:,}"),

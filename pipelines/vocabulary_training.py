@@ -135,7 +135,7 @@ def train_on_samples(
     report = measure(
         Tokenizer(model, vocabulary.lower_case),
         _documents(files, use),
-        seen_in_training=use == _TRAIN or shares.train == 1,
+        seen_in_training=bool(given) or use == _TRAIN or shares.train == 1,
     )
     return _write(plan, work, model, shares, counts, report)
 

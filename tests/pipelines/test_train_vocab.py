@@ -356,7 +356,7 @@ def test_a_given_model_is_copied_and_measured(
     assert set(manifest.inputs) == {"corpus", "model"}
     assert manifest.accounts == []
     report = json.loads((folder / "report.json").read_text())
-    assert (report["num_documents"], report["seen_in_training"]) == (40, False)
+    assert (report["num_documents"], report["seen_in_training"]) == (40, True)
     assert "training 30000 pieces" not in caplog.text
 
 
