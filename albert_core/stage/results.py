@@ -51,12 +51,8 @@ class CodeVersion(Settings):
         description="module -> digest of what it does; empty: not recorded"
     )
 
-    def is_same(self, other: "CodeVersion") -> bool:
-        """Return whether both do the same with the same libraries."""
-        return (self.code, self.libraries) == (other.code, other.libraries)
-
     def changes_since(self, before: "CodeVersion") -> str:
-        """Return which modules and libraries are others than ``before``, for a person."""
+        """Return which modules and libraries are others than ``before``; empty if none is."""
         names = sorted(dict(self.modules.items() ^ before.modules.items()))
         if not (self.modules and before.modules):
             names = ["modules that were not recorded"] if self.code != before.code else []

@@ -77,8 +77,6 @@ from albert_core.training.step import (
 MODEL_FOLDER, METRICS, CURVES = "model", "metrics.jsonl", "curves.png"
 _BEFORE = "before.json"
 """The scores before the first update."""
-_VERSIONS = "versions"
-"""In the record of a checkpoint: which code trained it, from which step on."""
 
 log = logging.getLogger(PRETRAINING)
 
@@ -272,7 +270,10 @@ class Pretraining:
             return []
         tensors, record = found
         self.state.restore(tensors, record, _checkpoints_of(run))
-        self._note_code(_versions(run, record), code)
+        self.versions = _versions(run, record)
+        if changed := code.changes_since(self.versions[-1]):
+            log.warning("%s: going on with other code than before: %s", PRETRAINING, changed)
+            self.versions.append(code.model_copy(update={"step": self.state.step}))
         if run.manifest.inputs.get(PAIRS) != self.plan.inputs.get(PAIRS):
             self.state.evaluations = [_without_pairs(point) for point in self.state.evaluations]
         unreported: list[dict[str, float]] = record["window"]
@@ -287,20 +288,6 @@ class Pretraining:
         if runs[:1] != ours[:1] and self.ranks.is_first:
             _say_that_other_code_is_further(runs[0], code)
         return ours
-
-    def _note_code(self, versions: list[CodeVersion], code: CodeVersion) -> None:
-        """Note what code trained the state that was taken over, and what goes on from there."""
-        self.versions = versions
-        if code.is_same(versions[-1]):
-            return
-        if self.ranks.is_first:
-            log.warning(
-                "%s: going on at step %s with other code than before: %s",
-                PRETRAINING,
-                f"{self.state.step:,}",
-                code.changes_since(versions[-1]),
-            )
-        self.versions = [*versions, code.model_copy(update={"step": self.state.step})]
 
     def _check_ranks_agree(self) -> None:
         steps = torch.tensor(self.state.step, dtype=torch.float64, device=self.ranks.device)
@@ -405,7 +392,7 @@ class Pretraining:
             "examples": self.plan.inputs["examples"],
             "vocab": self.plan.inputs["vocab"],
             "settings": self.resolved,
-            _VERSIONS: [version.model_dump() for version in self.versions],
+            "versions": [version.model_dump() for version in self.versions],
             HELD_OUT_LOSS: None if self.after is None else self.after["masked_lm_loss"].value,
         }
         self.writer.save(tensors, record)
@@ -558,7 +545,7 @@ def _versions(run: Result, record: dict[str, Any]) -> list[CodeVersion]:
         libraries=made.libraries,
         modules={},
     )
-    return [CodeVersion(**version) for version in record.get(_VERSIONS, [])] or [began]
+    return [CodeVersion(**version) for version in record.get("versions", [])] or [began]
 
 
 def _say_that_other_code_is_further(run: Result, code: CodeVersion) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from albert_core.stage import storage
 from albert_core.stage.lineage import CORPUS, SOURCE_FILES, Lineage, Result, read_lineage
-from albert_core.stage.manifest import Manifest
 from albert_core.stage.provenance import UNKNOWN_COMMIT, Provenance
 from albert_core.stage.results import CodeVersion
 from flows.recipe import Recipe
@@ -133,8 +132,11 @@ def _stage_rows(result: Result, all_files: bool) -> Iterator[Row]:
     yield "made of", ", ".join(sorted(result.inputs)) or "source files"
     yield "recipe", _recipe(provenance)
     yield "code", f"{manifest.code}, {provenance or UNKNOWN_COMMIT}"
+    versions = [CodeVersion(**version) for version in manifest.result.get("versions", [])]
+    for before, now in pairwise(versions):
+        end = f"until step {now.step:,}; changed then: {now.changes_since(before)}"
+        yield "older code", f"{before.code}, {before.commit}, {end}"
     yield "libraries", _pairs(manifest.libraries) or "none that count"
-    yield from _version_of_code_rows(manifest)
     for machine in manifest.result.get("machines") or ([provenance.machine] if provenance else []):
         yield "machine", _pairs(machine)
     for account in manifest.accounts:
@@ -145,15 +147,6 @@ def _stage_rows(result: Result, all_files: bool) -> Iterator[Row]:
         yield "MLflow run", str(manifest.result["mlflow_run_id"])
     if manifest.stage == CORPUS:
         yield from _file_rows(source_files(result), all_files)
-
-
-def _version_of_code_rows(manifest: Manifest) -> Iterator[Row]:
-    """Yield which code trained a model, if more than one did."""
-    versions = [CodeVersion(**version) for version in manifest.result.get("versions", [])]
-    for before, version in pairwise([None, *versions] if len(versions) > 1 else []):
-        assert version is not None
-        changed = f"; changed: {version.changes_since(before)}" if before else ""
-        yield "trained by", f"{version.code}, {version.commit}, from step {version.step:,}{changed}"
 
 
 def _file_rows(files: list[SourceFile] | None, all_files: bool) -> Iterator[Row]:
