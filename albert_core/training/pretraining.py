@@ -37,6 +37,7 @@ from albert_core.stage.log import report_progress
 from albert_core.stage.manifest import Account, Manifest, StagePlan, shard_of, shards_in
 from albert_core.stage.provenance import UNKNOWN_COMMIT
 from albert_core.stage.results import CodeVersion, Estimate, PretrainingResult
+from albert_core.stage.settings import Settings
 from albert_core.tasks.pair_sets import PAIRS, PairFiles
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
@@ -520,12 +521,12 @@ def _code(run: StagePlan | Manifest) -> list[Any]:
 def _updates(run: StagePlan | Manifest) -> list[Any]:
     """Return what the updates of a run depend on besides its code.
 
-    A setting that the code of then did not have counts as its default; one that the code has no
-    longer makes it a run of its own.
+    A setting that the code of then did not have counts as its default; one that this code has no
+    longer does not count.
     """
     try:
-        model = ModelSettings(**run.settings["model"]).model_dump()
-        training = TrainingSettings(**run.settings["training"]).of_result
+        model = ModelSettings(**_known(run, "model", ModelSettings)).model_dump()
+        training = TrainingSettings(**_known(run, "training", TrainingSettings)).of_result
     except ValidationError:
         return [run.key]
     training = {
@@ -533,6 +534,11 @@ def _updates(run: StagePlan | Manifest) -> list[Any]:
     }
     inputs = {name: digest for name, digest in run.inputs.items() if name != PAIRS}
     return [run.settings | {"model": model, "training": training}, inputs]
+
+
+def _known(run: StagePlan | Manifest, section: str, kind: type[Settings]) -> dict[str, Any]:
+    values = run.settings[section].items()
+    return {name: value for name, value in values if name in kind.model_fields}
 
 
 def _versions(run: Result, record: dict[str, Any]) -> list[CodeVersion]:
@@ -550,6 +556,7 @@ def _versions(run: Result, record: dict[str, Any]) -> list[CodeVersion]:
 
 def _say_that_other_code_is_further(run: Result, code: CodeVersion) -> None:
     record: dict[str, Any] = {}
+    gone = run.manifest.settings["training"].keys() - TrainingSettings.model_fields
     with suppress(IntegrityError, ValueError):
         record = read_record(list_checkpoints(_checkpoints_of(run))[-1])
     log.warning(
@@ -558,7 +565,7 @@ def _say_that_other_code_is_further(run: Result, code: CodeVersion) -> None:
         PRETRAINING,
         run.place,
         f"{record.get('step', 0):,}",
-        code.changes_since(_versions(run, record)[-1]),
+        ", ".join([code.changes_since(_versions(run, record)[-1]), *sorted(gone)]),
     )
 
 

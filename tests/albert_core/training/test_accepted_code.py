@@ -115,14 +115,21 @@ def test_consent_is_about_code_and_not_about_settings(
     assert [version.step for version in result_of(manifest).versions] == [0]
 
 
-def test_a_setting_that_the_code_of_then_did_not_have_counts_as_its_default(
-    examples: str, stopped: Callable[..., None], tmp_path: Path, request: pytest.FixtureRequest
+def test_a_setting_that_one_version_of_the_code_does_not_have_is_no_difference(
+    examples: str,
+    stopped: Callable[..., None],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     stopped(8)
     (begun,) = tmp_path.glob("pretraining/*/begun.json")
     values = json.loads(begun.read_text())
     del values["settings"]["training"]["shallow_share"]
+    values["settings"]["training"]["gone_since"] = 7
     begun.write_text(json.dumps(values))
     request.getfixturevalue("other_code")
+    stopped(0)
+    assert ", gone_since. --accept-code" in caplog.text
     manifest = train(examples, tmp_path, accept_code=True)
     assert [version.step for version in result_of(manifest).versions] == [0, 9]
