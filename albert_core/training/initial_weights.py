@@ -110,7 +110,7 @@ def initialise_from_counts(model: AlbertForPretraining, examples: ExampleShards)
         layer.weight.data *= _ATTENTION_GAIN
     nn.init.orthogonal_(head.dense.weight)
     if isinstance(encoder.projection, nn.Linear):
-        encoder.projection.weight.data = head.dense.weight.data.T.clone()
+        encoder.projection.weight.data = head.dense.weight.data.T.contiguous()
     else:
         nn.init.eye_(head.dense.weight)
     head.dense.weight.data *= _HEAD_GAIN
