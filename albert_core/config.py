@@ -136,7 +136,7 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     """skipped updates in a row that a run survives"""
     log_steps: int = Field(100, ge=1)
     """updates between two progress lines"""
-    system_metrics: bool = False
+    system_metrics: bool = True
     """log the machine's processor, memory, disk, network and GPUs with each progress line, of
     the first rank's machine"""
     evaluation_steps: int = Field(5000, ge=1)

@@ -49,7 +49,7 @@ def start_run(
     uri = save_recipe(resolved, folder)
     hide_credentials_in_logs()
     is_json()  # refuses a wrong ALBERT_LOG_FORMAT
-    begin_tracking(folder, resolved.name, uri)
+    begin_tracking(folder, resolved, uri)
     return RecipeRun(resolved, uri, folder)
 
 

@@ -23,6 +23,7 @@ from flows.recipe import NotDoneError, RecipeRun
 from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, RecipeName, with_form
 from flows.report import build_text_report
 from flows.stage_task import in_flow_run, read_stage, run_stage, stage_task
+from flows.tracked_flow import note_receipt
 
 DEPLOYMENT = "refresh-corpus/refresh-corpus"
 WAITED_FOR = "waited-for"
@@ -98,6 +99,7 @@ def removal_receipt(run: RecipeRun, examples: str) -> str:
         from flows.affected_versions import name_affected_versions
 
         name_affected_versions(receipt, run.work)
+        note_receipt(receipt)
     return receipt
 
 

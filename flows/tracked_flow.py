@@ -8,10 +8,12 @@ Nothing here stops a flow: an unavailable server gets everything later, see
 `albert_core.tracking.run`.
 """
 
+import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from glob import has_magic
 from importlib.util import find_spec
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -19,11 +21,13 @@ from typing import TYPE_CHECKING, Any
 from prefect import Flow
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.runtime import flow_run as this_flow_run
+from pydantic import BaseModel
 
 from albert_core.stage import storage
 from albert_core.stage.errors import IntegrityError
 from albert_core.stage.log import FLOW_RUN
 from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
+from flows.recipe import Recipe
 
 if TYPE_CHECKING:
     from albert_core.tracking.run import TrackedRun
@@ -50,37 +54,41 @@ class TrackedFlow:
 
     Args:
         work: folder for all results.
-        recipe_name: name of the recipe.
-        recipe_uri: where it was saved, resolved.
+        recipe: the resolved recipe.
+        recipe_uri: where it was saved.
     """
 
-    def __init__(self, work: str, recipe_name: str, recipe_uri: str) -> None:
+    def __init__(self, work: str, recipe: Recipe, recipe_uri: str) -> None:
         from albert_core.tracking.run import TrackedRun
 
         self._work = work
         self._children: list[TrackedRun] = []
         self._times: Counter[str] = Counter()
         self._counting = Lock()
-        flow, page = str(this_flow_run.flow_name), this_flow_run.ui_url
+        flow, page = str(this_flow_run.flow_name), str(this_flow_run.ui_url)
+        parameters = this_flow_run.parameters
+        self._about = about(recipe, parameters.get("model"))
         tags = {
+            **self._about,
             "flow": flow,
             "mlflow.source.name": flow,
             "prefect_flow_run": str(this_flow_run.id),
-            "recipe": recipe_name,
-            **({"prefect_page": page} if page else {}),
+            **({"prefect_page": page} if page.startswith("http") else {}),
         }
-        given = {name: each for name, each in this_flow_run.parameters.items() if each is not None}
         folder = storage.join(work, FLOW_RUNS, str(this_flow_run.id))
-        self._run = TrackedRun(work, folder, f"{flow}: {this_flow_run.name}", tags)
-        self._run.log_params({**given, "recipe": recipe_name, "work": work})
+        self._run = TrackedRun(work, folder, flow, tags)
+        self._run.log_params({**given(parameters), "recipe": recipe.name, "work": work})
         self._run.log_artifact(recipe_uri)
 
     def environment(self) -> dict[str, str]:
-        """Return the variable that names the parent of a stage's run, if it is known yet."""
-        from albert_core.tracking.run import PARENT_VARIABLE
+        """Return the variables for a stage's run: its tags, and its parent if it is known yet."""
+        from albert_core.tracking.run import PARENT_VARIABLE, TAGS_VARIABLE
 
         parent = self._run.known_run_id
-        return {PARENT_VARIABLE: parent} if parent else {}
+        return {
+            TAGS_VARIABLE: json.dumps(self._about),
+            **({PARENT_VARIABLE: parent} if parent else {}),
+        }
 
     def note_stage(self, uri: str, began: float) -> None:
         """Nest the run of a stage here, and log one for it if the stage tracks nothing itself.
@@ -103,6 +111,11 @@ class TrackedFlow:
             self._run.log_metrics(number, {name: value})  # several seeds of a task
         self._run.log_tags({f"stage.{manifest.stage}": uri})
 
+    def note_receipt(self, uri: str) -> None:
+        """Keep the receipt of a removal with the run."""
+        self._run.log_artifact(uri, "receipts")
+        self._run.log_tags({"removal_receipt": uri})
+
     def note_report(self, markdown: str) -> None:
         """Show the flow's report at the head of the run's page."""
         self._run.log_tags({NOTE_TAG: markdown[:_MAX_NOTE_CHARACTERS]})
@@ -120,8 +133,8 @@ class TrackedFlow:
 
         folder = uri.rpartition("/")[0]
         parent = self._run.known_run_id
-        tags = {PARENT_TAG: parent} if parent else {}
-        run = TrackedRun(self._work, folder, f"{manifest.stage}-{manifest.key}", tags, began)
+        tags = {**self._about, **({PARENT_TAG: parent} if parent else {})}
+        run = TrackedRun(self._work, folder, manifest.stage, tags, began)
         run.log_params(manifest.settings)
         run.log_metrics(0, dict(numbers(manifest)))
         for name, digest in manifest.inputs.items():
@@ -136,17 +149,41 @@ class TrackedFlow:
         return run
 
 
-def begin_tracking(work: str, recipe_name: str, recipe_uri: str) -> None:
+def about(recipe: Recipe, model: str | None) -> dict[str, str]:
+    """Return what a flow run is about, as tags that name its MLflow runs.
+
+    Args:
+        recipe: the resolved recipe.
+        model: the one that the run is told to evaluate, if it is; of what text is not known here.
+    """
+    if model:
+        return {"recipe": recipe.name, "model": model.removeprefix("models:/")}
+    uris = [recipe.source.uri] if isinstance(recipe.source.uri, str) else recipe.source.uri
+    parts = [part for part in uris[0].rstrip("/").split("/") if part and not has_magic(part)]
+    text = (parts or uris)[-1] + (f" and {len(uris) - 1} more" if uris[1:] else "")
+    return {"recipe": recipe.name, "model": recipe.registry.model_name, "text": text}
+
+
+def given(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a flow run that say something, those of a form by their names."""
+    read = {
+        name: each.model_dump(exclude_none=True) if isinstance(each, BaseModel) else each
+        for name, each in parameters.items()
+    }
+    return {name: each for name, each in read.items() if each not in (None, [], {})}
+
+
+def begin_tracking(work: str, recipe: Recipe, recipe_uri: str) -> None:
     """Open the MLflow run of the present flow run, once; without MLflow do nothing.
 
     Args:
         work: folder for all results.
-        recipe_name: name of the recipe.
-        recipe_uri: where it was saved, resolved.
+        recipe: the resolved recipe.
+        recipe_uri: where it was saved.
     """
     flow_run_id = this_flow_run.id
     if flow_run_id and flow_run_id not in _flows and find_spec("mlflow"):
-        _flows[flow_run_id] = TrackedFlow(work, recipe_name, recipe_uri)
+        _flows[flow_run_id] = TrackedFlow(work, recipe, recipe_uri)
 
 
 def stage_environment() -> dict[str, str]:
@@ -163,6 +200,12 @@ def note_stage(uri: str, began: float) -> None:
             tracked.note_stage(uri, began)
     except (IntegrityError, OSError) as error:  # a command that leaves no manifest
         log.debug("%s is not shown in MLflow: %s", uri, error)
+
+
+def note_receipt(uri: str) -> None:
+    """Keep the receipt of a removal with the present flow run in MLflow."""
+    if tracked := _flows.get(str(this_flow_run.id)):
+        tracked.note_receipt(uri)
 
 
 def note_report(markdown: str) -> None:

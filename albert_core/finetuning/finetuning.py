@@ -17,6 +17,7 @@ from torch import Tensor
 
 from albert_core.checkpoint import CHECKPOINTS, CheckpointWriter, load_newest
 from albert_core.config import FinetuningSettings
+from albert_core.conversion.model_files import model_digest
 from albert_core.conversion.model_folder import load_encoder
 from albert_core.finetuning.finetuned_model import problem_of, save_finetuned
 from albert_core.finetuning.hyperparameters import hyperparameters_of
@@ -32,6 +33,7 @@ from albert_core.tasks.problem import Inputs, Scored
 from albert_core.tasks.submission import submission_files
 from albert_core.text.arrow_files import write_arrow
 from albert_core.text.seeds import derive_seed
+from albert_core.tracking.models import output_of
 from albert_core.tracking.run import TrackedRun
 from albert_core.training.devices import note_machine, noted_machines
 from albert_core.training.preemption import RunAgain, StopRequest, stop_request
@@ -174,6 +176,8 @@ class Finetuning:
         ]
         uri = self.plan.write(self.work, shards, accounts, self._result(found, shards))
         storage.remove(self.checkpoints.folder)
+        model_folder = storage.join(self.folder, MODEL_FOLDER)
+        self.tracked.log_model(output_of(uri, model_digest(model_folder)))
         self.tracked.log_artifact(uri)
         self.tracked.log_artifact(storage.join(self.folder, PREDICTIONS), PREDICTIONS)
         return uri
@@ -298,9 +302,10 @@ class Finetuning:
 
     def _track(self) -> TrackedRun:
         tags = {"model_digest": self.plan.inputs["model"], "task": self.task.name}
-        name = f"{self.plan.stage}-{self.task.name}-{self.seed}"
+        name = f"{self.task.title}, seed {self.seed}"
         run = TrackedRun(self.work, self.folder, name, tags)
         run.log_params(self.plan.settings | {"used": self.hyperparameters.model_dump()})
         for split, uris in self.files.splits.items():
-            run.log_dataset(f"{self.task.title}/{split}", self.plan.inputs[split], uris[0])
+            run.log_dataset(f"{self.task.title}/{split}", self.plan.inputs[split], uris[0], split)
+        run.log_used_model(self.plan.inputs["model"])
         return run

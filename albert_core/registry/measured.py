@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from mlflow import MlflowClient
-from mlflow.entities import Metric
-from mlflow.exceptions import MlflowException
 
 from albert_core.conversion.model_files import model_digest, read_task
 from albert_core.metrics import Floats, jackknife
 from albert_core.registry.gate import Measured
-from albert_core.registry.versions import ABSENT
+from albert_core.registry.versions import RegisteredVersion, fetch
 from albert_core.stage import storage
 from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import FINETUNING, model_folder_of
@@ -21,8 +19,8 @@ from albert_core.stage.manifest import Manifest, digest_of, read_manifest
 from albert_core.stage.results import FinetuningResult
 from albert_core.text.arrow_files import read_arrow, write_arrow
 
-_ARTIFACT = "evaluation.arrow"
-"""Artifact of the MLflow run that a version came from: a row for each task, as in `Measured`."""
+_FILE = "evaluation.arrow"
+"""Among the files of a version: a row for each task, as in `Measured`."""
 _DEV = "dev"
 
 
@@ -82,10 +80,8 @@ def measure(finetunings: Mapping[str, Manifest], data_of: Mapping[str, str]) -> 
     return measured
 
 
-def log_measured(client: MlflowClient, run_id: str, measured: Mapping[str, Measured]) -> None:
-    """Log how a candidate does: as numbers, and as what later candidates are compared with."""
-    points = [Metric(f"dev/{task}", each.score, 0, 0) for task, each in measured.items()]
-    client.log_batch(run_id, metrics=points)
+def write_measured(measured: Mapping[str, Measured], folder: Path) -> None:
+    """Write to ``folder`` how a candidate does, which later candidates are compared with."""
     numbers = pa.list_(pa.float64())
     each = measured.values()
     table = pa.table(
@@ -96,31 +92,20 @@ def log_measured(client: MlflowClient, run_id: str, measured: Mapping[str, Measu
             "values": pa.array([task.values for task in each], numbers),
         }
     )
-    with tempfile.TemporaryDirectory() as scratch:
-        path = str(Path(scratch, _ARTIFACT))
-        write_arrow(table, path, compression="zstd")
-        client.log_artifact(run_id, path)
+    write_arrow(table, str(folder / _FILE), compression="zstd")
 
 
-def read_measured(client: MlflowClient, run_id: str) -> dict[str, Measured]:
-    """Return what was logged when the version of this run was registered; nothing if nothing was.
+def read_measured(client: MlflowClient, version: RegisteredVersion) -> dict[str, Measured]:
+    """Return what was written when ``version`` was registered; nothing if nothing was.
 
     Raises:
         MlflowException: the registry or its files do not answer. An OSError likewise.
     """
-    try:
-        names = {file.path for file in client.list_artifacts(run_id)}
-    except MlflowException as error:
-        if error.error_code not in ABSENT:
-            raise
-        return {}
-    if _ARTIFACT not in names:
-        return {}
     with tempfile.TemporaryDirectory() as scratch:
-        path = client.download_artifacts(run_id, _ARTIFACT, scratch)
+        path = fetch(client, version, _FILE, scratch)
         return {
             row["task"]: Measured(row["data"], tuple(row["scores"]), np.array(row["values"]))
-            for row in read_arrow(path).to_pylist()
+            for row in (read_arrow(str(path)).to_pylist() if path else ())
         }
 
 

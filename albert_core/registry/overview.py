@@ -10,9 +10,7 @@ import json
 import shlex
 import tempfile
 from datetime import UTC, datetime
-from pathlib import Path
 
-import mlflow
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
@@ -28,8 +26,8 @@ from albert_core.registry.versions import (
     MANIFEST_TAG,
     RegisteredVersion,
     champion_of,
+    fetch,
     open_registry,
-    place_of_files,
     registered_versions,
     version_with,
 )
@@ -200,13 +198,9 @@ def _remedy(version: RegisteredVersion) -> str:
 
 def _read(client: MlflowClient, version: RegisteredVersion, path: str) -> str | None:
     """Return the text of a file of the version; None if there is none."""
-    uri, server = f"{place_of_files(client, version)}/{path}", client.tracking_uri
-    beside = mlflow.artifacts.list_artifacts(uri.rpartition("/")[0], tracking_uri=server)
-    if Path(path).name not in {Path(file.path).name for file in beside}:
-        return None
     with tempfile.TemporaryDirectory() as scratch:
-        found = mlflow.artifacts.download_artifacts(uri, dst_path=scratch, tracking_uri=server)
-        return Path(found).read_text(encoding="utf-8")
+        found = fetch(client, version, path, scratch)
+        return found.read_text(encoding="utf-8") if found else None
 
 
 def _versions(name: str, work: str) -> dict[str, RegisteredVersion]:

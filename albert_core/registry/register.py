@@ -53,19 +53,26 @@ def run(
         RegistryError: the scores are another model's, or the registry does not answer.
     """
     from albert_core.registry.measured import read_scores
-    from albert_core.registry.registration import PRETRAINED_SIGNATURE, Candidate, enter
+    from albert_core.registry.registration import (
+        PRETRAINED_EXAMPLE,
+        PRETRAINED_SIGNATURE,
+        Candidate,
+        enter,
+    )
+    from albert_core.tracking.models import output_of
 
     plan = _plan(registry, pretraining, scores, work)
     made_of = [read_lineage(uri).results.values() for uri in (pretraining, scores)]
     candidate = Candidate(
         name=registry.model_name,
-        model_folder=model_folder_of(pretraining),
-        digest=plan.inputs["model"],
+        trained=pretraining,
+        output=output_of(pretraining, plan.inputs["model"]),
         measured=read_scores(scores, plan.inputs["model"]),
         over_seeds=True,
         lineage=Lineage(chain(*made_of)),
         served_by=SERVED_MODULE,
         signature=PRETRAINED_SIGNATURE,
+        example=PRETRAINED_EXAMPLE,
     )
     return enter(plan, work, registry, candidate, champion_scores)
 

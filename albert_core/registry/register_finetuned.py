@@ -6,9 +6,11 @@ dev's examples. Both models' best evaluations were chosen on that dev set.
 ``python -m albert_core.registry.register_finetuned --recipe=... --finetuning=<its manifest>``
 """
 
+from typing import Any
+
 from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, DataType, Schema, TensorSpec
-from mlflow.types.schema import Array
+from mlflow.types.schema import Array, Map
 
 from albert_core.config import RegistrySettings
 from albert_core.conversion.model_files import model_digest, read_task
@@ -20,6 +22,7 @@ from albert_core.stage.lineage import REGISTRATION, model_folder_of, read_lineag
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import FinetuningResult
+from albert_core.tracking.models import output_of
 
 _LIBRARIES = (
     "torch", "transformers", "tokenizers", "safetensors", "sentencepiece", "numpy", "pandas",
@@ -27,15 +30,46 @@ _LIBRARIES = (
 )  # fmt: skip
 _SERVED_MODULE = "albert_core.registry.served_task_model"
 _TAKES_ALONG = "albert_core.finetuning.finetuned_model"
-_COLUMNS: dict[str, list[ColSpec | TensorSpec]] = {
-    "choice": [
-        ColSpec("string", "article"),
-        ColSpec("string", "question"),
-        ColSpec(Array(DataType.string), "options"),
-    ],
-    "spans": [ColSpec("string", "question"), ColSpec("string", "context")],
+_CHOICE: list[ColSpec | TensorSpec] = [
+    ColSpec("string", "article"),
+    ColSpec("string", "question"),
+    ColSpec(Array(DataType.string), "options"),
+]
+_SPANS: list[ColSpec | TensorSpec] = [ColSpec("string", "question"), ColSpec("string", "context")]
+_PROBABILITY = ColSpec("double", "probability")
+_SIGNATURES: dict[str, tuple[list[ColSpec | TensorSpec], list[ColSpec | TensorSpec]]] = {
+    "classification": (
+        TEXT_COLUMNS,
+        [ColSpec("string", "label"), _PROBABILITY, ColSpec(Map(DataType.double), "probabilities")],
+    ),
+    "regression": (TEXT_COLUMNS, [ColSpec("double", "value")]),
+    "choice": (
+        _CHOICE,
+        [
+            ColSpec("string", "option"),
+            ColSpec("long", "index"),
+            _PROBABILITY,
+            ColSpec(Array(DataType.double), "probabilities"),
+        ],
+    ),
+    "spans": (
+        _SPANS,
+        [
+            ColSpec("string", "answer"),
+            ColSpec("long", "start", required=False),
+            ColSpec("long", "end", required=False),
+            ColSpec("double", "score", required=False),
+            ColSpec("double", "no_answer_probability", required=False),
+        ],
+    ),
 }
-"""Kind of task -> what a version takes, as `finetuned_model.COLUMNS`, where it is not texts."""
+"""Kind of task -> what a version takes and returns, as `FinetunedModel.predict`."""
+_TEXT = "The cup is on the table."
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "choice": {"article": _TEXT, "question": "Where is the cup?"},
+    "spans": {"question": "Where is the cup?", "context": _TEXT},
+}
+"""Kind of task -> a row of its input, without the options, where it is not texts."""
 
 
 def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str = "work") -> str:
@@ -52,19 +86,24 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         RegistryError: the registry does not answer.
     """
     scores, folder = read_manifest(finetuning), model_folder_of(finetuning)
-    result, kind = scores.result_as(FinetuningResult), read_task(folder)["task"]["kind"]
+    result, task = scores.result_as(FinetuningResult), read_task(folder)["task"]
+    inputs, outputs = _SIGNATURES[task["kind"]]
+    example = _EXAMPLES.get(task["kind"], {"text": _TEXT})
+    if task["kind"] == "choice":
+        example = example | {"options": [f"option {label}" for label in task["labels"]]}
     # Versions are compared if they were scored on the same dev set by the same metric, whatever
     # they were trained with.
     data = digest_of([result.task, result.metric, scores.inputs["dev"]])
     candidate = Candidate(
         name=name or f"{registry.model_name}-{result.task}",
-        model_folder=folder,
-        digest=model_digest(folder),
+        trained=finetuning,
+        output=output_of(finetuning, model_digest(folder)),
         measured=measure({finetuning: scores}, {result.task: data}),
         over_seeds=False,
         lineage=read_lineage(finetuning),
         served_by=_SERVED_MODULE,
-        signature=ModelSignature(inputs=Schema(_COLUMNS.get(kind, TEXT_COLUMNS))),
+        signature=ModelSignature(inputs=Schema(inputs), outputs=Schema(outputs)),
+        example=example,
         takes_along=_TAKES_ALONG,
     )
     plan = StagePlan(
@@ -72,7 +111,7 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         settings={"registry": registry.model_dump(), "name": candidate.name},
         inputs={
             "finetuning": digest_of([scores.key, scores.content]),
-            "model": candidate.digest,
+            "model": candidate.output.digest,
             "registry": digest_of(shown_tracking_uri(work)),
         },
         code=digest_of([code_digest(__name__), code_digest(_SERVED_MODULE)])[:16],

@@ -4,20 +4,24 @@ import json
 import logging
 import os
 import tempfile
+import time
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
-from typing import cast
+from typing import Any, cast
 
 import mlflow
 from mlflow import MlflowClient
+from mlflow.entities import LoggedModelStatus, Metric
 from mlflow.exceptions import MlflowException
-from mlflow.models import ModelSignature
+from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
+from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
 from albert_core.config import RegistrySettings
 from albert_core.conversion.model_files import check_model
@@ -29,31 +33,41 @@ from albert_core.registry.champion import (
     make_champion,
     promotion_lock,
 )
+from albert_core.registry.description import describe_model, describe_version, made_of
 from albert_core.registry.gate import Decision, Measured, gate
-from albert_core.registry.measured import log_measured, read_measured, read_scores
+from albert_core.registry.measured import read_measured, read_scores, write_measured
 from albert_core.registry.versions import (
     CHAMPION,
-    KEY_TAG,
+    LINEAGE,
     MANIFEST_TAG,
-    MODEL_ARTIFACT,
     RegisteredVersion,
     champion_of,
     find_version,
     numbered_version,
     open_registry,
-    upload_lineage,
+    suppress_absent,
     version_with,
+    write_lineage,
 )
-from albert_core.stage import storage
 from albert_core.stage.environment import TRACKING_URI, tracking_uri
 from albert_core.stage.errors import RegistryError
-from albert_core.stage.lineage import REGISTRATION, Lineage
+from albert_core.stage.lineage import FINETUNING, REGISTRATION, Lineage
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.stage.provenance import reachable_sources
-from albert_core.stage.results import RegistrationResult, Verdict
-from albert_core.tracking.server import experiment_id
+from albert_core.stage.results import FinetuningResult, RegistrationResult, Verdict
+from albert_core.tracking.journal import ServerUnavailableError, known_run_id, send_left
+from albert_core.tracking.models import (
+    DIGEST_TAG,
+    MODEL_ARTIFACT,
+    REGISTRATION_TAG,
+    Output,
+    add_transformers,
+    data_set,
+    log_output,
+)
+from albert_core.tracking.run import run_name
+from albert_core.tracking.server import experiment_id, local_copy
 
-DIGEST_TAG = "model_digest"
 DECISION_TAG = "decision"
 """The sentence; what stands after a point in the names of others is a part of the decision."""
 _VERDICT_TAG, _AGAINST_TAG = f"{DECISION_TAG}.verdict", f"{DECISION_TAG}.against"
@@ -68,8 +82,18 @@ TEXT_COLUMNS: list[ColSpec | TensorSpec] = [
 """Of a model that reads a text, or a pair of them."""
 PRETRAINED_SIGNATURE = ModelSignature(
     inputs=Schema(TEXT_COLUMNS),
+    outputs=Schema(
+        [
+            ColSpec("long", "row"),
+            ColSpec("long", "mask"),
+            ColSpec("string", "piece"),
+            ColSpec("double", "probability"),
+        ]
+    ),
     params=ParamSchema([ParamSpec("task", "string", "fill_mask"), ParamSpec("top_k", "long", 5)]),
 )
+
+PRETRAINED_EXAMPLE = {"text": "The [MASK] is on the table."}
 
 log = logging.getLogger(REGISTRATION)
 
@@ -80,9 +104,10 @@ class Candidate:
 
     name: str
     """Of the registered model."""
-    model_folder: str
-    digest: str
-    """Of the model's files."""
+    trained: str
+    """Manifest of the stage that made it."""
+    output: Output
+    """The model."""
     measured: Mapping[str, Measured]
     """By the tasks' names."""
     over_seeds: bool
@@ -91,6 +116,8 @@ class Candidate:
     served_by: str
     """The module that `mlflow.pyfunc` runs, one file that ends with `mlflow.models.set_model`."""
     signature: ModelSignature
+    example: Mapping[str, Any]
+    """A row of its input."""
     takes_along: str = ""
     """A module of this project that it imports: it and all it reaches go along. Empty: none."""
 
@@ -99,23 +126,18 @@ class Candidate:
         """The mean over the tasks; None without any, as where only minimal pairs were scored."""
         return mean(task.score for task in self.measured.values()) if self.measured else None
 
-    def description(self, version: str, decision: Decision) -> str:
-        """Return the text of its version's page, as Markdown."""
-        scores = ", ".join(f"{task} {each.score:.4f}" for task, each in self.measured.items())
-        return (
-            f"On dev: {scores or 'no task'}.\n\n"
-            f"The gate: {decision.verdict}, {decision.reason}.\n\n"
-            f"What it was made of: `albert lineage models:/{self.name}/{version}`"
-        )
-
     def tags(self, key: str) -> dict[str, str]:
-        """Return the tags of its version; of the results it was made of, the nearest first."""
+        """Return the tags of its version: what it is first, then what programs ask for.
+
+        MLflow's pages sort them by name. Of the results it was made of, the nearest comes first.
+        """
         tags = {
-            KEY_TAG: key,
-            DIGEST_TAG: self.digest,
-            THREADS_TAG: RIGHT,
+            **{f"about.{name}": said for name, said in made_of(self.lineage, self.trained).items()},
             **({} if self.score is None else {"score": repr(self.score)}),
             **{f"score.{name}": repr(task.score) for name, task in self.measured.items()},
+            REGISTRATION_TAG: key,
+            DIGEST_TAG: self.output.digest,
+            THREADS_TAG: RIGHT,
         }
         for result in reversed(self.lineage.results.values()):
             stage = result.manifest.stage
@@ -199,7 +221,9 @@ def _decide(
         make_champion(client, version)
     else:
         decision, against = _compared(client, settings, candidate, champion_scores)
-        client.update_model_version(name, number, candidate.description(number, decision))
+        about, measured = made_of(candidate.lineage, candidate.trained), candidate.measured
+        said = describe_version(version.uri, about, measured, decision)
+        client.update_model_version(name, number, said)
         for tag, value in decision_tags(decision, against).items():
             client.set_model_version_tag(name, number, tag, value)
         if decision.is_promoted:
@@ -236,7 +260,7 @@ def _champion_measured(
             return read_scores(scores, champion.tags.get(DIGEST_TAG, ""))
         except RegistryError as error:
             log.warning("%s: the champion changed meanwhile: %s", REGISTRATION, error)
-    return read_measured(client, champion.mlflow_run_id)
+    return read_measured(client, champion)
 
 
 def decision_tags(decision: Decision, against: str) -> dict[str, str]:
@@ -274,54 +298,82 @@ def _keep_true(
 def _register(
     client: MlflowClient, plan: StagePlan, work: str, candidate: Candidate
 ) -> RegisteredVersion:
-    """Return a new version that holds the candidate."""
-    check_model(candidate.model_folder, candidate.digest)
-    name, run_id = candidate.name, _open_run(client, plan, work, candidate)
-    with _fluent_uri(tracking_uri(work)), mlflow.start_run(run_id=run_id):
-        upload_lineage(client, run_id, candidate.lineage)
-        log_measured(client, run_id, candidate.measured)
-        model_uri = _log_model(candidate, plan.libraries)
-        try:
-            client.create_registered_model(name)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
+    """Return a new version that holds the candidate, as an output of the run that trained it."""
+    name, output = candidate.name, candidate.output
+    check_model(output.folder, output.digest)
+    run_id = _source_run(client, plan, work, candidate)
+    model = log_output(client, run_id, output, plan.key)
+    with tempfile.TemporaryDirectory() as scratch:
+        files = _model_files(candidate, plan.libraries, Path(scratch), run_id, model.model_id)
+        write_lineage(candidate.lineage, files / LINEAGE)
+        write_measured(candidate.measured, files)
+        client.set_logged_model_tags(model.model_id, {REGISTRATION_TAG: plan.key})
+        client.log_model_artifacts(model.model_id, str(files))
+    client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+    client.log_batch(run_id, metrics=list(_scores(candidate, model.model_id)))
+    try:
+        client.create_registered_model(name, description=describe_model(name))
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    about = {tag: model.tags[tag] for tag in ("recipe", "text") if tag in model.tags}
+    with _fluent_uri(tracking_uri(work)):
         made = client.create_model_version(
             name,
-            model_uri,
+            model.model_uri,
             run_id,
-            tags=candidate.tags(plan.key),
-            model_id=model_uri.partition("/")[2],
+            tags=candidate.tags(plan.key) | about,
+            model_id=model.model_id,
         )
-    version = numbered_version(client, name, str(made.version))
+    number = str(made.version)
+    versions = json.dumps([{"name": name, "version": number}])
+    client.set_logged_model_tags(model.model_id, {MLFLOW_MODEL_VERSIONS: versions})
+    version = numbered_version(client, name, number)
     assert version is not None
     return version
 
 
+def _scores(candidate: Candidate, model_id: str) -> Iterator[Metric]:
+    """Yield how the candidate does, at its step and on the dev sets that it was scored on."""
+    now, step = int(time.time() * 1000), candidate.output.step
+    data = {}
+    for result in candidate.lineage.of_stage(FINETUNING):
+        tuned = result.manifest.result_as(FinetuningResult)
+        data[tuned.task] = data_set(f"{tuned.title}/dev", result.manifest.inputs["dev"])
+    for task, each in candidate.measured.items():
+        yield Metric(f"dev/{task}", each.score, now, step, model_id, *data.get(task, (None, None)))
+    if candidate.score is not None:
+        yield Metric("score", candidate.score, now, step, model_id)
+
+
 def _finish_registration(client: MlflowClient, version: RegisteredVersion) -> None:
-    """End the version's run, which a killed process left open, and make the newest the candidate.
+    """Make the newest version the candidate.
 
     Under the lock: of several that set an alias which nobody has yet, MLflow refuses all but one.
     """
-    client.set_terminated(version.mlflow_run_id)
     newer = version_with(client, version.name, CANDIDATE)
     is_newest = newer is None or int(newer.version) < int(version.version)
     if is_newest and not is_champion(client, version):
         make_candidate(client, version)
 
 
-def _open_run(client: MlflowClient, plan: StagePlan, work: str, candidate: Candidate) -> str:
-    """Return the MLflow run of the registration: that of a process that was killed, if any."""
+def _source_run(client: MlflowClient, plan: StagePlan, work: str, candidate: Candidate) -> str:
+    """Return the run that trained the candidate; one made for it if the server knows none."""
+    trained = candidate.trained.rpartition("/")[0]
+    with suppress(ServerUnavailableError):
+        deque(send_left(work, trained), maxlen=0)  # what was logged while the server was away
+    noted = read_manifest(candidate.trained).result.get("mlflow_run_id")
+    for run_id in filter(None, (known_run_id(trained), noted)):
+        with suppress_absent():
+            if client.get_run(run_id).info.lifecycle_stage == "active":
+                return str(run_id)
     experiment, folder = experiment_id(client, work), plan.folder(work)
-    unfinished = f"tags.stage_folder = '{folder}' and attributes.status != 'FINISHED'"
-    for left in client.search_runs([experiment], unfinished, max_results=1):
+    for left in client.search_runs([experiment], f"tags.stage_folder = '{folder}'", max_results=1):
         return str(left.info.run_id)
-    created = client.create_run(
-        experiment,
-        run_name=f"registration-{candidate.name}",
-        tags={"stage_folder": folder, DIGEST_TAG: candidate.digest},
-    )
-    return str(created.info.run_id)
+    name = run_name(REGISTRATION, {"model": candidate.name}, plan.key)
+    made = client.create_run(experiment, run_name=name, tags={"stage_folder": folder})
+    client.set_terminated(made.info.run_id)
+    return str(made.info.run_id)
 
 
 @contextmanager
@@ -338,28 +390,34 @@ def _fluent_uri(uri: str) -> Iterator[None]:
             os.environ[TRACKING_URI] = before
 
 
-def _log_model(candidate: Candidate, libraries: Mapping[str, str]) -> str:
-    """Log the model folder with the code that serves it to the active run; return its URI."""
+def _model_files(
+    candidate: Candidate, libraries: Mapping[str, str], scratch: Path, run_id: str, model_id: str
+) -> Path:
+    """Write what MLflow gets to ``scratch``: the model, the code that serves it, both flavours."""
     code = find_spec(candidate.served_by)
     assert code is not None
     assert code.origin is not None
-    with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
+    files = scratch / "files"
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of MLflow about itself, on import and on type hints
         import mlflow.pyfunc
 
-        logged = mlflow.pyfunc.log_model(
-            name="albert",
+        mlflow.pyfunc.save_model(
+            str(files),
+            mlflow_model=Model(run_id=run_id, model_id=model_id),
             python_model=code.origin,
-            artifacts={MODEL_ARTIFACT: str(_local_model(candidate.model_folder, scratch))},
-            code_paths=_copied_code(candidate.takes_along, Path(scratch, "code")),
+            artifacts={MODEL_ARTIFACT: str(local_copy(candidate.output.folder, str(scratch)))},
+            code_paths=_copied_code(candidate.takes_along, scratch / "code"),
             signature=candidate.signature,
+            input_example=candidate.example,
             pip_requirements=[  # without "+cpu" and its like, which PyPI lacks
                 f"{library}=={version.partition('+')[0]}"
                 for library, version in libraries.items()
                 if library != "python"
             ],
         )
-    return str(logged.model_uri)
+    add_transformers(files)
+    return files
 
 
 def _copied_code(module: str, folder: Path) -> list[str] | None:
@@ -392,14 +450,3 @@ def _copied_code(module: str, folder: Path) -> list[str] | None:
 def has_lock(word_table: str) -> bool:
     """Return whether this source of the word table is right for several threads."""
     return "threading.Lock" in word_table
-
-
-def _local_model(model_folder: str, scratch: str) -> Path:
-    """Return the model folder as a local one, copied if it is elsewhere."""
-    path = storage.local_path(model_folder)
-    if path is not None:
-        return path.absolute()
-    fs, remote = storage.filesystem(model_folder)
-    copy = Path(scratch, MODEL_ARTIFACT)
-    fs.get(f"{remote.rstrip('/')}/", f"{copy}/", recursive=True)
-    return copy

@@ -1,8 +1,9 @@
 """Registered versions: found by address, with their files and all that they were made of.
 
-A version is self-contained: it has the model folder in Hugging Face's layout, and the code that
-`mlflow.pyfunc` runs on it. Its tags name the place and the URI of every manifest before it, and its
-MLflow run has copies of these manifests, so that the work folder need not be there.
+A version is self-contained: it has the model folder in Hugging Face's layout, the code that
+`mlflow.pyfunc` runs on it, and copies of every manifest before it, so that the work folder need not
+be there. Its tags name the place and the URI of these manifests. Its run is the one that trained
+it. The run of an old version is that of its registration, which has the manifests instead.
 """
 
 import re
@@ -10,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import mlflow
@@ -23,13 +24,12 @@ from albert_core.stage.environment import TRACKING_URI, shown_tracking_uri, trac
 from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import SOURCE_FILES, Lineage, Result, place_in
 from albert_core.stage.manifest import MANIFEST, digest_of, read_manifest
-from albert_core.tracking.server import open_client, upload
+from albert_core.tracking.models import MODEL_ARTIFACT, REGISTRATION_TAG
+from albert_core.tracking.server import open_client
 
 CHAMPION = "champion"
-KEY_TAG = "registration_key"
-MODEL_ARTIFACT = "model"  # served_model.MODEL_ARTIFACT, which is not imported: it is data here
 LINEAGE = "lineage"
-"""Folder of the manifests among the files of a version's run."""
+"""Folder of the manifests among the files of a version."""
 MANIFEST_TAG = "manifest."
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """Codes of MLflow's errors for a model, version, alias or run that does not exist."""
@@ -113,7 +113,7 @@ def champion_of(client: MlflowClient, name: str) -> RegisteredVersion | None:
 
 def find_version(client: MlflowClient, name: str, key: str) -> RegisteredVersion | None:
     """Return the version of ``name`` that was registered under ``key``, if it is there."""
-    found = client.search_model_versions(f"tags.{KEY_TAG} = '{key}'")
+    found = client.search_model_versions(f"tags.{REGISTRATION_TAG} = '{key}'")
     ready = [int(each.version) for each in found if each.name == name and each.status == "READY"]
     return numbered_version(client, name, str(max(ready))) if ready else None
 
@@ -178,25 +178,57 @@ def read_version(model_uri: str, work: str) -> tuple[RegisteredVersion, Lineage]
     """
     with open_registry(work) as client, tempfile.TemporaryDirectory() as scratch:
         version = _version_at(client, model_uri, work)
-        if client.list_artifacts(version.mlflow_run_id, LINEAGE):
-            client.download_artifacts(version.mlflow_run_id, LINEAGE, scratch)
-        results = [_result(path, version) for path in sorted(Path(scratch).rglob(MANIFEST))]
+        folder = fetch(client, version, LINEAGE, scratch)
+        manifests = sorted(folder.rglob(MANIFEST)) if folder else []
+        results = [_result(path, version) for path in manifests]
     if not results:
         raise RegistryError(
-            f"{version.uri} has no manifests in its run {version.mlflow_run_id}: it was not "
-            "registered by this project."
+            f"{version.uri} has no manifests among its files: it was not registered by this "
+            "project."
         )
     return version, Lineage(results)
 
 
-def upload_lineage(client: MlflowClient, run_id: str, lineage: Lineage) -> None:
-    """Upload the manifests to the run; with a corpus's, its list of source files."""
+def fetch(client: MlflowClient, version: RegisteredVersion, path: str, scratch: str) -> Path | None:
+    """Return a file or folder of a version, or of its run, copied to ``scratch``; None without one.
+
+    Raises:
+        MlflowException: the registry or its files do not answer. An OSError likewise.
+    """
+    server = client.tracking_uri
+    for place in (place_of_files, _place_of_run):
+        with suppress_absent():
+            uri = f"{place(client, version)}/{path}"
+            beside = mlflow.artifacts.list_artifacts(uri.rpartition("/")[0], tracking_uri=server)
+            if PurePosixPath(path).name in {PurePosixPath(file.path).name for file in beside}:
+                return Path(
+                    mlflow.artifacts.download_artifacts(uri, dst_path=scratch, tracking_uri=server)
+                )
+    return None
+
+
+def _place_of_run(client: MlflowClient, version: RegisteredVersion) -> str:
+    return str(client.get_run(version.mlflow_run_id).info.artifact_uri)
+
+
+@contextmanager
+def suppress_absent() -> Iterator[None]:
+    """Leave the block where MLflow does not know a run, a model or a file."""
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code not in ABSENT:
+            raise
+
+
+def write_lineage(lineage: Lineage, folder: Path) -> None:
+    """Write copies of the manifests below ``folder``; with a corpus's, its list of source files."""
     for place, result in lineage.results.items():
-        folder = f"{LINEAGE}/{place.replace('/', '-')}"
-        upload(client, run_id, result.uri, folder)
         files = storage.join(result.folder, SOURCE_FILES)
-        if storage.exists(files):
-            upload(client, run_id, files, folder)
+        copy = folder / place.replace("/", "-")
+        copy.mkdir(parents=True)
+        for uri in (result.uri, *([files] if storage.exists(files) else [])):
+            (copy / uri.rpartition("/")[2]).write_bytes(storage.read_bytes(uri))
 
 
 def _version_at(client: MlflowClient, model_uri: str, work: str) -> RegisteredVersion:

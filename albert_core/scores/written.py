@@ -161,7 +161,7 @@ def write_table(
         table = build_table(model, runs, overlaps, published, absent, minimal_pairs)
     except ValueError as error:
         raise ConfigError(f"these fine-tunings make no table: {error}") from error
-    with TrackedRun(work, plan.folder(work), f"scores-{model}", {"model": model}) as tracked:
+    with TrackedRun(work, plan.folder(work), plan.stage, {"model": model}) as tracked:
         return _write(plan, work, table, done, pairs, tracked)
 
 
@@ -222,7 +222,9 @@ def _track(tracked: TrackedRun, table: ScoreTable, done: Finetunings) -> None:
         if split != "model"
     }
     for (name, digest), uri in sets.items():
-        tracked.log_dataset(name, digest, uri)
+        tracked.log_dataset(name, digest, uri, name.rpartition("/")[2])
+    for digest in {manifest.inputs["model"] for manifest in done.values()}:
+        tracked.log_used_model(digest)
     for uri, manifest in done.items():
         run_id = manifest.result_as(FinetuningResult).mlflow_run_id
         tracked.adopt(manifest.stage, uri.rpartition("/")[0], run_id)

@@ -26,7 +26,16 @@ from pathlib import Path
 from typing import IO, Any, Self, cast
 
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
+from mlflow.entities import (
+    Dataset,
+    DatasetInput,
+    InputTag,
+    LoggedModelInput,
+    Metric,
+    Param,
+    Run,
+    RunTag,
+)
 from mlflow.exceptions import MlflowException
 
 from albert_core.stage import storage
@@ -34,6 +43,7 @@ from albert_core.stage.credentials import redacted
 from albert_core.stage.environment import TRACKING_URI, shown_tracking_uri
 from albert_core.stage.errors import OutageError
 from albert_core.stage.manifest import digest_of
+from albert_core.tracking.models import Output, data_set, log_output, model_with
 from albert_core.tracking.server import PARENT_TAG, RUN_ID, experiment_id, open_client, upload
 
 JOURNALS = "mlflow_journals"
@@ -49,8 +59,7 @@ _RETRY_SECONDS = (1, 2, 4, 8, 16, 30, 30, 30, 30)
 """Pauses before the retries of an entry that fails while the server answers: the artifact store may
 be unavailable by itself."""
 _NOT_RETRIED = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED")
-_NOT_BATCHED = {"artifact", "child", "dataset", "end"}
-_MAX_DIGEST_CHARACTERS = 36
+_NOT_BATCHED = {"artifact", "child", "dataset", "end", "model", "uses"}
 
 log = logging.getLogger("tracking")
 
@@ -210,30 +219,37 @@ class Journal:
         MLflow's client repeats a request whose answer is lost, which may create several runs. All
         but one are deleted.
         """
-        experiments = [experiment_id(self._client, self._work)]
-        filters = [f"tags.{JOURNAL_TAG} = '{self.path.name}'"]
-        if known := _known_run_id(header["folder"]):
-            filters.insert(0, f"attributes.run_id = '{known}'")
-        for condition in filters:
-            found = self._client.search_runs(experiments, condition, order_by=["attributes.run_id"])
-            for run in found[1:]:
-                self._client.delete_run(run.info.run_id)
-            if found:
-                return found[0]
-        return None
+        if known := known_run_id(header["folder"]):
+            try:
+                run = self._client.get_run(known)
+                if run.info.lifecycle_stage == "active":
+                    return run
+            except MlflowException as error:
+                if error.error_code not in _NOT_RETRIED:
+                    raise
+        made_for_this = f"tags.{JOURNAL_TAG} = '{self.path.name}'"
+        found = self._client.search_runs(
+            [self._experiment(header)], made_for_this, order_by=["attributes.run_id"]
+        )
+        for run in found[1:]:
+            self._client.delete_run(run.info.run_id)
+        return found[0] if found else None
 
     def _create(self, header: Entry) -> Run:
         created = self._client.create_run(
-            experiment_id(self._client, self._work),
+            self._experiment(header),
             start_time=header["time"],
             tags={**header["tags"], JOURNAL_TAG: self.path.name},
             run_name=header["name"],
         )
         return self._find(header) or created
 
+    def _experiment(self, header: Entry) -> str:
+        return experiment_id(self._client, self._work, header.get("experiment", ""))
+
     def _resume(self, folder: str, run: Run) -> None:
         run_id = str(run.info.run_id)
-        if _known_run_id(folder) != run_id:
+        if known_run_id(folder) != run_id:
             storage.write_bytes(storage.join(folder, RUN_ID), run_id.encode())
         self._params = set(run.data.params)
         self._points = {
@@ -284,6 +300,12 @@ class Journal:
             client.log_inputs(self.run_id, [_dataset_input(**entry["dataset"])])
         elif "artifact" in entry:
             upload(client, self.run_id, entry["artifact"], entry["artifact_folder"])
+        elif "model" in entry:
+            log_output(client, self.run_id, Output(**entry["model"]))
+        elif "uses" in entry:
+            experiment = client.get_run(self.run_id).info.experiment_id
+            if used := model_with(client, experiment, entry["uses"]):
+                client.log_inputs(self.run_id, models=[LoggedModelInput(used.model_id)])
         elif "child" in entry:
             self._adopt(**entry["child"])
         elif "end" not in entry:
@@ -316,9 +338,9 @@ class Journal:
             folder: folder of that stage, which has the id of its run once its journal is sent.
             run: that id as its manifest has it, or empty.
         """
-        if not _known_run_id(folder) and LIVING in set(send_left(self._work, folder)) and not run:
+        if not known_run_id(folder) and LIVING in set(send_left(self._work, folder)) and not run:
             raise ServerUnavailableError(f"another process has not sent the run of {folder} yet")
-        child_id = _known_run_id(folder) or run
+        child_id = known_run_id(folder) or run
         if not child_id:
             return  # that stage is not tracked
         client = self._client
@@ -412,7 +434,7 @@ def _may_succeed(error: Exception) -> bool:
     return not isinstance(error, FileNotFoundError)
 
 
-def _known_run_id(folder: str) -> str:
+def known_run_id(folder: str) -> str:
     """Return the id of the run of a stage's folder; empty if the folder does not have it yet."""
     uri = storage.join(folder, RUN_ID)
     return storage.read_bytes(uri).decode().strip() if storage.exists(uri) else ""
@@ -426,7 +448,7 @@ def _parsed(line: bytes) -> Entry:
 
 
 def _dataset_input(name: str, digest: str, source: str, context: str) -> DatasetInput:
-    dataset = Dataset(name, digest[:_MAX_DIGEST_CHARACTERS], "uri", json.dumps({"uri": source}))
+    dataset = Dataset(*data_set(name, digest), "uri", json.dumps({"uri": source}))
     return DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
 
 

@@ -13,6 +13,7 @@ run's curves.
 """
 
 import atexit
+import json
 import logging
 import os
 import re
@@ -20,6 +21,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any, Self
 
 from mlflow.system_metrics.metrics.base_metrics_monitor import BaseMetricsMonitor
@@ -34,10 +37,14 @@ from albert_core.stage.environment import shown_tracking_uri
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.log import note_ids
 from albert_core.tracking.journal import LIVING, Journal, ServerUnavailableError, said, send_left
-from albert_core.tracking.server import PARENT_TAG
+from albert_core.tracking.models import Output, flat
+from albert_core.tracking.server import PARENT_TAG, experiment_name
 
 PARENT_VARIABLE = "ALBERT_MLFLOW_PARENT"
 """Environment variable with the id of the run that the runs of a process are nested in."""
+TAGS_VARIABLE = "ALBERT_MLFLOW_TAGS"
+"""Environment variable with tags of all runs of a process, as JSON: "recipe", "model" (by name) and
+"text" are among them, if they are known, and make a run's name."""
 OPENING_SECONDS = 30.0
 """How long to wait for the id of a run."""
 UNAVAILABLE_SECONDS = 10.0
@@ -48,7 +55,6 @@ RETRY_SECONDS = 5.0
 """Pause before the next try if the server does not answer."""
 
 _SECONDS_BETWEEN_SENDS = 1.0
-_MAX_PARAM_CHARACTERS = 6000
 
 log = logging.getLogger("tracking")
 
@@ -61,7 +67,7 @@ class TrackedRun:
     Args:
         work: folder for all results.
         folder: the stage's folder, where the id of its run is kept.
-        name: the run's name on MLflow's pages.
+        name: what the run does, for its name on MLflow's pages.
         tags: further tags of the run.
         began: start of the run in seconds since 1970, if not now.
     """
@@ -78,10 +84,12 @@ class TrackedRun:
         """How long the callers of this object had to wait for it."""
         self._work, self._folder = work, storage.absolute(folder)
         parent, stage = os.environ.get(PARENT_VARIABLE), self._folder.split("/")[-2]
+        tags = json.loads(os.environ.get(TAGS_VARIABLE) or "{}") | dict(tags or {})
         header = {
             "server": shown_tracking_uri(work),
+            "experiment": experiment_name(),
             "folder": self._folder,
-            "name": name,
+            "name": run_name(name, tags, self.key, began),
             **({"time": int(began * 1000)} if began else {}),
             "tags": {
                 "stage_folder": self._folder,
@@ -89,7 +97,7 @@ class TrackedRun:
                 "mlflow.source.name": stage,
                 "mlflow.source.type": "JOB",
                 **({PARENT_TAG: parent} if parent else {}),
-                **(tags or {}),
+                **tags,
             },
         }
         self._journal = Journal.begin(work, self._folder, header)
@@ -127,22 +135,21 @@ class TrackedRun:
 
     def log_params(self, settings: Mapping[str, Any]) -> None:
         """Log settings, nested ones by their path. Values that are too long are cut."""
-        flat = {key: str(value)[:_MAX_PARAM_CHARACTERS] for key, value in _flat(settings)}
-        self._append({"params": flat})
+        self._append({"params": flat(settings)})
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log ``metrics`` of ``step``, except those that were logged before a resume."""
         values = {name: float(value) for name, value in metrics.items()}
         self._append({"step": step, "metrics": values})
 
-    def log_dataset(self, name: str, digest: str, source: str, context: str = "training") -> None:
+    def log_dataset(self, name: str, digest: str, source: str, context: str) -> None:
         """Log that the run reads, or made, the data set ``name``.
 
         Args:
             name: the data set's name on MLflow's pages.
             digest: digest of its content.
             source: URI of its manifest or folder.
-            context: its role in the run.
+            context: its role in the run, e.g. train, held_out or dev.
         """
         entry = {"name": name, "digest": digest, "source": source, "context": context}
         self._append({"dataset": entry})
@@ -150,6 +157,14 @@ class TrackedRun:
     def log_artifact(self, uri: str, artifact_folder: str | None = None) -> None:
         """Copy the file or folder at ``uri`` to ``artifact_folder`` of the run's files."""
         self._append({"artifact": uri, "artifact_folder": artifact_folder})
+
+    def log_model(self, output: Output) -> None:
+        """Log a model that the run made, by the URI and the digest of its files."""
+        self._append({"model": asdict(output)})
+
+    def log_used_model(self, digest: str) -> None:
+        """Log that the run uses the model with this digest, if MLflow knows one."""
+        self._append({"uses": digest})
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
@@ -271,12 +286,11 @@ class TrackedRun:
             log.info("MLflow answers again after %.0f s: all that waited was sent", seconds)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+def run_name(name: str, tags: Mapping[str, str], key: str, began: float | None = None) -> str:
+    """Return e.g. ``pretraining: albert-tiny on wiki, 2026-11-21 03:00`` (UTC)."""
+    about = " on ".join(tags[each] for each in ("model", "text") if each in tags)
+    when = datetime.now(UTC) if began is None else datetime.fromtimestamp(began, UTC)
+    return f"{name}: {about or key[:8]}, {when:%Y-%m-%d %H:%M}"
 
 
 PORT, HOST = "ALBERT_METRICS_PORT", "ALBERT_METRICS_HOST"

@@ -248,8 +248,9 @@ class Pretraining:
             *shards_in(self.folder, MODEL_FOLDER),
             shard_of(metrics, self.folder, "metrics", 1),
         ]
-        self.log.tracked.log_artifact(self.plan.write(self.work, shards, accounts, result))
-        self.log.tracked.log_artifact(storage.join(self.folder, CURVES))
+        manifest = self.plan.write(self.work, shards, accounts, result)
+        checkpoints = list_checkpoints(self.writer.folder)
+        self.log.track_result(manifest, storage.join(self.folder, CURVES), checkpoints)
 
     def _begin(self, code: CodeVersion, checkpoint: str | None) -> list[dict[str, float]]:
         """Take over the newest state that there is; return the metrics that are not reported yet.
@@ -299,10 +300,11 @@ class Pretraining:
             )
 
     def _track(self) -> TrackedRun:
-        run = TrackedRun(self.work, self.folder, f"pretraining-{self.plan.key}")
+        run = TrackedRun(self.work, self.folder, PRETRAINING)
         run.log_params(self.resolved)
-        examples = self.plan.input_manifests["examples"]
-        run.log_dataset("examples", self.examples.manifest.content, examples)
+        manifest = self.plan.input_manifests["examples"]
+        for part in ("train", "held_out"):
+            run.log_dataset(f"examples/{part}", self.plan.inputs["examples"], manifest, part)
         return run
 
     def _update(self, batch: UpdateBatch) -> Update:

@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from albert_core.checkpoint import checkpoint_digest
 from albert_core.config import ModelSettings, Precision, TrainingSettings
+from albert_core.conversion.model_files import model_digest
 from albert_core.planning.hardware import hardware_called, processor_name, this_cpu
 from albert_core.planning.parameters import training_flops
 from albert_core.planning.run_plan import SECONDS_PER_HOUR, ExampleSizes, RunPlan
+from albert_core.stage.errors import IntegrityError
+from albert_core.stage.lineage import model_folder_of
 from albert_core.stage.results import Estimate, ExamplesResult
+from albert_core.tracking.models import output_of
 from albert_core.tracking.run import MetricsEndpoint, SystemMetrics, TrackedRun
 from albert_core.training.held_out import PAIRS_ACCURACY, point_of
 from albert_core.training.ranks import Ranks
@@ -263,7 +268,7 @@ class RunLog:
     def note_scores(self, step: int, scores: dict[str, Estimate]) -> None:
         """Report the held-out scores of ``step``."""
         log.info("pretraining: step %s, held-out: %s", f"{step:,}", say_scores(scores))
-        self._show(step, {f"held_out/{name}": value for name, value in point_of(scores).items()})
+        self._track_scores(step, scores)
 
     def summarise(
         self, state: TrainState, after: dict[str, Estimate], checkpoint_seconds: float
@@ -284,8 +289,30 @@ class RunLog:
             reasons = ", ".join(f"{r} {n}" for r, n in state.guard.num_skipped.items() if n)
             log.info("pretraining: %d updates were skipped (%s)", total, reasons.replace("_", " "))
         log.info("pretraining: held-out, after: %s", say_scores(after))
+        self._track_scores(state.step, after)
         if self._endpoint is not None:
             self._endpoint.close()
+
+    def track_result(self, manifest: str, curves: str, checkpoints: Iterable[str]) -> None:
+        """Log what the run made: its model, the checkpoints that are kept, and how it went.
+
+        Args:
+            manifest: its URI.
+            curves: URI of their picture.
+            checkpoints: URI of each.
+        """
+        model = output_of(manifest, model_digest(model_folder_of(manifest)))
+        self.tracked.log_model(model)
+        for uri in checkpoints:
+            with suppress(IntegrityError, OSError, ValueError):  # of one that is damaged
+                digest, step = checkpoint_digest(uri), int(uri.rpartition("-")[2])
+                checkpoint = replace(model, kind="checkpoint", folder=uri, digest=digest, step=step)
+                self.tracked.log_model(checkpoint)
+        for uri in (manifest, curves):
+            self.tracked.log_artifact(uri)
+
+    def _track_scores(self, step: int, scores: dict[str, Estimate]) -> None:
+        self._show(step, {f"held_out/{name}": value for name, value in point_of(scores).items()})
 
     def _summarise_updates(self, step: int, spent: dict[str, float]) -> None:
         total, expected = self._total, self._expected

@@ -25,6 +25,8 @@ from albert_core.stage import storage
 from albert_core.stage.errors import RegistryError
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import RegistrationResult
+from albert_core.tracking.models import output_of
+from albert_core.tracking.run import TrackedRun
 from albert_core.tracking.server import experiment_id, open_client
 from tests.albert_core.made_scores import finetuned, model_of, pretrained, scored, write_stage
 from tests.albert_core.tiny_model import load_model, save_tiny_model
@@ -44,10 +46,15 @@ def first(work: str) -> RegistrationResult:
 
 
 @pytest.fixture(autouse=True)
-def files(first: RegistrationResult, client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all later versions share the files of `first`: writing them takes seconds."""
-    source = client.get_model_version("tiny", first.version).source
-    monkeypatch.setattr(registration, "_log_model", lambda *_: source)
+def files(first: RegistrationResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all later versions go without the files of the model: writing them takes seconds."""
+
+    def empty(candidate: object, libraries: object, scratch: Path, *_: object) -> Path:
+        folder = scratch / "files"
+        folder.mkdir()
+        return folder
+
+    monkeypatch.setattr(registration, "_model_files", empty)
 
 
 class KilledError(BaseException):
@@ -101,11 +108,20 @@ def test_the_first_version_is_champion_and_its_page_says_why(
     assert first.reason == "the first champion: its score is 0.2500"
     assert holder(client, "tiny", "champion") == first.version
     about = client.get_model_version("tiny", "1").description or ""
-    assert about.split("\n\n") == [
-        "On dev: sst-2 0.2500.",
-        f"The gate: first, {first.reason}.",
-        "What it was made of: `albert lineage models:/tiny/1`",
+    table, dev, gated, more = about.split("\n\n")
+    assert table.splitlines()[2:7] == [
+        "| text | notes/**: 900 documents, 3.5 MB |",
+        "| vocabulary | 4,000 pieces |",
+        "| examples | 30,000 of up to 64 pieces |",
+        "| size | 500,000 parameters |",
+        "| training | 1,200 updates |",
     ]
+    assert "masked lm loss 5.750 [5.700, 5.800]" in table
+    assert (dev, gated) == ("On dev: sst-2 0.2500.", f"The gate: first, {first.reason}.")
+    assert more.endswith("`albert lineage models:/tiny/1` prints them.")
+    tags = client.get_model_version("tiny", "1").tags
+    assert tags["about.vocabulary"] == "4,000 pieces"
+    assert "champion" in (client.get_registered_model("tiny").description or "")
     assert "MLFLOW_TRACKING_URI" not in os.environ
 
 
@@ -124,6 +140,53 @@ def test_its_tags_and_its_run_lead_down_to_the_corpus(
     assert {place: result.uri for place, result in lineage.results.items()} == version.made_of
     run = client.get_run(version.mlflow_run_id)
     assert (run.info.status, run.data.metrics["dev/sst-2"]) == ("FINISHED", 0.25)
+
+
+def test_its_model_is_an_output_of_its_run_with_scores_on_their_data_sets(
+    first: RegistrationResult, client: MlflowClient
+) -> None:
+    version = client.get_model_version("tiny", first.version)
+    run = client.get_run(str(version.run_id))
+    assert run.outputs is not None
+    [output] = run.outputs.model_outputs
+    assert (version.source, output.step) == (f"models:/{output.model_id}", 1200)
+    model = client.get_logged_model(output.model_id)
+    assert (model.source_run_id, model.model_type) == (version.run_id, "pretrained")
+    assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": "tiny", "version": "1"}]
+    scores = {metric.key: metric for metric in model.metrics or ()}
+    assert scores.keys() == {"dev/sst-2", "score"}
+    dev = scores["dev/sst-2"]
+    assert (dev.value, dev.step) == (0.25, 1200)
+    assert (dev.dataset_name, dev.dataset_digest) == ("CoLA/dev", "dev")
+    assert dev.timestamp > 0
+
+
+def test_a_version_of_a_tracked_training_is_an_output_of_that_training(
+    work: str, client: MlflowClient
+) -> None:
+    pretraining = pretrained(work, 7)
+    folder = pretraining.rpartition("/")[0]
+    tags = {"recipe": "small", "text": "wiki"}
+    with TrackedRun(work, folder, "pretraining", tags) as run:
+        run.log_metrics(600, {"held_out/masked_lm_loss": 6.0})
+        run.log_metrics(1200, {"held_out/masked_lm_loss": 5.75})
+        run.log_model(output_of(pretraining, model_digest(model_of(pretraining))))
+    version = register(work, "tracked", 7, 0.5)
+    assert version.mlflow_run_id == run.run_id
+    found = client.get_run(str(run.run_id))
+    assert found.data.metrics["score"] == 0.5
+    assert found.outputs is not None
+    [output] = found.outputs.model_outputs
+    model = client.get_logged_model(output.model_id)
+    scores = {metric.key: metric.value for metric in model.metrics or ()}
+    assert scores == {"held_out/masked_lm_loss": 5.75, "dev/sst-2": 0.5, "score": 0.5}
+    tags = client.get_model_version("tracked", "1").tags
+    assert (tags["recipe"], tags["text"]) == ("small", "wiki")
+    again = register(work, "tracked-again", 7, 0.5)  # must not change the files of the other
+    outputs = client.get_run(str(run.run_id)).outputs
+    assert (again.version, again.mlflow_run_id) == ("1", run.run_id)
+    assert outputs is not None
+    assert len(outputs.model_outputs) == 2
 
 
 def test_the_version_is_self_contained_and_has_no_pickle(work: str) -> None:
@@ -218,16 +281,15 @@ def test_the_run_of_a_registration_that_was_killed_is_continued(
     work: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(registration, "_log_model", killed)
+        patch.setattr(registration, "write_measured", killed)
         with pytest.raises(KilledError):
             register(work, "killed", 0, 0.5)
-    experiment = experiment_id(client, work)
-    [run] = client.search_runs([experiment], "attributes.run_name = 'registration-killed'")
-    client.update_run(run.info.run_id, status="RUNNING")  # as kill -9 leaves it
+    condition = "attributes.run_name LIKE 'registration: killed, %'"
     version = register(work, "killed", 0, 0.5)
-    [found] = client.search_runs([experiment], "attributes.run_name = 'registration-killed'")
-    assert found.info.run_id == run.info.run_id == version.mlflow_run_id
-    assert found.info.status == "FINISHED"
+    [run] = client.search_runs([experiment_id(client, work)], condition)
+    assert (run.info.run_id, run.info.status) == (version.mlflow_run_id, "FINISHED")
+    assert run.outputs is not None
+    assert len(run.outputs.model_outputs) == 1
 
 
 def test_a_registration_killed_after_its_version_was_made_is_completed(
@@ -238,11 +300,9 @@ def test_a_registration_killed_after_its_version_was_made_is_completed(
         patch.setattr(registration, "make_candidate", killed)
         with pytest.raises(KilledError):
             register(work, "half", 1, 0.6)
-    client.update_run(str(client.get_model_version("half", "2").run_id), status="RUNNING")
     again = register(work, "half", 1, 0.6)
     assert (again.version, again.verdict) == ("2", "refused")
     assert holder(client, "half", "candidate") == "2"
-    assert client.get_run(str(again.mlflow_run_id)).info.status == "FINISHED"
 
 
 @pytest.mark.parametrize("name", ["delete_registered_model_alias", "set_registered_model_alias"])
@@ -280,7 +340,7 @@ def test_a_registry_whose_files_are_unavailable_decides_nothing(
         raise ConnectionError("the store does not answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(MlflowClient, "download_artifacts", away)
+        patch.setattr("mlflow.artifacts.download_artifacts", away)
         with pytest.raises((ConnectionError, RegistryError), match="does not answer"):
             register(work, "away", 1, 0.75)
     assert register(work, "away", 1, 0.75).verdict == "promoted"

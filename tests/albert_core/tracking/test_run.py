@@ -41,7 +41,7 @@ def test_a_run_holds_settings_curves_data_sets_and_files(work: str, client: Mlfl
     run.log_params({"model": {"hidden_size": 4}, "note": "x" * 10_000})
     run.log_metrics(10, {"loss": 2.0, "accuracy": 0.5})
     run.log_metrics(20, {"loss": 1.0})
-    run.log_dataset("examples", "d" * 64, f"{folder}/manifest.json")
+    run.log_dataset("examples", "d" * 64, f"{folder}/manifest.json", "train")
     run.log_artifact(f"{folder}/manifest.json")
     run.log_artifact(f"{folder}/pictures", "pictures")
     run.finish("FINISHED")
@@ -50,7 +50,7 @@ def test_a_run_holds_settings_curves_data_sets_and_files(work: str, client: Mlfl
     assert run.run_id == storage.read_bytes(f"{folder}/{RUN_ID}").decode()
     found = client.get_run(run.run_id)
     assert found.info.status == "FINISHED"
-    assert found.info.run_name == "whole"
+    assert found.info.run_name.startswith("whole: abc, 20")
     assert found.info.artifact_uri.startswith(f"{work}/mlartifacts")
     assert found.data.tags["model"] == "abc"
     assert found.data.params["model.hidden_size"] == "4"
