@@ -107,5 +107,6 @@ def finetuned(
     write_arrow(pa.table({"target": targets, "prediction": said}), f"{folder}/dev.arrow")
     described = {"task": {"labels": ["no", "yes"]}, "settings": {}}
     storage.write_bytes(f"{folder}/model/task.json", json.dumps(described).encode())
-    result = made_result("finetuning", task=task, metric="accuracy", score=num_right / NUM_EXAMPLES)
+    about = {"task": task, "title": task.upper(), "metric": "accuracy"}
+    result = made_result("finetuning", **about, score=num_right / NUM_EXAMPLES)
     return plan.write(work, [], [], result)

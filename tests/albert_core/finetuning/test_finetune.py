@@ -164,7 +164,7 @@ def test_the_run_in_mlflow_has_the_curves(finished: tuple[Manifest, str]) -> Non
     manifest, work = finished
     client = open_client(work)
     run = client.get_run(str(manifest.result_as(FinetuningResult).mlflow_run_id))
-    assert run.info.run_name == "finetuning-cola-1"
+    assert run.info.run_name.startswith("CoLA, seed 1: ")
     assert run.info.status == "FINISHED"
     assert run.data.tags["model_digest"] == manifest.inputs["model"]
     assert run.data.params["used.num_steps"] == "60"
@@ -172,6 +172,27 @@ def test_the_run_in_mlflow_has_the_curves(finished: tuple[Manifest, str]) -> Non
     assert [point.step for point in points] == [20, 40, 60]
     names = [file.path for file in client.list_artifacts(run.info.run_id)]
     assert names == ["manifest.json", "predictions"]
+    assert run.inputs is not None
+    contexts = {each.dataset.name: each.tags[0].value for each in run.inputs.dataset_inputs}
+    assert contexts == {"CoLA/train": "train", "CoLA/dev": "dev", "CoLA/test": "test"}
+
+
+def test_mlflow_has_the_fine_tuned_model_with_its_score_on_dev(
+    finished: tuple[Manifest, str],
+) -> None:
+    manifest, work = finished
+    client, result = open_client(work), manifest.result_as(FinetuningResult)
+    outputs = client.get_run(str(result.mlflow_run_id)).outputs
+    assert outputs is not None
+    [output] = outputs.model_outputs
+    model = client.get_logged_model(output.model_id)
+    assert (model.model_type, model.name, output.step) == (
+        "fine-tuned", "albert-cola", result.best_step
+    )  # fmt: skip
+    [score] = [each for each in model.metrics or () if each.key == "dev/matthews"]
+    assert (score.value, score.step, score.dataset_name) == (
+        result.score, result.best_step, "CoLA/dev"
+    )  # fmt: skip
 
 
 def test_the_same_again_is_done_already_also_with_a_copy_of_the_model(

@@ -157,7 +157,7 @@ def test_its_model_is_an_output_of_its_run_with_scores_on_their_data_sets(
     assert scores.keys() == {"dev/sst-2", "score"}
     dev = scores["dev/sst-2"]
     assert (dev.value, dev.step) == (0.25, 1200)
-    assert (dev.dataset_name, dev.dataset_digest) == ("CoLA/dev", "dev")
+    assert (dev.dataset_name, dev.dataset_digest) == ("SST-2/dev", "dev")
     assert dev.timestamp > 0
 
 
@@ -193,6 +193,9 @@ def test_the_version_is_self_contained_and_has_no_pickle(work: str) -> None:
     folder = Path(model_folder_of("models:/tiny@champion", work))
     root = folder.parents[1]
     files = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    assert [name for name in files if name.endswith(".safetensors")] == [
+        "artifacts/model/model.safetensors"
+    ]
     assert {"artifacts/model/model.safetensors", "artifacts/model/tokenizer.json"} <= files
     assert not [name for name in files if name.endswith((".pkl", ".bin", ".pt", ".pth"))]
     assert "albert_core" not in (root / "served_model.py").read_text()
@@ -204,7 +207,7 @@ def test_the_version_is_self_contained_and_has_no_pickle(work: str) -> None:
 def test_a_fresh_process_without_this_project_computes_what_the_model_does(work: str) -> None:
     ids = torch.randint(5, 200, (3, 20), generator=torch.Generator().manual_seed(0))
     program = f"""
-import json, sys, mlflow.artifacts, mlflow.pyfunc, torch
+import json, sys, mlflow.artifacts, mlflow.pyfunc, mlflow.transformers, torch
 from transformers import AlbertForPreTraining
 model = mlflow.pyfunc.load_model("models:/tiny@champion")
 texts = {SENTENCES!r}
@@ -215,8 +218,12 @@ result = {{
     "masks": model.predict(rows, params={{"top_k": 3}}).to_dict("records"),
     "default": len(model.predict(rows)),
     "embeddings": model.predict(rows, params={{"task": "embed"}})["embedding"].tolist(),
+    "example": list(model.predict(model.input_example)),
+    "returned": model.metadata.signature.outputs.input_names(),
     "order": model.predict(pairs, params={{"task": "sentence_order"}})["probability"].tolist(),
 }}
+pipeline = mlflow.transformers.load_model("models:/tiny@champion")
+result["pipeline"] = [[each["token_str"], each["score"]] for each in pipeline(texts[0], top_k=3)]
 folder = mlflow.artifacts.download_artifacts("models:/tiny@champion")
 model = AlbertForPreTraining.from_pretrained(folder.rstrip("/") + "/artifacts/model").eval()
 ids = torch.tensor({ids.tolist()})
@@ -251,6 +258,9 @@ print(json.dumps(result))
     assert [row["piece"] for row in found["masks"][:3]] == pieces
     probabilities = [row["probability"] for row in found["masks"][:3]]
     assert probabilities == pytest.approx(best.values.tolist(), abs=1e-5)
+    assert [piece for piece, _ in found["pipeline"]] == [piece.lstrip("▁") for piece in pieces]
+    assert [p for _, p in found["pipeline"]] == pytest.approx(probabilities, abs=1e-5)
+    assert found["example"] == found["returned"] == ["row", "mask", "piece", "probability"]
     assert found["embeddings"][0] == pytest.approx(hidden[0].mean(dim=0).tolist(), abs=1e-5)
     assert 0 < found["order"][0] < 1
     for theirs, ours in zip(found["logits"], (logits, order), strict=True):
@@ -265,6 +275,26 @@ def test_the_same_again_is_done_already(
     assert "registration: done already" in caplog.text
     assert again == first
     assert len(client.search_model_versions("name = 'tiny'")) == 1
+
+
+def test_the_searches_of_the_documentation_find_what_they_say(
+    work: str,
+) -> None:
+    pretraining = pretrained(work, 8)
+    folder = pretraining.rpartition("/")[0]
+    with TrackedRun(work, folder, "pretraining", {"recipe": "tiny"}) as run:
+        run.log_metrics(1200, {"held_out/masked_lm_loss": 5.75})
+    register(work, "albert-tiny", 8, {"sst-2": 0.9})
+    page = (Path(__file__).parents[3] / "docs/registry.md").read_text()
+    code = page.partition("## Search by score\n")[2].partition("```python\n")[2].partition("```")[0]
+    said = "print(best['source_run_id'][0], *trainings['run_id'], *good[-1:]['name'])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{said}"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlflow.db"},
+    )
+    assert done.stdout.split() == [run.run_id, run.run_id, "tiny"], done.stderr
 
 
 # -- registrations that are interrupted

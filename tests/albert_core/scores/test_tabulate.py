@@ -129,6 +129,8 @@ def test_mlflow_has_the_table_as_parent_of_the_runs(
     assert parent.inputs is not None
     digests = {each.dataset.name: each.dataset.digest for each in parent.inputs.dataset_inputs}
     assert digests == {"SST-2/dev": "d" * 36, "SST-2/train": "e" * 36}
+    contexts = {each.dataset.name: each.tags[0].value for each in parent.inputs.dataset_inputs}
+    assert contexts == {"SST-2/dev": "dev", "SST-2/train": "train"}
     artifacts = {file.path for file in client.list_artifacts(parent.info.run_id)}
     assert artifacts == {
         "manifest.json", "scores.json", "scores.md", "scores.html", "scores.png",

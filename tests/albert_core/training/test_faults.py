@@ -374,7 +374,7 @@ def test_settings_that_do_not_change_the_result_do_not_make_another_run(
         "accept_code": True,
         "evaluation_minutes": 1.0,
         "checkpoint_minutes": 1.0,
-        "system_metrics": True,
+        "system_metrics": False,
     }
     assert other.keys() == TrainingSettings.HOW_NOT_WHAT
     assert train(examples, Path(uninterrupted).parents[2], **other) == uninterrupted

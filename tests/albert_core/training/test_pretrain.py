@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from albert_core.config import TrainingSettings
+from albert_core.conversion.model_files import model_digest
 from albert_core.stage.command import RUN_AGAIN_STATUS
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import read_manifest
@@ -134,7 +135,9 @@ def test_every_progress_line_has_what_a_person_looks_for(
     assert run.info.status == "FINISHED"
     assert run.data.params["training.micro_batch_size"] == "4"
     scores = MASKED_LM | {"sentence_order_loss", "sentence_order_accuracy"}
-    assert run.data.metrics.keys() == {
+    machine = {name for name in run.data.metrics if name.startswith("system/")}
+    assert "system/cpu_utilization_percentage" in machine
+    assert run.data.metrics.keys() - machine == {
         *scores,
         *(f"held_out/{score}" for score in scores),
         "pieces_per_second",
@@ -153,6 +156,30 @@ def test_every_progress_line_has_what_a_person_looks_for(
         "checkpoint_share",
         "tracking_share",
     }
+
+
+def test_mlflow_has_the_model_and_the_kept_checkpoints_with_scores_on_the_held_out_examples(
+    uninterrupted: str,
+) -> None:
+    client = open_client(str(Path(uninterrupted).parents[2]))
+    run = client.get_run(str(result_of(uninterrupted).mlflow_run_id))
+    assert run.info.run_name.startswith("pretraining: ")
+    assert run.inputs is not None
+    contexts = {each.dataset.name: each.tags[0].value for each in run.inputs.dataset_inputs}
+    assert contexts == {"examples/train": "train", "examples/held_out": "held_out"}
+    assert run.outputs is not None
+    made = [client.get_logged_model(each.model_id) for each in run.outputs.model_outputs]
+    kept = sorted(Path(uninterrupted).parent.glob("checkpoints/step-*"))
+    checkpoints = [each for each in made if each.model_type == "checkpoint"]
+    assert sorted(each.tags["files"] for each in checkpoints) == [str(path) for path in kept]
+    [model] = [each for each in made if each.model_type == "pretrained"]
+    assert model.params["training.micro_batch_size"] == "4"
+    assert model.tags["model_digest"] == model_digest(f"{Path(uninterrupted).parent}/model")
+    loss = next(each for each in model.metrics or () if each.key == "held_out/masked_lm_loss")
+    assert (loss.step, loss.value) == (12, result_of(uninterrupted).after["masked_lm_loss"].value)
+    assert loss.dataset_name == "examples/held_out"
+    files = client.list_logged_model_artifacts(model.model_id)
+    assert {file.path for file in files} == {"MLmodel", "artifacts", "components"}
 
 
 @pytest.mark.long
