@@ -289,7 +289,7 @@ class TrackedRun:
 def run_name(name: str, tags: Mapping[str, str], key: str, began: float | None = None) -> str:
     """Return e.g. ``pretraining: albert-tiny on wiki, 2026-11-21 03:00`` (UTC)."""
     about = " on ".join(tags[each] for each in ("model", "text") if each in tags)
-    when = datetime.now(UTC) if began is None else datetime.fromtimestamp(began, UTC)
+    when = datetime.fromtimestamp(began or time.time(), UTC)
     return f"{name}: {about or key[:8]}, {when:%Y-%m-%d %H:%M}"
 
 

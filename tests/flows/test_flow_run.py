@@ -20,8 +20,19 @@ from albert_core.tracking.journal import journals_of
 from albert_core.tracking.run import PARENT_VARIABLE, TrackedRun
 from albert_core.tracking.server import PARENT_TAG, RUN_ID
 from flows.flow_run import FLOW_OPTIONS, end_orphaned_tasks, start_run
-from flows.recipe import RecipeRun
-from flows.tracked_flow import NOTE_TAG, allowed_name, note_report, note_stage, stage_environment
+from flows.recipe import RecipeRun, load_recipe
+from flows.recipe_form import RecipeChanges
+from flows.tracked_flow import (
+    NOTE_TAG,
+    about,
+    allowed_name,
+    given,
+    note_receipt,
+    note_report,
+    note_stage,
+    stage_environment,
+)
+from pipelines.config import SourceSettings
 from tests.flows.made_manifests import made_manifest
 
 
@@ -103,6 +114,8 @@ def made_flow(work: str, fails: bool = False, recipe: str = "tiny") -> None:
     for stage in ("vocab", "pretraining"):
         note_stage(make(run, stage), began=0.0)
     note_stage("none", began=0.0)  # as of a command that found nothing to do
+    storage.write_bytes(f"{work}/receipt.json", b"{}")
+    note_receipt(f"{work}/receipt.json")
     note_report("# what was done")
     if fails:
         raise ValueError("as told")
@@ -130,7 +143,7 @@ def test_the_runs_of_the_stages_are_nested_in_that_of_their_flow(
     assert parent.info.run_name.startswith("made-flow: ")
     assert parent.data.tags["prefect_flow_run"]
     assert parent.data.tags[NOTE_TAG] == "# what was done"
-    assert parent.data.params["recipe"] == "tiny"
+    assert parent.data.params.keys() == {"recipe", "work", "fails"}
     assert parent.data.metrics["held_out/masked_lm_loss"] == 5.75
     assert vocab.data.metrics["vocab_size"] == made_manifest("vocab").result["vocab_size"]
     for child in (vocab, pretraining):
@@ -139,8 +152,11 @@ def test_the_runs_of_the_stages_are_nested_in_that_of_their_flow(
     assert files == {"manifest.json", "report.md"}
     assert vocab.inputs is not None
     assert {each.dataset.name for each in vocab.inputs.dataset_inputs} >= {"vocab"}
-    recipe = [file.path for file in client.list_artifacts(parent.info.run_id)]
-    assert [name.startswith("tiny-") for name in recipe] == [True]
+    receipts, recipe = sorted(file.path for file in client.list_artifacts(parent.info.run_id))
+    assert (receipts, recipe[:5]) == ("receipts", "tiny-")
+    for run in (parent, vocab, pretraining):
+        assert run.data.tags["text"] == "installed-python"
+        assert ": albert-tiny on installed-python, 20" in run.info.run_name
 
     with pytest.raises(ValueError, match="as told"):
         made_flow(str(tmp_path), fails=True)
@@ -181,3 +197,18 @@ def test_names_are_made_of_what_mlflow_allows() -> None:
     assert allowed_name("pieces, all copies/dropped/too long (%)") == (
         "pieces all copies/dropped/too long "
     )
+
+
+def test_a_flow_run_is_about_a_model_and_a_text_by_name() -> None:
+    recipe = load_recipe("tiny", [], "/data/wiki/**/*.txt")
+    assert about(recipe, None) == {"recipe": "tiny", "model": "albert-tiny", "text": "wiki"}
+    several = recipe.model_copy(update={"source": SourceSettings(uri=["s3://b/books", "/a"])})
+    assert about(several, None)["text"] == "books and 1 more"
+    assert about(recipe, "models:/a@champion") == {"recipe": "tiny", "model": "a@champion"}
+
+
+def test_a_form_that_says_nothing_is_no_parameter() -> None:
+    said = RecipeChanges.model_validate({"training": {"num_steps": 7}})
+    parameters = {"settings": said, "work": None, "overrides": [], "recipe": "tiny"}
+    assert given(parameters) == {"settings": {"training": {"num_steps": 7}}, "recipe": "tiny"}
+    assert given({"settings": RecipeChanges()}) == {}

@@ -18,6 +18,7 @@ from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError
 from albert_core.tracking import journal, server
 from albert_core.tracking import run as tracked_run_module
+from albert_core.tracking.models import Output
 from albert_core.tracking.run import MetricsEndpoint, SystemMetrics, TrackedRun
 from albert_core.tracking.server import RUN_ID, open_client
 from tests.mlflow_server import free_port
@@ -234,3 +235,60 @@ def test_the_machine_is_measured_by_the_names_of_mlflow() -> None:
     found = SystemMetrics().measure()
     assert 0 < found["system/system_memory_usage_percentage"] <= 100
     assert found["system/cpu_utilization_percentage"] >= 0
+
+
+# -- the experiment, and models
+
+
+def test_the_experiment_is_the_one_of_mlflows_own_variable(
+    work: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "of my team")
+    folder = f"{work}/elsewhere"
+    with TrackedRun(work, folder, "elsewhere") as first:
+        pass
+    experiment = client.get_experiment_by_name("of my team")
+    assert experiment is not None
+    run = client.get_run(str(first.run_id))
+    assert run.info.experiment_id == experiment.experiment_id
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    with TrackedRun(work, folder, "elsewhere") as second:  # a run goes on where it began
+        pass
+    assert second.run_id == first.run_id
+
+
+def test_what_a_run_made_and_used_is_an_output_and_an_input_once_each(
+    work: str, client: MlflowClient
+) -> None:
+    made = Output(
+        kind="checkpoint",
+        folder=f"{work}/nowhere",
+        digest="abc",
+        step=20,
+        params={"a": "1"},
+        measured="held_out/",
+        data=("examples/held_out", "d"),
+    )
+    folder = f"{work}/made"
+    for _ in range(2):  # as a journal that is sent again
+        with TrackedRun(work, folder, "made", {"recipe": "v1.2"}) as run:
+            run.log_metrics(10, {"held_out/loss": 2.0})
+            run.log_metrics(20, {"held_out/loss": 1.0, "loss": 3.0})
+            run.log_model(made)
+    assert run.num_failures == 0
+    outputs = client.get_run(str(run.run_id)).outputs
+    assert outputs is not None
+    [output] = outputs.model_outputs
+    model = client.get_logged_model(output.model_id)
+    assert (model.name, output.step, model.params) == ("v1-2", 20, {"a": "1"})
+    [loss] = model.metrics or ()
+    assert (loss.key, loss.value, loss.dataset_name) == ("held_out/loss", 1.0, "examples/held_out")
+    assert history(client, run.run_id, "held_out/loss") == [(10, 2.0), (20, 1.0)]
+
+    with TrackedRun(work, f"{work}/using", "using") as user:
+        for digest in ("abc", "unknown to MLflow"):
+            user.log_used_model(digest)
+    assert user.num_failures == 0
+    inputs = client.get_run(str(user.run_id)).inputs
+    assert inputs is not None
+    assert [each.model_id for each in inputs.model_inputs] == [output.model_id]
