@@ -172,8 +172,10 @@ def test_planted_credentials_are_in_nothing_that_the_flows_leave_or_say(
     assert find_leaks(all_files(folder)) == []
     client = MlflowClient(mlflow_server.url)  # not through the gate
     runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
-    names = {run.info.run_name.partition("-")[0].partition(":")[0] for run in runs}
-    assert {"corpus", "vocab", "pretraining", "finetuning", "refresh", "pretrain"} <= names
+    tags = [run.data.tags for run in runs]
+    names = {each.get("flow") or each.get("stage") for each in tags}
+    stages = {"corpus", "vocab", "pretraining", "finetuning"}
+    assert stages | {"refresh-corpus", "pretrain-albert"} <= names
     gate.close()
 
 

@@ -120,18 +120,26 @@ def log_output(client: MlflowClient, run_id: str, output: Output, key: str = "")
     about = {name: run.data.tags[name] for name in _FROM_RUN if name in run.data.tags}
     experiment = run.info.experiment_id
     name = "-".join(filter(None, (about.get("recipe", "albert"), output.task)))
-    found = client.search_logged_models(
-        [experiment], f"source_run_id = '{run_id}' and tags.{DIGEST_TAG} = '{output.digest}'"
-    )
-    usable = [each for each in found if not key or each.tags.get(REGISTRATION_TAG, key) == key]
-    model = next(iter(usable), None) or client.create_logged_model(
-        experiment,
-        name.translate(_NOT_ALLOWED),
-        run_id,
-        about | {DIGEST_TAG: output.digest, "files": output.folder},
-        dict(output.params),
-        output.kind,
-    )
+
+    def usable() -> list[LoggedModel]:
+        condition = f"source_run_id = '{run_id}' and tags.{DIGEST_TAG} = '{output.digest}'"
+        found = client.search_logged_models([experiment], condition)
+        return [each for each in found if not key or each.tags.get(REGISTRATION_TAG, key) == key]
+
+    found = usable()
+    if not found:
+        client.create_logged_model(
+            experiment,
+            name.translate(_NOT_ALLOWED),
+            run_id,
+            about | {DIGEST_TAG: output.digest, "files": output.folder},
+            dict(output.params),
+            output.kind,
+        )
+        found = usable()
+        for twin in found[1:] if not key else ():  # MLflow's client repeats a lost request
+            client.delete_logged_model(twin.model_id)
+    model = found[0]
     outputs = run.outputs.model_outputs if run.outputs else []
     if model.model_id not in {each.model_id for each in outputs}:
         client.log_outputs(run_id, [LoggedModelOutput(model.model_id, output.step)])

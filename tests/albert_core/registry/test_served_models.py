@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from albert_core.conversion.model_folder import save_model_folder
-from albert_core.registry.versions import MODEL_ARTIFACT, model_folder_of
+from albert_core.registry.versions import model_folder_of
+from albert_core.tracking.models import MODEL_ARTIFACT
 from tests.albert_core.tiny_finetuned import register_tiny, save_tiny_finetuned
 from tests.albert_core.tiny_model import MAX_POSITIONS, random_model, save_tiny_model
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab

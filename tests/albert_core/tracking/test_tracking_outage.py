@@ -17,6 +17,7 @@ from albert_core.stage import storage
 from albert_core.stage.errors import OutageError
 from albert_core.tracking import run as tracked_run_module
 from albert_core.tracking.journal import Journal, journal_folder, journals_of, send_journals
+from albert_core.tracking.models import Output
 from albert_core.tracking.run import TrackedRun
 from albert_core.tracking.server import RUN_ID
 from tests.mlflow_server import Gate, MlflowServer
@@ -136,7 +137,7 @@ def test_a_server_that_does_not_answer_at_the_end_gets_all_from_the_next_run(
         wait_until(lambda: not journal.exists())
 
     found = run_of(client, folder)
-    assert (found.info.status, found.info.run_name) == ("FINISHED", "left")
+    assert (found.info.status, found.info.run_name[:6]) == ("FINISHED", "left: ")
     assert abs(found.info.end_time / 1000 - ended) < 20
     assert found.data.params == {"model.hidden_size": "4"}
     assert points(client, found.info.run_id) == expected(0, 100)
@@ -184,21 +185,23 @@ def test_a_run_whose_process_is_gone_is_ended_as_killed(
     assert points(client, found.info.run_id) == expected(0, 100)
 
 
-@pytest.mark.parametrize("request_path", ["runs/create", "runs/log-batch"])
+@pytest.mark.parametrize("request_path", ["runs/create", "runs/log-batch", "logged-models"])
 def test_answers_that_are_lost_make_nothing_twice(
     tmp_path: Path, gate: Gate, client: MlflowClient, request_path: str
 ) -> None:
     gate.lost_answers = request_path
     run = TrackedRun(str(tmp_path), f"{tmp_path}/pretraining/f", request_path)
     run.log_params({"seed": 1})
+    run.log_model(Output(kind="checkpoint", folder="/nowhere", digest="abc", step=4))
     log(run, 0, 5)
     wait_until(lambda: gate.num_lost >= 2)
     gate.lost_answers = ""
     run.finish("FINISHED")
     experiments = [each.experiment_id for each in client.search_experiments()]
-    found = client.search_runs(experiments, f"attributes.run_name = '{request_path}'")
+    found = client.search_runs(experiments, f"attributes.run_name LIKE '{request_path}: %'")
     assert [each.info.run_id for each in found] == [run.run_id]
     assert points(client, run.run_id) == expected(0, 5)
+    assert len(client.search_logged_models(experiments, f"source_run_id = '{run.run_id}'")) == 1
     assert run.num_failures == 0
 
 
