@@ -26,6 +26,8 @@ from albert_core.stage.results import (
     VocabularyResult,
 )
 
+HELD_OUT = "held_out"
+
 
 def made_of(lineage: Lineage, trained: str) -> dict[str, str]:
     """Return what a model was made of and how, a short text each, in the order of the making.
@@ -58,7 +60,7 @@ def _facts(made: Manifest) -> Iterator[tuple[str, str]]:
         batch = f" of {settings['batch_size']:,} examples" if "batch_size" in settings else ""
         yield "size", f"{trained.num_parameters:,} parameters"
         yield "training", f"{trained.step:,} updates{batch}{how}"
-        yield "held_out", _estimates(trained.after)
+        yield HELD_OUT, _estimates(trained.after)
     elif made.stage == FINETUNING:
         tuned = made.result_as(FinetuningResult)
         updates = f"{tuned.num_train:,} examples, {tuned.num_steps:,} updates"

@@ -33,7 +33,7 @@ from albert_core.registry.champion import (
     make_champion,
     promotion_lock,
 )
-from albert_core.registry.description import describe_model, describe_version, made_of
+from albert_core.registry.description import HELD_OUT, describe_model, describe_version, made_of
 from albert_core.registry.gate import Decision, Measured, gate
 from albert_core.registry.measured import read_measured, read_scores, write_measured
 from albert_core.registry.versions import (
@@ -130,9 +130,11 @@ class Candidate:
         """Return the tags of its version: what it is first, then what programs ask for.
 
         MLflow's pages sort them by name. Of the results it was made of, the nearest comes first.
+        What the held-out scores are, its metrics say.
         """
+        about = made_of(self.lineage, self.trained)
         tags = {
-            **{f"about.{name}": said for name, said in made_of(self.lineage, self.trained).items()},
+            **{f"about.{name}": said for name, said in about.items() if name != HELD_OUT},
             **({} if self.score is None else {"score": repr(self.score)}),
             **{f"score.{name}": repr(task.score) for name, task in self.measured.items()},
             REGISTRATION_TAG: key,

@@ -119,7 +119,8 @@ def log_output(client: MlflowClient, run_id: str, output: Output, key: str = "")
     run = client.get_run(run_id)
     about = {name: run.data.tags[name] for name in _FROM_RUN if name in run.data.tags}
     experiment = run.info.experiment_id
-    name = "-".join(filter(None, (about.get("recipe", "albert"), output.task)))
+    at = f"step-{output.step}" if output.kind == CHECKPOINT else ""
+    name = "-".join(filter(None, (about.get("recipe", "albert"), output.task, at)))
 
     def usable() -> list[LoggedModel]:
         condition = f"source_run_id = '{run_id}' and tags.{DIGEST_TAG} = '{output.digest}'"

@@ -84,7 +84,7 @@ class TrackedRun:
         """How long the callers of this object had to wait for it."""
         self._work, self._folder = work, storage.absolute(folder)
         parent, stage = os.environ.get(PARENT_VARIABLE), self._folder.split("/")[-2]
-        tags = json.loads(os.environ.get(TAGS_VARIABLE) or "{}") | dict(tags or {})
+        tags = {**(tags or {}), **json.loads(os.environ.get(TAGS_VARIABLE) or "{}")}
         header = {
             "server": shown_tracking_uri(work),
             "experiment": experiment_name(),

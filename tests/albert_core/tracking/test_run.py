@@ -280,7 +280,7 @@ def test_what_a_run_made_and_used_is_an_output_and_an_input_once_each(
     assert outputs is not None
     [output] = outputs.model_outputs
     model = client.get_logged_model(output.model_id)
-    assert (model.name, output.step, model.params) == ("v1-2", 20, {"a": "1"})
+    assert (model.name, output.step, model.params) == ("v1-2-step-20", 20, {"a": "1"})
     [loss] = model.metrics or []
     assert (loss.key, loss.value, loss.dataset_name) == ("held_out/loss", 1.0, "examples/held_out")
     assert history(client, run.run_id, "held_out/loss") == [(10, 2.0), (20, 1.0)]
