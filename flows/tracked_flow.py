@@ -159,6 +159,8 @@ def about(recipe: Recipe, model: str | None) -> dict[str, str]:
     if model:
         return {"recipe": recipe.name, "model": model.removeprefix("models:/")}
     uris = [recipe.source.uri] if isinstance(recipe.source.uri, str) else recipe.source.uri
+    if not any(uris):
+        return {"recipe": recipe.name, "model": recipe.registry.model_name}
     parts = [part for part in uris[0].rstrip("/").split("/") if part and not has_magic(part)]
     text = (parts or uris)[-1] + (f" and {len(uris) - 1} more" if uris[1:] else "")
     return {"recipe": recipe.name, "model": recipe.registry.model_name, "text": text}
