@@ -159,24 +159,25 @@ def test_every_progress_line_has_what_a_person_looks_for(
 
 
 def test_mlflow_has_the_model_and_the_kept_checkpoints_with_scores_on_the_held_out_examples(
-    uninterrupted: str,
+    examples: str, tmp_path: Path
 ) -> None:
-    client = open_client(str(Path(uninterrupted).parents[2]))
-    run = client.get_run(str(result_of(uninterrupted).mlflow_run_id))
+    uri = train(examples, tmp_path)
+    client = open_client(str(tmp_path))
+    run = client.get_run(str(result_of(uri).mlflow_run_id))
     assert run.info.run_name.startswith("pretraining: ")
     assert run.inputs is not None
     contexts = {each.dataset.name: each.tags[0].value for each in run.inputs.dataset_inputs}
     assert contexts == {"examples/train": "train", "examples/held_out": "held_out"}
     assert run.outputs is not None
     made = [client.get_logged_model(each.model_id) for each in run.outputs.model_outputs]
-    kept = sorted(Path(uninterrupted).parent.glob("checkpoints/step-*"))
+    kept = sorted(Path(uri).parent.glob("checkpoints/step-*"))
     checkpoints = [each for each in made if each.model_type == "checkpoint"]
     assert sorted(each.tags["files"] for each in checkpoints) == [str(path) for path in kept]
     [model] = [each for each in made if each.model_type == "pretrained"]
     assert model.params["training.micro_batch_size"] == "4"
-    assert model.tags["model_digest"] == model_digest(f"{Path(uninterrupted).parent}/model")
+    assert model.tags["model_digest"] == model_digest(f"{Path(uri).parent}/model")
     loss = next(each for each in model.metrics or () if each.key == "held_out/masked_lm_loss")
-    assert (loss.step, loss.value) == (12, result_of(uninterrupted).after["masked_lm_loss"].value)
+    assert (loss.step, loss.value) == (12, result_of(uri).after["masked_lm_loss"].value)
     assert loss.dataset_name == "examples/held_out"
     files = client.list_logged_model_artifacts(model.model_id)
     assert {file.path for file in files} == {"MLmodel", "artifacts", "components"}
