@@ -4,12 +4,11 @@ import json
 from typing import Any, cast
 
 from prefect import flow
-from prefect.artifacts import create_link_artifact
 from prefect.futures import PrefectFuture
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from albert_core.stage import storage
-from albert_core.stage.environment import work_folder
+from albert_core.stage.environment import visible_devices, work_folder
 from albert_core.stage.errors import TaskError
 from albert_core.stage.lineage import TASK, model_folder_of
 from albert_core.stage.manifest import MANIFEST, newest_manifest, read_manifest
@@ -21,11 +20,11 @@ from flows.finetunings import (
     Slots,
     num_processes,
     planned,
-    visible_devices,
-)  # fmt: skip
+)
 from flows.flow_run import FLOW_OPTIONS, show_report, start_run
 from flows.recipe import RecipeRun
 from flows.recipe_form import Address, RecipeName
+from flows.report import build_scores_report
 from flows.stage_task import in_flow_run, read_stage, run_stage, stage_task
 
 TASK_RUNNER = cast(
@@ -145,7 +144,7 @@ def score_pairs(run: RecipeRun, model_folder: str, task_folder: str) -> str:
     )
 
 
-@stage_task("finetune")
+@stage_task("finetune", "finetune {task}, seed {seed}")
 def finetune(run: RecipeRun, model_folder: str, task_folder: str, task: str, seed: int) -> str:
     """Stage: model + task + seed -> fine-tuned model and its scores."""
     with SLOTS.taken() as environment:
@@ -214,10 +213,7 @@ def report(scores: str) -> str:
     manifest, folder = read_stage(scores)
     result = manifest.result_as(ScoresResult)
     page = storage.join(folder, result.page)
-    markdown = storage.read_bytes(storage.join(folder, "scores.md")).decode()
-    show_report(markdown, "scores", result.model)
-    if in_flow_run():
-        create_link_artifact(page, link_text="the page with the plot", key="scores-page")
+    show_report(build_scores_report(result, page), "evaluate-albert")
     return f"{result.text}\n\nThe same as a page: {page}"
 
 

@@ -4,11 +4,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
 
 from albert_core.config import EvaluationSettings
-from albert_core.stage.environment import whole_number
+from albert_core.stage.environment import VISIBLE, visible_devices, whole_number
 from albert_core.stage.errors import TaskError
 
 MNLI = "mnli"
@@ -78,16 +77,16 @@ def planned(
 
 
 PROCESSES = "ALBERT_FINETUNING_PROCESSES"
-_VISIBLE, _THREADS = "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"
+_THREADS = "OMP_NUM_THREADS"
 
 
 def num_processes() -> int:
-    """Return how many fine-tunings may run at a time: ALBERT_FINETUNING_PROCESSES, else 1.
+    """Return how many fine-tunings run at a time: ALBERT_FINETUNING_PROCESSES, else one a GPU.
 
     Raises:
         ConfigError: the variable is not a whole number above 0.
     """
-    return whole_number(PROCESSES, 1)
+    return whole_number(PROCESSES, max(1, len(visible_devices())))
 
 
 class Slots:
@@ -104,7 +103,7 @@ class Slots:
         for place in range(number):
             environment = {} if number == 1 or _THREADS in os.environ else {_THREADS: threads}
             if devices and number > 1:
-                environment[_VISIBLE] = devices[place % len(devices)]
+                environment[VISIBLE] = devices[place % len(devices)]
             self._free.put(environment)
 
     @contextmanager
@@ -115,11 +114,3 @@ class Slots:
             yield environment
         finally:
             self._free.put(environment)
-
-
-def visible_devices() -> list[str]:
-    """Return the GPUs of this machine as CUDA_VISIBLE_DEVICES names them, without torch."""
-    if _VISIBLE in os.environ:
-        return [name for name in os.environ[_VISIBLE].split(",") if name]
-    found = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
-    return sorted(found, key=int)

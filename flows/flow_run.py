@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from prefect import Flow, runtime
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas import filters
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
@@ -23,6 +23,7 @@ from albert_core.stage.credentials import hide_credentials_in_logs
 from albert_core.stage.environment import work_folder
 from albert_core.stage.log import FORMAT, is_json, use_format
 from flows.recipe import RecipeRun, load_recipe, save_recipe
+from flows.report import Report
 from flows.stage_task import in_flow_run
 from flows.tracked_flow import begin_tracking, end_tracking, note_report
 
@@ -53,11 +54,12 @@ def start_run(
     return RecipeRun(resolved, uri, folder)
 
 
-def show_report(markdown: str, key: str, description: str) -> None:
+def show_report(report: Report, key: str) -> None:
     """Show the report of the present flow run on Prefect's and MLflow's pages; else do nothing."""
     if in_flow_run():
-        note_report(markdown)
-        create_markdown_artifact(markdown, key=key, description=description)
+        note_report(report.markdown())
+        about = report.markdown(with_groups=False)
+        create_table_artifact(report.table(), key=key, description=about)
 
 
 def run_name() -> str:
@@ -72,7 +74,7 @@ _FLOWS = filters.FlowFilter.model_validate(
     {"name": {"any_": ["refresh-corpus", "pretrain-albert", "evaluate-albert"]}}
 )
 """Flows whose tasks may be ended: a server may have other projects' too."""
-_ENDED = filters.FlowRunFilter.model_validate({"state": {"type": {"any_": TERMINAL_STATES}}})
+_ENDED = {"state": {"type": {"any_": TERMINAL_STATES}}}
 _UNDER_WAY = filters.TaskRunFilter.model_validate(
     {"state": {"type": {"any_": [StateType.RUNNING, StateType.PENDING]}}}
 )
@@ -80,14 +82,20 @@ _MESSAGE = "The process of its flow run ended without it."
 
 
 def end_orphaned_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Make Crashed every task run whose flow run has ended: a hook for when a flow begins."""
+    """Make Crashed the task runs that no process works on: a hook for when a flow begins.
+
+    They are those of flow runs that have ended, and of this one if it crashed and began again.
+    """
+    ended = filters.FlowRunFilter.model_validate(
+        {**_ENDED, "id": {"any_": [flow_run.id]}, "operator": "or_"}
+    )
     done: set[UUID] = set()
     with get_client(sync_client=True) as client:
         while (
             found := {
                 task_run.id
                 for task_run in client.read_task_runs(
-                    flow_filter=_FLOWS, flow_run_filter=_ENDED, task_run_filter=_UNDER_WAY
+                    flow_filter=_FLOWS, flow_run_filter=ended, task_run_filter=_UNDER_WAY
                 )
             }
             - done

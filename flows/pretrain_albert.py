@@ -64,7 +64,7 @@ def make_task(run: RecipeRun, examples: str, corpus: str) -> str:
     return run_stage("pipelines.make_task", run, examples=examples, corpus=corpus)
 
 
-@stage_task("pretrain")
+@stage_task("pretrain", "pretrain {run.recipe.name}")
 def pretrain(run: RecipeRun, examples: str, task_folder: str) -> str:
     """Stage: examples -> pretrained model, resumed from its last checkpoint.
 
@@ -123,5 +123,5 @@ def report(run: RecipeRun, **manifests: str) -> str:
     """Show what was done on Prefect's and MLflow's pages, and return it as text."""
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
     done = build_report(run.recipe.name, made, shown_tracking_uri(run.work))
-    show_report(done.markdown(), "pretrain-albert", done.title)
+    show_report(done, "pretrain-albert")
     return done.text()

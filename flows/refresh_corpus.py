@@ -223,7 +223,7 @@ def report(run: RecipeRun, receipt: str, **manifests: str) -> str:
     uris = {**manifests, "receipt": receipt}
     affected = [] if receipt == NO_RESULT else _affected(receipt)
     done = build_text_report(run.recipe.name, made, uris, affected)
-    show_report(done.markdown(), "refresh-corpus", done.title)
+    show_report(done, "refresh-corpus")
     return done.text()
 
 

@@ -45,14 +45,22 @@ class Report:
             lines += ["", group, *(f"  {name:<{width}}  {value}" for name, value in rows)]
         return "\n".join([*lines, *self._end("Next")])
 
-    def markdown(self) -> str:
-        """Return it for Prefect's pages."""
+    def markdown(self, with_groups: bool = True) -> str:
+        """Return it for the pages of a stage and of MLflow; or only what surrounds the groups."""
         lines = [f"# {self.title}", *(["", self.head] if self.head else [])]
         for group, rows in self.groups.items():
-            if rows:
+            if rows and with_groups:
                 lines += ["", f"## {group}", "", "| | |", "| --- | --- |"]
                 lines += [f"| {name} | {_in_cell(value)} |" for name, value in rows]
         return "\n".join([*lines, *self._end("## Next")])
+
+    def table(self) -> list[dict[str, str]]:
+        """Return the groups as rows of one table, for an artifact of Prefect's."""
+        return [
+            {"part": group, "what": name, "value": value}
+            for group, rows in self.groups.items()
+            for name, value in rows
+        ]
 
     def _end(self, heading: str) -> Iterator[str]:
         if self.note:
@@ -78,14 +86,25 @@ def build_report(recipe_name: str, made: Mapping[str, Manifest], tracking: str) 
         groups={
             "Text": _text_rows(made["corpus"], made["examples"]),
             "Pretraining, on held-out documents (95 % interval)": _pretraining_rows(pretrained),
-            "Minimal pairs, zero-shot (95 % interval; chance is 0.5)": list(
-                _pair_rows(scores.minimal_pairs)
-            ),
-            "Downstream, the median seed (95 % interval)": list(_downstream_rows(scores.tasks)),
+            **_score_groups(scores),
             "Registry": _registry_rows(registered),
         },
         note=_order_note(pretrained.after),
         commands=next_commands(registered, tracking),
+    )
+
+
+def build_scores_report(scores: results.ScoresResult, page: str) -> Report:
+    """Return the report of the flow evaluate-albert.
+
+    Args:
+        scores: the result of its last stage.
+        page: where the page with the plot is.
+    """
+    return Report(
+        title=f"{scores.model}: scores",
+        groups=_score_groups(scores),
+        note=f"Beside the paper's, with a plot: {page}",
     )
 
 
@@ -227,6 +246,15 @@ def _pretraining_rows(pretrained: results.PretrainingResult) -> list[Row]:
         *(by_lengths if pretrained.objective != "none" else []),
         *pairs,
     ]
+
+
+def _score_groups(scores: results.ScoresResult) -> dict[str, list[Row]]:
+    return {
+        "Minimal pairs, zero-shot (95 % interval; chance is 0.5)": list(
+            _pair_rows(scores.minimal_pairs)
+        ),
+        "Downstream, the median seed (95 % interval)": list(_downstream_rows(scores.tasks)),
+    }
 
 
 def _downstream_rows(tasks: Mapping[str, results.TaskScoresResult]) -> Iterator[Row]:

@@ -17,18 +17,20 @@ from prefect.artifacts import (
     create_progress_artifact,
     update_progress_artifact,
 )
+from prefect.assets import Asset, AssetProperties
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.context import FlowRunContext, TaskRunContext
+from prefect.context import AssetContext, FlowRunContext, TaskRunContext
 from prefect.tasks import exponential_backoff
 
 from albert_core.stage.command import stage_argv
-from albert_core.stage.environment import TRAINING_PROCESSES, shown_tracking_uri, whole_number
+from albert_core.stage.environment import shown_tracking_uri, training_processes
 from albert_core.stage.errors import IntegrityError, is_transient
+from albert_core.stage.lineage import place_in
 from albert_core.stage.log import StageProgress, read_line
 from albert_core.stage.manifest import Manifest, read_manifest
 from flows.recipe import NotDoneError, RecipeRun
-from flows.report import stage_report
+from flows.report import Report, stage_report
 from flows.stage_process import distributed_argv, limits_of, run_stage_process
 from flows.tracked_flow import note_stage, stage_environment
 
@@ -41,6 +43,7 @@ _FIRST_DELAY_SECONDS = 10
 """Before the second try; twice as long before each further one."""
 _SECONDS_BETWEEN_REPORTS = 5.0
 _CLOSING_SECONDS = 5.0
+_DONE = StageProgress(1.0, 1.0, "")
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +65,11 @@ def in_flow_run() -> bool:
     return FlowRunContext.get() is not None or TaskRunContext.get() is not None
 
 
-def stage_task(name: str) -> Callable[[Callable[P, R]], StageTask[P, R]]:
+def stage_task(name: str, run_name: str = "") -> Callable[[Callable[P, R]], StageTask[P, R]]:
     """Make a function a task called ``name``, which retries a transient failure.
+
+    Its runs are called ``run_name``, a template of Prefect's with the function's parameters; by
+    default as the task.
 
     Transient are a stage that was killed, preempted, lost a worker or fell silent, and a server
     that does not answer. A mistake in the settings or the data is not tried again.
@@ -73,6 +79,7 @@ def stage_task(name: str) -> Callable[[Callable[P, R]], StageTask[P, R]]:
     return lambda function: StageTask(
         function,
         name=name,
+        task_run_name=run_name or name,
         cache_policy=NO_CACHE,
         retries=_RETRIES,
         retry_delay_seconds=exponential_backoff(_FIRST_DELAY_SECONDS),
@@ -111,7 +118,7 @@ def run_stage(
     began, stage = time.time(), module.rpartition(".")[2]
     if done := find_stage(module, run, **inputs):
         if in_flow_run():
-            with show_stage(stage) as show:
+            with progress_page(stage), show_stage(stage) as show:
                 show("done already")
             get_run_logger().info("%s: done already, %s", stage, done)
             note_stage(done, began)
@@ -143,13 +150,15 @@ def run_stage(
 
 
 def command_of(module: str, run: RecipeRun, **inputs: str) -> list[str]:
-    """Return the command line of a stage; of a training, for ALBERT_TRAINING_PROCESSES processes.
+    """Return the command line of a stage; of a training, for as many ranks as it shall have.
 
     Raises:
         ConfigError: that is not a whole number above 0.
     """
     argv = stage_argv(module, run.recipe_uri, **inputs, work=run.work)
-    return distributed_argv(argv, whole_number(TRAINING_PROCESSES, 1) if module == TRAINING else 1)
+    is_training = module == TRAINING
+    ranks = training_processes(run.recipe.training.batch_size) if is_training else 1
+    return distributed_argv(argv, ranks)
 
 
 def read_stage(manifest: str) -> tuple[Manifest, str]:
@@ -179,8 +188,9 @@ show_stage: Callable[[str], AbstractContextManager[ShowStage]] = _show_nothing
 def progress_page(stage: str) -> Iterator[Callable[[StageProgress], None]]:
     """Show the progress of a stage on Prefect's page; give the function that takes each report.
 
-    A thread tells the server from time to time and at the end, so that a slow or unavailable server
-    holds nothing up. What it misses comes with the next report.
+    A block that ends without an error is done, whatever it reported last. A thread tells the server
+    from time to time and at the end, so that a slow or unavailable server holds nothing up. What it
+    misses comes with the next report.
     """
     latest = deque[StageProgress](maxlen=1)
     over = threading.Event()
@@ -196,9 +206,11 @@ def progress_page(stage: str) -> Iterator[Callable[[StageProgress], None]]:
             try:
                 if artifact is None:
                     key = f"{artifact_key(stage)}-progress"
-                    description = f"{stage}: {progress.total:,.0f} {progress.unit} in all"
+                    amount = f": {progress.total:,.0f} {progress.unit} in all"
                     artifact = create_progress_artifact(
-                        100 * progress.share, key=key, description=description
+                        100 * progress.share,
+                        key=key,
+                        description=stage + (amount if progress.unit else ": done"),
                     )
                 else:
                     update_progress_artifact(artifact, 100 * progress.share)
@@ -211,13 +223,14 @@ def progress_page(stage: str) -> Iterator[Callable[[StageProgress], None]]:
     thread.start()
     try:
         yield latest.append
+        latest.append(_DONE)
     finally:
         over.set()
         thread.join(_CLOSING_SECONDS)
 
 
 def save_stage_page(manifest: str, tracking: str) -> None:
-    """Save what a stage made as an artifact of the run; failing to do so is no failure.
+    """Save what a stage made as an artifact of the run and as an asset; failing is no failure.
 
     Args:
         manifest: URI of its manifest; a command with another result has no page.
@@ -225,15 +238,43 @@ def save_stage_page(manifest: str, tracking: str) -> None:
     """
     try:
         made = read_manifest(manifest)
+        report = stage_report(made, manifest, tracking)
         create_markdown_artifact(
-            stage_report(made, manifest, tracking).markdown(),
+            report.markdown(),
             key=artifact_key(made.stage),
             description=f"{made.stage} {made.key}",
         )
+        _materialize(made, manifest, report)
     except IntegrityError:
         return
     except Exception as error:  # noqa: BLE001  the result is there, and counts
         log.warning("the page of %s could not be saved: %s", manifest, error)
+
+
+def _materialize(made: Manifest, uri: str, report: Report) -> None:
+    """Have the present task run tell Prefect, when it ends, of the asset that it made.
+
+    This is what `prefect.assets.materialize` does; there the asset is known before the task runs,
+    while the key of a result is known after it.
+    """
+    task, place = AssetContext.get(), place_in(uri)
+    if task is None or not place:
+        return
+    facts = [row for group in ("Accounts", "Numbers", "Files") for row in report.groups[group]]
+    name = made.result.get("model_uri") or f"{made.stage} {made.key}"
+    asset = Asset(
+        key=asset_key(place),
+        properties=AssetProperties(name=name, description=report.title),
+    )
+    task.downstream_assets.add(asset)
+    task.add_asset_metadata(asset.key, {"manifest": uri, "content": made.content, **dict(facts)})
+    inputs = filter(None, map(place_in, made.input_manifests.values()))
+    task.upstream_assets.update(Asset(key=asset_key(each)) for each in inputs)
+
+
+def asset_key(place: str) -> str:
+    """Return the key of the asset that is the result at ``place``: ``albert://corpus/KEY``."""
+    return f"albert://{place}"
 
 
 def artifact_key(name: str) -> str:

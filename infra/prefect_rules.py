@@ -3,8 +3,9 @@
 ``python -m infra.prefect_rules``, after ``infra.deployments``. Doing it again changes nothing.
 
 ``ALBERT_PRETRAIN_AFTER_REFRESH`` (true or false) switches pretraining after a refresh on or off;
-without it, the server keeps its choice, which is off at first. ``ALBERT_ALERT_WEBHOOK`` is the
-address that is told of failed runs; without it, nobody is told.
+without it, the server keeps its choice, which is off at first. ``ALBERT_RESTARTS`` says how often a
+crashed run is started again: 3 times, if it is not set. ``ALBERT_ALERT_WEBHOOK`` is the address
+that is told of failed runs; without it, nobody is told.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from infra.services import POOL
 
 RULES = Path(__file__).with_name("prefect_rules.yaml")
 PRETRAIN_AFTER_REFRESH = "ALBERT_PRETRAIN_AFTER_REFRESH"
+RESTARTS = "ALBERT_RESTARTS"
 ALERT_WEBHOOK = "ALBERT_ALERT_WEBHOOK"
 _ALERT_BLOCK = "albert-alerts"
 
@@ -72,15 +74,19 @@ def deployment_ids(client: SyncPrefectClient, names: Iterable[str]) -> dict[str,
 
 
 def switches(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what the environment switches on or off.
+    """Return what the environment switches on or off, and how often a run may begin, as YAML.
 
     Raises:
-        ConfigError: it is neither true nor false.
+        ConfigError: a switch is neither true nor false, or a number is none.
     """
     text = environment.get(PRETRAIN_AFTER_REFRESH, "")
     if text not in {"", "true", "false"}:
         raise ConfigError(f"{PRETRAIN_AFTER_REFRESH}={text!r} must be true or false")
-    return {"pretrain_after_refresh": text}
+    restarts = environment.get(RESTARTS) or "3"
+    if not restarts.isdecimal():
+        raise ConfigError(f"{RESTARTS}={restarts!r} must be a whole number; 0 is never")
+    begun = [str(number + 1) for number in range(int(restarts))]
+    return {"pretrain_after_refresh": text, **({"begun": str(begun)} if begun else {})}
 
 
 def alert_block(environment: Mapping[str, str]) -> dict[str, str]:

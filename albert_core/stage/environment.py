@@ -1,6 +1,7 @@
 """Settings from environment variables: whole numbers, the work folder, MLflow's address."""
 
 import os
+from itertools import takewhile
 from pathlib import Path
 
 from albert_core.stage import storage
@@ -23,6 +24,28 @@ def whole_number(variable: str, default: int) -> int:
 
 TRAINING_PROCESSES = "ALBERT_TRAINING_PROCESSES"
 """Variable with the number of processes that a flow starts for a training."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_devices() -> list[str]:
+    """Return the GPUs of this machine as CUDA_VISIBLE_DEVICES names them, without torch."""
+    if VISIBLE in os.environ:
+        names = os.environ[VISIBLE].split(",")
+        return list(takewhile(lambda name: name and not name.startswith("-"), names))
+    found = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
+    return sorted(found, key=int)
+
+
+def training_processes(batch_size: int) -> int:
+    """Return how many ranks a flow starts: ALBERT_TRAINING_PROCESSES, else one a visible device.
+
+    Args:
+        batch_size: in examples; by default there is at least one of them for each rank.
+
+    Raises:
+        ConfigError: the variable is not a whole number above 0.
+    """
+    return whole_number(TRAINING_PROCESSES, max(1, min(len(visible_devices()), batch_size)))
 
 
 def work_folder(work: str | None) -> str:

@@ -68,7 +68,6 @@ class FakeStages:
         self.calls.append((stage, {n: v.removeprefix(f"{run.work}/") for n, v in inputs.items()}))
         key = f"{inputs['task']}-{inputs['seed']}" if stage == "finetuning" else "0"
         folder = storage.join(run.work, stage, key)
-        storage.write_bytes(f"{folder}/scores.md", b"# Scores")
         for split in ("train", "dev"):
             storage.write_bytes(f"{folder}/{PASSAGE_SOURCE}/{split}.jsonl", _PASSAGES)
         if stage == "task":

@@ -3,12 +3,15 @@
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 
 from albert_core.config import EvaluationSettings, RegistrySettings
 from albert_core.finetuning.hyperparameters import Hyperparameters, hyperparameters_of
@@ -18,7 +21,7 @@ from albert_core.stage.errors import ConfigError, TaskError
 from albert_core.stage.provenance import Call, called_as
 from flows.commands.main import main
 from flows.evaluate_albert import evaluate_albert
-from flows.finetunings import PROCESSES, Planned, Slots, num_processes, planned, visible_devices
+from flows.finetunings import PROCESSES, Planned, Slots, num_processes, planned
 from flows.recipe import RecipeRun, load_recipe
 from tests.albert_core.made_scores import model_of, pretrained, scored
 from tests.albert_core.tasks.task_files import write_glue, write_race, write_squad
@@ -34,6 +37,27 @@ def task_folder(tmp_path: Path) -> str:
         for split in ("train", dev):
             storage.write_bytes(f"{tmp_path}/tasks/GLUE/{name}/{split}.tsv", b"")
     return f"{tmp_path}/tasks"
+
+
+SEEDS = (12345, 12346)
+DOWNSTREAM = "Downstream, the median seed (95 % interval)"
+
+
+def tasks_and_report(subject: str) -> tuple[set[str], list[dict[str, str]]]:
+    """Return the names of the task runs of the flow run about ``subject``, and its report.
+
+    The server learns of task runs a little later than they are.
+    """
+    of_run = FlowRunFilter.model_validate({"name": {"like_": subject}})
+    report = ArtifactFilter.model_validate({"key": {"any_": ["evaluate-albert"]}})
+    names: set[str] = set()
+    with get_client(sync_client=True) as client:
+        deadline = time.monotonic() + 30
+        while "score" not in names and time.monotonic() < deadline:
+            names = {task.name for task in client.read_task_runs(flow_run_filter=of_run)}
+        [artifact] = client.read_artifacts(flow_run_filter=of_run, artifact_filter=report)
+    assert artifact.type == "table"
+    return names, json.loads(str(artifact.data))
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -54,6 +78,10 @@ def test_each_task_that_is_there_is_done_with_each_seed_and_the_rest_is_named(
     assert scoring["model"] == "albert-tiny@champion"
     assert len(json.loads(scoring["finetunings"])) == 6
     assert scoring["contamination"] == ""
+    names, table = tasks_and_report("albert-tiny@champion")
+    finetuned = {f"finetune {task}, seed {n}" for task in ("mnli", "cola", "rte") for n in SEEDS}
+    assert names == {"find-model", "find-tasks", "score", *finetuned}
+    assert {"part": DOWNSTREAM, "what": "cola, matthews", "value": "0.125 [0.062, 0.188]"} in table
     missing = json.loads(scoring["missing"])
     assert {"race", "sst-2", "squad-1.1"} <= missing.keys()
     assert not {"mnli", "cola", "rte"} & missing.keys()
@@ -270,6 +298,8 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_the_environment_says_how_many_run_at_a_time(plain: pytest.MonkeyPatch) -> None:
     assert num_processes() == 1
+    plain.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert num_processes() == 2
     plain.setenv(PROCESSES, "3")
     assert num_processes() == 3
     for text in ("0", "two", ""):
@@ -307,10 +337,3 @@ def test_who_comes_when_all_places_are_taken_waits() -> None:
         assert not entered.wait(0.05)
     assert entered.wait(10)
     thread.join()
-
-
-def test_the_visible_devices_are_those_of_the_environment(plain: pytest.MonkeyPatch) -> None:
-    plain.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert visible_devices() == ["2", "3"]
-    plain.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert visible_devices() == []

@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from prefect import flow, task
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import TaskRunContext
 from prefect.states import Crashed, Running
 
@@ -61,11 +62,17 @@ def flow_named(name: str) -> UUID:
     """Run a flow of this name whose process is then killed; return its task, left Running."""
     state = flow(name=name)(next_one.fn)(return_state=True)
     orphan: UUID = state.result()
-    assert state.state_details.flow_run_id is not None
-    with get_client(sync_client=True) as client:
-        client.set_flow_run_state(state.state_details.flow_run_id, Crashed(), force=True)
-        client.set_task_run_state(orphan, Running(), force=True)
+    set_states(state, Crashed(), orphan)
     return orphan
+
+
+def set_states(ended: State[UUID], state: State[None], orphan: UUID) -> FlowRun:
+    """Give the flow run of ``ended`` this state, and have its task still run."""
+    assert ended.state_details.flow_run_id is not None
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(ended.state_details.flow_run_id, state, force=True)
+        client.set_task_run_state(orphan, Running(), force=True)
+        return client.read_flow_run(ended.state_details.flow_run_id)
 
 
 @flow(name="refresh-corpus", on_running=[end_orphaned_tasks])
@@ -81,6 +88,16 @@ def test_the_next_run_ends_the_tasks_of_a_killed_one_and_of_no_other_project() -
         states = [client.read_task_run(orphan).state_type for orphan in orphans]
         assert states == ["CRASHED", "RUNNING"]
         assert client.read_task_run(own).state_type != "CRASHED"
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_run_that_crashed_and_begins_again_ends_its_own_tasks() -> None:
+    ended = flow(name="pretrain-albert")(next_one.fn)(return_state=True)
+    orphan: UUID = ended.result()
+    again = set_states(ended, Running(), orphan)
+    end_orphaned_tasks(next_one, again, Running())
+    with get_client(sync_client=True) as client:
+        assert client.read_task_run(orphan).state_type == "CRASHED"
 
 
 @pytest.fixture(scope="module")

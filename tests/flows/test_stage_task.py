@@ -5,7 +5,11 @@ from uuid import UUID, uuid4
 
 import pytest
 from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.events import Event
+from prefect.events.filters import EventFilter
 
+from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, StageError
 from albert_core.stage.log import StageProgress
 from flows import stage_task as stage_task_module
@@ -16,8 +20,10 @@ from flows.stage_task import (
     command_of,
     progress_page,
     run_stage,
+    save_stage_page,
     stage_task,
 )
+from tests.flows.made_manifests import made_manifest
 
 FAKE_STAGE = """
 import os, sys
@@ -105,9 +111,10 @@ def test_training_on_several_devices_is_launched_by_the_launcher(
     run_in_folder: RecipeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ALBERT_TRAINING_PROCESSES", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     argv = command_of(TRAINING, run_in_folder, examples="e")
     assert argv[1:3] == ["-m", TRAINING]
-    monkeypatch.setenv("ALBERT_TRAINING_PROCESSES", "4")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     launcher = ["-m", "albert_core.training.launcher", "--standalone", "--nproc-per-node=4"]
     assert command_of(TRAINING, run_in_folder, examples="e") == [argv[0], *launcher, *argv[1:]]
     assert command_of("fake_stage", run_in_folder)[1:3] == ["-m", "fake_stage"]
@@ -150,15 +157,71 @@ def test_progress_is_told_now_and_then_and_at_the_end_also_after_an_outage(
     monkeypatch.setattr(stage_task_module, "create_progress_artifact", artifacts.create)
     monkeypatch.setattr(stage_task_module, "update_progress_artifact", artifacts.update)
     monkeypatch.setattr(stage_task_module, "_SECONDS_BETWEEN_REPORTS", 0.02)
-    with progress_page("silent_stage"):
-        pass
-    assert artifacts.is_away  # a stage that reports nothing has no progress
     with progress_page("clean_corpus") as report:
-        for step in range(1, 100):
+        for step in range(1, 62):
             report(StageProgress(step, 100.0, "steps"))
             time.sleep(0.005)
-        report(StageProgress(100.0, 100.0, "steps"))
     assert artifacts.keys == ["clean-corpus-progress"]
     assert artifacts.shares == sorted(artifacts.shares)
     assert 2 <= len(artifacts.shares) < 60
-    assert artifacts.shares[-1] == 100.0
+    assert artifacts.shares[-2:] == [pytest.approx(61.0, abs=10), 100.0]
+
+
+def test_the_progress_of_what_is_done_is_whole_and_of_what_failed_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    artifacts = Artifacts()
+    artifacts.is_away = False
+    monkeypatch.setattr(stage_task_module, "create_progress_artifact", artifacts.create)
+    with progress_page("done_before"):
+        pass
+    assert (artifacts.keys, artifacts.shares) == (["done-before-progress"], [100.0])
+
+    def fail() -> None:
+        with progress_page("failed") as report:
+            report(StageProgress(1.0, 4.0, "steps"))
+            raise StageError
+
+    with pytest.raises(StageError):
+        fail()
+    assert artifacts.shares == [100.0, 25.0]
+
+
+@stage_task("made")
+def make(uri: str) -> str:
+    save_stage_page(uri, "sqlite:///mlflow.db")
+    return uri
+
+
+@flow
+def makes(uri: str) -> None:
+    make(uri)
+
+
+def events_about(asset: str) -> list[Event]:
+    """Return the events about an asset as soon as there are any."""
+    with get_client(sync_client=True) as client:
+        for _ in range(100):
+            wanted = EventFilter.model_validate({"resource": {"id": [asset]}})  # until now
+            if found := client.read_events(wanted, limit=10).events:
+                return list(found)
+            time.sleep(0.1)
+    return []
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_what_a_stage_made_is_an_asset_that_tells_what_it_was_made_of(tmp_path: Path) -> None:
+    made = made_manifest("vocab").model_copy(
+        update={"input_manifests": {"corpus": f"/w/corpus/{'1' * 16}/manifest.json"}}
+    )
+    uri = f"{tmp_path}/work/vocab/{made.key}/manifest.json"
+    storage.write_bytes(uri, made.model_dump_json().encode())
+    makes(uri)
+    [event] = events_about(f"albert://vocab/{made.key}")
+    assert event.event == "prefect.asset.materialization.succeeded"
+    assert event.payload["manifest"] == uri
+    assert event.payload["content"] == made.content
+    assert event.payload["vocab size"] == f"{made.result['vocab_size']:,}"
+    related = {each.role: each.id for each in event.related}
+    assert related["asset"] == f"albert://corpus/{'1' * 16}"
+    assert {"task-run", "flow-run"} <= related.keys()

@@ -133,11 +133,13 @@ def test_the_worker_knows_no_password_of_a_database_and_no_address_of_alerts() -
     assert "p4ss" not in json.dumps(worker)
 
 
-def test_as_many_ranks_train_as_the_worker_has_gpus() -> None:
-    worker = services("compose.yaml", "compose.gpu.yaml", ALBERT_GPUS="4")["worker"]
+@pytest.mark.parametrize(("variables", "count"), [({}, -1), ({"ALBERT_GPUS": "4"}, 4)])
+def test_the_worker_has_all_gpus_or_as_many_as_asked_for(
+    variables: dict[str, str], count: int
+) -> None:
+    worker = services("compose.yaml", "compose.gpu.yaml", **variables)["worker"]
     [devices] = worker["deploy"]["resources"]["reservations"]["devices"]
-    assert (devices["count"], devices["capabilities"]) == (4, ["gpu"])
-    assert worker["environment"]["ALBERT_TRAINING_PROCESSES"] == "4"
+    assert (devices["count"], devices["capabilities"]) == (count, ["gpu"])
 
 
 def test_the_pool_of_compose_is_that_of_the_deployments() -> None:

@@ -19,9 +19,10 @@ NAMES = {
     "pretrain_albert": str(uuid4()),
     "alert_webhook": str(uuid4()),
     "pretrain_after_refresh": "",
+    "begun": "['1', '2']",
 }
 QUEUES, AUTOMATIONS = yaml.safe_load(RULES.read_text()).values()
-SILENT, NEVER_BEGAN, PRETRAINS, REPORTS = AUTOMATIONS
+SILENT, NEVER_BEGAN, RESTARTS, PRETRAINS, REPORTS = AUTOMATIONS
 DEPLOYMENTS = yaml.safe_load(RULES.with_name("prefect.yaml").read_text())["deployments"]
 
 
@@ -170,6 +171,20 @@ def test_every_deployment_has_a_limited_queue_of_its_name() -> None:
 
 
 def test_a_switch_that_is_neither_true_nor_false_is_refused() -> None:
-    assert switches({}) == {"pretrain_after_refresh": ""}
+    assert switches({})["pretrain_after_refresh"] == ""
     with pytest.raises(ConfigError, match="ALBERT_PRETRAIN_AFTER_REFRESH='yes' must be true or"):
         switches({"ALBERT_PRETRAIN_AFTER_REFRESH": "yes"})
+
+
+def test_a_crashed_run_is_started_again_as_often_as_the_environment_says() -> None:
+    server = Server()
+    for number, counts in (("", ["1", "2", "3"]), ("1", ["1"])):
+        apply_automation(server.client, RESTARTS, switches({"ALBERT_RESTARTS": number}))
+        [made] = server.automations.values()
+        assert made.trigger.match["prefect.run-count"] == counts
+    assert apply_automation(server.client, RESTARTS, switches({"ALBERT_RESTARTS": "0"})) == (
+        "albert-starts-crashed-runs-again: none, without begun"
+    )
+    assert server.automations == {}
+    with pytest.raises(ConfigError, match="ALBERT_RESTARTS='-1' must be a whole number"):
+        switches({"ALBERT_RESTARTS": "-1"})

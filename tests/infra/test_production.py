@@ -156,7 +156,7 @@ def test_the_registered_version_is_evaluated(team: Team) -> None:
     short = [setting for setting in OVERRIDES if setting.startswith("finetuning.")]
     run_id = team.api.start("evaluate-albert", seeds=2, overrides=short)
     assert team.api.await_state(run_id, TERMINAL, 900) == "COMPLETED", team.api.log_of(run_id)
-    assert "scores" in team.api.artifacts_of(run_id)
+    assert "evaluate-albert" in team.api.artifacts_of(run_id)
 
 
 def test_two_runs_of_a_deployment_follow_each_other(team: Team) -> None:

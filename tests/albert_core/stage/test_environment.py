@@ -4,8 +4,16 @@ from pathlib import Path
 
 import pytest
 
+from albert_core.stage import environment
 from albert_core.stage.command import worker_count
-from albert_core.stage.environment import TRACKING_URI, shown_tracking_uri, tracking_uri
+from albert_core.stage.environment import (
+    TRACKING_URI,
+    TRAINING_PROCESSES,
+    shown_tracking_uri,
+    tracking_uri,
+    training_processes,
+    visible_devices,
+)
 from albert_core.stage.errors import ConfigError
 
 
@@ -42,6 +50,38 @@ def test_there_are_as_many_workers_as_the_environment_says_or_as_there_are_cores
     monkeypatch.delenv("ALBERT_WORKERS")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 5})
     assert worker_count() == 3
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices", "ranks"),
+    [
+        ("0,1,2,3,4,5,6,7", ["0", "1", "2", "3", "4", "5", "6", "7"], 8),
+        ("2,3", ["2", "3"], 2),
+        ("GPU-8932f937,-1,0", ["GPU-8932f937"], 1),  # as CUDA reads it: what follows is hidden
+        ("-1", [], 1),
+        ("", [], 1),
+    ],
+)
+def test_every_visible_device_trains_unless_the_environment_says_otherwise(
+    visible: str, devices: list[str], ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TRAINING_PROCESSES, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_devices() == devices
+    assert training_processes(batch_size=32) == ranks
+    assert training_processes(batch_size=1) == 1
+    monkeypatch.setenv(TRAINING_PROCESSES, "3")
+    assert training_processes(batch_size=1) == 3
+
+
+def test_without_a_variable_the_devices_are_those_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(environment, "Path", lambda _: tmp_path)
+    assert visible_devices() == ["0", "2", "10"]
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "", "1.5", "²"])
