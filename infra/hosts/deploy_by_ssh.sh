@@ -5,7 +5,7 @@
 #   cp infra/hosts/albert-worker.env.example worker.env     # then fill it in
 #   sh infra/hosts/deploy_by_ssh.sh root@gpu1.example.org worker.env
 #
-# A training that runs there saves and stops; resume it with `prefect flow-run retry ID`.
+# A training that runs there saves and stops, and is started again by the server's rules.
 set -eu
 host=${1:?root@HOST}
 settings=${2:?file with the host\'s settings}

@@ -22,7 +22,7 @@ NAMES = {
     "begun": "['1', '2']",
 }
 QUEUES, AUTOMATIONS = yaml.safe_load(RULES.read_text()).values()
-SILENT, NEVER_BEGAN, RESTARTS, PRETRAINS, REPORTS = AUTOMATIONS
+SILENT, NEVER_BEGAN, NOTES, RESTARTS, PRETRAINS, REPORTS = AUTOMATIONS
 DEPLOYMENTS = yaml.safe_load(RULES.with_name("prefect.yaml").read_text())["deployments"]
 
 
@@ -179,12 +179,14 @@ def test_a_switch_that_is_neither_true_nor_false_is_refused() -> None:
 def test_a_crashed_run_is_started_again_as_often_as_the_environment_says() -> None:
     server = Server()
     for number, counts in (("", ["1", "2", "3"]), ("1", ["1"])):
-        apply_automation(server.client, RESTARTS, switches({"ALBERT_RESTARTS": number}))
+        apply_automation(server.client, NOTES, switches({"ALBERT_RESTARTS": number}))
         [made] = server.automations.values()
-        assert made.trigger.match["prefect.run-count"] == counts
-    assert apply_automation(server.client, RESTARTS, switches({"ALBERT_RESTARTS": "0"})) == (
-        "albert-starts-crashed-runs-again: none, without begun"
+        assert made.trigger.model_dump()["match"]["prefect.run-count"] == counts
+    assert apply_automation(server.client, NOTES, switches({"ALBERT_RESTARTS": "0"})) == (
+        "albert-notes-what-to-start-again: none, without begun"
     )
     assert server.automations == {}
+    awaits = NOTES["actions"][0]["name"]
+    assert RESTARTS["trigger"]["after"] == [f"prefect.flow-run.{awaits}"]
     with pytest.raises(ConfigError, match="ALBERT_RESTARTS='-1' must be a whole number"):
         switches({"ALBERT_RESTARTS": "-1"})

@@ -24,31 +24,19 @@ ALBERT, PREFECT = (Path(sys.executable).with_name(name) for name in ("albert", "
 pytestmark = pytest.mark.slow
 
 FLOW = """
-import os, signal
+import os
 from pathlib import Path
 from prefect import flow
 
 @flow(name="say-hello")
 def say_hello(folder: str) -> None:
     Path(folder, "said").write_text(os.environ["MLFLOW_TRACKING_URI"])
-
-@flow(name="die")
-def die(folder: str, times: int) -> None:
-    with Path(folder, f"begun-{times}").open("a") as begun:
-        begun.write("x")
-    if Path(folder, f"begun-{times}").stat().st_size <= times:
-        os.kill(os.getpid(), signal.SIGKILL)
 """
 DEPLOYMENT = """
 name: hello
 deployments:
   - name: say-hello
     entrypoint: hello.py:say_hello
-    work_pool: {name: albert, job_variables: {stream_output: false}}
-    parameters: {folder: FOLDER}
-  - name: die
-    entrypoint: hello.py:die
-    tags: [albert]
     work_pool: {name: albert, job_variables: {stream_output: false}}
     parameters: {folder: FOLDER}
 """
@@ -93,7 +81,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         stderr=subprocess.STDOUT,
         text=True,
         cwd=PROJECT,
-        env=os.environ | {"PREFECT_HOME": str(home / "prefect"), "ALBERT_RESTARTS": "1"},
+        env=os.environ | {"PREFECT_HOME": str(home / "prefect")},
     )
     try:
         urls = f"http://127.0.0.1:{prefect}", f"http://127.0.0.1:{mlflow}"
@@ -166,20 +154,6 @@ def test_a_name_without_slash_is_run_by_the_worker(served: Served) -> None:
     output = served.prefect("deployment", "run", "say-hello", "--watch", "--watch-timeout", "60")
     assert "finished successfully" in output
     assert (served.home / "said").read_text() == served.mlflow_url
-
-
-def test_a_run_that_is_killed_is_started_again_as_often_as_it_may_be(served: Served) -> None:
-    api = PrefectApi(served.prefect_url)
-    once, always = (api.start("die", folder=str(served.home), times=times) for times in (1, 9))
-    api.await_state(once, {"COMPLETED"}, 120)
-    deadline = time.monotonic() + 60
-    while (run := api.ask(f"/flow_runs/{always}"))["run_count"] < 2 or run["end_time"] is None:
-        assert time.monotonic() < deadline, run
-        time.sleep(0.5)
-    time.sleep(5)  # in which a third start would have come
-    assert api.state(always) == ("CRASHED", "Crashed")
-    begun = [len((served.home / f"begun-{times}").read_text()) for times in (1, 9)]
-    assert begun == [2, 2]
 
 
 def test_a_second_one_says_that_the_ports_are_taken(served: Served) -> None:

@@ -25,6 +25,7 @@ from tests.recovery.deployed_runs import (
     Order,
     PrefectApi,
     digests,
+    flow_process,
     is_there,
     num_versions,
     stage_process,
@@ -71,7 +72,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     folder = tmp_path_factory.mktemp("deployed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_HOME", str(folder / "home"))
-        with stack(folder / "stack") as production:
+        with stack(folder / "stack", ALBERT_RESTARTS="1") as production:
             api = PrefectApi(production.prefect_url)
             source = write_source(folder / "source")
             yield Deployed(production, api, folder, source)
@@ -144,6 +145,27 @@ def test_a_preempted_training_is_tried_again_in_the_same_run_and_resumes(
     wait_for_checkpoint(order.work).terminate()
     assert deployed.finish(run_id) == "COMPLETED"
     assert "ended with status 75" in deployed.api.log_of(run_id)
+    assert digests(order.work) == digests(first[0].work)
+
+
+def test_a_run_whose_process_is_killed_is_started_again_as_often_as_it_may_be(
+    deployed: Deployed, first: tuple[Order, str]
+) -> None:
+    order = deployed.order("killed")
+    run_id = deployed.start(order)
+    for count in (1, 2):
+        deadline = time.monotonic() + RUN_SECONDS
+        while (
+            deployed.api.ask(f"/flow_runs/{run_id}")["run_count"] < count
+            or (process := flow_process(run_id)) is None
+        ):
+            assert time.monotonic() < deadline, f"start {count} did not come"
+            time.sleep(0.5)
+        process.kill()
+        assert deployed.finish(run_id) == "CRASHED"
+    time.sleep(90)  # in which a third start would have come
+    assert deployed.api.state(run_id) == ("CRASHED", "Crashed")
+    deployed.run(order)
     assert digests(order.work) == digests(first[0].work)
 
 
