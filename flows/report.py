@@ -57,7 +57,7 @@ class Report:
     def table(self) -> list[dict[str, str]]:
         """Return the groups as rows of one table, for an artifact of Prefect's."""
         return [
-            {"part": group, "what": name, "value": value}
+            {"what": name, "value": value, "part": group}
             for group, rows in self.groups.items()
             for name, value in rows
         ]

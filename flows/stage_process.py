@@ -118,16 +118,18 @@ def tied(argv: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *argv]
 
 
-def distributed_argv(argv: Sequence[str], num_processes: int) -> list[str]:
-    """Return the command line of the training ``argv`` for several processes on this machine."""
-    if num_processes == 1:
+LAUNCHER = "albert_core.training.launcher"
+
+
+def distributed_argv(argv: Sequence[str], num_processes: int, num_hosts: int = 1) -> list[str]:
+    """Return the command line of the training ``argv`` for several processes on each host.
+
+    Where several hosts meet is still to be said, by further options after the launcher's name.
+    """
+    if num_processes == num_hosts == 1:
         return list(argv)
-    launcher = [
-        "albert_core.training.launcher",
-        "--standalone",
-        f"--nproc-per-node={num_processes}",
-    ]
-    return [sys.executable, "-m", *launcher, *argv[1:]]
+    meet = ["--standalone"] if num_hosts == 1 else []
+    return [sys.executable, "-m", LAUNCHER, *meet, f"--nproc-per-node={num_processes}", *argv[1:]]
 
 
 def run_stage_process(
@@ -137,6 +139,7 @@ def run_stage_process(
     environment: Mapping[str, str] | None = None,
     limits: Limits = NO_LIMITS,
     on_progress: Callable[[StageProgress], None] = lambda _: None,
+    check: Callable[[], None] = lambda: None,
 ) -> str:
     """Run the command line of a stage; return the URI of its manifest.
 
@@ -147,6 +150,7 @@ def run_stage_process(
         environment: variables that the process gets besides this one's.
         limits: how long it may take.
         on_progress: called with the progress that the stage reports.
+        check: called again and again meanwhile; what it raises stops the stage.
 
     Raises:
         InterruptedStageError: exit status 75, killed, told to stop, or silent for too long.
@@ -172,6 +176,7 @@ def run_stage_process(
     try:
         while not _has_ended(process):
             output.check(limits)
+            check()
             time.sleep(_LOOK_SECONDS)
     except BaseException:
         _stop(process, grace_seconds)

@@ -24,13 +24,19 @@ from prefect.context import AssetContext, FlowRunContext, TaskRunContext
 from prefect.tasks import exponential_backoff
 
 from albert_core.stage.command import stage_argv
-from albert_core.stage.environment import shown_tracking_uri, training_processes
+from albert_core.stage.environment import (
+    TRAINING_HOSTS,
+    shown_tracking_uri,
+    training_processes,
+    whole_number,
+)
 from albert_core.stage.errors import IntegrityError, is_transient
 from albert_core.stage.lineage import place_in
 from albert_core.stage.log import StageProgress, read_line
 from albert_core.stage.manifest import Manifest, read_manifest
 from flows.recipe import NotDoneError, RecipeRun
 from flows.report import Report, stage_report
+from flows.several_hosts import others_joining
 from flows.stage_process import distributed_argv, limits_of, run_stage_process
 from flows.tracked_flow import note_stage, stage_environment
 
@@ -123,10 +129,13 @@ def run_stage(
             get_run_logger().info("%s: done already, %s", stage, done)
             note_stage(done, began)
         return done
-    argv = command_of(module, run, **inputs)
     run_log = get_run_logger()
-    run_log.info("by hand: %s", shlex.join(argv))
-    with progress_page(stage) as report, show_stage(stage) as show:
+    with (
+        others_joining(command_of(module, run, **inputs), num_hosts(module)) as (argv, check),
+        progress_page(stage) as report,
+        show_stage(stage) as show,
+    ):
+        run_log.info("by hand: %s", shlex.join(argv))
 
         def take_line(line: str) -> None:
             level, message, ids = read_line(line)
@@ -143,6 +152,7 @@ def run_stage(
             environment={**stage_environment(), **(environment or {})},
             limits=limits_of(module),
             on_progress=take_progress,
+            check=check,
         )
     save_stage_page(manifest, shown_tracking_uri(run.work))
     note_stage(manifest, began)
@@ -156,9 +166,13 @@ def command_of(module: str, run: RecipeRun, **inputs: str) -> list[str]:
         ConfigError: that is not a whole number above 0.
     """
     argv = stage_argv(module, run.recipe_uri, **inputs, work=run.work)
-    is_training = module == TRAINING
-    ranks = training_processes(run.recipe.training.batch_size) if is_training else 1
-    return distributed_argv(argv, ranks)
+    ranks = training_processes(run.recipe.training.batch_size) if module == TRAINING else 1
+    return distributed_argv(argv, ranks, num_hosts(module))
+
+
+def num_hosts(module: str) -> int:
+    """Return on how many hosts a stage runs: a training on ALBERT_TRAINING_HOSTS, others on one."""
+    return whole_number(TRAINING_HOSTS, 1) if module == TRAINING else 1
 
 
 def read_stage(manifest: str) -> tuple[Manifest, str]:

@@ -24,6 +24,8 @@ def whole_number(variable: str, default: int) -> int:
 
 TRAINING_PROCESSES = "ALBERT_TRAINING_PROCESSES"
 """Variable with the number of processes that a flow starts for a training."""
+TRAINING_HOSTS = "ALBERT_TRAINING_HOSTS"
+"""Variable with the number of hosts that train together, each with so many processes."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 

@@ -5,7 +5,10 @@ on each one's threads, on the width of the processor's vectors and on the device
 in one of them differ by rounding.
 """
 
+import ctypes
 import os
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -48,6 +51,7 @@ def ranks_of_environment() -> Iterator[Ranks]:
     if has_gpu:
         torch.cuda.set_device(device)
     if world_size > 1:
+        _end_with_the_launcher()
         dist.init_process_group("nccl" if has_gpu else "gloo")
     ranks = Ranks(rank, world_size, device)
     yield ranks
@@ -58,6 +62,13 @@ def ranks_of_environment() -> Iterator[Ranks]:
         # Threads of the libraries can abort an interpreter that is being taken down, and the
         # launcher would then end the first rank too.
         os._exit(0)
+
+
+def _end_with_the_launcher() -> None:
+    """Have the kernel kill this rank when its launcher dies: a sum over lost ranks can hang."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def note_machine(folder: str, world_size: int, device: torch.device) -> None:

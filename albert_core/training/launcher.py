@@ -12,11 +12,13 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import main as torchrun
 
-from albert_core.stage.command import DEFECT_STATUS, RUN_AGAIN_STATUS
+from albert_core.stage.command import DEFECT_STATUS, NO_RESULT, RESULT, RUN_AGAIN_STATUS
+from albert_core.stage.log import say
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,11 @@ def launch(argv: Sequence[str]) -> int:
         # torchrun told the ranks to stop and waited for them: each has saved and left.
         log.warning("%s; the same command goes on from the newest checkpoint", error)
         return RUN_AGAIN_STATUS
+    except DistError as error:
+        log.warning("the hosts did not meet (%s)", str(error).partition("\n")[0])
+        return RUN_AGAIN_STATUS
+    if any(option.startswith("--node-rank=") and option[12:] != "0" for option in argv):
+        say(f"{RESULT}{NO_RESULT}", sys.stdout)  # the first host has it
     return 0
 
 

@@ -15,7 +15,7 @@ from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.model_files import manifest_beside
 from albert_core.stage import storage
 from albert_core.stage.command import stage_main
-from albert_core.stage.environment import training_processes
+from albert_core.stage.environment import TRAINING_HOSTS, training_processes, whole_number
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.lineage import PRETRAINING, manifest_of, place_in
 from albert_core.stage.manifest import MANIFEST, StagePlan, digest_of, read_manifest
@@ -107,7 +107,7 @@ def find_done(
     model: ModelSettings, training: TrainingSettings, examples: str, task_folder: str, work: str
 ) -> str | None:
     """Return the manifest that `run` would find; None if it has work to do."""
-    num_ranks = training_processes(training.batch_size)
+    num_ranks = whole_number(TRAINING_HOSTS, 1) * training_processes(training.batch_size)
     return _plan(model, training, examples, task_folder, num_ranks)[0].done(work)
 
 

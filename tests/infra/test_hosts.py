@@ -1,6 +1,5 @@
 """Files for other machines: systemd's unit, scripts, a cluster's manifests."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -22,10 +21,6 @@ CLUSTER = {
     "ALBERT_WORK": "s3://bucket/albert",
     "MLFLOW_TRACKING_URI": "https://mlflow.example.org",
     "PREFECT_API_URL": "https://prefect.example.org/api",
-    "NODES": "4",
-    "GPUS": "8",
-    "RECIPE": "s3://bucket/albert/recipes/base-0.json",
-    "EXAMPLES": "s3://bucket/albert/examples/0/manifest.json",
 }
 
 
@@ -63,9 +58,8 @@ def test_a_shell_can_read_the_script(script: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.29", "1.33", "1.37"])
-@pytest.mark.parametrize("file", ["cluster.yaml", "multinode.yaml"])
-def test_kubernetes_knows_every_field_of_the_resources(file: str, version: str) -> None:
-    for resource in resources(file):
+def test_kubernetes_knows_every_field_of_the_resources(version: str) -> None:
+    for resource in resources("cluster.yaml"):
         kubernetes_validate.validate(resource, version, strict=True)
 
 
@@ -79,26 +73,3 @@ def test_a_worker_may_do_in_the_cluster_what_prefect_asks_and_no_more() -> None:
     }
     assert {("jobs", "create"), ("jobs", "delete"), ("pods", "watch"), ("pods/log", "get")} <= may
     assert not [resource for resource, _ in may if "secret" in resource or "*" in resource]
-
-
-def test_the_ranks_of_all_nodes_meet_at_the_first_pod() -> None:
-    service, job = resources("multinode.yaml")
-    pod = job["spec"]["template"]["spec"]
-    [container] = pod["containers"]
-    first = f"{job['metadata']['name']}-0.{service['metadata']['name']}"
-    assert f"--master-addr={first}" in container["args"]
-    assert pod["subdomain"] == service["metadata"]["name"]
-    [port] = service["spec"]["ports"]
-    assert f"--master-port={port['port']}" in container["args"]
-    assert "--nnodes=4" in container["args"]
-    assert job["spec"]["completions"] == job["spec"]["parallelism"] == 4
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
-
-
-def test_a_node_that_is_lost_starts_the_ranks_again_and_a_fault_of_theirs_does_not() -> None:
-    _, job = resources("multinode.yaml")
-    fault, disruption = job["spec"]["podFailurePolicy"]["rules"]
-    assert fault["action"] == "FailJob"
-    assert fault["onExitCodes"]["operator"] == "NotIn"
-    assert os.EX_TEMPFAIL in fault["onExitCodes"]["values"]
-    assert disruption["action"] == "Ignore"
