@@ -79,7 +79,7 @@ def test_each_task_that_is_there_is_done_with_each_seed_and_the_rest_is_named(
     assert len(json.loads(scoring["finetunings"])) == 6
     assert scoring["contamination"] == ""
     finetuned = {f"finetune {task}, seed {n}" for task in ("mnli", "cola", "rte") for n in SEEDS}
-    wanted = {"find-model", "find-tasks", "score", *finetuned}
+    wanted = {"find-recipe", "find-model", "find-tasks", "score", *finetuned}
     names, table = tasks_and_report("albert-tiny@champion", wanted)
     assert names == wanted
     assert {"part": DOWNSTREAM, "what": "cola, matthews", "value": "0.125 [0.062, 0.188]"} in table
