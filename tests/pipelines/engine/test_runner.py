@@ -54,7 +54,10 @@ def files_of(work: Path) -> dict[str, bytes]:
     """Return what a toy stage has made, without its notes and hidden files."""
     folders = (work / "numbers", work / "groups")
     return {
-        str(f.relative_to(work)): f.read_bytes() for folder in folders for f in folder.iterdir()
+        str(f.relative_to(work)): f.read_bytes()
+        for folder in folders
+        for f in folder.iterdir()
+        if not f.name.startswith(".")  # what a killed worker was writing
     }
 
 
