@@ -18,7 +18,8 @@ def _work_folder(work: str) -> str:
     return work_folder(work)
 
 
-def _only_one(sources: list[str] | None) -> str | None:
+def only_one(sources: list[str] | None) -> str | None:
+    """Return the source that was given, if one was; typer alone would take the last of several."""
     if sources and len(sources) > 1:
         raise typer.BadParameter(
             f"{len(sources)} addresses were given, and one is taken. Give a glob that matches all "
@@ -39,11 +40,11 @@ Recipe = Annotated[
 Source = Annotated[
     list[str] | None,
     typer.Option(
-        callback=_only_one,
+        callback=only_one,
         help="Your own text: a file, folder, glob or URI. Default: the recipe's source.",
     ),
 ]
-"""The command gets one address or None: without the list, typer would drop all but the last."""
+"""The command gets one address or None."""
 Overrides = Annotated[
     list[str] | None,
     typer.Option(

@@ -6,6 +6,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from flows.commands.options import only_one
+
 _Work = Annotated[
     str | None,
     typer.Option(help="Local folder for all data. Default: ALBERT_WORK, or ./work if unset."),
@@ -20,7 +22,10 @@ _Recipe = Annotated[
     str | None,
     typer.Option(metavar="NAME|FILE", help="Default recipe of the deployments (ALBERT_RECIPE)."),
 ]
-_Source = Annotated[str | None, typer.Option(help="Text they read by default (ALBERT_SOURCE).")]
+_Source = Annotated[
+    list[str] | None,
+    typer.Option(callback=only_one, help="Text they read by default (ALBERT_SOURCE)."),
+]
 _TaskFolder = Annotated[
     str | None,
     typer.Option(help="Tasks that evaluate-albert has by default (ALBERT_TASK_FOLDER)."),

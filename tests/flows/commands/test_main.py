@@ -53,10 +53,11 @@ def test_help_and_plans_need_none_of_the_heavy_libraries(words: Sequence[str]) -
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("command", ["pretrain", "serve"])
 def test_a_second_source_is_refused_not_taken_for_the_first(
-    capsys: pytest.CaptureFixture[str],
+    command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["pretrain", "--source", "one.txt", "--source", "two.txt"]) == 2
+    assert main([command, "--source", "one.txt", "--source", "two.txt"]) == 2
     assert "2 addresses were given" in capsys.readouterr().err
 
 
