@@ -133,7 +133,7 @@ def has_pairs(task_folder: str) -> bool:
     """Return whether the folder of the tasks has minimal pairs."""
     from albert_core.tasks.pair_sets import find_pairs
 
-    return bool(task_folder and find_pairs(task_folder))
+    return bool(find_pairs(task_folder))
 
 
 @stage_task("zero-shot")

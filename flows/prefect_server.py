@@ -49,7 +49,7 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
         with settings.temporary_settings({settings.PREFECT_API_URL: url}):
             yield None
         return
-    port = _free_port()
+    port = free_port(_HOST)
     url = f"http://{_HOST}:{port}/api"
     process = _start(port, folder)
     try:
@@ -125,7 +125,8 @@ def _wait_until_up(process: "subprocess.Popen[bytes]", url: str) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def _free_port() -> int:
+def free_port(host: str) -> int:
+    """Return a port of ``host`` that nobody has at the moment; an empty one is every address."""
     with socket.socket() as probe:
-        probe.bind((_HOST, 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])

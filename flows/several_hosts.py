@@ -27,6 +27,7 @@ from prefect.settings import get_current_settings
 from prefect.states import Cancelled
 
 from albert_core.stage.errors import ConfigError
+from flows.prefect_server import free_port
 from flows.stage_process import LAUNCHER, InterruptedStageError, run_stage_process
 
 ADDRESS = "ALBERT_TRAINING_ADDRESS"
@@ -72,7 +73,7 @@ def others_joining(
     of_flow, of_try = f"joins {this_flow_run.id}", str(uuid4())
     options = [
         *(f"--nnodes={num_hosts}", f"--rdzv-id={of_try}"),
-        *(f"--master-addr={own_address()}", f"--master-port={_free_port()}"),
+        *(f"--master-addr={own_address()}", f"--master-port={free_port('')}"),
         *(f"--rdzv-conf=timeout={_WAITS_SECONDS}", *argv[3:]),
     ]
     _dismiss(of_flow)
@@ -125,12 +126,6 @@ def own_address() -> str:
             f"one. Set {ADDRESS} to its name or number in the network."
         )
     return address
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def _dismiss(tag: str) -> None:

@@ -34,11 +34,13 @@ def find_pairs(folder: str) -> dict[str, tuple[str, ...]]:
     """Return the sets of minimal pairs in ``folder``: name -> the URIs of the files, sorted.
 
     They are ``blimp/*.jsonl``, ``zorro/*.txt``, and each of ``minimal_pairs/*.jsonl`` as a set of
-    its own that is called by the file's stem.
+    its own that is called by the file's stem. Where ``folder`` is empty, there is none.
 
     Raises:
         TaskError: two sets have the same name.
     """
+    if not folder:
+        return {}
     found = {
         name: _files_in(storage.join(folder, name), ending)
         for name, ending in ((BLIMP, ".jsonl"), (ZORRO, ".txt"))

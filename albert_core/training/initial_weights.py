@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from albert_core.model.albert import AlbertForPretraining, Attention
-from albert_core.text.records import NUM_SPECIAL, Ints
+from albert_core.text.records import NUM_SPECIAL, NUM_SPECIAL_IN_PAIR, Ints
 from albert_core.training.shards import ExampleShards
 
 COUNTED_PIECES = 5_000_000
@@ -71,7 +71,7 @@ def word_vectors(counts: csr_array, size: int) -> Tensor:
         size: of a vector.
     """
     table = counts.tocoo()
-    totals: NDArray[np.float64] = counts.sum(axis=1)
+    totals: NDArray[np.float32] = counts.sum(axis=1)
     contexts = totals**_CONTEXT_POWER
     expected = totals[table.row] * (contexts / max(contexts.sum(), 1.0))[table.col]
     information = np.log(np.maximum(table.data / expected, 1.0))
@@ -94,7 +94,8 @@ def initialise_from_counts(model: AlbertForPretraining, examples: ExampleShards)
     The draws are torch's.
     """
     vocab_size = examples.result.vocab_size
-    lengths, _ = examples.sizes(np.arange(len(examples)))
+    most = min(len(examples), COUNTED_PIECES // NUM_SPECIAL_IN_PAIR)  # each is longer than that
+    lengths, _ = examples.sizes(np.arange(most))
     number = int(np.searchsorted(np.cumsum(lengths), COUNTED_PIECES, side="right"))
     rows = examples.rows(np.arange(max(1, number)))
     sequences = np.repeat(np.arange(len(rows)), rows.lengths)
@@ -108,8 +109,8 @@ def initialise_from_counts(model: AlbertForPretraining, examples: ExampleShards)
     for layer in [layer for each in attentions for layer in (each.value, each.output)]:
         nn.init.eye_(layer.weight)
         layer.weight.data *= _ATTENTION_GAIN
-    nn.init.orthogonal_(head.dense.weight)
     if isinstance(encoder.projection, nn.Linear):
+        nn.init.orthogonal_(head.dense.weight)
         encoder.projection.weight.data = head.dense.weight.data.T.contiguous()
     else:
         nn.init.eye_(head.dense.weight)

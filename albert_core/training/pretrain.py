@@ -28,7 +28,7 @@ from albert_core.stage.provenance import (
     provenance,
 )
 from albert_core.stage.results import CodeVersion, ExamplesResult, VocabularyResult
-from albert_core.tasks.pair_sets import PAIRS, find_pairs, pair_digests
+from albert_core.tasks.pair_sets import PAIRS, PairFiles, find_pairs, pair_digests
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.preemption import ending_when_told_to
@@ -72,7 +72,7 @@ def run(
         RunAgain: SIGTERM came, or another rank is gone. No error: the process's exit.
     """
     ranks = int(machine(os.environ)[RANKS])
-    plan, start = _plan(model, training, examples, task_folder, ranks)
+    plan, start, files = _plan(model, training, examples, task_folder, ranks)
     if done := plan.find(work):
         return done
     max_seq_length = read_manifest(examples).result_as(ExamplesResult).max_seq_length
@@ -91,7 +91,6 @@ def run(
     from albert_core.training.pretraining import pretrain
 
     vocabulary = _read_vocabulary(plan.input_manifests["vocab"])
-    files = find_pairs(task_folder) if task_folder else {}
     code = CodeVersion(
         step=0,
         code=plan.code,
@@ -128,11 +127,11 @@ def _plan(
     examples: str,
     task_folder: str,
     num_ranks: int,
-) -> tuple[StagePlan, _Start]:
+) -> tuple[StagePlan, _Start, PairFiles]:
     manifest = read_manifest(examples)
     result = manifest.result_as(ExamplesResult)
     start = _starting_point(training, model, result.vocab_manifest)
-    files = find_pairs(task_folder) if task_folder else {}
+    files = find_pairs(task_folder)
     task = manifest_beside(task_folder) if files else None
     plan = StagePlan(
         stage=PRETRAINING,
@@ -156,7 +155,7 @@ def _plan(
             **({"task": task} if task else {}),
         },
     )
-    return plan, start
+    return plan, start, files
 
 
 def _cut(model: ModelSettings, training: TrainingSettings, num_ranks: int) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def test_with_dropout_a_training_is_looked_up_with_the_processes_it_would_have(
 ) -> None:
     run = run_of(tiny, {"model": {"hidden_dropout_prob": 0.1}})
     examples = tiny.manifests["examples"]
-    of_two, _ = pretrain._plan(run.recipe.model, run.recipe.training, examples, "", 2)
+    of_two, *_ = pretrain._plan(run.recipe.model, run.recipe.training, examples, "", 2)
     made = Path(of_two.folder(str(tmp_path)), "manifest.json")
     made.parent.mkdir(parents=True)
     made.touch()
