@@ -42,6 +42,7 @@ from albert_core.tasks.pair_sets import PAIRS, PairFiles
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.tracking.run import TrackedRun
+from albert_core.training.cooccurrence import initialise_from_counts
 from albert_core.training.devices import note_machine, noted_machines, ranks_of_environment
 from albert_core.training.held_out import (
     PAIRS_ACCURACY,
@@ -52,7 +53,6 @@ from albert_core.training.held_out import (
     point_of,
     read_sample,
 )
-from albert_core.training.initial_weights import initialise_from_counts
 from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
 from albert_core.training.preemption import RunAgain, StopRequest, stop_request

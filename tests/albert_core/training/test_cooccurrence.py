@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.text.records import NUM_SPECIAL
-from albert_core.training.held_out import evaluate
-from albert_core.training.initial_weights import (
+from albert_core.training.cooccurrence import (
     WINDOW,
     log_frequencies,
     near_counts,
     word_vectors,
 )
+from albert_core.training.held_out import evaluate
 from albert_core.training.pretraining import initial_state
 from albert_core.training.ranks import ALONE
 from albert_core.training.shards import ExampleShards
