@@ -1,5 +1,6 @@
 """Which files a source consists of, and the units of work that they make."""
 
+import csv
 import glob
 import importlib.metadata
 import json
@@ -7,9 +8,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -307,12 +308,15 @@ def _installed_python() -> Iterator[SourceEntry]:
     for distribution in importlib.metadata.distributions():
         if distribution.name == _OWN_DISTRIBUTION:
             continue
-        for file in distribution.files or ():
-            if file.suffix == ".py" or (file.name == "METADATA" and "dist-info" in str(file)):
-                path = Path(str(distribution.locate_file(file)))
-                if str(file) not in seen and path.is_file():
-                    seen.add(str(file))
-                    yield _entry(str(file), str(path), fs.info(str(path)))
+        # `distribution.files` has the same names, as a hundred thousand paths that take a second.
+        for name, *_ in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
+            if name.endswith((".py", ".dist-info/METADATA")) and name not in seen:
+                path = str(distribution.locate_file(name))
+                with suppress(FileNotFoundError):
+                    info = fs.info(path)
+                    if info["type"] == "file":
+                        seen.add(name)
+                        yield _entry(name, path, info)
 
 
 def _entry(name: str, uri: str, info: Mapping[str, Any]) -> SourceEntry:
