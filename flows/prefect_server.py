@@ -1,14 +1,20 @@
 """The Prefect server of a flow that is run by hand, and of what `albert serve` serves."""
 
+import ipaddress
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import psutil
 from prefect import settings
@@ -19,14 +25,25 @@ from albert_core.stage import storage
 from albert_core.stage.errors import OutageError, answers
 from flows.stage_process import tied
 
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
 DATABASE = "prefect.db"
 """Prefect's database in the work folder: `albert serve` shows the runs made by hand as well."""
+AUTH_FILE = "secrets/prefect-auth"
+"""File in the work folder with the name and password that the server of `albert serve` asks for."""
+USER = "albert"
+"""The name, which stands before the password."""
+ALLOWED_HOSTS = "MLFLOW_SERVER_ALLOWED_HOSTS"
+"""MLflow's variable: names at which the servers are reached, besides localhost and addresses."""
 SERVED = "served.json"
 """File in the work folder that says where `albert serve` serves it; there as long as it does."""
 _HOST = "127.0.0.1"
 _START_SECONDS = 120.0
 _STOP_SECONDS = 2.0
 _LOOK_SECONDS = 0.1
+_NOT_ALLOWED = 1008
+"""Code with which a web socket is closed for a policy."""
 _CLOCK_SECONDS = 5.0
 """By which a process's start time may seem to change while the machine's clock is adjusted."""
 
@@ -45,16 +62,22 @@ def prefect_server(work: str) -> Iterator[subprocess.Popen[bytes] | None]:
         OutageError: the server does not start.
     """
     folder = storage.local_path(work)
-    if url := os.environ.get("PREFECT_API_URL") or _served_at(folder):
-        with settings.temporary_settings({settings.PREFECT_API_URL: url}):
+    named, served = os.environ.get("PREFECT_API_URL"), _served_at(folder)
+    if url := named or served:
+        known = {settings.PREFECT_API_URL: url}
+        is_guarded = folder is not None and url == served and (folder / AUTH_FILE).exists()
+        if folder is not None and is_guarded and not settings.PREFECT_API_AUTH_STRING.value():
+            known[settings.PREFECT_API_AUTH_STRING] = kept_secret(folder / AUTH_FILE, USER)
+        with settings.temporary_settings(known):
             yield None
         return
-    port = free_port(_HOST)
+    port, secret = free_port(_HOST), _new_secret(USER)
     url = f"http://{_HOST}:{port}/api"
-    process = _start(port, folder)
+    process = _start(port, folder, secret)
     try:
         _wait_until_up(process, url)
-        with settings.temporary_settings({settings.PREFECT_API_URL: url}):
+        known = {settings.PREFECT_API_URL: url, settings.PREFECT_API_AUTH_STRING: secret}
+        with settings.temporary_settings(known):
             try:
                 yield process
             finally:  # what Prefect still has to tell the server
@@ -94,9 +117,106 @@ def _served_at(folder: Path | None) -> str:
     return url if serves and answers(f"{url}/health") else ""
 
 
-def _start(port: int, folder: Path | None) -> "subprocess.Popen[bytes]":
+def kept_secret(file: Path, user: str = "") -> str:
+    """Return the content of a file that only its owner can read; write a new one if it is absent.
+
+    Args:
+        file: on this machine.
+        user: what stands before the random word, with a colon in between; empty: nothing.
+    """
+    if not file.exists():  # another server may use what is there
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with NamedTemporaryFile("w", dir=file.parent, delete=False) as own:
+            own.write(_new_secret(user))
+        Path(own.name).rename(file)
+    return file.read_text()
+
+
+def _new_secret(user: str) -> str:
+    return f"{user}:{secrets.token_urlsafe(24)}".lstrip(":")
+
+
+def guarded(secret: str, origin: str) -> dict[str, str]:
+    """Return the variables of a Prefect server that answers nobody without the secret.
+
+    Args:
+        secret: name and password, with a colon in between.
+        origin: address of its pages, the only ones that may use it from a browser.
+    """
+    return {
+        "PREFECT_SERVER_API_AUTH_STRING": secret,
+        "PREFECT_API_AUTH_STRING": secret,
+        "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": origin,
+    }
+
+
+def server_command(host: str, port: int, *options: str) -> list[str]:
+    """Return the command line of a Prefect server."""
+    app = ("--factory", f"{__name__}:create_app", "--lifespan", "on")
+    address = ("--host", host, "--port", str(port), *options)
+    return [sys.executable, "-m", "uvicorn", *app, *address]
+
+
+def create_app() -> "ASGIApp":
+    """Return Prefect's server, behind a look at where a request comes from; for uvicorn."""
+    from prefect.server.api.server import create_app as create_prefect
+
+    return only_from_here(create_prefect(), os.environ.get(ALLOWED_HOSTS, ""))
+
+
+def only_from_here(app: "ASGIApp", allowed: str) -> "ASGIApp":
+    """Return ``app`` behind a check that refuses what a page of another site sends, with 403.
+
+    A browser says which name it asked for (Host) and whose page asks (Origin). A name that
+    another site has pointed at this machine is none of ours, and so is its page.
+
+    Args:
+        app: the server.
+        allowed: patterns of names that it is reached by, separated by commas; besides localhost
+            and addresses, which no other site can have as its name.
+    """
+    patterns = [name.strip() for name in allowed.split(",") if name.strip()]
+
+    def is_own(address: str) -> bool:
+        try:
+            name = urlsplit(f"//{address}").hostname or ""
+        except ValueError:
+            return False
+        return (
+            name == "localhost"
+            or _is_address(name)
+            or any(fnmatch(address, pattern) or fnmatch(name, pattern) for pattern in patterns)
+        )
+
+    def is_from_here(headers: Mapping[bytes, bytes]) -> bool:
+        host = headers.get(b"host", b"").decode("latin-1")
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        asked_by = origin.partition("://")[2]
+        return is_own(host) and (not origin or asked_by == host)
+
+    async def check(scope: "Scope", receive: "Receive", send: "Send") -> None:
+        if scope["type"] == "lifespan" or is_from_here(dict(scope["headers"])):
+            await app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _NOT_ALLOWED})
+        else:
+            await send({"type": "http.response.start", "status": 403, "headers": []})
+            await send({"type": "http.response.body", "body": b"Not from this address."})
+
+    return check
+
+
+def _is_address(name: str) -> bool:
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(name))
+    return False
+
+
+def _start(port: int, folder: Path | None, secret: str) -> "subprocess.Popen[bytes]":
     environment = {
         **settings.get_current_settings().to_environment_variables(exclude_unset=True),
+        **guarded(secret, f"http://{_HOST}:{port}"),
         "PREFECT_UI_ENABLED": "0",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     }
@@ -104,10 +224,8 @@ def _start(port: int, folder: Path | None) -> "subprocess.Popen[bytes]":
         folder.mkdir(parents=True, exist_ok=True)
         database = f"sqlite+aiosqlite:///{folder.absolute() / DATABASE}"
         environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = database
-    app = ("--factory", "prefect.server.api.server:create_app", "--lifespan", "on")
-    address = ("--host", _HOST, "--port", str(port), "--log-level", "error")
     return subprocess.Popen(
-        tied([sys.executable, "-m", "uvicorn", *app, *address]),
+        tied(server_command(_HOST, port, "--log-level", "error")),
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for the flow, whose end the server still has to note

@@ -19,6 +19,7 @@ from prefect.client.schemas.actions import (
     DeploymentScheduleCreate,
     DeploymentUpdate,
     WorkPoolCreate,
+    WorkPoolUpdate,
 )
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
@@ -37,6 +38,8 @@ DEFAULTS = {name: f"albert_{name}" for name in ("recipe", "source", "task_folder
 """Parameter -> the Variable that is its default where `prefect.yaml` names the parameter."""
 IMAGE_FOLDER = "/opt/prefect"
 """Where an image has the code: `infra/Dockerfile`."""
+_NOT_CHOSEN = {"command", "working_dir"}
+"""What a run may not choose of the process that it becomes."""
 _ABSENT = object()
 
 
@@ -71,11 +74,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_pools(client: SyncPrefectClient, names: set[str]) -> None:
-    """Make the work pools that are not there: of processes on the machines of their workers."""
-    for name in names - {pool.name for pool in client.read_work_pools()}:
-        template = ProcessWorker.get_default_base_job_template()
+    """Make the work pools that are not there: of processes on the machines of their workers.
+
+    A run says neither which command its process runs nor where: Prefect's own template lets it,
+    and is replaced where a pool has it.
+    """
+    prefects = ProcessWorker.get_default_base_job_template()
+    template = pool_template(prefects)
+    there = {pool.name: pool for pool in client.read_work_pools()}
+    for name in names - there.keys():
         pool = WorkPoolCreate(name=name, type="process", base_job_template=template)
         client.create_work_pool(pool)
+    for name in names & there.keys():
+        if there[name].base_job_template == prefects:
+            client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
+
+
+def pool_template(template: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the template of a work pool without the variables that name a command or a folder."""
+    variables, job = template["variables"], template["job_configuration"]
+    properties = {n: each for n, each in variables["properties"].items() if n not in _NOT_CHOSEN}
+    return {
+        **template,
+        "variables": {**variables, "properties": properties},
+        "job_configuration": {n: each for n, each in job.items() if n not in _NOT_CHOSEN},
+    }
 
 
 def deploy(

@@ -2,7 +2,6 @@
 
 import os
 import pwd
-import secrets
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
+from flows.prefect_server import kept_secret
 from infra.services import LOOPBACK, ServeError
 
 USER = "albert"
@@ -46,7 +46,7 @@ class Postgres:
         """
         if self.folder.exists():
             return
-        self._make_password()
+        kept_secret(self.password_file)
         unfinished = self.folder.with_name(f"{self.folder.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed process
         unfinished.mkdir(parents=True, mode=0o700)
@@ -122,15 +122,6 @@ class Postgres:
                 "a folder above it is closed to others. Open that (`chmod o+x`), or give "
                 "another with --postgres-folder"
             )
-
-    def _make_password(self) -> None:
-        """Write a new password, unless there is one: another cluster may use it."""
-        if self.password_file.exists():
-            return
-        self.password_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with NamedTemporaryFile("w", dir=self.password_file.parent, delete=False) as own:
-            own.write(secrets.token_urlsafe(24))
-        Path(own.name).rename(self.password_file)
 
     def _password(self) -> str:
         try:

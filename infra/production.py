@@ -7,6 +7,7 @@ otherwise.
 
 import os
 import secrets
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -89,6 +90,8 @@ class Production(Servers):
         """
         refuse_taken(LOOPBACK, {POSTGRES: self.settings.postgres_port})
         self.prepare()
+        if os.geteuid() == 0:  # Postgres is then another user, who has to pass through
+            self.work.chmod(self.work.stat().st_mode | stat.S_IXGRP | stat.S_IXOTH)
         self.postgres.prepare()
         self.start(POSTGRES, *self.postgres.command(), is_up=self.postgres.is_up)
         self.wait_until_up(POSTGRES)

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -18,6 +19,7 @@ import psutil
 from albert_core.stage import storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
 from albert_core.stage.errors import AlbertError, answers
+from flows.prefect_server import AUTH_FILE, USER, guarded, kept_secret, server_command
 from flows.recipe import load_recipe
 
 PROJECT = Path(__file__).parent.parent
@@ -288,6 +290,7 @@ _PATIENCE = {
 }
 """Seconds that a query and a connection may take, instead of 10 and 5: the database is slow beside
 a training that uses all cores."""
+_AUTH, _SERVER_AUTH = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
 _PREFECT_COMMAND = (sys.executable, "-m", "prefect", "--no-prompt")
 
 
@@ -328,6 +331,8 @@ class Servers(Services):
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "PREFECT_API_URL": f"{self.prefect_url}/api",
+            "PREFECT_SERVER_API_HOST": host,
+            "PREFECT_SERVER_API_PORT": str(prefect_port),
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_WORKER_QUERY_SECONDS": "5",
             "DO_NOT_TRACK": "1",
@@ -367,10 +372,12 @@ class Servers(Services):
         Raises:
             ServeError: a service or a deployment failed.
         """
+        secret = self.environment.get(_SERVER_AUTH) or os.environ.get(_SERVER_AUTH)
+        auth = guarded(secret or kept_secret(self.work / AUTH_FILE, USER), self.prefect_url)
+        self.environment = {**self.environment, _AUTH: auth[_AUTH]}
         self.start(
-            *(PREFECT, *_PREFECT_COMMAND, "server", "start"),
-            *("--host", self.host, "--port", str(self.ports[PREFECT])),
-            environment={"PREFECT_SERVER_DATABASE_CONNECTION_URL": database, **_PATIENCE},
+            *(PREFECT, *server_command(self.host, self.ports[PREFECT], "--log-level", "warning")),
+            environment={"PREFECT_SERVER_DATABASE_CONNECTION_URL": database, **_PATIENCE, **auth},
             is_up=lambda: answers(f"{self.prefect_url}/api/health"),
         )
         self.wait_until_up(PREFECT)
@@ -396,7 +403,8 @@ class Servers(Services):
         told = {PREFECT: self.prefect_url, MLFLOW: self.mlflow_url, **facts, "logs": self.logs}
         # The second variable is for names without a slash, see flows/deployment_names.py.
         here = f"export PREFECT_API_URL={self.prefect_url}/api PREFECT_PLUGINS_ENABLED=true"
-        commands = [here, "prefect deployment run pretrain-albert", *commands]
+        secret = f'export {_AUTH}="$(cat {shlex.quote(str(self.work / AUTH_FILE))})"'
+        commands = [here, secret, "prefect deployment run pretrain-albert", *commands]
         return "\n".join(
             [
                 *("", *(f"{name:<11}{fact}" for name, fact in told.items())),

@@ -5,6 +5,7 @@ is nowhere; or a defect, with its traceback. 2: a mistake to mend first, told in
 something is unavailable; the same command goes on from there. 130: interrupted.
 """
 
+import os
 from collections.abc import Sequence
 
 import typer
@@ -36,7 +37,11 @@ for _group, _commands in _GROUPS.items():
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says; return the exit status."""
+    """Do what the command line says; return the exit status.
+
+    What this process and its children write is for their owner only.
+    """
+    os.umask(0o077)
     try:
         app(arguments, prog_name="albert")
     except SystemExit as ended:

@@ -32,6 +32,7 @@ from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineResult, PipelineRunner
 from apache_beam.transforms import combiners
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
+from grpc import _server
 
 from albert_core.stage import errors, storage
 from albert_core.stage.command import RUN_AGAIN_STATUS, worker_count
@@ -198,6 +199,7 @@ def _local(scratch: str, running: ExitStack) -> Engine:
     workers = worker_count()
     if workers == 1:
         return Engine(FnApiRunner())
+    running.enter_context(_listening_on_loopback())
     # The worker processes log their start and end to stderr, whatever the log level asked for.
     worker_log = storage.local_path(storage.join(scratch, "workers.log"))
     command = f"exec {shlex.quote(sys.executable)} -m pipelines.engine.worker_process"
@@ -206,6 +208,25 @@ def _local(scratch: str, running: ExitStack) -> Engine:
         command += f" 2>>{shlex.quote(str(worker_log))}"
     environment = SubprocessSDKEnvironment.from_command_string(command)
     return Engine(FnApiRunner(default_environment=environment), [f"--direct_num_workers={workers}"])
+
+
+@contextmanager
+def _listening_on_loopback() -> Iterator[None]:
+    """Have Beam's servers listen on the loopback address, and not on every one as it asks for.
+
+    Whoever reaches them can send a worker a function to run. Beam has no setting for it.
+    """
+    kind = _server._Server  # noqa: SLF001
+    bind = kind.add_insecure_port
+
+    def bind_to_loopback(server: Any, address: str) -> int:
+        return int(bind(server, address.replace("[::]", "127.0.0.1")))
+
+    kind.add_insecure_port = bind_to_loopback
+    try:
+        yield
+    finally:
+        kind.add_insecure_port = bind
 
 
 def _dask(scratch: str, running: ExitStack) -> Engine:

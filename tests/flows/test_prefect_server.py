@@ -1,7 +1,9 @@
 """Which Prefect server a flow that is run by hand speaks to."""
 
+import asyncio
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -10,10 +12,17 @@ from typing import Any
 
 import psutil
 import pytest
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
 from flows import prefect_server as module
-from flows.prefect_server import SERVED, note_served, prefect_server
+from flows.prefect_server import (
+    AUTH_FILE,
+    SERVED,
+    kept_secret,
+    note_served,
+    only_from_here,
+    prefect_server,
+)
 
 
 class Healthy(BaseHTTPRequestHandler):
@@ -108,3 +117,78 @@ def test_a_server_of_its_own_gets_no_ctrl_c_and_ends_with_the_block(tmp_path: Pa
         assert os.getpgid(process.pid) != os.getpgid(0)
         assert (tmp_path / "prefect.db").exists()
     assert not psutil.pid_exists(process.pid)
+
+
+# Who may use a server
+
+
+def answer(kind: str, **headers: str) -> str:
+    """Return what a server behind the check does with a request that has these headers."""
+    seen: list[str] = []
+
+    async def server(scope: Any, receive: Any, send: Any) -> None:
+        seen.append("let through")
+
+    async def send(message: Any) -> None:
+        seen.append(str(message.get("status", message["type"])))
+
+    given = [(name.encode(), value.encode()) for name, value in headers.items()]
+    check = only_from_here(server, "prefect.example.org, *.lan:4200")
+    asyncio.run(check({"type": kind, "headers": given}, None, send))  # type: ignore[arg-type]
+    return seen[0]
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1:4200", "localhost:4200", "[::1]:4200", "10.1.2.3:4200"),
+        *("prefect.example.org", "prefect.example.org:443", "gpu.lan:4200"),
+    ],
+)
+def test_its_own_pages_and_programs_are_let_through(kind: str, host: str) -> None:
+    assert answer(kind, host=host) == "let through"
+    assert answer(kind, host=host, origin=f"http://{host}") == "let through"
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"host": ""},
+        {"host": "evil.example:4200"},  # a name that now means this machine
+        {"host": "evil.example:4200", "origin": "http://evil.example:4200"},
+        {"host": "127.0.0.1:4200", "origin": "http://evil.example"},
+        {"host": "127.0.0.1:4200", "origin": "http://127.0.0.1:8000"},
+        {"host": "127.0.0.1:4200", "origin": "null"},
+        {"host": "127.0.0.1.evil.example"},
+        {"host": "[::1"},
+    ],
+)
+def test_what_a_page_of_another_site_sends_is_refused(kind: str, headers: dict[str, str]) -> None:
+    assert answer(kind, **headers) == ("403" if kind == "http" else "websocket.close")
+
+
+def test_a_secret_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
+    file = tmp_path / "secrets" / "prefect-auth"
+    secret = kept_secret(file, "albert")
+    assert re.fullmatch(r"albert:[\w-]{32}", secret)
+    assert kept_secret(file, "albert") == secret
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.usefixtures("own")
+def test_flows_by_hand_find_the_secret_of_the_server_that_serves_their_folder(
+    tmp_path: Path, served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note_served(tmp_path, served)
+    secret = kept_secret(tmp_path / AUTH_FILE, "albert")
+    for url in ("", served):
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        with prefect_server(str(tmp_path)):
+            assert PREFECT_API_AUTH_STRING.value() == secret
+    monkeypatch.setenv("PREFECT_API_URL", "http://another.example/api")
+    with prefect_server(str(tmp_path)):
+        assert PREFECT_API_AUTH_STRING.value() is None

@@ -1,5 +1,6 @@
 """Deployments keep what a user changed, however often they are deployed."""
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -17,9 +18,11 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentU
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import PrefectHTTPStatusError
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
-from infra.deployments import DEPLOYMENTS, deploy, merged, wanted_of
+from flows.prefect_server import AUTH_FILE
+from infra.deployments import DEPLOYMENTS, deploy, merged, pool_template, wanted_of
 from infra.services import PROJECT
 from tests.infra.stack import open_folder
 from tests.mlflow_server import free_port
@@ -99,9 +102,9 @@ def test_what_a_user_set_and_a_flow_no_longer_takes_stops_no_start(
         deploy_to(Server(entry, {"recipe": "tiny"}))
 
 
-def change(api_url: str) -> None:
+def change(api_url: str, work: Path) -> None:
     """Change deployments as a user does on their pages."""
-    with client_of(api_url) as client:
+    with client_of(api_url, work) as client:
         refresh = client.read_deployment_by_name("refresh-corpus/refresh-corpus")
         theirs = DeploymentUpdate(parameters=OTHER, tags=["albert", "mine"])
         client.update_deployment(refresh.id, theirs)
@@ -113,10 +116,10 @@ def change(api_url: str) -> None:
         client.pause_deployment(evaluate.id)
 
 
-def state_of(api_url: str) -> dict[str, Any]:
+def state_of(api_url: str, work: Path) -> dict[str, Any]:
     """Return what a user sees of each deployment, without what the flows' code decides."""
     fields = {"parameters", "tags", "paused", "schedules", "job_variables", "work_pool_name"}
-    with client_of(api_url) as client:
+    with client_of(api_url, work) as client:
         return {
             each.name: each.model_dump(
                 include=fields, exclude={"schedules": {"__all__": {"updated"}}}
@@ -126,8 +129,16 @@ def state_of(api_url: str) -> dict[str, Any]:
 
 
 @contextmanager
-def client_of(api_url: str) -> Iterator[SyncPrefectClient]:
-    with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
+def reaching(api_url: str, work: Path) -> Iterator[None]:
+    """Have Prefect's clients speak to the server of a work folder."""
+    secret = (work / AUTH_FILE).read_text()
+    with temporary_settings({PREFECT_API_URL: api_url, PREFECT_API_AUTH_STRING: secret}):
+        yield
+
+
+@contextmanager
+def client_of(api_url: str, work: Path) -> Iterator[SyncPrefectClient]:
+    with reaching(api_url, work), get_client(sync_client=True) as client:
         yield client
 
 
@@ -163,12 +174,23 @@ def test_what_a_user_changed_outlasts_three_starts(command: str, tmp_path: Path)
         options |= {port: free_port() for port in ports}
         api_url = f"http://127.0.0.1:{options['prefect-port']}/api"
         with running(command, options):
-            change(api_url)
-            before = state_of(api_url)
+            change(api_url, tmp_path / "work")
+            before = state_of(api_url, tmp_path / "work")
         of_nobody = before["pretrain-albert"].pop("parameters")
         assert of_nobody == {"recipe": "tiny", "source": "/theirs"}
         for recipe in ("tiny", "base", "small"):
             with running(command, {**options, "recipe": recipe}):
-                now = state_of(api_url)
+                now = state_of(api_url, tmp_path / "work")
             assert now["pretrain-albert"].pop("parameters")["recipe"] == recipe
             assert now == before
+
+
+def test_a_run_chooses_neither_the_command_nor_the_folder_of_its_process() -> None:
+    template = ProcessWorker.get_default_base_job_template()
+    evil = {"command": "touch /tmp/evil", "working_dir": "/tmp", "env": {"A": "b"}}
+    configuration: Any = asyncio.run(
+        ProcessJobConfiguration.from_template_and_values(pool_template(template), evil)
+    )
+    assert configuration.command is None
+    assert configuration.working_dir is None
+    assert configuration.env == {"A": "b"}

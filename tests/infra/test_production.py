@@ -91,7 +91,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
             )
         )
         parameters = {"recipe": "tiny", "source": f"{source}/*.jsonl", "overrides": OVERRIDES}
-        api = PrefectApi(production.prefect_url)
+        api = PrefectApi(production.prefect_url, production.work)
         yield Team(production, api, parameters, told, services.close)
 
 

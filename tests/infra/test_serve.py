@@ -1,21 +1,24 @@
 """The whole of `albert serve`, once: a real Prefect server, MLflow server, worker and command."""
 
 import os
+import shlex
 import signal
+import stat
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from infra.deployments import main as deploy
-from tests.infra.test_deployments import change, state_of
+from tests.infra.test_deployments import change, reaching, state_of
 from tests.mlflow_server import free_port
 from tests.recovery.deployed_runs import PrefectApi
 
@@ -26,6 +29,7 @@ pytestmark = pytest.mark.slow
 FLOW = """
 import os
 from pathlib import Path
+from typing import Any
 from prefect import flow
 
 @flow(name="say-hello")
@@ -52,16 +56,21 @@ class Served:
     home: Path
     greeting: str
 
+    @property
+    def work(self) -> Path:
+        """The folder that it serves."""
+        return self.home / "work"
+
     def prefect(self, *arguments: str, status: int = 0) -> str:
         """Run the command `prefect`, as the user does in another terminal, in any folder."""
-        [export] = [line for line in self.greeting.splitlines() if "export " in line]
-        told = dict(each.split("=", 1) for each in export.split()[1:])
+        exports = [line for line in self.greeting.splitlines() if "export " in line]
         home = {"PREFECT_HOME": str(self.home / "prefect"), "COLUMNS": "200"}
         done = subprocess.run(
-            [PREFECT, *arguments],
+            "\n".join([*exports, shlex.join([str(PREFECT), *arguments])]),
+            shell=True,
             capture_output=True,
             text=True,
-            env=os.environ | told | home,
+            env=os.environ | home,
             cwd=self.home,
         )
         assert done.returncode == status, done.stdout + done.stderr
@@ -121,7 +130,7 @@ def test_each_deployment_has_its_flows_name_and_the_nightly_refresh_is_scheduled
         "flows": {"name": {"any_": ["refresh-corpus"]}},
     }
     deadline = time.monotonic() + 30
-    while not PrefectApi(served.prefect_url).ask("/flow_runs/filter", scheduled):
+    while not PrefectApi(served.prefect_url, served.work).ask("/flow_runs/filter", scheduled):
         assert time.monotonic() < deadline
         time.sleep(0.5)
 
@@ -134,17 +143,17 @@ def test_a_parameter_that_no_run_could_use_is_refused_at_once(served: Served) ->
 
 def test_what_a_user_changed_outlasts_every_deploying(served: Served) -> None:
     api_url = f"{served.prefect_url}/api"
-    change(api_url)
-    before = state_of(api_url)
-    with temporary_settings({PREFECT_API_URL: api_url}):
+    change(api_url, served.work)
+    before = state_of(api_url, served.work)
+    with reaching(api_url, served.work):
         for source in ("/theirs", "/others"):
             assert deploy([f"--source={source}"]) == 0
-            now = state_of(api_url)
+            now = state_of(api_url, served.work)
             assert now["pretrain-albert"].pop("parameters") == {"recipe": "tiny", "source": source}
             assert now == {**before, "pretrain-albert": now["pretrain-albert"]}
-        last = state_of(api_url)
+        last = state_of(api_url, served.work)
         assert deploy([]) == 0
-    assert state_of(api_url) == last
+    assert state_of(api_url, served.work) == last
 
 
 def test_a_name_without_slash_is_run_by_the_worker(served: Served) -> None:
@@ -154,6 +163,62 @@ def test_a_name_without_slash_is_run_by_the_worker(served: Served) -> None:
     output = served.prefect("deployment", "run", "say-hello", "--watch", "--watch-timeout", "60")
     assert "finished successfully" in output
     assert (served.home / "said").read_text() == served.mlflow_url
+
+
+def test_nothing_listens_but_on_the_loopback_address(served: Served) -> None:
+    family = [served.process, *served.process.children(recursive=True)]
+    listening = [
+        connection.laddr.ip
+        for process in family
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) >= 2
+    assert set(listening) <= {"127.0.0.1", "::1"}
+
+
+def status_of(served: Served, path: str, **headers: str) -> int:
+    request = urllib.request.Request(f"{served.prefect_url}{path}", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_prefect_answers_nobody_without_the_secret_and_no_page_of_another_site(
+    served: Served,
+) -> None:
+    path = "/api/work_pools/albert"
+    known = PrefectApi(served.prefect_url, served.work).headers()
+    assert status_of(served, path) == 401
+    assert status_of(served, path, **known) == 200
+    assert status_of(served, path, **known, Origin=served.prefect_url) == 200
+    assert status_of(served, path, **known, Origin="http://evil.example") == 403
+    assert status_of(served, path, **known, Host="evil.example") == 403
+    with pytest.raises(AssertionError, match="403"):  # without a token against forged requests
+        PrefectApi.ask(NoToken(served.prefect_url, served.work), "/flow_runs/filter", {})
+
+
+class NoToken(PrefectApi):
+    """Does not ask for a token."""
+
+    def ask(self, path: str, body: object = None) -> Any:
+        return {"token": ""} if path.startswith("/csrf") else super().ask(path, body)
+
+
+def test_a_command_that_a_caller_gives_is_not_run(served: Served) -> None:
+    mark = served.home / "evil"
+    served.prefect(
+        *("deployment", "run", "say-hello", "--watch", "--watch-timeout", "120"),
+        *("--job-variable", f"command=touch {mark}"),
+    )
+    assert not mark.exists()
+
+
+def test_data_and_logs_are_for_their_owner_only(served: Served) -> None:
+    for path in (served.work, *served.work.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
 def test_a_second_one_says_that_the_ports_are_taken(served: Served) -> None:

@@ -1,5 +1,6 @@
 """Runs of a deployment, for tests: started, followed, their processes and their results."""
 
+import base64
 import json
 import time
 import urllib.error
@@ -11,12 +12,14 @@ from typing import Any
 import psutil
 
 from albert_core.stage.manifest import read_manifest
+from flows.prefect_server import AUTH_FILE
 from infra.services import marked
 from tests.generated_text import write_jsonl
 
 TERMINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 _PATIENCE_SECONDS = 300.0
 _LOOK_SECONDS = 2.0
+_CLIENT = "00000000-0000-4000-8000-000000000001"
 TRAINING = "albert_core.training.pretrain"
 TINY = {
     "source.file_share": 1.0,
@@ -36,17 +39,29 @@ TINY = {
 
 
 class PrefectApi:
-    """Prefect's REST interface, with patience for a server that is unavailable."""
+    """Prefect's REST interface, with patience for a server that is unavailable.
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    Args:
+        url: of the server.
+        work: the folder that it serves, with its secret.
+    """
+
+    def __init__(self, url: str, work: Path) -> None:
+        self.url, self.work = url, work
+        self._token = ""
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that the server asks for."""
+        secret = base64.b64encode((self.work / AUTH_FILE).read_bytes()).decode()
+        of_client = {"Prefect-Csrf-Client": _CLIENT, "Prefect-Csrf-Token": self._token}
+        return {"Authorization": f"Basic {secret}", "Content-Type": "application/json", **of_client}
 
     def ask(self, path: str, body: object = None) -> Any:
         """Return the answer to a GET, or with ``body`` to a POST."""
+        if body is not None:
+            self._token = self.ask(f"/csrf-token?client={_CLIENT}")["token"]
         content = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"{self.url}/api{path}", content, {"Content-Type": "application/json"}
-        )
+        request = urllib.request.Request(f"{self.url}/api{path}", content, self.headers())
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:

@@ -73,7 +73,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_HOME", str(folder / "home"))
         with stack(folder / "stack", ALBERT_RESTARTS="1") as production:
-            api = PrefectApi(production.prefect_url)
+            api = PrefectApi(production.prefect_url, production.work)
             source = write_source(folder / "source")
             yield Deployed(production, api, folder, source)
 
@@ -216,7 +216,7 @@ def texts(deployed: Deployed) -> Iterator[str]:
     """A pool of its own for refresh-corpus, with a worker."""
     pool, name = "texts", "worker of texts"
     production = deployed.production
-    with client_of(f"{production.prefect_url}/api") as client:
+    with client_of(f"{production.prefect_url}/api", production.work) as client:
         make_pools(client, {pool})
         assert deploy(["--name=refresh-corpus", f"--pool={pool}"]) == 0
         command = (sys.executable, "-m", "prefect", "worker", "start", "--type=process")

@@ -56,7 +56,7 @@ class KillRuns:
 
     def __init__(self, production: Production, folder: Path) -> None:
         self.production, self.folder = production, folder
-        self.api = PrefectApi(production.prefect_url)
+        self.api = PrefectApi(production.prefect_url, production.work)
         self.random = random.Random(0)
         self.source = write_source(folder / "source")
         self.expected: dict[str, str] = {}

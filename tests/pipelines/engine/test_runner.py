@@ -9,11 +9,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.error import HTTPError
 
+import grpc  # type: ignore[import-untyped]
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -325,3 +328,15 @@ def test_a_job_service_with_workers_without_containers_makes_the_same_bytes(
         if kind == "EXTERNAL":
             with pytest.raises(Exception, match=r"number 5 is bad:\n  look at 'it'.\n  Mend it."):
                 run_stage_process(toy_argv(tmp_path, failing=5), print)
+
+
+def test_beams_servers_listen_on_the_loopback_address_only() -> None:
+    with runner._listening_on_loopback():
+        server = grpc.server(ThreadPoolExecutor(1))
+        port = server.add_insecure_port("[::]:0")
+        server.start()
+    try:
+        own = psutil.Process().net_connections("tcp")
+        assert {each.laddr.ip for each in own if each.laddr.port == port} == {"127.0.0.1"}
+    finally:
+        server.stop(None).wait()
