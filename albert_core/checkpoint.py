@@ -4,7 +4,6 @@ The last ones are kept, and the best: the one whose record has the lowest held-o
 """
 
 import io
-import json
 import logging
 import math
 import threading
@@ -19,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError, TrainingError
-from albert_core.stage.manifest import MANIFEST
+from albert_core.stage.manifest import DAMAGED, MANIFEST, sealed, unsealed
 
 STATE, RECORD = "state.pt", "checkpoint.json"
 """Tensors; and their description, written last: a folder without it is no checkpoint."""
@@ -131,8 +130,7 @@ def save_checkpoint(folder: str, state: dict[str, Any], record: dict[str, Any], 
         with storage.open_atomic(storage.join(uri, STATE)) as file:
             torch.save(state, file)
         digest = storage.sha256_of(storage.join(uri, STATE))
-        content = json.dumps(record | {"sha256": digest})
-        storage.write_bytes(storage.join(uri, RECORD), content.encode())
+        storage.write_bytes(storage.join(uri, RECORD), sealed(record | {"sha256": digest}))
     except Exception:
         if not storage.exists(storage.join(uri, RECORD)):
             storage.remove(uri)
@@ -212,10 +210,10 @@ def read_record(uri: str) -> dict[str, Any]:
     """Return the record of the checkpoint at ``uri``.
 
     Raises:
-        IntegrityError: it describes no checkpoint.
+        IntegrityError: it describes no checkpoint, or changed after it was written.
     """
-    record = json.loads(storage.read_bytes(storage.join(uri, RECORD)))
-    if not isinstance(record, dict) or not {"step", "sha256"} <= record.keys():
+    record = unsealed(storage.join(uri, RECORD))
+    if not {"step", "sha256"} <= record.keys():
         raise IntegrityError(f"{storage.join(uri, RECORD)} describes no checkpoint.")
     return record
 
@@ -228,6 +226,7 @@ def load_newest(folder: str, examples: str) -> tuple[dict[str, Any], dict[str, A
         examples: digest of the examples that the run goes on with.
 
     Raises:
+        IntegrityError: there are checkpoints, but all of them are damaged.
         TrainingError: the checkpoint was trained on other examples.
     """
     for uri, state, record in _good_checkpoints(folder):
@@ -238,6 +237,15 @@ def load_newest(folder: str, examples: str) -> tuple[dict[str, Any], dict[str, A
             )
         log.info("resuming from %s", uri)
         return state, record
+    if damaged := list_checkpoints(folder):
+        fs, path = storage.filesystem(folder)
+        aside = f"{path.rpartition('/')[0]}/{DAMAGED}"
+        fs.makedirs(aside, exist_ok=True)
+        fs.mv(path, f"{aside}/{CHECKPOINTS}-{time.time_ns()}", recursive=True)
+        raise IntegrityError(
+            f"none of the {len(damaged)} checkpoints in {folder} is as it was written. They are "
+            f"set aside in the folder {DAMAGED} beside it; the next run begins anew."
+        )
     return None
 
 

@@ -1,6 +1,5 @@
 """Name in the receipt of a removal the registered versions that were made of its documents."""
 
-import json
 import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from albert_core.stage import storage
 from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import CORPUS, place_in, read_work
+from albert_core.stage.manifest import sealed, unsealed
 from pipelines.removal import VERSIONS
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ def name_affected_versions(receipt: str, work: str) -> list[str]:
     except RegistryError as error:
         log.warning("removal: the receipt names no registered versions: %s", error)
         return []
-    content = json.loads(storage.read_bytes(receipt))
+    content = unsealed(receipt)
     here = {result.place for result in read_work(work).of_stage(CORPUS)}
     found = affected_versions(content, versions, here)
     if content.get(VERSIONS) != found:
         content[VERSIONS] = found
-        storage.write_bytes(receipt, (json.dumps(content, indent=1) + "\n").encode())
+        storage.write_bytes(receipt, sealed(content))
     for version in found[MADE_OF_THEM]:
         log.warning("removal: %s was made of removed documents", version)
     return found[MADE_OF_THEM]
@@ -48,7 +48,7 @@ def name_affected_versions(receipt: str, work: str) -> list[str]:
 
 def named_versions(receipt: str) -> list[str]:
     """Return the versions that the receipt at this URI says were made of what it names."""
-    content = json.loads(storage.read_bytes(receipt))
+    content = unsealed(receipt)
     return list(content.get(VERSIONS, {}).get(MADE_OF_THEM, []))
 
 

@@ -141,12 +141,12 @@ def make_shards(
         transform = "MakeExamples" >> make | "WriteExamples" >> CutShards(example_plan)
         reports = run_pipeline(transform, parts, scratch, progress)
     tally = reduce(add, (read_tally(uri) for uri, _ in parts))
-    write_made_with((uri for uri, _ in parts), work, plan.folder(work))
+    own_parts = storage.join(plan.folder(work), PARTS)
+    shared = (uri for uri, _ in parts if not uri.startswith(f"{own_parts}/"))
+    write_made_with(shared, work, plan.folder(work))
     num_documents = corpus_manifest.result_as(CorpusResult).num_documents
     manifest = finish(plan, work, example_plan, num_documents, reports, tally)
-    if not examples.keep_parts:
-        for uri, _ in to_make:
-            example_part.remove_part(uri)
+    storage.remove(own_parts)
     return manifest
 
 
@@ -202,17 +202,26 @@ class CutShards(beam.PTransform[Any, Any]):
 def _parts(
     plan: StagePlan, corpus: Manifest, settings: ExampleSettings, work: str
 ) -> list[tuple[str, Shard]]:
-    """Return where the part of each corpus shard is or will be, and that shard; largest first."""
+    """Return where the part of each corpus shard is or will be, and that shard; largest first.
+
+    Parts that are not to be kept are made in the result's own folder: another run may use those
+    that are shared.
+    """
     common = [
         settings.model_dump(exclude=_NOT_IN_PARTS),
         plan.inputs["vocab"],
         code_digest(example_part.__name__),
         plan.libraries,
     ]
-    return [
-        (storage.join(work, PARTS, f"{digest_of([shard.sha256, *common])[:32]}.arrow"), shard)
-        for shard in sorted(corpus.shards_of("documents"), key=lambda shard: -shard.num_bytes)
-    ]
+
+    def place(shard: Shard) -> str:
+        name = f"{digest_of([shard.sha256, *common])[:32]}.arrow"
+        shared = storage.join(work, PARTS, name)
+        is_shared = settings.keep_parts or example_part.is_made(shared)
+        return shared if is_shared else storage.join(plan.folder(work), PARTS, name)
+
+    shards = sorted(corpus.shards_of("documents"), key=lambda shard: -shard.num_bytes)
+    return [(place(shard), shard) for shard in shards]
 
 
 def _num_shards(corpus: Manifest, settings: ExampleSettings) -> dict[str, int]:

@@ -40,12 +40,15 @@ from albert_core.stage.lineage import (
     read_work,
 )
 from albert_core.stage.manifest import (
+    DAMAGED,
     MANIFEST,
     Manifest,
     check_shard,
     digest_of,
     newest_manifest,
     read_manifest,
+    sealed,
+    unsealed,
 )
 from albert_core.text.arrow_files import open_arrow
 from pipelines.clean_unit import UNIT_DONE, ids_of
@@ -403,6 +406,9 @@ def _made_of(holding: Iterable[str], stage: str, lineage: Lineage) -> list[str]:
 
 def _delete(uri: str) -> None:
     """Delete a result: first what makes it complete, last what tells that it must go."""
+    if _name_of(uri) == DAMAGED:
+        storage.remove(uri)
+        return
     if _is_temporary(_name_of(uri)):
         storage.remove_abandoned(_folder_of(uri))
         return
@@ -420,14 +426,14 @@ def _write(work: str, receipt: dict[str, Any]) -> str:
     name = digest_of([receipt["documents"], receipt["files"], contents])[:16]
     uri = storage.join(work, "receipts", f"removal-{name}.json")
     if storage.exists(uri):
-        before = json.loads(storage.read_bytes(uri))
+        before = unsealed(uri)
         before.pop("written")
         before.pop(VERSIONS, None)
         is_clean = before.get("left_after_purge") == []
         if before == receipt or (is_clean and not receipt["earlier_results_with_them"]):
             return uri
     written = {"written": datetime.now(UTC).isoformat(timespec="seconds"), **receipt}
-    storage.write_bytes(uri, (json.dumps(written, indent=1) + "\n").encode())
+    storage.write_bytes(uri, sealed(written))
     return uri
 
 
@@ -463,9 +469,11 @@ def _files_below(folder: str, *, temporary: bool = False) -> list[str]:
 
 
 def _is_temporary(path: str) -> bool:
-    """Return whether ``path`` is, or is in, a temporary file or folder of a process."""
+    """Return whether ``path`` is, or is in, a temporary file or folder, or what was set aside."""
     return any(
-        part.startswith(".scratch-") or (part.startswith(".") and part.endswith(".tmp"))
+        part == DAMAGED
+        or part.startswith(".scratch-")
+        or (part.startswith(".") and part.endswith(".tmp"))
         for part in path.split("/")
     )
 

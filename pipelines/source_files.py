@@ -4,6 +4,7 @@ import csv
 import glob
 import importlib.metadata
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,13 +13,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
 from albert_core.stage import storage
+from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import SourceError
-from albert_core.stage.manifest import digest_of
+from albert_core.stage.manifest import checked, digest_of
 from albert_core.text.seeds import share_of
 from pipelines.config import INSTALLED_PYTHON, SourceSettings
 from pipelines.readers import can_split, format_of
@@ -31,6 +34,8 @@ _OWN_DISTRIBUTION = "albert-pretraining"
 """Left out, because whether it is found, and where, depends on where a process is started."""
 _QUICK_FILES, _QUICK_BYTES = 256, 32 << 20
 """What can be read quickly."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,8 @@ def entries_of(settings: SourceSettings) -> list[SourceEntry]:
     """
     settings.check_given()
     found = sorted(_found(settings.uri), key=lambda entry: (entry.name, entry.uri))
+    for entry in found:
+        _check_name(entry.uri)
     uris = Counter(entry.uri for entry in found)
     if twice := [uri for uri, number in uris.items() if number > 1]:
         raise SourceError(
@@ -146,6 +153,18 @@ def entries_of(settings: SourceSettings) -> list[SourceEntry]:
             + ". Give an existing file, folder or quoted glob, e.g. SOURCE='/data/wiki/**'."
         )
     return sampled
+
+
+def _check_name(uri: str) -> None:
+    """Raise SourceError if a file's name is not UTF-8: documents are named by it."""
+    try:
+        uri.encode()
+    except UnicodeEncodeError as error:
+        shown = uri.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        raise SourceError(
+            f"the name of {shown} is not UTF-8 (the bytes after \\x are not). Rename the file, for "
+            "example with `convmv`, or leave it out."
+        ) from error
 
 
 def check_unchanged(file: SourceFile) -> None:
@@ -211,7 +230,7 @@ def write_files(files: Iterable[SourceFile], uri: str) -> None:
 
 def read_files(uri: str) -> list[SourceFile]:
     """Return the list that `write_files` wrote."""
-    return parse_files(storage.read_bytes(uri))
+    return parse_files(storage.read_bytes(checked(uri)))
 
 
 def parse_files(content: bytes) -> list[SourceFile]:
@@ -290,6 +309,7 @@ def _matching(uri: str) -> Iterator[SourceEntry]:
         found, base = fs.find(path, detail=True), path
     elif fs.exists(path):
         found, base = {path: fs.info(path)}, path.rpartition("/")[0]
+        _say_other_host(path, found[path])
     elif glob.has_magic(path):
         found, base = fs.glob(path, detail=True), re.split(r"[*?[]", path)[0].rpartition("/")[0]
     else:
@@ -299,6 +319,13 @@ def _matching(uri: str) -> Iterator[SourceEntry]:
         hidden = any(part.startswith(".") for part in name.split("/"))
         if not hidden and info["type"] == "file":
             yield _entry(name, str(fs.unstrip_protocol(each)), info)
+
+
+def _say_other_host(url: str, info: Mapping[str, Any]) -> None:
+    """Log a warning if a web server has sent the request on to another host."""
+    answered_by = urlsplit(str(info.get("url", url)))
+    if answered_by.netloc != urlsplit(url).netloc:
+        log.warning("%s is answered by another host, %s", redacted(url), answered_by.hostname)
 
 
 def _installed_python() -> Iterator[SourceEntry]:

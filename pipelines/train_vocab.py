@@ -14,7 +14,7 @@ from albert_core.stage.manifest import (
     MANIFEST,
     Manifest,
     StagePlan,
-    check_shard,
+    checked,
     newest_manifest,
     read_manifest,
 )
@@ -127,12 +127,13 @@ def _trained_before(vocabulary: VocabularySettings, corpus: Manifest, work: str)
 
 def _kept_model(folder: str) -> bytes:
     [model] = read_manifest(storage.join(folder, MANIFEST)).shards_of(SPIECE_MODEL)
-    check_shard(model, folder)
-    return storage.read_bytes(storage.join(folder, model.path))
+    return storage.read_bytes(checked(storage.join(folder, model.path)))
 
 
 def _read_report(folder: str) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads(storage.read_bytes(storage.join(folder, "report.json")))
+    report: dict[str, Any] = json.loads(
+        storage.read_bytes(checked(storage.join(folder, "report.json")))
+    )
     return report
 
 

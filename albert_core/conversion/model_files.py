@@ -6,7 +6,16 @@ from typing import Any
 
 from albert_core.stage import storage
 from albert_core.stage.errors import IntegrityError
-from albert_core.stage.manifest import MANIFEST, Shard, digest_of, modified_at, read_manifest
+from albert_core.stage.manifest import (
+    MANIFEST,
+    Shard,
+    checked,
+    digest_of,
+    is_in_result,
+    modified_at,
+    read_manifest,
+    sha256_of,
+)
 
 CONFIG, WEIGHTS, TOKENIZER_CONFIG = "config.json", "model.safetensors", "tokenizer_config.json"
 TASK = "task.json"
@@ -17,10 +26,10 @@ MODEL_CONTENT = (CONFIG, WEIGHTS, "spiece.model", TOKENIZER_CONFIG)
 def model_digest(model_folder: str) -> str:
     """Return a digest of the model in ``model_folder``: the same wherever the folder is.
 
-    A look at finished work needs it, so large files are read as seldom as possible: the digest of
-    a file that is older than the manifest beside the folder, and as large as noted there, is taken
-    from the manifest, and any other file is read once per process. Before the model itself is
-    used, `check_model` reads everything.
+    A look at finished work needs it, so large files are read as seldom as possible: in a result's
+    folder the digest is that of the manifest, and so it is elsewhere for a file that is older than
+    the manifest beside the folder, and as large as noted there. Any other file is read once per
+    process. Before the model itself is used, `check_model` reads everything.
 
     Raises:
         IntegrityError: a file is missing.
@@ -37,7 +46,8 @@ def model_digest(model_folder: str) -> str:
             )
         info = fs.info(path)
         size, modified, shard = info["size"], modified_at(info), shards.get(name)
-        if shard and shard.num_bytes == size and modified <= written:
+        as_noted = shard and shard.num_bytes == size and modified <= written
+        if shard and (as_noted or is_in_result(uri)):
             found.append([name, shard.sha256])
         else:
             found.append([name, _sha256(uri, size, modified)])
@@ -47,7 +57,7 @@ def model_digest(model_folder: str) -> str:
 def check_model(model_folder: str, digest: str) -> None:
     """Raise IntegrityError unless the content of ``model_folder`` has this `model_digest`."""
     uris = {name: storage.join(model_folder, name) for name in MODEL_CONTENT}
-    if digest_of([[name, storage.sha256_of(uri)] for name, uri in uris.items()]) != digest:
+    if digest_of([[name, sha256_of(uri)] for name, uri in uris.items()]) != digest:
         raise IntegrityError(
             f"{model_folder} does not contain the model that was found there first: a file "
             "changed after it was written. Copy or make the model again."
@@ -97,7 +107,7 @@ def read_task(folder: str) -> dict[str, Any]:
             "that a fine-tuning wrote."
         )
     try:
-        described: dict[str, Any] = json.loads(storage.read_bytes(uri))
+        described: dict[str, Any] = json.loads(storage.read_bytes(checked(uri)))
         if not {"task", "settings"} <= described.keys():
             raise ValueError('it has no "task" or no "settings"')
     except (ValueError, AttributeError) as error:

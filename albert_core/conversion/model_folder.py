@@ -46,6 +46,7 @@ from albert_core.conversion.model_files import CONFIG, TOKENIZER_CONFIG, WEIGHTS
 from albert_core.model.albert import AlbertForPretraining, AlbertModel
 from albert_core.stage import storage
 from albert_core.stage.errors import IntegrityError, VocabularyError
+from albert_core.stage.manifest import checked
 from albert_core.text.records import SPECIAL_PIECES, UNK
 from albert_core.text.tokenizer import SPIECE_MODEL, WORD_MARK, Tokenizer
 
@@ -184,7 +185,7 @@ def _read(folder: str, name: str) -> bytes:
             f"{uri} is missing: a model folder has {CONFIG}, {WEIGHTS}, {SPIECE_MODEL} and "
             f"{TOKENIZER_CONFIG}. Copy the missing file there."
         )
-    return storage.read_bytes(uri)
+    return storage.read_bytes(checked(uri))
 
 
 def tokenizer_files(tokenizer: Tokenizer, max_seq_length: int) -> dict[str, bytes]:

@@ -52,7 +52,7 @@ from albert_core.registry.versions import (
 from albert_core.stage.environment import TRACKING_URI, tracking_uri
 from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import FINETUNING, REGISTRATION, Lineage
-from albert_core.stage.manifest import StagePlan, read_manifest
+from albert_core.stage.manifest import StagePlan, read_manifest, sha256_of
 from albert_core.stage.provenance import reachable_sources
 from albert_core.stage.results import FinetuningResult, RegistrationResult, Verdict
 from albert_core.tracking.journal import ServerUnavailableError, known_run_id, send_left
@@ -71,6 +71,8 @@ from albert_core.tracking.server import experiment_id, local_copy
 DECISION_TAG = "decision"
 """The sentence; what stands after a point in the names of others is a part of the decision."""
 _VERDICT_TAG, _AGAINST_TAG = f"{DECISION_TAG}.verdict", f"{DECISION_TAG}.against"
+SHA256 = "sha256"
+"""In the configuration of what MLflow serves: the digest of each file of the model, by its name."""
 THREADS_TAG, RIGHT = "threads", "right"
 """The tag of a version whose code was looked at when it was registered, and is `RIGHT`."""
 FAULT = "answers wrongly where a server asks it from several threads"
@@ -404,11 +406,13 @@ def _model_files(
         warnings.simplefilter("ignore")  # of MLflow about itself, on import and on type hints
         import mlflow.pyfunc
 
+        folder = local_copy(candidate.output.folder, str(scratch))
         mlflow.pyfunc.save_model(
             str(files),
+            model_config={SHA256: {path.name: sha256_of(str(path)) for path in folder.iterdir()}},
             mlflow_model=Model(run_id=run_id, model_id=model_id),
             python_model=code.origin,
-            artifacts={MODEL_ARTIFACT: str(local_copy(candidate.output.folder, str(scratch)))},
+            artifacts={MODEL_ARTIFACT: str(folder)},
             code_paths=_copied_code(candidate.takes_along, scratch / "code"),
             signature=candidate.signature,
             input_example=candidate.example,

@@ -4,8 +4,10 @@ This file travels with the model version: it needs transformers, torch and panda
 this project.
 """
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -28,8 +30,15 @@ class AlbertPyfunc(PythonModel):
     """
 
     def load_context(self, context: PythonModelContext) -> None:
-        """Load the model and its tokenizer from the version's own files."""
+        """Load the model and its tokenizer from the version's own files.
+
+        Raises:
+            ValueError: a file changed after it was registered.
+        """
         folder = context.artifacts[MODEL_ARTIFACT]
+        for name, digest in (context.model_config or {}).get("sha256", {}).items():
+            if hashlib.sha256(Path(folder, name).read_bytes()).hexdigest() != digest:
+                raise ValueError(f"{folder}/{name} changed after it was registered")
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         # A call first sets how the shared tokenizer truncates and pads. Some versions of the
         # library refuse that while another thread encodes ("Already borrowed").

@@ -3,6 +3,8 @@
 This file travels with the model version, and with it the modules of this project that it reaches.
 """
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -24,8 +26,16 @@ class FinetunedPyfunc(PythonModel):
     model: FinetunedModel
 
     def load_context(self, context: PythonModelContext) -> None:
-        """Load the model from the version's own files."""
-        self.model = FinetunedModel(context.artifacts[MODEL_ARTIFACT])
+        """Load the model from the version's own files.
+
+        Raises:
+            ValueError: a file changed after it was registered.
+        """
+        folder = context.artifacts[MODEL_ARTIFACT]
+        for name, digest in (context.model_config or {}).get("sha256", {}).items():
+            if hashlib.sha256(Path(folder, name).read_bytes()).hexdigest() != digest:
+                raise ValueError(f"{folder}/{name} changed after it was registered")
+        self.model = FinetunedModel(folder)
 
     def predict(
         self,

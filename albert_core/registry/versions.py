@@ -19,12 +19,13 @@ from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
+from albert_core.conversion.model_files import check_model
 from albert_core.stage import storage
 from albert_core.stage.environment import TRACKING_URI, shown_tracking_uri, tracking_uri
 from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import SOURCE_FILES, Lineage, Result, place_in
-from albert_core.stage.manifest import MANIFEST, digest_of, read_manifest
-from albert_core.tracking.models import MODEL_ARTIFACT, REGISTRATION_TAG
+from albert_core.stage.manifest import MANIFEST, checked, digest_of, read_manifest
+from albert_core.tracking.models import DIGEST_TAG, MODEL_ARTIFACT, REGISTRATION_TAG
 from albert_core.tracking.server import open_client
 
 CHAMPION = "champion"
@@ -90,8 +91,8 @@ def registered_versions(work: str) -> list[RegisteredVersion]:
     if not has_registry(work):
         return []
     with open_registry(work) as client:
-        aliases = {each.name: each.aliases for each in _every(client.search_registered_models)}
-        versions = list(_every(client.search_model_versions))
+        aliases = {each.name: each.aliases for each in every(client.search_registered_models)}
+        versions = list(every(client.search_model_versions))
     versions.sort(key=lambda version: (version.name, -int(version.version)))
     return [_described(version, aliases.get(version.name, {})) for version in versions]
 
@@ -145,16 +146,20 @@ def model_folder_of(model_uri: str, work: str) -> str:
         work: folder for all results; what must be downloaded is kept there.
 
     Raises:
+        IntegrityError: a file changed after it was registered.
         RegistryError: there is no such version, or it holds no such folder.
     """
     with open_registry(work) as client:
-        files = place_of_files(client, _version_at(client, model_uri, work))
+        version = _version_at(client, model_uri, work)
+        files = place_of_files(client, version)
         folder = _local_copy(files, client.tracking_uri, work) / "artifacts" / MODEL_ARTIFACT
     if not (folder / "config.json").exists():
         raise RegistryError(
             f"{model_uri} holds no model folder in Hugging Face's layout: it was not registered "
             "by this project. Give one that was, or a folder."
         )
+    if digest := version.tags.get(DIGEST_TAG):
+        check_model(str(folder), digest)
     return str(folder)
 
 
@@ -228,7 +233,7 @@ def write_lineage(lineage: Lineage, folder: Path) -> None:
         copy = folder / place.replace("/", "-")
         copy.mkdir(parents=True)
         for uri in (result.uri, *([files] if storage.exists(files) else [])):
-            (copy / uri.rpartition("/")[2]).write_bytes(storage.read_bytes(uri))
+            (copy / uri.rpartition("/")[2]).write_bytes(storage.read_bytes(checked(uri)))
 
 
 def _version_at(client: MlflowClient, model_uri: str, work: str) -> RegisteredVersion:
@@ -269,7 +274,7 @@ def _described(version: ModelVersion, aliases: Mapping[str, str]) -> RegisteredV
     )
 
 
-def _every(search: Callable[..., Any]) -> Iterator[Any]:
+def every(search: Callable[..., Any]) -> Iterator[Any]:
     """Yield what is on every page of a search."""
     token = None
     while True:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from albert_core.stage import lock, storage
 from albert_core.stage.credentials import redacted
 from albert_core.stage.environment import whole_number
-from albert_core.stage.errors import AlbertError, ConfigError, is_transient
+from albert_core.stage.errors import AlbertError, ConfigError, explained, is_transient
 from albert_core.stage.log import say, set_up_log
 from albert_core.stage.provenance import Call, called_as
 from albert_core.stage.settings import Settings, refuse_credentials
@@ -82,6 +82,8 @@ def tell_failure(error: Exception) -> int | None:
     """
     if isinstance(error, AlbertError):
         message = str(error)
+    elif message := explained(error):
+        pass
     elif is_transient(error):
         message = (
             f"a server or store is unavailable ({redacted(f'{type(error).__name__}: {error}')})"

@@ -15,6 +15,7 @@ AlbertError            something a user can fix; shown as one message, without a
 """
 
 import errno
+import re
 import urllib.request
 from collections.abc import Iterator
 
@@ -88,6 +89,24 @@ _CLASSES = {
 }
 """By package, so that none of them is imported for the check."""
 _MLFLOW_STATUSES = {429, 502, 503, 504}
+_NO_CREDENTIALS = {
+    "botocore": {"NoCredentialsError", "PartialCredentialsError"},
+    "google": {"DefaultCredentialsError"},
+}
+_OF_THE_DISK = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room, or raise the quota",
+    errno.EROFS: "give a folder that can be written to",
+    errno.EACCES: "give this user the right to it, or another folder",
+    errno.EPERM: "give this user the right to it, or another folder",
+    errno.EMFILE: "raise the limit (`ulimit -n`)",
+    errno.ENFILE: "raise the limit of the system",
+    errno.EIO: "look at the disk, which fails",
+}
+"""Numbers of errors that a user or a disk causes -> what to do."""
+_TOLD_BY_A_WORKER = re.compile(r"\[Errno (\d+)\] [^\n]*")
+"""Matches such an error in the text of another one."""
+_DAMAGED_DATABASE = re.compile(r"database disk image is malformed|file is not a database")
 
 
 def is_transient(error: BaseException) -> bool:
@@ -96,6 +115,32 @@ def is_transient(error: BaseException) -> bool:
     A mistake in the settings never does, even if it shows as a server that does not answer.
     """
     return not isinstance(error, ConfigError) and any(map(_is_outage, _causes(error)))
+
+
+def explained(error: BaseException) -> str:
+    """Return what a user can do about an error that no part of this project raised; else ""."""
+    for cause in _causes(error):
+        if type(cause).__name__ in _NO_CREDENTIALS.get(_package(type(cause)), ()):
+            return (
+                f"the store asks for credentials, and there are none ({redacted(str(cause))}). Set "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what else the store takes."
+            )
+        if _DAMAGED_DATABASE.search(str(cause)):
+            return (
+                f"a database is damaged ({_line_of(cause)}). Put back a copy of mlflow.db or "
+                "prefect.db, or move it away: then its runs and versions are no longer listed."
+            )
+        told = _TOLD_BY_A_WORKER.search(str(cause))
+        number = getattr(cause, "errno", None) or (int(told[1]) if told else None)
+        if number in _OF_THE_DISK:
+            said = redacted(told[0] if told else str(cause))
+            return f"{said}: {_OF_THE_DISK[number]}, then run the same command: it goes on."
+    return ""
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the first line of an error's message, without credentials."""
+    return redacted(str(error)).partition("\n")[0]
 
 
 def answers(url: str) -> bool:

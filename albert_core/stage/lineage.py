@@ -14,7 +14,7 @@ from typing import Any
 
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError
-from albert_core.stage.manifest import BEGUN, KEY_DIGITS, MANIFEST, Manifest, read_manifest
+from albert_core.stage.manifest import BEGUN, KEY_DIGITS, MANIFEST, Manifest, checked, read_manifest
 from albert_core.stage.results import FinetuningResult, ModelResult, PretrainingResult
 
 SOURCE_FILES = "source_files.jsonl"
@@ -105,7 +105,8 @@ def read_made_with(folder: str) -> set[str] | None:
     uri = storage.join(folder, MADE_WITH)
     if not storage.exists(uri):
         return None
-    return {name.partition(".")[0] for name in storage.read_bytes(uri).decode().splitlines()}
+    lines = storage.read_bytes(checked(uri)).decode().splitlines()
+    return {name.partition(".")[0] for name in lines}
 
 
 def place_in(uri: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
@@ -25,7 +26,13 @@ from albert_core.stage.settings import Settings
 MANIFEST = "manifest.json"
 BEGUN = "begun.json"
 """The manifest of an unfinished result: without shards, accounts and result."""
+DAMAGED = "damaged"
+"""Folder of a result for its files that changed after they were written, and its manifest."""
 KEY_DIGITS = 16
+_DIGEST = "digest"
+_ONE_OF_MANY = ("task", "seed")
+"""Settings of which one run has several: a result of another one is not the one before."""
+_IN_RESULT = re.compile(rf"(.*/[a-z][a-z-]*/[0-9a-f]{{{KEY_DIGITS}}})/(.+)")
 
 R = TypeVar("R", bound=Settings)
 
@@ -80,6 +87,10 @@ class Manifest(Settings):
     shards: list[Shard]
     accounts: list[Account]
     result: dict[str, Any] = Field(description="a model of `results`; see `result_as`")
+    notes: dict[str, str] = Field(
+        default_factory=dict,
+        description="name of each other file beside the manifest -> its SHA-256",
+    )
     provenance: Provenance | None = Field(
         default=None, description="call, commit and machine; None: not recorded"
     )
@@ -136,9 +147,19 @@ class StagePlan:
         return f"{self.stage}-{self.key}"
 
     def done(self, work: str) -> str | None:
-        """Return the manifest's URI if this was made before, else None."""
+        """Return the manifest's URI if this was made before, else None.
+
+        A damaged manifest is set aside, so that the result is made again.
+        """
         uri = storage.join(self.folder(work), MANIFEST)
-        return uri if storage.exists(uri) else None
+        if not storage.exists(uri):
+            return None
+        try:
+            unsealed(uri)
+        except IntegrityError as error:
+            log.warning("%s: %s", self.stage, _set_aside(self.folder(work), str(error)))
+            return None
+        return uri
 
     def find(self, work: str) -> str | None:
         """Return the manifest's URI if this was made before, else None; log which, and why.
@@ -164,6 +185,7 @@ class StagePlan:
     ) -> str:
         """Write the manifest, which completes the result; return its URI."""
         uri = self._save(work, MANIFEST, shards, accounts, result.model_dump(mode="json"))
+        storage.remove(storage.join(self.folder(work), DAMAGED))
         lock.release(work, self._claim)
         for account in accounts:
             log.info("%s: %s", self.stage, account)
@@ -178,20 +200,28 @@ class StagePlan:
         accounts: Iterable[Account] = (),
         result: Mapping[str, Any] | None = None,
     ) -> str:
+        shards = list(shards)
         manifest = Manifest(
             **vars(self),
             key=self.key,
-            shards=list(shards),
+            shards=shards,
             accounts=list(accounts),
             result=dict(result or {}),
+            notes={} if name == BEGUN else _notes(self.folder(work), shards),
             provenance=provenance(),
         )
         uri = storage.join(self.folder(work), name)
-        storage.write_bytes(uri, f"{manifest.model_dump_json(indent=1)}\n".encode())
+        storage.write_bytes(uri, sealed(json.loads(manifest.model_dump_json())))
         return uri
 
     def _why(self, work: str) -> str:
-        before = newest_manifest(storage.join(work, self.stage))
+        if storage.exists(storage.join(self.folder(work), DAMAGED)):
+            return "a file of it was damaged"
+        which = {name: self.settings.get(name) for name in _ONE_OF_MANY}
+        before = newest_manifest(
+            storage.join(work, self.stage),
+            lambda made: which == {name: made.settings.get(name) for name in _ONE_OF_MANY},
+        )
         if before is None:
             return "it was never done in this folder"
         changes = [
@@ -214,16 +244,46 @@ def digest_of(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """Return ``content`` as a file of JSON that has a digest of itself; see `unsealed`."""
+    values = {**content, _DIGEST: digest_of(content)}
+    return f"{json.dumps(values, indent=1, ensure_ascii=False)}\n".encode()
+
+
+def unsealed(uri: str) -> dict[str, Any]:
+    """Return the content of the file at ``uri``, as `sealed` wrote it.
+
+    Without a digest, an earlier version of this project wrote it, and it is taken as it is.
+
+    Raises:
+        IntegrityError: it is not JSON, or changed after it was written.
+    """
+    try:
+        content: dict[str, Any] = json.loads(storage.read_bytes(uri))
+        if content.pop(_DIGEST, None) not in (None, digest_of(content)):
+            raise ValueError(f"its {_DIGEST} is another one")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise IntegrityError(f"{uri} changed after it was written") from error
+    return content
+
+
 def read_manifest(uri: str) -> Manifest:
     """Return the manifest at ``uri``.
 
     Raises:
-        IntegrityError: there is none, or it is not a manifest.
+        IntegrityError: there is none, or it is not a manifest. If it is damaged, it is set aside.
     """
     if not storage.exists(uri):
         raise IntegrityError(f"{uri} is missing: the stage did not finish. Run it again.")
     try:
-        return Manifest.model_validate_json(storage.read_bytes(uri))
+        content = unsealed(uri)
+    except IntegrityError as error:
+        folder, _, name = uri.rpartition("/")
+        if name != MANIFEST or not is_in_result(uri):
+            raise IntegrityError(f"{uri} is not a manifest: {error}. Copy it again.") from error
+        raise _set_aside(folder, str(error)) from error
+    try:
+        return Manifest.model_validate_json(json.dumps(content))
     except ValidationError as error:
         raise _unreadable(f"{uri} is not a manifest", error) from error
 
@@ -246,18 +306,129 @@ def newest_manifest(
 
 
 def check_shard(shard: Shard, folder: str) -> None:
-    """Raise IntegrityError if the file is missing or has changed since it was written."""
-    uri = storage.join(folder, shard.path)
+    """Compare the file of a shard with its digest; once in a process, while it stays as it is.
+
+    Raises:
+        IntegrityError: it is missing, or changed after it was written. In a work folder it is set
+            aside with the manifest, so that the stage makes its result again.
+    """
+    _check(folder, shard.path, shard.sha256)
+
+
+def shard_damage(shard: Shard, folder: str) -> str:
+    """Return how the file of a shard differs from its description; empty if it does not."""
+    return _damage(folder, shard.path, shard.sha256)
+
+
+def checked(uri: str) -> str:
+    """Return ``uri`` after a look at the file, if a stage's manifest has its digest.
+
+    What is read of a result goes through here, so that no damaged byte is passed on.
+
+    Raises:
+        IntegrityError: as `check_shard`; or the manifest is damaged.
+    """
+    within = _IN_RESULT.fullmatch(uri)
+    manifest = within and storage.join(within[1], MANIFEST)
+    if within and manifest and storage.exists(manifest):
+        noted = _noted(manifest, *_version(manifest))
+        if within[2] in noted:
+            _check(within[1], within[2], noted[within[2]])
+    return uri
+
+
+def sha256_of(uri: str) -> str:
+    """Return the SHA-256 of the file at ``uri``; one that is `checked` is read once in a process.
+
+    Raises:
+        IntegrityError: as `checked`.
+    """
+    known = _CHECKED.get(checked(uri))
+    return known[0] if known else storage.sha256_of(uri)
+
+
+def is_in_result(uri: str) -> bool:
+    """Return whether ``uri`` is in the folder of a result, where nobody but its stage writes."""
+    return _IN_RESULT.fullmatch(uri) is not None
+
+
+@lru_cache(maxsize=64)
+def _noted(manifest: str, num_bytes: int, modified: float) -> dict[str, str]:
+    """Return the digest of each file that a manifest notes, by its path."""
+    found = read_manifest(manifest)
+    return {shard.path: shard.sha256 for shard in found.shards} | found.notes
+
+
+def _check(folder: str, path: str, sha256: str) -> None:
+    if said := _damage(folder, path, sha256):
+        raise _set_aside(folder, said, path)
+
+
+def _damage(folder: str, path: str, sha256: str) -> str:
+    uri = storage.join(folder, path)
     if not storage.exists(uri):
-        raise IntegrityError(
-            f"{uri} is missing, but {MANIFEST} names it. Delete {folder} and run the stage again."
-        )
+        return f"{uri} is missing, but {MANIFEST} names it"
+    version = _version(uri)
+    if _CHECKED.get(uri) == (sha256, *version):
+        return ""
     found = storage.sha256_of(uri)
-    if found != shard.sha256:
-        raise IntegrityError(
-            f"{uri} has sha256 {found[:12]}, but {MANIFEST} says {shard.sha256[:12]}: it changed "
-            f"after it was written. Delete {folder} and run the stage again."
+    if found != sha256:
+        return (
+            f"{uri} changed after it was written: it has sha256 {found[:12]}, but {MANIFEST} says "
+            f"{sha256[:12]}"
         )
+    _CHECKED[uri] = (sha256, *version)
+    return ""
+
+
+_CHECKED: dict[str, tuple[str, int, float]] = {}
+"""Files that this process has compared: their digest, size and time then."""
+
+
+def _version(uri: str) -> tuple[int, float]:
+    fs, path = storage.filesystem(uri)
+    info = fs.info(path)
+    return int(info["size"]), modified_at(info)
+
+
+def _set_aside(folder: str, said: str, path: str = "") -> IntegrityError:
+    """Move a damaged file of a result, and its manifest first, to a folder of their own.
+
+    Without a manifest the result is not finished, and the next run makes it again. Outside of a
+    work folder, as in a copy, nothing is moved.
+
+    Args:
+        folder: of the result.
+        said: what is wrong.
+        path: of the file below ``folder``; empty: it is the manifest.
+
+    Returns:
+        The error to raise, which also says what became of the files.
+    """
+    if not is_in_result(storage.join(folder, MANIFEST)):
+        return IntegrityError(f"{said}. Copy or make it again.")
+    fs, root = storage.filesystem(folder)
+    try:
+        fs.makedirs(f"{root}/{DAMAGED}", exist_ok=True)
+        for name in filter(None, (MANIFEST, path)):
+            if fs.exists(f"{root}/{name}"):
+                fs.mv(f"{root}/{name}", f"{root}/{DAMAGED}/{name.replace('/', '-')}")
+    except OSError as refused:
+        return IntegrityError(
+            f"{said}. It can't be set aside ({refused}): delete {folder} and run the same again."
+        )
+    return IntegrityError(
+        f"{said}. It is set aside in {storage.join(folder, DAMAGED)}; the next run of the stage "
+        "makes the result again."
+    )
+
+
+def _notes(folder: str, shards: Sequence[Shard]) -> dict[str, str]:
+    """Return the digests of the files in ``folder`` that are no shards and no manifests."""
+    known = {MANIFEST, BEGUN, *(shard.path for shard in shards)}
+    entries = [entry for entry in storage.list_folder(folder) if entry["type"] == "file"]
+    names = {str(entry["name"]).rpartition("/")[2] for entry in entries} - known
+    return {name: storage.sha256_of(storage.join(folder, name)) for name in sorted(names)}
 
 
 def shard_of(uri: str, folder: str, kind: str, num_rows: int) -> Shard:

@@ -18,12 +18,22 @@ from fsspec.implementations.local import LocalFileSystem
 from albert_core.stage.errors import SourceError
 
 _CHUNK_BYTES = 1 << 20
+_CHAIN = re.compile(r"[a-z0-9+]+(?:://[^:]*)?::(?=[a-z0-9+]+://|/)")
+"""A file system, and after it another one's URI or a local path."""
+_COLONS = "\ue000"
+"""Stands for "::" while fsspec reads a URI; no name has it."""
 
 
 def filesystem(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Return the file system of ``uri`` and the path in it."""
+    """Return the file system of ``uri`` and the path in it.
+
+    A name may have "::" in it, which fsspec takes for a chain of file systems unless one comes
+    first (``simplecache::s3://bucket/file``).
+    """
     try:
-        return cast(tuple[fsspec.AbstractFileSystem, str], url_to_fs(uri))
+        is_chain = "::" in uri and _CHAIN.match(uri)
+        fs, path = url_to_fs(uri if is_chain else uri.replace("::", _COLONS))
+        return fs, path.replace(_COLONS, "::")
     except (ImportError, ValueError) as error:
         raise SourceError(f"{uri}: {error}. Check the part before '://'.") from error
 

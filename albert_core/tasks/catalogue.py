@@ -9,7 +9,7 @@ from functools import cache
 from albert_core.config import OwnTaskSettings
 from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
-from albert_core.stage.manifest import digest_of
+from albert_core.stage.manifest import digest_of, sha256_of
 from albert_core.stage.results import PASSAGE_SOURCE
 from albert_core.tasks.examples import SPLITS, Examples, Split, Task
 from albert_core.tasks.glue import GLUE, read_glue
@@ -69,7 +69,7 @@ class TaskFiles:
         wanted = [s for s in SPLITS if s in self.splits and (not splits or s in splits)]
         named = [(split, uri) for split in wanted for uri in self.splits[split]]
         with ThreadPoolExecutor(READING_THREADS) as pool:
-            contents = list(pool.map(storage.sha256_of, [uri for _, uri in named]))
+            contents = list(pool.map(sha256_of, [uri for _, uri in named]))
         # RACE's folders name the group of a passage; other names mean nothing.
         groups = [uri.split("/")[-2] if self.task.kind == "choice" else "" for _, uri in named]
         return digest_of(

@@ -13,7 +13,7 @@ import numpy as np
 from albert_core.metrics import mean_share_interval
 from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
-from albert_core.stage.manifest import Account, digest_of
+from albert_core.stage.manifest import Account, digest_of, sha256_of
 from albert_core.stage.results import PairScore, PairSetScores
 from albert_core.tasks.reading import READING_THREADS
 from albert_core.text.records import Ints
@@ -57,7 +57,7 @@ def pair_digests(files: PairFiles) -> dict[str, str]:
     """Return a digest of each set: of the names of its files, and of their content."""
     uris = [uri for of_set in files.values() for uri in of_set]
     with ThreadPoolExecutor(READING_THREADS) as pool:
-        contents = dict(zip(uris, pool.map(storage.sha256_of, uris), strict=True))
+        contents = dict(zip(uris, pool.map(sha256_of, uris), strict=True))
     return {
         name: digest_of([[uri.rpartition("/")[2], contents[uri]] for uri in of_set])
         for name, of_set in files.items()

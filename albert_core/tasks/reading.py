@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
+from albert_core.stage.manifest import checked
 from albert_core.tasks.examples import Split, Task, TextExamples
 
 READING_THREADS = 16
@@ -34,10 +35,11 @@ def read_file(uri: str) -> bytes:
     """Return the content of the file at ``uri``.
 
     Raises:
+        IntegrityError: it changed after a stage wrote it.
         TaskError: there is none.
     """
     try:
-        return storage.read_bytes(uri)
+        return storage.read_bytes(checked(uri))
     except FileNotFoundError:
         raise TaskError(f"{uri} is missing. Give the URI of an existing file.") from None
 

@@ -5,6 +5,7 @@ from typing import Literal
 import pyarrow as pa
 
 from albert_core.stage import storage
+from albert_core.stage.manifest import checked
 
 Compression = Literal["none", "zstd"]
 
@@ -38,7 +39,11 @@ def open_arrow(uri: str) -> pa.RecordBatchFileReader:
 
 
 def read_arrow(uri: str) -> pa.Table:
-    """Return the table at ``uri``; a local file is mapped, not read."""
-    if storage.local_path(uri) is None:
+    """Return the table at ``uri``; a local file is mapped, not read.
+
+    Raises:
+        IntegrityError: it is of a stage's result, and changed after it was written.
+    """
+    if storage.local_path(checked(uri)) is None:
         return pa.ipc.open_file(pa.BufferReader(storage.read_bytes(uri))).read_all()
     return open_arrow(uri).read_all()

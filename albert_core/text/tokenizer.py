@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from albert_core.stage import storage
 from albert_core.stage.errors import IntegrityError
+from albert_core.stage.manifest import checked
 from albert_core.text.records import SPECIAL_PIECES
 from albert_core.text.word_table import WordTable
 
@@ -125,8 +126,12 @@ class Tokenizer:
     def load(
         cls, folder: str, lower_case: bool = True, split_digit_commas: bool = False
     ) -> "Tokenizer":
-        """Return the tokenizer of the vocabulary or model folder at ``folder`` (a URI)."""
-        model = storage.read_bytes(storage.join(folder, SPIECE_MODEL))
+        """Return the tokenizer of the vocabulary or model folder at ``folder`` (a URI).
+
+        Raises:
+            IntegrityError: the file changed after a stage wrote it, or is no such vocabulary.
+        """
+        model = storage.read_bytes(checked(storage.join(folder, SPIECE_MODEL)))
         return cls(model, lower_case, split_digit_commas)
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[bytes, bool, bool]]:

@@ -34,7 +34,15 @@ from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError, TrainingError
 from albert_core.stage.lineage import PRETRAINING, Result, read_work
 from albert_core.stage.log import report_progress
-from albert_core.stage.manifest import Account, Manifest, StagePlan, shard_of, shards_in
+from albert_core.stage.manifest import (
+    Account,
+    Manifest,
+    StagePlan,
+    sealed,
+    shard_of,
+    shards_in,
+    unsealed,
+)
 from albert_core.stage.provenance import UNKNOWN_COMMIT
 from albert_core.stage.results import CodeVersion, Estimate, PretrainingResult
 from albert_core.stage.settings import Settings
@@ -370,16 +378,18 @@ class Pretraining:
     def _scores_before(self) -> Evaluation:
         """Return the scores before the first update; a resumed run reads what the first wrote."""
         uri = storage.join(self.folder, _BEFORE)
-        is_known = self.ranks.has_first(storage.exists(uri))
+        content: dict[str, Any] = {}
+        with suppress(FileNotFoundError, IntegrityError):
+            content = unsealed(uri)
+        is_known = self.ranks.has_first(bool(content))
         scores = {} if is_known else self._scores()
         if not self.ranks.is_first:
             return {}
         if is_known:
-            content = json.loads(storage.read_bytes(uri))
             scores = {name: Estimate(**score) for name, score in content.items()}
         else:
             content = {name: score.model_dump() for name, score in scores.items()}
-            storage.write_bytes(uri, json.dumps(content).encode())
+            storage.write_bytes(uri, sealed(content))
         log.info("%s: held-out, before: %s", PRETRAINING, say_scores(scores))
         return scores
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from albert_core.stage import storage
 from albert_core.stage.lineage import CORPUS, SOURCE_FILES, Lineage, Result, read_lineage
+from albert_core.stage.manifest import checked
 from albert_core.stage.provenance import UNKNOWN_COMMIT, Provenance
 from albert_core.stage.results import CodeVersion
 from flows.recipe import Recipe
@@ -62,7 +63,7 @@ def source_files(corpus: Result) -> list[SourceFile] | None:
     content = corpus.source_list
     uri = storage.join(corpus.folder, SOURCE_FILES)
     if content is None and storage.exists(uri):
-        content = storage.read_bytes(uri)
+        content = storage.read_bytes(checked(uri))
     return None if content is None else parse_files(content)
 
 

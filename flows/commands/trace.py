@@ -6,7 +6,6 @@ follow from what they were made of and from the order of the examples. After a r
 the receipts still say what contained the document.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from albert_core.stage.lineage import (
     Result,
     read_work,
 )  # fmt: skip
-from albert_core.stage.manifest import newest_manifest
+from albert_core.stage.manifest import newest_manifest, unsealed
 from albert_core.stage.results import ExamplesResult
 from albert_core.training.order import example_order
 from flows.affected_versions import named_versions
@@ -230,7 +229,7 @@ def _receipts(document: str, work: str) -> Iterator[tuple[str, list[str]]]:
     folder = storage.join(work, "receipts")
     for name in storage.list_names(folder):
         uri = storage.join(folder, name)
-        if name.endswith(".json") and document in json.loads(storage.read_bytes(uri))["documents"]:
+        if name.endswith(".json") and document in unsealed(uri)["documents"]:
             yield uri, named_versions(uri)
 
 

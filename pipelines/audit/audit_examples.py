@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from albert_core.stage import storage
 from albert_core.stage.errors import AlbertError, ConfigError, SourceError
-from albert_core.stage.manifest import MANIFEST, Manifest, Shard, check_shard, read_manifest
+from albert_core.stage.manifest import MANIFEST, Manifest, Shard, read_manifest, shard_damage
 from albert_core.stage.results import VocabularyResult
 from albert_core.text.seeds import UInt64s, random_bits
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
@@ -230,7 +230,9 @@ class _Audit:
         """Yield in what a file differs from its description in the manifest."""
         try:
             with decoding(file.uri):
-                check_shard(shard, self.folder)
+                said = shard_damage(shard, self.folder)
+            if said:
+                yield said
         except AlbertError as error:
             yield str(error)
         found = self.rows.get(file.uri)

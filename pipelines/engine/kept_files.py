@@ -4,13 +4,14 @@ Files without a note are incomplete. Files with one are checked before they are 
 a disk, a copy or a person may have changed them: damaged files are made again, and the log says so.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import xxhash
 
 from albert_core.stage import storage
+from albert_core.stage.errors import IntegrityError
+from albert_core.stage.manifest import sealed, unsealed
 
 _CHUNK_BYTES = 1 << 20
 
@@ -24,25 +25,24 @@ def write_note(uri: str, names: Sequence[str], facts: Mapping[str, Any]) -> None
         facts: numbers about them that JSON can hold.
     """
     content = {"checksums": _checksums(uri, names), "facts": dict(facts)}
-    written = {**content, "checksum": _checksum_of_note(content)}
-    storage.write_bytes(uri, json.dumps(written, indent=1).encode())
+    storage.write_bytes(uri, sealed(content))
 
 
 def read_facts(uri: str) -> dict[str, Any]:
     """Return the facts in the note at ``uri``.
 
     Raises:
-        ValueError: the note is damaged; the message says how.
+        IntegrityError: the note is damaged; the message says how.
     """
-    facts: dict[str, Any] = _read(uri)["facts"]
+    facts: dict[str, Any] = unsealed(uri)["facts"]
     return facts
 
 
 def damage(uri: str) -> str | None:
     """Return what is wrong with the note at ``uri`` or its files; None if they are as written."""
     try:
-        noted = _read(uri)["checksums"]
-    except ValueError as error:
+        noted = unsealed(uri)["checksums"]
+    except IntegrityError as error:
         return str(error)
     for name, checksum in noted.items():
         file = _beside(uri, name)
@@ -51,16 +51,6 @@ def damage(uri: str) -> str | None:
         if _checksum(file) != checksum:
             return f"{file} changed after it was written"
     return None
-
-
-def _read(uri: str) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(storage.read_bytes(uri))
-        if content.pop("checksum") != _checksum_of_note(content):
-            raise ValueError("another checksum")
-    except (ValueError, AttributeError, KeyError) as error:
-        raise ValueError(f"{uri} changed after it was written") from error
-    return content
 
 
 def _checksums(uri: str, names: Sequence[str]) -> dict[str, str]:
@@ -78,7 +68,3 @@ def _checksum(uri: str) -> str:
         while chunk := file.read(_CHUNK_BYTES):
             checksum.update(chunk)
     return checksum.hexdigest()
-
-
-def _checksum_of_note(content: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -273,12 +273,6 @@ def read_tally(uri: str) -> PartTally:
     return PartTally(counts, num_rows, table[_UNIGRAMS].to_numpy(), np.array(facts[_LENGTHS]))
 
 
-def remove_part(uri: str) -> None:
-    """Remove the part at ``uri``, beginning with the note that makes it complete."""
-    for each in (_note_uri(uri), uri, _tally_uri(uri)):
-        storage.remove(each)
-
-
 def write_part_list(parts: Iterable[str], uri: str) -> None:
     """Write the URIs of all parts to ``uri``, sorted."""
     storage.write_bytes(uri, json.dumps(sorted(parts)).encode())

@@ -48,6 +48,8 @@ _BETWEEN = re.compile(
 """What a file may contain besides pages: its header, its end, or neither."""
 _NAMESPACE_NAME = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]+)</namespace>')
 _NAMESPACE = re.compile(rb"<ns>\s*(-?\d+)\s*</ns>")
+_MAX_NAMESPACE_DIGITS = 10
+"""Python refuses to read numbers of thousands of digits."""
 _ID = re.compile(rb"<id>\s*(\d+)\s*</id>")
 _UNSEEN_NAMESPACES = (b"6", b"14")
 """Files and categories: links to them show no text."""
@@ -123,7 +125,7 @@ def _article(
     head = page[: max(page.find(b"<revision>"), 0)] or page
     found_id, found_namespace = _ID.search(head), _NAMESPACE.search(head)
     key = found_id.group(1).decode() if found_id else ""
-    if found_namespace and int(found_namespace.group(1)) not in settings.wiki_namespaces:
+    if found_namespace and _number(found_namespace.group(1)) not in settings.wiki_namespaces:
         return unreadable(OTHER_NAMESPACE, offset, key=key)
     if b"<redirect" in head:
         return unreadable(REDIRECT, offset, key=key)
@@ -137,6 +139,11 @@ def _article(
         return unreadable(NOT_WIKITEXT, offset, key=key)
     body = clean(text)
     return Record(text=f"{title}\n\n{body}" if body else "", key=key, offset=offset)
+
+
+def _number(digits: bytes) -> int | None:
+    """Return the number of a namespace; None for one of more digits than MediaWiki has."""
+    return int(digits) if len(digits) <= _MAX_NAMESPACE_DIGITS else None
 
 
 def _fields(page: ET.Element) -> tuple[str, str, bool]:

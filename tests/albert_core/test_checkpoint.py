@@ -131,13 +131,21 @@ def cut_in_half(path: Path) -> None:
 def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, harm: Callable[[Path], Any]
 ) -> None:
-    [before, uri] = save(tmp_path, 1, 2)
+    [_, uri] = save(tmp_path, 1, 2)
     harm(Path(uri, name))
     assert newest_step(tmp_path) == 1
     [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
     assert f"passing over {uri}: " in warning.getMessage()
-    harm(Path(before, name))
-    assert newest_step(tmp_path) is None
+
+
+def test_without_a_good_checkpoint_a_run_stops_once_and_then_begins_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    for uri in save(folder, 1, 2):
+        damage(Path(uri, STATE))
+    with pytest.raises(IntegrityError, match=r"none of the 2 checkpoints in .* next run begins"):
+        newest_step(folder)
+    assert newest_step(folder) is None
+    assert len(list((tmp_path / "damaged").rglob(STATE))) == 2
 
 
 def test_a_damaged_checkpoint_that_is_asked_for_is_refused(tmp_path: Path) -> None:

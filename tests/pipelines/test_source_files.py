@@ -1,6 +1,7 @@
 import dataclasses
 import importlib.metadata
 import json
+import os
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,6 +18,7 @@ from pipelines.source_files import (
     SourceFile,
     describe_changes,
     digest_of_files,
+    entries_of,
     list_source,
     read_files,
     units_of,
@@ -101,6 +103,13 @@ def test_a_relative_source_is_named_from_where_it_was_given(
     monkeypatch.chdir("/")
     assert file.name == "a.txt"
     assert storage.read_bytes(file.uri) == b"abc"
+
+
+def test_a_name_that_is_not_utf8_is_said_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_text("text")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad-\xff.txt")).write_text("text")
+    with pytest.raises(SourceError, match=r"/bad-\\xff\.txt is not UTF-8 .*Rename the file"):
+        entries_of(SourceSettings(uri=str(tmp_path)))
 
 
 def test_hidden_files_and_folders_are_left_out(source: str) -> None:

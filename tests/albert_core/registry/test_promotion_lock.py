@@ -80,6 +80,25 @@ def test_the_claim_of_a_dead_process_is_removed(
     assert claims(locked) == []
 
 
+def test_who_decides_for_long_is_not_taken_for_dead(locked: str) -> None:
+    inside = threading.Event()
+    order: list[str] = []
+
+    def decide() -> None:
+        with promotion_lock(open_client(locked), NAME, stale_seconds=0.6):
+            inside.set()
+            time.sleep(2)
+            order.append("first")
+
+    thread = threading.Thread(target=decide)
+    thread.start()
+    inside.wait()
+    with promotion_lock(open_client(locked), NAME, stale_seconds=0.6):
+        order.append("second")
+    thread.join()
+    assert order == ["first", "second"]
+
+
 def decided_in(order: Sequence[str], scores: Mapping[str, float]) -> dict[str, tuple[str, str]]:
     """Return each version's verdict, and what it was compared with, if they come in this order."""
     found, champion = {}, ""

@@ -19,7 +19,9 @@ import pytest
 import torch
 
 from albert_core.conversion.model_folder import save_model_folder
+from albert_core.registry.registration import SHA256
 from albert_core.registry.versions import model_folder_of
+from albert_core.stage.manifest import sha256_of
 from albert_core.tracking.models import MODEL_ARTIFACT
 from tests.albert_core.tiny_finetuned import register_tiny, save_tiny_finetuned
 from tests.albert_core.tiny_model import MAX_POSITIONS, random_model, save_tiny_model
@@ -40,14 +42,34 @@ Rows = list[dict[str, Any]]
 
 
 def loaded(model: Any, folder: str) -> Any:
-    model.load_context(SimpleNamespace(artifacts={MODEL_ARTIFACT: folder}))
+    digests = {path.name: sha256_of(str(path)) for path in Path(folder).iterdir()}
+    load(model, folder, digests)
     return model
+
+
+def load(model: Any, folder: str, digests: dict[str, str]) -> None:
+    configured = {"artifacts": {MODEL_ARTIFACT: folder}, "model_config": {SHA256: digests}}
+    model.load_context(SimpleNamespace(**configured))
 
 
 def answer_of(model: Any, request: tuple[Rows, Any]) -> Rows:
     rows, params = request
     found: Rows = model.predict(None, pd.DataFrame(rows), params).to_dict("records")
     return found
+
+
+@pytest.mark.parametrize("kind", [AlbertPyfunc, FinetunedPyfunc])
+def test_a_model_that_changed_after_it_was_registered_is_not_served(
+    kind: Callable[[], Any], tmp_path: Path
+) -> None:
+    save_tiny_model(str(tmp_path))
+    digests = {path.name: sha256_of(str(path)) for path in tmp_path.iterdir()}
+    weights = tmp_path / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors changed after it was registered"):
+        load(kind(), str(tmp_path), digests)
 
 
 # -- a pretrained model

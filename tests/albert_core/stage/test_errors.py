@@ -2,6 +2,7 @@
 
 import errno
 import inspect
+import re
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -15,6 +16,7 @@ from albert_core.stage.errors import (
     OutageError,
     RegistryError,
     SourceError,
+    explained,
     is_transient,
 )
 
@@ -100,3 +102,30 @@ def test_an_error_that_was_dealt_with_is_no_cause(is_hidden: bool) -> None:
     error = SourceError("the file has no text")
     error.__context__, error.__suppress_context__ = refused(), is_hidden
     assert is_transient(error) is not is_hidden
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/w/x"), r"No space .*/w/x'?: make room"),
+        (OSError(errno.EROFS, "Read-only file system"), "give a folder that can be written to"),
+        (OSError(errno.EMFILE, "Too many open files"), r"ulimit -n"),
+        (RuntimeError("OSError: [Errno 28] No space left on device\n at"), "device: make room"),
+        (
+            library_error("botocore.exceptions", "NoCredentialsError")(),
+            "there are none .Unable to locate credentials.*AWS_ACCESS_KEY_ID",
+        ),
+        (
+            library_error("sqlite3", "DatabaseError", "database disk image is malformed")(),
+            "a database is damaged .*mlflow.db",
+        ),
+    ],
+)
+def test_a_fault_of_a_user_or_a_disk_is_one_sentence(error: Exception, said: str) -> None:
+    for each in (error, caused_by(error, ValueError("a library's own"))):
+        assert re.search(said, explained(each))
+        assert "\n" not in explained(each)
+
+
+def test_a_defect_is_not_explained_away() -> None:
+    assert explained(ValueError("x")) == explained(FileNotFoundError(2, "no", "x")) == ""

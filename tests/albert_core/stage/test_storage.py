@@ -134,6 +134,13 @@ def test_a_local_uri_is_a_path_and_means_the_same_from_another_folder(
     assert storage.absolute("memory://a") == "memory://a"
 
 
+def test_two_colons_in_a_name_are_no_chain_of_file_systems(folder: str) -> None:
+    uri = storage.join(folder, "a::b.txt")
+    storage.write_bytes(uri, b"text")
+    assert storage.read_bytes(uri) == b"text"
+    assert storage.list_names(folder) == ["a::b.txt"]
+
+
 def test_an_unknown_protocol_is_an_error_that_says_where_to_look() -> None:
     with pytest.raises(SourceError, match=r"nowhere://x: .*nowhere.* the part before '://'"):
         storage.exists("nowhere://x")

@@ -385,6 +385,11 @@ DUMPS = [
         ("#4", OF_PAGE.format(4)),
     ),
     of(
+        dump(article(1, ns="9" * 5000), article(2)),
+        (AT, "other_namespace"),
+        ("#2", OF_PAGE.format(2)),
+    ),
+    of(
         dump(article(1, ns="1"), article(2, ns="14"), article(3)),
         *(
             ("#1", OF_PAGE.format(1)),
