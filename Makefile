@@ -18,11 +18,13 @@ CORPUS ?=
 ARTIFACTS ?=
 NAME ?=
 ARGS ?=
+# As one word of the shell, whatever is in it.
+quoted = '$(subst ','\'',$(1))'
 SOURCES := albert_core pipelines flows infra tests benchmarks
 
-FLOW_OPTIONS = --recipe '$(RECIPE)' --work '$(WORK)' \
-	$(if $(SOURCE),--source '$(SOURCE)') $(foreach setting,$(SET),--set '$(setting)')
-SERVED = $(if $(filter-out file,$(origin RECIPE)),--recipe '$(RECIPE)') $(if $(SOURCE),--source '$(SOURCE)') $(if $(TASKS),--task-folder '$(TASKS)')
+FLOW_OPTIONS = --recipe $(call quoted,$(RECIPE)) --work $(call quoted,$(WORK)) \
+	$(if $(SOURCE),--source $(call quoted,$(SOURCE))) $(foreach setting,$(SET),--set $(call quoted,$(setting)))
+SERVED = $(if $(filter-out file,$(origin RECIPE)),--recipe $(call quoted,$(RECIPE))) $(if $(SOURCE),--source $(call quoted,$(SOURCE))) $(if $(TASKS),--task-folder $(call quoted,$(TASKS)))
 DATA_BENCHMARKS := data_pipeline text_functions near_duplicates
 BENCHMARKS := $(DATA_BENCHMARKS) loader training_step finetuning minimal_pairs span_features tracking promotion_gate
 
@@ -45,24 +47,24 @@ refresh: $(READY) ## raw text to clean corpus, vocabulary and examples only
 	@$(ALBERT) refresh $(FLOW_OPTIONS)
 
 evaluate: $(READY) ## a model on all tasks in a folder; MODEL=... TASKS=<folder> SEEDS=3
-	@$(ALBERT) evaluate '$(MODEL)' --work '$(WORK)' $(if $(filter-out file,$(origin RECIPE)),--recipe '$(RECIPE)') \
-	  $(if $(TASKS),--task-folder '$(TASKS)') $(if $(SEEDS),--seeds '$(SEEDS)') \
-	  $(if $(CORPUS),--corpus '$(CORPUS)') $(foreach setting,$(SET),--set '$(setting)') $(ARGS)
+	@$(ALBERT) evaluate $(call quoted,$(MODEL)) --work $(call quoted,$(WORK)) $(if $(filter-out file,$(origin RECIPE)),--recipe $(call quoted,$(RECIPE))) \
+	  $(if $(TASKS),--task-folder $(call quoted,$(TASKS))) $(if $(SEEDS),--seeds $(call quoted,$(SEEDS))) \
+	  $(if $(CORPUS),--corpus $(call quoted,$(CORPUS))) $(foreach setting,$(SET),--set $(call quoted,$(setting))) $(ARGS)
 
 models: $(READY) ## the registry's models; NAME=albert-tiny for its versions, and why they are champion or not
-	@$(ALBERT) models --work '$(WORK)' $(NAME)
+	@$(ALBERT) models --work $(call quoted,$(WORK)) $(NAME)
 
 rollback: $(READY) ## the previous champion again; NAME=albert-tiny ARGS='--to 3 --reason "..."'
-	@$(ALBERT) rollback --work '$(WORK)' '$(NAME)' $(ARGS)
+	@$(ALBERT) rollback --work $(call quoted,$(WORK)) $(call quoted,$(NAME)) $(ARGS)
 
 plan: $(READY) ## what a run will take in memory, hours and cost; ARGS='--hardware l4'
-	@$(ALBERT) plan --recipe '$(RECIPE)' $(foreach setting,$(SET),--set '$(setting)') $(ARGS)
+	@$(ALBERT) plan --recipe $(call quoted,$(RECIPE)) $(foreach setting,$(SET),--set $(call quoted,$(setting))) $(ARGS)
 
 serve: $(READY) ## Prefect, MLflow and a worker on this machine, until Ctrl-C; RECIPE= SOURCE= TASKS= for its deployments
-	@exec $(ALBERT) serve --work '$(WORK)' $(SERVED) $(ARGS)
+	@exec $(ALBERT) serve --work $(call quoted,$(WORK)) $(SERVED) $(ARGS)
 
 production: $(READY) ## the same for a team: Postgres, S3, two workers; ARTIFACTS=s3://bucket/path
-	@exec $(ALBERT) production --work '$(WORK)' $(SERVED) $(if $(ARTIFACTS),--artifacts '$(ARTIFACTS)') $(ARGS)
+	@exec $(ALBERT) production --work $(call quoted,$(WORK)) $(SERVED) $(if $(ARTIFACTS),--artifacts $(call quoted,$(ARTIFACTS))) $(ARGS)
 
 test: $(READY) ## all tests, as many files at a time as there are cores; ARGS=tests/flows for some
 	$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)

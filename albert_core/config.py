@@ -349,7 +349,7 @@ class ScoringSettings(Settings, use_attribute_docstrings=True):
 class RegistrySettings(Settings, use_attribute_docstrings=True):
     """Where a finished model is registered and what makes it champion."""
 
-    model_name: str = Field("albert", min_length=1)
+    model_name: str = Field("albert", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     """registered model's name"""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """of the bounds that decide: an equal candidate is refused this often"""

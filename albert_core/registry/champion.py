@@ -8,9 +8,10 @@ of two claims, the second one is written before its writer reads, so its writer 
 """
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from uuid import uuid4
 
 from mlflow import MlflowClient
@@ -23,8 +24,7 @@ CANDIDATE, PREVIOUS = "candidate", "previous"
 CLAIM = "promotion_claim."
 """What the key of a claim's tag begins with."""
 STALE_SECONDS = 90.0
-"""A claim that is not renewed for so long belongs to a dead process: a waiting process renews its
-own, and what is done under the lock takes seconds."""
+"""A claim that is not renewed for so long belongs to a dead process."""
 _WAIT_SECONDS = 0.25
 
 log = logging.getLogger(__name__)
@@ -68,9 +68,29 @@ def promotion_lock(
     try:
         while not _is_alone(client, name, own, first_seen, stale_seconds):
             time.sleep(_WAIT_SECONDS)
-        yield
+        with _renewing(client, name, own, stale_seconds / 3):
+            yield
     finally:
         _withdraw(client, name, own)
+
+
+@contextmanager
+def _renewing(client: MlflowClient, name: str, own: str, seconds: float) -> Iterator[None]:
+    """Renew the claim ``own`` again and again, so that nobody takes this process for dead."""
+    is_over = threading.Event()
+
+    def renew() -> None:
+        while not is_over.wait(seconds):
+            with suppress(MlflowException):  # an outage: the block will notice it too
+                client.set_registered_model_tag(name, own, uuid4().hex)
+
+    thread = threading.Thread(target=renew, name="promotion lock", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _is_alone(

@@ -26,6 +26,7 @@ from albert_core.registry.versions import (
     MANIFEST_TAG,
     RegisteredVersion,
     champion_of,
+    every,
     fetch,
     open_registry,
     registered_versions,
@@ -51,7 +52,7 @@ def list_models(work: str) -> str:
         RegistryError: the registry does not answer.
     """
     with open_registry(work) as client:
-        names = sorted(model.name for model in client.search_registered_models(max_results=1000))
+        names = sorted(model.name for model in every(client.search_registered_models))
         return "\n".join(f"{name:<32}{_champion(client, name)}" for name in names) or "none"
 
 

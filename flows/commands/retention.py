@@ -206,9 +206,17 @@ def check_registry(work: str) -> None:
     Raises:
         RegistryError: a result was registered elsewhere, where its version would not be seen.
     """
+    from albert_core.registry.versions import has_registry, registered_versions
+    from albert_core.tracking.models import REGISTRATION_TAG
+
     here = {digest_of(uri(work)) for uri in (tracking_uri, shown_tracking_uri)}
-    for result in read_work(work).of_stage(REGISTRATION):
-        if result.manifest.inputs.get("registry") not in here:
+    registrations = read_work(work).of_stage(REGISTRATION)
+    elsewhere = [r for r in registrations if r.manifest.inputs.get("registry") not in here]
+    # `albert serve` serves the registry of the work folder at an address of its own.
+    versions = registered_versions(work) if elsewhere and has_registry(work) else []
+    keys = {version.tags.get(REGISTRATION_TAG) for version in versions}
+    for result in elsewhere:
+        if result.manifest.key not in keys:
             raise RegistryError(
                 f"{result.uri} was registered elsewhere than in {shown_tracking_uri(work)}: what "
                 "its version needs would not be seen. Set MLFLOW_TRACKING_URI as it was then, or, "
