@@ -161,7 +161,7 @@ def _recipe_uri(recipe: str) -> str:
 def _read_toml(uri: str) -> dict[str, Any]:
     try:
         return tomllib.loads(storage.read_bytes(uri).decode())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{uri} cannot be read as a recipe: {error}") from error
 
 
@@ -207,7 +207,7 @@ def _keys_of(override: str) -> list[str]:
     keys = []
     try:
         inner: Any = tomllib.loads(f"{path} = 0") if equals else None
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # also a number of thousands of digits
         return []
     while isinstance(inner, dict):
         [(key, inner)] = inner.items()
@@ -218,7 +218,7 @@ def _keys_of(override: str) -> list[str]:
 def _toml_value(text: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # also a number of thousands of digits
         return text
     return parsed["value"] if len(parsed) == 1 else text
 

@@ -110,7 +110,7 @@ def read_task(folder: str) -> dict[str, Any]:
         described: dict[str, Any] = json.loads(storage.read_bytes(checked(uri)))
         if not {"task", "settings"} <= described.keys():
             raise ValueError('it has no "task" or no "settings"')
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise IntegrityError(
             f"{uri} does not describe a task ({error}). Copy or write it again."
         ) from error

@@ -171,7 +171,7 @@ def read_tokenizer(folder: str) -> Tokenizer:
 def _read_json(folder: str, name: str) -> dict[str, Any]:
     try:
         values: dict[str, Any] = json.loads(_read(folder, name))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise IntegrityError(
             f"{storage.join(folder, name)} is not JSON ({error}). Copy or write it again."
         ) from error

@@ -145,7 +145,7 @@ def _read_recipe(uri: str) -> dict[str, Any]:
         raise ConfigError(f"{uri!r} is missing: give --recipe a resolved recipe (JSON).")
     try:
         recipe = json.loads(storage.read_bytes(uri))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{uri} is not JSON: {error}. Give a resolved recipe.") from error
     if not isinstance(recipe, dict):
         raise ConfigError(f"{uri} holds no object of sections. Give a resolved recipe.")

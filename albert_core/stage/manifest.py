@@ -262,7 +262,7 @@ def unsealed(uri: str) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(storage.read_bytes(uri))
         if content.pop(_DIGEST, None) not in (None, digest_of(content)):
             raise ValueError(f"its {_DIGEST} is another one")
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError(f"{uri} changed after it was written") from error
     return content
 

@@ -50,6 +50,8 @@ class Settings(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             raise ConfigError(f"{where}: {describe(error)}") from None
+        except OverflowError as error:
+            raise ConfigError(f"{where}: a number is too large ({error})") from None
 
 
 def refuse_credentials(values: Any, where: str) -> None:

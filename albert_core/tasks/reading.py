@@ -91,6 +91,8 @@ def parse_object(text: str, where: str) -> dict[str, Any]:
         raise TaskError(
             f"{where}: not JSON ({error}, of {len(text):,} characters). {hint}"
         ) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; deep lists
+        raise TaskError(f"{where}: no JSON that can be read ({error}). Correct it.") from None
     if not isinstance(found, dict):
         raise TaskError(f"{where}: found {text[:60]!r}, expected a JSON object. Correct the file.")
     return found

@@ -39,6 +39,7 @@ _BROKEN = (
     ArchiveLoadFailed,
     StatusAndHeadersParserException,
     EOFError,
+    OverflowError,  # of a length beyond what a file can have
     ValueError,
     AttributeError,  # raised for a response without an address
 )

@@ -1,5 +1,8 @@
+import json
+import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,6 +10,7 @@ import pytest
 
 from albert_core.stage import storage
 from albert_core.stage.lineage import Lineage
+from albert_core.stage.manifest import sealed, unsealed
 from albert_core.stage.results import PASSAGE_SOURCE
 from flows.recipe import RecipeRun
 from tests.flows.made_manifests import made_manifest
@@ -100,3 +104,29 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     monkeypatch.setitem(sys.modules, "albert_core.registry.versions", versions)
     monkeypatch.setattr(registry_room, "versions", versions, raising=False)
     return fake
+
+
+@pytest.fixture
+def source(tiny: Tiny) -> Iterator[Path]:
+    """The folder of the source files, which are restored at the end."""
+    before = {path: path.read_bytes() for path in tiny.source.iterdir()}
+    yield tiny.source
+    for path in {*before, *tiny.source.iterdir()}:
+        if path in before:
+            path.write_bytes(before[path])
+        else:
+            path.unlink()
+
+
+@pytest.fixture
+def copied(tiny: Tiny, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
+    """The model with a copy of its work folder, and the same registry."""
+    monkeypatch.setenv("ALBERT_WORKERS", "1")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tiny.work}/mlflow.db")
+    ignored = shutil.ignore_patterns("mlartifacts", "mlflow.db*")
+    work = str(shutil.copytree(tiny.work, tmp_path / "work", ignore=ignored))
+    for file in Path(work).rglob("manifest.json"):
+        content = json.dumps(unsealed(str(file))).replace(tiny.work, work)
+        file.write_bytes(sealed(json.loads(content)))
+    manifests = {name: uri.replace(tiny.work, work) for name, uri in tiny.manifests.items()}
+    return Tiny(source, work, manifests)

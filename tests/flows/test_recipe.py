@@ -74,6 +74,12 @@ def test_what_an_override_does_not_name_stays() -> None:
             r"examples.max_seq_length is 1024, but model.max_position_embeddings is only 512",
         ),
         ("finetuning.max_seq_length=513", r"finetuning.max_seq_length is 513"),
+        ("training.seed=" + "9" * 5000, r"training.seed: "),
+        ("examples.max_seq_length=" + "9" * 400, "a number is too large"),
+        ("training.seed=" + "[" * 5000, r"training.seed: "),
+        ("registry.model_name=a/b", r"registry.model_name: .*, got 'a/b'"),
+        ("registry.model_name=models:/x@y", r"registry.model_name: "),
+        (f"registry.model_name={'x' * 300}", r"registry.model_name: "),
     ],
 )
 def test_a_mistake_is_refused_and_named_by_its_path(override: str, message: str) -> None:
@@ -110,9 +116,10 @@ def test_a_mistake_of_the_file_names_it_whatever_the_overrides(tmp_path: Path) -
 def test_an_unknown_recipe_and_a_file_that_is_not_toml_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no recipe 'tinny'; did you mean 'tiny'"):
         load_recipe("tinny")
-    (tmp_path / "mine.toml").write_text("training = [")
-    with pytest.raises(ConfigError, match=r"mine.toml cannot be read as a recipe"):
-        load_recipe(str(tmp_path / "mine.toml"))
+    for content in ("training = [", "seed = " + "9" * 5000, "training = " + "[" * 5000):
+        (tmp_path / "mine.toml").write_text(content)
+        with pytest.raises(ConfigError, match=r"mine.toml cannot be read as a recipe"):
+            load_recipe(str(tmp_path / "mine.toml"))
 
 
 def test_a_recipe_of_ones_own_is_named_by_its_file(tmp_path: Path) -> None:

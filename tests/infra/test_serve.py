@@ -168,7 +168,7 @@ def test_a_name_without_slash_is_run_by_the_worker(served: Served) -> None:
 def test_nothing_listens_but_on_the_loopback_address(served: Served) -> None:
     family = [served.process, *served.process.children(recursive=True)]
     listening = [
-        connection.laddr.ip
+        connection.laddr.ip.removeprefix("::ffff:")
         for process in family
         for connection in process.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN

@@ -219,7 +219,9 @@ def test_folders_without_a_good_manifest_are_no_results(tmp_path: Path) -> None:
     assert PLAN.find(str(tmp_path)) is None
 
 
-@pytest.mark.parametrize("content", [b"", b'{"stage": "corp', b"{}", b"[]", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", [b"", b'{"stage": "corp', b"{}", b"[]", b"\xff\xfe", b"[" * 20_000]
+)
 def test_a_missing_or_broken_manifest_is_refused(tmp_path: Path, content: bytes) -> None:
     uri = tmp_path / "manifest.json"
     with pytest.raises(IntegrityError, match=r"manifest.json is missing: .*Run it again"):

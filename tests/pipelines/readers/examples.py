@@ -299,6 +299,10 @@ WEB = [
         OF_FIRST,
     ),
     of(FIRST + BROKEN + SECOND, OF_FIRST, (len(FIRST), "broken_record"), OF_SECOND),
+    of(
+        FIRST + b"WARC/1.0\r\nWARC-Type: response\r\nContent-Length: " + b"9" * 99 + b"\r\n\r\n",
+        *(OF_FIRST, (len(FIRST), "broken_record")),
+    ),
     of((FIRST + SECOND)[:-200], OF_FIRST, (len(FIRST), "truncated_record")),
     of(
         web_record("http://a/1", b"<html>" + b"x" * 20_000) + SECOND,
