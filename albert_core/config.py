@@ -349,8 +349,8 @@ class ScoringSettings(Settings, use_attribute_docstrings=True):
 class RegistrySettings(Settings, use_attribute_docstrings=True):
     """Where a finished model is registered and what makes it champion."""
 
-    model_name: str = Field("albert", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-    """registered model's name"""
+    model_name: str = Field("albert", pattern=r"^[^\W_]([\w .-]{0,98}[\w.-])?$")
+    """registered model's name: letters, digits, spaces and ``._-``, at most 100"""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """of the bounds that decide: an equal candidate is refused this often"""
     min_score_gain: float = Field(0.0, ge=0)

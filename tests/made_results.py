@@ -1,8 +1,10 @@
 """What each stage tells in its manifest, with made numbers."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+from albert_core.stage.manifest import sealed, unsealed
 from albert_core.stage.results import (
     AuditResult,
     ContaminationResult,
@@ -198,3 +200,9 @@ def made_result(stage: str, **changes: Any) -> Settings:
     """Return the result of a stage with some fields changed, given as JSON values."""
     made = RESULTS[stage]
     return type(made).model_validate_json(json.dumps(made.model_dump() | changes))
+
+
+def replace_in_manifest(path: Path, old: str, new: str) -> None:
+    """Replace a text in a manifest, as if its stage had written it so."""
+    content = json.dumps(unsealed(str(path)), ensure_ascii=False).replace(old, new)
+    path.write_bytes(sealed(json.loads(content)))

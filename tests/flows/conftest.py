@@ -1,4 +1,3 @@
-import json
 import shutil
 import sys
 from collections.abc import Iterator
@@ -10,11 +9,11 @@ import pytest
 
 from albert_core.stage import storage
 from albert_core.stage.lineage import Lineage
-from albert_core.stage.manifest import sealed, unsealed
 from albert_core.stage.results import PASSAGE_SOURCE
 from flows.recipe import RecipeRun
 from tests.flows.made_manifests import made_manifest
 from tests.flows.tiny_way import Tiny, make_tiny, write_source
+from tests.made_results import replace_in_manifest
 
 
 @pytest.fixture(scope="session")
@@ -126,7 +125,6 @@ def copied(tiny: Tiny, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     ignored = shutil.ignore_patterns("mlartifacts", "mlflow.db*")
     work = str(shutil.copytree(tiny.work, tmp_path / "work", ignore=ignored))
     for file in Path(work).rglob("manifest.json"):
-        content = json.dumps(unsealed(str(file))).replace(tiny.work, work)
-        file.write_bytes(sealed(json.loads(content)))
+        replace_in_manifest(file, tiny.work, work)
     manifests = {name: uri.replace(tiny.work, work) for name, uri in tiny.manifests.items()}
     return Tiny(source, work, manifests)

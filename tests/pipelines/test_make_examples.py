@@ -30,7 +30,7 @@ from pipelines.examples.part import (
     write_part,
 )
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
-from tests.made_results import made_result
+from tests.made_results import made_result, replace_in_manifest
 from tests.pipelines.conftest import write_corpus
 
 Make = Callable[..., str]
@@ -304,7 +304,7 @@ def test_a_part_left_out_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch)
 
 def test_documents_that_the_corpus_does_not_count_are_refused(make: Make, tmp_path: Path) -> None:
     corpus = Path(write_corpus(tmp_path, documents(range(20))))
-    corpus.write_text(corpus.read_text().replace('"num_documents": 20', '"num_documents": 21'))
+    replace_in_manifest(corpus, '"num_documents": 20', '"num_documents": 21')
     with pytest.raises(AccountingError, match=r"expected 21 documents, found 20.*must not be used"):
         make(corpus=str(corpus))
 

@@ -25,6 +25,7 @@ from pipelines import train_vocab, vocabulary_training
 from pipelines.config import VocabularySettings
 from pipelines.vocabulary_training import SampleShares, sample_share, shares_for
 from tests.albert_core.tiny_vocab import tiny_sentences
+from tests.made_results import replace_in_manifest
 from tests.pipelines.conftest import write_corpus
 
 PUBLISHED = Path("/work/shared/data/models/30k-clean.model")
@@ -326,7 +327,7 @@ def test_the_vocabulary_of_another_source_or_of_other_settings_is_not_kept(tmp_p
     made_of(made_up(40), tmp_path)
     larger, _ = made_of(made_up(60), tmp_path, SMALL.model_copy(update={"vocab_size": 121}))
     corpus = Path(corpus_of(made_up(60), tmp_path))
-    corpus.write_text(corpus.read_text().replace("notes/**", "novels/**"))
+    replace_in_manifest(corpus, "notes/**", "novels/**")
     elsewhere = read_manifest(train_vocab.run(SMALL, str(corpus), str(tmp_path)))
     assert not larger.settings.keys() & {"kept"}
     assert not elsewhere.settings.keys() & {"kept"}
