@@ -400,10 +400,17 @@ class Servers(Services):
             facts: besides the addresses.
             commands: for another terminal.
         """
-        told = {PREFECT: self.prefect_url, MLFLOW: self.mlflow_url, **facts, "logs": self.logs}
+        auth_file = self.work / AUTH_FILE
+        told = {
+            PREFECT: self.prefect_url,
+            "password": f"{auth_file}; Prefect's page asks for its content once",
+            MLFLOW: self.mlflow_url,
+            **facts,
+            "logs": self.logs,
+        }
         # The second variable is for names without a slash, see flows/deployment_names.py.
         here = f"export PREFECT_API_URL={self.prefect_url}/api PREFECT_PLUGINS_ENABLED=true"
-        secret = f'export {_AUTH}="$(cat {shlex.quote(str(self.work / AUTH_FILE))})"'
+        secret = f'export {_AUTH}="$(cat {shlex.quote(str(auth_file))})"'
         commands = [here, secret, "prefect deployment run pretrain-albert", *commands]
         return "\n".join(
             [
