@@ -19,13 +19,13 @@ from torch import Tensor
 
 from albert_core.model.attention import Runs
 from albert_core.model.execution import IGNORED
-from albert_core.stage import storage
 from albert_core.stage.errors import ShapeError, TrainingError
-from albert_core.stage.manifest import check_shard, read_manifest
+from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import ExamplesResult
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.records import Ints, ranges
 from albert_core.training.order import padded_length
+from albert_core.training.shard_copies import shards_here
 
 UInt16s = NDArray[np.uint16]
 
@@ -229,13 +229,16 @@ def _int64(values: NDArray[Any]) -> Tensor:
 
 
 class ExampleShards:
-    """The examples of one kind by number. Local shards that are not compressed stay mapped.
+    """The examples of one kind by number. Shards that are not compressed are mapped.
+
+    Those in an object store are copied to a disk of this host: see `shards_here`.
 
     Args:
         manifest_uri: of the stage "examples".
         kind: train or held_out.
 
     Raises:
+        ConfigError: this host has no room for copies of the shards.
         IntegrityError: a shard is missing or is not the one that was written.
         TrainingError: there is no example.
     """
@@ -246,9 +249,8 @@ class ExampleShards:
         folder = manifest_uri.rpartition("/")[0]
         self._blocks: list[pa.RecordBatch] = []
         self._document_ids: list[pa.Array] = []
-        for shard in self.manifest.shards_of(kind):
-            check_shard(shard, folder)
-            table = read_arrow(storage.join(folder, shard.path))
+        for path in shards_here(self.manifest.shards_of(kind), folder):
+            table = read_arrow(path)
             self._blocks += [block for block in table.select(_COLUMNS).to_batches() if len(block)]
             self._document_ids += table["document_id"].chunks
         self._ends = np.cumsum([len(block) for block in self._blocks])

@@ -1,5 +1,9 @@
+import os
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +18,11 @@ from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.attention import lengths_of
 from albert_core.model.execution import IGNORED
-from albert_core.stage.errors import IntegrityError, ShapeError, TrainingError
+from albert_core.stage import storage
+from albert_core.stage.errors import ConfigError, IntegrityError, ShapeError, TrainingError
+from albert_core.stage.manifest import read_manifest
 from albert_core.text.records import CLS, EXAMPLE_SCHEMA, MASK, SEP
+from albert_core.training import shard_copies
 from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.ranks import ALONE, Ranks
@@ -26,6 +33,7 @@ from tests.albert_core.made_examples import assert_equal, sizes_of
 from tests.albert_core.tiny_model import tiny_settings
 from tests.albert_core.tiny_vocab import tiny_vocab
 from tests.made_results import made_result
+from tests.s3_server import serve_s3
 
 LENGTH = 61
 
@@ -97,16 +105,13 @@ def test_sequences_lie_end_to_end(examples: ExampleShards) -> None:
     assert (batch.num_sequences, batch.num_pieces) == (3, 21)
 
 
-@given(numbers=st.lists(st.integers(0, 4), min_size=1, max_size=8))
+@given(numbers=st.lists(st.integers(0, 39), min_size=1, max_size=8))
 @settings(max_examples=20)
-def test_an_example_is_the_same_in_every_batch(numbers: list[int]) -> None:
-    """Also where shards cannot be mapped."""
-    uri = write_examples("memory://data", [EXAMPLES[:3], EXAMPLES[3:]])
-    examples = ExampleShards(uri, "train")
-    together = examples.rows(np.array(numbers)).batch()
+def test_an_example_is_the_same_in_every_batch(many: ExampleShards, numbers: list[int]) -> None:
+    together = many.rows(np.array(numbers)).batch()
     begin = 0
     for number in numbers:
-        alone = examples.rows(np.array([number])).batch()
+        alone = many.rows(np.array([number])).batch()
         end = begin + alone.num_pieces
         assert torch.equal(together.input_ids[begin:end], alone.input_ids)
         assert torch.equal(together.token_type_ids[begin:end], alone.token_type_ids)
@@ -174,6 +179,95 @@ def test_shards_that_are_not_compressed_stay_mapped(
     in_memory = pa.total_allocated_bytes() - before
     num_pieces = int(examples.sizes(np.arange(3000))[0].sum())
     assert (in_memory < 0.1 * 2 * num_pieces) == is_mapped
+
+
+@pytest.fixture
+def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the copies of shards that are not on this host."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(shard_copies, "_in_use", {})
+    return tmp_path / f"albert-shards-{os.getuid()}"
+
+
+def test_the_ranks_of_a_host_copy_each_shard_once_and_check_it_once_a_start(
+    copies: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = made_examples.made_examples("memory://once", 40, LENGTH)
+    checked: list[str] = []
+    digest = storage.sha256_of
+
+    def noted(uri: str) -> str:
+        checked.append(uri)
+        return digest(uri)
+
+    monkeypatch.setattr(storage, "sha256_of", noted)
+    for launch in ("first", "second"):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", launch)
+        with ThreadPoolExecutor(4) as ranks:  # flock counts open files, not processes
+            list(ranks.map(lambda _: ExampleShards(uri, "train"), range(4)))
+        assert len(checked) == len(set(checked)) == 3
+        checked.clear()
+    files = sorted(copies.glob("*/*.arrow"))
+    assert len(files) == 3
+    files[0].write_bytes(b"damaged")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "third")
+    assert len(ExampleShards(uri, "train")) == 40
+    assert digest(str(files[0])) == files[0].stem
+
+
+def test_copies_that_no_process_uses_make_room_for_others(
+    copies: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (write_examples(f"memory://{n}", [EXAMPLES[:n]]) for n in (2, 3))
+    ExampleShards(first, "train")
+    ExampleShards(second, "train")
+    assert len(list(copies.glob("*/*.arrow"))) == 2
+    for file in shard_copies._in_use.values():
+        os.close(file)
+    monkeypatch.setattr(shard_copies, "_in_use", {})
+    ExampleShards(second, "train")
+    [left] = copies.glob("*/*.arrow")
+    assert left.stem == read_manifest(second).shards_of("train")[0].sha256
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100))
+    with pytest.raises(ConfigError, match=r"has room for 0\.0 GB, .* Set TMPDIR to a folder on"):
+        ExampleShards(first, "train")
+
+
+def test_a_shard_that_is_damaged_or_missing_in_the_store_is_refused(copies: Path) -> None:
+    for name, message in (("damaged", "changed after it was written"), ("missing", "is missing")):
+        uri = write_examples(f"memory://{name}", [EXAMPLES])
+        shard = f"{uri.rpartition('/')[0]}/train-00000.arrow"
+        storage.remove(shard)
+        if name == "damaged":
+            storage.write_bytes(shard, b"damaged")
+        with pytest.raises(IntegrityError, match=f"memory://{name}.*arrow {message}"):
+            ExampleShards(uri, "train")
+    assert not list(copies.glob("*/*.arrow"))
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_memory_of_a_rank_does_not_grow_with_the_shards_in_a_store(
+    copies: Path, tmp_path: Path
+) -> None:
+    local = made_examples.made_examples(str(tmp_path), 60_000, 512, num_shards=8)
+    expected = ExampleShards(local, "train").rows(np.arange(0, 60_000, 1000))
+    with serve_s3("albert"):
+        folder = local.rpartition("/")[0]
+        for file in [*Path(folder).iterdir()]:
+            storage.write_bytes(f"s3://albert/examples/{file.name}", file.read_bytes())
+        before = own_memory()
+        shards = ExampleShards("s3://albert/examples/manifest.json", "train")
+        assert sum(file.stat().st_size for file in copies.glob("*/*")) > 40e6
+        assert own_memory() - before < 25e6
+        found = shards.rows(np.arange(0, 60_000, 1000))
+    assert_equal(found.batch(), expected.batch())
+
+
+def own_memory() -> int:
+    """Return the bytes of this process's memory that are not of files."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("RssAnon:")[2].split()[0])
 
 
 def test_a_relative_manifest_is_one_in_this_folder(
