@@ -48,11 +48,12 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._failure: tuple[int, BaseException] | None = None
 
-    def save(self, state: dict[str, Any], record: dict[str, Any]) -> None:
+    def save(self, state: dict[str, Any] | None, record: dict[str, Any]) -> None:
         """Write the checkpoint of ``record["step"]`` after the one before.
 
         Args:
-            state: tensors and plain values, as `torch.load(weights_only=True)` accepts them.
+            state: tensors and plain values, as `torch.load(weights_only=True)` accepts them; None
+                if that of this step was saved: only its record is written again.
             record: plain values that describe the state, for JSON.
 
         Raises:
@@ -97,7 +98,7 @@ class CheckpointWriter:
             "the same command: it goes on from there."
         ) from error
 
-    def _write(self, state: dict[str, Any], record: dict[str, Any]) -> None:
+    def _write(self, state: dict[str, Any] | None, record: dict[str, Any]) -> None:
         try:
             save_checkpoint(self.folder, state, record, self.keep)
         except Exception as error:  # noqa: BLE001  whatever the storage raises, `check` reports it
@@ -112,12 +113,15 @@ def _root_of(error: BaseException) -> BaseException:
     return found or error
 
 
-def save_checkpoint(folder: str, state: dict[str, Any], record: dict[str, Any], keep: int) -> str:
+def save_checkpoint(
+    folder: str, state: dict[str, Any] | None, record: dict[str, Any], keep: int
+) -> str:
     """Write a checkpoint below ``folder``; keep only the last ``keep`` and the best.
 
     Args:
         folder: URI of the run's checkpoints.
-        state: tensors and plain values, as `torch.load(weights_only=True)` accepts them.
+        state: tensors and plain values, as `torch.load(weights_only=True)` accepts them; None
+            for that which is there.
         record: plain values that describe the state, for JSON: "step", the updates done; and
             perhaps `HELD_OUT_LOSS`.
         keep: checkpoints to keep, this one included.
@@ -127,9 +131,12 @@ def save_checkpoint(folder: str, state: dict[str, Any], record: dict[str, Any], 
     """
     uri = storage.join(folder, f"step-{record['step']:08d}")
     try:
-        with storage.open_atomic(storage.join(uri, STATE)) as file:
-            torch.save(state, file)
-        digest = storage.sha256_of(storage.join(uri, STATE))
+        if state is None:
+            digest = checkpoint_digest(uri)
+        else:
+            with storage.open_atomic(storage.join(uri, STATE)) as file:
+                torch.save(state, file)
+            digest = storage.sha256_of(storage.join(uri, STATE))
         storage.write_bytes(storage.join(uri, RECORD), sealed(record | {"sha256": digest}))
     except Exception:
         if not storage.exists(storage.join(uri, RECORD)):

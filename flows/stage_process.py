@@ -26,6 +26,7 @@ from typing import IO
 
 from albert_core.stage.command import FAILURE, FAILURE_STATUS, RESULT, RUN_AGAIN_STATUS
 from albert_core.stage.credentials import redacted
+from albert_core.stage.environment import stop_seconds
 from albert_core.stage.errors import ConfigError, OutageError, StageError
 from albert_core.stage.log import ASKED_FOR, StageProgress, read_line
 
@@ -79,8 +80,6 @@ def _limit(variable: str, module: str) -> float | None:
     return numbers.get(module.rpartition(".")[2], numbers.get(""))
 
 
-GRACE_SECONDS = 30.0
-"""How long a stage that is stopped may take to end, for example to save its checkpoint."""
 _LAST_LINES = 20
 _LOOK_SECONDS = 0.05
 _WORTH_ANOTHER_TRY = {RUN_AGAIN_STATUS, -signal.SIGKILL, -signal.SIGTERM}
@@ -135,7 +134,7 @@ def distributed_argv(argv: Sequence[str], num_processes: int, num_hosts: int = 1
 def run_stage_process(
     argv: Sequence[str],
     log: Callable[[str], None],
-    grace_seconds: float = GRACE_SECONDS,
+    grace_seconds: float | None = None,
     environment: Mapping[str, str] | None = None,
     limits: Limits = NO_LIMITS,
     on_progress: Callable[[StageProgress], None] = lambda _: None,
@@ -146,7 +145,8 @@ def run_stage_process(
     Args:
         argv: as made by `stage.command.stage_argv`.
         log: called with each line of the stage's output, except those of its result.
-        grace_seconds: time between SIGTERM and SIGKILL when the stage is stopped.
+        grace_seconds: time between SIGTERM and SIGKILL when the stage is stopped, for example to
+            save its checkpoint; None for `stop_seconds`.
         environment: variables that the process gets besides this one's.
         limits: how long it may take.
         on_progress: called with the progress that the stage reports.
@@ -156,6 +156,7 @@ def run_stage_process(
         InterruptedStageError: exit status 75, killed, told to stop, or silent for too long.
         StageError: the stage failed, with its own message or its last lines; or took too long.
     """
+    grace_seconds = stop_seconds() if grace_seconds is None else grace_seconds
     process = subprocess.Popen(
         tied(argv),
         stdin=subprocess.DEVNULL,

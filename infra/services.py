@@ -18,6 +18,7 @@ import psutil
 
 from albert_core.stage import storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
+from albert_core.stage.environment import stop_seconds
 from albert_core.stage.errors import AlbertError, answers
 from flows.prefect_server import AUTH_FILE, USER, guarded, kept_secret, server_command
 from flows.recipe import load_recipe
@@ -28,7 +29,6 @@ LOOK_SECONDS = 0.5
 _MARK = "ALBERT_SERVICE"
 """Variable in the environment of a service and of everything that it starts."""
 _START_SECONDS = 180.0
-_STOP_SECONDS = 15.0
 _KILL_SECONDS = 5.0
 _LONG_LIFE_SECONDS = 60.0
 _MAX_DELAY_SECONDS = 30.0
@@ -122,7 +122,7 @@ class Service:
         family = self.family()
         for process in family:
             _send(process, signal.SIGINT if process == self.process else signal.SIGTERM)
-        _, alive = psutil.wait_procs(family, timeout=_STOP_SECONDS)
+        _, alive = psutil.wait_procs(family, timeout=stop_seconds())
         for process in alive:
             _send(process, signal.SIGKILL)
         psutil.wait_procs(alive, timeout=_KILL_SECONDS)

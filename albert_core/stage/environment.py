@@ -1,5 +1,6 @@
 """Settings from environment variables: whole numbers, the work folder, MLflow's address."""
 
+import ctypes
 import os
 from itertools import takewhile
 from pathlib import Path
@@ -26,16 +27,40 @@ TRAINING_PROCESSES = "ALBERT_TRAINING_PROCESSES"
 """Variable with the number of processes that a flow starts for a training."""
 TRAINING_HOSTS = "ALBERT_TRAINING_HOSTS"
 """Variable with the number of hosts that train together, each with so many processes."""
+MEETING_FILE = "ALBERT_MEETING_FILE"
+"""Variable with the file in which the ranks of one host meet; the launcher sets it."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+STOP_SECONDS = "ALBERT_STOP_SECONDS"
+"""Variable with the time that a process has from SIGTERM until it is killed."""
+
+
+def stop_seconds() -> int:
+    """Return ALBERT_STOP_SECONDS, else 120: what a cloud gives before it takes a machine back.
+
+    Raises:
+        ConfigError: the variable is not a whole number above 0.
+    """
+    return whole_number(STOP_SECONDS, 120)
 
 
 def visible_devices() -> list[str]:
-    """Return the GPUs of this machine as CUDA_VISIBLE_DEVICES names them, without torch."""
+    """Return the GPUs that this process may use as CUDA_VISIBLE_DEVICES names them, without torch.
+
+    CUDA numbers them from 0, whatever the driver calls them: a pod with ``/dev/nvidia2`` and
+    ``/dev/nvidia5`` has the devices 0 and 1.
+    """
     if VISIBLE in os.environ:
         names = os.environ[VISIBLE].split(",")
         return list(takewhile(lambda name: name and not name.startswith("-"), names))
-    found = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
-    return sorted(found, key=int)
+    count = ctypes.c_uint(0)
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:  # no driver
+        return []
+    if nvml.nvmlInit_v2() == 0:
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        nvml.nvmlShutdown()
+    return [str(number) for number in range(count.value)]
 
 
 def training_processes(batch_size: int) -> int:

@@ -11,15 +11,21 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
 
 from albert_core.stage import storage
+from albert_core.stage.environment import MEETING_FILE
+from albert_core.stage.errors import ConfigError
 from albert_core.stage.results import Machine
 from albert_core.training.ranks import Ranks
 
+_WAITS = timedelta(minutes=30)
+"""How long a rank waits for the others in one sum. The first one alone counts the first weights,
+writes and reports, which takes it minutes; a lost connection is noticed at once."""
 MACHINES = "machines.json"
 """Beside a run's manifest: what it ran on, from its first process to its last."""
 _MACHINES = TypeAdapter(list[Machine])
@@ -35,7 +41,7 @@ def ranks_of_environment() -> Iterator[Ranks]:
 
     Raises:
         ConfigError: ``PJRT_DEVICE`` is set, but torch_xla is not installed, or there are several
-            processes.
+            processes; or there are more processes on this host than GPUs.
     """
     if "PJRT_DEVICE" in os.environ:
         from albert_core.training.tpu import tpu_ranks  # needs torch_xla
@@ -49,11 +55,29 @@ def ranks_of_environment() -> Iterator[Ranks]:
     has_gpu = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if has_gpu else torch.device("cpu")
     if has_gpu:
+        if local_rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"there is no GPU for process {local_rank} of this host, whose GPUs are 0 to "
+                f"{torch.cuda.device_count() - 1}. Start as many as there are GPUs: see "
+                "ALBERT_TRAINING_PROCESSES and CUDA_VISIBLE_DEVICES."
+            )
         torch.cuda.set_device(device)
+    votes = None
     if world_size > 1:
         _end_with_the_launcher()
-        dist.init_process_group("nccl" if has_gpu else "gloo")
-    ranks = Ranks(rank, world_size, device)
+        meeting = os.environ.get(MEETING_FILE)
+        with Ranks(rank, world_size, device).ending_when_alone():
+            dist.init_process_group(
+                "nccl" if has_gpu else "gloo",
+                init_method=f"file://{meeting}" if meeting else "env://",
+                rank=rank,
+                world_size=world_size,
+                timeout=_WAITS,
+                device_id=device if has_gpu else None,
+            )
+            # What the processes agree on must not wait for their GPUs.
+            votes = dist.new_group(backend="gloo", timeout=_WAITS) if has_gpu else None
+    ranks = Ranks(rank, world_size, device, votes=votes)
     yield ranks
     ranks.wait()
     if world_size > 1:

@@ -3,30 +3,77 @@
 ``python -m albert_core.training.launcher OPTIONS ...``
 
 torchrun itself ends with status 1 whatever happened. Here a run that may be run again ends with
-status 75: when it was told to stop and its ranks saved a checkpoint, or when a rank was killed. If
-a rank failed on its own, the status is 1. Options are torchrun's.
+status 75: when it was told to stop and its ranks saved a checkpoint, when a rank was killed, or
+when the hosts did not meet. If a rank failed on its own, the status is 1. Options are torchrun's.
+
+The ranks of one host meet in a file that only their user can read, and speak over the loopback
+address, unless GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME name another interface. torchrun would
+open a store on all interfaces, which unpickles what anyone writes to it. Several hosts do need
+that store: ``--nnodes``, ``--node-rank``, ``--master-addr`` and ``--master-port`` say where.
 """
 
+import argparse
+import hashlib
 import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.run import main as torchrun
+from torch.distributed.run import parse_args, run
 
 from albert_core.stage.command import DEFECT_STATUS, NO_RESULT, RESULT, RUN_AGAIN_STATUS
+from albert_core.stage.environment import MEETING_FILE, stop_seconds
 from albert_core.stage.log import say
+
+_MEETING_SECONDS = 1800
+"""How long hosts wait for each other, unless ``--rdzv-conf=timeout=...`` says otherwise: one that
+must be started first may take a quarter of an hour."""
 
 log = logging.getLogger(__name__)
 
 
 def launch(argv: Sequence[str]) -> int:
     """Run torchrun with ``argv``; return the status to end with."""
+    args = parse_args(list(argv))
+    if args.shutdown_timeout is None:
+        args.shutdown_timeout = stop_seconds()
+    with TemporaryDirectory(prefix="albert-ranks-") as folder:
+        if args.nnodes in ("1", "1:1"):
+            _meet_here(args, folder)
+        else:
+            _meet_others(args)
+        return _run(args)
+
+
+def _meet_here(args: argparse.Namespace, folder: str) -> None:
+    """Have the launcher and its ranks meet in files in ``folder``, without a port."""
+    args.standalone, args.rdzv_backend, args.rdzv_conf = False, "c10d", "store_type=file"
+    args.rdzv_endpoint, args.rdzv_id = f"{folder}/launcher", Path(folder).name
+    os.environ[MEETING_FILE] = f"{folder}/ranks"
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    for library in ("GLOO", "NCCL"):
+        interface = "lo" if sys.platform == "linux" else "lo0"
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
+
+
+def _meet_others(args: argparse.Namespace) -> None:
+    """Name the meeting by what is run, if it has no name, so that no other run's hosts join."""
+    os.environ.pop(MEETING_FILE, None)
+    if args.rdzv_id == "none":
+        what = "\0".join([args.training_script, *args.training_script_args])
+        args.rdzv_id = hashlib.sha256(what.encode()).hexdigest()[:16]
+    if "timeout=" not in args.rdzv_conf:
+        args.rdzv_conf = f"{args.rdzv_conf},timeout={_MEETING_SECONDS}".lstrip(",")
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
-        torchrun(list(argv))
+        run(args)
     except ChildFailedError as error:
         return status_of(error.failures)
     except SignalException as error:
@@ -34,9 +81,15 @@ def launch(argv: Sequence[str]) -> int:
         log.warning("%s; the same command goes on from the newest checkpoint", error)
         return RUN_AGAIN_STATUS
     except DistError as error:
-        log.warning("the hosts did not meet (%s)", str(error).partition("\n")[0])
+        log.warning(
+            "the %s hosts did not meet at %s:%s (%s); start them again",
+            args.nnodes,
+            args.master_addr,
+            args.master_port,
+            str(error).partition("\n")[0],
+        )
         return RUN_AGAIN_STATUS
-    if any(option.startswith("--node-rank=") and option[12:] != "0" for option in argv):
+    if args.node_rank:
         say(f"{RESULT}{NO_RESULT}", sys.stdout)  # the first host has it
     return 0
 

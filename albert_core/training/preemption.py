@@ -25,15 +25,38 @@ class RunAgain(SystemExit):
         super().__init__(RUN_AGAIN_STATUS)
 
 
+class UpdateStopped(Exception):  # noqa: N818  an order, not an error
+    """A rank was told to stop: no rank goes on with the update, which changed nothing."""
+
+
 class StopRequest:
     """Whether this process was told to stop."""
 
     def __init__(self) -> None:
         self.arrived = False
+        self._ends_at_once = False
 
     def note(self, _signal: int, _frame: FrameType | None) -> None:
-        """Note SIGTERM; the training checks for it after each update."""
+        """Note SIGTERM, for which the training looks between micro-batches."""
         self.arrived = True
+        if self._ends_at_once:
+            self._ends_at_once = False
+            raise RunAgain
+
+    @contextmanager
+    def ending_at_once(self) -> Iterator[None]:
+        """End the run when SIGTERM comes in the block, or came before: nothing is left to save.
+
+        Raises:
+            RunAgain: it came.
+        """
+        self._ends_at_once = True
+        try:
+            if self.arrived:
+                raise RunAgain
+            yield
+        finally:
+            self._ends_at_once = False
 
 
 @contextmanager

@@ -4,7 +4,7 @@ Start several ranks with ``python -m albert_core.training.launcher
 --standalone --nproc-per-node N -m albert_core.training.pretrain ...``: torchrun, whose status says
 whether to run again.
 
-A run that gets SIGTERM does its update, saves a checkpoint and ends with status 75.
+A run that gets SIGTERM leaves its update, saves what was before it and ends with status 75.
 """
 
 import hashlib

@@ -9,10 +9,10 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from pydantic import ValidationError
@@ -63,7 +63,12 @@ from albert_core.training.held_out import (
 )
 from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
-from albert_core.training.preemption import RunAgain, StopRequest, stop_request
+from albert_core.training.preemption import (
+    RunAgain,
+    StopRequest,
+    UpdateStopped,
+    stop_request,
+)
 from albert_core.training.ranks import Ranks, shard_state
 from albert_core.training.run_log import (
     OF_THE_MACHINE,
@@ -124,9 +129,10 @@ def pretrain(
     """
     with stop_request() as stop, ranks_of_environment() as ranks:
         pairs = read_sample(pair_files, vocabulary, model.max_position_embeddings, ranks)
-        pretraining = Pretraining(
-            plan, work, model, training, pairs, ranks, stop, code, checkpoint, weights
-        )
+        with stop.ending_at_once():
+            pretraining = Pretraining(
+                plan, work, model, training, pairs, ranks, stop, code, checkpoint, weights
+            )
         with pretraining.log.tracked if pretraining.log else nullcontext():
             pretraining.train()
             pretraining.finish(vocabulary)
@@ -187,12 +193,13 @@ class Pretraining:
         self.after: Evaluation | None = None
         """The scores of the present weights; None if they are not known."""
         self.evaluated_at = self.saved_at = time.monotonic()
+        self.saved_step: int | None = None
 
     def train(self) -> None:
         """Do the updates that are left; report, evaluate and save when it is due.
 
         Raises:
-            RunAgain: a rank was told to stop; a checkpoint is written.
+            RunAgain: a rank was told to stop; what was done is in a checkpoint.
             TrainingError: too many updates in a row were skipped, or a checkpoint not written.
         """
         self.state.model.train()
@@ -203,6 +210,8 @@ class Pretraining:
             first_example=self.state.examples_taken,
             num_updates=self.settings.num_steps - self.state.step,
         )
+        if self._is_evaluation_missing():
+            self._evaluate_and_save(Asked(evaluation=True))
         with loader:
             for batch in loader:
                 update = self._update(batch)
@@ -214,11 +223,13 @@ class Pretraining:
                     self._note_skipped(update)
                 if self.log and self._is_due(self.settings.log_steps):
                     self.log.report(self.state)
-                self._evaluate_and_save(update)
+                self._evaluate_and_save(update.asked)
 
     def finish(self, vocabulary: Tokenizer) -> None:
         """Evaluate the trained model on every rank; write it, and the run's manifest, on one."""
-        after, model = self.after or self._scores(), self.state.whole_model()
+        with self._ending_at_once():
+            after = self.after or self._scores()
+        model = self.state.whole_model()
         self.writer.wait()
         if self.log is None:
             return
@@ -316,8 +327,14 @@ class Pretraining:
         return run
 
     def _update(self, batch: UpdateBatch) -> Update:
+        try:
+            update = next_update(
+                self.state, batch, self.settings, self.ranks, self.pair_task, self._ask
+            )
+        except UpdateStopped:
+            self._save_and_leave()
         self.after = None
-        return next_update(self.state, batch, self.settings, self.ranks, self.pair_task, self._ask)
+        return update
 
     def _ask(self) -> Asked:
         """Return what this rank asks for; only the first one's clock counts."""
@@ -343,21 +360,30 @@ class Pretraining:
                 f"training.warmup_steps; the checkpoints below {self.folder} are from before."
             )
 
-    def _evaluate_and_save(self, update: Update) -> None:
-        """Evaluate and save if it is due after ``update``; leave if a rank was told to stop."""
-        asked, settings = update.asked, self.settings
-        is_best = (asked.evaluation or self._is_due(settings.evaluation_steps)) and self._evaluate()
-        is_due = is_best or asked.checkpoint or self._is_due(settings.checkpoint_steps)
+    def _evaluate_and_save(self, asked: Asked) -> None:
+        """Evaluate and save if it is due or asked for; leave if a rank was told to stop."""
+        settings = self.settings
+        if asked.stop:
+            self._save_and_leave()
+        is_due = asked.checkpoint or self._is_due(settings.checkpoint_steps)
         # Not amid skipped updates: if they end the run, it resumes from before them.
-        if asked.stop or (is_due and not self.state.guard.num_in_a_row):
+        may_save = not self.state.guard.num_in_a_row
+        if asked.evaluation or self._is_due(settings.evaluation_steps):
+            if may_save:  # first, because an evaluation may take longer than a stop allows
+                self._save()
+            is_due = self._evaluate() or is_due
+        if is_due and may_save:
             self._save()
         self.writer.check()
-        if asked.stop and self.state.step != self.settings.num_steps:
-            self._leave()
+
+    def _is_evaluation_missing(self) -> bool:
+        """Return whether the run was told to stop before the evaluation after its last update."""
+        last = max((point["step"] for point in self.state.evaluations), default=0)
+        return self.state.step > last and self._is_due(self.settings.evaluation_steps)
 
     def _evaluate(self) -> bool:
         """Score the present weights; return whether they are the best so far."""
-        with self.log.not_training() if self.log else nullcontext():
+        with self.log.not_training() if self.log else nullcontext(), self._ending_at_once():
             self.after = self._scores()
         point = point_of(self.after)
         self.state.evaluations.append({"step": self.state.step, **point})
@@ -395,8 +421,9 @@ class Pretraining:
 
     def _save(self) -> None:
         """Begin to write a checkpoint, on the first rank."""
-        self.saved_at = time.monotonic()
-        tensors = self.state.tensors()
+        is_saved = self.saved_step == self.state.step
+        self.saved_at, self.saved_step = time.monotonic(), self.state.step
+        tensors = None if is_saved else self.state.tensors()
         if self.log is None:
             return
         record = {
@@ -410,16 +437,33 @@ class Pretraining:
         }
         self.writer.save(tensors, record)
 
-    def _leave(self) -> None:
+    @contextmanager
+    def _ending_at_once(self) -> Iterator[None]:
+        """Leave when SIGTERM comes in the block, before which the state was saved."""
+        try:
+            with self.stop.ending_at_once():
+                yield
+        except RunAgain:
+            self.writer.wait()
+            if self.stop.arrived:
+                self._say_that_it_stops()
+            raise
+
+    def _save_and_leave(self) -> NoReturn:
+        self._save()
         self._wait_for_checkpoint()
+        self._say_that_it_stops()
+        raise RunAgain
+
+    def _say_that_it_stops(self) -> None:
         if self.log:
+            saved = self.state.step if self.saved_step is None else self.saved_step
             log.warning(
                 "%s: told to stop: step %s is done and saved in %s; the same command goes on",
                 PRETRAINING,
-                f"{self.state.step:,}",
+                f"{saved:,}",
                 self.writer.folder,
             )
-        raise RunAgain
 
     def _wait_for_checkpoint(self) -> None:
         """Wait on every rank: when one leaves, its launcher ends the others."""
@@ -450,8 +494,9 @@ def initial_state(
     network = weights
     if network is None:
         network = AlbertForPretraining(model, examples.result.vocab_size)
-        if settings.initial_weights == "counts":
-            _count_on_first(network, examples, ranks)
+        if settings.initial_weights == "counts" and ranks.is_first:
+            initialise_from_counts(network, examples)
+    ranks.take_first(network.state_dict().values())
     network = ranks.place(network, settings)
     if settings.shard_state and ranks.world_size > 1:
         shard_state(network, ranks)
@@ -476,6 +521,9 @@ def next_update(
     """Do the next update of a run, with the rate, layers and dropout that are its turn.
 
     See `train_step` for the arguments; here the batch may be on the CPU.
+
+    Raises:
+        UpdateStopped: a rank was told to stop amid the update; no rank made it.
     """
     step, num_steps, encoder = state.step, settings.num_steps, state.model.encoder
     peak, warmup = settings.learning_rate, settings.warmup_steps
@@ -484,20 +532,9 @@ def next_update(
         step, num_steps, settings.shallow_share, encoder.settings.num_hidden_layers
     )
     ranks.seed(derive_seed(settings.seed, "dropout", step, ranks.rank))
-    batch = replace(batch, micro_batches=ranks.on_device(batch.micro_batches))
+    micro_batches = ranks.until_told(batch.micro_batches, lambda: ask().stop)
+    batch = replace(batch, micro_batches=ranks.on_device(micro_batches))
     return train_step(state, batch, settings, ranks, pair_task, ask)
-
-
-def _count_on_first(network: AlbertForPretraining, examples: ExampleShards, ranks: Ranks) -> None:
-    """Initialise ``network`` from counts, to the same bits on every rank.
-
-    The factors of a table may differ by rounding from one processor to another.
-    """
-    if ranks.is_first:
-        initialise_from_counts(network, examples)
-    for weight in network.parameters():
-        first = weight.data if ranks.is_first else torch.zeros_like(weight)
-        weight.data = ranks.sum(first.to(ranks.device)).cpu()
 
 
 def _metrics_line(point: dict[str, float]) -> str:

@@ -13,9 +13,10 @@ Source: Zhao et al. 2023, "PyTorch FSDP"; Rajbhandari et al. 2020, "ZeRO", secti
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,8 +31,12 @@ from torch.utils import _pytree as pytree
 from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import set_layer_execution
-from albert_core.training.preemption import RunAgain
+from albert_core.training.preemption import RunAgain, UpdateStopped
 from albert_core.training.shards import Batch, BatchShape, ExampleShards
+
+_LOST = re.compile(r"\[[^\]\s]*gloo/\S+:\d+\] ")
+"""How gloo begins what it says of a connection: it has no error class of its own. What it says of
+its arguments begins with "[enforce fail at"."""
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +48,8 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
+    votes: dist.ProcessGroup | None = field(default=None, kw_only=True)
+    """All ranks, for what their processors agree on; None: those of the sums."""
 
     @property
     def is_first(self) -> bool:
@@ -69,6 +76,30 @@ class Ranks:
     def on_device(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield each batch on the device, when it is needed."""
         return (batch.to(self.device) for batch in batches)
+
+    def until_told(self, batches: Iterable[Batch], is_told: Callable[[], bool]) -> Iterator[Batch]:
+        """Yield ``batches``, and ask before each but the first whether any rank was told to stop.
+
+        Args:
+            batches: as many on each rank.
+            is_told: whether this rank was.
+
+        Raises:
+            UpdateStopped: one was; on every rank before the same batch.
+        """
+        for number, batch in enumerate(batches):
+            if number and self._agree(is_told()):
+                raise UpdateStopped
+            yield batch
+
+    def _agree(self, what: bool) -> bool:
+        """Return whether ``what`` is true on any rank, without waiting for a device."""
+        if self.world_size > 1:
+            vote = torch.tensor(float(what))
+            with self.ending_when_alone():
+                dist.all_reduce(vote, group=self.votes)
+            what = bool(vote.item())
+        return what
 
     def begin_pending(self) -> None:
         """Let the device begin what was recorded; CPU and CUDA record nothing."""
@@ -106,6 +137,21 @@ class Ranks:
         mine = torch.tensor(float(what and self.is_first), device=self.device)
         return bool(self.sum(mine).item())
 
+    def take_first(self, tensors: Iterable[Tensor]) -> None:
+        """Replace the tensors, on any device, by those of the first rank.
+
+        Processors of other kinds draw and compute other bits from the same seed.
+
+        Raises:
+            RunAgain: another rank is gone.
+        """
+        if self.world_size > 1:
+            with self.ending_when_alone(), torch.no_grad():
+                for tensor in tensors:
+                    of_first = tensor.to(self.device)
+                    dist.broadcast(of_first, 0)
+                    tensor.copy_(of_first)
+
     def wait(self) -> None:
         """Wait until every rank is here."""
         if self.world_size > 1:
@@ -114,12 +160,15 @@ class Ranks:
 
     @contextmanager
     def ending_when_alone(self) -> Iterator[None]:
-        """Raise `RunAgain` if torch reports in the block that another rank is gone."""
+        """Raise `RunAgain` if torch reports in the block that another rank is gone.
+
+        Any other error is this rank's own, and would come again.
+        """
         try:
             yield
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            if not isinstance(error, dist.DistError) and not _LOST.match(str(error)):
+                raise
             reason = str(error).partition("\n")[0][:200]
             log.warning(
                 "rank %d: another rank is gone (%s). Its own message says why, if it had time for "

@@ -1,7 +1,8 @@
 """Run a flow by hand: only what was not done before, and so that Ctrl-C ends it soon.
 
-Ctrl-C or SIGTERM ends it within ten seconds and with one line: the stages are told immediately and
-the flow run becomes Crashed. What takes too long is killed: every stage goes on from what it wrote.
+Ctrl-C ends it within ten seconds and with one line: the stages are told immediately and the flow
+run becomes Crashed. What takes too long is killed: every stage goes on from what it wrote. SIGTERM
+does the same, but gives the stages ALBERT_STOP_SECONDS to save what they have.
 `flows.prefect_server` says which server the flow speaks to.
 """
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import typer
 
+from albert_core.stage.environment import stop_seconds
 from albert_core.stage.log import is_json, say
 from flows.recipe import NotDoneError, Recipe, load_recipe
 
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
 
 _STOPPED = "stopped; the same command goes on from here"
 _STAGE_SECONDS = 5.0
-"""The time that stages have to save what they have."""
-_ALL_SECONDS = 8.5
-"""The time after which everything is killed."""
+"""The time that stages have after Ctrl-C to save what they have."""
+_CLOSING_SECONDS = 3.5
+"""The time that everything else has after them."""
 
 
 def run_flow(name: str, work: str, verbose: bool, **options: Any) -> None:
@@ -98,9 +100,9 @@ def _stopping() -> Iterator[set[int]]:
             raise KeyboardInterrupt
 
     def end_in_time() -> None:
-        time.sleep(_STAGE_SECONDS)
+        time.sleep(_STAGE_SECONDS if taken[0] == signal.SIGINT else stop_seconds())
         _kill_children(kept)
-        time.sleep(_ALL_SECONDS - _STAGE_SECONDS)
+        time.sleep(_CLOSING_SECONDS)
         say(_STOPPED, sys.stderr, logging.WARNING)
         _kill_children()
         os._exit(128 + taken[0])

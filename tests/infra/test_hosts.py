@@ -31,6 +31,25 @@ def resources(file: str) -> list[dict[str, Any]]:
     return [resource for resource in yaml.safe_load_all(text) if resource]
 
 
+def test_every_path_that_a_file_for_other_machines_names_is_there() -> None:
+    in_tree = (
+        r"(?<![\w/.-])(?:(?:infra|flows|pipelines|albert_core|docs|tests)/[\w./-]*\w|[a-z]+\.txt)"
+    )
+    made_later = {"infra/compose.env"}
+    named = {
+        (str(file.relative_to(PROJECT)), path)
+        for file in INFRA.rglob("*")
+        if file.is_file() and file.suffix not in {".pyc", ".typed"}
+        for path in re.findall(in_tree, file.read_text())
+    }
+    assert ("infra/tpu/startup.sh", "infra/tpu/constraints.txt") in named
+    assert [
+        each
+        for each in sorted(named)
+        if not (PROJECT / each[1]).exists() and each[1] not in made_later
+    ] == []
+
+
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed (Debian: systemd)")
@@ -46,7 +65,9 @@ def test_the_unit_stops_the_worker_alone_and_waits_for_what_saves() -> None:
     assert ("KillMode", "process") in settings
     assert ("KillSignal", "SIGINT") in settings
     assert ("Restart", "always") in settings
-    assert int(dict(settings)["TimeoutStopSec"]) >= 120
+    stop_seconds = dict(settings)["TimeoutStopSec"]
+    assert int(stop_seconds) >= 120
+    assert ("Environment", f"ALBERT_STOP_SECONDS={stop_seconds}") in settings
     assert " -m infra.outlive " in dict(settings)["ExecStart"]
 
 

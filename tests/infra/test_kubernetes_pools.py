@@ -114,6 +114,9 @@ def test_an_evicted_job_has_time_to_save_and_only_prefect_schedules_it_again(poo
     environment = environment_of(job)
     assert environment["PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"] == "reschedule"
     assert environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
+    job = rendered(pool, env=HEARTBEAT, grace_seconds=600)
+    assert pod_of(job)["terminationGracePeriodSeconds"] == 600
+    assert int(environment_of(job)["ALBERT_STOP_SECONDS"]) == 600
 
 
 @pytest.mark.parametrize(

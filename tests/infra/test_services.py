@@ -168,7 +168,7 @@ def test_a_command_that_fails_is_named_and_one_that_succeeds_is_over(services: S
 def test_what_ignores_the_signals_is_killed_with_what_it_started(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.services._STOP_SECONDS", 0.5)
+    monkeypatch.setenv("ALBERT_STOP_SECONDS", "1")
     service = start(services, f"import signal; signal.signal(2, signal.SIG_IGN); {PARENT}")
     family = [service.process, *children(service)]
     assert len(family) == 2

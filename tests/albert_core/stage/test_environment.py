@@ -1,10 +1,12 @@
 """Settings from environment variables."""
 
+import ctypes
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from albert_core.stage import environment
 from albert_core.stage.command import worker_count
 from albert_core.stage.environment import (
     TRACKING_URI,
@@ -74,14 +76,28 @@ def test_every_visible_device_trains_unless_the_environment_says_otherwise(
     assert training_processes(batch_size=1) == 3
 
 
-def test_without_a_variable_the_devices_are_those_of_the_machine(
+NVML_OF_TWO = """
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+"""
+
+
+def test_without_a_variable_a_pod_with_gpus_2_and_5_has_devices_0_and_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """CUDA counts what the pod has from 0; the driver's library here is one of two functions."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
-    monkeypatch.setattr(environment, "Path", lambda _: tmp_path)
-    assert visible_devices() == ["0", "2", "10"]
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    library, source = tmp_path / "libnvidia-ml.so.1", tmp_path / "nvml.c"
+    source.write_text(NVML_OF_TWO)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    load = ctypes.CDLL
+    monkeypatch.setattr("ctypes.CDLL", lambda name: load(str(tmp_path / name)))
+    assert visible_devices() == ["0", "1"]
+    monkeypatch.setattr("ctypes.CDLL", lambda name: load(str(tmp_path / "no-driver" / name)))
+    assert visible_devices() == []
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "", "1.5", "²"])

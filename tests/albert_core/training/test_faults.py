@@ -27,7 +27,6 @@ from tests.albert_core.test_checkpoint import FullFile
 from tests.albert_core.training.conftest import AroundStep
 from tests.albert_core.training_runs import (
     MODEL,
-    TRAINING,
     content_of,
     make_days,
     result_of,
@@ -121,6 +120,7 @@ def test_a_resumed_run_skips_the_same_spikes(
     around_step(spikes_and_stop)
     with pytest.raises(RunAgain):
         train(examples, tmp_path / "stopped", spike_factor=5.0)
+    around_step(spikes)
     resumed = train(examples, tmp_path / "stopped", spike_factor=5.0)
     assert content_of(resumed) == content_of(whole)
 
@@ -130,10 +130,10 @@ def test_a_resumed_run_skips_the_same_spikes(
 
 @pytest.mark.parametrize(
     ("step", "is_truncated"),
-    [(0, False), (5, False), (8, True)],
+    [(0, False), (5, False), (9, True)],
     ids=["newest checkpoint", "a later one", "newest but one, as that is truncated"],
 )
-def test_a_run_told_to_stop_saves_its_update_and_goes_on_as_if_never_stopped(
+def test_a_run_told_to_stop_amid_an_update_saves_what_was_before_and_goes_on_as_if_never_stopped(
     step: int,
     is_truncated: bool,
     examples: str,
@@ -148,10 +148,10 @@ def test_a_run_told_to_stop_saves_its_update_and_goes_on_as_if_never_stopped(
     with pytest.raises(RunAgain) as ending:
         train(examples, tmp_path)
     assert ending.value.code == RUN_AGAIN_STATUS == 75
-    assert steps_kept(tmp_path)[-1] == step + 1
-    assert f"told to stop: step {step + 1} is done and saved" in caplog.text
+    assert steps_kept(tmp_path)[-1] == step
+    assert f"told to stop: step {step} is done and saved" in caplog.text
     assert signal.getsignal(signal.SIGTERM) is before
-    (newest,) = tmp_path.rglob(f"step-{step + 1:08d}/{STATE}")
+    (newest,) = tmp_path.rglob(f"step-{step:08d}/{STATE}")
     around_step(lambda _: None)
     if is_truncated:
         newest.write_bytes(newest.read_bytes()[:1000])
@@ -161,6 +161,38 @@ def test_a_run_told_to_stop_saves_its_update_and_goes_on_as_if_never_stopped(
         "resuming from "
     )[2].partition("\n")[0]
     assert content_of(resumed) == content_of(uninterrupted)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_run_told_to_stop_in_an_evaluation_ends_at_once_and_measures_when_it_goes_on(
+    number: int,
+    examples: str,
+    uninterrupted: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the one before the first update, in that after update 6, and in the last."""
+    numbers = iter(range(3))
+
+    def told(*arguments: Any) -> Any:
+        if next(numbers) == number:
+            signal.raise_signal(signal.SIGTERM)
+            pytest.fail("the evaluation went on")
+        return evaluate(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pretraining, "evaluate", told)
+        with pytest.raises(RunAgain):
+            train(examples, tmp_path)
+    assert steps_kept(tmp_path)[-1:] == [[], [6], [12]][number]
+    resumed = train(examples, tmp_path)
+    assert content_of(resumed) == content_of(uninterrupted)
+    ours, theirs = (
+        best_checkpoint(f"{Path(u).parent}/checkpoints") for u in (resumed, uninterrupted)
+    )
+    assert ours is not None
+    assert theirs is not None
+    assert ours[0] == theirs[0]
 
 
 def test_a_full_disk_ends_the_run_and_leaves_the_older_checkpoints(
@@ -197,7 +229,7 @@ def test_the_best_checkpoint_outlives_the_last_ones(
 
     monkeypatch.setattr(pretraining, "evaluate", made)
     uri = train(examples, tmp_path, evaluation_steps=2, checkpoint_steps=3, keep_checkpoints=2)
-    assert steps_kept(tmp_path) == [4, 9, 12]
+    assert steps_kept(tmp_path) == [4, 10, 12]
     best = best_checkpoint(str(next(tmp_path.rglob("checkpoints"))))
     assert best is not None
     assert best[1].endswith("step-00000004")
@@ -208,11 +240,12 @@ def test_the_best_checkpoint_outlives_the_last_ones(
 def test_what_befalls_one_rank_all_do_together(examples: str, tmp_path: Path) -> None:
     """A gradient that is NaN on one is skipped on both; one that is told to stop stops both."""
     faults = {"bad_rank": 1, "bad_steps": [2], "stop_step": 4}
-    done = run_with_faults(tmp_path, TRAINING, examples, num_ranks=2, faults=faults)
+    settings = with_settings(micro_batch_size=1)
+    done = run_with_faults(tmp_path, settings, examples, num_ranks=2, faults=faults)
     assert done.returncode == RUN_AGAIN_STATUS, done.stdout + done.stderr
     assert "step 3 was skipped (not finite): gradient norm nan" in done.stdout
-    assert "told to stop: step 5 is done and saved" in done.stdout
-    assert steps_kept(tmp_path) == [4, 5]
+    assert "told to stop: step 4 is done and saved" in done.stdout
+    assert steps_kept(tmp_path) == [4]
     resumed = train(examples, tmp_path / "work")
     assert result_of(resumed).skipped_steps == {"not_finite": 1, "spike": 0}
     account = read_manifest(resumed).account("examples trained on")

@@ -1,6 +1,7 @@
 """Pretraining on real shards, in this process and by the launcher."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import psutil
 import pytest
 import torch
+from torch.distributed.run import parse_args
 
 from albert_core.config import TrainingSettings
 from albert_core.conversion.model_files import model_digest
@@ -20,8 +23,8 @@ from albert_core.stage.command import RUN_AGAIN_STATUS
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import read_manifest
 from albert_core.tracking.server import open_client
-from albert_core.training import pretrain, pretraining, run_log
-from albert_core.training.launcher import status_of
+from albert_core.training import launcher, pretrain, pretraining, run_log
+from albert_core.training.launcher import launch, status_of
 from albert_core.training.ranks import Ranks
 from tests.albert_core.training_runs import (
     MODEL,
@@ -32,6 +35,7 @@ from tests.albert_core.training_runs import (
     weights_of,
     with_settings,
 )
+from tests.mlflow_server import free_port
 
 MASKED_LM = {"masked_lm_loss", "masked_lm_accuracy"}
 
@@ -197,29 +201,72 @@ def test_compiled_layers_learn_what_plain_ones_do(
 
 
 RANK = """
-import os, pathlib, signal, sys
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-pathlib.Path(sys.argv[1], os.environ["RANK"]).touch()
-signal.pause()
+import os, pathlib, signal, sys, time
+from albert_core.training.devices import ranks_of_environment
+
+def stop(*_):
+    if rank == "1":
+        time.sleep(20)
+        pathlib.Path(folder, "slow").touch()
+    os._exit(75)
+
+folder, rank = sys.argv[1], os.environ["RANK"]
+with ranks_of_environment() as ranks:
+    ranks.wait()
+    signal.signal(signal.SIGTERM, stop)
+    pathlib.Path(folder, rank).touch()
+    while True:
+        signal.pause()
 """
 
 
-def test_a_launcher_told_to_stop_passes_it_on_and_ends_with_the_same_status(
+@pytest.mark.slow
+def test_ranks_that_train_on_one_host_are_reached_from_it_alone_and_stopped_in_the_time_there_is(
     tmp_path: Path,
 ) -> None:
+    """The first saves at once. The other would take 20 seconds, and has two."""
     script, ready = tmp_path / "rank.py", tmp_path / "ready"
     script.write_text(RANK)
     ready.mkdir()
     options = ["--standalone", "--nproc-per-node=2", str(script), str(ready)]
-    launcher = [sys.executable, "-m", "albert_core.training.launcher", *options]
-    with subprocess.Popen(launcher, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "albert_core.training.launcher", *options]
+    variables = {**os.environ, "ALBERT_STOP_SECONDS": "2"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as process:
         while len(list(ready.iterdir())) < 2:
             assert process.poll() is None
             time.sleep(0.01)
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
+        sockets = [each for member in family for each in member.net_connections("tcp")]
         process.terminate()
         said, _ = process.communicate()
+    addresses = {each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}
+    assert addresses == {"127.0.0.1"}
     assert process.returncode == RUN_AGAIN_STATUS
     assert "goes on from the newest checkpoint" in said
+    assert not (ready / "slow").exists()
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_hosts_that_do_not_meet_in_time_are_to_be_started_again(
+    host: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = [f"--node-rank={host}", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    status = launch(["--nnodes=2", *address, "--rdzv-conf=timeout=1", "never.py"])
+    assert status == RUN_AGAIN_STATUS
+    assert "the 2 hosts did not meet at 127.0.0.1:" in caplog.text
+
+
+def test_a_run_on_several_hosts_meets_under_a_name_of_its_own() -> None:
+    def named(*argv: str) -> Any:
+        args = parse_args(["--nnodes=2", *argv])
+        launcher._meet_others(args)
+        return args
+
+    one, same, other = (named("-m", "stage", f"--work={work}") for work in "aab")
+    assert one.rdzv_id == same.rdzv_id != other.rdzv_id
+    assert one.rdzv_conf == "timeout=1800"
+    given = named("--rdzv-id=try-7", "--rdzv-conf=timeout=5", "-m", "stage")
+    assert (given.rdzv_id, given.rdzv_conf) == ("try-7", "timeout=5")
 
 
 @pytest.mark.parametrize(

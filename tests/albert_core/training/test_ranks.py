@@ -1,4 +1,4 @@
-"""Two ranks (gloo) do the updates of one process in float64, with whole and with sharded state."""
+"""Several ranks (gloo) do the updates of one in float64, with whole and with sharded state."""
 
 import math
 import os
@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,8 +14,12 @@ from torch.multiprocessing.spawn import spawn
 
 from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
+from albert_core.stage.errors import ConfigError
+from albert_core.training import devices, pretraining
+from albert_core.training.devices import ranks_of_environment
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.order import example_order
+from albert_core.training.preemption import RunAgain
 from albert_core.training.ranks import Ranks, shard_state
 from albert_core.training.shards import ExampleShards, UpdateBatch
 from albert_core.training.step import Asked, TrainState, Update, train_step
@@ -83,12 +88,14 @@ class Case:
         return all(torch.equal(before[name], after[name]) for name in before), update
 
 
-def rank_of_two(rank: int, parts: list[list[list[int]]], examples: str, folder: str) -> None:
+def rank_of_several(rank: int, parts: list[list[list[int]]], examples: str, folder: str) -> None:
     """Do what `Case` does with each optimizer, whole and sharded; the first rank saves it."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", f"file://{folder}/ranks", rank=rank, world_size=2)
-    ranks, found = Ranks(rank, 2, torch.device("cpu")), []
+    num_ranks = len(parts)
+    dist.init_process_group("gloo", f"file://{folder}/ranks", rank=rank, world_size=num_ranks)
+    ranks, found = Ranks(rank, num_ranks, torch.device("cpu")), []
+    check_first_weights(examples, ranks)
     for shard, optimizer in product((False, True), OPTIMIZERS):
         case = Case(examples, ranks, parts[rank], optimizer, shard)
         tensors, metrics = case.after_three_updates()
@@ -101,12 +108,26 @@ def rank_of_two(rank: int, parts: list[list[list[int]]], examples: str, folder: 
     os._exit(0)  # threads of the libraries can abort an interpreter that is being taken down
 
 
+def check_first_weights(examples: str, ranks: Ranks) -> None:
+    """Draw other first weights on each rank, as other processors do; all must get the first's."""
+    pretraining.derive_seed = lambda *_: ranks.rank  # type: ignore[attr-defined]
+    shards = ExampleShards(examples, "train")
+    model = pretraining.initial_state(MODEL, SETTINGS, shards, ranks).model
+    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+    of_all = [torch.empty_like(weights) for _ in range(ranks.world_size)]
+    dist.all_gather(of_all, weights)
+    assert all(torch.equal(of_rank, weights) for of_rank in of_all)
+
+
 @pytest.mark.slow
-def test_two_ranks_do_the_updates_of_one_process_and_skip_and_stop_together(
-    examples: str, tmp_path: Path
+@pytest.mark.parametrize("num_ranks", [3, pytest.param(4, marks=pytest.mark.long)])
+def test_several_ranks_do_the_updates_of_one_process_and_skip_and_stop_together(
+    num_ranks: int, examples: str, tmp_path: Path
 ) -> None:
-    parts = [[[0, 1, 2], [3], [4]], [[5], [6], [7]]]
-    spawn(rank_of_two, (parts, examples, str(tmp_path)), nprocs=2)
+    """The first dimensions of most tensors are no multiple of three."""
+    of_ranks = np.array_split(np.arange(NUM_EXAMPLES), num_ranks)
+    parts = [[part.tolist() for part in np.array_split(places, 2)] for places in of_ranks]
+    spawn(rank_of_several, (parts, examples, str(tmp_path)), nprocs=num_ranks)
     alone = Ranks(0, 1, torch.device("cpu"))
     expected = [
         Case(examples, alone, [list(range(NUM_EXAMPLES))], optimizer, shard=False)
@@ -120,3 +141,54 @@ def test_two_ranks_do_the_updates_of_one_process_and_skip_and_stop_together(
             torch.testing.assert_close(theirs, ours, rtol=1e-11, atol=1e-11)
         assert its_metrics == pytest.approx(metrics, rel=1e-5)  # sums of float32
         assert bad == [True, "not_finite", (True, False, True)]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (dist.DistBackendError("NCCL error: remote process exited"), True),
+        (dist.DistStoreError("wait timeout after 1800000ms"), True),
+        (RuntimeError("[/torch/gloo/gloo/transport/tcp/pair.cc:553] Connection closed"), True),
+        (
+            RuntimeError("[enforce fail at /torch/gloo/gloo/transport/tcp/pair.cc:446] 8 vs 4"),
+            False,
+        ),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),
+        (torch.AcceleratorError("an illegal memory access"), False),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_only_what_torch_says_of_other_ranks_makes_a_run_again(
+    error: RuntimeError, is_lost: bool
+) -> None:
+    expected = RunAgain if is_lost else type(error)
+    with pytest.raises(expected), Ranks(0, 2, torch.device("cpu")).ending_when_alone():
+        raise error
+
+
+def test_a_rank_on_a_gpu_names_it_and_says_how_long_it_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stands for CUDA, as far as the ranks have met; there are two devices."""
+    asked: dict[str, Any] = {}
+
+    def init_process_group(backend: str, **options: Any) -> None:
+        asked.update(options, backend=backend)
+        raise dist.DistStoreError("nobody came")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
+    monkeypatch.setattr(dist, "init_process_group", init_process_group)
+    monkeypatch.setattr(devices, "_end_with_the_launcher", lambda: None)
+    for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RunAgain), ranks_of_environment():
+        pass
+    assert (asked["backend"], asked["device_id"]) == ("nccl", torch.device("cuda", 1))
+    assert asked["timeout"].total_seconds() == 1800
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ConfigError, match=r"no GPU for process 2 .* GPUs are 0 to 1"):
+        with ranks_of_environment():
+            pass

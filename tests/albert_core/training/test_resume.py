@@ -12,14 +12,12 @@ import torch
 
 from albert_core.checkpoint import load_newest
 from albert_core.config import TrainingSettings
-from albert_core.stage import lock
 from albert_core.stage.command import RUN_AGAIN_STATUS
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import PretrainingResult
 from albert_core.text.seeds import derive_seed
 from albert_core.training import pretrain, pretraining
 from albert_core.training.order import example_order
-from albert_core.training.preemption import RunAgain
 from albert_core.training.shards import ExampleShards
 from tests.albert_core.training_runs import (
     MODEL,
@@ -72,10 +70,10 @@ def assert_each_example_came_once(folder: Path, expected: list[Counter[str]]) ->
 
 
 @pytest.mark.slow
-def test_a_run_killed_on_two_ranks_stopped_on_one_and_finished_on_two_is_the_run_itself(
+def test_a_run_killed_on_two_ranks_stopped_on_two_and_finished_on_one_is_the_run_itself(
     examples: str, uninterrupted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the first two ranks its state is whole, on the last two it is sharded.
+    """On the first two ranks its state is whole; on the others it is sharded, and one is told.
 
     On two ranks the first one's clock has both save and measure after each update.
     """
@@ -83,17 +81,18 @@ def test_a_run_killed_on_two_ranks_stopped_on_one_and_finished_on_two_is_the_run
     faults: dict[str, Any] = {"seen": str(tmp_path / "seen")}
     killed = faults | {"bad_rank": 1, "kill_step": 6}
     by_clock: dict[str, Any] = {"checkpoint_minutes": 1e-9, "evaluation_minutes": 1e-9}
-    settings = with_settings(micro_batch_size=3, **by_clock)
+    settings = with_settings(micro_batch_size=2, **by_clock)
     done = run_with_faults(tmp_path, settings, examples, 2, killed)
     assert done.returncode == RUN_AGAIN_STATUS, done.stdout + done.stderr
     assert "rank 1 was killed by signal 9" in done.stdout
-    monkeypatch.setattr(pretraining, "train_step", step_with(faults | {"stop_step": 8}))
-    with pytest.raises(RunAgain):
-        pretrain.run(MODEL, TRAINING, examples, str(tmp_path / "work"))
-    lock.release_all()  # as the end of this process would
-    settings = with_settings(shard_state=True, **by_clock)
-    done = run_with_faults(tmp_path, settings, examples, 2, faults)
-    assert done.returncode == 0, done.stdout + done.stderr
+    settings = with_settings(micro_batch_size=1, shard_state=True, **by_clock)
+    done = run_with_faults(
+        tmp_path, settings, examples, 2, faults | {"bad_rank": 1, "stop_step": 8}
+    )
+    assert done.returncode == RUN_AGAIN_STATUS, done.stdout + done.stderr
+    assert "told to stop: step 8 is done and saved" in done.stdout
+    monkeypatch.setattr(pretraining, "train_step", step_with(faults))
+    pretrain.run(MODEL, TRAINING, examples, str(tmp_path / "work"))
     assert_each_example_came_once(tmp_path / "seen", expected_names(examples, 12, 8))
 
     (path,) = (tmp_path / "work" / "pretraining").glob("*/manifest.json")
