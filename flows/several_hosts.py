@@ -4,7 +4,8 @@
 ``join-training`` (infra/hosts/several_hosts.yaml), one at a time. The ranks meet at the flow's
 host. When one is lost, the others notice it at the next sum; when its host is, with nobody to close
 its connections, Prefect notices that its heartbeats are missing. The stage is then tried again, on
-whichever hosts have a worker.
+whichever hosts have a worker. If a rank failed on its own, on whichever host, the stage fails with
+what that rank said.
 """
 
 import logging
@@ -26,16 +27,16 @@ from prefect.runtime import flow_run as this_flow_run
 from prefect.settings import get_current_settings
 from prefect.states import Cancelled
 
-from albert_core.stage.errors import ConfigError
+from albert_core.stage.errors import ConfigError, StageError
 from flows.prefect_server import free_port
 from flows.stage_process import LAUNCHER, InterruptedStageError, run_stage_process
 
 ADDRESS = "ALBERT_TRAINING_ADDRESS"
 """Variable with the name or number by which other hosts reach this one."""
 _JOIN = "join-training"
-_WAITS_SECONDS = 900
-"""For the other hosts, which may have to be started first; then the try is over."""
 _LOOK_SECONDS = 15.0
+_REASON_SECONDS = 30.0
+"""How long the others have to tell why they ended."""
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,8 @@ def others_joining(
 ) -> Iterator[tuple[list[str], Callable[[], None]]]:
     """Have other hosts join the training ``argv``; give the command line for this one, and a check.
 
-    The check raises `InterruptedStageError` if another host is lost.
+    The check raises `InterruptedStageError` if another host is lost. It and the end of a block that
+    was interrupted raise `StageError` if a rank there failed on its own.
 
     Args:
         argv: as made by `stage_process.distributed_argv` for so many hosts.
@@ -74,38 +76,65 @@ def others_joining(
     options = [
         *(f"--nnodes={num_hosts}", f"--rdzv-id={of_try}"),
         *(f"--master-addr={own_address()}", f"--master-port={free_port('')}"),
-        *(f"--rdzv-conf=timeout={_WAITS_SECONDS}", *argv[3:]),
+        *argv[3:],
     ]
     _dismiss(of_flow)
     for host in range(1, num_hosts):
         parameters = {"argv": options, "host": host}
         tags = [of_flow, of_try]
         run_deployment(f"{_JOIN}/{_JOIN}", parameters=parameters, timeout=0, tags=tags)
+    watch = _Watch(of_try, num_hosts - 1)
     try:
-        yield [*argv[:3], "--node-rank=0", *options], _Watch(of_try)
-    except BaseException:
-        _dismiss(of_flow)
+        yield [*argv[:3], "--node-rank=0", *options], watch
+    except BaseException as error:
+        try:
+            if isinstance(error, InterruptedStageError):
+                watch.wait_for_reason()
+        finally:
+            _dismiss(of_flow)
         raise
 
 
 class _Watch:
-    """Asks Prefect from time to time whether a run with a tag has ended badly."""
+    """Asks Prefect whether runs with a tag, of which there are ``num_runs``, have ended badly."""
 
-    def __init__(self, tag: str) -> None:
-        self._tag, self._next = tag, 0.0
+    def __init__(self, tag: str, num_runs: int) -> None:
+        self._tag, self._num_runs, self._next = tag, num_runs, 0.0
 
     def __call__(self) -> None:
-        """Raise an error if one has; an unavailable server says nothing."""
+        """Raise an error if one has, from time to time; an unavailable server says nothing."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _LOOK_SECONDS
+        if lost := self._lost():
+            raise InterruptedStageError(f"{lost[0].name} of the training is lost")
+
+    def wait_for_reason(self) -> None:
+        """Raise what a rank on another host said, if one failed on its own; wait until all ended.
+
+        Here such a rank just looks lost.
+        """
+        deadline = time.monotonic() + _REASON_SECONDS
+        while len(self._lost()) < self._num_runs and time.monotonic() < deadline:
+            time.sleep(1)
+
+    def _lost(self) -> list[FlowRun]:
+        """Return the runs that ended badly.
+
+        Raises:
+            StageError: one of them by an error of its own.
+        """
         try:
             lost = _runs(self._tag, [StateType.CRASHED, StateType.FAILED])
         except Exception as error:  # noqa: BLE001  no reason to stop a training
             log.debug("Prefect did not say how the other hosts are: %s", error)
-            return
-        if lost:
-            raise InterruptedStageError(f"{lost[0].name} of the training is lost")
+            return []
+        for run in lost:
+            said = (run.state and run.state.message) or ""
+            _, _, own = said.partition(f" {StageError.__name__}: ")
+            if own:
+                raise StageError(f"{run.name} of the training: {own}")
+        return lost
 
 
 def own_address() -> str:

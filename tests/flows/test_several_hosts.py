@@ -1,12 +1,14 @@
 """A training on several hosts: what the others are asked to run, and how this one is reached."""
 
+import asyncio
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from prefect.client.schemas.objects import FlowRun
+from prefect.states import exception_to_failed_state
 
-from albert_core.stage.errors import ConfigError, OutageError
+from albert_core.stage.errors import ConfigError, OutageError, StageError, is_transient
 from flows import several_hosts
 from flows.several_hosts import ADDRESS, others_joining, own_address
 from flows.stage_process import LAUNCHER, InterruptedStageError, distributed_argv
@@ -64,6 +66,31 @@ def test_a_host_that_prefect_hears_nothing_of_ends_the_try(monkeypatch: pytest.M
         found.append(FlowRun(flow_id=uuid4(), name="host 1"))
         with pytest.raises(InterruptedStageError, match="host 1 of the training is lost"):
             check()
+
+
+def test_the_own_error_of_a_rank_on_another_host_is_the_error_of_the_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here its ranks only saw that one was gone. Host 2 saw the same, and was told sooner."""
+    asked = Deployments(monkeypatch)
+    found: list[FlowRun] = []
+    told = iter(
+        [(2, InterruptedStageError("the stage ended with status 75")), (1, StageError("no"))]
+    )
+
+    def runs(*_: Any) -> list[FlowRun]:
+        host, error = next(told)
+        state = asyncio.run(exception_to_failed_state(error))
+        found.append(FlowRun(flow_id=uuid4(), name=f"host {host}", state=state))
+        return found
+
+    monkeypatch.setattr(several_hosts, "_runs", runs)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    with pytest.raises(StageError, match=r"^host 1 of the training: no$") as caught:
+        with others_joining(distributed_argv(STAGE, 1, 3), 3):
+            raise InterruptedStageError("status 75")
+    assert not is_transient(caught.value)
+    assert len(asked.dismissed) == 2
 
 
 def test_on_one_host_nobody_is_asked() -> None:

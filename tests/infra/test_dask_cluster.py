@@ -7,13 +7,12 @@ worker is on a host of its own; else both are on this one.
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from albert_core.stage.manifest import read_manifest
 from tests.generated_text import write_jsonl
 from tests.pipelines.conftest import EXAMPLES, Made, make
 from tests.pipelines.test_transforms import own_pipeline
+from tests.two_hosts import Host, two_hosts
 
 PROJECT = Path(__file__).parents[2]
 SCHEDULER, WORKER = "distributed.cli.dask_scheduler", "distributed.cli.dask_worker"
@@ -130,49 +130,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         try:
             hosts = running.enter_context(two_hosts())
         except PermissionError:
-            hosts = [("127.0.0.1", [])] * 2
-        cluster = Cluster(folder, hosts[0][1])
+            hosts = [Host("127.0.0.1", [], "lo")] * 2
+        cluster = Cluster(folder, hosts[0].inside)
         running.callback(cluster.stop)
-        listen = (f"--host={hosts[0][0]}", "--port=0")
+        listen = (f"--host={hosts[0].address}", "--port=0")
         said = cluster.start("Scheduler at:", cluster.inside, SCHEDULER, *listen)
         cluster.address = said.split()[-1]
-        for (_, inside), number in zip(hosts, THREADS, strict=True):
+        for host, number in zip(hosts, THREADS, strict=True):
             options = (f"--nthreads={number}", f"--local-directory={folder}/{number}")
-            cluster.start("Registered to:", inside, WORKER, cluster.address, *options)
+            cluster.start("Registered to:", host.inside, WORKER, cluster.address, *options)
         yield cluster
-
-
-@contextmanager
-def two_hosts() -> Iterator[list[tuple[str, list[str]]]]:
-    """Give two network namespaces that reach each other: address, and words before a command.
-
-    Raises:
-        PermissionError: this process may not make them.
-    """
-    names = [f"albert-{os.getpid()}-{side}" for side in "ab"]
-    wires = [f"al{os.getpid() % 100_000}{side}" for side in "ab"]
-    addresses = [f"10.77.{os.getpid() % 250}.{number}" for number in (1, 2)]
-    try:
-        for name in names:
-            _ip("netns", "add", name)
-        ends = ("netns", names[0], "type", "veth", "peer", "name", wires[1], "netns", names[1])
-        _ip("link", "add", wires[0], *ends)
-        for name, wire, address in zip(names, wires, addresses, strict=True):
-            _ip("-n", name, "address", "add", f"{address}/24", "dev", wire)
-            _ip("-n", name, "link", "set", wire, "up")
-            _ip("-n", name, "link", "set", "lo", "up")
-        yield [(each, ["ip", "netns", "exec", n]) for each, n in zip(addresses, names, strict=True)]
-    finally:
-        for name in names if shutil.which("ip") else ():
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
-
-
-def _ip(*arguments: str) -> None:
-    if shutil.which("ip") is None:
-        raise PermissionError("there is no command ip")
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise PermissionError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
 
 
 def kill(process: "subprocess.Popen[bytes]") -> None:
