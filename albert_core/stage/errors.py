@@ -16,6 +16,7 @@ AlbertError            something a user can fix; shown as one message, without a
 
 import errno
 import re
+import traceback
 import urllib.request
 from collections.abc import Iterator
 
@@ -106,7 +107,9 @@ _OF_THE_DISK = {
 """Numbers of errors that a user or a disk causes -> what to do."""
 _TOLD_BY_A_WORKER = re.compile(r"\[Errno (\d+)\] [^\n]*")
 """Matches such an error in the text of another one."""
-_DAMAGED_DATABASE = re.compile(r"database disk image is malformed|file is not a database")
+_DAMAGED_DATABASE = re.compile(
+    r"database disk image is malformed|file is not a database|Could not decode to UTF-8 column"
+)
 
 
 def is_transient(error: BaseException) -> bool:
@@ -125,7 +128,7 @@ def explained(error: BaseException) -> str:
                 f"the store asks for credentials, and there are none ({redacted(str(cause))}). Set "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what else the store takes."
             )
-        if _DAMAGED_DATABASE.search(str(cause)):
+        if _DAMAGED_DATABASE.search(str(cause)) or _is_of_damaged_rows(cause):
             return (
                 f"a database is damaged ({_line_of(cause)}). Put back a copy of mlflow.db or "
                 "prefect.db, or move it away: then its runs and versions are no longer listed."
@@ -136,6 +139,14 @@ def explained(error: BaseException) -> str:
             said = redacted(told[0] if told else str(cause))
             return f"{said}: {_OF_THE_DISK[number]}, then run the same command: it goes on."
     return ""
+
+
+def _is_of_damaged_rows(error: BaseException) -> bool:
+    """Return whether a database's driver met bytes that are no text."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, UnicodeDecodeError) and any(
+        str(frame.f_globals.get("__name__")).startswith("sqlalchemy.") for frame, _ in frames
+    )
 
 
 def _line_of(error: BaseException) -> str:

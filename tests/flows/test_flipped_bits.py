@@ -58,7 +58,7 @@ def read(path: Path) -> None:
     """Read a file of a work folder as the stages do that read it."""
     folder, uri = path.parent, str(path)
     if {folder.name, folder.parent.name} & set(_CACHES):
-        notes = [folder / UNIT_DONE, folder / f"{path.name.partition('.')[0]}.json"]
+        notes = {folder / UNIT_DONE, folder / f"{path.name.partition('.')[0]}.json"}
         [note] = filter(Path.exists, notes)
         if damaged := kept_files.damage(str(note)):
             raise AlbertError(damaged)

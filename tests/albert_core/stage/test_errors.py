@@ -3,11 +3,15 @@
 import errno
 import inspect
 import re
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from albert_core.stage import errors
 from albert_core.stage.errors import (
@@ -129,3 +133,22 @@ def test_a_fault_of_a_user_or_a_disk_is_one_sentence(error: Exception, said: str
 
 def test_a_defect_is_not_explained_away() -> None:
     assert explained(ValueError("x")) == explained(FileNotFoundError(2, "no", "x")) == ""
+
+
+def test_bytes_that_are_no_text_are_a_damage_of_a_database_only_where_one_is_read(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("create table runs (name text)")
+        database.execute("insert into runs values (cast(x'ff' as text))")
+        database.commit()
+    with (
+        closing(create_engine(f"sqlite:///{path}").connect()) as connection,
+        pytest.raises(Exception, match="decode") as raised,
+    ):
+        connection.execute(text("select name from runs")).all()
+    assert "a database is damaged" in explained(raised.value)
+    with pytest.raises(UnicodeDecodeError) as elsewhere:
+        b"\xff".decode()
+    assert explained(elsewhere.value) == ""
