@@ -260,8 +260,14 @@ def unsealed(uri: str) -> dict[str, Any]:
     """
     try:
         content: dict[str, Any] = json.loads(storage.read_bytes(uri))
-        if content.pop(_DIGEST, None) not in (None, digest_of(content)):
-            raise ValueError(f"its {_DIGEST} is another one")
+        of_rest = [
+            name
+            for name in ([_DIGEST] if _DIGEST in content else list(content))
+            if content[name] == digest_of({n: v for n, v in content.items() if n != name})
+        ]
+        if of_rest != [_DIGEST] * (_DIGEST in content):  # another one, or under a damaged name
+            raise ValueError(f"its {_DIGEST} is not that of the rest")
+        content.pop(_DIGEST, None)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError(f"{uri} changed after it was written") from error
     return content

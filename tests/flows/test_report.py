@@ -129,3 +129,11 @@ def test_the_page_of_a_stage_has_the_numbers_files_and_links_of_its_manifest(sta
         assert "| after, masked lm loss | 5.750 [5.700, 5.800] |" in text
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in tables)
+
+
+def test_what_a_user_named_is_neither_html_nor_a_link_on_a_page() -> None:
+    rows = [("file", "<script>alert(1)</script>"), ("a|b", "[x](javascript:y) `z`\nw")]
+    page = Report("t", {"g": [*rows, ("uri", "`/work/a_b`")]}).markdown()
+    assert r"| file | \<script>alert(1)\</script> |" in page
+    assert r"| a\|b | [x]\(javascript:y) \`z\` w |" in page
+    assert "| uri | `/work/a_b` |" in page

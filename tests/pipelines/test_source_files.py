@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, SourceError
-from pipelines import clean_corpus
+from pipelines import clean_corpus, source_files
 from pipelines.config import INSTALLED_PYTHON, CleaningSettings, SourceSettings
 from pipelines.source_files import (
     MAX_UNIT_BYTES,
@@ -297,3 +297,10 @@ def test_new_removed_changed_and_touched_files_are_named_at_most_three_of_each()
     )
     assert describe_changes(before, before) == ""
     assert describe_changes([], made([1] * 5)) == "5 new (00000, 00001, 00002, ...)"
+
+
+def test_an_answer_from_another_host_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    for answered_by in ("https://a.example/x.txt", "https://b.example/x.txt"):
+        source_files._say_other_host("https://a.example/x.txt", {"url": answered_by})
+    [told] = caplog.messages
+    assert told == "https://a.example/x.txt is answered by another host, b.example"

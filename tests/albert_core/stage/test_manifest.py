@@ -23,7 +23,9 @@ from albert_core.stage.manifest import (
     newest_manifest,
     read_manifest,
     scratch_folder,
+    sealed,
     shard_of,
+    unsealed,
 )
 from albert_core.stage.settings import Settings
 
@@ -357,3 +359,14 @@ def test_a_scratch_folder_of_its_own_is_gone_at_the_end_even_after_an_error(
     with pytest.raises(KeyboardInterrupt) if fails else nullcontext():
         work()
     assert storage.list_names(folder) == []
+
+
+def test_every_changed_bit_of_a_sealed_file_is_found_or_means_nothing(tmp_path: Path) -> None:
+    content: dict[str, Any] = {"a": 1, "b": {"c": [1, 2.5, "é"]}}
+    whole, uri = sealed(content), f"{tmp_path}/sealed.json"
+    for bit in range(8 * len(whole)):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        storage.write_bytes(uri, bytes(changed))
+        with suppress(IntegrityError):
+            assert unsealed(uri) == content

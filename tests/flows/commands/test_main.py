@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from albert_core.stage.errors import OutageError
 from flows.commands import by_hand
 from flows.commands import main as module
 from flows.commands.main import app, main
-from tests.test_end_to_end import ALBERT
+from tests.test_end_to_end import ALBERT, PROJECT
 
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 HEAVY = {"torch", "apache_beam", "mlflow", "prefect", "transformers"}
@@ -159,3 +160,24 @@ def test_a_mistake_found_by_a_stage_ends_in_one_message(tmp_path: Path) -> None:
     assert done.stderr.rstrip().splitlines()[-1].startswith("error: ")
     assert "Traceback" not in done.stderr
     assert not list((tmp_path / "work").rglob("manifest.json"))
+
+
+def test_what_the_command_writes_is_for_its_owner_only(capsys: pytest.CaptureFixture[str]) -> None:
+    before = os.umask(0o022)
+    try:
+        assert main(["--help"]) == 0
+    finally:
+        assert os.umask(before) == 0o077
+
+
+def test_make_hands_on_a_source_with_any_sign_as_one_word() -> None:
+    source = 'it\'s $HOME; echo `x` "y"'
+    told = subprocess.run(
+        ["make", "-n", "refresh", f"SOURCE={source.replace('$', '$$')}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=PROJECT,
+    )
+    command = next(line for line in told.stdout.splitlines() if "albert refresh" in line)
+    assert f"--source={source}" in shlex.split(command.replace("--source ", "--source="))
