@@ -62,10 +62,10 @@ def read(path: Path) -> None:
         [note] = filter(Path.exists, notes)
         if damaged := kept_files.damage(str(note)):
             raise AlbertError(damaged)
-    elif path.parts[-3] == "vocab":
-        sha256_of(uri)
+    elif path.name in READERS and path.parts[-3] != "vocab":
+        READERS[path.name](uri, str(folder))
     else:
-        READERS.get(path.name, lambda uri, _: sha256_of(uri))(uri, str(folder))
+        sha256_of(uri)
 
 
 def results_in(work: str) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_core.stage import storage
@@ -255,6 +255,7 @@ def test_a_shard_describes_the_file_that_was_written(tmp_path: Path) -> None:
     check_shard(made, str(tmp_path))
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_any_changed_bit_of_a_shard_is_noticed(data: st.DataObject) -> None:
     folder = f"memory://{uuid4().hex}"
@@ -276,6 +277,7 @@ def test_a_missing_shard_is_noticed(tmp_path: Path) -> None:
         check_shard(made, str(tmp_path))
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_any_changed_bit_of_a_manifest_is_found_or_means_nothing(data: st.DataObject) -> None:
     work = f"memory://{uuid4().hex}"
