@@ -2,6 +2,8 @@
 
     python -m benchmarks.near_duplicates [--articles N] [--results FILE]
 
+- pairs planted at similarities of 0.45 to 1, and families of texts that are alike at 0.73: which
+  share of each is dropped at 0.8, and what comparing sets of shingles adds to the CPU seconds;
 - articles with a share of their words replaced: how many met in a band, and how many theory says,
   given each pair's true Jaccard similarity of word 5-grams;
 - the articles of 2016 against those of 2018, and all against all; editions of Gutenberg's books:
@@ -13,6 +15,7 @@ The speed is in `text_functions.py`.
 """
 
 import re
+import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,17 +26,23 @@ from scipy import sparse
 from benchmarks.english_text import CORPORA, articles
 from benchmarks.harness import arguments, report, table
 from pipelines.corpus.duplicates import (
+    SHINGLE_WORDS,
     band_hashes,
     bands_for,
     candidate_pairs,
-    least_estimate,
+    jaccard,
     recall_of,
+    shingle_sets,
     shingles,
     signatures,
-    similarity_of,
 )
 
 SETTINGS = (0.5, 0.6, 0.7, 0.8, 0.9)
+PLANTED = (0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.73, 0.75, 0.78, 0.8, 0.82, 0.85, 0.9, 0.95, 1.0)
+PLANTED_SETTING = 0.8
+FAMILY_SIMILARITY = 0.73
+FAMILY_SIZES = (100, 300, 1000, 3000)
+NUM_SHINGLES = (50, 300, 1000)
 REPLACED_SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12)
 _BOOK_BEGINS = re.compile(r"^\*+ ?(?:START|END.{0,9}SMALL PRINT).*$", re.MULTILINE)
 _BOOK_ENDS = re.compile(r"^(?:\*\*\* ?END|End of (?:the |this )?Project).*$", re.MULTILINE)
@@ -66,12 +75,72 @@ def similarities_of(texts: list[str]) -> np.ndarray:
 
 def found_pairs(texts: list[str], similarity: float) -> set[tuple[int, int]]:
     """Return the pairs (later, earlier) that count as alike."""
-    values = signatures(texts)
-    bands = band_hashes(values, *bands_for(similarity))
+    pairs = met_pairs(texts, similarity)
+    named = sorted({number for pair in pairs for number in pair})
+    sets = dict(zip(named, shingle_sets(texts[number] for number in named), strict=True))
+    return {pair for pair in pairs if jaccard(sets[pair[0]], sets[pair[1]]) >= similarity}
+
+
+def met_pairs(texts: list[str], similarity: float) -> set[tuple[int, int]]:
+    """Return the pairs (later, earlier) that are compared."""
+    bands = band_hashes(signatures(texts), *bands_for(similarity))
     rows = np.repeat(np.arange(len(texts), dtype=np.uint32), bands.shape[1])
     later, _, earlier = candidate_pairs([(0, rows, bands.ravel())])[0]
-    alike = similarity_of(values[later], values[earlier]) >= least_estimate(similarity)
-    return set(zip(later[alike].tolist(), earlier[alike].tolist(), strict=True))
+    return set(zip(later.tolist(), earlier.tolist(), strict=True))
+
+
+def words(random: Random, number: int) -> list[str]:
+    """Return words that no other text has."""
+    return [f"w{random.randrange(10**9)}" for _ in range(number)]
+
+
+def alike(random: Random, num_texts: int, num_shingles: int, similarity: float) -> list[list[str]]:
+    """Return the words of texts of which any two have at least this similarity, and just so."""
+    shared = -int(-2 * num_shingles * similarity / (1 + similarity) // 1)
+    common = words(random, shared + SHINGLE_WORDS - 1)
+    return [common + words(random, num_shingles - shared) for _ in range(num_texts)]
+
+
+def planted_pairs(num_pairs: int) -> list[list[float]]:
+    """Return for each similarity planted, and each length, what it truly is and the share found."""
+    rows: list[list[float]] = []
+    for wanted in PLANTED:
+        row = [wanted]
+        for num_shingles in NUM_SHINGLES:
+            random = Random(num_shingles)
+            pairs = [alike(random, 2, num_shingles, wanted) for _ in range(num_pairs)]
+            texts = [" ".join(text) for pair in pairs for text in pair]
+            found = len(found_pairs(texts, PLANTED_SETTING)) / num_pairs
+            row += [round(float(similarities_of(texts[:2])[0, 1]), 4), found]
+        rows.append(row)
+    return rows
+
+
+def families() -> list[list[float]]:
+    """Return what is found in families of texts alike, of which some have a copy half changed."""
+    rows: list[list[float]] = []
+    for size in FAMILY_SIZES:
+        random = Random(size)
+        members = alike(random, size, 300, FAMILY_SIMILARITY)
+        copies = [text[:-23] + words(random, 23) for text in members[: size // 4]]
+        true = similarities_of([" ".join(text) for text in (members[0], members[1], copies[0])])
+        place = list(range(size + len(copies)))
+        random.shuffle(place)
+        texts = [" ".join((members + copies)[number]) for number in place]
+        found = {(place[a], place[b]) for a, b in found_pairs(texts, PLANTED_SETTING)}
+        right = {pair for pair in found if abs(pair[0] - pair[1]) == size}
+        figures = (len(found - right), true[0, 1], len(right) / len(copies), true[0, 2])
+        rows.append([size, *(round(float(figure), 4) for figure in figures)])
+    return rows
+
+
+def cost(texts: list[str]) -> list[float]:
+    """Return the CPU seconds of signatures and candidates, and of the comparisons of sets."""
+    begin = time.process_time()
+    met_pairs(texts, PLANTED_SETTING)
+    met = time.process_time()
+    found_pairs(texts, PLANTED_SETTING)
+    return [round(met - begin, 2), round(time.process_time() - met - (met - begin), 2)]
 
 
 def against_theory(texts: list[str]) -> list[list[float]]:
@@ -119,13 +188,22 @@ def main() -> None:
     parser = arguments(__doc__, "near_duplicates")
     parser.add_argument("--articles", type=int, default=1000, help="to replace words of")
     options = parser.parse_args()
+    result: dict[str, Any] = {"planted": planted_pairs(500), "families": families()}
+    planted = [
+        "planted",
+        *(f"{n} shingles: {what}" for n in NUM_SHINGLES for what in ("true", "found")),
+    ]
+    of_families = ["texts", "found below", "true similarity", "copies found", "true similarity"]
+    shown = [table(planted, result["planted"]), table(of_families, result["families"])]
     if not (CORPORA / "wiki_extracted").is_dir():
-        print(f"not run: {CORPORA} has no wiki_extracted")
+        shown.append(f"articles and editions not run: {CORPORA} has no wiki_extracted")
+        report(result, "\n\n".join(shown), options.results)
         return
     new = articles("enwiki2018")
     both = [*new, *articles("enwiki2016")]
     books = sorted((CORPORA / "gutenberg").rglob("*.txt"))
-    result: dict[str, Any] = {
+    result |= {
+        "cost": cost([each[2] for each in both]),
         "replaced": against_theory([text for _, _, text in new[: options.articles]]),
         "articles": against_truth([each[1] for each in both], [each[2] for each in both]),
         "editions": against_truth([p.parent.name for p in books], [book_of(p) for p in books]),
@@ -133,7 +211,8 @@ def main() -> None:
     theory = ["replaced", "setting", "true similarity", "met", "theory", "off, standard errors"]
     truth = ["setting", "pairs at least so similar", "of them found", "found below", "other title"]
     truth += ["repeated texts", "of them found"]
-    shown = [table(theory, result["replaced"])]
+    shown.append("signatures and candidates, comparing: {} and {} CPU s".format(*result["cost"]))
+    shown.append(table(theory, result["replaced"]))
     shown += [f"{name}:\n\n{table(truth, result[name])}" for name in ("articles", "editions")]
     report(result, "\n\n".join(shown), options.results)
 

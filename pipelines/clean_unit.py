@@ -95,6 +95,9 @@ class Part:
 
     number: int
     uri: str
+    texts: str
+    """URI of the file that has the texts of its documents, row by row: ``uri``, or the shard of an
+    earlier corpus."""
 
     @property
     def unreadable(self) -> str:
@@ -162,7 +165,8 @@ def counts_of(schema: pa.Schema) -> Counter[str]:
 
 def _part(unit: Unit, index: int) -> Part:
     number = (unit.number << PART_BITS) + index
-    return Part(number, storage.join(unit.folder, f"{index:05d}.arrow"))
+    uri = storage.join(unit.folder, f"{index:05d}.arrow")
+    return Part(number, uri, unit.known_shard or uri)
 
 
 def _clean_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from albert_core.stage import storage
 from albert_core.stage.manifest import shard_of
 from albert_core.text.arrow_files import read_arrow, write_arrow
-from albert_core.text.records import DOCUMENT_SCHEMA
+from albert_core.text.records import DOCUMENT_SCHEMA, Ints
+from albert_core.text.seeds import UInt64s
 from pipelines.clean_unit import KEPT, PART_BITS, Part, counts_of, ids_of
 from pipelines.config import CleaningSettings
 from pipelines.corpus import duplicates
@@ -46,13 +47,13 @@ class Marked:
     part: Part
     kind: int
     rows: NDArray[np.uint32]
-    """(R,) rows that repeat an earlier document."""
+    """(R,) rows that repeat an earlier document; BAND: that may."""
     is_known: NDArray[np.bool_]
     """(R,) whether the earlier document is in an earlier corpus."""
-    earlier_uris: list[str] = field(default_factory=list)
-    """BAND: (R,) parts that the earlier documents are in."""
+    earlier_parts: list[Part] = field(default_factory=list)
+    """BAND: (R,) parts that the documents to compare with are in."""
     earlier_rows: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
-    """BAND: (R,) the rows of the earlier documents there."""
+    """BAND: (R,) their rows there."""
 
 
 def send_hashes(
@@ -96,8 +97,8 @@ def find_repeated(
         found = duplicates.candidate_pairs(triples)
         for number, (rows, earlier, earlier_rows) in found.items():
             if number >= 0:
-                uris = [parts[each].uri for each in earlier.tolist()]
-                yield number, Marked(parts[number], kind, rows, earlier < 0, uris, earlier_rows)
+                others = [parts[each] for each in earlier.tolist()]
+                yield number, Marked(parts[number], kind, rows, earlier < 0, others, earlier_rows)
         return
     among_all = duplicates.repeated_rows(triples)
     own = [triple for triple in triples if triple[0] >= 0]
@@ -126,10 +127,11 @@ def write_shard(
         elif mark.kind == ID and len(mark.rows):
             table = _renamed(table, mark.rows)
     if near := [mark for mark in marks if mark.kind == BAND and len(mark.rows)]:
-        rows, is_known = _near_duplicates(table, near, cleaning.near_duplicate_similarity)
+        is_kept = reasons == KEPT
+        rows, is_known = _near_duplicates(table, is_kept, near, cleaning.near_duplicate_similarity)
         _drop(reasons, rows, is_known, "near_duplicate", counts)
     documents = table.select(DOCUMENT_SCHEMA.names).replace_schema_metadata(None)
-    is_kept = (reasons == KEPT).astype(bool)
+    is_kept = reasons == KEPT
     written = {"documents": documents if is_kept.all() else documents.filter(pa.array(is_kept))}
     if cleaning.keep_rejected:
         with_reason = documents.append_column(_REASON, pa.array(reasons, pa.string()))
@@ -173,22 +175,38 @@ def _renamed(table: pa.Table, rows: NDArray[np.uint32]) -> pa.Table:
 
 
 def _near_duplicates(
-    table: pa.Table, marks: list[Marked], similarity: float
+    table: pa.Table, is_kept: NDArray[np.bool_], marks: list[Marked], similarity: float
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Return the rows that resemble an earlier document, and whether that is in a known corpus."""
-    own = _signatures(table)
-    rows = np.concatenate([mark.rows for mark in marks])
-    is_known = np.concatenate([mark.is_known for mark in marks])
-    earlier_rows = np.concatenate([mark.earlier_rows for mark in marks])
-    uris = np.array([uri for mark in marks for uri in mark.earlier_uris], object)
-    like = np.zeros(len(rows), bool)
-    for uri in np.unique(uris).tolist():
-        there = uris == uri
-        earlier = _signatures(read_arrow(uri).take(pa.array(earlier_rows[there])))
-        found = duplicates.similarity_of(own[rows[there]], earlier)
-        like[there] = found >= duplicates.least_estimate(similarity)
-    order = np.lexsort((~is_known, rows))
-    return rows[order][like[order]], is_known[order][like[order]]
+    """Return the rows to keep that are like an earlier document, and whether that is known.
+
+    Each pair that met in a band is compared by its sets of shingles, a part of earlier documents
+    at a time, those of known corpora first.
+    """
+    parts = {part.number: part for mark in marks for part in mark.earlier_parts}
+    met = np.concatenate([_pairs_of(mark) for mark in marks])
+    met = np.unique(met[is_kept[met[:, 2]]], axis=0)
+    sets = _shingle_sets(table, met[:, 2])
+    found: dict[int, bool] = {}
+    for number in np.unique(met[:, 0]).tolist():
+        pairs = met[met[:, 0] == number, 1:]
+        pairs = pairs[~np.isin(pairs[:, 1], list(found))]
+        others = _shingle_sets(read_arrow(parts[number].texts), pairs[:, 0])
+        for other, row in pairs.tolist():
+            if row not in found and duplicates.jaccard(sets[row], others[other]) >= similarity:
+                found[row] = number < 0
+    return np.array(list(found), np.uint32), np.array(list(found.values()), bool)
+
+
+def _pairs_of(mark: Marked) -> Ints:
+    """Return (R, 3): the number of the earlier part, the row there, and the row here."""
+    numbers = np.array([part.number for part in mark.earlier_parts])
+    return np.stack([numbers, mark.earlier_rows, mark.rows], axis=1).astype(np.int64)
+
+
+def _shingle_sets(table: pa.Table, rows: Ints) -> dict[int, UInt64s]:
+    numbers = np.unique(rows)
+    texts = table["text"].take(pa.array(numbers)).to_pylist()
+    return dict(zip(numbers.tolist(), duplicates.shingle_sets(texts), strict=True))
 
 
 def _signatures(table: pa.Table) -> NDArray[np.uint32]:

@@ -5,11 +5,11 @@ are equal, or alike, is kept. Being alike isn't transitive, and no groups are fo
 is dropped when it is like any earlier one, even one that is dropped itself. So what is dropped
 depends on the order of the documents only: not on the cut into parts or partitions, nor on timing.
 
-Two texts are alike by the Jaccard similarity J of their sets of word 5-grams ("shingles"). A
-signature is a one-permutation MinHash: each shingle's hash chooses one of 128 bins and is ranked
-there, and each bin keeps its lowest rank. Two texts agree in a bin with probability J, so the
-share of bins in which they agree estimates J, with a standard error of sqrt(J (1 - J) / 128),
-0.035 at J = 0.8 (more for texts of fewer than about 128 shingles).
+Two texts are alike by the Jaccard similarity J of their sets of word 5-grams ("shingles").
+Signatures tell which texts to compare, and the sets of shingles whether they are alike: no text is
+dropped for another one that is less like it than wanted. A signature is a one-permutation MinHash:
+each shingle's hash chooses one of 128 bins and is ranked there, and each bin keeps its lowest rank.
+Two texts agree in a bin with probability J, and are compared if they agree in all bins of a band.
 
 A bin into which no shingle of a text fell takes the value of another bin: the first that isn't
 empty, in an order that is drawn once for each bin and is the same for every text. Such a bin agrees
@@ -19,7 +19,7 @@ Sources: Broder 1997 (MinHash); Li, Owen and Zhang 2012 (one permutation); Shriv
 "Optimal densification for fast and accurate minwise hashing" (empty bins).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 
 import numpy as np
@@ -36,14 +36,13 @@ HASH_BYTES = 16
 NUM_BINS = 128
 SHINGLE_WORDS = 5
 """A text of fewer words has one shingle: all its words."""
-TARGET_RECALL = 0.95
+TARGET_RECALL = 0.99
 """Least probability that two texts of just the wanted similarity are compared at all."""
 
 _EMPTY = np.uint32(0xFFFFFFFF)
 _BIN_BITS = 7
 _SEED = 0x5EED
 _BAND_BASE = np.uint64(0x9E3779B97F4A7C15)
-_STANDARD_ERRORS = 2.0
 
 
 # Which rows repeat
@@ -103,8 +102,8 @@ def candidate_pairs(
     """Return which documents of a partition to compare, each with an earlier one.
 
     For each of its band hashes, a document is compared with the first document that has it and
-    with the last one before it: two comparisons, however many documents share the hash. A document
-    that is like others of such a group is nearly always like the first or its neighbour.
+    with the last one before it: two comparisons, however many documents share the hash. Two that
+    are more alike than the rest of a large group also meet in bands that the rest does not share.
 
     Args:
         parts: (part, uint32 (R,) rows, uint64 (R,) band hashes), in any order; a row as often as
@@ -232,7 +231,7 @@ def bands_for(similarity: float) -> tuple[int, int]:
     itself, so that few other texts meet; the bands are as many as fit in the signature.
 
     >>> [bands_for(s) for s in (0.5, 0.6, 0.7, 0.8, 0.9)]
-    [(42, 3), (32, 4), (25, 5), (18, 7), (10, 12)]
+    [(42, 3), (42, 3), (32, 4), (21, 6), (12, 10)]
 
     Source: Leskovec, Rajaraman and Ullman, "Mining of massive datasets", section 3.4.
     """
@@ -267,27 +266,20 @@ def band_hashes(values: UInt32s, bands: int, rows: int) -> UInt64s:
     return hashes
 
 
-def similarity_of(a: UInt32s, b: UInt32s) -> NDArray[np.float64]:
-    """Return the estimated Jaccard similarity of text i of ``a`` and text i of ``b``.
-
-    Args:
-        a: uint32 (N, 128) signatures.
-        b: uint32 (N, 128) signatures.
-
-    Returns:
-        float64 (N,), 0..1, in steps of 1/128.
-    """
-    return np.mean(a == b, axis=1, dtype=np.float64)
+def shingle_sets(texts: Iterable[str]) -> Iterator[UInt64s]:
+    """Yield the distinct hashes of each text's shingles, ascending; none if it has no word."""
+    for batch in batches(texts):
+        hashes, offsets = shingles(batch)
+        yield from map(np.unique, np.split(hashes, offsets[1:-1]))
 
 
-def least_estimate(similarity: float) -> float:
-    """Return the ``similarity_of`` from which two texts count as that similar.
-
-    It is two standard errors less than ``similarity``: of the pairs that just have it, 1 in 44 is
-    missed; without the allowance, every second one would be.
-    """
-    error = (similarity * (1 - similarity) / NUM_BINS) ** 0.5
-    return similarity - _STANDARD_ERRORS * error
+def jaccard(a: UInt64s, b: UInt64s) -> float:
+    """Return the Jaccard similarity of two sets, each ascending; 1 if both are empty."""
+    if not len(a) or not len(b):
+        return float(len(a) == len(b))
+    places = np.searchsorted(a, b)
+    shared = np.count_nonzero(a[np.minimum(places, len(a) - 1)] == b)
+    return shared / (len(a) + len(b) - shared)
 
 
 def _signatures(texts: Sequence[str]) -> UInt32s:

@@ -133,6 +133,17 @@ def test_near_duplicates_of_an_earlier_document_are_dropped(clean: Clean, tmp_pa
     assert dropped(clean(source)) == {}
 
 
+def test_near_duplicates_of_an_earlier_corpus_are_dropped(clean: Clean, tmp_path: Path) -> None:
+    text = " ".join(document(n) for n in range(10))
+    texts = [changed(text, 2), changed(text, 100), text]
+    earlier = clean(write(tmp_path / "e.jsonl", {"text": text}), work=tmp_path / "earlier")
+    source = write(tmp_path / "s.jsonl", *({"id": str(n), "text": t} for n, t in enumerate(texts)))
+    settings = {"known_corpora": [earlier], "near_duplicate_similarity": 0.8}
+    assert ids(clean(source, **settings)) == ["s.jsonl#0"]
+    counts = {"near_duplicate_of_known_corpus": 1, "duplicate_of_known_corpus": 1}
+    assert dropped(clean(source, **settings)) == counts
+
+
 def test_a_file_of_which_nothing_is_kept_has_no_near_duplicates(
     clean: Clean, tmp_path: Path
 ) -> None:
