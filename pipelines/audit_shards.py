@@ -52,7 +52,7 @@ def _plan(examples: str) -> StagePlan:
         settings={},
         inputs={"examples": read_manifest(examples).key},
         code=code_digest(__name__),
-        libraries=library_versions("numpy", "pyarrow", "sentencepiece"),
+        libraries=library_versions("numpy", "pyarrow", "scipy", "sentencepiece"),
         input_manifests={"examples": examples},
     )
 

@@ -43,18 +43,11 @@ def audit(
     fidelity: Annotated[
         Literal["paper", "google", "unknown"] | None, _expected("Whose rules they were made by.")
     ] = None,
-    z: Annotated[float | None, _expected("Standard errors that a share may be off.")] = None,
-    min_budget_used: Annotated[
-        float | None, _expected("Least share of the prediction budget used.")
-    ] = None,
     max_unknown_share: Annotated[
         float | None, _expected("Largest share of unknown pieces, 0..1.")
     ] = None,
     max_repeated_share: Annotated[
         float | None, _expected("Largest share of repeated rows, 0..1.")
-    ] = None,
-    run_tolerance: Annotated[
-        float | None, _expected("How far the share of masked runs of a length may be off, 0..1.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

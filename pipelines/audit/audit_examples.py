@@ -26,16 +26,18 @@ from pipelines.audit.checks import (
     Expected,
     Finding,
     Tally,
-    at_most,
+    by_chance,
     fault_of,
     judge,
+    judge_format,
     measure,
+    measure_format,
     none_of,
+    tails,
 )
 from pipelines.audit.rows import (
     Rows,
     decoding,
-    features_of,
     hash_of,
     read_batches,
     rows_of_batch,
@@ -114,7 +116,7 @@ def audit(
     files = [file for path in paths for file in _files_at(path, manifest, faults)]
     inputs = {} if manifest is None else manifest.input_manifests
     tokenizer = _find_tokenizer(vocab, inputs.get("vocab", ""), manifest, faults)
-    expectations = _expected(manifest, tokenizer, files, given, faults)
+    expectations = _expected(manifest, tokenizer, given, faults)
     documents = _find_corpus(corpus, inputs.get("corpus", ""), faults)
     found = _Audit(files, folder, manifest, documents, tokenizer, expectations, sample, faults)
     found.read()
@@ -160,16 +162,16 @@ class _Audit:
         for file in self.files:
             is_twin = not file.is_arrow and file.stem in stems
             with _noting(file.uri, self.faults):
-                self._read(file, self.twins if is_twin else self.tally)
+                self._read(file, is_twin)
         named = {row[name] for _, row in self.sampled for name in row if name.endswith("_id")}
         for uri in self.corpus:
             with _noting(uri, self.faults):
                 self._read_corpus(uri, named)
 
-    def _read(self, file: File, tally: Tally) -> None:
+    def _read(self, file: File, is_twin: bool) -> None:
         num_rows = content = 0
         for rows in _batches(file):
-            sound = measure(rows, tally)
+            sound = measure_format(rows, self.twins) if is_twin else measure(rows, self.tally)
             for hashes in (sound.documents, sound.others):
                 if hashes is not None:
                     self.documents[file.kind].append(np.unique(hashes[hashes != 0]))
@@ -242,22 +244,22 @@ class _Audit:
             yield f"{file.uri} is of an unknown kind, {shard.kind!r}"
 
     def _judge_sizes(self) -> Finding:
-        """Rows go to shards by their hash: none is far from the mean of its kind."""
+        """Rows go to shards by their hash; the least likely size is told."""
         sizes: defaultdict[str, list[int]] = defaultdict(list)
         for file in self.files:
             if file.uri in self.rows:
                 sizes[file.kind].append(self.rows[file.uri])
-        away = [
-            np.abs(np.array(of_kind) - np.mean(of_kind)).max() / max(1.0, np.mean(of_kind) ** 0.5)
-            for of_kind in sizes.values()
+        found = [
+            (tails(size, sum(of_kind), 1 / len(of_kind)), f"{kind}: {size:,} of {sum(of_kind):,}")
+            for kind, of_kind in sizes.items()
+            for size in of_kind
         ]
-        largest = float(max(away, default=0.0))
-        said = f"a shard is {largest:.1f} standard deviations from its kind's mean"
-        return at_most("shard sizes", said, largest, self.expected.z + 1, ".1f")
+        probability, said = min(found, default=(1.0, "no shard"))
+        return by_chance("shard sizes", said, "evenly spread", probability * len(found))
 
     def _judge_twins(self) -> Iterator[Finding]:
         """Judge TFRecord shards that have an Arrow shard beside them."""
-        for finding in judge(self.twins):
+        for finding in judge_format(self.twins):
             if finding.check in _OF_FORMAT and finding.ok is not None:
                 yield replace(finding, check=f"TFRecord {finding.check}")
         contents = self.contents
@@ -409,18 +411,15 @@ def _setting(manifest: Manifest, name: str) -> Any:
 def _expected(
     manifest: Manifest | None,
     tokenizer: Tokenizer | None,
-    files: Sequence[File],
     given: Mapping[str, Any],
     faults: dict[str, str],
 ) -> Expected:
-    """Return what is ``given``, else what the manifest says, else what the files tell."""
+    """Return what is ``given``, else what the manifest says, else the defaults."""
     values: dict[str, Any] = {"fidelity": "unknown"}
     if manifest is not None:
         found = {name: _setting(manifest, name) for name in Expected.model_fields}
         values, mistakes = _valid(found)
         faults |= {name: f"{MANIFEST}: {name}: {why}" for name, why in mistakes.items()}
-    elif files and not files[0].is_arrow:
-        values["max_seq_length"] = _padded_length(files)
     if tokenizer is not None:
         values["vocab_size"] = tokenizer.vocab_size
     return Expected(**{**_valid(values)[0], **given})
@@ -435,16 +434,6 @@ def _valid(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     except ValidationError as error:
         mistakes = {str(m["loc"][0]): f"{m['msg']}, got {m['input']!r}" for m in error.errors()}
     return {n: value for n, value in values.items() if n not in mistakes}, mistakes
-
-
-def _padded_length(files: Sequence[File]) -> int | None:
-    """Return the length that the first TFRecord file that can be read is padded to."""
-    for file in files:
-        if not file.is_arrow:
-            with suppress(SourceError):
-                for features in features_of(read_tfrecord(file.uri)):
-                    return len(features["input_ids"])
-    return None
 
 
 def table_of(findings: Sequence[Finding]) -> str:

@@ -1,19 +1,21 @@
 """Pure: what examples must look like, as counts over shards and bounds on them.
 
-`measure` adds the counts of some rows to a `Tally`; `judge` compares a tally with its bounds. A
-share may differ by `z` standard errors from what the rules of masking and of segment pairs lead one
-to expect, so that the bounds are tight for many examples and wide for few.
+`measure` adds the counts of some rows to a `Tally`; `judge` compares a tally with what is expected.
+What must never occur is counted. What is drawn is tested exactly, at any number of rows: a check
+fails if its deviation, or a larger one, has a probability below `ALARM` in correct examples. Masks
+are compared with masks that the same rules draw in the same rows.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise, product
+from dataclasses import dataclass, field
+from itertools import product
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
+from scipy.stats import binom, binomtest, fisher_exact, kstwo, poisson
 
 from albert_core.stage.results import Objective
 from albert_core.stage.settings import Settings
@@ -29,12 +31,20 @@ from albert_core.text.records import (
     UNK,
     Ints,
 )
-from albert_core.text.seeds import UInt64s, random_bits
+from albert_core.text.seeds import UInt64s, derive_seed, random_bits, random_uniform
 from pipelines.audit.rows import Bools, Rows
+from pipelines.examples.google_fidelity import google_masks
+from pipelines.examples.pairs import LABEL
 
-NUM_BUCKETS = 5
-"""Buckets of lengths: up to a quarter, half, three quarters of the longest, less than the longest,
-and the longest."""
+ALARM = 2e-5
+"""Probability at which a check of what is drawn fails: so of an audit of correct examples, with at
+most 50 such checks, less than 1 in 1,000 fails."""
+ORDER_SLACK, GOOGLE_ORDER_SLACK = 0.03, 0.1
+"""Tolerance for differences between the two labels, beyond chance. A text's sentence lengths have a
+trend of their own: up to 0.03 in English novels. The reference cuts the sentence that overshoots,
+from the later segment more often: 0.05."""
+GOOGLE_ROWS = 500
+"""Rows of a batch in which the reference's masks, slow to draw, are drawn again."""
 MAX_RUN = 12
 """Runs of masked words are counted up to this length."""
 MAX_LENGTH = 1 << 16
@@ -42,7 +52,6 @@ MAX_LENGTH = 1 << 16
 Floats = NDArray[np.float64]
 _Length = Annotated[int, Field(ge=1, le=MAX_LENGTH)]
 _Share = Annotated[float, Field(ge=0, le=1)]
-_Multiple = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class Expected(Settings):
@@ -55,42 +64,24 @@ class Expected(Settings):
     max_ngram: int = Field(default=3, ge=1, le=MAX_RUN - 1)
     objective: Objective = "sop"
     fidelity: Literal["paper", "google", "unknown"] = "paper"
-    """Whose rules they follow; unknown: those of some other program."""
+    """Whose rules they follow; unknown: those of some other program, so that no masks can be drawn
+    to compare with."""
     vocab_size: int | None = Field(default=None, ge=1, le=MAX_VOCAB_SIZE)
-    z: _Multiple = 4.5
-    """Standard errors that a share may differ by; chance exceeds 4.5 once in 150,000 times."""
-    min_budget_used: _Multiple = 0.9
+    seed: int | None = None
+    """Of this project's examples: their labels are known from it, too."""
     max_unknown_share: _Share = 0.01
     max_repeated_share: _Share = 0.005
-    """Limit for rows equal to another row, and for pairs that the same sentences give twice in the
-    same copy."""
-    run_tolerance: _Share | None = None
-    """Tolerance for the share of runs of a length; None: 0.01 for our masks, 0.08 for others."""
+    """Limit for rows equal to another row, where it isn't known what they were made of."""
+
+    @property
+    def lowest_random(self) -> int:
+        """The lowest id of a random piece: the reference draws from all pieces."""
+        return 0 if self.fidelity == "google" else NUM_SPECIAL
 
     @property
     def prediction_limit(self) -> int:
         """Predictions that no row may exceed."""
         return self.max_predictions or self.max_seq_length
-
-    @property
-    def run_slack(self) -> float:
-        """The tolerance for shares of runs, beyond chance.
-
-        The reference takes spans that may lie anywhere but on each other; ours tile the words,
-        so that more of them come to lie side by side. Unigrams only would be 0.3 away.
-        """
-        if self.run_tolerance is not None:
-            return self.run_tolerance
-        return 0.01 if self.fidelity == "paper" else 0.08
-
-    @property
-    def order_slack(self) -> float:
-        """The tolerance for differences between the two labels, beyond chance.
-
-        A text's sentence lengths have a trend of their own: up to 0.03 in English novels. The
-        reference cuts the sentence that overshoots, from the later segment more often: 0.05.
-        """
-        return 0.1 if self.fidelity == "google" else 0.03
 
 
 @dataclass(frozen=True)
@@ -124,17 +115,24 @@ class Tally:
         self.sums[name] = np.asarray(values, np.float64) + self.sums.get(name, 0.0)
 
 
-def measure(rows: Rows, tally: Tally) -> Rows:
-    """Add what ``rows`` have to ``tally``; return those that could be looked at."""
+def measure_format(rows: Rows, tally: Tally) -> Rows:
+    """Add to ``tally`` what breaks the format in ``rows``; return those that can be looked at."""
     tally.counts.update({"rows": len(rows) + rows.faults["values"], **rows.faults})
     tally.wrong_columns |= dict.fromkeys(rows.wrong_columns)
-    rows = rows.only(_measure_format(rows, tally))
+    rows = rows.only(_sound_rows(rows, tally))
+    if len(rows):
+        _measure_pieces(rows, tally)
+    return rows
+
+
+def measure(rows: Rows, tally: Tally) -> Rows:
+    """Add what ``rows`` have to ``tally``; return those that could be looked at."""
+    rows = measure_format(rows, tally)
     if not len(rows):
         return rows
     opens = rows.opens
     if opens is None and tally.opens_word is not None:
         opens = tally.opens_word[np.minimum(rows.unmasked, len(tally.opens_word) - 1)]
-    _measure_pieces(rows, tally)
     _measure_masks(rows, tally)
     if opens is not None:
         _measure_words(rows, opens, tally)
@@ -143,7 +141,7 @@ def measure(rows: Rows, tally: Tally) -> Rows:
     return rows
 
 
-def _measure_format(rows: Rows, tally: Tally) -> Bools:
+def _sound_rows(rows: Rows, tally: Tally) -> Bools:
     """Count what breaks a rule of the format.
 
     Returns bool (R,): whether a row's numbers lie inside it and its ids are some vocabulary's, so
@@ -180,6 +178,8 @@ def _measure_pieces(rows: Rows, tally: Tally) -> None:
     counts, pieces, special = tally.counts, rows.unmasked, rows.special
     counts["pieces"] += len(pieces)
     counts["unknown"] += int((pieces == UNK).sum())
+    unknown = np.bincount(rows.row_of, pieces == UNK, len(rows))
+    tally.add("unknown", (unknown / rows.lengths).sum())
     counts["highest id"] = max(counts["highest id"], int(rows.ids.max()), int(pieces.max()))
     counts["padding"] += int((pieces == PAD).sum())
     right = np.where(rows.at == 0, CLS, SEP)
@@ -189,37 +189,26 @@ def _measure_pieces(rows: Rows, tally: Tally) -> None:
     counts["unpredicted masks"] += int(((rows.ids == MASK) & ~rows.chosen).sum())
 
 
-def bucket_of(lengths: Ints, max_seq_length: int) -> Ints:
-    """Return the bucket of each length, 0..NUM_BUCKETS-1."""
-    bounds = [max_seq_length * quarter / 4 for quarter in (1, 2, 3, 4)]
-    return np.searchsorted(bounds, lengths, side="right")
-
-
-def _by_bucket(lengths: Ints, expected: Expected, *weights: ArrayLike) -> list[Ints]:
-    """Return the sum of each of ``weights`` (R,) in each bucket of lengths."""
-    bucket = bucket_of(lengths, expected.max_seq_length)
-    return [np.bincount(bucket, each, NUM_BUCKETS) for each in weights]
-
-
 def _measure_masks(rows: Rows, tally: Tally) -> None:
     counts, expected = tally.counts, tally.expected
-    lengths, number = rows.lengths, rows.num_predictions
-    budgets = np.maximum(1, np.rint(expected.masked_lm_prob * lengths))
-    budgets = np.minimum(budgets, expected.prediction_limit)
-    tally.add("mask buckets", _by_bucket(lengths, expected, lengths, number, budgets))
-    counts["rows below half the budget"] += int((number / budgets < 0.5).sum())
-    counts["mask share: excess"] += int((number > budgets).sum())
+    budgets = np.maximum(1, np.rint(expected.masked_lm_prob * rows.lengths))
+    counts["mask share: excess"] += int((rows.num_predictions > budgets).sum())
     became, labels = rows.ids[rows.where], rows.labels
     forbidden = np.isin(labels, [PAD, CLS, SEP, MASK]) | rows.special[rows.where]
     counts["special pieces"] += int(forbidden.sum())
     is_mask = became == MASK
     other = ~is_mask & (became != labels)
-    counts["predictions"] += len(labels)
+    became, labels = became[other], labels[other]
+    counts["predictions"] += len(is_mask)
     counts["masks"] += int(is_mask.sum())
-    counts["replaced"] += int(other.sum())
-    counts["special replacements"] += int((became[other] < NUM_SPECIAL).sum())
-    counts["sum of replacements"] += int(became[other].sum())
-    counts["sum of replaced"] += int(labels[other].sum())
+    counts["replaced"] += len(became)
+    counts["special replacements"] += int((became < NUM_SPECIAL).sum())
+    # Its place among the pieces that may replace the label: all but itself, and but [MASK].
+    low = expected.lowest_random
+    there = (became >= low) & (labels >= low)
+    place = (became - low - (became > labels) - (became > MASK) * (low <= MASK))[there]
+    size = expected.vocab_size or MAX_VOCAB_SIZE
+    tally.add("replacements", np.bincount(np.minimum(place, size), minlength=size + 1))
 
 
 def _measure_words(rows: Rows, opens: Bools, tally: Tally) -> None:
@@ -227,27 +216,31 @@ def _measure_words(rows: Rows, opens: Bools, tally: Tally) -> None:
     goes_on = ~opens[1:] & ~special[1:] & ~special[:-1]
     tally.counts["words"] += int((opens & ~special).sum())
     tally.counts["whole words"] += int((goes_on & (chosen[1:] != chosen[:-1])).sum())
-    ours = _our_masks(rows, opens, tally.expected.max_ngram)
-    tally.add("runs", [_word_runs(opens, special, masked) for masked in (chosen, ours)])
+    if tally.expected.fidelity == "unknown":
+        return
+    few = np.arange(len(rows)) < (GOOGLE_ROWS if tally.expected.fidelity == "google" else len(rows))
+    pieces = few[rows.row_of]
+    drawn, number = _draw_masks(rows.only(few), opens[pieces], tally.expected)
+    masks = chosen[pieces], drawn
+    tally.add("runs", [_word_runs(opens[pieces], special[pieces], each) for each in masks])
+    difference = rows.num_predictions[few] - number
+    tally.add("predictions", [len(number), (difference < 0).sum(), (difference > 0).sum()])
 
 
-def _our_masks(rows: Rows, opens: Bools, max_ngram: int) -> Bools:
-    """Return bool (T,): what `masking` chooses in these rows, as many pieces in each as here."""
+def _draw_masks(rows: Rows, opens: Bools, expected: Expected) -> tuple[Bools, Ints]:
+    """Return which pieces (T,) the rules choose in these rows, and how many in each (R,)."""
     # Two pieces are enough of a vocabulary: one opens words and one does not.
+    pieces = np.where(rows.special, SEP, NUM_SPECIAL + opens)
     opens_word = np.arange(NUM_SPECIAL + 2) > NUM_SPECIAL
-    masked = mask_examples(
-        NUM_SPECIAL + opens.astype(np.int64),
-        rows.lengths,
-        rows.b_starts,
-        opens_word,
-        random_bits(rows.hashes, 0),
-        0.999,
-        max_ngram,
-        np.maximum(1, rows.num_predictions),
-    )
+    seeds = random_bits(rows.hashes, 0)
+    rules = expected.masked_lm_prob, expected.max_ngram, expected.prediction_limit
+    if expected.fidelity == "google":
+        masked = google_masks(pieces, rows.lengths, opens_word, seeds, *rules)
+    else:
+        masked = mask_examples(pieces, rows.lengths, rows.b_starts, opens_word, seeds, *rules)
     chosen = np.zeros(len(rows.ids), bool)
     chosen[np.repeat(rows.starts, masked.num_predictions) + masked.positions] = True
-    return chosen
+    return chosen, masked.num_predictions
 
 
 def _word_runs(opens: Bools, special: Bools, chosen: Bools) -> Ints:
@@ -271,12 +264,13 @@ def _measure_order(rows: Rows, opens: Bools | None, tally: Tally) -> None:
     # Where b from elsewhere is an accident, only the other rows' labels are drawn.
     drawn = own if expected.objective == "sop" else np.ones(len(rows), bool)
     label, length, b_start = label[drawn], rows.lengths[drawn], rows.b_starts[drawn]
-    tally.add("order buckets", _by_bucket(length, expected, np.ones_like(label), label))
+    tally.add("swapped", [label.sum(), len(label)])
     width = expected.max_seq_length
-    difference = np.clip((b_start - 2) - (length - b_start - 1), -width, width) + width
-    for value in (0, 1):
-        of_label = np.bincount(difference[label == value], minlength=2 * width + 1)
-        tally.add(f"lengths {value}", of_label)
+    difference = (b_start - 2) - (length - b_start - 1)
+    for name, values in (("lengths", length), ("differences", difference)):
+        places = np.clip(values, -width, width) + width
+        of_labels = [np.bincount(places[label == n], minlength=2 * width + 1) for n in (0, 1)]
+        tally.add(name, of_labels)
     # Which pieces the segments begin and end with. The piece most frequent at the ends, a full stop
     # in most corpora, tells whole sentences from cut ones; so do words begun in their middle.
     start = rows.starts[drawn]
@@ -291,13 +285,11 @@ def _measure_order(rows: Rows, opens: Bools | None, tally: Tally) -> None:
 
 
 def _measure_sets(rows: Rows, tally: Tally) -> None:
-    tally.hashes["rows"].append(rows.hashes)
-    if rows.documents is not None and {"copy", "first_sentence"} <= rows.columns.keys():
-        # A text may say the same twice, in one document or in two: that is no fault of a writer.
-        place = rows.documents
-        for name in ("copy", "first_sentence"):
-            place = random_bits(place, rows.columns[name].to_numpy())
-        tally.hashes["pairs"].append(rows.pair_hashes + place)
+    places = rows.keys(tally.expected.seed or 0)
+    # A text may say the same twice, in one document or in two: that is no fault of a writer.
+    tally.hashes["rows" if places is None else "places"].append(
+        rows.hashes if places is None else places
+    )
     if rows.documents is not None:
         numbers = np.unique(rows.documents, return_counts=True)[1]
         neighbours = (rows.documents[1:] == rows.documents[:-1]).sum()
@@ -307,8 +299,7 @@ def _measure_sets(rows: Rows, tally: Tally) -> None:
 def judge(tally: Tally) -> list[Finding]:
     """Return the findings of all checks of rows."""
     return [
-        *_judge_format(tally),
-        *_judge_shares(tally),
+        *judge_format(tally),
         *_judge_masks(tally),
         *_judge_words(tally),
         *_judge_order(tally),
@@ -334,31 +325,33 @@ def none_of(check: str, number: int, total: int, what: str) -> Finding:
     return Finding(check, f"{number:,} of {total:,} {what}", "none", number == 0)
 
 
-def at_most(check: str, said: str, value: float, most: float, form: str) -> Finding:
-    """Return the finding of a number that has an upper bound."""
-    return Finding(check, said, f"at most {most:{form}}", bool(value <= most))
-
-
-def between(
-    check: str, said: str, values: ArrayLike, low: float, high: float, form: str
+def drawn(
+    check: str, number: float, total: float, low: float, high: float | None = None
 ) -> Finding:
-    """Return the finding of one or several numbers that have bounds."""
-    ok = bool(low <= np.min(values) and np.max(values) <= high)
-    return Finding(check, said, f"{low:{form}} to {high:{form}}", ok)
+    """Return the finding of a share that is drawn: a binomial test of ``low`` to ``high``."""
+    expected = f"{low:.4f}" if high is None else f"{low:.4f} to {high:.4f}"
+    said = f"{number / max(1, total):.4f} of {total:,.0f}"
+    return by_chance(check, said, expected, tails(number, total, low, high))
 
 
-def share_in(
-    check: str, number: float, total: float, share: float, expected: Expected, slack: float = 0.0
-) -> Finding:
-    """Return the finding of a share that is drawn: within z standard errors of ``share``."""
-    if not total:
-        return Finding(check, "nothing to count", f"{share:.4f}", None)
-    room = expected.z * np.sqrt(share * (1 - share) / total) + 1 / total + slack
-    low, high, found = max(0, share - room), min(1, share + room), number / total
-    return between(check, f"{found:.4f} of {total:,.0f}", found, low, high, ".4f")
+def tails(number: float, total: float, low: float, high: float | None = None) -> float:
+    """Return the probability of so many of ``total``, or more unlikely ones, at a share.
+
+    It is twice the smaller tail, and may exceed 1. A share between ``low`` and ``high`` gives at
+    least as much.
+    """
+    high = low if high is None else high
+    return 2.0 * float(min(binom.cdf(number, total, low), binom.sf(number - 1, total, high)))
 
 
-def _judge_format(tally: Tally) -> Iterator[Finding]:
+def by_chance(check: str, said: str, expected: str, probability: float) -> Finding:
+    """Return the finding of what is drawn, given the probability of such a deviation."""
+    said = f"{said} (p = {min(1, probability):.2g})"
+    return Finding(check, said, expected, bool(probability >= ALARM))
+
+
+def judge_format(tally: Tally) -> Iterator[Finding]:
+    """Yield the findings of the checks of the format."""
     counts, expected = tally.counts, tally.expected
     what = (
         f"rows of wrong types, beyond {expected.max_seq_length} pieces or "
@@ -374,103 +367,88 @@ def _judge_format(tally: Tally) -> Iterator[Finding]:
         yield none_of("vocabulary", counts["vocabulary"], counts["pieces"], what)
     for check, (total, what) in _RULES.items():
         yield none_of(check, counts[check], counts[total], what)
-    share = counts["unknown"] / max(1, counts["pieces"])
-    said = f"{share:.4%} of {counts['pieces']:,} pieces"
-    yield at_most("unknown pieces", said, share, expected.max_unknown_share, ".1%")
+    # A text lacks a character throughout: the rows vary, not the pieces.
+    rows = np.floor(tally.sums.get("unknown", np.zeros(1)).sum())
+    said = f"{counts['unknown'] / max(1, counts['pieces']):.4%} of {counts['pieces']:,} pieces"
+    most = expected.max_unknown_share
+    yield by_chance(
+        "unknown pieces", said, f"at most {most:.1%}", tails(rows, counts["rows"], 0, most)
+    )
 
 
 def _judge_masks(tally: Tally) -> Iterator[Finding]:
     counts, expected = tally.counts, tally.expected
     size = expected.vocab_size or counts["highest id"] + 1
     kept = counts["predictions"] - counts["masks"] - counts["replaced"]
-    by_chance = RANDOM_SHARE / max(1, size - NUM_SPECIAL)
+    same = RANDOM_SHARE / max(1, size - NUM_SPECIAL)
     for name, number, share in (
         ("masks", counts["masks"], MASK_SHARE),
-        ("kept", kept, 1 - MASK_SHARE - RANDOM_SHARE + by_chance),
-        ("replaced", counts["replaced"], RANDOM_SHARE - by_chance),
+        ("kept", kept, 1 - MASK_SHARE - RANDOM_SHARE + same),
+        ("replaced", counts["replaced"], RANDOM_SHARE - same),
     ):
-        yield share_in(f"80/10/10: {name}", number, counts["predictions"], share, expected)
+        yield drawn(f"80/10/10: {name}", number, counts["predictions"], share)
     number, special = counts["replaced"], counts["special replacements"]
     check = "random pieces: special"
     # The reference draws from all pieces; [MASK], so drawn, looks like any other [MASK].
-    if expected.fidelity == "google":
-        low = 0
-        yield share_in(check, special, number, (NUM_SPECIAL - 1) / size, expected)
-    else:
-        low = NUM_SPECIAL
+    if expected.lowest_random:
         yield none_of(check, special, number, "random pieces are special")
+    else:
+        yield drawn(check, special, number, (NUM_SPECIAL - 1) / size)
     check = "random pieces: evenly drawn"
-    # Each is drawn from all ordinary pieces but the one that it replaces.
-    if expected.vocab_size is None or number < 30 or size - low < 2:
-        yield Finding(check, "no vocabulary given, or too few", "", None)
+    places = tally.sums.get("replacements", np.zeros(1))
+    number = int(places.sum())
+    if expected.vocab_size is None or not number:
+        yield Finding(check, "no vocabulary given, or nothing to count", "", None)
         return
-    total = (low + size - 1) * (size - low) / 2
-    mean = (total - counts["sum of replaced"] / number) / (size - low - 1)
-    room = expected.z * (size - low) / np.sqrt(12 * number)
-    found = counts["sum of replacements"] / number
-    yield between(check, f"mean id {found:.0f}", found, mean - room, mean + room, ".0f")
-
-
-def _buckets(name: str, tally: Tally) -> list[tuple[str, list[float]]]:
-    """Return each bucket of lengths, in words, and its sums; those without rows are left out."""
-    longest = tally.expected.max_seq_length
-    bounds = [0, *(-(-longest * quarter // 4) for quarter in (1, 2, 3)), longest]
-    names = [*(f"{low} to {high - 1}" for low, high in pairwise(bounds)), f"{longest}"]
-    sums = tally.sums.get(name, np.zeros((3, NUM_BUCKETS))).T.tolist()
-    return [(name, each) for name, each in zip(names, sums, strict=True) if each[0]]
-
-
-def _judge_shares(tally: Tally) -> Iterator[Finding]:
-    expected, total_made, total_budget = tally.expected, 0.0, 0.0
-    for name, (pieces, made, budget) in _buckets("mask buckets", tally):
-        most, found = budget / pieces, made / pieces
-        low, said = most * expected.min_budget_used, f"{found:.4f} of {pieces:,.0f} pieces"
-        yield between(f"mask share: {name}", said, found, low, most, ".4f")
-        total_made, total_budget = total_made + made, total_budget + budget
-    used = total_made / max(1.0, total_budget)
-    finding = between(
-        "mask share: budget used", f"{used:.4f}", used, expected.min_budget_used, 1, ".4f"
-    )
-    yield finding if total_budget else replace(finding, ok=None)
-    few, rows = tally.counts["rows below half the budget"], tally.counts["rows"]
-    # A row of long words may find no word that fits.
-    said = f"{few:,} of {rows:,} rows masked by less than half of what they should be"
-    yield at_most("mask share: rows", said, few / max(1, rows), 0.01, ".0%")
+    # Each is drawn from the pieces from the lowest on but the one that it replaces, and [MASK].
+    num_others = size - 1 - (expected.lowest_random or 1)
+    even = np.minimum(np.arange(1, len(places) + 1) / num_others, 1)
+    distance = float(np.abs(np.cumsum(places) / number - even).max())
+    said = f"distance {distance:.4f} of {number:,} from even (Kolmogorov and Smirnov)"
+    yield by_chance(check, said, "even", kstwo.sf(distance, number))
 
 
 def _judge_words(tally: Tally) -> Iterator[Finding]:
     counts, expected = tally.counts, tally.expected
-    if "runs" not in tally.sums:
+    if not counts["words"]:
         yield Finding("whole words", "where words begin is not known: give --vocab", "", None)
         return
     yield none_of("whole words", counts["whole words"], counts["words"], "words masked in part")
-    runs, ours = tally.sums["runs"][:, 1:]
-    if not ours.sum():
+    if expected.fidelity == "unknown":
+        for check in ("mask share: predictions", "n-grams"):
+            yield Finding(check, "whose rules they follow is not known: give --fidelity", "", None)
         return
+    rows, fewer, more = tally.sums["predictions"].tolist()
+    said = (
+        f"{fewer:,.0f} of {rows:,.0f} rows have fewer than the rules draw there, {more:,.0f} more"
+    )
+    p_value = binomtest(int(fewer), int(fewer + more)).pvalue if fewer + more else 1.0
+    yield by_chance("mask share: predictions", said, "none, or as many with more", p_value)
+    found, ours = tally.sums["runs"][:, 1:].astype(int)
     for length in range(1, expected.max_ngram + 2):
         beyond = length > expected.max_ngram
         lengths = slice(length - 1, None if beyond else length)
-        share = ours[lengths].sum() / ours.sum()
-        # The wanted share is drawn, too.
-        room = expected.z * np.sqrt(share * (1 - share) / ours.sum())
-        name = f"n-grams: runs of {length}{' or more' if beyond else ''} words"
-        slack = expected.run_slack + room
-        yield share_in(name, runs[lengths].sum(), runs.sum(), share, expected, slack)
+        counts_of = [[each[lengths].sum(), each.sum()] for each in (found, ours)]
+        (number, total), (wanted, drawn_runs) = counts_of
+        p_value = fisher_exact([[n, all_of - n] for n, all_of in counts_of]).pvalue
+        check = f"n-grams: runs of {length}{' or more' if beyond else ''} words"
+        said = f"{number / max(1, total):.4f} of {total:,}"
+        yield by_chance(check, said, f"{wanted / max(1, drawn_runs):.4f}, as drawn there", p_value)
 
 
 def _judge_order(tally: Tally) -> Iterator[Finding]:
     expected = tally.expected
     share = 0.0 if expected.objective == "none" else 0.5
-    buckets = _buckets("order buckets", tally)
-    rows, swapped = (sum(sums[number] for _, sums in buckets) for number in (0, 1))
-    yield share_in("label balance: all", swapped, rows, share, expected)
+    swapped, rows = tally.sums.get("swapped", np.zeros(2)).tolist()
+    yield drawn("label balance", swapped, rows, share)
     # A text borrowed from elsewhere is as long as it may be; the rest of a document is shorter.
     if expected.objective != "nsp":
-        for name, (rows, swapped, *_) in buckets:
-            yield share_in(f"label balance: {name}", swapped, rows, share, expected)
+        yield _tell_tale("label balance: by length", "the length", tally.sums.get("lengths"), 0.0)
     yield _judge_same_document(tally)
     if expected.objective == "sop":
-        yield _judge_lengths(tally)
+        slack = _order_slack(expected)
+        differences = tally.sums.get("differences")
+        yield _tell_tale("order tell-tale: lengths", "a minus b", differences, slack)
         yield from _judge_edges(tally)
 
 
@@ -489,17 +467,21 @@ def _judge_same_document(tally: Tally) -> Finding:
     return none_of(check, others, rows, "rows with segment b from another document")
 
 
-def _judge_lengths(tally: Tally) -> Finding:
-    """Compare the distributions of len(a) - len(b) between labels (Kolmogorov and Smirnov)."""
-    check = "order tell-tale: lengths"
-    zero, one = (tally.sums.get(f"lengths {label}", np.zeros(1)) for label in (0, 1))
-    if not zero.sum() or not one.sum():
+def _tell_tale(check: str, what: str, of_labels: Floats | None, slack: float) -> Finding:
+    """Compare the distributions (2, N) of the two labels (Kolmogorov and Smirnov)."""
+    if of_labels is None or not of_labels.any(axis=1).all():
         return Finding(check, "one label only", "", None)
-    distance = np.abs(np.cumsum(zero) / zero.sum() - np.cumsum(one) / one.sum()).max()
-    # 2 exp(-2 c^2) = 1e-5 at c = 2.47.
-    room = 2.47 * np.sqrt(1 / zero.sum() + 1 / one.sum()) + tally.expected.order_slack
-    said = f"a minus b tells the label of {0.5 + distance / 2:.1%}: distance {distance:.4f}"
-    return at_most(check, said, distance, room, ".4f")
+    totals = of_labels.sum(axis=1)
+    distance = np.abs(np.diff(np.cumsum(of_labels, axis=1) / totals[:, None], axis=0)).max()
+    # Wei and Dudley 2012, "Two-sample Dvoretzky-Kiefer-Wolfowitz inequalities".
+    excess = max(0.0, distance - slack)
+    probability = np.e * np.exp(-2 * totals.prod() / totals.sum() * excess**2)
+    said = f"{what} tells the label of {0.5 + distance / 2:.1%}: distance {distance:.4f}"
+    return by_chance(check, said, f"at most {slack} beyond chance", probability)
+
+
+def _order_slack(expected: Expected) -> float:
+    return GOOGLE_ORDER_SLACK if expected.fidelity == "google" else ORDER_SLACK
 
 
 def _judge_edges(tally: Tally) -> Iterator[Finding]:
@@ -517,30 +499,33 @@ def _alike(check: str, numbers: Floats, totals: Floats, expected: Expected) -> F
     """Return whether four shares are draws of the same one."""
     if not totals.all():
         return Finding(check, "one label only", "", None)
-    share, shares = numbers.sum() / totals.sum(), numbers / totals
-    chance = expected.z * np.sqrt(share * (1 - share) / totals.min())
-    room = chance + expected.order_slack
-    said = "whole in a0, a1, b0, b1: " + ", ".join(f"{value:.3f}" for value in shares)
-    return between(check, said, shares, max(0, share - room), min(1, share + room), ".3f")
+    intervals = [
+        binomtest(int(number), int(total)).proportion_ci(1 - ALARM / len(numbers))
+        for number, total in zip(numbers, totals, strict=True)
+    ]
+    apart = max(each.low for each in intervals) - min(each.high for each in intervals)
+    slack = _order_slack(expected)
+    said = "whole in a0, a1, b0, b1: " + ", ".join(f"{n:.3f}" for n in numbers / totals)
+    return Finding(check, said, f"at most {slack} apart beyond chance", bool(apart <= slack))
 
 
 def _judge_sets(tally: Tally) -> Iterator[Finding]:
     expected = tally.expected
-    for name, what in (("rows", "rows"), ("pairs", "pairs of the same sentences and copy")):
-        if name not in tally.hashes:
-            yield Finding(f"repeated {name}", "copies are not known", "", None)
-            continue
-        hashes = np.concatenate(tally.hashes[name])
+    check = "repeated rows"
+    for name, hashed in tally.hashes.items():
+        hashes = np.concatenate(hashed)
         repeated = len(hashes) - len(np.unique(hashes))
-        said, share = f"{repeated:,} of {len(hashes):,} {what}", repeated / len(hashes)
-        yield at_most(f"repeated {name}", said, share, expected.max_repeated_share, ".1%")
+        if name == "rows":
+            yield drawn(check, repeated, len(hashes), 0, expected.max_repeated_share)
+        else:
+            what = "rows with the document, copy and first sentence of another"
+            yield none_of(check, repeated, len(hashes), what)
     if "neighbours" not in tally.sums:
         yield Finding("shuffle", "documents are not known", "", None)
         return
     number, chance = tally.sums["neighbours"].tolist()
-    most = chance + expected.z * np.sqrt(chance) + 3
     said = f"{number:,.0f} neighbours from the same document"
-    yield at_most("shuffle", said, number, most, ".0f")
+    yield by_chance("shuffle", said, f"{chance:,.1f} by chance", poisson.sf(number - 1, chance))
 
 
 Encode = Callable[[Sequence[str]], list[list[int]]]
@@ -557,10 +542,11 @@ def fault_of(
         encode: sentences to pieces.
         expected: by the paper's rules only examples of the full length may have cut sentences.
     """
+    of = row["document_id"]
     other = row.get("other_document_id")
-    if not {row["document_id"], other} - {None} <= texts.keys():
+    if not {of, other} - {None} <= texts.keys():
         return "names no document of the corpus"
-    of_a = of_b = _pieces(texts[row["document_id"]], row, "", encode)
+    of_a = of_b = _pieces(texts[of], row, "", encode)
     if other is not None:
         of_b = _pieces(texts[other], row, "other_", encode)
     if not of_a or not of_b:
@@ -581,7 +567,28 @@ def fault_of(
     has_room = num_pieces < expected.max_seq_length - NUM_SPECIAL_IN_PAIR
     if expected.fidelity == "paper" and is_cut and has_room:
         return "cuts a sentence though there is room"
+    if label not in _labels_drawn(row, texts[of], encode, expected):
+        return "has another label than its seed draws"
     return None
+
+
+def _labels_drawn(
+    row: dict[str, Any], text: str, encode: Encode, expected: Expected
+) -> Iterator[int]:
+    """Yield the label that the row's seed draws; both labels where it does not tell.
+
+    It depends on the number of the first sentence, which is its line unless a line before it has
+    no piece.
+    """
+    rules = expected.fidelity, expected.objective
+    if expected.seed is None or "copy" not in row or rules != ("paper", "sop"):
+        yield from (0, 1)
+        return
+    key = random_bits(derive_seed(expected.seed, "examples", row["document_id"]), row["copy"])
+    first = row["first_sentence"]
+    yield int(random_uniform(random_bits(key, first), LABEL)[0] < 0.5)
+    first = sum(map(bool, encode(text.split("\n")[:first])))
+    yield int(random_uniform(random_bits(key, first), LABEL)[0] < 0.5)
 
 
 def _pieces(text: str, row: dict[str, Any], prefix: str, encode: Encode) -> list[Ints]:

@@ -1,8 +1,8 @@
 """Examples of a shard as flat arrays, whoever wrote it and in whichever format."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from albert_core.stage.errors import AlbertError, SourceError
 from albert_core.text.arrow_files import open_arrow
 from albert_core.text.records import EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS, Ints
-from albert_core.text.seeds import UInt64s, random_bits
+from albert_core.text.seeds import UInt64s, derive_seed, random_bits
 from pipelines.corpus.word_hashes import cut_by_size
 from pipelines.examples.tfrecord import TFExample
 
@@ -76,12 +76,27 @@ class Rows:
     @cached_property
     def documents(self) -> UInt64s | None:
         """(R,) hashes of the documents' ids, if they are known."""
-        return _hashed(self.columns.get("document_id"))
+        column = self.columns.get("document_id")
+        return None if column is None else _hashed(column, hash_of)
+
+    def keys(self, seed: int) -> UInt64s | None:
+        """(R,) of document, copy and first sentence: what a pair's draws under ``seed`` depend on.
+
+        None if one of them is not known.
+        """
+        if not {"document_id", "copy", "first_sentence"} <= self.columns.keys():
+            return None
+        of_document = partial(derive_seed, seed, "examples")
+        keys = _hashed(self.columns["document_id"], of_document)
+        for name in ("copy", "first_sentence"):
+            keys = random_bits(keys, self.columns[name].to_numpy())
+        return keys
 
     @cached_property
     def others(self) -> UInt64s | None:
         """(R,) hash of the other document's id, 0 where segment b has none of its own."""
-        return _hashed(self.columns.get("other_document_id"))
+        column = self.columns.get("other_document_id")
+        return None if column is None else _hashed(column, hash_of)
 
     @cached_property
     def starts(self) -> Ints:
@@ -138,13 +153,6 @@ class Rows:
         np.add.at(hashes, self.row_of_prediction, random_bits(places, self.labels + (1 << 40)))
         return hashes + random_bits(self.b_starts.astype(np.uint64), self.orders + (2 << 40))
 
-    @cached_property
-    def pair_hashes(self) -> UInt64s:
-        """(R,) of the two segments before masking, whichever is a and whichever b."""
-        in_b = self.at >= self.b_starts[self.row_of]
-        at = self.at - np.where(in_b, self.b_starts[self.row_of], 1)
-        return self._sum_of(np.where(self.special, 0, self.unmasked), np.where(self.special, 0, at))
-
     def _sum_of(self, values: Ints, places: Ints) -> UInt64s:
         return np.add.reduceat(random_bits(values.astype(np.uint64), places), self.starts)
 
@@ -164,18 +172,16 @@ def _lists(column: pa.Array) -> tuple[Ints, Ints]:
     return column.flatten().to_numpy(), pc.list_value_length(column).to_numpy()
 
 
-def _hashed(column: pa.Array | None) -> UInt64s | None:
-    """Return uint64 (R,) hashes of strings; 0 for null; None where there is no such column."""
-    if column is None:
-        return None
-    encoded = column.dictionary_encode()
-    hashes = np.array([hash_of(name) for name in encoded.dictionary.to_pylist()] + [0], np.uint64)
-    return hashes[encoded.indices.fill_null(-1).to_numpy()]
-
-
 def hash_of(name: str) -> int:
     """Return 64 bits of ``name``."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+def _hashed(column: pa.Array, hashed: Callable[[str], int]) -> UInt64s:
+    """Return uint64 (R,) hashes of strings; 0 for null."""
+    encoded = column.dictionary_encode()
+    hashes = np.array([hashed(name) for name in encoded.dictionary.to_pylist()] + [0], np.uint64)
+    return hashes[encoded.indices.fill_null(-1).to_numpy()]
 
 
 @contextmanager

@@ -40,7 +40,7 @@ ALONE, TRUNCATED, BORROWED, NO_OTHER = "alone", "truncated", "borrowed", "no_oth
 pieces of segments b from other documents, which are used a second time; pairs for which there was
 no other document. Documents' pieces + borrowed = pieces in pairs + alone + truncated."""
 
-_SHORT, _TARGET, _MIDDLE, _LABEL = range(4)
+_SHORT, _TARGET, _MIDDLE, LABEL = range(4)
 _FRONT_OF_FIRST, _FRONT_OF_SECOND, _ODD, _DOCUMENT, _SENTENCE, _END = range(4, 10)
 """What a draw under a pair's key is for; masks and the shuffle have their own keys."""
 
@@ -142,7 +142,7 @@ def cut_into_pairs(
     """
     first, end = sentences.first[documents], sentences.first[documents + 1]
     key, target = _by_sentence(sentences, first, end, keys, max_num_pieces, short_seq_prob)
-    drawn = random_uniform(key, _LABEL) < 0.5
+    drawn = random_uniform(key, LABEL) < 0.5
     middle = random_uniform(key, _MIDDLE)
     enough = np.count_nonzero(end > first) > 1
     elsewhere = drawn & (objective == "nsp") & enough

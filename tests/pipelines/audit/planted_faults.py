@@ -96,6 +96,12 @@ class Shards:
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self.vocab.rpartition("/")[0])
 
+    @property
+    def middle_half(self) -> tuple[int, int]:
+        """The first id of the middle half of the vocabulary, and the one after it."""
+        size = self.tokenizer.vocab_size
+        return size // 4, size - size // 4
+
     @cached_property
     def files(self) -> dict[str, bytes]:
         """Name -> content of the manifest and the files that it names."""
@@ -244,6 +250,18 @@ def with_replaced(row: Row, draw: Callable[[], int]) -> Row:
     return replace(row, ids=ids)
 
 
+def with_lost(_: Shards, row: Row, random: Random) -> Row:
+    kept = np.array([random.random() >= 0.05 for _ in row.positions], bool)
+    ids = row.ids.copy()
+    ids[row.positions[~kept]] = row.labels[~kept]
+    return replace(row, ids=ids, positions=row.positions[kept], labels=row.labels[kept])
+
+
+def swapped(row: Row) -> Row:
+    """Return ``row`` with its segments and its label changed, not masked."""
+    return replace(laid_out(row, row.b, row.a), order=1 - row.order)
+
+
 def with_piece(row: Row, at: Any, piece: int) -> Row:
     ids = row.ids.copy()
     ids[at] = piece
@@ -344,6 +362,10 @@ FAULTS: dict[str, tuple[str, Plant]] = {
     "b of another document, label 1 (ALBERT)": ("sentence order", rows_by(with_another_segment_b)),
     "b of another document, which the row names": ("same document", name_other_documents),
     "labels flipped": ("sentence order", each(lambda row: replace(row, order=1 - row.order))),
+    "labels drawn at 0.48": (
+        "sentence order",
+        drawn(lambda _, r, d: swapped(r) if r.order and d.random() < 0.04 else r, masked=True),
+    ),
     "one label": ("label balance", each(lambda row: replace(row, order=0))),
     "label 1 for short rows": (
         "label balance",
@@ -373,7 +395,8 @@ FAULTS: dict[str, tuple[str, Plant]] = {
         "mask share",
         rows_by(lambda g, rows: g.masked(rows, most=round(0.039 * g.max_seq_length))),
     ),
-    "rows not masked": ("mask share: rows", each(lambda row: with_masks(row, NONE), 0.1)),
+    "rows not masked": ("mask share: predictions", each(lambda row: with_masks(row, NONE), 0.1)),
+    "5 % of the predictions lost": ("mask share: predictions", drawn(with_lost)),
     "rows that are one word (transformers)": ("mask share: excess", drawn(masked_by_rows)),
     "[CLS] and [SEP] masked (ModernBERT)": ("special pieces", drawn(with_special_masked, 0.2)),
     "special random pieces (ALBERT)": (
@@ -385,6 +408,10 @@ FAULTS: dict[str, tuple[str, Plant]] = {
         drawn(
             lambda g, r, d: with_replaced(r, lambda: d.randrange(5, g.tokenizer.vocab_size // 2))
         ),
+    ),
+    "random pieces of half of the vocabulary, around its middle": (
+        "random pieces: evenly",
+        drawn(lambda g, r, d: with_replaced(r, lambda: d.randrange(*g.middle_half))),
     ),
     "only [MASK] (transformers)": ("80/10/10", each(lambda row: with_masks(row, row.positions))),
     "single pieces masked": (
@@ -432,7 +459,7 @@ FAULTS: dict[str, tuple[str, Plant]] = {
     "b begins late": ("layout", each(lambda row: replace(row, b_start=row.b_start + 1), 0.05)),
     "rows twice": ("repeated rows", rows_by(lambda _, rows: rows + rows[::20])),
     "pairs twice, with other masks": (
-        "repeated pairs",
+        "repeated rows",
         rows_by(lambda g, rows: rows + g.masked(rows[::20])),
     ),
     "documents dropped (LDDL's sample ratio)": (

@@ -533,7 +533,7 @@ def test_the_status_is_2_when_what_is_named_is_not_there(
     [
         ["--max-seq-length", "-1"],
         ["--objective", "nap"],
-        ["--z", "nan"],
+        ["--max-unknown-share", "nan"],
         ["--sample", "x"],
         ["--max-ngram", "999"],
     ],
@@ -546,4 +546,4 @@ def test_the_status_is_2_when_an_option_is_out_of_its_range(
 
 
 def test_an_option_may_be_0(tiny: Shards) -> None:
-    assert failed(findings_of(tiny.folder, {"run_tolerance": 0, "z": 0}))
+    assert failed(findings_of(tiny.folder, {"masked_lm_prob": 0}))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from albert_core.text.arrow_files import read_arrow
 from flows.commands.main import main
 from pipelines import clean_corpus, make_examples, train_vocab
 from pipelines.audit import audit_examples
 from pipelines.audit.checks import (
+    ALARM,
     Expected,
     Finding,
     Tally,
-    bucket_of,
     fault_of,
     judge,
     measure,
     places,
+    tails,
 )
 from pipelines.audit.rows import OPENS_WORD, Rows, rows_of_batch
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings, VocabularySettings
@@ -80,7 +83,35 @@ def skipped(findings: list[Finding]) -> set[str]:
 def test_good_shards_pass_every_check(good: Shards) -> None:
     findings = findings_of(good.folder)
     assert (failed(findings), skipped(findings)) == ([], set())
+    by_chance = [finding for finding in findings if "(p = " in finding.found]
+    of_intervals, of_longer_ngrams = 2, 8
+    assert 15 <= len(by_chance) <= 1e-3 / ALARM - of_intervals - of_longer_ngrams
     assert all(f.ok for f in findings_of(good.folder, sample=1) if f.check == "sentence order")
+
+
+@pytest.mark.parametrize("fidelity", ["paper", "google"])
+def test_correct_rows_pass_however_few_they_are(
+    fidelity: str, inputs: tuple[str, str, str]
+) -> None:
+    shards = make(inputs, fidelity=fidelity)
+    given = {"max_seq_length": LENGTH, "fidelity": fidelity, "vocab_size": 300, "seed": 12345}
+    every = read_arrow(str(shards.paths("train")[0])).combine_chunks()
+    draw = np.random.default_rng(0)
+    for size in [1] * 20 + [5] * 15 + [57] * 8:
+        tally = Tally(Expected.model_validate(given), shards.tokenizer.starts_word)
+        some = every.take(pa.array(draw.choice(len(every), size, replace=False)))
+        measure(rows_of_batch(some.combine_chunks().to_batches()[0]), tally)
+        assert failed(judge(tally)) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.005, 0.1, 0.5])
+@pytest.mark.parametrize("total", [1, 5, 57])
+def test_a_deviation_is_no_more_probable_than_it_is_told_to_be(share: float, total: int) -> None:
+    weights = [comb(total, n) * share**n * (1 - share) ** (total - n) for n in range(total + 1)]
+    found = [tails(n, total, share) for n in range(total + 1)]
+    for level in (1e-5, 1e-3, 0.05, 0.3):
+        below = (weight for weight, p in zip(weights, found, strict=True) if p <= level)
+        assert sum(below) <= level
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -96,7 +127,7 @@ def test_a_text_that_says_the_same_twice_is_no_fault_of_the_pairs(
 ) -> None:
     copied = good.copied(tmp_path / "copied")
     copied.spoil_rows(lambda rows: rows + good.masked([elsewhere(row) for row in rows[::20]]))
-    assert "repeated pairs" not in failed(findings_of(copied.folder))
+    assert "repeated rows" not in failed(findings_of(copied.folder))
 
 
 def elsewhere(row: Row) -> Row:
@@ -125,7 +156,7 @@ def test_files_without_a_manifest_are_audited_as_far_as_they_tell(good: Shards) 
     assert skipped(arrow) >= {"vocabulary", "whole words", "sentence order"}
     records = findings_of(good.folder / "*.tfrecord")
     assert failed(records) == []
-    assert skipped(records) >= {"vocabulary", "repeated pairs", "held-out split"}
+    assert skipped(records) >= {"vocabulary", "n-grams", "held-out split"}
     assert "whole words" not in skipped(records)
 
 
@@ -147,8 +178,8 @@ def test_the_exit_status_says_how_it_went(
     findings = json.loads(capsys.readouterr().out)
     assert {"check", "found", "expected", "ok"} == findings[0].keys()
     assert all(finding["ok"] for finding in findings)
-    assert main(["audit", str(good.folder), "--min-budget-used", "1.01"]) == 1
-    assert "FAIL  mask share: budget used" in capsys.readouterr().out
+    assert main(["audit", str(good.folder), "--masked-lm-prob", "0.3"]) == 1
+    assert "FAIL  mask share: predictions" in capsys.readouterr().out
     assert main(["audit", str(tmp_path)]) == 2
 
 
@@ -172,7 +203,7 @@ def test_rows_come_back_from_arrow_as_they_are(good: Shards) -> None:
     assert rows.special.sum() == 3 * len(plain)
     kept = np.arange(len(plain)) % 2 == 0
     assert (rows.only(kept).hashes == rows.hashes[kept]).all()
-    assert (half.pair_hashes == rows.pair_hashes[kept]).all()
+    assert (half.hashes == rows.hashes[kept]).all()
 
 
 def rows_of(examples: list[dict[str, Any]]) -> Rows:
@@ -187,21 +218,6 @@ def rows_of(examples: list[dict[str, Any]]) -> Rows:
     }
     columns |= {OPENS_WORD: lists} if examples and OPENS_WORD in examples[0] else {}
     return Rows({n: pa.array([each[n] for each in examples], of) for n, of in columns.items()})
-
-
-def test_a_pair_and_its_swap_have_one_hash_and_others_another() -> None:
-    def pair(a: list[int], b: list[int]) -> int:
-        row = {"input_ids": [2, *a, 3, *b, 3], "segment_b_start": len(a) + 2}
-        unmasked: dict[str, Any] = {"masked_lm_positions": [], "masked_lm_labels": []}
-        return int(rows_of([row | unmasked | {"sentence_order_label": 0}]).pair_hashes[0])
-
-    assert pair([7, 8], [9]) == pair([9], [7, 8])
-    assert len({pair([7, 8], [9]), pair([8, 7], [9]), pair([7], [8, 9]), pair([7, 8, 9], [7])}) == 4
-
-
-def test_lengths_fall_into_five_buckets() -> None:
-    lengths = {5: 0, 127: 0, 128: 1, 256: 2, 384: 3, 511: 3, 512: 4}
-    assert bucket_of(np.array(list(lengths)), 512).tolist() == list(lengths.values())
 
 
 TEXT = {"d": "one two\nthree\nfour five", "e": "six seven\neight"}
