@@ -119,7 +119,7 @@ def test_a_documented_command_has_the_options_and_files_that_it_names(
             assert (PROJECT / word).is_file(), f"{page}: {word}"
     program, *arguments = words
     if Path(program).name == "albert":
-        group = typer.main.get_command(app)
+        group = typer.main.get_group(app)
         group.commands[arguments[0]].make_context(arguments[0], arguments[1:])
     elif "-m" in arguments and not program.endswith("python3"):
         module = arguments[arguments.index("-m") + 1]
