@@ -195,66 +195,96 @@ _MEASURED = (
     "steps of this project on packed sequences of mixed lengths, CPU seconds, beside products in "
     "the same minutes, 21 November 2026 (at 768: benchmarks/results/training_step.json)"
 )
+
+
+def _gpu(
+    name: str,
+    description: str,
+    device_names: tuple[str, ...],
+    memory_gib: float,
+    peaks: tuple[float, float],
+    utilisation: dict[Precision, Utilisation],
+    price: tuple[float, str],
+) -> Hardware:
+    """Return a GPU of NVIDIA.
+
+    ``peaks`` are those of float32 and bfloat16; ``price`` is in USD an hour, with its source.
+    """
+    return Hardware(
+        name=name,
+        description=f"NVIDIA {description}",
+        device_names=tuple(f"NVIDIA {each}" for each in device_names),
+        memory_gib=memory_gib,
+        peak_tflops={"float32": peaks[0], "bfloat16": peaks[1]},
+        utilisation=utilisation,
+        usd_per_hour=price[0],
+        price_source=price[1],
+    )
+
+
+_RUNPOD, _FROM_MEMORY = "RunPod, on demand, 9 November 2026", "from memory, without date"
 _DEVICES = (
-    Hardware(
-        name="h200",
-        description="NVIDIA H200 SXM",
-        device_names=("NVIDIA H200",),
-        memory_gib=139.8,
-        peak_tflops={"float32": 67.0, "bfloat16": 989.5},
-        utilisation=_HOPPER,
-        usd_per_hour=4.59,
-        price_source="RunPod, on demand, 7 October 2026",
+    _gpu(
+        "h200",
+        "H200 SXM",
+        ("H200",),
+        139.8,
+        (67.0, 989.5),
+        _HOPPER,
+        (4.59, "RunPod, on demand, 7 October 2026"),
     ),
-    Hardware(
-        name="h100",
-        description="NVIDIA H100 SXM",
-        device_names=("NVIDIA H100 80GB HBM3",),
-        memory_gib=79.2,
-        peak_tflops={"float32": 67.0, "bfloat16": 989.5},
-        utilisation=_HOPPER,
-        usd_per_hour=3.99,
-        price_source="RunPod, on demand, 9 November 2026",
+    _gpu(
+        "b200",
+        "B200 SXM",
+        ("B200",),
+        178.3,
+        (75.0, 2250.0),
+        _OTHER_GPUS,
+        (6.00, _FROM_MEMORY),
     ),
-    Hardware(
-        name="a100",
-        description="NVIDIA A100 SXM, 80 GB",
-        device_names=("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
-        memory_gib=79.2,
-        peak_tflops={"float32": 19.5, "bfloat16": 312.0},
-        utilisation=_OTHER_GPUS,
-        usd_per_hour=1.79,
-        price_source="RunPod, on demand, 9 November 2026",
+    _gpu(
+        "gh200",
+        "GH200, 96 GB",
+        ("GH200 480GB",),
+        94.5,
+        (67.0, 989.5),
+        _HOPPER,
+        (2.00, _FROM_MEMORY),
     ),
-    Hardware(
-        name="a100-40",
-        description="NVIDIA A100 SXM, 40 GB",
-        device_names=("NVIDIA A100-SXM4-40GB",),
-        memory_gib=39.4,
-        peak_tflops={"float32": 19.5, "bfloat16": 312.0},
-        utilisation=_OTHER_GPUS,
-        usd_per_hour=1.99,
-        price_source="Lambda, on demand, 16 November 2026",
+    _gpu("h100", "H100 SXM", ("H100 80GB HBM3",), 79.2, (67.0, 989.5), _HOPPER, (3.99, _RUNPOD)),
+    _gpu("h100-nvl", "H100 NVL", ("H100 NVL",), 93.1, (60.0, 835.5), _HOPPER, (2.80, _FROM_MEMORY)),
+    _gpu(
+        "h100-pcie", "H100 PCIe", ("H100 PCIe",), 79.2, (51.0, 756.0), _HOPPER, (2.40, _FROM_MEMORY)
     ),
-    Hardware(
-        name="l4",
-        description="NVIDIA L4",
-        device_names=("NVIDIA L4",),
-        memory_gib=22.0,
-        peak_tflops={"float32": 30.3, "bfloat16": 121.0},
-        utilisation=_OTHER_GPUS,
-        usd_per_hour=0.70,
-        price_source="from memory, without date",
+    _gpu(
+        "a100",
+        "A100 SXM, 80 GB",
+        ("A100-SXM4-80GB", "A100 80GB PCIe", "A100-PCIE-80GB"),
+        79.2,
+        (19.5, 312.0),
+        _OTHER_GPUS,
+        (1.79, _RUNPOD),
     ),
-    Hardware(
-        name="rtx-4090",
-        description="NVIDIA GeForce RTX 4090",
-        device_names=("NVIDIA GeForce RTX 4090",),
-        memory_gib=23.5,
-        peak_tflops={"float32": 82.6, "bfloat16": 165.2},
-        utilisation=_OTHER_GPUS,
-        usd_per_hour=0.69,
-        price_source="from memory, without date",
+    _gpu(
+        "a100-40",
+        "A100 SXM, 40 GB",
+        ("A100-SXM4-40GB", "A100-PCIE-40GB"),
+        39.4,
+        (19.5, 312.0),
+        _OTHER_GPUS,
+        (1.99, "Lambda, on demand, 16 November 2026"),
+    ),
+    _gpu("l40s", "L40S", ("L40S",), 44.4, (91.6, 362.0), _OTHER_GPUS, (0.90, _FROM_MEMORY)),
+    _gpu("l4", "L4", ("L4",), 22.0, (30.3, 121.0), _OTHER_GPUS, (0.70, _FROM_MEMORY)),
+    _gpu("a10g", "A10G", ("A10G",), 22.1, (31.5, 70.0), _OTHER_GPUS, (1.00, _FROM_MEMORY)),
+    _gpu(
+        "rtx-4090",
+        "GeForce RTX 4090",
+        ("GeForce RTX 4090",),
+        23.5,
+        (82.6, 165.2),
+        _OTHER_GPUS,
+        (0.69, _FROM_MEMORY),
     ),
     Hardware(
         name="cpu2",
