@@ -246,7 +246,8 @@ def test_every_other_recipe_says_that_it_is_no_published_model() -> None:
 def test_fine_tuning_is_as_in_table_14_but_for_race_of_version_2(name: str) -> None:
     race = {"race": TaskHyperparameters(learning_rate=1e-5, encoder_dropout_prob=0.0)}
     per_task = race if name.endswith("-v2") else {}
-    assert load_recipe(name).finetuning == FinetuningSettings(per_task=per_task)
+    expected = FinetuningSettings(per_task=per_task, precision="bfloat16")
+    assert load_recipe(name).finetuning == expected
 
 
 def test_only_the_recipes_that_say_so_have_a_source() -> None:
