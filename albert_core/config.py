@@ -72,6 +72,7 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
             "micro_batch_size",
             "activation_checkpointing",
             "compile",
+            "deterministic",
             "shard_state",
             "log_steps",
             "system_metrics",
@@ -126,6 +127,8 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     """compute activations again in the backward pass: less memory"""
     compile: bool = False
     """the layers by torch.compile"""
+    deterministic: bool = False
+    """the same bits each time on CUDA too, by slower algorithms; a CPU always gives them"""
     shard_state: bool = False
     """weights, gradients and optimizer state cut over the ranks (FSDP): for a model whose state
     does not fit on each; one rank has nothing to cut"""
@@ -252,6 +255,8 @@ class FinetuningSettings(TaskHyperparameters):
     max_grad_norm: float = Field(1.0, gt=0)
     precision: Precision = "float32"
     """of the matrix products; weights stay float32"""
+    deterministic: bool = False
+    """the same bits each time on CUDA too, by slower algorithms; a CPU always gives them"""
     patience: int = Field(0, ge=0)
     """evaluations in a row without a better score after which it ends; 0: never"""
     micro_batch_pieces: int = Field(16_384, ge=8)
@@ -263,8 +268,8 @@ class FinetuningSettings(TaskHyperparameters):
     """by the task's name; goes before what all have in common"""
 
     def of_task(self, task: str) -> dict[str, Any]:
-        """The settings that a fine-tuning on ``task`` depends on: all but how often it is saved."""
-        how_not_what = {"checkpoint_steps", "per_task"}
+        """The settings that a fine-tuning on ``task`` depends on, except by rounding."""
+        how_not_what = {"checkpoint_steps", "deterministic", "per_task"}
         own = self.per_task.get(task, TaskHyperparameters()).model_dump(exclude_none=True)
         return self.model_dump(exclude=how_not_what) | own
 

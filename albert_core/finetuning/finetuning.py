@@ -23,6 +23,7 @@ from albert_core.finetuning.finetuned_model import problem_of, save_finetuned
 from albert_core.finetuning.hyperparameters import hyperparameters_of
 from albert_core.finetuning.loop import Finetuner
 from albert_core.metrics import bootstrap_interval
+from albert_core.model.execution import device_here
 from albert_core.stage import storage
 from albert_core.stage.errors import TaskError, TrainingError
 from albert_core.stage.manifest import Shard, StagePlan, shard_of, shards_in
@@ -118,7 +119,7 @@ class Finetuning:
             self.hyperparameters,
             settings,
             self.seed,
-            torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+            device_here(settings.precision, settings.deterministic),
         )
         checkpoints = storage.join(self.folder, CHECKPOINTS)
         self.checkpoints = CheckpointWriter(checkpoints, _KEEP_CHECKPOINTS)

@@ -7,6 +7,8 @@ version stands beside each, and `is_fast` alone chooses between the two.
 # mypy: disable-error-code="no-untyped-call"
 # ruff: noqa: SLF001 - PyTorch has no public names for oneDNN's products
 
+import logging
+import os
 import platform
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -20,6 +22,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from albert_core.config import Precision
+from albert_core.stage.environment import VISIBLE, visible_devices
+from albert_core.stage.errors import ConfigError
 
 IGNORED = -100
 """The label of padding: it adds nothing to a loss, and no prediction can equal it."""
@@ -28,6 +32,8 @@ varlen_attn: Any = None
 if torch.backends.cuda.is_built():  # useless without a GPU, and it loads torch's compiler
     with suppress(ImportError):  # torch 2.9 does not have it
         from torch.nn.attention.varlen import varlen_attn
+
+log = logging.getLogger(__name__)
 
 _FLASH_CAPABILITY = (8, 0)
 _FLASH_HEAD_MULTIPLE, _FLASH_LARGEST_HEAD = 8, 256
@@ -88,7 +94,54 @@ def _has_products(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-# Precision, compilation and recomputation
+# Device, precision, compilation and recomputation
+
+
+def device_here(
+    precision: Precision, deterministic: bool = False, local_rank: int = 0
+) -> torch.device:
+    """Return the device that this process computes on, as its environment says.
+
+    The first process of a host logs it.
+
+    Args:
+        precision: of the matrix products.
+        deterministic: whether CUDA shall give the same bits each time. All of the process's later
+            work then does, by slower algorithms where torch has them, and an error where not. No
+            other work on CUDA may come before.
+        local_rank: the number of this process among those of this host, from 0.
+
+    Raises:
+        ConfigError: there is a GPU, but torch cannot use it, or has no bfloat16 on it.
+    """
+    if not torch.cuda.is_available():
+        if gpus := visible_devices():
+            raise ConfigError(
+                f"this machine has {len(gpus)} NVIDIA GPU(s), but torch {torch.__version__} cannot "
+                "use them: it was built without CUDA, or for a newer driver. Install a torch for "
+                "the CUDA version that nvidia-smi shows (https://pytorch.org/get-started), or set "
+                f"{VISIBLE}= (empty) to compute on the CPU."
+            )
+        if local_rank == 0:
+            threads = torch.get_num_threads()
+            log.info("on the CPU, %d threads, products in %s", threads, precision)
+        return torch.device("cpu")
+    name = torch.cuda.get_device_name()
+    if precision == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ConfigError(
+            f"{name} has no products in bfloat16, and torch would emulate them, slowly. Set "
+            'precision = "float32" (training.precision, finetuning.precision), or take a GPU of '
+            "compute capability 8.0 or higher."
+        )
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is refused
+        torch.use_deterministic_algorithms(True)
+        # Nothing here reads what it did not write, so it need not be the same.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if local_rank == 0:
+        bits = "the same bits each time" if deterministic else "the same each time up to rounding"
+        log.info("on %s, products in %s, %s", name, precision, bits)
+    return torch.device("cuda", local_rank)
 
 
 def products_in(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from albert_core.conversion.initial_weights import read_source
 from albert_core.conversion.model_folder import check_vocabulary, read_tokenizer
 from albert_core.model.albert import AlbertForPretraining
+from albert_core.model.execution import device_here
 from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
 from albert_core.stage.log import report_progress
@@ -44,7 +45,7 @@ def write_outcomes(plan: StagePlan, work: str, model_folder: str, files: PairFil
             LM head.
     """
     model, tokenizer = load_with_head(model_folder)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = device_here("float32")
     model.to(device).eval()
     folder = plan.folder(work)
     max_pieces = model.encoder.settings.max_position_embeddings

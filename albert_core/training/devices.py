@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
 
+from albert_core.config import Precision
+from albert_core.model.execution import device_here
 from albert_core.stage import storage
 from albert_core.stage.environment import MEETING_FILE
 from albert_core.stage.errors import ConfigError
@@ -32,16 +34,19 @@ _MACHINES = TypeAdapter(list[Machine])
 
 
 @contextmanager
-def ranks_of_environment() -> Iterator[Ranks]:
+def ranks_of_environment(
+    precision: Precision = "float32", deterministic: bool = False
+) -> Iterator[Ranks]:
     """Give this process's place among those that train, from the environment that torchrun sets.
 
     At the end the ranks wait for each other, and all but the first end as processes. When one
     fails, it leaves immediately, and the others find out. With ``PJRT_DEVICE`` set, the place is
-    that of the one process of `albert_core.training.tpu`.
+    that of the one process of `albert_core.training.tpu`. See `device_here` for the arguments.
 
     Raises:
         ConfigError: ``PJRT_DEVICE`` is set, but torch_xla is not installed, or there are several
-            processes; or there are more processes on this host than GPUs.
+            processes; or there are more processes on this host than GPUs, or torch cannot use the
+            GPU.
     """
     if "PJRT_DEVICE" in os.environ:
         from albert_core.training.tpu import tpu_ranks  # needs torch_xla
@@ -52,8 +57,8 @@ def ranks_of_environment() -> Iterator[Ranks]:
         int(os.environ.get(name, default))
         for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
     )
-    has_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if has_gpu else torch.device("cpu")
+    device = device_here(precision, deterministic, local_rank)
+    has_gpu = device.type == "cuda"
     if has_gpu:
         if local_rank >= torch.cuda.device_count():
             raise ConfigError(

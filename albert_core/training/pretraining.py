@@ -127,7 +127,8 @@ def pretrain(
         TrainingError: see `albert_core.training.pretrain.run`.
         RunAgain: SIGTERM came, or another rank is gone. No error: the process's exit.
     """
-    with stop_request() as stop, ranks_of_environment() as ranks:
+    devices = ranks_of_environment(training.precision, training.deterministic)
+    with stop_request() as stop, devices as ranks:
         pairs = read_sample(pair_files, vocabulary, model.max_position_embeddings, ranks)
         with stop.ending_at_once():
             pretraining = Pretraining(

@@ -1,6 +1,7 @@
 """Each fast path against the plain version beside it."""
 
 import gc
+import os
 import weakref
 from typing import Any
 
@@ -16,10 +17,12 @@ from albert_core.model.execution import (
     Linear,
     attend,
     cross_entropy,
+    device_here,
     gelu_tanh,
     recomputation_contexts,
     weights_laid_out_once,
 )
+from albert_core.stage.errors import ConfigError
 
 MASKS = [None, torch.tensor([[True, True, False], [True, True, True]])[:, None, None]]
 needs_products = pytest.mark.skipif(
@@ -64,6 +67,62 @@ def test_the_kernel_needs_a_new_gpu_and_heads_that_fit(
     assert found is is_fast
     monkeypatch.setattr(execution, "varlen_attn", None)
     assert not execution.is_fast("kernel", torch.device("cuda"), torch.bfloat16, head_size)
+
+
+def test_a_gpu_that_torch_cannot_use_is_an_error_unless_the_cpu_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    with pytest.raises(ConfigError, match=r"2 NVIDIA GPU.* built without CUDA.*VISIBLE_DEVICES= "):
+        device_here("float32")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with caplog.at_level("INFO"):
+        assert device_here("bfloat16") == torch.device("cpu")
+    assert "on the CPU" in caplog.text
+
+
+@pytest.fixture
+def tesla_t4(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that has no products in bfloat16, but emulates them."""
+    answers = {
+        "is_available": lambda: True,
+        "get_device_name": lambda: "Tesla T4",
+        "is_bf16_supported": lambda including_emulation: including_emulation,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+
+
+@pytest.mark.usefixtures("tesla_t4")
+def test_bfloat16_is_refused_where_it_would_be_emulated() -> None:
+    assert device_here("float32", local_rank=1) == torch.device("cuda", 1)
+    with pytest.raises(ConfigError, match=r'Tesla T4 .* Set precision = "float32"'):
+        device_here("bfloat16")
+
+
+@pytest.mark.usefixtures("tesla_t4")
+def test_only_who_asks_for_the_same_bits_on_cuda_pays_for_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr("torch.utils.deterministic.fill_uninitialized_memory", True)
+    try:
+        with caplog.at_level("INFO"):
+            device_here("float32")
+            assert not torch.are_deterministic_algorithms_enabled()
+            device_here("float32", deterministic=True)
+        assert torch.are_deterministic_algorithms_enabled()
+        # With warnings only, the backward pass of flash attention would not be deterministic.
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert [line.rpartition(", ")[2] for line in caplog.messages] == [
+            "the same each time up to rounding",
+            "the same bits each time",
+        ]
+    finally:
+        torch.use_deterministic_algorithms(False)
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
 # Dense layers

@@ -397,6 +397,7 @@ def test_settings_that_do_not_change_the_result_do_not_make_another_run(
         "micro_batch_size": 1,
         "activation_checkpointing": True,
         "compile": True,
+        "deterministic": True,
         "shard_state": True,
         "log_steps": 1,
         "evaluation_steps": 1,
