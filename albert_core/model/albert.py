@@ -24,7 +24,14 @@ from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
 from albert_core.model.attention import Layout, Runs, attend_packed, layout_of
-from albert_core.model.execution import Linear, gelu_tanh, weights_laid_out_once
+from albert_core.model.execution import (
+    LayerNorm,
+    Linear,
+    dtype_of_products,
+    gelu_tanh,
+    is_fast,
+    weights_laid_out_once,
+)
 
 LAYER_NORM_EPSILON = 1e-12
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -90,12 +97,14 @@ class Attention(nn.Module):
         hidden = settings.hidden_size
         self.num_heads = settings.num_attention_heads
         self.weights_dropout_prob = settings.attention_probs_dropout_prob
+        self.attend_by_length = attend_packed
+        """What compiled layers call as it is, because it works otherwise for each batch."""
         self.query = Linear(hidden, hidden)  # three matrices: LAMB scales each by itself
         self.key = Linear(hidden, hidden)
         self.value = Linear(hidden, hidden)
         self.output = Linear(hidden, hidden)
         self.dropout = nn.Dropout(settings.hidden_dropout_prob)
-        self.norm = nn.LayerNorm(hidden, LAYER_NORM_EPSILON)
+        self.norm = LayerNorm(hidden, LAYER_NORM_EPSILON)
 
     def forward(
         self, x: Tensor, layout: Layout, key_mask: Tensor | None, rows: Tensor | None
@@ -107,14 +116,23 @@ class Attention(nn.Module):
         asking = rows if layout.buckets is not None else None
         x_asking = x if asking is None else x.index_select(0, asking)
         query, key, value = (
-            projection(each).unflatten(1, (self.num_heads, -1))
-            for projection, each in ((self.query, x_asking), (self.key, x), (self.value, x))
+            each.unflatten(1, (self.num_heads, -1)) for each in self._projected(x_asking, x)
         )  # (T, N, D)
         dropout_prob = self.weights_dropout_prob if self.training else 0.0
-        seen = attend_packed(query, key, value, layout, key_mask, dropout_prob, asking).flatten(1)
+        is_one_kernel = layout.ends is not None and key_mask is None and not dropout_prob
+        attend = attend_packed if is_one_kernel else self.attend_by_length
+        seen = attend(query, key, value, layout, key_mask, dropout_prob, asking).flatten(1)
         if rows is not None and asking is None:
             x_asking, seen = x.index_select(0, rows), seen.index_select(0, rows)
         return self.norm(x_asking + self.dropout(self.output(seen)))  # type: ignore[no-any-return]
+
+    def _projected(self, x_asking: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the query of ``x_asking``, and key and value of ``x``: (R, H) and (T, H)."""
+        if x_asking is not x or not is_fast("joined", x.device, x.dtype):
+            return self.query(x_asking), self.key(x), self.value(x)
+        three = self.query, self.key, self.value
+        weight, bias = (torch.cat([getattr(p, name) for p in three]) for name in ("weight", "bias"))
+        return F.linear(x, weight, bias).chunk(3, dim=1)
 
 
 class FeedForward(nn.Module):
@@ -126,7 +144,7 @@ class FeedForward(nn.Module):
         self.activation = ACTIVATIONS[settings.hidden_act]
         self.output = Linear(settings.intermediate_size, settings.hidden_size)
         self.dropout = nn.Dropout(settings.hidden_dropout_prob)
-        self.norm = nn.LayerNorm(settings.hidden_size, LAYER_NORM_EPSILON)
+        self.norm = LayerNorm(settings.hidden_size, LAYER_NORM_EPSILON)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (T, H) of (T, H)."""
@@ -209,6 +227,8 @@ class AlbertModel(nn.Module):
         head_size = self.settings.hidden_size // num_heads
         layout = layout_of(runs, input_ids.device, num_heads, head_size, key_mask is not None)
         x = self.projection(self.embeddings(input_ids, token_type_ids, layout))
+        if is_fast("stream", x.device, dtype := dtype_of_products(x.device, x.dtype)):
+            x = x.to(dtype)
         route = self.route[: self.num_layers * self.settings.inner_group_num]
         last = len(route) - 1
         shares_blocks = len(set(route)) < len(route)
@@ -228,7 +248,7 @@ class MaskedLMHead(nn.Module):
         super().__init__()
         self.dense = nn.Linear(settings.hidden_size, settings.embedding_size)
         self.activation = ACTIVATIONS[settings.hidden_act]
-        self.norm = nn.LayerNorm(settings.embedding_size, LAYER_NORM_EPSILON)
+        self.norm = LayerNorm(settings.embedding_size, LAYER_NORM_EPSILON)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def forward(self, x: Tensor, word_embeddings: Tensor) -> Tensor:

@@ -207,8 +207,8 @@ def attend_packed(
         buckets = zip(*filled, strict=True)
         return asking.empty([attend(*bucket, dropout_prob) for bucket in buckets])
     assert rows is None
-    if layout.ends is not None and key_mask is None and not dropout_prob:
-        return attend_by_kernel(query, key, value, layout.ends, layout.longest)
+    if layout.ends is not None and key_mask is None:
+        return attend_by_kernel(query, key, value, layout.ends, layout.longest, dropout_prob)
     by_run = zip(*(_by_run(each, layout.runs) for each in (query, key, value)), strict=True)
     seen = [
         attend(q, k, v, key_mask, dropout_prob).transpose(1, 2).flatten(0, 1) for q, k, v in by_run

@@ -40,7 +40,9 @@ _FLASH_HEAD_MULTIPLE, _FLASH_LARGEST_HEAD = 8, 256
 _LOGITS_PER_BLOCK = 1 << 19
 """Logits to work on at a time, few enough for a processor's cache."""
 
-FastPath = Literal["layout", "table", "products", "gather", "buckets", "rows", "kernel"]
+FastPath = Literal[
+    "layout", "table", "products", "gather", "buckets", "rows", "kernel", "joined", "stream"
+]
 
 
 def is_fast(
@@ -50,7 +52,9 @@ def is_fast(
 
     The last column is the time of plain PyTorch over that of the fast path, forward and backward,
     on one core of an AMD EPYC at the sizes of ALBERT base; that of "buckets" is for a whole model,
-    whose last layer asks for some rows only. The kernel replaces hundreds of small ones a layer.
+    whose last layer asks for some rows only. Those on CUDA are counted and not measured: the kernel
+    replaces hundreds of small ones a layer, and the other two half of the bytes that an update of
+    base moves outside its products.
 
     ========== ======================================== ========================== ================
     path       instead of                               taken on                   plain / fast
@@ -62,6 +66,8 @@ def is_fast(
     "buckets"  attention for each length by itself      CPU                        1.1; bf16: 1.0
     "rows"     a float32 copy of all logits             CPU                        1.9; bf16: 5.3
     "kernel"   attention for each length by itself      CUDA 8.0, half precision   not measured
+    "joined"   a product each for query, key and value  CUDA                       not measured
+    "stream"   float32 between products and in norms    CUDA, half precision       not measured
     ========== ======================================== ========================== ================
 
     ``benchmarks/README.md`` has the times of whole updates. `torch.compile` gets the plain versions
@@ -69,6 +75,8 @@ def is_fast(
     """
     if path == "kernel":
         return _has_kernel(device, dtype, head_size or 0)
+    if path in ("joined", "stream"):
+        return device.type == "cuda" and (path == "joined" or dtype != torch.float32)
     if device.type != "cpu":
         return False
     if path in ("layout", "table", "buckets") and torch.compiler.is_compiling():
@@ -79,7 +87,7 @@ def is_fast(
 
 
 def _has_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    if device.type != "cuda" or dtype == torch.float32 or varlen_attn is None:
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return False
     fits = head_size % _FLASH_HEAD_MULTIPLE == 0 and head_size <= _FLASH_LARGEST_HEAD
     return fits and torch.cuda.get_device_capability(device) >= _FLASH_CAPABILITY
@@ -165,20 +173,22 @@ def set_layer_execution(
 ) -> None:
     """Change how each of a model's ``blocks`` is computed, in place; weights keep their names.
 
-    A block that layers share is compiled once. Activation checkpointing keeps only each block's
-    input, and computes the rest again in the backward pass, with the same dropout.
+    A block that layers share is compiled once, for batches of all shapes. Activation checkpointing
+    keeps only each block's input, and computes the rest again in the backward pass, with the same
+    dropout.
 
     Source: Chen et al. 2016, "Training deep nets with sublinear memory cost".
     """
     for block in blocks:
+        # Instances' own attributes, which are called instead of the class's methods.
         if compiled:
-            block.compile()
+            if hasattr(block, "attend_by_length"):
+                block.attend_by_length = torch.compiler.disable(block.attend_by_length)
+            block.forward = torch.compile(block.forward, dynamic=True)
         if activation_checkpointing:
-            # The instance's own attribute, which is called instead of the class's method.
-            forward = partial(
+            block.forward = partial(  # around what is compiled: Dynamo skips a checkpoint in it
                 checkpoint, block.forward, use_reentrant=False, context_fn=recomputation_contexts
             )
-            block.forward = forward
 
 
 # Dense layers: oneDNN's products are faster with the weight in an order of its own. The reordering
@@ -218,9 +228,12 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (T, outputs) of (T, inputs)."""
-        laid_out = _IN_THIS_PASS.get()
         dtype = dtype_of_products(x.device, x.dtype)
-        if laid_out is None or not is_fast("layout", x.device, dtype):
+        # Asked first: the compiler cannot read a context variable.
+        if not is_fast("layout", x.device, dtype):
+            return super().forward(x)
+        laid_out = _IN_THIS_PASS.get()
+        if laid_out is None:
             return super().forward(x)
         if self not in laid_out:
             laid_out[self] = _LaidOut(self.weight, self.bias, dtype)
@@ -298,6 +311,18 @@ def _times(x: Tensor, laid_out: Tensor, bias: Tensor | None) -> Tensor:
     return product
 
 
+class LayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm`, with the fast path "stream": in the precision of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (T, H) of (T, H)."""
+        if not is_fast("stream", x.device, x.dtype):
+            return super().forward(x)
+        with torch.autocast(x.device.type, enabled=False):
+            weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+            return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
 # The activation
 
 
@@ -368,7 +393,7 @@ def attend(
 
 
 def attend_by_kernel(
-    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, dropout_prob: float
 ) -> Tensor:
     """Return `attend` for each sequence of a packed batch, by the fast path "kernel".
 
@@ -378,8 +403,14 @@ def attend_by_kernel(
         value: one for each piece.
         ends: int32 (B + 1,), 0 and the end of each sequence.
         longest: pieces of the longest sequence.
+        dropout_prob: share of the weights set to 0.
     """
-    seen: Tensor = varlen_attn(query, key, value, ends, ends, longest, longest)
+    if varlen_attn is not None and not dropout_prob:
+        seen: Tensor = varlen_attn(query, key, value, ends, ends, longest, longest)
+    else:  # what that function calls, which takes no dropout
+        seen, *_ = torch.ops.aten._flash_attention_forward(
+            query, key, value, ends, ends, longest, longest, dropout_prob, False, False
+        )
     return seen
 
 
@@ -470,8 +501,10 @@ def cross_entropy(logits: Tensor, labels: Tensor, number: Tensor | float) -> Ten
 
 def plain_cross_entropy(logits: Tensor, labels: Tensor, number: Tensor | float) -> Tensor:
     """Return what `cross_entropy` does, always by PyTorch's own function."""
-    precise = _at_least_float32(logits)
-    return F.cross_entropy(precise, labels, reduction="sum", ignore_index=IGNORED) / number
+    # Not of `logits.float()`: CUDA has a kernel that reads half precision, and writes float32.
+    precise = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    log_p = F.log_softmax(logits, -1, dtype=precise)
+    return F.nll_loss(log_p, labels, reduction="sum", ignore_index=IGNORED) / number
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -183,9 +183,9 @@ class TrainingMemory:
         embedding, hidden = self.model.embedding_size, self.model.hidden_size
         inner, num_heads = self.model.intermediate_size, self.model.num_attention_heads
         product, is_cuda = self._product, self.device == "cuda"
-        # Between the blocks, autocast does layer norms in float32 on CUDA. On a CPU it does them
-        # in the type of their input, which is a product's unless the embeddings go in unprojected.
-        stream = _FLOAT32 if is_cuda or embedding == hidden else product
+        # Between the blocks the type is a product's; not on a CPU if the embeddings go in
+        # unprojected, because their norm is in float32.
+        stream = _FLOAT32 if not is_cuda and embedding == hidden else product
         residual = hidden * stream + _LAYER_NORM_STATISTICS * _FLOAT32
         look_up = embedding * _FLOAT32 + 2 * _INT64  # the sum before its norm, and the indices
         if self.model.hidden_dropout_prob:  # a CPU keeps the mask in the type of what it masks

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from albert_core.config import Precision
 from albert_core.metrics import mean_share_interval, ratio_interval
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.execution import IGNORED
+from albert_core.model.execution import IGNORED, products_in
 from albert_core.stage.manifest import Account
 from albert_core.stage.results import Estimate
 from albert_core.tasks.minimal_pairs import MinimalPairs, is_right, read_pairs
@@ -46,6 +47,7 @@ def evaluate(
     max_examples: int,
     pair_task: str | None = "sentence_order",
     ranks: Ranks = ALONE,
+    precision: Precision = "float32",
 ) -> Evaluation:
     """Return the model's scores on the first ``max_examples`` examples, without dropout.
 
@@ -58,6 +60,7 @@ def evaluate(
         pair_task: what the model learned from pairs, a value of `step.PAIR_TASKS`; None for
             nothing.
         ranks: all of them must call this, with the same model.
+        precision: of the matrix products. In that of the training, compiled layers do for both.
 
     Returns:
         masked_lm_loss (nats per prediction), masked_lm_accuracy (share of the predictions), and
@@ -77,13 +80,16 @@ def evaluate(
             by_length = np.argsort(examples.sizes(numbers)[0], kind="stable")
             batch = examples.rows(numbers[by_length]).batch(shape)
             for on_device in ranks.on_device([batch]):
-                sums[:, numbers[by_length]] = _score(model, on_device)[:, : end - begin]
+                with products_in(precision, ranks.device):
+                    lm_logits, pair_logits = model.forward_packed(**on_device.model_inputs)
+                scores = _score(on_device, lm_logits, pair_logits)
+                sums[:, numbers[by_length]] = scores[:, : end - begin]
     model.train(was_training)
-    scores = dict(zip(_SUMS, ranks.sum(sums).cpu().double().numpy(), strict=True))
+    totals = dict(zip(_SUMS, ranks.sum(sums).cpu().double().numpy(), strict=True))
     _, documents = np.unique(examples.document_ids()[:count], return_inverse=True)
-    counts = {"masked_lm": scores.pop("num_predictions"), "pair": np.ones(count)}
+    counts = {"masked_lm": totals.pop("num_predictions"), "pair": np.ones(count)}
     evaluation = {}
-    for name, values in scores.items():
+    for name, values in totals.items():
         task, _, measure = name.rpartition("_")
         shown = task if task == "masked_lm" else pair_task
         if shown is not None:
@@ -162,9 +168,8 @@ def evaluate_pairs(
     return {PAIRS_ACCURACY: mean_share_interval(hits, np.array([size]))}
 
 
-def _score(model: AlbertForPretraining, batch: Batch) -> Tensor:
+def _score(batch: Batch, lm_logits: Tensor, pair_logits: Tensor) -> Tensor:
     """Return sums over each example's real predictions, float32 (len(_SUMS), B)."""
-    lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)
     lm_labels, labels = batch.masked_lm_labels, batch.sentence_order_labels
     begun = batch.masked_lm_positions[:, None] >= batch.first_positions  # (M, B)
     sequences = begun.sum(1) - 1  # XLA has no searchsorted

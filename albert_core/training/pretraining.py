@@ -399,7 +399,14 @@ class Pretraining:
 
     def _scores(self) -> Evaluation:
         model, max_examples = self.state.model, self.settings.max_evaluation_examples
-        found = evaluate(model, self.held_out, max_examples, self.pair_task, self.ranks)
+        found = evaluate(
+            model,
+            self.held_out,
+            max_examples,
+            self.pair_task,
+            self.ranks,
+            self.settings.precision,
+        )
         return found | evaluate_pairs(model, self.pairs, self.ranks)
 
     def _scores_before(self) -> Evaluation:

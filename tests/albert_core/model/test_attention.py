@@ -1,4 +1,6 @@
+from functools import partial
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
@@ -8,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from albert_core.model import attention, execution
+from albert_core.model import albert, attention, execution
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.attention import Buckets, Layout, attend_packed, layout_of, lengths_of
+from albert_core.model.execution import products_in, set_layer_execution
+from albert_core.model.one_position import encode_at
 from tests.albert_core.tiny_model import tiny_settings
 
 NUM_HEADS, HEAD_SIZE = 2, 4
@@ -134,7 +139,11 @@ def as_the_kernel(
 
 
 def use_kernel(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
-    monkeypatch.setattr(attention, "is_fast", lambda path, *_: path == "kernel")
+    """Compute as on CUDA in half precision."""
+    for module in (albert, attention, execution):
+        monkeypatch.setattr(
+            module, "is_fast", lambda path, *_: path in ("kernel", "joined", "stream")
+        )
     monkeypatch.setattr(execution, "varlen_attn", kernel)
 
 
@@ -169,38 +178,103 @@ def test_all_sequences_in_one_kernel_give_what_the_cpu_gives(
     torch.testing.assert_close(found[1], found[0], rtol=1e-11, atol=1e-11)
 
 
-def test_with_dropout_or_padding_attention_goes_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padded_sequences_go_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
     use_kernel(monkeypatch, None)  # to call it would be an error
     layout = layout_of(((2, 3),), CPU, 2, 4)
     query, key, value = torch.randn(3, 6, 2, 4)
     mask = torch.tensor([[True, True, False], [True, True, True]])[:, None, None]
-    for options in ((mask, 0.0), (None, 0.5)):
-        assert attend_packed(query, key, value, layout, *options).shape == (6, 2, 4)
+    assert attend_packed(query, key, value, layout, mask, 0.0).shape == (6, 2, 4)
 
 
-def test_the_kernel_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dropout_prob", [0.0, 0.1])
+def test_the_kernel_takes_what_it_is_given(
+    dropout_prob: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     varlen = pytest.importorskip("torch.nn.attention.varlen")
     monkeypatch.setattr(execution, "varlen_attn", varlen.varlen_attn)
     with FakeTensorMode():
-        query, key, value = torch.empty(3, 30, 4, 64, dtype=torch.bfloat16, device="cuda")
-        ends = torch.empty(4, dtype=torch.int32, device="cuda")
-        seen = attend_packed(query, key, value, Layout((), ends=ends, longest=12), None, 0.0)
-        assert (seen.shape, seen.dtype, seen.device.type) == ((30, 4, 64), query.dtype, "cuda")
+        query, key, value = (
+            torch.empty(30, 4, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+        )
+        ends = torch.empty(4, dtype=torch.int32)
+        layout = Layout((), ends=ends, longest=12)
+        seen = attend_packed(query, key, value, layout, None, dropout_prob)
+        assert (seen.shape, seen.dtype) == ((30, 4, 64), query.dtype)
+        for gradient in torch.autograd.grad(seen.sum(), (query, key, value)):
+            assert gradient.shape == (30, 4, 64)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # looked at by torch.compile itself
-def test_compiled_layers_with_one_kernel_are_not_compiled_for_each_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    use_kernel(monkeypatch, lambda _q, _k, value, *_: value)
-    counter = CompileCounter()
+# What the compiler makes of the blocks, as on CUDA.
+
+
+@torch.library.custom_op("tests::kernel", mutates_args={})
+def opaque_kernel(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, ends_k: Tensor, longest: int, k: int
+) -> Tensor:
+    """Stand in for `varlen_attn`, into which the compiler cannot look either."""
+    return value.clone()
+
+
+opaque_kernel.register_fake(lambda _q, _k, value, *_: torch.empty_like(value))
+opaque_kernel.register_autograd(lambda _, gradient: (gradient,) * 3 + (None,) * 4)
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch.compile itself does
+@pytest.mark.parametrize("block", ["attention", "attention for some rows", "feed forward"])
+def test_a_block_is_one_graph(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_kernel(monkeypatch, opaque_kernel)
     torch._dynamo.reset()
-    model = AlbertForPretraining(MODEL, VOCAB_SIZE)
-    for block in model.encoder.blocks:
-        block.compile(backend=counter)
-    counts = []
-    for number in range(2, 9):
-        model.forward_packed(**packed(((number, 20), (2, 5 + number), (1, number))))
-        counts.append(counter.frame_count)
-    assert counts[0] > 0
-    assert counts[-1] == counts[2] <= 3 * counts[0], counts
+    encoder = AlbertForPretraining(MODEL, VOCAB_SIZE).encoder
+    runs = ((3, 20), (2, 9), (1, 5))
+    x = torch.randn(83, MODEL.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+    rows = torch.arange(6) if block == "attention for some rows" else None
+    arguments = x, layout_of(runs, CPU, NUM_HEADS, HEAD_SIZE), None, rows
+    with products_in("bfloat16", CPU):
+        if block == "feed forward":
+            explained = torch._dynamo.explain(encoder.feed_forwards[0])(x)
+        else:
+            explained = torch._dynamo.explain(encoder.attentions[0])(*arguments)
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0)
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch.compile itself does
+@pytest.mark.parametrize(
+    ("has_kernel", "sharing", "checkpointing"),
+    [(True, "all", False), (True, "none", True), (False, "all", False)],
+)
+def test_evaluation_training_and_minimal_pairs_share_a_few_compiled_graphs(
+    has_kernel: bool, sharing: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_kernel:
+        use_kernel(monkeypatch, opaque_kernel)
+    torch._dynamo.reset()
+    counters.clear()
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    model = AlbertForPretraining(MODEL.model_copy(update={"sharing": sharing}), VOCAB_SIZE)
+    set_layer_execution(model.encoder.blocks, True, checkpointing)
+    draw = Random(0)
+
+    def batch() -> dict[str, Any]:
+        lengths = sorted(draw.sample(range(2, 20), draw.randint(2, 6)))
+        return packed(tuple((draw.randint(1, 3), length) for length in lengths))
+
+    def evaluate() -> None:
+        model.eval()
+        with torch.no_grad():
+            for _ in range(4):
+                with products_in("bfloat16", CPU):
+                    model.forward_packed(**batch())
+                ids = torch.randint(0, VOCAB_SIZE, (draw.randint(2, 9), draw.randint(3, 20)))
+                encode_at(model.encoder, ids, torch.ones(len(ids), dtype=torch.int64))
+        model.train()
+
+    evaluate()
+    for _ in range(4):
+        with products_in("bfloat16", CPU):
+            logits, orders = model.forward_packed(**batch())
+        (logits.float().square().sum() + orders.float().square().sum()).backward()
+    once = counter.frame_count
+    evaluate()
+    assert 0 < once == counter.frame_count <= 20
+    assert not [reason for reason in counters["unimplemented"] if "recompile" in reason]

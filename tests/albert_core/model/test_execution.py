@@ -46,6 +46,11 @@ needs_products = pytest.mark.skipif(
         ("rows", "cuda", torch.float32, False),
         ("kernel", "cpu", torch.bfloat16, False),
         ("kernel", "cuda", torch.float32, False),
+        ("joined", "cpu", torch.bfloat16, False),
+        ("joined", "cuda", torch.float32, True),
+        ("stream", "cpu", torch.bfloat16, False),
+        ("stream", "cuda", torch.bfloat16, True),
+        ("stream", "cuda", torch.float32, False),
     ],
 )
 def test_a_fast_path_is_taken_where_the_table_says(
@@ -62,11 +67,8 @@ def test_the_kernel_needs_a_new_gpu_and_heads_that_fit(
     head_size: int, capability: tuple[int, int], is_fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(execution, "varlen_attn", print)
     found = execution.is_fast("kernel", torch.device("cuda"), torch.bfloat16, head_size)
     assert found is is_fast
-    monkeypatch.setattr(execution, "varlen_attn", None)
-    assert not execution.is_fast("kernel", torch.device("cuda"), torch.bfloat16, head_size)
 
 
 def test_a_gpu_that_torch_cannot_use_is_an_error_unless_the_cpu_is_asked_for(

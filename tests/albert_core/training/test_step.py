@@ -1,12 +1,12 @@
 """One update, on real examples: how it is cut and computed does not change it."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from albert_core.config import ModelSettings
 from albert_core.model.albert import AlbertForPretraining
@@ -111,13 +111,13 @@ def test_compiled_layers_do_the_update_of_plain_ones(
     shards: ExampleShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Traced only: `test_compiled_layers_learn_what_plain_ones_do` makes code of them too."""
-    compile_module, calls = nn.Module.compile, CallCounter()
+    compiled_by, calls = torch.compile, CallCounter()
 
-    def trace(module: nn.Module) -> None:
+    def trace(forward: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
         calls()
-        compile_module(module, backend="aot_eager")
+        return compiled_by(forward, backend="aot_eager", dynamic=dynamic)
 
-    monkeypatch.setattr(nn.Module, "compile", trace)
+    monkeypatch.setattr(torch, "compile", trace)
     plain, _ = after_one_step(shards, new_model(shards))
     model = new_model(shards)
     set_layer_execution(model.encoder.blocks, compiled=True, activation_checkpointing=False)
