@@ -101,7 +101,7 @@ bench-learning: $(READY) ## what a CPU second teaches, against Hugging Face's; A
 bench-tracking: $(READY) ## what tracking and checkpoints take of a run
 	$(PY) -m benchmarks.tracking $(ARGS)
 
-bench-gpu: $(READY) ## updates on a CUDA device against Hugging Face's
+bench-gpu: $(READY) ## a GPU: agreement with the CPU, bits, kernels, speed, memory, Hugging Face's beside; one page
 	$(PY) -m benchmarks.gpu_training $(ARGS)
 
 bench-loader: $(READY) ## batches against Hugging Face's

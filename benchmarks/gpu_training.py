@@ -1,346 +1,409 @@
-"""Updates of ALBERT on a CUDA device, beside Hugging Face's on the same batches.
+"""What a GPU makes of training: one JSON file, and one page of Markdown beside it.
 
-    python -m benchmarks.gpu_training [--models base,large,xxlarge] [--results FILE]
+    python -m benchmarks.gpu_training [--models base,large] [--lengths 512,128] [--seconds 450]
+        [--device cuda] [--results FILE]
 
-Examples of 512 pieces as the stages make them of English text, bfloat16, LAMB. Ours goes through
-the training's own loader and update, eager and compiled; the peer pads each micro-batch to its
-longest sequence, eager and compiled. As an experiment, outside the training, the passes over one
-micro-batch of full sequences are timed as they are and replayed as a CUDA graph. Speed is in real
-pieces a second; the share of the peak (model FLOPs utilisation) is of the vendor's dense bfloat16
-figure. Each case is a process of its own; one that fails says why, and the others go on.
+Nothing but the project is needed: the pieces are random, nine of ten sequences full. In this order,
+as far as the time reaches, and each model in processes of its own:
 
-``--device cpu --models tiny`` shows on any machine that all of it runs.
+- whether the device computes what the CPU does, and the same bits again and after a resume,
+- kernels and waits of an update, with a trace for chrome://tracing,
+- updates by LAMB, eager and compiled: real pieces a second, the share of the vendor's peak (model
+  FLOPs utilisation), memory beside the plan,
+- updates of Hugging Face's model on the same sequences, padded, eager and compiled,
+- fine-tuning on short pairs, in float32 and bfloat16.
+
+``--device cpu --models tiny --lengths 128`` shows on any machine that all of it runs.
 """
 
-import json
 import math
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
-from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.execution import set_layer_execution
+from albert_core.config import FinetuningSettings, ModelSettings, Precision, TrainingSettings
+from albert_core.finetuning.hyperparameters import Hyperparameters
+from albert_core.finetuning.loop import Finetuner
+from albert_core.model.albert import AlbertForPretraining, AlbertModel
+from albert_core.model.execution import device_here, products_in, set_layer_execution
 from albert_core.model.losses import masked_lm_loss, sentence_order_loss
 from albert_core.planning.hardware import hardware_called
 from albert_core.planning.parameters import training_flops
-from albert_core.training.loader import UpdateLoader
+from albert_core.planning.training_memory import TrainingMemory
+from albert_core.tasks.problem import Inputs, Sequences
+from albert_core.tasks.texts import TARGET, PooledHead
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.ranks import Ranks
 from albert_core.training.run_log import measured_peak_flops
-from albert_core.training.shards import Batch, ExampleShards, Rows, UpdateBatch, UpdateSizes
+from albert_core.training.shards import Rows, UpdateBatch, UpdateSizes
 from albert_core.training.step import TrainState, train_step
 from benchmarks import harness
-from benchmarks.english_text import make_examples
 from benchmarks.training_step import (
     VOCAB_SIZE,
-    in_micro_batches,
     padded,
     peer_update,
+    random_rows,
     same_in_transformers,
 )
 from flows.recipe import load_recipe
 
-WAYS = ("ours", "ours compiled", "peer", "peer compiled", "passes", "graph of the passes")
-MICRO_BATCHES = {"base": 64, "large": 32, "xxlarge": 8, "tiny": 2}
-"""Model -> examples of full length in a micro-batch; an update has `MICRO_BATCHES_PER_UPDATE`."""
-MICRO_BATCHES_PER_UPDATE = 4
-UPDATES = {"cuda": (4, 16), "cpu": (1, 2)}
-"""To warm up, in which compiled layers are compiled, and to time."""
-GOALS = {"base": (600_000, 867_000), "large": (200_000, 251_000)}
-"""Real pieces a second on an H200: at first, and at half of the peak."""
-TEXT_BYTES = 10_000_000
-CASE_SECONDS = 540
-_TINY = {"embedding_size": 16, "hidden_size": 32, "intermediate_size": 64}
+MICRO_BATCH_PIECES = {
+    "base-v2": 32_768,
+    "large-v2": 16_384,
+    "xlarge-v2": 8_192,
+    "xxlarge-v2": 4_096,
+    "bert-base": 32_768,
+    "bert-large": 16_384,
+    "tiny": 512,
+}
+"""Model -> pieces of a micro-batch; an update has `MICRO_BATCHES`."""
+MICRO_BATCHES = 2
+WAYS = ("ours", "ours compiled", "peer", "peer compiled")
+GOALS = {"base-v2, 512, ours compiled": 0.50, "large-v2, 512, ours compiled": 0.55}
+"""Share of the peak of an H200."""
+SECONDS = 450
+MEASURED_SECONDS, WARM_UP = 2.0, 3
+_TINY: dict[str, Any] = {"embedding_size": 16, "hidden_size": 32, "intermediate_size": 64}
 _TINY |= {"num_hidden_layers": 2, "num_attention_heads": 2}
+_WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+_BITS_AFTER = 6
+
+
+def settings_of(name: str) -> ModelSettings:
+    """Return the model of a recipe, or that which only shows that all of it runs."""
+    return ModelSettings(**_TINY) if name == "tiny" else load_recipe(name).model
+
+
+def rows_of(number: int, length: int) -> Rows:
+    """Return ``number`` sequences, nine of ten of them full, shortest first."""
+    lengths = np.full(number, length)
+    lengths[: number // 10] = np.linspace(8, length, number // 10, dtype=np.int64)
+    return random_rows(lengths)
 
 
 class Case:
-    """One model on one device, with its examples.
+    """One model on one device, for one process."""
 
-    Args:
-        name: of the model: a recipe, or tiny.
-        device: cuda or cpu.
-        manifest: of the examples.
-        compiled: whether our layers are, or the peer is.
-    """
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.name, self.device, self.settings = name, device, settings_of(name)
+        self.training = TrainingSettings(precision="bfloat16")
+        self.ranks = Ranks(0, 1, device)
 
-    def __init__(self, name: str, device: str, manifest: str, compiled: bool) -> None:
-        self.device, self.compiled = torch.device(device), compiled
-        self.warm_up, self.timed = UPDATES[device]
-        is_tiny = name == "tiny"
-        self.model_settings = (
-            ModelSettings(**_TINY) if is_tiny else load_recipe(f"{name}-v2").model  # no dropout
-        )
-        self.micro_batch_size = MICRO_BATCHES[name]
-        self.batch_size = MICRO_BATCHES_PER_UPDATE * self.micro_batch_size
-        self.settings = TrainingSettings(precision="bfloat16", micro_batch_size=MICRO_BATCHES[name])
-        self.examples = ExampleShards(manifest, "train")
+    def state(self, compiled: bool = False) -> TrainState:
+        """Return a model before its first update, the same each time."""
         torch.manual_seed(0)
-        self.model = AlbertForPretraining(self.model_settings, VOCAB_SIZE).train()
+        model = AlbertForPretraining(self.settings, VOCAB_SIZE).train().to(self.device)
+        set_layer_execution(model.encoder.blocks, compiled, activation_checkpointing=False)
+        return TrainState(model=model, optimizer=build_optimizer(model, "lamb", 1e-3, 0.01))
 
-    def ours(self) -> dict[str, float]:
-        """Return the figures of our updates, from the loader to LAMB."""
-        model = self.model.to(self.device)
-        set_layer_execution(model.encoder.blocks, self.compiled, activation_checkpointing=False)
-        optimizer = build_optimizer(model, "lamb", 1e-3, 0.01)
-        state, ranks = TrainState(model=model, optimizer=optimizer), Ranks(0, 1, self.device)
-        with self._loader() as loader:
-            updates = iter(loader)
-            for batch in islice(updates, self.warm_up):
-                train_step(state, self._on_device(batch), self.settings, ranks)
-            self._synchronise()
-            waited, begin = loader.waited_seconds, time.perf_counter()
-            taken = []
-            for batch in islice(updates, self.timed):
-                taken.append(batch.sizes)
-                train_step(state, self._on_device(batch), self.settings, ranks)
-            self._synchronise()
-            seconds = time.perf_counter() - begin
-        return self._figures(
-            num_pieces=sum(sizes.num_pieces for sizes in taken),
-            flops=sum(self._flops(sizes) for sizes in taken),
-            seconds=seconds,
-        ) | {"data_wait_share": (loader.waited_seconds - waited) / seconds}
+    def rows(self, length: int) -> Rows:
+        """Return the sequences of a micro-batch."""
+        return rows_of(max(2, MICRO_BATCH_PIECES[self.name] // length), length)
 
-    def peer(self) -> dict[str, float]:
-        """Return the figures of Hugging Face's updates on the same examples, padded."""
-        model = same_in_transformers(self.model).to(self.device)
+    def update(self, state: TrainState, length: int) -> Callable[[], object]:
+        """Return our update, over the same micro-batch some times."""
+        rows = self.rows(length)
+        batch = rows.batch().to(self.device)
+        sizes = _sizes(rows, MICRO_BATCHES)
+
+        def work() -> None:
+            self.ranks.seed(state.step)
+            micro_batches = [batch] * MICRO_BATCHES
+            train_step(
+                state,
+                UpdateBatch(sizes=sizes, micro_batches=micro_batches),
+                self.training,
+                self.ranks,
+            )
+
+        return work
+
+    def peer_update(self, length: int, compiled: bool) -> Callable[[], object]:
+        """Return Hugging Face's update, over the same sequences."""
+        torch.manual_seed(0)
+        ours = AlbertForPretraining(self.settings, VOCAB_SIZE)
+        model = same_in_transformers(ours).to(self.device)
         optimizer = build_optimizer(model, "lamb", 1e-3, 0.01)
-        run = torch.compile(model) if self.compiled else model
-        rows = [self._rows(number) for number in range(self.warm_up + self.timed)]
-        size = self.micro_batch_size
-        for tried in range(int(math.log2(size)) + 1):
-            try:
-                self._peer_update(run, optimizer, rows[0], size)
-                break
-            except torch.OutOfMemoryError:
-                optimizer.zero_grad(set_to_none=True)
-                size = self.micro_batch_size >> (tried + 1)
-        for each in rows[1 : self.warm_up]:
-            self._peer_update(run, optimizer, each, size)
-        self._synchronise()
-        if self.device.type == "cuda":
+        run = torch.compile(model) if compiled else model
+        batch = {name: each.to(self.device) for name, each in padded(self.rows(length)).items()}
+        batches = [batch] * MICRO_BATCHES
+        return lambda: peer_update(
+            run, optimizer, batches, len(batches), self.device.type, is_bfloat16=True
+        )
+
+    def speed(self, way: str, length: int) -> dict[str, float]:
+        """Return the figures of an update."""
+        is_cuda, compiled = self.device.type == "cuda", way.endswith("compiled")
+        if is_cuda:
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        begin = time.perf_counter()
-        for each in rows[self.warm_up :]:
-            self._peer_update(run, optimizer, each, size)
-        self._synchronise()
-        sizes = [_sizes(each) for each in rows[self.warm_up :]]
-        return self._figures(
-            num_pieces=sum(each.num_pieces for each in sizes),
-            flops=sum(self._flops(each) for each in sizes),
-            seconds=time.perf_counter() - begin,
-        ) | {"micro_batch_size": size}
-
-    def passes(self) -> dict[str, float]:
-        """Return the figures of forward and backward passes over one full micro-batch."""
-        batch, sizes, pass_over = self._full_passes()
-        for _ in range(self.warm_up):
-            pass_over(batch)
-        return self._timed(lambda: pass_over(batch), sizes)
-
-    def graph(self) -> dict[str, float]:
-        """Return the same with the passes recorded once, as a CUDA graph, and replayed."""
-        batch, sizes, pass_over = self._full_passes()
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            for _ in range(self.warm_up):
-                pass_over(batch)
-        torch.cuda.current_stream().wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            pass_over(batch)
-        return self._timed(graph.replay, sizes)
-
-    def check(self) -> float:
-        """Return how far our bfloat16 loss on the device is from float32 on the CPU, as a share."""
-        rows = next(self._rows(0).split([2]))
-        found = []
-        for device, is_exact in ((torch.device("cpu"), True), (self.device, False)):
-            model, batch = self.model.to(device), rows.batch().to(device)
-            with (
-                torch.no_grad(),
-                torch.autocast(device.type, torch.bfloat16, enabled=not is_exact),
-            ):
-                found.append(float(self._loss(model, batch, _sizes(rows))))
-        return abs(found[1] / found[0] - 1)
-
-    def _full_passes(self) -> tuple[Batch, UpdateSizes, Callable[[Batch], None]]:
-        model = self.model.to(self.device)
-        set_layer_execution(model.encoder.blocks, self.compiled, activation_checkpointing=False)
-        longest = self.examples.result.max_seq_length
-        lengths, _ = self.examples.sizes(np.arange(len(self.examples)))
-        numbers = np.resize(np.flatnonzero(lengths == longest), self.micro_batch_size)
-        rows = self.examples.rows(numbers)
-        batch, sizes = rows.batch().to(self.device), _sizes(rows)
-
-        def pass_over(batch: Batch) -> None:
-            with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-                loss = self._loss(model, batch, sizes)
-            loss.backward()
-
-        return batch, sizes, pass_over
-
-    def _loss(self, model: AlbertForPretraining, batch: Batch, sizes: UpdateSizes) -> Tensor:
-        lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)
-        lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, sizes.num_predictions)
-        pair_labels = batch.sentence_order_labels
-        return lm + sentence_order_loss(pair_logits, pair_labels, sizes.num_sequences)
-
-    def _peer_update(self, run: Any, optimizer: Any, rows: Rows, size: int) -> None:
-        parts = in_micro_batches(rows, size)
-        batches = map(self._padded_on_device, parts)
-        peer_update(run, optimizer, batches, len(parts), self.device.type, is_bfloat16=True)
-
-    def _padded_on_device(self, rows: Rows) -> dict[str, Tensor]:
-        batch = padded(rows)
-        if self.device.type == "cuda":
-            for name, tensor in batch.items():
-                batch[name] = tensor.pin_memory().to(self.device, non_blocking=True)
-        return batch
-
-    def _loader(self) -> UpdateLoader:
-        settings = TrainingSettings(
-            batch_size=self.batch_size,
-            micro_batch_size=self.micro_batch_size,
-            seed=0,
-            masks="fresh",
-        )
-        ranks, num_updates = Ranks(0, 1, self.device), self.warm_up + self.timed
-        return UpdateLoader(
-            self.examples, settings, ranks, first_example=0, num_updates=num_updates
-        )
-
-    def _on_device(self, batch: UpdateBatch) -> UpdateBatch:
-        moved = (each.to(self.device) for each in batch.micro_batches)
-        return UpdateBatch(sizes=batch.sizes, micro_batches=moved)
-
-    def _rows(self, number: int) -> Rows:
-        begin = number * self.batch_size
-        return self.examples.rows(np.arange(begin, begin + self.batch_size) % len(self.examples))
-
-    def _timed(self, step: Callable[[], None], sizes: UpdateSizes) -> dict[str, float]:
-        self._synchronise()
-        begin = time.perf_counter()
-        for _ in range(self.timed):
-            step()
-        self._synchronise()
-        seconds = (time.perf_counter() - begin) / self.timed
-        return self._figures(sizes.num_pieces, self._flops(sizes), seconds)
-
-    def _flops(self, sizes: UpdateSizes) -> float:
-        return training_flops(self.model_settings, VOCAB_SIZE, sizes)
-
-    def _figures(self, num_pieces: int, flops: float, seconds: float) -> dict[str, float]:
+        if way.startswith("ours"):
+            update = self.update(self.state(compiled), length)
+        else:
+            update = self.peer_update(length, compiled)
+        seconds, sizes = seconds_of(update, self.device), _sizes(self.rows(length), MICRO_BATCHES)
+        flops = training_flops(self.settings, VOCAB_SIZE, sizes)
+        peak = torch.cuda.max_memory_allocated() if is_cuda else math.nan
         return {
-            "pieces_per_s": num_pieces / seconds,
-            "share_of_peak": flops / seconds / self._peak(),
-            "peak_memory_gb": self._memory_gb(),
+            "pieces_per_s": sizes.num_pieces / seconds,
+            "share_of_peak": flops / seconds / peak_flops(self.device),
+            "memory_gb": peak / 1e9,
+            "memory_to_plan": peak / self._plan(length).total,
         }
 
-    def _peak(self) -> float:
-        if self.device.type == "cpu":
-            return measured_peak_flops("bfloat16")
-        known = hardware_called(torch.cuda.get_device_name())
-        return float("nan") if known is None else known.peak_tflops["bfloat16"] * 1e12
-
-    def _memory_gb(self) -> float:
-        return torch.cuda.max_memory_allocated() / 1e9 if self.device.type == "cuda" else 0.0
-
-    def _synchronise(self) -> None:
+    def profiled(self, way: str, length: int, trace: Path) -> dict[str, Any]:
+        """Return what an update launches and waits for; write a trace of it."""
+        update = self.update(self.state(way.endswith("compiled")), length)
+        seconds_of(update, self.device, at_least=0.0)
+        activities = [ProfilerActivity.CPU]
         if self.device.type == "cuda":
-            torch.cuda.synchronize()
+            activities.append(ProfilerActivity.CUDA)
+        with profile(activities=activities) as found:
+            update()
+            _synchronise(self.device)
+        found.export_chrome_trace(str(trace))
+        events = found.events() or []
+        on_device = [e for e in events if e.device_type == DeviceType.CUDA]
+        averages = found.key_averages()
+        by_time = "self_device_time_total" if on_device else "self_cpu_time_total"
+        return {
+            "kernels": len(on_device) if on_device else math.nan,
+            "waits": sum(e.name in _WAITS for e in events) - 1 if on_device else math.nan,
+            "table": averages.table(sort_by=by_time, row_limit=12, max_name_column_width=60),
+        }
+
+    def agreement(self, precision: Precision, compiled: bool) -> dict[str, float]:
+        """Return how far loss and gradient are from those of the CPU in float32, as shares."""
+        rows, found = rows_of(2, min(512, self.settings.max_position_embeddings)), []
+        for device, exact in ((torch.device("cpu"), True), (self.device, False)):
+            model = self.state().model.to(device)
+            set_layer_execution(model.encoder.blocks, compiled and not exact, False)
+            with products_in("float32" if exact else precision, device):
+                batch = rows.batch().to(device)
+                lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)
+            lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, len(rows.labels))
+            loss = lm + sentence_order_loss(pair_logits, batch.sentence_order_labels, len(rows))
+            loss.backward()
+            gradients = [p.grad.flatten().cpu() for p in model.parameters() if p.grad is not None]
+            found.append((float(loss.detach()), torch.cat(gradients)))
+        (loss_here, here), (loss_there, there) = found
+        return {
+            "loss": abs(loss_there / loss_here - 1),
+            "gradient": float((there - here).norm() / here.norm()),
+        }
+
+    def bits(self) -> dict[str, bool]:
+        """Return whether updates give the same bits again, and from a checkpoint on."""
+        length = min(512, self.settings.max_position_embeddings)
+
+        def weights(state: TrainState, num_updates: int) -> list[Tensor]:
+            update = self.update(state, length)
+            for _ in range(num_updates):
+                update()
+            return [weight.detach().clone() for weight in state.model.parameters()]
+
+        first, again = (weights(self.state(), _BITS_AFTER) for _ in range(2))
+        begun, resumed = self.state(), self.state()
+        weights(begun, _BITS_AFTER // 2)
+        with tempfile.TemporaryFile() as file:
+            torch.save(begun.tensors(), file)
+            file.seek(0)
+            resumed.restore(torch.load(file), begun.numbers(), "the benchmark's checkpoint")
+        after = weights(resumed, _BITS_AFTER - _BITS_AFTER // 2)
+        return {
+            "again": all(map(torch.equal, first, again)),
+            "resumed": all(map(torch.equal, first, after)),
+        }
+
+    def finetuning(self, precision: Precision) -> dict[str, float]:
+        """Return how many short pairs a second are fine-tuned on, in batches of 128."""
+        draw = np.random.default_rng(0)
+        lengths = np.clip(draw.gamma(5, 8, 1280), 8, 128).astype(int)
+        segments = [draw.integers(5, VOCAB_SIZE, size=(2, n // 2)).tolist() for n in lengths]
+        sequences = Sequences.of([(a, b) for a, b in segments])
+        inputs = Inputs(sequences, {TARGET: draw.integers(0, 3, len(sequences))}, [])
+        wanted = Hyperparameters(
+            num_steps=10_000,
+            batch_size=128,
+            learning_rate=1e-5,
+            warmup_steps=0,
+            encoder_dropout_prob=0.1,
+            classifier_dropout_prob=0.1,
+            max_seq_length=128,
+            evaluation_steps=10_000,
+        )
+        torch.manual_seed(0)
+        encoder, head = AlbertModel(self.settings, VOCAB_SIZE), PooledHead(self.settings, 3, 0.1)
+        settings = FinetuningSettings(precision=precision)
+        finetuner = Finetuner(encoder, head, inputs, wanted, settings, 0, self.device)
+        return {"examples_per_s": 128 / seconds_of(finetuner.update, self.device)}
+
+    def _plan(self, length: int) -> TrainingMemory:
+        rows = self.rows(length)
+        return TrainingMemory(
+            model=self.settings,
+            vocab_size=VOCAB_SIZE,
+            num_sequences=len(rows),
+            length=length,
+            num_predictions=int(rows.num_predictions.max()),
+            precision="bfloat16",
+            device="cuda",
+        )
 
 
-def _sizes(rows: Rows) -> UpdateSizes:
-    return UpdateSizes.of_lengths(rows.lengths, int(rows.num_predictions.sum()))
+def seconds_of(
+    update: Callable[[], object], device: torch.device, at_least: float = MEASURED_SECONDS
+) -> float:
+    """Return the seconds that an update takes once it is warm."""
+    for _ in range(WARM_UP):
+        update()
+    _synchronise(device)
+    begin, number = time.perf_counter(), 0
+    while not number or time.perf_counter() - begin < at_least:
+        update()
+        number += 1
+    _synchronise(device)
+    return (time.perf_counter() - begin) / number
 
 
-def run_case(name: str, way: str, device: str, manifest: str) -> dict[str, Any]:
-    """Return the figures of one case, in this process."""
-    case = Case(name, device, manifest, compiled=way.endswith("compiled"))
-    if way == "graph of the passes":
-        return case.graph()
-    if way == "passes":
-        return case.passes()
-    if way.startswith("peer"):
-        return case.peer()
-    return {"loss_off": case.check()} | case.ours()
+def peak_flops(device: torch.device) -> float:
+    """Return the operations a second of products in bfloat16; not a number if unknown."""
+    if device.type == "cpu":
+        return measured_peak_flops("bfloat16")
+    known = hardware_called(torch.cuda.get_device_name())
+    return math.nan if known is None else known.peak_tflops["bfloat16"] * 1e12
 
 
-def examples_for(folder: Path) -> tuple[str, str]:
-    """Return where the examples are from, and their manifest."""
-    # Without the published vocabulary one is trained, of as many pieces as the text allows.
-    changed = {} if harness.PUBLISHED_MODEL.is_file() else {"vocabulary.vocab_size": 8000}
-    origin, manifests = make_examples(folder, TEXT_BYTES, [512], **changed)
-    return origin, manifests[512]
-
-
-def shown(cases: dict[str, dict[str, Any]]) -> str:
-    """Return the figures with their goals, in Markdown."""
-    rows: list[list[object]] = []
-    for case, figures in cases.items():
-        if "failed" in figures:
-            rows.append([case, figures["failed"], "", "", ""])
+def run(name: str, device: str, until: float, jobs: list[tuple[str, str, tuple[Any, ...]]]) -> Any:
+    """Do ``jobs``, (title, method, arguments), in this process; return what they gave, by title."""
+    deterministic = any(method == "bits" and arguments for _, method, arguments in jobs)
+    case, found = Case(name, device_here("bfloat16", deterministic)), {}
+    assert case.device.type == device
+    for title, method, arguments in jobs:
+        if time.time() > until:
+            found[title] = {"failed": "no time left"}
             continue
-        name, way = case.split(", ")
-        has_goals = name in GOALS and way.startswith("ours")
-        goals = " (goals {:,} and {:,})".format(*GOALS[name]) if has_goals else ""
-        waited = figures.get("data_wait_share")
-        speed = f"{figures['pieces_per_s']:,.0f}{goals}"
-        waiting = "" if waited is None else f"{waited:.2%}"
-        share = f"{figures['share_of_peak']:.3f}"
-        rows.append([case, speed, share, waiting, f"{figures['peak_memory_gb']:.1f}"])
-    head = ["case", "real pieces/s", "share of peak", "waiting for data", "memory, GB"]
-    return harness.table(head, rows)
+        try:
+            found[title] = getattr(case, method)(*(() if method == "bits" else arguments))
+        except Exception as error:  # noqa: BLE001 - the others go on
+            reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            found[title] = {"failed": reason}
+        torch._dynamo.reset()  # noqa: SLF001
+    return found
+
+
+def jobs_of(models: list[str], lengths: list[int], folder: Path) -> list[tuple[str, Any]]:
+    """Return (model, jobs) for each process, what is most wanted first."""
+    first, longest = models[0], max(lengths)
+    agreement = [
+        (f"{first}, agreement, {precision}, {way}", "agreement", (precision, way == "compiled"))
+        for precision in ("float32", "bfloat16")
+        for way in ("eager", "compiled")
+    ]
+    traces = [
+        (
+            f"{first}, profile, {way}",
+            "profiled",
+            (way, longest, folder / f"{way.replace(' ', '-')}.trace.json"),
+        )
+        for way in WAYS[:2]
+    ]
+    groups: list[tuple[str, Any]] = [
+        (first, [(f"{first}, bits", "bits", ()), *agreement]),
+        (first, [(f"{first}, bits, deterministic", "bits", (True,))]),
+        (first, traces),
+        (
+            first,
+            [(f"{first}, fine-tuning, {p}", "finetuning", (p,)) for p in ("float32", "bfloat16")],
+        ),
+    ]
+    for ways in (WAYS[:2], WAYS[2:]):
+        for name in models:
+            speeds = [(f"{name}, {n}, {way}", "speed", (way, n)) for n in lengths for way in ways]
+            groups.append((name, speeds))
+    return groups
+
+
+def page(result: dict[str, Any]) -> str:
+    """Return the figures in Markdown."""
+    found, parts = result["cases"], [f"# Training on {result['hardware']['device']}\n"]
+    parts.append(", ".join(f"{name} {value}" for name, value in result["hardware"].items()))
+    kinds = {
+        "pieces_per_s": "Speed",
+        "again": "Bits",
+        "gradient": "Distance from the CPU",
+        "examples_per_s": "Fine-tuning",
+        "kernels": "An update",
+        "failed": "Not measured",
+    }
+    for mark, title in kinds.items():
+        cases = {case: figures for case, figures in found.items() if mark in figures}
+        if not cases:
+            continue
+        names = [name for name in next(iter(cases.values())) if name != "table"]
+        rows = [
+            [case, *(_shown(figures[name]) for name in names), GOALS.get(case, "")]
+            for case, figures in cases.items()
+        ]
+        heads = ["case", *(name.replace("_", " ") for name in names), "goal: share of peak"]
+        if mark != "pieces_per_s":
+            heads, rows = heads[:-1], [row[:-1] for row in rows]
+        parts.append(f"## {title}\n\n{harness.table(heads, rows)}")
+        tables = [f"```\n{each['table']}\n```" for each in cases.values() if "table" in each]
+        parts += tables
+    return "\n\n".join(parts) + "\n"
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return "" if math.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _sizes(rows: Rows, times: int) -> UpdateSizes:
+    return UpdateSizes.of_lengths(np.tile(rows.lengths, times), times * len(rows.labels))
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def main() -> None:
-    """Measure the cases asked for; print a table and a line of JSON."""
+    """Measure what is asked for; write the JSON file and the page."""
     parser = harness.arguments(__doc__, "gpu_training")
-    parser.add_argument("--models", default="base,large,xxlarge", help=", ".join(MICRO_BATCHES))
-    parser.add_argument("--ways", default=",".join(WAYS), help="which of the cases")
+    known = ",".join(name for name in MICRO_BATCH_PIECES if name != "tiny")
+    parser.add_argument("--models", default=known, help=f"{known},tiny")
+    parser.add_argument("--lengths", default="512,128", help="pieces of a full sequence")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="after which none is begun")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--examples", help="manifest of examples of 512 pieces, if there are any")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.exit(
-            1, "there is no CUDA device here; --device cpu --models tiny shows that it runs\n"
+            1, "torch finds no CUDA device; --device cpu --models tiny shows that it runs\n"
         )
-    device_name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    result: dict[str, Any] = {
-        "hardware": harness.hardware() | {"device": device_name},
-        "cases": {},
-    }
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "a CPU"
+    result: dict[str, Any] = {"hardware": {"device": name} | harness.hardware(), "cases": {}}
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="albert-bench-") as folder:
-        if options.examples:
-            result["text"], manifest = options.examples, options.examples
-        else:
-            result["text"], manifest = examples_for(Path(folder))
-        for name in options.models.split(","):
-            for way in options.ways.split(","):
-                if way == "graph of the passes" and options.device == "cpu":
-                    continue
-                case = (name, way, options.device, manifest)
-                try:
-                    figures = harness.alone(run_case, *case, limit_seconds=CASE_SECONDS)
-                except harness.ContestantError as error:
-                    figures = {"failed": str(error)}
-                result["cases"][f"{name}, {way}"] = figures
-                print(f"{name}, {way}: {figures}", file=sys.stderr, flush=True)
-                options.results.write_text(json.dumps(result, indent=1) + "\n")
-    harness.report(result, shown(result["cases"]), options.results)
+    lengths = [int(length) for length in options.lengths.split(",")]
+    begin, until = time.monotonic(), time.time() + options.seconds
+    for model, jobs in jobs_of(options.models.split(","), lengths, options.results.parent):
+        left = max(1.0, options.seconds - (time.monotonic() - begin))
+        try:
+            found = harness.alone(run, model, options.device, until, jobs, limit_seconds=left + 60)
+        except harness.ContestantError as error:
+            found = {title: {"failed": str(error)} for title, *_ in jobs}
+        result["cases"] |= found
+    options.results.with_suffix(".md").write_text(page(result))
+    harness.report(result, page(result), options.results)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait take no
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.huggingface import hf_config, to_hf_state
@@ -100,24 +101,19 @@ def peer_update(
     optimizer.zero_grad(set_to_none=True)
 
 
-def in_micro_batches(rows: Rows, size: int) -> list[Rows]:
-    """Return ``rows`` in parts of ``size``, in their order."""
-    return list(rows.split([*range(size, len(rows), size), len(rows)]))
-
-
-def full_rows(num_sequences: int, length: int) -> Rows:
-    """Return full sequences of random pieces."""
+def random_rows(lengths: NDArray[np.int64]) -> Rows:
+    """Return sequences of random pieces, of these ``lengths``."""
     draw = np.random.default_rng(0)
-    number = round(length * _PREDICTED_SHARE)
-    positions = [np.sort(draw.permutation(length)[:number]) for _ in range(num_sequences)]
+    numbers = np.maximum(1, np.round(lengths * _PREDICTED_SHARE)).astype(np.int64)
+    positions = [np.sort(draw.permutation(n)[:p]) for n, p in zip(lengths, numbers, strict=True)]
     return Rows(
-        input_ids=draw.integers(5, VOCAB_SIZE, num_sequences * length).astype(np.uint16),
-        lengths=np.full(num_sequences, length),
-        segment_b_starts=np.full(num_sequences, length // 2),
+        input_ids=draw.integers(5, VOCAB_SIZE, lengths.sum()).astype(np.uint16),
+        lengths=lengths,
+        segment_b_starts=lengths // 2,
         positions=np.concatenate(positions).astype(np.uint16),
-        labels=draw.integers(5, VOCAB_SIZE, num_sequences * number).astype(np.uint16),
-        num_predictions=np.full(num_sequences, number),
-        sentence_order_labels=draw.integers(0, 2, num_sequences),
+        labels=draw.integers(5, VOCAB_SIZE, numbers.sum()).astype(np.uint16),
+        num_predictions=numbers,
+        sentence_order_labels=draw.integers(0, 2, len(lengths)),
     )
 
 
@@ -130,7 +126,7 @@ def rows_of(length: int, manifest: str) -> Rows:
     """
     size = MICRO_BATCHES[length]
     if not manifest:
-        return full_rows(size, length)
+        return random_rows(np.full(size, length))
     examples = ExampleShards(manifest, "train")
     lengths, _ = examples.sizes(np.arange(len(examples)))
     middles = (np.arange(2 * size) + 0.5) * len(examples) / (2 * size)
@@ -169,7 +165,8 @@ def their_update(length: int, precision: str, manifest: str = "", how: str = "")
     run = torch.compile(model) if how == "compiled" else model
     optimizer = build_optimizer(model, "lamb", 1e-3, 0.01)
     rows = rows_of(length, manifest)
-    batches = [padded(part) for part in in_micro_batches(rows, MICRO_BATCHES[length])]
+    size = MICRO_BATCHES[length]
+    batches = [padded(part) for part in rows.split([*range(size, len(rows), size), len(rows)])]
 
     def work() -> float:
         peer_update(run, optimizer, batches, len(batches), "cpu", precision == "bfloat16")
