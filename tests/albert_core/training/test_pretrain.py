@@ -81,7 +81,7 @@ def test_more_ranks_than_examples_in_a_batch_are_refused(
     examples: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def nine_ranks() -> Iterator[Ranks]:
+    def nine_ranks(*_: object) -> Iterator[Ranks]:
         yield Ranks(0, 9, torch.device("cpu"))
 
     monkeypatch.setattr(pretraining, "ranks_of_environment", nine_ranks)
