@@ -334,7 +334,7 @@ def jobs_of(models: list[str], lengths: list[int], folder: Path) -> list[tuple[s
 
 def page(result: dict[str, Any]) -> str:
     """Return the figures in Markdown."""
-    found, parts = result["cases"], [f"# Training on {result['hardware']['device']}\n"]
+    found, parts = result["cases"], [f"# Training on {result['hardware']['device']}"]
     parts.append(", ".join(f"{name} {value}" for name, value in result["hardware"].items()))
     kinds = {
         "pieces_per_s": "Speed",
