@@ -105,6 +105,12 @@ def test_a_job_runs_the_flow_in_the_image_without_rights(pool: str) -> None:
 
 
 @both_pools
+def test_a_run_does_not_choose_the_command_of_its_job(pool: str) -> None:
+    container = container_of(rendered(pool, command="touch /tmp/evil"))
+    assert container["args"] == ["prefect", "flow-run", "execute"]
+
+
+@both_pools
 def test_an_evicted_job_has_time_to_save_and_only_prefect_schedules_it_again(pool: str) -> None:
     job = rendered(pool, env=HEARTBEAT)
     assert job["spec"]["backoffLimit"] == 0
