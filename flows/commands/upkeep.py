@@ -46,9 +46,6 @@ def audit(
     max_unknown_share: Annotated[
         float | None, _expected("Largest share of unknown pieces, 0..1.")
     ] = None,
-    max_repeated_share: Annotated[
-        float | None, _expected("Largest share of repeated rows, 0..1.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check example shards, whoever wrote them, against what they should be.

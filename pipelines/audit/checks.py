@@ -43,6 +43,8 @@ ORDER_SLACK, GOOGLE_ORDER_SLACK = 0.03, 0.1
 """Tolerance for differences between the two labels, beyond chance. A text's sentence lengths have a
 trend of their own: up to 0.03 in English novels. The reference cuts the sentence that overshoots,
 from the later segment more often: 0.05."""
+MAX_REPEATED_SHARE = 0.005
+"""Of rows equal to another row, where it isn't known what they were made of."""
 GOOGLE_ROWS = 500
 """Rows of a batch in which the reference's masks, slow to draw, are drawn again."""
 MAX_RUN = 12
@@ -70,8 +72,6 @@ class Expected(Settings):
     seed: int | None = None
     """Of this project's examples: their labels are known from it, too."""
     max_unknown_share: _Share = 0.01
-    max_repeated_share: _Share = 0.005
-    """Limit for rows equal to another row, where it isn't known what they were made of."""
 
     @property
     def lowest_random(self) -> int:
@@ -510,13 +510,12 @@ def _alike(check: str, numbers: Floats, totals: Floats, expected: Expected) -> F
 
 
 def _judge_sets(tally: Tally) -> Iterator[Finding]:
-    expected = tally.expected
     check = "repeated rows"
     for name, hashed in tally.hashes.items():
         hashes = np.concatenate(hashed)
         repeated = len(hashes) - len(np.unique(hashes))
         if name == "rows":
-            yield drawn(check, repeated, len(hashes), 0, expected.max_repeated_share)
+            yield drawn(check, repeated, len(hashes), 0, MAX_REPEATED_SHARE)
         else:
             what = "rows with the document, copy and first sentence of another"
             yield none_of(check, repeated, len(hashes), what)
