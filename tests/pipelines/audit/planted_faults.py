@@ -453,7 +453,7 @@ FAULTS: dict[str, tuple[str, Plant]] = {
     ),
     "unknown pieces": (
         "unknown pieces",
-        each(lambda r: with_piece(r, (r.ids > MASK) & (np.arange(len(r.ids)) % 15 == 0), UNK), 0.5),
+        each(lambda r: with_piece(r, (r.ids > MASK) & (np.arange(len(r.ids)) % 15 == 0), UNK)),
     ),
     "padding inside": ("padding", each(padded_inside, 0.02)),
     "b begins late": ("layout", each(lambda row: replace(row, b_start=row.b_start + 1), 0.05)),

@@ -40,11 +40,11 @@ SETTINGS = ExampleSettings(
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
-    """The manifests of a corpus of 120 documents in two shards and its vocabulary, and where."""
+    """The manifests of a corpus of 64 documents in two shards and its vocabulary, and where."""
     folder = tmp_path_factory.mktemp("audit")
     (folder / "source").mkdir()
-    write_jsonl(folder / "source" / "0.jsonl", range(119))
-    write_jsonl(folder / "source" / "1.jsonl", [119])
+    write_jsonl(folder / "source" / "0.jsonl", range(63))
+    write_jsonl(folder / "source" / "1.jsonl", [63])
     work = str(folder / "work")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ALBERT_WORKERS", "1")
