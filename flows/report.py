@@ -89,6 +89,9 @@ def build_report(recipe_name: str, made: Mapping[str, Manifest], tracking: str) 
             "Pretraining, on held-out documents (95 % interval)": _pretraining_rows(pretrained),
             **_score_groups(scores),
             "Registry": _registry_rows(registered),
+            "Results in the work folder": [
+                (name, f"{m.stage}/{m.key}") for name, m in made.items()
+            ],
         },
         note=_order_note(pretrained.after),
         commands=next_commands(registered, tracking),

@@ -22,6 +22,11 @@ def row(text: str, name: str) -> str:
     return next(line.split(name, 1)[1].strip() for line in text.splitlines() if name in line)
 
 
+def test_the_report_says_where_the_results_are() -> None:
+    for stage in STAGES:
+        assert re.search(rf"^  {stage} +{stage}/[0-9a-f]{{16}}$", report().text(), re.MULTILINE)
+
+
 def test_the_report_has_the_numbers_of_every_stage() -> None:
     accounts = "2,000,000 in = 1,990,000 kept, 10,000 dropped (overflow 10,000)"
     gate = "0.1250 against 0.1000 of version 2: +0.0250 [+0.0050, +0.0450]"
