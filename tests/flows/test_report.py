@@ -24,7 +24,7 @@ def row(text: str, name: str) -> str:
 
 def test_the_report_says_where_the_results_are() -> None:
     for stage in STAGES:
-        assert re.search(rf"^  {stage} +{stage}/[0-9a-f]{{16}}$", report().text(), re.MULTILINE)
+        assert re.search(rf"^  of {stage} +{stage}/[0-9a-f]{{16}}$", report().text(), re.MULTILINE)
 
 
 def test_the_report_has_the_numbers_of_every_stage() -> None:
