@@ -90,7 +90,7 @@ def build_report(recipe_name: str, made: Mapping[str, Manifest], tracking: str) 
             **_score_groups(scores),
             "Registry": _registry_rows(registered),
             "Results in the work folder": [
-                (name, f"{m.stage}/{m.key}") for name, m in made.items()
+                (f"of {name}", f"{m.stage}/{m.key}") for name, m in made.items()
             ],
         },
         note=_order_note(pretrained.after),
