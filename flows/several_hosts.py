@@ -133,7 +133,8 @@ class _Watch:
             said = (run.state and run.state.message) or ""
             _, _, own = said.partition(f" {StageError.__name__}: ")
             if own:
-                raise StageError(f"{run.name} of the training: {own}")
+                # Not because of the interruption here, which would be worth another try.
+                raise StageError(f"{run.name} of the training: {own}") from None
         return lost
 
 

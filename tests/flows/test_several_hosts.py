@@ -13,6 +13,8 @@ from flows import several_hosts
 from flows.several_hosts import ADDRESS, others_joining, own_address
 from flows.stage_process import LAUNCHER, InterruptedStageError, distributed_argv
 
+SAID = "Flow run encountered an exception:"
+"""How Prefect begins the message of a failed run."""
 STAGE = ["python", "-m", "albert_core.training.pretrain", "--examples=e"]
 
 
@@ -80,7 +82,7 @@ def test_the_own_error_of_a_rank_on_another_host_is_the_error_of_the_stage(
 
     def runs(*_: Any) -> list[FlowRun]:
         host, error = next(told)
-        state = asyncio.run(exception_to_failed_state(error))
+        state = asyncio.run(exception_to_failed_state(error, message=SAID))
         found.append(FlowRun(flow_id=uuid4(), name=f"host {host}", state=state))
         return found
 

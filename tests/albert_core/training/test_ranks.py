@@ -179,6 +179,7 @@ def test_a_rank_on_a_gpu_names_it_and_says_how_long_it_waits(
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "H200")
     monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
     monkeypatch.setattr(dist, "init_process_group", init_process_group)
     monkeypatch.setattr(devices, "_end_with_the_launcher", lambda: None)

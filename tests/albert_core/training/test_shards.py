@@ -291,7 +291,7 @@ def test_a_corrupt_shard_is_refused(tmp_path: Path) -> None:
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(IntegrityError, match=r"train-00001.arrow has sha256 .*it changed after"):
+    with pytest.raises(IntegrityError, match=r"train-00001.arrow changed after it was written"):
         ExampleShards(str(uri), "train")
 
 
