@@ -289,6 +289,9 @@ class OwnTaskSettings(Settings, use_attribute_docstrings=True):
     """one, or a pair's two"""
     label_column: str = Field("label", min_length=1)
     """of a label or a number"""
+    cluster_column: str = ""
+    """of what rows of dev share that are alike, such as their document or author, by which
+    intervals are made; empty: all rows are independent"""
     kind: Literal["classification", "regression"] = "classification"
     labels: list[str] = Field([])
     """in order, as the files write them; empty: those found in train"""

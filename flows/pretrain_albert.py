@@ -1,17 +1,23 @@
 """Start here: the whole way, from raw text to a registered ALBERT, in one flow."""
 
-from prefect import flow
+from dataclasses import replace
+
+from prefect import flow, get_run_logger
 
 from albert_core.stage.environment import shown_tracking_uri
 from albert_core.stage.lineage import model_folder_of
 from albert_core.stage.manifest import read_manifest
+from albert_core.text.seeds import derive_seed
 from flows.evaluate_albert import TASK_RUNNER, evaluate, task_folder_of
 from flows.flow_run import FLOW_OPTIONS, show_report, start_run
 from flows.recipe import RecipeRun
 from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, RecipeName, with_form
 from flows.refresh_corpus import clean_corpus, make_examples, refresh_in_its_pool, train_vocab
 from flows.report import build_report
-from flows.stage_task import find_stage, run_stage, stage_task
+from flows.stage_task import find_stage, in_flow_run, run_stage, stage_task
+
+_SEEDS = 1_000_000
+"""So many are there to draw from: tables show them."""
 
 
 @flow(name="pretrain-albert", task_runner=TASK_RUNNER, **FLOW_OPTIONS)
@@ -40,11 +46,14 @@ def pretrain_albert(
     """
     overrides = with_form(settings, overrides)
     run = start_run(recipe, source, work, overrides)
+    if run.recipe.evaluation.num_seeds == 1:
+        tell_power(run)
     refresh_in_its_pool(run, recipe, source, overrides, work)
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus)
     examples = make_examples(run, corpus, vocab)
     task_folder = folder_of_tasks(run, examples, corpus)
+    tell_power(run, task_folder)
     pretraining = pretrain(run, examples, task_folder)
     scores = evaluate(run, model_folder_of(pretraining), task_folder)
     registration = compare_and_register(run, pretraining, scores, task_folder)
@@ -86,17 +95,52 @@ def folder_of_tasks(run: RecipeRun, examples: str, corpus: str) -> str:
     return task_folder_of(make_task(run, examples, corpus))
 
 
+def tell_power(run: RecipeRun, task_folder: str | None = None) -> None:
+    """Log which gain the gate can find, before the model that it decides about is trained.
+
+    Args:
+        run: its recipe names tasks and seeds.
+        task_folder: as of `evaluate`; None: it is not known yet.
+    """
+    if not in_flow_run():  # where nothing is made, but what was made is found
+        return
+    from albert_core.registry.gate import power
+    from albert_core.tasks.catalogue import dev_clusters
+
+    evaluation, confidence = run.recipe.evaluation, run.recipe.registry.confidence
+    clusters = {}
+    if task_folder is not None:
+        clusters = dev_clusters(task_folder, evaluation.own_tasks, evaluation.tasks)
+    if clusters or evaluation.num_seeds == 1:
+        get_run_logger().info("gate: %s", power(evaluation.num_seeds, clusters, confidence))
+
+
 def compare_and_register(run: RecipeRun, pretraining: str, scores: str, task_folder: str) -> str:
     """Register the model, after scoring the champion on the same tasks; return the manifest.
 
-    A model that was registered before is not compared again, so the champion needs no scores.
+    The champion is fine-tuned with seeds that it never had: those by which it became champion were
+    lucky ones more often than not. A model that was registered before is not compared again, so the
+    champion needs no scores.
     """
     done = find_stage("albert_core.registry.register", run, pretraining=pretraining, scores=scores)
     if done is not None:
         return done
     champion = champion_to_beat(run, pretraining)
-    champion_scores = evaluate(run, champion, task_folder) if champion else ""
+    champion_scores = ""
+    if champion:
+        afresh = with_other_seeds(run, read_manifest(pretraining).key)
+        champion_scores = evaluate(afresh, champion, task_folder)
     return register(run, pretraining, scores, champion_scores)
+
+
+def with_other_seeds(run: RecipeRun, name: str) -> RecipeRun:
+    """Return the run with fine-tuning seeds of its own for each ``name``."""
+    evaluation = run.recipe.evaluation
+    seed = derive_seed(evaluation.seed, "champion", name) % _SEEDS
+    recipe = run.recipe.model_copy(
+        update={"evaluation": evaluation.model_copy(update={"seed": seed})}
+    )
+    return replace(run, recipe=recipe)
 
 
 @stage_task("champion")

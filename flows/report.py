@@ -264,10 +264,10 @@ def _score_groups(scores: results.ScoresResult) -> dict[str, list[Row]]:
 def _downstream_rows(tasks: Mapping[str, results.TaskScoresResult]) -> Iterator[Row]:
     for task, found in tasks.items():
         for number, (metric, scores) in enumerate(found.metrics.items()):
-            low, high = scores.interval
-            score = str(results.Estimate(value=scores.median, low=low, high=high))
-            constant = scores.constant_answer
-            if constant is not None and low <= constant <= high:
+            score, constant = str(scores.median), scores.constant_answer
+            if constant is not None and not (
+                scores.median.is_above(constant) or scores.median.is_below(constant)
+            ):
                 score += f"; the interval holds {constant:.3g}, so no better than chance"
             yield f"{task}, {metric}", score
             if number == 0 and constant is not None:

@@ -119,10 +119,13 @@ RESULTS: dict[str, Settings] = {
         kind="classification",
         seed=1,
         metric="matthews",
-        score=0.125,
-        interval=(0.0625, 0.1875),
-        scores={"matthews": 0.125, "accuracy": 0.5625},
-        intervals={"matthews": (0.0625, 0.1875), "accuracy": (0.5, 0.625)},
+        scores={
+            "matthews": Estimate(value=0.125, low=0.0625, high=0.1875),
+            "accuracy": Estimate(value=0.5625, low=0.5, high=0.625),
+        },
+        jackknife="jackknife.arrow",
+        num_clusters=1000,
+        num_choices=3,
         other_scores={},
         constant_scores={"matthews": 0.0, "accuracy": 0.5},
         found={"dev": {}},
@@ -147,8 +150,7 @@ RESULTS: dict[str, Settings] = {
                 dev_overlap=None,
                 metrics={
                     "matthews": MetricResult(
-                        median=0.125,
-                        interval=(0.0625, 0.1875),
+                        median=Estimate(value=0.125, low=0.0625, high=0.1875),
                         by_seed={"1": 0.1, "2": 0.125, "3": 0.2},
                         worst_seed=1,
                         constant_answer=0.0,

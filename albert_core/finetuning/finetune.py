@@ -9,6 +9,8 @@ from albert_core.tasks.catalogue import TaskFiles, find_task, predicted_with
 from albert_core.training.preemption import ending_when_told_to
 
 STAGE = "finetuning"
+_PLACES = {"train", "dev", "test"}
+"""Settings of an own task that name files, whose content counts wherever they are."""
 
 
 def run(
@@ -77,7 +79,12 @@ def _plan(
     }
     plan = StagePlan(
         stage=STAGE,
-        settings={"finetuning": finetuning.of_task(task), "task": task, "seed": int(seed)},
+        settings={
+            "finetuning": finetuning.of_task(task),
+            "task": task,
+            "seed": int(seed),
+            **({"own_task": files.own.model_dump(exclude=_PLACES)} if files.own else {}),
+        },
         inputs={
             "model": model_digest(model_folder),
             **files.digests(),

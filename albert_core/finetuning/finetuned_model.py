@@ -233,6 +233,7 @@ def _examples(task: Task, rows: Sequence[Row]) -> Examples:
             ids=ids,
             paragraphs=_texts(rows, "context"),
             paragraph_of=np.arange(len(rows)),
+            clusters=np.arange(len(rows)),
             questions=_texts(rows, "question"),
             answers=[()] * len(rows),
             is_labelled=False,

@@ -6,7 +6,7 @@ was killed ends as it would have.
 U units (see `tasks.problem`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,10 +32,10 @@ class Best:
 
     step: int = 0
     score: float = -np.inf
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    """Those of encoder and head, on the CPU."""
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    """The weights of encoder and head, on the CPU; or the outputs for dev."""
     num_worse: int = 0
-    """Evaluations since then, none of which was better."""
+    """Evaluations since then, none of which was better; of a half they are not counted."""
 
 
 class Finetuner:
@@ -72,6 +72,10 @@ class Finetuner:
         self.step = 0
         """Updates done."""
         self.best = Best()
+        """By the score on all of dev, with weights."""
+        self.best_of_halves = [Best(), Best()]
+        """By the score on either half of dev, with the outputs for all of it."""
+        self.num_evaluations = 0
 
     @property
     def is_done(self) -> bool:
@@ -127,40 +131,60 @@ class Finetuner:
         with products_in(self.settings.precision, self.device):
             return outputs_of(self.encoder, self.head, inputs, self.device, pieces)
 
-    def note_score(self, score: float) -> None:
-        """Take note of dev's key score with the current weights."""
+    def note_scores(
+        self, score: float, of_halves: Sequence[float], outputs: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Take note of dev's key score, and of its halves', with the current weights.
+
+        Args:
+            score: on all of dev.
+            of_halves: on each of its two halves.
+            outputs: of the head, for all of dev.
+        """
+        self.num_evaluations += 1
+        self.best.num_worse += 1
         if score > self.best.score:
             weights = {
                 name: value.detach().to("cpu", copy=True)
                 for name, value in self.model.state_dict().items()
             }
             self.best = Best(self.step, score, weights)
-        else:
-            self.best.num_worse += 1
+        for half, found in enumerate(of_halves):
+            if found > self.best_of_halves[half].score:
+                tensors = {name: torch.from_numpy(values) for name, values in outputs.items()}
+                self.best_of_halves[half] = Best(self.step, found, tensors)
 
     def take_best(self) -> None:
         """Restore the weights with the best score."""
-        self.model.load_state_dict(self.best.weights)
+        self.model.load_state_dict(self.best.tensors)
 
     def tensors(self) -> dict[str, Any]:
         """Return the tensors of a checkpoint."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "best": self.best.weights,
+            "best": [best.tensors for best in self._all_best],
         }
 
     def numbers(self) -> dict[str, Any]:
         """Return the JSON values of a checkpoint."""
-        best = {name: getattr(self.best, name) for name in ("step", "score", "num_worse")}
-        return {"step": self.step, "best": best}
+        names = ("step", "score", "num_worse")
+        best = [{name: getattr(each, name) for name in names} for each in self._all_best]
+        return {"step": self.step, "num_evaluations": self.num_evaluations, "best": best}
 
     def restore(self, tensors: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
         """Restore the state from which `tensors` and `numbers` were taken."""
         self.model.load_state_dict(tensors["model"])
         self.optimizer.load_state_dict(tensors["optimizer"])
-        self.step = numbers["step"]
-        self.best = Best(weights=tensors["best"], **numbers["best"])
+        self.step, self.num_evaluations = numbers["step"], numbers["num_evaluations"]
+        self.best, *self.best_of_halves = (
+            Best(tensors=found, **about)
+            for found, about in zip(tensors["best"], numbers["best"], strict=True)
+        )
+
+    @property
+    def _all_best(self) -> list[Best]:
+        return [self.best, *self.best_of_halves]
 
 
 def with_dropout(encoder: AlbertModel, dropout_prob: float) -> AlbertModel:

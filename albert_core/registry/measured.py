@@ -1,15 +1,18 @@
 """What the gate compares: computed from fine-tunings, kept with a version and read back from it."""
 
+import math
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 import pyarrow as pa
 from mlflow import MlflowClient
 
-from albert_core.conversion.model_files import model_digest, read_task
-from albert_core.metrics import Floats, jackknife
+from albert_core.conversion.model_files import model_digest
+from albert_core.intervals import CLUSTER_SHARE
 from albert_core.registry.gate import Measured
 from albert_core.registry.versions import RegisteredVersion, fetch
 from albert_core.stage import storage
@@ -19,9 +22,8 @@ from albert_core.stage.manifest import Manifest, digest_of, read_manifest
 from albert_core.stage.results import FinetuningResult
 from albert_core.text.arrow_files import read_arrow, write_arrow
 
-_FILE = "evaluation.arrow"
+_FILE = "measured.arrow"
 """Among the files of a version: a row for each task, as in `Measured`."""
-_DEV = "dev"
 
 
 def read_scores(scores: str, digest: str) -> dict[str, Measured]:
@@ -67,17 +69,22 @@ def measure(finetunings: Mapping[str, Manifest], data_of: Mapping[str, str]) -> 
         data_of: by the task's name, a digest of what makes its scores comparable.
 
     Raises:
-        IntegrityError: the predictions are missing.
+        IntegrityError: a file is missing.
+        RegistryError: a score is not a number.
     """
     by_seed = sorted(finetunings.items(), key=lambda run: run[1].settings["seed"])
-    runs = [_measure_run(uri, manifest.result_as(FinetuningResult)) for uri, manifest in by_seed]
-    measured = {}
-    for task in sorted({task for task, _, _ in runs}):
-        scores, values = zip(
-            *((score, each) for of, score, each in runs if of == task), strict=True
+    runs: dict[str, list[Measured]] = {}
+    for uri, manifest in by_seed:
+        result = manifest.result_as(FinetuningResult)
+        runs.setdefault(result.task, []).append(_measure_run(uri, result, data_of[result.task]))
+    return {
+        task: replace(
+            of_task[0],
+            scores=tuple(each.score for each in of_task),
+            without=np.mean([each.without for each in of_task], axis=0),
         )
-        measured[task] = Measured(data_of[task], scores, np.mean(values, axis=0))
-    return measured
+        for task, of_task in sorted(runs.items())
+    }
 
 
 def write_measured(measured: Mapping[str, Measured], folder: Path) -> None:
@@ -89,7 +96,9 @@ def write_measured(measured: Mapping[str, Measured], folder: Path) -> None:
             "task": pa.array(list(measured), pa.string()),
             "data": pa.array([task.data for task in each], pa.string()),
             "scores": pa.array([task.scores for task in each], numbers),
-            "values": pa.array([task.values for task in each], numbers),
+            "without": pa.array([task.without for task in each], numbers),
+            "shares": pa.array([task.shares for task in each], numbers),
+            "constant": pa.array([task.constant for task in each], pa.float64()),
         }
     )
     write_arrow(table, str(folder / _FILE), compression="zstd")
@@ -104,26 +113,34 @@ def read_measured(client: MlflowClient, version: RegisteredVersion) -> dict[str,
     with tempfile.TemporaryDirectory() as scratch:
         path = fetch(client, version, _FILE, scratch)
         return {
-            row["task"]: Measured(row["data"], tuple(row["scores"]), np.array(row["values"]))
+            row["task"]: Measured(
+                data=row["data"],
+                scores=tuple(row["scores"]),
+                without=np.array(row["without"]),
+                shares=np.array(row["shares"]),
+                constant=row["constant"],
+            )
             for row in (read_arrow(str(path)).to_pylist() if path else ())
         }
 
 
-def _measure_run(uri: str, result: FinetuningResult) -> tuple[str, float, Floats]:
-    """Return a fine-tuning's task, what it counts in the paper's average, and its values.
+def _measure_run(uri: str, result: FinetuningResult, data: str) -> Measured:
+    """Return how one fine-tuning does in what counts in the paper's average.
 
-    The score is the mean of F1 and exact match for SQuAD, else the key metric. The values are
-    those of the jackknife.
+    That is the mean of F1 and exact match for SQuAD, else the key metric.
     """
-    folder = uri.rpartition("/")[0]
-    predictions = read_arrow(storage.join(folder, result.predictions[_DEV]))
-    if result.kind == "spans":
-        values = (predictions["f1"].to_numpy() + predictions["exact_match"].to_numpy()) / 2
-        return result.task, float(values.mean()), values
-    columns = [predictions[name].to_pylist() for name in ("target", "prediction")]
-    if result.kind != "regression":
-        labels = read_task(storage.join(folder, result.model_folder))["task"]["labels"]
-        names = list(labels) or sorted({*columns[0], *columns[1]})
-        columns = [[names.index(name) for name in column] for column in columns]
-    targets, predicted = (np.array(column) for column in columns)
-    return result.task, *jackknife(result.metric, targets, predicted)
+    names = list(result.scores)[: 2 if result.kind == "spans" else 1]
+    score = mean(result.scores[name].value for name in names)
+    if not math.isfinite(score):
+        raise RegistryError(
+            f"{uri}: {', '.join(names)} on {result.task} is {score}, expected a number. A model "
+            "that answers so is not registered; fine-tune again with a lower learning rate."
+        )
+    table = read_arrow(storage.join(uri.rpartition("/")[0], result.jackknife))
+    return Measured(
+        data=data,
+        scores=(score,),
+        without=np.mean([table[name].to_numpy() for name in names], axis=0),
+        shares=table[CLUSTER_SHARE].to_numpy(),
+        constant=mean(result.constant_scores[name] for name in names),
+    )

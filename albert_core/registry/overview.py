@@ -18,6 +18,7 @@ from albert_core.registry.champion import PREVIOUS, make_champion, promotion_loc
 from albert_core.registry.registration import (
     DECISION_TAG,
     FAULT,
+    MOVED_TAG,
     RIGHT,
     THREADS_TAG,
     has_lock,
@@ -34,8 +35,6 @@ from albert_core.registry.versions import (
 )
 from albert_core.stage.errors import RegistryError
 
-MOVED_TAG = "champion_by_hand"
-"""Why and when a person made a version champion."""
 ROLLING_BACK_TAG = "rolling_back_to"
 """Of the registered model: the version that a roll-back makes champion, until it is done."""
 _WORD_TABLE_FILE = "code/albert_core/contract/word_table.py"
@@ -86,7 +85,7 @@ def explain_version(name: str, number: str, work: str) -> str:
         lines.append(
             f"  {task['task']:<12} {task['candidate']:.4f} against {task['champion']:.4f} of "
             f"version {against}: {task['difference']:+.4f} [{task['low']:+.4f}, "
-            f"{task['high']:+.4f}], {task['num_examples']:,} examples{fell}"
+            f"{task['high']:+.4f}]{fell}"
         )
     with open_registry(work) as client:
         if fault := _fault_of(client, version):

@@ -34,7 +34,7 @@ from albert_core.registry.champion import (
     promotion_lock,
 )
 from albert_core.registry.description import HELD_OUT, describe_model, describe_version, made_of
-from albert_core.registry.gate import Decision, Measured, gate
+from albert_core.registry.gate import ByTask, Decision, first_gate, gate
 from albert_core.registry.measured import read_measured, read_scores, write_measured
 from albert_core.registry.versions import (
     CHAMPION,
@@ -47,6 +47,7 @@ from albert_core.registry.versions import (
     open_registry,
     suppress_absent,
     version_with,
+    versions_of,
     write_lineage,
 )
 from albert_core.stage.environment import TRACKING_URI, tracking_uri
@@ -73,6 +74,8 @@ DECISION_TAG = "decision"
 _VERDICT_TAG, _AGAINST_TAG = f"{DECISION_TAG}.verdict", f"{DECISION_TAG}.against"
 SHA256 = "sha256"
 """In the configuration of what MLflow serves: the digest of each file of the model, by its name."""
+MOVED_TAG = "champion_by_hand"
+"""Why and when a person made a version champion."""
 THREADS_TAG, RIGHT = "threads", "right"
 """The tag of a version whose code was looked at when it was registered, and is `RIGHT`."""
 FAULT = "answers wrongly where a server asks it from several threads"
@@ -110,8 +113,7 @@ class Candidate:
     """Manifest of the stage that made it."""
     output: Output
     """The model."""
-    measured: Mapping[str, Measured]
-    """By the tasks' names."""
+    measured: ByTask
     over_seeds: bool
     """See `gate`."""
     lineage: Lineage
@@ -245,26 +247,33 @@ def _compared(
         # If somebody deleted the champion, the one before it still counts.
         against = champion or version_with(client, candidate.name, PREVIOUS)
         if against is None:
-            score = "" if candidate.score is None else f": its score is {candidate.score:.4f}"
-            decision = Decision("first", f"the first champion{score}")
+            decision = first_gate(settings, candidate.measured, candidate.over_seeds)
         else:
             theirs = _champion_measured(client, against, champion_scores)
-            decision = gate(settings, candidate.measured, theirs, candidate.over_seeds)
+            earlier = list(_earlier_champions(client, against))
+            decision = gate(settings, candidate.measured, theirs, candidate.over_seeds, earlier)
         now = champion_of(client, candidate.name)
         if (now and now.version) == (champion and champion.version):
             return decision, against.version if against else ""
         # It took so long that another process took its turn.
 
 
-def _champion_measured(
-    client: MlflowClient, champion: RegisteredVersion, scores: str
-) -> Mapping[str, Measured]:
+def _champion_measured(client: MlflowClient, champion: RegisteredVersion, scores: str) -> ByTask:
     if scores:
         try:
             return read_scores(scores, champion.tags.get(DIGEST_TAG, ""))
         except RegistryError as error:
             log.warning("%s: the champion changed meanwhile: %s", REGISTRATION, error)
     return read_measured(client, champion)
+
+
+def _earlier_champions(client: MlflowClient, champion: RegisteredVersion) -> Iterator[ByTask]:
+    """Yield how each version did that was champion and is not ``champion``."""
+    for version in versions_of(client, champion.name):
+        was_champion = version.tags.get(_VERDICT_TAG) in ("first", "promoted")
+        was_champion |= MOVED_TAG in version.tags
+        if was_champion and version.version != champion.version:
+            yield read_measured(client, version)
 
 
 def decision_tags(decision: Decision, against: str) -> dict[str, str]:

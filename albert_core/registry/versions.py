@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -110,6 +111,12 @@ def numbered_version(client: MlflowClient, name: str, number: str) -> Registered
 def champion_of(client: MlflowClient, name: str) -> RegisteredVersion | None:
     """Return the version of ``name`` that is champion, or None."""
     return version_with(client, name, CHAMPION)
+
+
+def versions_of(client: MlflowClient, name: str) -> list[RegisteredVersion]:
+    """Return all versions of ``name``, without their aliases."""
+    search = partial(client.search_model_versions, f"name = '{name}'")
+    return [_described(version, {}) for version in _every(search)]
 
 
 def find_version(client: MlflowClient, name: str, key: str) -> RegisteredVersion | None:

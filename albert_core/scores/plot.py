@@ -57,7 +57,7 @@ def draw(table: ScoreTable) -> Figure:
     ]
     figure = Figure((_WIDTH, _MARGINS + _TASK_HEIGHT * len(lines)), layout="constrained")
     axes = figure.subplots()
-    ends = [end for _, key in lines for end in (key.low, *key.by_seed.values())]
+    ends = [end for _, key in lines for end in (*_ends(key), *key.by_seed.values())]
     lowest = min(0, _GRID * int(100 * min(ends) // _GRID))
     axes.set(xlim=(lowest, 100), ylim=(len(lines) - 0.4, -0.6))
     axes.set_xticks(range(lowest, 101, _GRID))
@@ -89,6 +89,12 @@ def draw(table: ScoreTable) -> Figure:
     return figure
 
 
+def _ends(key: MetricSummary) -> list[float]:
+    """Return the ends of the interval; without one, the score itself."""
+    ends = (key.median.low, key.median.high)
+    return [key.median.value if end is None else end for end in ends]
+
+
 def _draw_line(axes: Axes, place: int, key: MetricSummary) -> None:
     is_unproven = key.beats_baseline is False
     colour = COLOURS["unproven" if is_unproven else "model"]
@@ -97,9 +103,9 @@ def _draw_line(axes: Axes, place: int, key: MetricSummary) -> None:
         axes.barh(place, constant, 0.34, color=COLOURS["constant"], label="best constant answer")
     label = "median run, 95 % interval" if key.by_seed else "pretrained, 95 % interval"
     axes.errorbar(
-        100 * key.median,
+        100 * key.median.value,
         place,
-        xerr=[[100 * max(key.median - key.low, 0)], [100 * max(key.high - key.median, 0)]],
+        xerr=[[100 * abs(key.median.value - end)] for end in _ends(key)],
         fmt="o",
         color=colour,
         ms=8,
@@ -114,5 +120,5 @@ def _draw_line(axes: Axes, place: int, key: MetricSummary) -> None:
             values, lanes, "o", color=colour, ms=4.5, alpha=0.45, mec="none", zorder=2,
             label="every seed",
         )  # fmt: skip
-    said = f"{percent(key.median)}  {metric_name(key.name)}"
+    said = f"{percent(key.median.value)}  {metric_name(key.name)}"
     axes.text(1.02, place, said, va="center", transform=axes.get_yaxis_transform())

@@ -80,11 +80,9 @@ class MetricSummary:
     """One metric of a task over the seeds."""
 
     name: str
-    median: float
-    """The score of the middle run, the worse one if two are in the middle."""
-    low: float
-    """Low end of the median run's 95 % interval, which is over dev's examples, not over seeds."""
-    high: float
+    median: Estimate
+    """The score of the middle run, the worse one if two are in the middle; its interval is over
+    dev's examples, not over seeds."""
     by_seed: Mapping[int, float]
     """Seed -> score; the worst first. Empty if nothing was trained for it."""
     baseline: float | None
@@ -98,9 +96,7 @@ class MetricSummary:
         middle, run = ranked[(len(ranked) - 1) // 2]
         return cls(
             name=name,
-            median=middle.value,
-            low=middle.low,
-            high=middle.high,
+            median=middle,
             by_seed={run.seed: estimate.value for estimate, run in ranked},
             baseline=run.constant_scores.get(name),
         )
@@ -110,9 +106,7 @@ class MetricSummary:
         """Return the summary of a score on minimal pairs."""
         return cls(
             name="accuracy",
-            median=score.accuracy.value,
-            low=score.accuracy.low,
-            high=score.accuracy.high,
+            median=score.accuracy,
             by_seed={},
             baseline=PairScore.CHANCE,
         )
@@ -128,7 +122,7 @@ class MetricSummary:
         if self.baseline is None:
             return None
         is_error = self.name in LOWER_IS_BETTER
-        return self.high < self.baseline if is_error else self.low > self.baseline
+        return (self.median.is_below if is_error else self.median.is_above)(self.baseline)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +153,7 @@ class TaskScores:
     def paper_score(self) -> float:
         """What the task counts in the paper's Avg: (F1 + EM) / 2 of SQuAD, else the key metric."""
         counted = self.metrics[: 2 if self.kind == "spans" else 1]
-        return mean(metric.median for metric in counted)
+        return mean(metric.median.value for metric in counted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,10 +226,7 @@ def estimates_of(run: FinetuningResult) -> dict[str, Estimate]:
 
     Those on another labelled set are called "<metric> of <set>".
     """
-    found = {}
-    for name in dict.fromkeys((run.metric, *run.scores)):
-        low, high = run.intervals[name]
-        found[name] = Estimate(value=run.scores[name], low=low, high=high)
+    found = dict(run.scores)
     for part, estimates in run.other_scores.items():
         for name, estimate in estimates.items():
             found[f"{name} of {part.removesuffix('.dev')}"] = estimate
@@ -276,11 +267,12 @@ METRIC_NAMES = {
 }
 """Short names; any other metric goes by its own."""
 LEGEND = (
-    "Scores are per cent, except errors, on dev, of the best evaluation of each run, as in the "
-    "paper. Over seeds: the median run with the 95 % interval that its examples give; the range "
-    "from the worst to the best seed, and which was the worst. Constant: what the best constant "
-    "answer gets; ! where the interval is not clear of it. Overlap: the share of dev that is also "
-    "in the pretraining corpus."
+    "Scores are per cent, except errors, on dev. Each half of dev is scored by the evaluation that "
+    "is the best on the other half; published scores are those of the best on all of it, which is "
+    "a little more. Over seeds: the median run with the 95 % interval that its examples give; the "
+    "range from the worst to the best seed, and which was the worst. Constant: what the best "
+    "constant answer gets; ! where the interval is not clear of it. Overlap: the share of dev that "
+    "is also in the pretraining corpus."
 )
 PAIRS_LEGEND = (
     "Minimal pairs: per cent of the pairs whose acceptable sentence the pretrained model finds "
@@ -398,7 +390,7 @@ def score_cell(scores: TaskScores) -> str:
     """Return a task's score as GLUE's table or the paper's has it: two metrics for some tasks."""
     second = _SECOND_METRICS.get(scores.task)
     shown = [metric for metric in scores.metrics if metric is scores.key or metric.name == second]
-    return "/".join(percent(metric.median) for metric in shown)
+    return "/".join(percent(metric.median.value) for metric in shown)
 
 
 def notes(table: ScoreTable) -> list[str]:
@@ -441,8 +433,8 @@ def _pair_row(title: str, phenomenon: str, score: PairScore) -> tuple[str, ...]:
     return (
         title,
         phenomenon.replace("_", " "),
-        percent(summary.median),
-        f"[{percent(summary.low)}, {percent(summary.high)}]",
+        percent(summary.median.value),
+        summary.median.interval(percent),
         _constant(summary),
         f"{score.num_pairs:,}",
     )
@@ -466,8 +458,8 @@ def _detail_row(scores: TaskScores, metric: MetricSummary, is_key: bool) -> tupl
     return (
         scores.title if is_key else "",
         metric_name(metric.name),
-        shown(metric.median),
-        f"[{shown(metric.low)}, {shown(metric.high)}]",
+        shown(metric.median.value),
+        metric.median.interval(shown),
         str(scores.num_seeds) if is_key else "",
         spread,
         worst,

@@ -259,7 +259,6 @@ def _task_result(scores: TaskScores) -> TaskScoresResult:
         metrics={
             metric.name: MetricResult(
                 median=metric.median,
-                interval=(metric.low, metric.high),
                 by_seed={str(seed): score for seed, score in sorted(metric.by_seed.items())},
                 worst_seed=metric.worst_seed,
                 constant_answer=metric.baseline,
@@ -270,7 +269,7 @@ def _task_result(scores: TaskScores) -> TaskScoresResult:
 
 
 def _medians(scores: TaskScores) -> dict[str, float]:
-    return {metric.name: metric.median for metric in scores.metrics}
+    return {metric.name: metric.median.value for metric in scores.metrics}
 
 
 def _provenance(made: Iterable[Manifest]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 `Manifest.result_as` reads them, strictly: a field that is absent or unknown is an error.
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -19,12 +20,26 @@ class Estimate(Settings):
     """A number measured on a sample, and its 95 % interval."""
 
     value: float
-    low: float = Field(description="lower end of the 95 % interval")
-    high: float = Field(description="upper end of the 95 % interval")
+    low: float | None = Field(description="of the 95 % interval; None: too little data for one")
+    high: float | None = Field(description="likewise")
+
+    def is_above(self, other: float) -> bool:
+        """Whether the whole interval is above ``other``; False without an interval."""
+        return self.low is not None and self.low > other
+
+    def is_below(self, other: float) -> bool:
+        """Whether the whole interval is below ``other``; False without an interval."""
+        return self.high is not None and self.high < other
+
+    def interval(self, shown: Callable[[float], str]) -> str:
+        """Return the interval with its ends as ``shown`` writes them."""
+        if self.low is None or self.high is None:
+            return "no interval"
+        return f"[{shown(self.low)}, {shown(self.high)}]"
 
     def __str__(self) -> str:
         """Format as in the progress lines: value [low, high]; what rounds to 0 has no sign."""
-        return f"{self.value:z.3f} [{self.low:z.3f}, {self.high:z.3f}]"
+        return f"{self.value:z.3f} {self.interval(lambda end: f'{end:z.3f}')}"
 
 
 class Machine(Settings):
@@ -202,10 +217,18 @@ class FinetuningResult(ModelResult):
     kind: str = Field(description="classification, regression, choice or spans")
     seed: int
     metric: str = Field(description="the key metric, which picks the best step")
-    score: float = Field(description="key metric on dev")
-    interval: tuple[float, float] = Field(description="95 % interval of the score")
-    scores: dict[str, float] = Field(description="metric -> score on dev")
-    intervals: dict[str, tuple[float, float]] = Field(description="metric -> 95 % interval")
+    scores: dict[str, Estimate] = Field(
+        description="metric -> score on dev, of each half by what was chosen on the other; the "
+        "key metric first"
+    )
+    jackknife: str = Field(
+        description="file, relative: these scores without each cluster of dev's examples, and the "
+        "cluster's share of the examples"
+    )
+    num_clusters: int = Field(
+        description="clusters of dev's examples that resemble each other, such as articles"
+    )
+    num_choices: int = Field(description="evaluations of which the best one was chosen")
     other_scores: dict[str, dict[str, Estimate]] = Field(
         description="other labelled set -> metric -> score"
     )
@@ -213,7 +236,7 @@ class FinetuningResult(ModelResult):
         description="metric -> score of the best constant answer on dev"
     )
     found: dict[str, dict[str, Any]] = Field(
-        description="set -> further numbers of its scoring, such as a threshold"
+        description="set -> further numbers of its scoring by the kept weights, such as a threshold"
     )
     hyperparameters: dict[str, Any] = Field(description="those used, resolved for the task")
     best_step: int = Field(description="the update whose weights were kept")
@@ -235,7 +258,7 @@ class PairScore(Settings):
     @property
     def is_above_chance(self) -> bool:
         """Whether the whole interval is."""
-        return self.accuracy.low > self.CHANCE
+        return self.accuracy.is_above(self.CHANCE)
 
 
 class PairSetScores(PairScore):
@@ -254,8 +277,7 @@ class ZeroShotResult(Settings):
 class MetricResult(Settings):
     """One metric of a task over the seeds."""
 
-    median: float = Field(description="score of the middle seed")
-    interval: tuple[float, float] = Field(description="95 % interval of the median")
+    median: Estimate = Field(description="score of the middle seed")
     by_seed: dict[str, float]
     worst_seed: int
     constant_answer: float | None = Field(description="score of the best constant answer")
@@ -301,9 +323,11 @@ class TaskDifference(Settings):
         description="one-sided lower bound of the true difference, with the confidence asked for"
     )
     high: float = Field(description="one-sided upper bound, likewise")
-    num_examples: int = Field(description="examples in dev")
+    num_clusters: int = Field(description="independent clusters of examples in dev")
+    best: float = Field(description="the highest score of a champion, this or an earlier one")
     fell: bool = Field(
-        description="whether it fell by more than the margin, and by more than chance explains"
+        description="whether it is below a champion, this or an earlier one, by more than the "
+        "margin, and by more than chance explains"
     )
 
 

@@ -179,6 +179,7 @@ def generated_tasks(task_folder: str) -> list[OwnTaskSettings]:
             dev=uris[1],
             text_columns=["text"],
             label_column="source",
+            cluster_column="document",
         )
     ]
 
@@ -191,6 +192,29 @@ def own_files(settings: OwnTaskSettings) -> TaskFiles:
     """
     uris: dict[Split, str] = {"train": settings.train, "dev": settings.dev, "test": settings.test}
     return TaskFiles(own_task(settings), {s: (u,) for s, u in uris.items() if u}, settings)
+
+
+def dev_clusters(
+    task_folder: str, own: Sequence[OwnTaskSettings], names: Sequence[str]
+) -> dict[str, int]:
+    """Return how many independent clusters of examples dev has, by task.
+
+    Args:
+        task_folder: as of `present_tasks`, and so is ``own``.
+        own: the user's own tasks.
+        names: of the tasks to fine-tune on; empty: all that are there.
+
+    Raises:
+        TaskError: a file is malformed.
+    """
+    found = {}
+    for files in present_tasks(task_folder, own)[0]:
+        name = files.task.name
+        if files.can_be_learned and name in (names or [name]):
+            examples = read_examples(files, "dev")
+            clusters = examples.clusters
+            found[name] = len(examples) if clusters is None else len(set(clusters.tolist()))
+    return found
 
 
 def read_examples(files: TaskFiles, split: Split) -> Examples:

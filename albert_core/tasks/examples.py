@@ -46,6 +46,9 @@ class TextExamples:
     targets: NDArray[np.int64] | NDArray[np.float64] | None
     """(N,): indices into `Task.labels`, or the numbers of a regression; None if the file has none,
     like many test sets."""
+    clusters: NDArray[np.int64] | None = None
+    """(N,), the number of what an example shares with others, such as the document that it is
+    from; None where nothing is known of that."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """How many rows of the file are not examples, by reason."""
 
@@ -69,6 +72,11 @@ class ChoiceExamples:
     groups: list[str]
     """The part of the set that each belongs to; "middle" or "high" in RACE."""
 
+    @property
+    def clusters(self) -> NDArray[np.int64]:
+        """(N,), as of `TextExamples`: the article."""
+        return self.article_of
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -91,6 +99,8 @@ class SpanExamples:
     """Each paragraph once."""
     paragraph_of: NDArray[np.int64]
     """(N,), index into ``paragraphs``."""
+    clusters: NDArray[np.int64]
+    """(N,), as of `TextExamples`: the number of the article that the paragraph is in."""
     questions: list[str]
     answers: list[tuple[Answer, ...]]
     """As the annotators gave them; empty for a question without an answer."""

@@ -83,18 +83,20 @@ def _rows(settings: OwnTaskSettings, uri: str, split: Split) -> Iterator[TextRow
             f"{uri}, {split} file of task {settings.name!r}: its name must end in "
             f"{', '.join(f'.{each}' for each in _READERS)}."
         )
-    label = settings.label_column
+    label, cluster = settings.label_column, settings.cluster_column
     needed = [*settings.text_columns, *([] if split == "test" else [label])]
+    needed += [cluster] if cluster and split == "dev" else []
     line = 0
     for number, (line, row) in enumerate(_READERS[ending](uri)):
         where = f"{uri}, line {line}"
         if absent := [name for name in needed if name not in row]:
             raise TaskError(
-                f"{where}: no column {absent[0]!r}; found {', '.join(row)}. Set text_columns and "
-                f"label_column of task {settings.name!r}."
+                f"{where}: no column {absent[0]!r}; found {', '.join(row)}. Set text_columns, "
+                f"label_column and cluster_column of task {settings.name!r}."
             )
         texts = [_text(row[name], name, where) for name in settings.text_columns]
-        found = TextRow(line, str(number), texts, _text(row.get(label), label, where).strip())
+        named, shared = (_text(row.get(name), name, where).strip() for name in (label, cluster))
+        found = TextRow(line, str(number), texts, named, shared)
         if split != "test" and not found.label:
             raise TaskError(f"{where}: no label in column {label!r}. Give one, or remove the line.")
         yield found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from albert_core.metrics import mean_share_interval
+from albert_core.intervals import mean_share
 from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
 from albert_core.stage.manifest import Account, digest_of, sha256_of
@@ -144,7 +144,7 @@ def pair_scores(pairs: "MinimalPairs", is_right: Iterable[bool]) -> PairSetScore
 def _score(paradigms: Iterable[Sequence[bool]]) -> PairScore:
     counts = np.array([[sum(found), len(found)] for found in paradigms])
     right, number = counts.T
-    return PairScore(accuracy=mean_share_interval(right, number), num_pairs=int(number.sum()))
+    return PairScore(accuracy=mean_share(right, number), num_pairs=int(number.sum()))
 
 
 def _files_in(folder: str, ending: str) -> tuple[str, ...]:

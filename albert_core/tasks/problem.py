@@ -10,7 +10,7 @@ A score is shown beside that of the best constant answer, which a model has to b
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
+from albert_core.metrics import Sample
 from albert_core.model.albert import AlbertModel
 from albert_core.model.attention import Runs
 from albert_core.stage.manifest import Account
@@ -32,8 +33,7 @@ from albert_core.text.tokenizer import Tokenizer
 
 Outputs = Mapping[str, NDArray[Any]]
 """What a head computes for each unit, by name: arrays whose first dimension is U."""
-Scorer = Callable[[Ints], float]
-"""The score of some of the examples: their numbers (M,), repeats allowed, -> score."""
+Bools = NDArray[np.bool_]
 E = TypeVar("E", TextExamples, ChoiceExamples, SpanExamples)
 
 
@@ -157,11 +157,8 @@ class Scored:
     predictions: pa.Table
     """A row per example, in the examples' order: id, the prediction with its score, and the right
     answer."""
-    scorers: Mapping[str, Scorer]
+    samples: Mapping[str, Sample]
     """By the names of `Task.metrics`; empty for a split without labels."""
-    groups: Ints | None = None
-    """Per example, the article or paragraph that it shares with others, so that their scores
-    depend on each other; None where examples are independent."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Further numbers worth keeping, such as a threshold that was searched."""
 
@@ -181,8 +178,18 @@ class Problem(ABC, Generic[E]):
         """Return a new head for an encoder with these settings."""
 
     @abstractmethod
-    def score(self, outputs: Outputs, inputs: Inputs, examples: E) -> Scored:
-        """Return predictions and scorers from the head's outputs for all units."""
+    def score(
+        self, outputs: Outputs, inputs: Inputs, examples: E, chosen_on: Bools | None = None
+    ) -> Scored:
+        """Return predictions and their scores from the head's outputs for all units.
+
+        Args:
+            outputs: of the head.
+            inputs: what they were computed from.
+            examples: N of them.
+            chosen_on: bool (N,), the examples whose labels may be used to choose something, such
+                as a threshold; None: all.
+        """
 
     @abstractmethod
     def constant_scores(self, examples: E) -> dict[str, float]:

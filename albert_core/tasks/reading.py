@@ -29,6 +29,8 @@ class TextRow(NamedTuple):
     """One text, or the two of a pair."""
     label: str
     """As the file writes it; empty if there is none."""
+    cluster: str = ""
+    """What it shares with other rows, such as the document that it is from; empty: nothing."""
 
 
 def read_file(uri: str) -> bytes:
@@ -123,7 +125,7 @@ def text_examples(
         TaskError: there are no rows; or one has no text, an id that is taken, or a label that the
             task does not have; naming the line.
     """
-    lines, ids, labels = [], [], []
+    lines, ids, labels, clusters = [], [], [], []
     columns: list[list[str]] = [[], []]
     line_of: dict[str, int] = {}
     for row in rows:
@@ -138,6 +140,7 @@ def text_examples(
         lines.append(row.line)
         ids.append(row.id)
         labels.append(row.label)
+        clusters.append(row.cluster)
         for column, text in zip(columns, row.texts, strict=False):
             column.append(text)
     if not lines:
@@ -148,6 +151,7 @@ def text_examples(
         texts_a=columns[0],
         texts_b=columns[1] or None,
         targets=None if is_hidden else _targets(task, labels, lines, uri),
+        clusters=np.unique(clusters, return_inverse=True)[1] if any(clusters) else None,
         skipped=dict(skipped),
     )
 

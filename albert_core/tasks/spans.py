@@ -5,9 +5,9 @@ the reference, a piece without characters, the mark of a word's start, is no ans
 question for which no span is left has no answer instead of "empty".
 
 In SQuAD 2.0, a question is left without an answer if the model's belief that it has none exceeds a
-threshold. It is searched on the scored split itself for the best F1, as the official evaluation
-does; the exact matches reported are those of the same predictions. The reference then also leaves
-without an answer what has a logit above 1, a slip that is not repeated here.
+threshold. It is searched for the best F1, as the official evaluation does, on the questions that
+the caller allows; the exact matches reported are those of the same predictions. The reference then
+also leaves without an answer what has a logit above 1, a slip that is not repeated here.
 
 Source: `squad_utils.py` (`accumulate_predictions_v1`, `_v2` and `write_predictions_v1`, `_v2`) of
 the reference.
@@ -25,13 +25,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from albert_core.config import ModelSettings, SpanSettings
+from albert_core.metrics import SHARE
 from albert_core.tasks.examples import SpanExamples, Task
-from albert_core.tasks.problem import Head, Inputs, Outputs, Problem, Scored, Scorer
+from albert_core.tasks.problem import Bools, Head, Inputs, Outputs, Problem, Scored
 from albert_core.tasks.span_heads import AnswerabilityHead, StartEndHead
 from albert_core.tasks.span_inputs import Windows, span_inputs
 from albert_core.tasks.squad import (
     AnswerScores,
-    Bools,
     Floats,
     apply_threshold,
     best_threshold,
@@ -83,7 +83,13 @@ class SpanProblem(Problem[SpanExamples]):
             return AnswerabilityHead(settings, dropout_prob)
         return StartEndHead(settings, self.settings.n_best)
 
-    def score(self, outputs: Outputs, inputs: Inputs, examples: SpanExamples) -> Scored:
+    def score(
+        self,
+        outputs: Outputs,
+        inputs: Inputs,
+        examples: SpanExamples,
+        chosen_on: Bools | None = None,
+    ) -> Scored:
         """Return predictions, and ``exact_match`` and ``f1`` as shares, 0..1.
 
         Facts: ``official``, the output of the official evaluation for the spans, in percent; in
@@ -100,7 +106,11 @@ class SpanProblem(Problem[SpanExamples]):
             no_answer, threshold = no_answer_probability(null_scores), UNSEARCHED_THRESHOLD
             if scores is not None:
                 has_answer = np.array([bool(of_one) for of_one in answers])
-                threshold = best_threshold(scores.f1, texts, has_answer, no_answer).value
+                rows = np.arange(len(texts)) if chosen_on is None else np.flatnonzero(chosen_on)
+                some = [texts[row] for row in rows]
+                threshold = best_threshold(
+                    scores.f1[rows], some, has_answer[rows], no_answer[rows]
+                ).value
                 given = (scores, texts, has_answer, no_answer, threshold)
                 facts["official"] = squad_2_scores(*given)
                 scores = apply_threshold(scores, no_answer, has_answer, threshold)
@@ -109,8 +119,11 @@ class SpanProblem(Problem[SpanExamples]):
         elif scores is not None:
             facts["official"] = squad_1_scores(scores)
         table = _table(examples, answers, ranked, is_answered, null_scores, scores)
-        scorers = {} if scores is None else self._scorers(scores)
-        return Scored(table, scorers, examples.paragraph_of, facts)
+        samples = {}
+        if scores is not None:
+            ones = np.ones(len(examples))
+            samples = {n: SHARE.of(getattr(scores, n), ones) for n in self.task.metrics}
+        return Scored(table, samples, facts)
 
     def constant_scores(self, examples: SpanExamples) -> dict[str, float]:
         """Return the scores of no answer where there may be none, else of the first words.
@@ -133,12 +146,6 @@ class SpanProblem(Problem[SpanExamples]):
             logits[has_span] -= ranked.scores[ranked.first[has_span]]
         logits[~has_span] = _LOGIT_WITHOUT_SPAN
         return logits
-
-    def _scorers(self, scores: AnswerScores) -> dict[str, Scorer]:
-        def mean_of(values: Floats) -> Scorer:
-            return lambda rows: float(values[rows].mean())
-
-        return {name: mean_of(getattr(scores, name)) for name in self.task.metrics}
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,11 +47,14 @@ def read_squad(uri: str, has_answerless: bool) -> SpanExamples:
             that is not in its paragraph; naming the JSON path and the question.
     """
     reading = _Reading(uri, has_answerless)
-    for article in _Node(uri, "", parse_object(read_text(uri), uri)).each("data"):
+    for number, article in enumerate(
+        _Node(uri, "", parse_object(read_text(uri), uri)).each("data")
+    ):
         for paragraph in article.each("paragraphs"):
             reading.paragraphs.append(paragraph.get("context", str))
             for question in paragraph.each("qas"):
                 reading.add(question, str(article.value.get("title", "")))
+                reading.article_of.append(number)
     if reading.num_moved:
         message = "%s: %d answers are not at their answer_start; the nearest same text is used"
         log.warning(message, uri, reading.num_moved)
@@ -61,6 +64,7 @@ def read_squad(uri: str, has_answerless: bool) -> SpanExamples:
         ids=list(reading.ids),
         paragraphs=reading.paragraphs,
         paragraph_of=np.array(reading.paragraph_of, np.int64),
+        clusters=np.array(reading.article_of, np.int64),
         questions=reading.questions,
         answers=reading.answers,
     )
@@ -101,6 +105,7 @@ class _Reading:
     """The id of each question, and the path to it."""
     paragraphs: list[str] = field(default_factory=list)
     paragraph_of: list[int] = field(default_factory=list)
+    article_of: list[int] = field(default_factory=list)
     questions: list[str] = field(default_factory=list)
     answers: list[tuple[Answer, ...]] = field(default_factory=list)
     num_moved: int = 0

@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
-from albert_core.metrics import LOWER_IS_BETTER, METRICS
+from albert_core.metrics import LOWER_IS_BETTER, METRICS, SHARE, Sample
 from albert_core.model.albert import AlbertModel
 from albert_core.stage.manifest import Account
 from albert_core.tasks.examples import ChoiceExamples, TextExamples
 from albert_core.tasks.problem import (
+    Bools,
     Head,
     Inputs,
     Outputs,
     Problem,
     Scored,
-    Scorer,
     SequenceBatch,
     Sequences,
     dense_layer,
@@ -124,7 +124,13 @@ class TextProblem(Problem[TextExamples]):
             return RegressionHead(settings, dropout_prob)
         return PooledHead(settings, len(self.task.labels), dropout_prob)
 
-    def score(self, outputs: Outputs, inputs: Inputs, examples: TextExamples) -> Scored:
+    def score(
+        self,
+        outputs: Outputs,
+        inputs: Inputs,
+        examples: TextExamples,
+        chosen_on: Bools | None = None,
+    ) -> Scored:
         """Return the most probable label of each text with all probabilities, or its number."""
         logits, targets = outputs[LOGITS], examples.targets
         columns: dict[str, Any] = {"id": pa.array(examples.ids, pa.string())}
@@ -136,18 +142,10 @@ class TextProblem(Problem[TextExamples]):
         else:
             predictions = logits.argmax(axis=1)
             columns |= _label_columns(self.task.labels, predictions, targets, logits)
-        return Scored(pa.table(columns), self._scorers(targets, predictions))
-
-    def _scorers(
-        self, targets: NDArray[Any] | None, predictions: NDArray[Any]
-    ) -> dict[str, Scorer]:
-        if targets is None:
-            return {}
-
-        def scorer(name: str) -> Scorer:
-            return lambda rows: METRICS[name](targets[rows], predictions[rows])
-
-        return {name: scorer(name) for name in self.task.metrics}
+        samples = {}
+        if targets is not None:
+            samples = {name: METRICS[name].of(targets, predictions) for name in self.task.metrics}
+        return Scored(pa.table(columns), samples)
 
     def constant_scores(self, examples: TextExamples) -> dict[str, float]:
         """Return the scores of the best label for each metric, or of the mean of the numbers.
@@ -205,7 +203,13 @@ class ChoiceProblem(Problem[ChoiceExamples]):
         """Return a head with one score for each option."""
         return PooledHead(settings, 1, dropout_prob, num_options=len(self.task.labels))
 
-    def score(self, outputs: Outputs, inputs: Inputs, examples: ChoiceExamples) -> Scored:
+    def score(
+        self,
+        outputs: Outputs,
+        inputs: Inputs,
+        examples: ChoiceExamples,
+        chosen_on: Bools | None = None,
+    ) -> Scored:
         """Return the most probable option of each question, and its letter."""
         logits, targets = outputs[LOGITS], examples.targets
         predictions = logits.argmax(axis=1)
@@ -214,23 +218,19 @@ class ChoiceProblem(Problem[ChoiceExamples]):
             "group": pa.array(examples.groups, pa.string()),
             **_label_columns(self.task.labels, predictions, targets, logits),
         }
-        scorers = {} if targets is None else self._scorers(predictions == targets, examples.groups)
-        return Scored(pa.table(columns), scorers, examples.article_of)
+        samples = {} if targets is None else self._samples(predictions == targets, examples.groups)
+        return Scored(pa.table(columns), samples)
 
-    def _scorers(self, is_right: NDArray[np.bool_], groups: list[str]) -> dict[str, Scorer]:
+    def _samples(self, is_right: Bools, groups: list[str]) -> dict[str, Sample]:
         """Return the accuracy over all questions, and over those of each group by itself."""
-
-        def accuracy_in(chosen: NDArray[np.bool_]) -> Scorer:
-            def accuracy(rows: Ints) -> float:
-                right = is_right[rows][chosen[rows]]
-                return float(right.mean()) if len(right) else 0.0
-
-            return accuracy
-
         group_of = np.array(groups)
         chosen = {f"{ACCURACY}_{group}": group_of == group for group in dict.fromkeys(groups)}
         chosen[ACCURACY] = np.ones(len(groups), bool)
-        return {name: accuracy_in(chosen[name]) for name in self.task.metrics if name in chosen}
+        return {
+            name: SHARE.of(is_right & chosen[name], chosen[name])
+            for name in self.task.metrics
+            if name in chosen
+        }
 
     def constant_scores(self, examples: ChoiceExamples) -> dict[str, float]:
         """Return the accuracy of the most frequent option, over all questions."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from albert_core.config import Precision
-from albert_core.metrics import mean_share_interval, ratio_interval
+from albert_core.intervals import estimate, mean_share
+from albert_core.metrics import RATIO, SHARE
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import IGNORED, products_in
 from albert_core.stage.manifest import Account
@@ -35,7 +35,8 @@ def point_of(evaluation: Evaluation) -> dict[str, float]:
     The sample of minimal pairs is small, so the ends of its interval are in the point as well.
     """
     point = {name: score.value for name, score in evaluation.items()}
-    if pairs := evaluation.get(PAIRS_ACCURACY):
+    pairs = evaluation.get(PAIRS_ACCURACY)
+    if pairs and pairs.low is not None and pairs.high is not None:
         point |= {f"{PAIRS_ACCURACY}_low": pairs.low, f"{PAIRS_ACCURACY}_high": pairs.high}
     return point
 
@@ -65,7 +66,8 @@ def evaluate(
     Returns:
         masked_lm_loss (nats per prediction), masked_lm_accuracy (share of the predictions), and
         by the pair task's name its loss (nats per pair) and accuracy (share of the pairs), each
-        with its 95 % interval over documents, because the examples of one document are alike.
+        with its 95 % interval over documents, because the examples of one document are alike; of
+        a single document there is none.
     """
     shape = ranks.batch_shape(examples, _BATCH_SIZE)
     was_training = model.training
@@ -93,9 +95,8 @@ def evaluate(
         task, _, measure = name.rpartition("_")
         shown = task if task == "masked_lm" else pair_task
         if shown is not None:
-            evaluation[f"{shown}_{measure}"] = ratio_interval(
-                _by_document(values, documents), _by_document(counts[task], documents)
-            )
+            metric = SHARE if measure == "accuracy" else RATIO
+            evaluation[f"{shown}_{measure}"] = estimate(metric.of(values, counts[task]), documents)
     return evaluation
 
 
@@ -165,7 +166,7 @@ def evaluate_pairs(
             num_right += int(is_right(model, sample.tokenizer, mine, ranks.device).sum())
     model.train(was_training)
     hits = ranks.sum(num_right).cpu().double().numpy()
-    return {PAIRS_ACCURACY: mean_share_interval(hits, np.array([size]))}
+    return {PAIRS_ACCURACY: mean_share(hits, np.array([size]))}
 
 
 def _score(batch: Batch, lm_logits: Tensor, pair_logits: Tensor) -> Tensor:
@@ -191,7 +192,3 @@ def _score(batch: Batch, lm_logits: Tensor, pair_logits: Tensor) -> Tensor:
             num_predictions,
         ]
     )
-
-
-def _by_document(values: NDArray[np.float64], documents: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.bincount(documents, weights=values).astype(np.float64)

@@ -4,9 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
+import numpy as np
 
 from albert_core.conversion.model_files import model_digest
+from albert_core.intervals import estimate, jackknife_table
+from albert_core.metrics import SHARE
 from albert_core.stage import storage
 from albert_core.stage.manifest import MANIFEST, StagePlan, read_manifest
 from albert_core.text.arrow_files import write_arrow
@@ -86,7 +88,13 @@ def scores_of(work: str, finetunings: Sequence[str]) -> str:
 
 
 def finetuned(
-    work: str, model_folder: str, task: str, score: float, seed: int, dev: str = "dev"
+    work: str,
+    model_folder: str,
+    task: str,
+    score: float,
+    seed: int,
+    dev: str = "dev",
+    constant: float = 0.5,
 ) -> str:
     """Return the manifest of one fine-tuning of the model with this accuracy."""
     beside = f"{model_folder.rpartition('/')[0]}/{MANIFEST}"
@@ -101,12 +109,17 @@ def finetuned(
     )
     folder = plan.folder(work)
     num_right = round(score * NUM_EXAMPLES)
-    targets = ["no", "yes"] * (NUM_EXAMPLES // 2)
-    wrong = {"no": "yes", "yes": "no"}
-    said = [target if i < num_right else wrong[target] for i, target in enumerate(targets)]
-    write_arrow(pa.table({"target": targets, "prediction": said}), f"{folder}/dev.arrow")
+    is_right = (np.arange(NUM_EXAMPLES) < num_right).astype(np.float64)
+    found = {"accuracy": SHARE.of(is_right, np.ones(NUM_EXAMPLES))}
+    write_arrow(jackknife_table(found, None), f"{folder}/jackknife.arrow")
     described = {"task": {"labels": ["no", "yes"]}, "settings": {}}
     storage.write_bytes(f"{folder}/model/task.json", json.dumps(described).encode())
-    about = {"task": task, "title": task.upper(), "metric": "accuracy"}
-    result = made_result("finetuning", **about, score=num_right / NUM_EXAMPLES)
+    result = made_result(
+        "finetuning",
+        task=task,
+        title=task.upper(),
+        metric="accuracy",
+        scores={name: estimate(sample) for name, sample in found.items()},
+        constant_scores={"accuracy": constant},
+    )
     return plan.write(work, [], [], result)

@@ -34,9 +34,10 @@ def made_run(
         "kind": kind,
         "seed": seed,
         "metric": metric,
-        "score": scores[metric],
-        "scores": dict(scores),
-        "intervals": {name: (value - 0.05, value + 0.05) for name, value in scores.items()},
+        "scores": {
+            name: Estimate(value=value, low=value - 0.05, high=value + 0.05)
+            for name, value in scores.items()
+        },
         "num_examples": 500,
         "num_train": 4000,
         "constant_scores": dict(baselines or {}),
