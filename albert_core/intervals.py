@@ -79,7 +79,9 @@ class Jackknife:
         number = len(self.without)
         if number < 2 or self.shares.max() == 1:
             return None
-        squares = np.square(self.without - self.value).sum()
+        # Rounding would tell equal clusters apart.
+        is_equal = np.isclose(self.without, self.value, rtol=1e-12, atol=1e-14)
+        squares = np.square(np.where(is_equal, 0.0, self.without - self.value)).sum()
         degrees = 1 / np.square(self.shares).sum() - 1
         return Spread(float((number - 1) / number * squares), float(degrees))
 

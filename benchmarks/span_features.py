@@ -74,6 +74,7 @@ def answers(squad: str, vocab: str) -> Work:
         ids=[str(number) for number in range(DEV_QUESTIONS)],
         paragraphs=examples.paragraphs,
         paragraph_of=examples.paragraph_of[rows],
+        clusters=examples.clusters[rows],
         questions=[examples.questions[row] for row in rows],
         answers=[examples.answers[row] for row in rows],
     )

@@ -268,7 +268,7 @@ def _downstream_rows(tasks: Mapping[str, results.TaskScoresResult]) -> Iterator[
             if constant is not None and not (
                 scores.median.is_above(constant) or scores.median.is_below(constant)
             ):
-                score += f"; the interval holds {constant:.3g}, so no better than chance"
+                score += f"; not clear of {constant:.3g}, so no better than chance"
             yield f"{task}, {metric}", score
             if number == 0 and constant is not None:
                 yield "  the best constant answer", f"{constant:z.3f}"

@@ -188,7 +188,7 @@ def power(num_seeds: int, clusters: Mapping[str, int], confidence: float) -> str
         f"with {num_seeds} seeds, and {sizes} in dev, the gate finds a gain of "
         f"{100 * found:.1f} points in {_POWER:.0%} of all cases; {100 * _WISHED:g} point takes "
         f"about {math.ceil(num_wished)} seeds and {size_wished:,.0f} examples of each task, if "
-        f"seeds differ by {100 * _SEED_SD:g} point and models on {_DISAGREEMENT:.0%} of the examples"
+        f"seeds differ by {100 * _SEED_SD:g} point and models on {_DISAGREEMENT:.0%} of them"
     )
 
 

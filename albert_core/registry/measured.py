@@ -129,7 +129,7 @@ def _measure_run(uri: str, result: FinetuningResult, data: str) -> Measured:
 
     That is the mean of F1 and exact match for SQuAD, else the key metric.
     """
-    names = list(result.scores)[: 2 if result.kind == "spans" else 1]
+    names = list(result.scores) if result.kind == "spans" else [result.metric]
     score = mean(result.scores[name].value for name in names)
     if not math.isfinite(score):
         raise RegistryError(

@@ -226,7 +226,7 @@ def estimates_of(run: FinetuningResult) -> dict[str, Estimate]:
 
     Those on another labelled set are called "<metric> of <set>".
     """
-    found = dict(run.scores)
+    found = {name: run.scores[name] for name in dict.fromkeys((run.metric, *run.scores))}
     for part, estimates in run.other_scores.items():
         for name, estimate in estimates.items():
             found[f"{name} of {part.removesuffix('.dev')}"] = estimate

@@ -218,8 +218,7 @@ class FinetuningResult(ModelResult):
     seed: int
     metric: str = Field(description="the key metric, which picks the best step")
     scores: dict[str, Estimate] = Field(
-        description="metric -> score on dev, of each half by what was chosen on the other; the "
-        "key metric first"
+        description="metric -> score on dev, of each half by what was chosen on the other"
     )
     jackknife: str = Field(
         description="file, relative: these scores without each cluster of dev's examples, and the "
@@ -245,6 +244,11 @@ class FinetuningResult(ModelResult):
     num_examples: int = Field(description="examples in dev")
     predictions: dict[str, str] = Field(description="set -> file, relative")
     submission: list[str] = Field(description="files for the task's server, relative")
+
+    @property
+    def score(self) -> Estimate:
+        """The key metric on dev."""
+        return self.scores[self.metric]
 
 
 class PairScore(Settings):

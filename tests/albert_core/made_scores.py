@@ -94,7 +94,7 @@ def finetuned(
     score: float,
     seed: int,
     dev: str = "dev",
-    constant: float = 0.5,
+    constant: float = 0.1,
 ) -> str:
     """Return the manifest of one fine-tuning of the model with this accuracy."""
     beside = f"{model_folder.rpartition('/')[0]}/{MANIFEST}"

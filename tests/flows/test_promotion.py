@@ -28,6 +28,8 @@ class Stages:
         self.work, self.seed = work, 0
         self.accuracy: dict[str, float] = {}
         """By the model's digest."""
+        self.seeds: list[list[int]] = []
+        """Of the fine-tunings of each model that was scored."""
 
     def next_model(self, accuracy: float) -> None:
         self.seed += 1
@@ -43,7 +45,9 @@ class Stages:
             accuracy = self.accuracy[model_digest(folder)] + 0.005 * (int(inputs["seed"]) % 2)
             return finetuned(self.work, folder, inputs["task"], accuracy, int(inputs["seed"]))
         if stage == "tabulate":
-            return scores_of(self.work, json.loads(inputs["finetunings"]))
+            uris = json.loads(inputs["finetunings"])
+            self.seeds.append([read_manifest(uri).settings["seed"] for uri in uris])
+            return scores_of(self.work, uris)
         if stage == "register":
             return register.run(RegistrySettings(model_name=NAME), work=self.work, **inputs)
         names = {"clean_corpus": "corpus", "train_vocab": "vocab", "make_examples": "examples"}
@@ -61,7 +65,7 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
     for split in ("train", "dev"):
         file = tmp_path / "tasks" / "GLUE" / "RTE" / f"{split}.tsv"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
+        file.write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n")
     return made
 
 
@@ -84,6 +88,8 @@ def test_a_better_model_is_promoted_a_worse_and_an_equal_one_are_not_and_there_i
         stages.next_model(accuracy)
         verdicts.append(run_flow(stages, tmp_path / "tasks").verdict)
     assert verdicts == ["first", "promoted", "refused", "refused"]
+    # A champion is scored with seeds that no other comparison has.
+    assert len({tuple(seeds) for seeds in stages.seeds}) == 1 + 3
     assert aliases(stages.work) == {"champion": "2", "previous": "1", "candidate": "4"}
     again = run_flow(stages, tmp_path / "tasks")
     assert (again.version, again.verdict) == ("4", "refused")

@@ -48,7 +48,7 @@ def test_the_report_has_the_numbers_of_every_stage() -> None:
         "cola, matthews": "0.125 [0.062, 0.188]",
         "  over 3 seeds": "0.100 to 0.200",
         "  the best constant answer": "0.000",
-        "cola, accuracy": "0.562 [0.500, 0.625]; the interval holds 0.5, so no better than chance",
+        "cola, accuracy": "0.562 [0.500, 0.625]; not clear of 0.5, so no better than chance",
         "model": "albert-tiny, version 3",
         "alias": "champion",
         "the gate": "promoted",
@@ -74,20 +74,22 @@ def test_a_model_above_the_unigram_loss_is_told_so() -> None:
 @pytest.mark.parametrize(
     ("median", "interval", "shown"),
     [
-        (0.125, (-0.1, 0.2), "0.125 [-0.100, 0.200]; the interval holds 0, so no better than"),
-        (-0.0, (-0.0001, 0.0), "0.000 [0.000, 0.000]; the interval holds 0"),
+        (0.125, (-0.1, 0.2), "0.125 [-0.100, 0.200]; not clear of 0, so no better than"),
+        (-0.0, (-0.0001, 0.0), "0.000 [0.000, 0.000]; not clear of 0"),
         (0.125, (0.1, 0.2), "0.125 [0.100, 0.200]"),
+        (1.0, (None, None), "1.000 no interval; not clear of 0, so no better than chance"),
     ],
 )
 def test_a_score_that_may_be_chance_is_told_so(
-    median: float, interval: tuple[float, float], shown: str
+    median: float, interval: tuple[float | None, float | None], shown: str
 ) -> None:
     cola = RESULTS["scores"].model_dump()["tasks"]["cola"]
-    found = {"median": median, "interval": interval, "by_seed": {"1": median}}
+    estimate = {"value": median, "low": interval[0], "high": interval[1]}
+    found = {"median": estimate, "by_seed": {"1": median}}
     cola["metrics"] = {"matthews": cola["metrics"]["matthews"] | found}
     text = report(scores={"tasks": {"cola": cola}}).text()
     assert row(text, "matthews").startswith(shown)
-    assert ("chance" in row(text, "matthews")) == ("holds" in shown)
+    assert ("chance" in row(text, "matthews")) == ("clear" in shown)
     assert "seeds" not in text
 
 

@@ -189,6 +189,7 @@ def test_the_texts_of_each_kind_of_example_are_looked_at() -> None:
         ids=["q", "r"],
         paragraphs=["p"],
         paragraph_of=np.array([0, 0]),
+        clusters=np.array([0, 0]),
         questions=["x", "y"],
         answers=[(Answer("p", 0),), ()],
     )

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -17,6 +18,7 @@ from albert_core.config import EvaluationSettings, FinetuningSettings
 from albert_core.conversion.model_files import check_model, model_digest
 from albert_core.conversion.model_folder import load_encoder
 from albert_core.finetuning import finetune as stage
+from albert_core.finetuning.finetuning import halves
 from albert_core.finetuning.loop import Finetuner
 from albert_core.metrics import METRICS
 from albert_core.scores.table import build_table, estimates_of, score_cell
@@ -127,14 +129,14 @@ def test_a_task_that_can_be_learned_is_learned_and_the_predictions_give_the_scor
 ) -> None:
     result = finished[0].result_as(FinetuningResult)
     assert (result.task, result.metric, result.num_examples) == ("cola", "matthews", 60)
-    assert result.score > 0.9
-    assert result.interval[0] <= result.score <= result.interval[1]
+    assert result.score.value > 0.9
+    assert (result.num_clusters, result.num_choices) == (60, 3)
     assert list(result.scores) == ["matthews", "accuracy"]
     assert result.best_step in (20, 40, 60)
     rows = read_predictions(*finished, "dev").to_pandas()
     assert rows["target"].tolist() == ["0", "1"] * 30
     columns = (rows[name].astype(int).to_numpy() for name in ("target", "prediction"))
-    assert METRICS["matthews"](*columns) == result.score
+    assert METRICS["matthews"](*columns) == pytest.approx(result.score.value, abs=0.1)
     assert finished[0].input_manifests == {"pretraining": pretraining}
     accounts = [account.what for account in finished[0].accounts]
     assert accounts == ["train rows", "train pieces", "dev rows", "dev pieces"]
@@ -191,7 +193,7 @@ def test_mlflow_has_the_fine_tuned_model_with_its_score_on_dev(
     )  # fmt: skip
     [score] = [each for each in model.metrics or () if each.key == "dev/matthews"]
     assert (score.value, score.step, score.dataset_name) == (
-        result.score, result.best_step, "CoLA/dev"
+        result.score.value, result.best_step, "CoLA/dev"
     )  # fmt: skip
 
 
@@ -332,7 +334,7 @@ def test_every_task_is_fine_tuned_and_scored_from_its_original_layout(
     result = result_of(finetune(model_folder, all_task_files, str(tmp_path), task, **few))
     assert set(result.scores) == set(TASKS[task].metrics)
     assert result.metric == TASKS[task].metrics[0]
-    assert result.interval[0] <= result.score <= result.interval[1]
+    assert not result.score.is_above(result.score.value)
     if task == "mnli":
         assert {"mnli-mm.dev", "mnli-mm.test", "ax.dev", "ax.test"} <= set(result.predictions)
         scores = estimates_of(result)
@@ -360,7 +362,29 @@ def test_a_dev_set_of_unanswerable_questions_alone_is_scored(
     write_squad(tmp_path / "dev-v2.0.json", questions[1:])
     uri = finetune(model_folder, str(tmp_path), f"{tmp_path}/work", "squad-2.0", **FEW)
     result = result_of(uri)
-    assert result.scores["f1"] == result.constant_scores["f1"] == 1.0
+    assert result.scores["f1"].value == result.constant_scores["f1"] == 1.0
+    assert str(result.scores["f1"]) == "1.000 [0.207, 1.000]"  # of a single question
+
+
+def test_predictions_that_are_no_numbers_are_an_error(
+    model_folder: str, task_folder: str, tmp_path: Path
+) -> None:
+    """The loss of the only update is finite; the weights after it are not."""
+    wanted: dict[str, Any] = {"num_steps": 1, "warmup_steps": 0, "learning_rate": 1e38}
+    with pytest.raises(TrainingError, match="logits for dev of fine-tuning on cola is nan by ste"):
+        finetune(model_folder, task_folder, str(tmp_path), **wanted)
+
+
+def test_dev_is_halved_by_cluster_and_the_same_way_each_time() -> None:
+    clusters = np.repeat(np.arange(9), 4)
+    first, second = halves(clusters)
+    assert (first ^ second).all()
+    assert len(set(clusters[first])) == 5
+    assert not set(clusters[first]) & set(clusters[second])
+    assert (halves(clusters)[0] == first).all()
+    of_one_cluster = halves(np.zeros(10, np.int64))
+    assert [half.sum() for half in of_one_cluster] == [5, 5]
+    assert [half.tolist() for half in halves(np.zeros(1, np.int64))] == [[True], [True]]
 
 
 @pytest.mark.parametrize(

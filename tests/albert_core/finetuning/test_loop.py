@@ -72,6 +72,12 @@ def weights_of(finetuner: Finetuner) -> list[Tensor]:
     return [value.clone() for value in finetuner.model.state_dict().values()]
 
 
+def note(finetuner: Finetuner, score: float, *of_halves: float) -> None:
+    """Let dev's only output be the score."""
+    outputs = {"score": np.array([score])}
+    finetuner.note_scores(score, of_halves or (score, score), outputs)
+
+
 def test_outputs_come_in_the_order_of_the_units() -> None:
     finetuner, dev = made_finetuner(micro_batch_pieces=40), made_inputs(23)
     together = finetuner.outputs(dev)["logits"]
@@ -95,24 +101,36 @@ def test_micro_batches_change_nothing_beyond_rounding() -> None:
 
 def test_it_ends_when_nothing_gets_better() -> None:
     finetuner = made_finetuner(patience=2)
-    finetuner.note_score(0.5)
-    finetuner.note_score(0.5)
+    note(finetuner, 0.5)
+    note(finetuner, 0.5)
     assert not finetuner.is_done
-    finetuner.note_score(0.1)
+    note(finetuner, 0.1)
     assert finetuner.is_done
 
 
 def test_the_best_weights_are_those_of_the_best_score() -> None:
     finetuner = made_finetuner(wanted={"encoder_dropout_prob": 0.1})
     finetuner.update()
-    finetuner.note_score(0.9)
+    note(finetuner, 0.9)
     best = weights_of(finetuner)
     finetuner.update()
-    finetuner.note_score(0.8)
+    note(finetuner, 0.8)
     assert not all(map(torch.equal, weights_of(finetuner), best))
     finetuner.take_best()
     assert all(map(torch.equal, weights_of(finetuner), best))
     assert (finetuner.best.step, finetuner.best.num_worse) == (1, 1)
+
+
+def test_each_half_keeps_the_outputs_that_are_best_on_it_also_over_a_restart() -> None:
+    first = made_finetuner()
+    for of_halves in ((0.1, 0.9), (0.8, 0.2)):
+        note(first, sum(of_halves), *of_halves)
+    again = made_finetuner()
+    again.restore(first.tensors(), first.numbers())
+    note(again, 0.3, 0.7, 0.3)
+    found = [(best.score, best.tensors["score"].item()) for best in again.best_of_halves]
+    assert found == [(0.8, 1.0), (0.9, 1.0)]
+    assert again.num_evaluations == 3
 
 
 def test_a_number_is_learned() -> None:

@@ -46,7 +46,7 @@ NAME = "albert it's"
 """A quote and a blank are allowed in a name, and are two more things to get wrong."""
 FELL = TaskDifference(
     task="rte", candidate=0.6, champion=0.7, difference=-0.1,
-    low=-0.15, high=-0.05, num_examples=277, fell=True,
+    low=-0.15, high=-0.05, num_clusters=277, best=0.7, fell=True,
 )  # fmt: skip
 WITH_LOCK = inspect.getsource(word_table)
 WITHOUT_LOCK = WITH_LOCK.replace("threading.Lock()", "nullcontext()")
@@ -137,9 +137,7 @@ def test_a_decision_is_explained_task_by_task(
     assert type_in(lineup, "models", NAME, "3") == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{NAME}, version 3: refused: fell by more than 0.02: rte\n")
-    assert (
-        "0.6000 against 0.7000 of version 2: -0.1000 [-0.1500, -0.0500], 277 examples  fell" in said
-    )
+    assert "0.6000 against 0.7000 of version 2: -0.1000 [-0.1500, -0.0500]  fell" in said
     assert type_in(lineup, "models", NAME, "1") == 0
     assert capsys.readouterr().out == f"{NAME}, version 1: first: the first champion\n"
 

@@ -19,7 +19,7 @@ from albert_core.conversion.model_folder import read_tokenizer
 from albert_core.registry import register as stage
 from albert_core.registry import registration, versions
 from albert_core.registry.gate import gate
-from albert_core.registry.measured import read_scores
+from albert_core.registry.measured import measure, read_scores
 from albert_core.registry.versions import champion_to_beat, model_folder_of, read_version
 from albert_core.stage import storage
 from albert_core.stage.errors import RegistryError
@@ -92,20 +92,41 @@ def registered(
 # -- a version
 
 
-def test_without_a_task_the_first_model_is_champion_and_nothing_is_decided_of_the_next(
-    work: str,
-) -> None:
-    made = [register(work, "untested", seed, {}) for seed in (0, 1)]
-    assert [each.verdict for each in made] == ["first", "undecided"]
-    assert made[0].reason == "the first champion"
-    assert "no task was scored" in made[1].reason
+def test_without_a_task_nobody_is_champion(work: str) -> None:
+    made = register(work, "untested", 0, {})
+    assert (made.alias, made.verdict) == (None, "undecided")
+    assert "no task was scored" in made.reason
+
+
+def test_a_model_that_may_answer_by_chance_stays_candidate(work: str, client: MlflowClient) -> None:
+    made = register(work, "by-chance", 0, 0.11)  # the best constant answer has 0.1
+    assert (made.alias, made.verdict) == (None, "refused")
+    assert made.reason.startswith("not surely above the best constant answer: +0.0100 on sst-2")
+    assert holder(client, "by-chance", "candidate") == "1"
+    assert register(work, "by-chance", 1, 0.2).verdict == "first"
+
+
+def test_a_task_is_compared_with_its_best_champion(work: str) -> None:
+    for seed, rte in enumerate((0.80, 0.77, 0.74)):
+        gained = {"sst-2": 0.5 + 0.1 * seed, "rte": rte}
+        found = register(work, "falling", seed, gained, max_task_drop=0.04)
+    assert (found.verdict, found.alias) == ("refused", None)
+    assert found.reason.endswith("fell by more than 0.04: rte by 0.0600")
+
+
+def test_a_score_that_is_no_number_is_not_registered(work: str) -> None:
+    uri = finetuned(work, model_of(pretrained(work, 0)), "rte", 0.5, 0)
+    manifest = read_manifest(uri)
+    manifest.result["scores"]["accuracy"]["value"] = float("nan")
+    with pytest.raises(RegistryError, match="accuracy on rte is nan, expected a number"):
+        measure({uri: manifest}, {"rte": "data"})
 
 
 def test_the_first_version_is_champion_and_its_page_says_why(
     first: RegistrationResult, client: MlflowClient
 ) -> None:
     assert (first.alias, first.verdict, first.model_uri) == ("champion", "first", "models:/tiny/1")
-    assert first.reason == "the first champion: its score is 0.2500"
+    assert first.reason.startswith("the first champion: above the best constant answer by +0.1500")
     assert holder(client, "tiny", "champion") == first.version
     about = client.get_model_version("tiny", "1").description or ""
     table, dev, gated, more = about.split("\n\n")

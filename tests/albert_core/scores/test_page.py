@@ -92,7 +92,7 @@ def test_the_plot_has_each_task_seed_interval_and_published_score(table: ScoreTa
     medians = [bar.lines[0].get_xydata().tolist()[0] for bar in bars]  # type: ignore[union-attr]
     assert medians == [
         *(
-            pytest.approx([100 * scores.key.median, place])
+            pytest.approx([100 * scores.key.median.value, place])
             for place, scores in enumerate(table.tasks.values())
         ),
         pytest.approx([52, len(table.tasks)]),

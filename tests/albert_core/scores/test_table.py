@@ -13,6 +13,7 @@ from albert_core.scores.table import (
     pair_rows,
     paper_rows,
 )
+from albert_core.stage.results import Estimate
 from tests.albert_core.scores.made_runs import made_pair_scores, made_run, paper_runs
 
 
@@ -45,8 +46,7 @@ def test_over_seeds_there_are_median_spread_and_the_worst() -> None:
     scores = {1: 0.6, 2: 0.2, 3: 0.5, 4: 0.9, 5: 0.4}
     runs = [made_run("cola", {"matthews": score}, seed) for seed, score in scores.items()]
     key = build_table("mine", runs).tasks["cola"].key
-    assert key.median == 0.5
-    assert (key.low, key.high) == pytest.approx((0.45, 0.55))
+    assert key.median == Estimate(value=0.5, low=0.45, high=0.55)
     assert key.worst_seed == 2
     assert list(key.by_seed.items()) == sorted(scores.items(), key=lambda each: each[1])
 
@@ -54,8 +54,7 @@ def test_over_seeds_there_are_median_spread_and_the_worst() -> None:
 def test_the_median_of_an_even_number_is_the_worse_runs_own() -> None:
     runs = [made_run("cola", {"matthews": score}, seed) for seed, score in ((1, 0.3), (2, 0.1))]
     key = build_table("mine", runs).tasks["cola"].key
-    assert key.median == 0.1
-    assert key.low == pytest.approx(0.05)
+    assert key.median == Estimate(value=0.1, low=0.05, high=0.1 + 0.05)
 
 
 def test_each_metric_has_its_own_median_run() -> None:
@@ -65,8 +64,8 @@ def test_each_metric_has_its_own_median_run() -> None:
         for seed, (matthews, accuracy) in of_seed.items()
     ]
     matthews, accuracy = build_table("mine", runs).tasks["cola"].metrics
-    assert (matthews.name, matthews.median, matthews.worst_seed) == ("matthews", 0.2, 1)
-    assert (accuracy.name, accuracy.median, accuracy.worst_seed) == ("accuracy", 0.8, 2)
+    assert (matthews.name, matthews.median.value, matthews.worst_seed) == ("matthews", 0.2, 1)
+    assert (accuracy.name, accuracy.median.value, accuracy.worst_seed) == ("accuracy", 0.8, 2)
 
 
 def test_the_same_seed_twice_is_refused() -> None:
@@ -81,13 +80,22 @@ def test_runs_on_other_dev_sets_have_no_median() -> None:
 
 
 @pytest.mark.parametrize(
-    ("baseline", "beats"), [(None, None), (0.44, True), (0.45, False), (0.5, False)]
+    ("baseline", "low", "beats"),
+    [
+        (None, 0.45, None),
+        (0.44, 0.45, True),
+        (0.45, 0.45, False),
+        (0.5, 0.45, False),
+        (0.1, None, False),
+    ],
 )
 def test_a_constant_answer_is_beaten_by_the_whole_interval(
-    baseline: float | None, beats: bool | None
+    baseline: float | None, low: float | None, beats: bool | None
 ) -> None:
     baselines = {} if baseline is None else {"accuracy": baseline}
-    run = made_run("rte", {"accuracy": 0.5}, 1, baselines, intervals={"accuracy": (0.45, 0.6)})
+    found = Estimate(value=0.5, low=low, high=low and 0.6)
+    run = made_run("rte", {"accuracy": 0.5}, 1, baselines)
+    run = run.model_copy(update={"scores": {"accuracy": found}})
     table = build_table("mine", [run])
     assert table.tasks["rte"].key.beats_baseline is beats
     (_, row) = detail_rows(table)
@@ -97,12 +105,12 @@ def test_a_constant_answer_is_beaten_by_the_whole_interval(
 def test_the_key_metric_is_first_and_scores_on_other_sets_are_named_by_them() -> None:
     other = {"mnli-mm.dev": {"accuracy": {"value": 0.7, "low": 0.6, "high": 0.75}}}
     scores = {"accuracy": 0.8, "matthews": 0.5}
-    run = made_run("cola", scores, metric="matthews", score=0.5, other_scores=other)
+    run = made_run("cola", scores, metric="matthews", other_scores=other)
     matthews, accuracy, mismatched = build_table("mine", [run]).tasks["cola"].metrics
-    assert (matthews.name, matthews.median) == ("matthews", 0.5)
-    assert (accuracy.low, accuracy.high) == pytest.approx((0.75, 0.85))
+    assert (matthews.name, matthews.median.value) == ("matthews", 0.5)
+    assert (accuracy.name, accuracy.median.value) == ("accuracy", 0.8)
     assert mismatched.name == "accuracy of mnli-mm"
-    assert (mismatched.low, mismatched.median, mismatched.high) == (0.6, 0.7, 0.75)
+    assert mismatched.median == Estimate(value=0.7, low=0.6, high=0.75)
     assert mismatched.baseline is None
 
 

@@ -43,8 +43,8 @@ def finetuned(work: str, seed: int, score: float, task: str = "sst-2", **changes
     mlflow_run = client.create_run(experiment_id(client, work), run_name=f"{task}-{seed}")
     fields = {
         "task": task, "title": task.upper(), "seed": seed,
-        "metric": "accuracy", "score": score, "interval": [score - 0.1, score + 0.1],
-        "scores": {"accuracy": score}, "intervals": {"accuracy": [score - 0.1, score + 0.1]},
+        "metric": "accuracy",
+        "scores": {"accuracy": {"value": score, "low": score - 0.1, "high": score + 0.1}},
         "num_train": 8, "num_examples": 4, "constant_scores": {"accuracy": 0.75},
         "mlflow_run_id": mlflow_run.info.run_id,
     }  # fmt: skip
@@ -111,7 +111,7 @@ def test_the_data_has_every_seed_and_what_a_constant_answer_gets(
     assert task["dev_overlap"] == 0.25
     metric = task["metrics"]["accuracy"]
     assert metric["by_seed"] == {"1": 0.9, "2": 0.6, "3": 0.8}
-    assert (metric["median"], metric["worst_seed"]) == (0.8, 2)
+    assert (metric["median"]["value"], metric["worst_seed"]) == (0.8, 2)
     assert metric["constant_answer"] == 0.75
 
 

@@ -45,6 +45,7 @@ def made_questions(
         ids=[f"q{number}" for number in range(len(questions))],
         paragraphs=paragraphs,
         paragraph_of=np.array(paragraph_of, np.int64),
+        clusters=np.array(paragraph_of, np.int64),
         questions=questions,
         answers=answers,
     )
@@ -56,6 +57,7 @@ def one_question(paragraph: str, *answers: Answer, question: str = "bade") -> Sp
         ids=["q"],
         paragraphs=[paragraph],
         paragraph_of=np.zeros(1, np.int64),
+        clusters=np.zeros(1, np.int64),
         questions=[question],
         answers=[answers],
     )

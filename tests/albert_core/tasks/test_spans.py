@@ -179,6 +179,7 @@ def three_questions(is_labelled: bool = True) -> SpanExamples:
         ids=["a", "b", "c"],
         paragraphs=["bade kolu"],
         paragraph_of=np.zeros(3, np.int64),
+        clusters=np.zeros(3, np.int64),
         questions=["ba", "de", "ko"],
         answers=answers if is_labelled else [(), (), ()],
         is_labelled=is_labelled,
@@ -194,12 +195,24 @@ def scored(
     **chosen: Any,
 ) -> Scored:
     """Return the scored predictions of a head that gives word 0 or 1 of "bade kolu"."""
+    problem, inputs, outputs = made(task, examples, words, scores, nulls, **chosen)
+    return problem.score(outputs, inputs, examples)
+
+
+def made(
+    task: Task,
+    examples: SpanExamples,
+    words: list[int],
+    scores: list[float],
+    nulls: list[float],
+    **chosen: Any,
+) -> tuple[SpanProblem, Inputs, Outputs]:
+    """Return the problem, the inputs, and what that head gives."""
     size, total = (len(tiny_vocab().encode([text])[0]) for text in ("bade", "bade kolu"))
     places = [(0, size - 1), (size, total - 1), (-1, -1)]
     problem = SpanProblem(task, SpanSettings(**chosen))
     inputs = problem.inputs(examples, tiny_vocab(), MAX_SEQ_LENGTH)
-    outputs = outputs_for(inputs, [places[word] for word in words], scores, nulls)
-    return problem.score(outputs, inputs, examples)
+    return problem, inputs, outputs_for(inputs, [places[word] for word in words], scores, nulls)
 
 
 def test_a_prediction_has_its_place_and_its_scores() -> None:
@@ -234,12 +247,11 @@ def test_a_question_above_the_best_threshold_is_left_without_an_answer(head: str
     nulls = [-6.0, -2.0, -1.0] if head == "simple" else [-2.0, 1.0, 2.0]
     assert table["null_score"].to_pylist() == nulls
     assert table["f1"].to_pylist() == table["exact_match"].to_pylist() == [1.0, 0.0, 1.0]
-    assert {name: s(np.arange(3)) for name, s in found.scorers.items()} == pytest.approx(
+    assert {name: s.value for name, s in found.samples.items()} == pytest.approx(
         {"f1": 2 / 3, "exact_match": 2 / 3}
     )
-    for scorer in found.scorers.values():
-        assert scorer(np.array([0, 1])) == 0.5
-        assert scorer(np.array([0, 0, 0, 1])) == 0.75
+    for sample in found.samples.values():
+        assert sample.part(np.array([True, True, False])).value == 0.5
     assert found.facts["no_answer_threshold"] == pytest.approx(1 / (1 + np.exp(-nulls[0])))
     official = found.facts["official"]
     assert (official["f1"], official["best_f1"]) == pytest.approx((200 / 3, 200 / 3))
@@ -248,10 +260,21 @@ def test_a_question_above_the_best_threshold_is_left_without_an_answer(head: str
     assert again.f1.tolist() == table["f1"].to_pylist()
 
 
+def test_the_threshold_is_searched_only_where_it_may_be_chosen() -> None:
+    examples = three_questions()
+    given_scores = [4.0, 3.0, 3.0], [-2.0, 1.0, 2.0]
+    problem, inputs, outputs = made(SQUAD_2, examples, [0, 0, 1], *given_scores)
+    thresholds = [
+        problem.score(outputs, inputs, examples, np.array(rows)).facts["no_answer_threshold"]
+        for rows in ([True, False, False], [False, False, True])
+    ]
+    assert thresholds == [pytest.approx(1 / (1 + np.exp(6.0))), 0.0]
+
+
 def test_where_no_answer_at_all_is_best_none_is_given() -> None:
     found = scored(SQUAD_2, three_questions(), [1, 0, 0], [1.0] * 3, [-3.0] * 3)
     assert found.predictions["prediction"].to_pylist() == ["", "", ""]
-    assert found.scorers["f1"](np.arange(3)) == pytest.approx(1 / 3)
+    assert found.samples["f1"].value == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(("task", "texts"), [(SQUAD_1, ["bade"] * 3), (SQUAD_2, ["bade", "", ""])])
@@ -260,7 +283,7 @@ def test_without_labels_answers_are_given_where_they_are_more_probable_than_none
 ) -> None:
     found = scored(task, three_questions(False), [0] * 3, [1.0] * 3, [-0.1, 0.1, 5.0])
     assert found.predictions["prediction"].to_pylist() == texts
-    assert not found.scorers
+    assert not found.samples
     assert found.predictions["f1"].null_count == 3
 
 
@@ -288,9 +311,9 @@ def test_a_model_that_knows_the_targets_is_nearly_always_right(name: str, task: 
     starts, ends = (inputs.targets[f"{name}_positions"][:, None] for name in ("start", "end"))
     sure = np.where(inputs.targets["is_impossible"], -9.0, 9.0)[:, None]
     outputs = named(starts, sure, ends[:, None], sure[:, None], -sure[:, 0])
-    scorers, rows = problem.score(outputs, inputs, examples).scorers, np.arange(len(examples))
-    assert scorers["exact_match"](rows) > 0.99
-    assert scorers["f1"](rows) > 0.995
+    samples = problem.score(outputs, inputs, examples).samples
+    assert samples["exact_match"].value > 0.99
+    assert samples["f1"].value > 0.995
 
 
 def test_the_head_is_the_one_that_the_task_and_the_settings_name() -> None:
@@ -341,7 +364,6 @@ def test_a_model_learns_to_find_the_number_in_a_text(
     finetuner = Finetuner(encoder, layers, inputs, wanted, chosen, 0, torch.device("cpu"))
     while not finetuner.is_done:
         finetuner.update()
-    scorers = problem.score(finetuner.outputs(of_dev), of_dev, dev).scorers
-    rows = np.arange(len(dev))
-    assert scorers["f1"](rows) > 0.76  # a constant answer gets at most 0.4
-    assert scorers["exact_match"](rows) <= scorers["f1"](rows)
+    samples = problem.score(finetuner.outputs(of_dev), of_dev, dev).samples
+    assert samples["f1"].value > 0.76  # a constant answer gets at most 0.4
+    assert samples["exact_match"].value <= samples["f1"].value

@@ -87,9 +87,8 @@ def test_the_most_probable_label_is_predicted_and_scored() -> None:
     assert [row["prediction"] for row in rows] == ["0", "1", "0"]
     assert [row["target"] for row in rows] == ["0", "1", "1"]
     assert rows[0]["probabilities"] == pytest.approx([0.8808, 0.1192], abs=1e-4)
-    assert scored.scorers["accuracy"](np.arange(3)) == pytest.approx(2 / 3)
-    assert scored.scorers["accuracy"](np.array([0, 0])) == 1
-    assert scored.scorers["f1"](np.arange(3)) == pytest.approx(2 / 3)
+    assert scored.samples["accuracy"].value == pytest.approx(2 / 3)
+    assert scored.samples["f1"].value == pytest.approx(2 / 3)
 
 
 def test_a_number_is_predicted_as_it_is() -> None:
@@ -98,7 +97,7 @@ def test_a_number_is_predicted_as_it_is() -> None:
     scored = problem.score({"logits": np.array([[1.0], [3.0], [4.0]])}, inputs, graded)
     assert scored.predictions["prediction"].to_pylist() == [1.0, 3.0, 4.0]
     assert scored.predictions["target"].to_pylist() == [0.5, 2.5, 5.0]
-    assert scored.scorers["spearman"](np.arange(3)) == pytest.approx(1)
+    assert scored.samples["spearman"].value == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ def test_a_split_without_labels_is_predicted_and_not_scored(problem: Any, exampl
     inputs = problem.inputs(examples, tiny_vocab(), 16)
     logits = np.eye(len(examples), len(problem.task.labels) or 1, dtype=np.float32)
     scored = problem.score({"logits": logits}, inputs, examples)
-    assert (inputs.targets, scored.scorers) == ({}, {})
+    assert (inputs.targets, scored.samples) == ({}, {})
     assert "target" not in scored.predictions.column_names
 
 
@@ -149,11 +148,11 @@ def test_the_most_probable_option_is_chosen_and_scored_also_by_group() -> None:
     assert [row["target"] for row in rows] == ["B", "D"]
     assert [row["group"] for row in rows] == ["high", "middle"]
     assert sum(rows[0]["probabilities"]) == pytest.approx(1)
-    found = {name: scorer(np.arange(2)) for name, scorer in scored.scorers.items()}
+    found = {name: sample.value for name, sample in scored.samples.items()}
     assert found == {"accuracy": 0.5, "accuracy_middle": 0.0, "accuracy_high": 1.0}
-    assert scored.scorers["accuracy_middle"](np.array([0, 0])) == 0.0
-    assert scored.groups is not None
-    assert scored.groups.tolist() == [0, 0]
+    of_one = scored.samples["accuracy_middle"].part(np.array([True, False]))
+    assert of_one.value == 0.0
+    assert questions().clusters.tolist() == [0, 0]
 
 
 def test_the_score_to_beat_is_that_of_the_best_constant() -> None:
