@@ -119,7 +119,7 @@ def finetuned(
         task=task,
         title=task.upper(),
         metric="accuracy",
-        scores={name: estimate(sample) for name, sample in found.items()},
+        scores={name: estimate(sample).model_dump() for name, sample in found.items()},
         constant_scores={"accuracy": constant},
     )
     return plan.write(work, [], [], result)

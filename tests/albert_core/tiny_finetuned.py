@@ -2,11 +2,13 @@
 
 from typing import Any
 
-import pyarrow as pa
+import numpy as np
 import torch
 
 from albert_core.config import FinetuningSettings, RegistrySettings
 from albert_core.finetuning.finetuned_model import problem_of, save_finetuned
+from albert_core.intervals import estimate, jackknife_table
+from albert_core.metrics import SHARE
 from albert_core.model.albert import AlbertModel
 from albert_core.registry import register_finetuned
 from albert_core.stage.manifest import StagePlan, read_manifest, shards_in
@@ -58,24 +60,16 @@ def made_finetuning(work: str, task: str, score: float, seed: int = 0) -> str:
         "finetuning", {"seed": seed, "score": score}, {"model": "m", "dev": "d"}, "code", {}
     )
     save_tiny_finetuned(f"{plan.folder(work)}/model", task, run=seed)
-    key = TASKS[task].metrics[0]
-    write_arrow(_predictions(task, score), f"{plan.folder(work)}/dev.arrow")
+    is_right = np.arange(40) < 40 * score
+    metrics = TASKS[task].metrics
+    found = {name: SHARE.of(is_right, np.ones(40)) for name in metrics}
+    write_arrow(jackknife_table(found, None), f"{plan.folder(work)}/jackknife.arrow")
     result = made_result(
         "finetuning",
-        task=task, kind=TASKS[task].kind, metric=key, score=score, scores={key: score},
-    )  # fmt: skip
+        task=task,
+        kind=TASKS[task].kind,
+        metric=metrics[0],
+        scores={name: estimate(sample).model_dump() for name, sample in found.items()},
+        constant_scores=dict.fromkeys(metrics, 0.1),
+    )
     return plan.write(work, shards_in(plan.folder(work), "model"), [], result)
-
-
-def _predictions(task: str, share_right: float) -> pa.Table:
-    """Return the predictions of a fine-tuned model for 40 examples, the first of them right."""
-    is_right = [i < 40 * share_right for i in range(40)]
-    if TASKS[task].kind == "spans":
-        values = [float(right) for right in is_right]
-        return pa.table({"f1": values, "exact_match": values})
-    if TASKS[task].kind == "regression":
-        numbers = [float(i) for i in range(40)]
-        return pa.table({"target": numbers, "prediction": numbers[::-1]})
-    one, other, *_ = TASKS[task].labels
-    found = [one if right else other for right in is_right]
-    return pa.table({"target": [one] * 40, "prediction": found})

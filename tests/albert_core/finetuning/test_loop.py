@@ -121,18 +121,6 @@ def test_the_best_weights_are_those_of_the_best_score() -> None:
     assert (finetuner.best.step, finetuner.best.num_worse) == (1, 1)
 
 
-def test_each_half_keeps_the_outputs_that_are_best_on_it_also_over_a_restart() -> None:
-    first = made_finetuner()
-    for of_halves in ((0.1, 0.9), (0.8, 0.2)):
-        note(first, sum(of_halves), *of_halves)
-    again = made_finetuner()
-    again.restore(first.tensors(), first.numbers())
-    note(again, 0.3, 0.7, 0.3)
-    found = [(best.score, best.tensors["score"].item()) for best in again.best_of_halves]
-    assert found == [(0.8, 1.0), (0.9, 1.0)]
-    assert again.num_evaluations == 3
-
-
 def test_a_number_is_learned() -> None:
     targets = np.arange(48) % 2 * 2.0 - 1
     inputs = made_inputs(48, targets=targets)
@@ -148,3 +136,15 @@ def test_the_right_option_is_learned_also_in_bfloat16() -> None:
     logits = trained(made_finetuner(head, inputs, precision="bfloat16")).outputs(inputs)["logits"]
     assert logits.shape == (40, 2)
     assert (logits.argmax(axis=1) == 1).mean() > 0.95
+
+
+def test_each_half_keeps_the_outputs_that_are_best_on_it_also_over_a_restart() -> None:
+    first = made_finetuner()
+    for of_halves in ((0.1, 0.9), (0.8, 0.2)):
+        note(first, sum(of_halves), *of_halves)
+    again = made_finetuner()
+    again.restore(first.tensors(), first.numbers())
+    note(again, 0.3, 0.7, 0.3)
+    found = [(best.score, best.tensors["score"].item()) for best in again.best_of_halves]
+    assert found == [(0.8, 1.0), (0.9, 1.0)]
+    assert again.num_evaluations == 3

@@ -35,7 +35,7 @@ def made_run(
         "seed": seed,
         "metric": metric,
         "scores": {
-            name: Estimate(value=value, low=value - 0.05, high=value + 0.05)
+            name: {"value": value, "low": value - 0.05, "high": value + 0.05}
             for name, value in scores.items()
         },
         "num_examples": 500,

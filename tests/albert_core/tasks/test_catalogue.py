@@ -13,6 +13,7 @@ from albert_core.stage.errors import TaskError
 from albert_core.tasks.catalogue import (
     SCORED_WITH,
     TASKS,
+    dev_clusters,
     find_files,
     find_task,
     present_tasks,
@@ -132,7 +133,10 @@ def test_an_own_task_is_found_by_its_name(tmp_path: Path) -> None:
 def test_the_task_made_from_held_out_documents_is_found_with_the_labels_of_its_files(
     tmp_path: Path,
 ) -> None:
-    lines = [json.dumps({"text": f"Text {n}.", "source": "ab"[n % 2]}) for n in range(4)]
+    lines = [
+        json.dumps({"text": f"Text {n}.", "source": "ab"[n % 2], "document": "xy"[n // 2]})
+        for n in range(4)
+    ]
     for split in ("train", "dev"):
         assert "passage-source" not in names_of(tmp_path)
         write(tmp_path / f"passage-source/{split}.jsonl", "\n".join(lines))
@@ -143,6 +147,9 @@ def test_the_task_made_from_held_out_documents_is_found_with_the_labels_of_its_f
     assert isinstance(examples, TextExamples)
     assert examples.targets is not None
     assert (examples.texts_a[1], examples.targets.tolist()) == ("Text 1.", [0, 1, 0, 1])
+    assert examples.clusters is not None
+    assert examples.clusters.tolist() == [0, 0, 1, 1]
+    assert dev_clusters(str(tmp_path), [], []) == {"passage-source": 2}
 
 
 def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:

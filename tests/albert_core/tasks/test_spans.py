@@ -268,7 +268,7 @@ def test_the_threshold_is_searched_only_where_it_may_be_chosen() -> None:
         problem.score(outputs, inputs, examples, np.array(rows)).facts["no_answer_threshold"]
         for rows in ([True, False, False], [False, False, True])
     ]
-    assert thresholds == [pytest.approx(1 / (1 + np.exp(6.0))), 0.0]
+    assert thresholds == [pytest.approx(1 / (1 + np.exp(2.0))), 0.0]
 
 
 def test_where_no_answer_at_all_is_best_none_is_given() -> None:
