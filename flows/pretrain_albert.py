@@ -104,7 +104,7 @@ def tell_power(run: RecipeRun, task_folder: str | None = None) -> None:
     """
     if not in_flow_run():  # where nothing is made, but what was made is found
         return
-    from albert_core.registry.gate import power
+    from albert_core.planning.gate_power import power
     from albert_core.tasks.catalogue import dev_clusters
 
     evaluation, confidence = run.recipe.evaluation, run.recipe.registry.confidence

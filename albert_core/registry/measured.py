@@ -1,5 +1,6 @@
 """What the gate compares: computed from fine-tunings, kept with a version and read back from it."""
 
+import json
 import math
 import tempfile
 from collections.abc import Mapping
@@ -8,22 +9,21 @@ from pathlib import Path
 from statistics import mean
 
 import numpy as np
-import pyarrow as pa
 from mlflow import MlflowClient
 
 from albert_core.conversion.model_files import model_digest
 from albert_core.intervals import CLUSTER_SHARE
-from albert_core.registry.gate import Measured
+from albert_core.registry.gate import ByTask, Measured
 from albert_core.registry.versions import RegisteredVersion, fetch
 from albert_core.stage import storage
 from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import FINETUNING, model_folder_of
 from albert_core.stage.manifest import Manifest, digest_of, read_manifest
 from albert_core.stage.results import FinetuningResult
-from albert_core.text.arrow_files import read_arrow, write_arrow
+from albert_core.text.arrow_files import read_arrow
 
-_FILE = "measured.arrow"
-"""Among the files of a version: a row for each task, as in `Measured`."""
+_FILE = "measured.json"
+"""Among the files of a version: `Measured` by task."""
 
 
 def read_scores(scores: str, digest: str) -> dict[str, Measured]:
@@ -87,21 +87,14 @@ def measure(finetunings: Mapping[str, Manifest], data_of: Mapping[str, str]) -> 
     }
 
 
-def write_measured(measured: Mapping[str, Measured], folder: Path) -> None:
+def write_measured(measured: ByTask, folder: Path) -> None:
     """Write to ``folder`` how a candidate does, which later candidates are compared with."""
-    numbers = pa.list_(pa.float64())
-    each = measured.values()
-    table = pa.table(
-        {
-            "task": pa.array(list(measured), pa.string()),
-            "data": pa.array([task.data for task in each], pa.string()),
-            "scores": pa.array([task.scores for task in each], numbers),
-            "without": pa.array([task.without for task in each], numbers),
-            "shares": pa.array([task.shares for task in each], numbers),
-            "constant": pa.array([task.constant for task in each], pa.float64()),
-        }
-    )
-    write_arrow(table, str(folder / _FILE), compression="zstd")
+    arrays = {
+        task: {"without": each.without.tolist(), "shares": each.shares.tolist()}
+        for task, each in measured.items()
+    }
+    found = {task: vars(each) | arrays[task] for task, each in measured.items()}
+    (folder / _FILE).write_text(json.dumps(found), encoding="utf-8")
 
 
 def read_measured(client: MlflowClient, version: RegisteredVersion) -> dict[str, Measured]:
@@ -112,16 +105,15 @@ def read_measured(client: MlflowClient, version: RegisteredVersion) -> dict[str,
     """
     with tempfile.TemporaryDirectory() as scratch:
         path = fetch(client, version, _FILE, scratch)
-        return {
-            row["task"]: Measured(
-                data=row["data"],
-                scores=tuple(row["scores"]),
-                without=np.array(row["without"]),
-                shares=np.array(row["shares"]),
-                constant=row["constant"],
-            )
-            for row in (read_arrow(str(path)).to_pylist() if path else ())
-        }
+        found = json.loads(path.read_text(encoding="utf-8")) if path else {}
+    return {
+        task: Measured(
+            scores=tuple(values.pop("scores")),
+            **{name: np.array(values.pop(name)) for name in ("without", "shares")},
+            **values,
+        )
+        for task, values in found.items()
+    }
 
 
 def _measure_run(uri: str, result: FinetuningResult, data: str) -> Measured:

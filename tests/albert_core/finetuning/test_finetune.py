@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from albert_core.config import EvaluationSettings, FinetuningSettings
+from albert_core.config import EvaluationSettings, FinetuningSettings, OwnTaskSettings
 from albert_core.conversion.model_files import check_model, model_digest
 from albert_core.conversion.model_folder import load_encoder
 from albert_core.finetuning import finetune as stage
@@ -373,6 +373,32 @@ def test_predictions_that_are_no_numbers_are_an_error(
     wanted: dict[str, Any] = {"num_steps": 1, "warmup_steps": 0, "learning_rate": 1e38}
     with pytest.raises(TrainingError, match="logits for dev of fine-tuning on cola is nan by ste"):
         finetune(model_folder, task_folder, str(tmp_path), **wanted)
+
+
+def test_each_setting_of_an_own_task_but_its_places_is_in_the_key(
+    model_folder: str, tmp_path: Path
+) -> None:
+    lines = [f"t {n}\t{n % 2}\t{n % 3}\t1\n" for n in range(6)]
+    rows = "".join(["text\tlabel\tother\tcustomer\n", *lines])
+    keys = []
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("here", {}),
+        ("there", {}),
+        ("here", {"label_column": "other"}),
+        ("here", {"metric": "matthews"}),
+        ("here", {"cluster_column": "customer"}),
+    ]
+    for folder, changes in cases:
+        uris = {split: f"{tmp_path}/{folder}/{split}.tsv" for split in ("train", "dev")}
+        for uri in uris.values():
+            storage.write_bytes(uri, rows.encode())
+        own = OwnTaskSettings(name="mine", text_columns=["text"], **uris, **changes)
+        plan, *_ = stage._plan(
+            FinetuningSettings(), EvaluationSettings(own_tasks=[own]), model_folder, "", "mine", "1"
+        )
+        keys.append(plan.key)
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 4
 
 
 def test_dev_is_halved_by_cluster_and_the_same_way_each_time() -> None:
