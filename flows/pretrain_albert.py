@@ -1,5 +1,6 @@
 """Start here: the whole way, from raw text to a registered ALBERT, in one flow."""
 
+import logging
 from dataclasses import replace
 
 from prefect import flow, get_run_logger
@@ -7,7 +8,6 @@ from prefect import flow, get_run_logger
 from albert_core.stage.environment import shown_tracking_uri
 from albert_core.stage.lineage import model_folder_of
 from albert_core.stage.manifest import read_manifest
-from albert_core.text.seeds import derive_seed
 from flows.evaluate_albert import TASK_RUNNER, evaluate, task_folder_of
 from flows.flow_run import FLOW_OPTIONS, show_report, start_run
 from flows.recipe import RecipeRun
@@ -46,8 +46,7 @@ def pretrain_albert(
     """
     overrides = with_form(settings, overrides)
     run = start_run(recipe, source, work, overrides)
-    if run.recipe.evaluation.num_seeds == 1:
-        tell_power(run)
+    tell_power(run)
     refresh_in_its_pool(run, recipe, source, overrides, work)
     corpus = clean_corpus(run)
     vocab = train_vocab(run, corpus)
@@ -100,19 +99,22 @@ def tell_power(run: RecipeRun, task_folder: str | None = None) -> None:
 
     Args:
         run: its recipe names tasks and seeds.
-        task_folder: as of `evaluate`; None: it is not known yet.
+        task_folder: as of `evaluate`; None: at the start, where only that one seed is too few can
+            be told.
     """
-    if not in_flow_run():  # where nothing is made, but what was made is found
+    evaluation, is_start = run.recipe.evaluation, task_folder is None
+    # Outside of a flow run nothing is made, but what was made is found.
+    if not in_flow_run() or is_start != (evaluation.num_seeds == 1):
         return
     from albert_core.planning.gate_power import power
     from albert_core.tasks.catalogue import dev_clusters
 
-    evaluation, confidence = run.recipe.evaluation, run.recipe.registry.confidence
     clusters = {}
     if task_folder is not None:
         clusters = dev_clusters(task_folder, evaluation.own_tasks, evaluation.tasks)
-    if clusters or evaluation.num_seeds == 1:
-        get_run_logger().info("gate: %s", power(evaluation.num_seeds, clusters, confidence))
+    if clusters or is_start:
+        said = power(evaluation.num_seeds, clusters, run.recipe.registry.confidence)
+        get_run_logger().log(logging.WARNING if is_start else logging.INFO, "gate: %s", said)
 
 
 def compare_and_register(run: RecipeRun, pretraining: str, scores: str, task_folder: str) -> str:
@@ -135,6 +137,8 @@ def compare_and_register(run: RecipeRun, pretraining: str, scores: str, task_fol
 
 def with_other_seeds(run: RecipeRun, name: str) -> RecipeRun:
     """Return the run with fine-tuning seeds of its own for each ``name``."""
+    from albert_core.text.seeds import derive_seed
+
     evaluation = run.recipe.evaluation
     seed = derive_seed(evaluation.seed, "champion", name) % _SEEDS
     recipe = run.recipe.model_copy(

@@ -31,7 +31,7 @@ OVERRIDES = [f"{name}={value}" for name, value in SMALLER.items()]
 REFRESH = "refresh-corpus"
 LOAD = (
     "import mlflow.pyfunc\n"
-    "model = mlflow.pyfunc.load_model('models:/albert-tiny@champion')\n"
+    "model = mlflow.pyfunc.load_model('models:/albert-tiny/1')\n"
     "print(len(model.predict([{'text': 'The [MASK] is here.'}])), 'guesses')"
 )
 

@@ -389,7 +389,9 @@ def test_each_setting_of_an_own_task_but_its_places_is_in_the_key(
         ("here", {"cluster_column": "customer"}),
     ]
     for folder, changes in cases:
-        uris = {split: f"{tmp_path}/{folder}/{split}.tsv" for split in ("train", "dev")}
+        uris: dict[str, Any] = {
+            split: f"{tmp_path}/{folder}/{split}.tsv" for split in ("train", "dev")
+        }
         for uri in uris.values():
             storage.write_bytes(uri, rows.encode())
         own = OwnTaskSettings(name="mine", text_columns=["text"], **uris, **changes)

@@ -197,6 +197,7 @@ def test_two_models_are_never_both_better_and_to_be_better_on_all_never_harms(
         for task, each in ours.items()
     }
     after = gate(SETTINGS, raised, theirs)
+    assume(after.verdict != "undecided")
     assert after.lower_bound == pytest.approx((found.lower_bound or 0.0) + more, abs=1e-6)
     assert after.is_promoted or not found.is_promoted
 

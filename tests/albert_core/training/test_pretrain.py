@@ -49,7 +49,8 @@ def test_a_run_leaves_a_model_and_its_scores(uninterrupted: str) -> None:
     result = result_of(uninterrupted)
     assert result.step == 12
     for score in (*result.before.values(), *result.after.values()):
-        assert score.low <= score.value <= score.high
+        assert not score.is_above(score.value)
+        assert not score.is_below(score.value)
     assert {shard.kind for shard in read_manifest(uninterrupted).shards} == {"model", "metrics"}
     assert [point["step"] for point in points_of(uninterrupted)] == [4, 8, 12]
     assert [point["step"] for point in result.evaluations] == [6, 12]
