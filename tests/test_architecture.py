@@ -35,7 +35,7 @@ def test_a_flow_is_read_without_the_heavy_libraries(module: str) -> None:
     assert loaded_by(module) & HEAVY == set()
 
 
-CORE = {"config", "conversion", "metrics", "stage", "text", "tracking"}
+CORE = {"config", "conversion", "intervals", "metrics", "stage", "text", "tracking"}
 TRAINING = CORE | {"checkpoint", "model", "planning", "tasks", "training"}
 
 

@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping
 from statistics import NormalDist
 
-from albert_core.intervals import Spread, reach
-
 _SEED_SD, _DISAGREEMENT, _POWER, _WISHED = 0.01, 0.15, 0.8, 0.01
 """What is supposed: the standard deviation between seeds (about that of GLUE's tasks of some
 thousand examples, Dodge et al. 2020), and the share of examples that two models answer unlike; the
@@ -26,10 +24,10 @@ def power(num_seeds: int, clusters: Mapping[str, int], confidence: float) -> str
             "seed does. Give at least 2; 5 find smaller gains."
         )
     number = len(clusters)
-    over_seeds = [Spread(_SEED_SD**2 / num_seeds, num_seeds - 1)] * (2 * number)
-    over_examples = [Spread(_DISAGREEMENT / size, size) for size in clusters.values()]
-    found = sum(reach([*over_seeds, *over_examples], at) for at in (confidence, _POWER)) / number
+    variance = 2 * number * _SEED_SD**2 / num_seeds
+    variance += sum(_DISAGREEMENT / size for size in clusters.values())
     quantiles = sum(map(NormalDist().inv_cdf, (confidence, _POWER)))
+    found = quantiles * math.sqrt(variance) / number
     each = 2 * (quantiles / _WISHED) ** 2 / number  # half of the variance is left to each of both
     sizes = ", ".join(f"{size:,} of {name}" for name, size in clusters.items())
     return (
