@@ -1,7 +1,8 @@
 """Stage: a fine-tuned model -> a version in the registry, champion if the gate says so.
 
 The weights that were scored are the model itself, so that no seed is noise, only the choice of
-dev's examples. Both models' best evaluations were chosen on that dev set.
+dev's examples. Scores are cross-fitted, so that a model that was chosen from more evaluations has
+no advantage.
 
 ``python -m albert_core.registry.register_finetuned --recipe=... --finetuning=<its manifest>``
 """
