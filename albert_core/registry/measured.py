@@ -108,11 +108,13 @@ def read_measured(client: MlflowClient, version: RegisteredVersion) -> dict[str,
         found = json.loads(path.read_text(encoding="utf-8")) if path else {}
     return {
         task: Measured(
-            scores=tuple(values.pop("scores")),
-            **{name: np.array(values.pop(name)) for name in ("without", "shares")},
-            **values,
+            data=each["data"],
+            scores=tuple(each["scores"]),
+            without=np.array(each["without"]),
+            shares=np.array(each["shares"]),
+            constant=each["constant"],
         )
-        for task, values in found.items()
+        for task, each in found.items()
     }
 
 

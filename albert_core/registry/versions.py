@@ -116,7 +116,7 @@ def champion_of(client: MlflowClient, name: str) -> RegisteredVersion | None:
 def versions_of(client: MlflowClient, name: str) -> list[RegisteredVersion]:
     """Return all versions of ``name``, without their aliases."""
     search = partial(client.search_model_versions, f"name = '{name}'")
-    return [_described(version, {}) for version in _every(search)]
+    return [_described(version, {}) for version in every(search)]
 
 
 def find_version(client: MlflowClient, name: str, key: str) -> RegisteredVersion | None:
