@@ -51,7 +51,10 @@ STAGE_OF = {
 }
 
 
-_PASSAGES = b'{"text": "A.", "source": "a"}\n{"text": "B.", "source": "b"}\n'
+_PASSAGES = b"".join(
+    b'{"text": "%s.", "source": "%s", "document": "%s"}\n' % (name, name, name)
+    for name in (b"a", b"b")
+)
 
 
 class FakeStages:
