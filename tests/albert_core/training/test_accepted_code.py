@@ -81,10 +81,10 @@ def test_with_consent_a_run_is_gone_on_with_by_a_tree_in_which_a_module_was_edit
     assert content_of(manifest) == content_of(uninterrupted)
     then, now = result_of(manifest).versions
     assert (then.step, then.code) == (0, read_manifest(str(begun)).code)
-    assert (now.step, now.code) == (9, read_manifest(manifest).code)
+    assert (now.step, now.code) == (8, read_manifest(manifest).code)
     text = as_text(read_model_lineage(manifest, str(tmp_path)))
     assert f"{now.code}, {now.commit}\n" in text
-    assert f"{then.code}, {then.commit}, until step 9; changed then: {STEP}\n" in text
+    assert f"{then.code}, {then.commit}, until step 8; changed then: {STEP}\n" in text
 
 
 def test_without_consent_a_run_begins_anew_and_says_what_consent_would_save(
@@ -99,11 +99,11 @@ def test_without_consent_a_run_begins_anew_and_says_what_consent_would_save(
     (first,) = tmp_path.glob("pretraining/*")
     request.getfixturevalue("other_code")
     stopped(2)
-    assert f"pretraining/{first.name}, of the same settings and inputs, is at step 9" in caplog.text
+    assert f"pretraining/{first.name}, of the same settings and inputs, is at step 8" in caplog.text
     assert "--accept-code (training.accept_code = true) goes on from there" in caplog.text
-    stopped(4)  # from its own checkpoint, of step 3
+    stopped(4)  # from its own checkpoint, of step 2
     with_consent = train(examples, tmp_path, accept_code=True)
-    assert [version.step for version in result_of(with_consent).versions] == [0, 9]
+    assert [version.step for version in result_of(with_consent).versions] == [0, 8]
     assert content_of(with_consent) == content_of(uninterrupted)
 
 
@@ -133,4 +133,4 @@ def test_a_setting_that_one_version_of_the_code_does_not_have_is_no_difference(
     stopped(0)
     assert ", gone_since. --accept-code" in caplog.text
     manifest = train(examples, tmp_path, accept_code=True)
-    assert [version.step for version in result_of(manifest).versions] == [0, 9]
+    assert [version.step for version in result_of(manifest).versions] == [0, 8]
