@@ -120,8 +120,8 @@ def test_a_mistake_of_a_later_stage_ends_in_one_message_and_leaves_no_half_resul
 
 @pytest.mark.long
 def test_a_changed_file_is_named_and_what_depends_on_it_is_redone(first: Typed) -> None:
-    promote = [ALBERT, "promote", "albert-tiny", "1", "--reason=a test", f"--work={first.work}"]
-    subprocess.run(promote, cwd=PROJECT, check=True)
+    promote = ["promote", "albert-tiny", "1", "--reason=a test", f"--work={first.work}"]
+    subprocess.run([ALBERT, *promote], cwd=PROJECT, check=True)
     write_jsonl(Path(first.source) / "1.jsonl", [*range(40, 80), 500])
     again = run_flow(first.source, first.work)
     assert again.status == 0, again.output

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from albert_core.stage.manifest import read_manifest
+from albert_core.stage.manifest import read_manifest, sealed
 from albert_core.stage.results import RegistrationResult
 from albert_core.tracking.server import open_client
 from albert_core.training import pretrain
@@ -116,7 +116,7 @@ def test_with_dropout_a_training_is_looked_up_with_the_processes_it_would_have(
     of_two, *_ = pretrain._plan(run.recipe.model, run.recipe.training, examples, "", 2)
     made = Path(of_two.folder(str(tmp_path)), "manifest.json")
     made.parent.mkdir(parents=True)
-    made.touch()
+    made.write_bytes(sealed({}))
     run = replace(run, work=str(tmp_path))
     inputs = {"examples": examples, "task_folder": ""}
     assert run.find_done("albert_core.training.pretrain", **inputs) is None
