@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import fsspec
 import psutil
 import pytest
 import typer
@@ -235,7 +236,7 @@ def write_inputs(folder: Path) -> None:
     (folder / "notes").symlink_to(folder / "data/notes")
     (folder / "new").mkdir()
     write_jsonl(folder / "new/more.jsonl", range(500, 520))
-    rows = "".join(f"{word} {number}\t{number % 2}\n" for number in range(20) for word in ["good"])
+    rows = "".join(f"good {number}\t{number % 2}\n" for number in range(20))
     for part in ("train", "dev"):
         write(folder / f"data/tasks/SST-2/{part}.tsv", f"sentence\tlabel\n{rows}")
     write(folder / "data/tasks/SST-2/test.tsv", "index\tsentence\n0\tgood\n")
@@ -267,8 +268,6 @@ def place(
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     with serve_s3("bucket") as store:
-        import fsspec
-
         with fsspec.open("s3://bucket/dumps/text.jsonl", "wb") as file:
             file.write((folder / "data/books/text.jsonl").read_bytes())
         here = Place(folder, variables | store)
