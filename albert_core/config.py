@@ -83,7 +83,6 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
             "keep_checkpoints",
             "max_skipped_steps",
             "accept_other_examples",
-            "accept_code",
         }
     )
 
@@ -161,9 +160,6 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     from; empty: none"""
     accept_other_examples: bool = False
     """continue_from may be of a run on other examples"""
-    accept_code: bool = False
-    """a run of the same settings and inputs is gone on with although another version of the code
-    or of a library began it"""
     seed: int = Field(12345, ge=0)
 
     @property

@@ -49,12 +49,6 @@ def code_digest(module: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def module_digests(module: str) -> dict[str, str]:
-    """Return a digest of each module that `code_digest` covers, by its name."""
-    sources = sorted(reachable_sources(module, HOW_NOT_WHAT).items())
-    return {name: hashlib.sha256(_meaning(s).encode()).hexdigest()[:8] for name, s in sources}
-
-
 def library_versions(*names: str) -> dict[str, str]:
     """Return the installed version of each library in ``names``, and Python's.
 

@@ -51,35 +51,6 @@ class Machine(Settings):
     vectors: str = Field(description="CPU capability that torch computed with, e.g. AVX512")
 
 
-_MAX_MODULES = 5
-"""Modules that a sentence names."""
-
-
-class CodeVersion(Settings):
-    """The code that trained a model from a step on."""
-
-    step: int = Field(description="updates done before it")
-    code: str = Field(description="digest of the code that the stage can reach")
-    commit: str = Field(description="in git, as a person reads it")
-    libraries: dict[str, str]
-    modules: dict[str, str] = Field(
-        description="module -> digest of what it does; empty: not recorded"
-    )
-
-    def changes_since(self, before: "CodeVersion") -> str:
-        """Return which modules and libraries are others than ``before``; empty if none is."""
-        names = sorted(dict(self.modules.items() ^ before.modules.items()))
-        if not (self.modules and before.modules):
-            names = ["modules that were not recorded"] if self.code != before.code else []
-        more = [f"{len(names) - _MAX_MODULES} more modules"] if len(names) > _MAX_MODULES else []
-        libraries = [
-            f"{name} {before.libraries.get(name, 'absent')} -> {version}"
-            for name, version in self.libraries.items()
-            if before.libraries.get(name) != version
-        ]
-        return ", ".join(names[:_MAX_MODULES] + more + libraries)
-
-
 class CorpusResult(Settings):
     """The result of the stage "corpus"."""
 
@@ -204,9 +175,7 @@ class PretrainingResult(ModelResult):
     settings: dict[str, Any] = Field(
         description="settings of model and training, also those that cannot change the result"
     )
-    versions: list[CodeVersion] = Field(
-        default=[], description="of the code, in the order of their steps; empty: not recorded"
-    )
+    versions: list[Any] = Field(default=[], description="what earlier releases noted of the code")
 
 
 class FinetuningResult(ModelResult):

@@ -19,15 +19,8 @@ from albert_core.stage.environment import TRAINING_HOSTS, training_processes, wh
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.lineage import PRETRAINING, manifest_of, place_in
 from albert_core.stage.manifest import MANIFEST, StagePlan, digest_of, read_manifest
-from albert_core.stage.provenance import (
-    RANKS,
-    code_digest,
-    library_versions,
-    machine,
-    module_digests,
-    provenance,
-)
-from albert_core.stage.results import CodeVersion, ExamplesResult, VocabularyResult
+from albert_core.stage.provenance import RANKS, code_digest, library_versions, machine
+from albert_core.stage.results import ExamplesResult, VocabularyResult
 from albert_core.tasks.pair_sets import PAIRS, PairFiles, find_pairs, pair_digests
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
@@ -51,7 +44,8 @@ def run(
     With dropout, which draws for each micro-batch, another cut into ranks and micro-batches is
     another run, which can begin with ``continue_from`` where the first one was. A run that differs
     from another one only in `TrainingSettings.MEASURE` or in ``task_folder`` takes over its newest
-    checkpoint. So does, with `TrainingSettings.accept_code`, one that differs in its code.
+    checkpoint. With other code it is another run, which ``continue_from`` can begin where the
+    first one was.
 
     Args:
         model: settings.
@@ -91,14 +85,7 @@ def run(
     from albert_core.training.pretraining import pretrain
 
     vocabulary = _read_vocabulary(plan.input_manifests["vocab"])
-    code = CodeVersion(
-        step=0,
-        code=plan.code,
-        commit=str(provenance()),
-        libraries=plan.libraries,
-        modules=module_digests(__name__),
-    )
-    pretrain(plan, work, model, training, vocabulary, files, code, start.checkpoint, start.weights)
+    pretrain(plan, work, model, training, vocabulary, files, start.checkpoint, start.weights)
     return storage.join(plan.folder(work), MANIFEST)
 
 

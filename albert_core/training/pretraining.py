@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
-from pydantic import ValidationError
 
 from albert_core.checkpoint import (
     CHECKPOINTS,
@@ -25,7 +24,6 @@ from albert_core.checkpoint import (
     list_checkpoints,
     load_checkpoint,
     load_newest,
-    read_record,
 )
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.model_folder import save_model_folder
@@ -43,9 +41,7 @@ from albert_core.stage.manifest import (
     shards_in,
     unsealed,
 )
-from albert_core.stage.provenance import UNKNOWN_COMMIT
-from albert_core.stage.results import CodeVersion, Estimate, PretrainingResult
-from albert_core.stage.settings import Settings
+from albert_core.stage.results import Estimate, PretrainingResult
 from albert_core.tasks.pair_sets import PAIRS, PairFiles
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
@@ -102,7 +98,6 @@ def pretrain(
     training: TrainingSettings,
     vocabulary: Tokenizer,
     pair_files: PairFiles,
-    code: CodeVersion,
     checkpoint: str | None = None,
     weights: AlbertForPretraining | None = None,
 ) -> None:
@@ -115,7 +110,6 @@ def pretrain(
         training: settings.
         vocabulary: of the examples.
         pair_files: of the minimal pairs, a sample of which is scored at each evaluation.
-        code: what this process trains with.
         checkpoint: URI of one to continue from; None to begin anew.
         weights: the first ones, on the CPU; None for random ones.
 
@@ -132,7 +126,7 @@ def pretrain(
         pairs = read_sample(pair_files, vocabulary, model.max_position_embeddings, ranks)
         with stop.ending_at_once():
             pretraining = Pretraining(
-                plan, work, model, training, pairs, ranks, stop, code, checkpoint, weights
+                plan, work, model, training, pairs, ranks, stop, checkpoint, weights
             )
         with pretraining.log.tracked if pretraining.log else nullcontext():
             pretraining.train()
@@ -151,7 +145,6 @@ class Pretraining:
         pairs: PairSample,
         ranks: Ranks,
         stop: StopRequest,
-        code: CodeVersion,
         checkpoint: str | None,
         weights: AlbertForPretraining | None,
     ) -> None:
@@ -177,7 +170,7 @@ class Pretraining:
         self.writer = CheckpointWriter(
             storage.join(self.folder, CHECKPOINTS), settings.keep_checkpoints
         )
-        unreported = self._begin(code, checkpoint)
+        unreported = self._begin(checkpoint)
         self._check_ranks_agree()
         expected = expected_speed(model, settings, self.examples, ranks, self.state.step)
         self.log: RunLog | None = None
@@ -253,7 +246,6 @@ class Pretraining:
             before=self.before,
             after=after,
             settings=self.resolved,
-            versions=self.versions,
             machines=noted_machines(self.folder),
             mlflow_run_id=self.log.tracked.run_id,
         )
@@ -272,44 +264,54 @@ class Pretraining:
         checkpoints = list_checkpoints(self.writer.folder)
         self.log.track_result(manifest, storage.join(self.folder, CURVES), checkpoints)
 
-    def _begin(self, code: CodeVersion, checkpoint: str | None) -> list[dict[str, float]]:
+    def _begin(self, checkpoint: str | None) -> list[dict[str, float]]:
         """Take over the newest state that there is; return the metrics that are not reported yet.
 
-        It is that of the run of the same updates which is furthest: this one, one that is measured
-        otherwise, or one that other code began, if the settings accept that. Else it is that of
-        ``checkpoint``.
+        It is that of the run of the same updates which is furthest: this one, or one that is
+        measured otherwise. Else it is that of ``checkpoint``.
         """
         content, found = self.examples.manifest.content, None
-        for run in self._runs_to_go_on_with(code):
+        for run in self._runs_of_same_updates():
             if found := load_newest(_checkpoints_of(run), content):
                 break
         is_resumed = found is not None and run.manifest.key == self.plan.key
         if checkpoint is not None and not is_resumed:
             _continue_run(self.state, checkpoint, self.settings, self.plan.inputs)
         self.before = self._scores_before()
-        self.versions = [code.model_copy(update={"step": self.state.step})]
         if found is None:
             return []
         tensors, record = found
         self.state.restore(tensors, record, _checkpoints_of(run))
-        self.versions = _versions(run, record)
-        if changed := code.changes_since(self.versions[-1]):
-            log.warning("%s: going on with other code than before: %s", PRETRAINING, changed)
-            self.versions.append(code.model_copy(update={"step": self.state.step}))
         if run.manifest.inputs.get(PAIRS) != self.plan.inputs.get(PAIRS):
             self.state.evaluations = [_without_pairs(point) for point in self.state.evaluations]
         unreported: list[dict[str, float]] = record["window"]
         return unreported
 
-    def _runs_to_go_on_with(self, code: CodeVersion) -> list[Result]:
-        """Return the runs of the same updates, furthest first; name one that consent would add."""
-        runs = _runs_of_same_updates(self.plan, self.work)
-        if self.settings.accept_code:
-            return runs
-        ours = [run for run in runs if _code(run.manifest) == _code(self.plan)]
-        if runs[:1] != ours[:1] and self.ranks.is_first:
-            _say_that_other_code_is_further(runs[0], code)
-        return ours
+    def _runs_of_same_updates(self) -> list[Result]:
+        """Return the runs with these updates, whatever they measure, furthest first.
+
+        Those without a checkpoint are left out. One that other code began is not among them; if it
+        is further than they are, it is named.
+        """
+        runs = read_work(self.work, stages=[PRETRAINING], begun=True).results.values()
+        reached = [
+            ((newest.rpartition("/")[2], run.manifest.key == self.plan.key), newest, run)
+            for run in runs
+            if _updates(run.manifest) == _updates(self.plan)
+            for newest in list_checkpoints(_checkpoints_of(run))[-1:]
+        ]
+        reached.sort(key=lambda each: each[0], reverse=True)
+        ours = [each for each in reached if _code(each[2].manifest) == _code(self.plan)]
+        if reached[:1] != ours[:1] and self.ranks.is_first:
+            _, newest, run = reached[0]
+            log.warning(
+                "%s: %s, of the same settings and inputs, was begun by other code or libraries. "
+                "training.continue_from = %s goes on from there; this run does not",
+                PRETRAINING,
+                run.place,
+                newest,
+            )
+        return [run for *_, run in ours]
 
     def _check_ranks_agree(self) -> None:
         steps = torch.tensor(self.state.step, dtype=torch.float64, device=self.ranks.device)
@@ -440,7 +442,6 @@ class Pretraining:
             "examples": self.plan.inputs["examples"],
             "vocab": self.plan.inputs["vocab"],
             "settings": self.resolved,
-            "versions": [version.model_dump() for version in self.versions],
             HELD_OUT_LOSS: None if self.after is None else self.after["masked_lm_loss"].value,
         }
         self.writer.save(tensors, record)
@@ -549,24 +550,6 @@ def _metrics_line(point: dict[str, float]) -> str:
     return json.dumps({n: value for n, value in point.items() if n not in OF_THE_MACHINE}) + "\n"
 
 
-def _runs_of_same_updates(plan: StagePlan, work: str) -> list[Result]:
-    """Return the runs with the updates of ``plan``, whatever their code and what they measure.
-
-    The furthest comes first; of those that are equally far, this run or one of its code. Those
-    without a checkpoint are left out.
-    """
-
-    def rank(run: Result) -> tuple[str, bool, bool]:
-        newest = "".join(list_checkpoints(_checkpoints_of(run))[-1:])
-        is_ours = _code(run.manifest) == _code(plan)
-        return newest.rpartition("/")[2], is_ours, run.manifest.key == plan.key
-
-    runs = read_work(work, stages=[plan.stage], begun=True).results.values()
-    same = [(rank(run), run) for run in runs if _updates(run.manifest) == _updates(plan)]
-    same.sort(key=lambda each: each[0], reverse=True)
-    return [run for (newest, *_), run in same if newest]
-
-
 def _checkpoints_of(run: Result) -> str:
     return storage.join(run.folder, CHECKPOINTS)
 
@@ -576,54 +559,11 @@ def _code(run: StagePlan | Manifest) -> list[Any]:
 
 
 def _updates(run: StagePlan | Manifest) -> list[Any]:
-    """Return what the updates of a run depend on besides its code.
-
-    A setting that the code of then did not have counts as its default; one that this code has no
-    longer does not count.
-    """
-    try:
-        model = ModelSettings(**_known(run, "model", ModelSettings)).model_dump()
-        training = TrainingSettings(**_known(run, "training", TrainingSettings)).of_result
-    except ValidationError:
-        return [run.key]
-    training = {
-        name: value for name, value in training.items() if name not in TrainingSettings.MEASURE
-    }
+    """Return what the updates of a run depend on besides its code."""
+    training = run.settings["training"]
+    measured = {n: v for n, v in training.items() if n not in TrainingSettings.MEASURE}
     inputs = {name: digest for name, digest in run.inputs.items() if name != PAIRS}
-    return [run.settings | {"model": model, "training": training}, inputs]
-
-
-def _known(run: StagePlan | Manifest, section: str, kind: type[Settings]) -> dict[str, Any]:
-    values = run.settings[section].items()
-    return {name: value for name, value in values if name in kind.model_fields}
-
-
-def _versions(run: Result, record: dict[str, Any]) -> list[CodeVersion]:
-    """Return which code trained the checkpoint of ``record``."""
-    made = run.manifest
-    began = CodeVersion(
-        step=0,
-        code=made.code,
-        commit=str(made.provenance or UNKNOWN_COMMIT),
-        libraries=made.libraries,
-        modules={},
-    )
-    return [CodeVersion(**version) for version in record.get("versions", [])] or [began]
-
-
-def _say_that_other_code_is_further(run: Result, code: CodeVersion) -> None:
-    record: dict[str, Any] = {}
-    gone = run.manifest.settings["training"].keys() - TrainingSettings.model_fields
-    with suppress(IntegrityError, ValueError):
-        record = read_record(list_checkpoints(_checkpoints_of(run))[-1])
-    log.warning(
-        "%s: %s, of the same settings and inputs, is at step %s, but with other code: %s. "
-        "--accept-code (training.accept_code = true) goes on from there; this run does not",
-        PRETRAINING,
-        run.place,
-        f"{record.get('step', 0):,}",
-        ", ".join([code.changes_since(_versions(run, record)[-1]), *sorted(gone)]),
-    )
+    return [run.settings | {"training": measured}, inputs]
 
 
 def _without_pairs(point: dict[str, float]) -> dict[str, float]:

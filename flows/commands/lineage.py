@@ -8,14 +8,12 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from albert_core.stage import storage
 from albert_core.stage.lineage import CORPUS, SOURCE_FILES, Lineage, Result, read_lineage
 from albert_core.stage.manifest import checked
 from albert_core.stage.provenance import UNKNOWN_COMMIT, Provenance
-from albert_core.stage.results import CodeVersion
 from flows.recipe import Recipe
 from flows.report import Report, Row
 from pipelines.source_files import SourceFile, parse_files
@@ -133,10 +131,6 @@ def _stage_rows(result: Result, all_files: bool) -> Iterator[Row]:
     yield "made of", ", ".join(sorted(result.inputs)) or "source files"
     yield "recipe", _recipe(provenance)
     yield "code", f"{manifest.code}, {provenance or UNKNOWN_COMMIT}"
-    versions = [CodeVersion(**version) for version in manifest.result.get("versions", [])]
-    for before, now in pairwise(versions):
-        end = f"until step {now.step:,}; changed then: {now.changes_since(before)}"
-        yield "older code", f"{before.code}, {before.commit}, {end}"
     yield "libraries", _pairs(manifest.libraries) or "none that count"
     for machine in manifest.result.get("machines") or ([provenance.machine] if provenance else []):
         yield "machine", _pairs(machine)

@@ -242,8 +242,6 @@ def _code_changes(then: Manifest, call: Call) -> Iterator[str]:
     if code_digest(call.module) != then.code:
         now = code_commit()[0][:_DIGITS] or "unknown"
         yield f"the code differs from then: {then.provenance or UNKNOWN_COMMIT}, and now {now}"
-    if (number := len(then.result.get("versions", []))) > 1:
-        yield f"{number} versions of the code trained it in turn"
     names = then.libraries.keys() - {"python"}  # `library_versions` adds it anyway
     yield from _library_changes(then.libraries, library_versions(*names))
 

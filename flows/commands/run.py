@@ -24,22 +24,13 @@ def pretrain(
     source: Source = None,
     work: Work = "",
     overrides: Overrides = None,
-    accept_code: Annotated[
-        bool,
-        typer.Option(
-            "--accept-code",
-            help="Go on with a pretraining of the same settings and inputs that another version "
-            "of the code began, in place of beginning anew.",
-        ),
-    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Go the whole way: clean, tokenize, pretrain, fine-tune, score and register.
 
     What was done before, with the same settings and inputs, is not done again.
     """
-    accepted = ["training.accept_code=true"] if context.params.pop("accept_code") else []
-    _run("pretrain_albert", context, overrides=[*(overrides or []), *accepted])
+    _run("pretrain_albert", context)
 
 
 def refresh(

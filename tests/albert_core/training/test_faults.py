@@ -317,13 +317,29 @@ def test_dropout_is_removed_in_mid_run(
     assert len(seen) == 8
 
 
-def test_a_run_continued_with_nothing_changed_is_the_run_itself(
-    examples: str, uninterrupted: str, tmp_path: Path
+def test_a_run_that_other_code_began_is_named_and_continued_only_if_asked_for(
+    examples: str,
+    uninterrupted: str,
+    tmp_path: Path,
+    around_step: AroundStep,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    checkpoint = Path(uninterrupted).parent / "checkpoints" / "step-00000008"
+    around_step(tell_to_stop_at(8))
+    with pytest.raises(RunAgain):
+        train(examples, tmp_path)
+    (checkpoint,) = tmp_path.rglob("step-00000008")
+    monkeypatch.setattr(pretrain, "code_digest", lambda _: "0123456789abcdef")
+    around_step(tell_to_stop_at(2))
+    with pytest.raises(RunAgain):
+        train(examples, tmp_path)
+    assert "was begun by other code or libraries" in caplog.text
+    assert f"training.continue_from = {checkpoint} goes on from there" in caplog.text
+    around_step(lambda _: None)
     continued = train(examples, tmp_path, continue_from=str(checkpoint))
-    assert Path(continued).parent.name != Path(uninterrupted).parent.name
     torch.testing.assert_close(weights_of(continued), weights_of(uninterrupted), rtol=0, atol=0)
+    made_of = read_manifest(continued).input_manifests["pretraining"]
+    assert made_of == str(checkpoint.parents[1] / "begun.json")
 
 
 def test_a_run_starts_from_the_weights_of_a_model(
@@ -405,7 +421,6 @@ def test_settings_that_do_not_change_the_result_do_not_make_another_run(
         "keep_checkpoints": 1,
         "max_skipped_steps": 0,
         "accept_other_examples": True,
-        "accept_code": True,
         "evaluation_minutes": 1.0,
         "checkpoint_minutes": 1.0,
         "system_metrics": False,

@@ -13,7 +13,6 @@ import pytest
 import typer
 
 from albert_core.stage.errors import OutageError
-from flows.commands import by_hand
 from flows.commands import main as module
 from flows.commands.main import app, main
 from tests.test_end_to_end import ALBERT, PROJECT
@@ -75,16 +74,6 @@ def test_services_are_started_with_the_options_that_were_given(
     ]
     assert set(started[0][4:]) == {"--work=w", "--prefect-port=4201"}
     assert set(started[1][4:]) == {"--mlflow-auth", "--artifacts=memory"}
-
-
-def test_consent_to_other_code_is_a_setting_of_the_training(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found: list[list[str] | None] = []
-    monkeypatch.setattr(by_hand, "run_flow", lambda _, **given: found.append(given["overrides"]))
-    assert main(["pretrain", "--accept-code", "--set=training.seed=5"]) == 0
-    assert main(["pretrain"]) == 0
-    assert found == [["training.seed=5", "training.accept_code=true"], None]
 
 
 def test_what_is_transient_is_status_75_a_mistake_2_and_a_defect_a_traceback(
