@@ -41,8 +41,8 @@ from albert_core.conversion.huggingface import from_hf_state
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.manifest import MANIFEST, read_manifest
 from albert_core.stage.results import ExamplesResult, VocabularyResult
-from albert_core.tasks.minimal_pairs import is_right, read_pairs
-from albert_core.tasks.pair_sets import find_pairs, pair_scores, that_fit
+from albert_core.tasks.likelihoods import is_right
+from albert_core.tasks.minimal_pairs import find_pairs, pair_scores, read_pairs, that_fit
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.held_out import evaluate
@@ -321,7 +321,7 @@ def _pair_scores(model: AlbertForPretraining, run: Run) -> dict[str, float]:
     found = {}
     for name, uris in find_pairs(run.pairs).items():
         num_positions = model.encoder.settings.max_position_embeddings
-        pairs, _ = that_fit(read_pairs(name, uris), tokenizer, num_positions)
+        pairs, _ = that_fit(name, read_pairs(name, uris), tokenizer, num_positions)
         right = is_right(model, tokenizer, pairs, ALONE.device)
         found[name] = pair_scores(pairs, right).accuracy.value
     return found

@@ -18,8 +18,8 @@ import torch
 from albert_core.config import ModelSettings
 from albert_core.conversion.huggingface import hf_config, to_hf_state
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.tasks.minimal_pairs import log_likelihoods, read_pairs
-from albert_core.tasks.pair_sets import find_pairs
+from albert_core.tasks.likelihoods import log_likelihoods
+from albert_core.tasks.minimal_pairs import find_pairs, read_pairs
 from albert_core.text.records import CLS, MASK, SEP
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer
 from benchmarks import harness
@@ -50,8 +50,8 @@ def pairs_to_score(corpus: str) -> tuple[list[str], str]:
         texts = [" ".join(text.split()[:10]) for _, text in documents_of(corpus)]
         return draw.choices(texts, k=2 * MADE_PAIRS), "beginnings of documents"
     each = [read_pairs("blimp", [file]) for file in files]
-    chosen = [text[:PAIRS_OF_A_PARADIGM] for pairs in each for text in (pairs.good, pairs.bad)]
-    return [text for texts in chosen for text in texts], "BLiMP"
+    chosen = [pair for pairs in each for pair in pairs[:PAIRS_OF_A_PARADIGM]]
+    return [text for pair in chosen for text in (pair.good, pair.bad)], "BLiMP"
 
 
 def num_pieces(tokenizer: Tokenizer, sentences: list[str]) -> int:

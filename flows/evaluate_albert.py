@@ -131,7 +131,7 @@ def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
 
 def has_pairs(task_folder: str) -> bool:
     """Return whether the folder of the tasks has minimal pairs."""
-    from albert_core.tasks.pair_sets import find_pairs
+    from albert_core.tasks.minimal_pairs import find_pairs
 
     return bool(find_pairs(task_folder))
 

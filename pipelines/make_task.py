@@ -25,7 +25,7 @@ from albert_core.stage.manifest import (
 )
 from albert_core.stage.provenance import code_digest
 from albert_core.stage.results import PASSAGE_SOURCE, TaskResult
-from albert_core.tasks.pair_sets import OWN_FOLDER
+from albert_core.tasks.minimal_pairs import OWN_FOLDER
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.seeds import derive_seed
 from pipelines.config import ExampleSettings, TaskSettings

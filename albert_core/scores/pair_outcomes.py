@@ -16,8 +16,8 @@ from albert_core.stage.errors import TaskError
 from albert_core.stage.log import report_progress
 from albert_core.stage.manifest import StagePlan, shard_of
 from albert_core.stage.results import ZeroShotResult
-from albert_core.tasks.minimal_pairs import MinimalPairs, is_right, read_pairs
-from albert_core.tasks.pair_sets import PairFiles, pair_scores, part_of, that_fit
+from albert_core.tasks.likelihoods import is_right
+from albert_core.tasks.minimal_pairs import Pair, PairFiles, pair_scores, read_pairs, that_fit
 from albert_core.text.arrow_files import write_arrow
 from albert_core.text.tokenizer import Tokenizer
 
@@ -51,15 +51,16 @@ def write_outcomes(plan: StagePlan, work: str, model_folder: str, files: PairFil
     max_pieces = model.encoder.settings.max_position_embeddings
     shards, accounts, scores = [], [], {}
     for name, uris in files.items():
-        pairs, account = that_fit(read_pairs(name, uris), tokenizer, max_pieces)
+        pairs, account = that_fit(name, read_pairs(name, uris), tokenizer, max_pieces)
         accounts.append(account)
-        if not len(pairs):
+        if not pairs:
             log.warning("zero-shot: %s: no pair fits %d positions", name, max_pieces)
             continue
-        right = _outcomes(model, tokenizer, pairs, device)
+        right = _outcomes(model, tokenizer, name, pairs, device)
         scores[name], uri = pair_scores(pairs, right), storage.join(folder, OUTCOMES, name)
         log.info("zero-shot: %s: accuracy %s", name, scores[name].accuracy)
-        columns = {n: getattr(pairs, n) for n in ("phenomena", "paradigms", "good", "bad")}
+        good, bad, paradigms, phenomena = zip(*pairs, strict=True)
+        columns = {"phenomena": phenomena, "paradigms": paradigms, "good": good, "bad": bad}
         write_arrow(pa.table({**columns, "is_right": right}), f"{uri}.arrow", "zstd")
         shards.append(shard_of(f"{uri}.arrow", folder, OUTCOMES, len(pairs)))
     if not scores:
@@ -89,12 +90,16 @@ def load_with_head(folder: str) -> tuple[AlbertForPretraining, Tokenizer]:
 
 
 def _outcomes(
-    model: AlbertForPretraining, tokenizer: Tokenizer, pairs: MinimalPairs, device: torch.device
+    model: AlbertForPretraining,
+    tokenizer: Tokenizer,
+    name: str,
+    pairs: list[Pair],
+    device: torch.device,
 ) -> NDArray[np.bool_]:
     """Return bool (len(pairs),), whether the acceptable sentence is more likely."""
     parts = []
     for begin in range(0, len(pairs), _PAIRS_AT_A_TIME):
-        rows = np.arange(begin, min(begin + _PAIRS_AT_A_TIME, len(pairs)))
-        parts.append(is_right(model, tokenizer, part_of(pairs, rows), device))
-        report_progress(int(rows[-1]) + 1, len(pairs), f"pairs of {pairs.name}")
+        some = pairs[begin : begin + _PAIRS_AT_A_TIME]
+        parts.append(is_right(model, tokenizer, some, device))
+        report_progress(begin + len(some), len(pairs), f"pairs of {name}")
     return np.concatenate(parts)

@@ -9,7 +9,7 @@ from albert_core.stage.errors import TaskError
 from albert_core.stage.lineage import ZERO_SHOT
 from albert_core.stage.manifest import StagePlan
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.tasks.pair_sets import PairFiles, find_pairs, pair_digests
+from albert_core.tasks.minimal_pairs import PairFiles, find_pairs, pair_digests
 
 
 def run(model_folder: str, task_folder: str, work: str) -> str:

@@ -12,11 +12,11 @@ from albert_core.stage.errors import TaskError
 from albert_core.stage.manifest import digest_of, sha256_of
 from albert_core.stage.results import PASSAGE_SOURCE
 from albert_core.tasks.examples import SPLITS, Examples, Split, Task
-from albert_core.tasks.glue import GLUE, read_glue
-from albert_core.tasks.own_task import own_task, read_own
+from albert_core.tasks.glue import GLUE, Files, read_glue
 from albert_core.tasks.race import ALL_PASSAGES, GROUPS, LETTERS, read_race
 from albert_core.tasks.reading import READING_THREADS
 from albert_core.tasks.squad import read_squad
+from albert_core.tasks.tables import own_task, read_own
 
 SCORED_WITH = {"mnli-mm": "mnli", "ax": "mnli"}
 """Tasks without training data, and the task whose model predicts them."""
@@ -91,13 +91,7 @@ def find_task(name: str, task_folder: str, own: Sequence[OwnTaskSettings] = ()) 
             f"task {name!r} has no training data: it is predicted by a model of "
             f"{SCORED_WITH[name]!r}. Ask for that."
         )
-    if name in TASKS:
-        files = find_files(TASKS[name], task_folder)
-        present = [files] if files.can_be_learned else []
-        missing = {name: _looked_for(files, task_folder)}
-    else:
-        generated = [*generated_tasks(task_folder), *own]
-        present, missing = present_tasks("", [each for each in generated if each.name == name])
+    present, missing = present_tasks(task_folder, own, name)
     if present:
         return present[0]
     if name in missing:
@@ -126,7 +120,7 @@ def find_files(task: Task, task_folder: str) -> TaskFiles:
 
 
 def present_tasks(
-    task_folder: str, own: Sequence[OwnTaskSettings] = ()
+    task_folder: str, own: Sequence[OwnTaskSettings] = (), only: str = ""
 ) -> tuple[list[TaskFiles], dict[str, str]]:
     """Return the tasks whose files exist, and what is missing of the others.
 
@@ -137,11 +131,11 @@ def present_tasks(
         task_folder: see `find_files`; empty: none of `TASKS` is looked for. The task that was
             generated from held-out documents is found in it too, and never missing.
         own: the user's own tasks.
+        only: the name of the one task to look for; empty: all.
 
     Returns:
         The files of the present tasks, in the order of `TASKS`, the generated one, then in that
-        of ``own``; and for each
-        other task, by name, what was looked for.
+        of ``own``; and for each other task, by name, what was looked for.
 
     Raises:
         TaskError: two tasks have the same name, or an own one has malformed labels.
@@ -150,6 +144,8 @@ def present_tasks(
     missing: dict[str, str] = {}
     finder = _Finder(task_folder)
     for name, task in TASKS.items() if task_folder else ():
+        if only and name != only:
+            continue
         files, trained = finder.files_of(task), SCORED_WITH.get(name)
         if trained and trained not in present:
             missing[name] = f"{trained}, whose model predicts it"
@@ -158,6 +154,8 @@ def present_tasks(
         else:
             missing[name] = _looked_for(files, task_folder)
     for settings in [*generated_tasks(task_folder), *own]:
+        if only and settings.name != only:
+            continue
         if settings.name in present or settings.name in TASKS:
             raise TaskError(f"two tasks are called {settings.name!r}. Give yours another name.")
         if absent := [uri for uri in (settings.train, settings.dev) if not storage.exists(uri)]:
@@ -253,18 +251,17 @@ def _looked_for(files: TaskFiles, task_folder: str) -> str:
     )
 
 
-def _names_of(task: Task) -> Mapping[Split, tuple[tuple[str, ...], ...]]:
+def _names_of(task: Task) -> Files:
     """Return the alternative files of each split; all files of an alternative are needed."""
     if task.name in GLUE:
-        tables = GLUE[task.name].tables
-        return {split: tuple(table.names for table in each) for split, each in tables.items()}
+        return GLUE[task.name].files
     if task.kind == "spans":
         version = task.name.removeprefix("squad-")
-        return {split: ((f"{split}-v{version}.json",),) for split in SPLITS if split != "test"}
-    return {split: ((f"{split}/{{middle,high}}/N.txt",),) for split in SPLITS}
+        return {split: [(f"{split}-v{version}.json",)] for split in SPLITS if split != "test"}
+    return {split: [(f"{split}/{{middle,high}}/N.txt",)] for split in SPLITS}
 
 
-def _folder_names(task: Task) -> tuple[str, ...]:
+def _folder_names(task: Task) -> Sequence[str]:
     """Return the names that the task's folder may have; none if any name will do."""
     return GLUE[task.name].folder_names if task.name in GLUE else ()
 

@@ -1,131 +1,211 @@
-"""Minimal pairs: does a pretrained model find the acceptable one of two sentences more likely?
+"""Minimal pairs: where their files are, what they contain, and how scores are summed up.
 
-Nothing is fine-tuned. A sentence's score is its pseudo-log-likelihood: each piece is masked in
-turn, together with the later pieces of its word, and the log-probabilities that the model gives to
-the masked pieces are added up. If the later pieces were not masked, they would give a rare word
-away, and it would seem likely.
-
-Dimensions: N sentences, S pieces of a sequence, B masked sequences of a forward pass.
-
-Source: Salazar et al. 2020; Kauf and Ivanova 2023, arXiv 2305.10588, "PLL-word-l2r".
+Without torch: a flow looks here for what there is to do.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.execution import weights_laid_out_once
-from albert_core.model.one_position import encode_at
+from albert_core.intervals import mean_share
+from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
-from albert_core.tasks.pair_files import MinimalPairs, read_pairs
-from albert_core.text.records import CLS, MASK, SEP, Ints
-from albert_core.text.tokenizer import WORD_MARK, Tokenizer
+from albert_core.stage.manifest import Account, digest_of, sha256_of
+from albert_core.stage.results import PairScore, PairSetScores
+from albert_core.tasks.reading import READING_THREADS, parse_object, read_lines
+from albert_core.text.seeds import derive_seed, random_bits
+from albert_core.text.tokenizer import Tokenizer
 
-__all__ = ["MinimalPairs", "is_right", "log_likelihoods", "read_pairs"]
-
-_SPECIAL_PIECES = 2
-"""[CLS] sentence [SEP]."""
-_MAX_PIECES = 8192
-"""Of a forward pass. More gain little, and logits of many short sequences take much memory."""
-
-
-def is_right(
-    model: AlbertForPretraining, tokenizer: Tokenizer, pairs: MinimalPairs, device: torch.device
-) -> NDArray[np.bool_]:
-    """Return for each pair whether the acceptable sentence is strictly more likely, bool (N,).
-
-    Args:
-        model: see `log_likelihoods`, as for the others.
-        tokenizer: of the model.
-        pairs: N of them. If both sentences have the same score, the model is wrong.
-        device: where to compute.
-
-    Raises:
-        TaskError: a sentence is too long for the model.
-    """
-    scores = log_likelihoods(model, tokenizer, [*pairs.good, *pairs.bad], device)
-    return scores[: len(pairs)] > scores[len(pairs) :]
+BLIMP, ZORRO, OWN_FOLDER = "blimp", "zorro", "minimal_pairs"
+PAIRS = "minimal-pairs"
+"""The input of a pretraining that its sample of pairs is drawn from."""
+PairFiles = Mapping[str, Sequence[str]]
+"""Set -> the URIs of its files, sorted."""
 
 
-@torch.no_grad()
-def log_likelihoods(
-    model: AlbertForPretraining,
-    tokenizer: Tokenizer,
-    sentences: Sequence[str],
-    device: torch.device,
-    max_pieces: int = _MAX_PIECES,
-) -> NDArray[np.float64]:
-    """Return the pseudo-log-likelihood of each sentence, in nats, float64 (N,).
+class Pair(NamedTuple):
+    """Two sentences, one of which is acceptable."""
 
-    The model sees [CLS] sentence [SEP]. What else is scored changes a score by rounding only.
+    good: str
+    """The acceptable sentence."""
+    bad: str
+    paradigm: str
+    """The contrast that it tests: BLiMP's ``UID``, the stem of Zorro's file."""
+    phenomenon: str
+    """The group of its paradigm: BLiMP's ``linguistics_term``; in Zorro what the file's name has
+    before its first "-"."""
 
-    Args:
-        model: on ``device``, in evaluation mode, float32.
-        tokenizer: of the model.
-        sentences: N of them. A word begins at a piece with the mark of a blank, so the full stop
-            after a word belongs to it. Sentences of the same pieces are scored once.
-        device: where to compute.
-        max_pieces: of a forward pass.
+
+def find_pairs(folder: str) -> dict[str, tuple[str, ...]]:
+    """Return the sets of minimal pairs in ``folder``: name -> the URIs of the files, sorted.
+
+    They are ``blimp/*.jsonl``, ``zorro/*.txt``, and each of ``minimal_pairs/*.jsonl`` as a set of
+    its own that is called by the file's stem. Where ``folder`` is empty, there is none.
 
     Raises:
-        TaskError: a sentence has more pieces than the model has positions.
+        TaskError: two sets have the same name.
     """
-    encoded = [tuple(pieces) for pieces in tokenizer.encode(sentences)]
-    room = model.encoder.settings.max_position_embeddings - _SPECIAL_PIECES
-    for sentence, ids in zip(sentences, encoded, strict=True):
-        if len(ids) > room:
-            raise TaskError(
-                f"sentence {sentence!r} has {len(ids)} pieces, expected at most {room}, for which "
-                "the model has positions. Shorten or remove it."
-            )
-    begins_word = np.array([piece.startswith(WORD_MARK) for piece in tokenizer.pieces])
-    by_length: dict[int, list[tuple[int, ...]]] = defaultdict(list)
-    for ids in filter(None, dict.fromkeys(encoded)):
-        by_length[len(ids)].append(ids)
-    scores: dict[tuple[int, ...], float] = {(): 0.0}
-    with weights_laid_out_once():
-        for length, same_length in by_length.items():
-            pieces = np.array(same_length, np.int64)
-            words = np.cumsum(begins_word[pieces], axis=1)
-            step = max(1, max_pieces // (length + _SPECIAL_PIECES))
-            batches = np.split(np.arange(pieces.size), range(step, pieces.size, step))
-            log_p = [_log_p(model, pieces, words, masked, device) for masked in batches]
-            found = np.concatenate(log_p).reshape(pieces.shape).sum(axis=1)
-            scores.update(zip(same_length, found.tolist(), strict=True))
-    return np.array([scores[ids] for ids in encoded], np.float64)
+    if not folder:
+        return {}
+    found = {
+        name: _files_in(storage.join(folder, name), ending)
+        for name, ending in ((BLIMP, ".jsonl"), (ZORRO, ".txt"))
+    }
+    for uri in _files_in(storage.join(folder, OWN_FOLDER), ".jsonl"):
+        name = _stem(uri)
+        if found.get(name):
+            raise TaskError(f"{uri}: there is a set {name!r} already. Give the file another name.")
+        found[name] = (uri,)
+    return {name: uris for name, uris in found.items() if uris}
 
 
-def _log_p(
-    model: AlbertForPretraining, pieces: Ints, words: Ints, masked: Ints, device: torch.device
-) -> NDArray[np.float64]:
-    """Return the log-probabilities of B pieces, each in a copy of its sentence without it.
+def _files_in(folder: str, ending: str) -> tuple[str, ...]:
+    names = [name for name in storage.list_names(folder) if name.endswith(ending)]
+    return tuple(storage.join(folder, name) for name in names)
+
+
+def _stem(uri: str) -> str:
+    return uri.rpartition("/")[2].rpartition(".")[0]
+
+
+def pair_digests(files: PairFiles) -> dict[str, str]:
+    """Return a digest of each set: of the names of its files, and of their content."""
+    uris = [uri for of_set in files.values() for uri in of_set]
+    with ThreadPoolExecutor(READING_THREADS) as pool:
+        contents = dict(zip(uris, pool.map(sha256_of, uris), strict=True))
+    return {
+        name: digest_of([[uri.rpartition("/")[2], contents[uri]] for uri in of_set])
+        for name, of_set in files.items()
+    }
+
+
+def read_pairs(name: str, uris: Sequence[str]) -> list[Pair]:
+    """Return the pairs in the files at ``uris``, in their order.
+
+    A .jsonl file has one pair a line, an object with "sentence_good" and "sentence_bad". Where it
+    has no "UID", the paradigm is the set's name; where it has no "linguistics_term", the phenomenon
+    is the paradigm. A .txt file has two lines a pair, the unacceptable sentence first.
 
     Args:
-        model: see `log_likelihoods`.
-        pieces: (N, S - 2), sentences without special pieces.
-        words: (N, S - 2), the number of each piece's word in its sentence.
-        masked: (B,), places in ``pieces`` laid end to end.
-        device: where to compute.
+        name: of the set.
+        uris: its files.
 
-    Returns:
-        (B,).
+    Raises:
+        TaskError: a file is missing, empty or malformed, or both sentences of a pair are the same;
+            naming the line.
     """
-    sentence, place = np.divmod(masked, pieces.shape[1])
-    in_word = words[sentence] == words[sentence, place][:, None]
-    is_later = np.arange(pieces.shape[1]) >= place[:, None]
-    input_ids = np.pad(
-        np.where(in_word & is_later, MASK, pieces[sentence]),
-        ((0, 0), (1, 1)),
-        constant_values=((0, 0), (CLS, SEP)),
+    pairs: list[Pair] = []
+    for uri in uris:
+        number = len(pairs)
+        for line, pair in _jsonl_pairs(uri, name) if uri.endswith(".jsonl") else _text_pairs(uri):
+            # BLiMP itself has a pair of twice the same sentence.
+            if pair.good == pair.bad and name not in (BLIMP, ZORRO):
+                raise TaskError(
+                    f"{uri}, line {line}: both sentences are {pair.good!r}, expected two that "
+                    "differ. Correct or remove the pair."
+                )
+            pairs.append(pair)
+        if len(pairs) == number:
+            raise TaskError(f"{uri} has no pairs. Fetch the file again, or remove it.")
+    return pairs
+
+
+def _jsonl_pairs(uri: str, name: str) -> Iterator[tuple[int, Pair]]:
+    """Yield each pair with its line."""
+    for line, text in enumerate(read_lines(uri), start=1):
+        where = f"{uri}, line {line}"
+        row = parse_object(text, where)
+        good, bad = (_field(row, key, None, where) for key in ("sentence_good", "sentence_bad"))
+        paradigm = _field(row, "UID", name, where)
+        yield line, Pair(good, bad, paradigm, _field(row, "linguistics_term", paradigm, where))
+
+
+def _field(row: dict[str, Any], name: str, default: str | None, where: str) -> str:
+    value = row.get(name, default)
+    if not isinstance(value, str) or not value.strip():
+        found = f"is {value!r}" if name in row else "is missing"
+        raise TaskError(f"{where}: {name!r} {found}, expected a text. Correct or remove the line.")
+    return value
+
+
+def _text_pairs(uri: str) -> Iterator[tuple[int, Pair]]:
+    """Yield each pair with its first line."""
+    lines, paradigm = read_lines(uri), _stem(uri)
+    if len(lines) % 2:
+        raise TaskError(
+            f"{uri}, line {len(lines)}: the last of an odd number of lines, expected two lines a "
+            "pair, the unacceptable sentence first. Complete or remove the pair."
+        )
+    if blank := next((number for number, text in enumerate(lines, 1) if not text.strip()), None):
+        raise TaskError(f"{uri}, line {blank}: no text. Correct or remove the pair.")
+    for number, (bad, good) in enumerate(zip(lines[::2], lines[1::2], strict=True)):
+        yield 2 * number + 1, Pair(good, bad, paradigm, paradigm.partition("-")[0])
+
+
+def that_fit(
+    name: str, pairs: Sequence[Pair], tokenizer: Tokenizer, max_pieces: int
+) -> tuple[list[Pair], Account]:
+    """Return the pairs that a model can read, and the account of all.
+
+    Args:
+        name: of their set.
+        pairs: all of them.
+        tokenizer: of the model.
+        max_pieces: the longest sequence that the model has positions for, with [CLS] and [SEP].
+    """
+    lengths = [len(ids) + 2 for ids in tokenizer.encode([text for p in pairs for text in p[:2]])]
+    longest = map(max, lengths[::2], lengths[1::2])
+    kept = [pair for pair, length in zip(pairs, longest, strict=True) if length <= max_pieces]
+    dropped = {"too_long": len(pairs) - len(kept)}
+    return kept, Account(what=f"{name} pairs", total=len(pairs), kept=len(kept), dropped=dropped)
+
+
+def sample_of(sets: Mapping[str, Sequence[Pair]], number: int) -> list[Pair]:
+    """Return ``number`` pairs, or all if there are no more: of each paradigm equally many.
+
+    The same sets give the same pairs in every run.
+
+    Args:
+        sets: by name.
+        number: of pairs.
+    """
+    rows_of: dict[tuple[str, str], list[int]] = {}
+    for row, key in enumerate((name, pair.paradigm) for name in sets for pair in sets[name]):
+        rows_of.setdefault(key, []).append(row)
+    pairs = [pair for name in sets for pair in sets[name]]
+    turns, draws = np.empty(len(pairs), np.int64), np.empty(len(pairs), np.uint64)
+    for key, rows in rows_of.items():
+        draws[rows] = random_bits(derive_seed(0, "minimal pairs", *key), np.arange(len(rows)))
+        turns[rows] = np.argsort(np.argsort(draws[rows]))
+    return [pairs[row] for row in np.sort(np.lexsort((draws, turns))[:number])]
+
+
+def pair_scores(pairs: Sequence[Pair], is_right: Iterable[bool]) -> PairSetScores:
+    """Return how often a model was right: on the whole set, by phenomenon and by paradigm.
+
+    Args:
+        pairs: a set, at least one pair.
+        is_right: per pair, whether the model found the acceptable sentence more likely.
+    """
+    outcomes: dict[tuple[str, str], list[bool]] = {}
+    for pair, right in zip(pairs, is_right, strict=True):
+        outcomes.setdefault((pair.phenomenon, pair.paradigm), []).append(bool(right))
+    by_phenomenon: dict[str, list[list[bool]]] = {}
+    by_paradigm: dict[str, list[list[bool]]] = {}
+    for (phenomenon, paradigm), found in outcomes.items():
+        by_phenomenon.setdefault(phenomenon, []).append(found)
+        by_paradigm.setdefault(paradigm, []).append(found)
+    whole = _score(outcomes.values())
+    return PairSetScores(
+        accuracy=whole.accuracy,
+        num_pairs=whole.num_pairs,
+        phenomena={name: _score(found) for name, found in sorted(by_phenomenon.items())},
+        paradigms={name: _score(found) for name, found in sorted(by_paradigm.items())},
     )
-    ids, positions, labels = (
-        torch.from_numpy(each).to(device) for each in (input_ids, place + 1, pieces.flat[masked])
-    )
-    x = encode_at(model.encoder, ids, positions)
-    logits = model.masked_lm(x, model.encoder.embeddings.word.weight)
-    log_p = torch.log_softmax(logits.float(), dim=1).gather(1, labels[:, None])[:, 0]
-    return log_p.cpu().double().numpy()
+
+
+def _score(paradigms: Iterable[Sequence[bool]]) -> PairScore:
+    right, number = np.array([[sum(found), len(found)] for found in paradigms]).T
+    return PairScore(accuracy=mean_share(right, number), num_pairs=int(number.sum()))

@@ -9,70 +9,38 @@ Sources: Lai et al. 2017; `race_utils.py` of google-research/albert.
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeGuard
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+from annotated_types import Len
+from pydantic import model_validator
 
 from albert_core.stage.errors import TaskError
 from albert_core.tasks.examples import ChoiceExamples
-from albert_core.tasks.reading import READING_THREADS, parse_object, read_text
+from albert_core.tasks.reading import READING_THREADS, Record, parse_record, read_text
 
 GROUPS = ("middle", "high")
 ALL_PASSAGES = "all.txt"
 LETTERS = "ABCD"
 
 
-@dataclass(frozen=True)
-class _Passage:
-    """An article with its questions, as the file has it."""
+class _Passage(Record):
+    """An article with its questions."""
 
-    where: str
-    name: str
-    group: str
-    values: dict[str, Any]
+    article: str
+    questions: list[str]
+    options: list[Annotated[list[str], Len(len(LETTERS), len(LETTERS))]]
+    answers: list[Literal["A", "B", "C", "D"]] | None = None
+    """None: they are withheld."""
+    id: Any = None
 
-    def article(self) -> str:
-        found = self.values.get("article")
-        if not isinstance(found, str):
-            raise self.error(f"field 'article' is {repr(found)[:60]}, expected a text")
-        return found
-
-    def texts(self, name: str) -> list[str]:
-        """Return field ``name``, a list of texts."""
-        found = self.values.get(name)
-        if not _are_texts(found):
-            raise self.error(f"field {name!r} is {repr(found)[:60]}, expected a list of texts")
-        return found
-
-    def options(self, num_questions: int) -> list[tuple[str, ...]]:
-        found = self.values.get("options")
-        if not isinstance(found, list) or len(found) != num_questions:
-            number = len(found) if isinstance(found, list) else "no"
-            raise self.error(f"{number} lists of options for {num_questions} questions")
-        for number, options in enumerate(found):
-            if not _are_texts(options) or len(options) != len(LETTERS):
-                raise self.error(
-                    f"options[{number}] is {repr(options)[:60]}, expected {len(LETTERS)} texts"
-                )
-        return [tuple(options) for options in found]
-
-    def targets(self, num_questions: int) -> list[int]:
-        """Return the indices of the right options; none if the passage has no answers."""
-        if "answers" not in self.values:
-            return []
-        answers = self.texts("answers")
-        if len(answers) != num_questions:
-            raise self.error(f"{len(answers)} answers for {num_questions} questions")
-        for number, answer in enumerate(answers):
-            if answer not in tuple(LETTERS):
-                raise self.error(f"answers[{number}] is {answer!r}, expected one of A, B, C, D")
-        return [LETTERS.index(answer) for answer in answers]
-
-    def error(self, message: str) -> TaskError:
-        """Return an error that names the place."""
-        return TaskError(f"{self.where}: {message}. Correct or remove the passage.")
+    @model_validator(mode="after")
+    def _fit_each_other(self) -> Self:
+        for name, each in (("options", self.options), ("answers", self.answers)):
+            if each is not None and len(each) != len(self.questions):
+                raise ValueError(f"{len(each)} {name} for {len(self.questions)} questions")
+        return self
 
 
 def read_race(uris: Sequence[str]) -> ChoiceExamples:
@@ -90,19 +58,14 @@ def read_race(uris: Sequence[str]) -> ChoiceExamples:
     """
     with ThreadPoolExecutor(READING_THREADS) as pool:
         texts = zip(uris, pool.map(read_text, uris), strict=True)
-        passages = [passage for uri, text in texts for passage in _passages(uri, text)]
+        found = [each for uri, text in texts for each in _passages(uri, text)]
     place_of: dict[str, str] = {}
-    for each in passages:
-        if place_of.setdefault(each.name, each.where) != each.where:
-            raise each.error(f"id {each.name!r} is that of {place_of[each.name]} too")
-    questions = [each.texts("questions") for each in passages]
-    numbers = [len(asked) for asked in questions]
-    options = [each.options(number) for each, number in zip(passages, numbers, strict=True)]
-    targets = [
-        target
-        for each, number in zip(passages, numbers, strict=True)
-        for target in each.targets(number)
-    ]
+    for where, name, _, _ in found:
+        if place_of.setdefault(name, where) != where:
+            raise TaskError(f"{where}: id {name!r} is that of {place_of[name]} too. Correct it.")
+    passages = [passage for *_, passage in found]
+    numbers = [len(passage.questions) for passage in passages]
+    targets = [LETTERS.index(letter) for each in passages for letter in each.answers or ()]
     if not sum(numbers):
         raise TaskError(
             f"RACE has no questions in {len(uris)} files; expected JSON with article, questions, "
@@ -115,30 +78,27 @@ def read_race(uris: Sequence[str]) -> ChoiceExamples:
         )
     return ChoiceExamples(
         ids=[
-            f"{each.name}-{question}"
-            for each, number in zip(passages, numbers, strict=True)
-            for question in range(number)
+            f"{name}-{question}"
+            for _, name, _, passage in found
+            for question in range(len(passage.questions))
         ],
-        articles=[each.article() for each in passages],
+        articles=[passage.article for passage in passages],
         article_of=np.repeat(np.arange(len(passages)), numbers),
-        questions=list(chain.from_iterable(questions)),
-        options=list(chain.from_iterable(options)),
+        questions=list(chain.from_iterable(passage.questions for passage in passages)),
+        options=[tuple(options) for passage in passages for options in passage.options],
         targets=np.array(targets, np.int64) if targets else None,
-        groups=np.repeat([each.group for each in passages], numbers).tolist(),
+        groups=np.repeat([group for _, _, group, _ in found], numbers).tolist(),
     )
 
 
-def _passages(uri: str, text: str) -> Iterator[_Passage]:
-    *_, group, name = ["", *uri.split("/")]
-    if name != ALL_PASSAGES:
-        yield _Passage(uri, group + name, group, parse_object(text, uri))
+def _passages(uri: str, text: str) -> Iterator[tuple[str, str, str, _Passage]]:
+    """Yield place, id, group and content of each passage."""
+    *_, group, file = ["", *uri.split("/")]
+    if file != ALL_PASSAGES:
+        yield uri, group + file, group, parse_record(_Passage, text, uri)
         return
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             where = f"{uri}, line {number}"
-            values = parse_object(line, where)
-            yield _Passage(where, values.get("id") or f"{group}-line-{number}", group, values)
-
-
-def _are_texts(value: Any) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+            passage = parse_record(_Passage, line, where)
+            yield where, str(passage.id or f"{group}-line-{number}"), group, passage

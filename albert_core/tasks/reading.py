@@ -1,36 +1,25 @@
-"""What the readers of task files share: text, JSON and tables as they are in files, and labels."""
+"""What the readers of task files share: text and JSON as they are in files."""
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
 from albert_core.stage.manifest import checked
-from albert_core.tasks.examples import Split, Task, TextExamples
 
 READING_THREADS = 16
 """Files of a task that are read at the same time."""
-HIDDEN = frozenset({"-1", ""})
-"""The contents of a test file's label column when the labels are withheld."""
 
 
-class TextRow(NamedTuple):
-    """A row of a table of texts."""
+class Record(BaseModel):
+    """An object of a JSON file: the fields that are needed, each of its own type; others may be."""
 
-    line: int
-    """Its line in the file, from 1; in a parquet file its row."""
-    id: str
-    texts: Sequence[str]
-    """One text, or the two of a pair."""
-    label: str
-    """As the file writes it; empty if there is none."""
-    cluster: str = ""
-    """What it shares with other rows, such as the document that it is from; empty: nothing."""
+    model_config = ConfigDict(strict=True)
+
+
+R = TypeVar("R", bound=Record)
 
 
 def read_file(uri: str) -> bytes:
@@ -100,83 +89,18 @@ def parse_object(text: str, where: str) -> dict[str, Any]:
     return found
 
 
-def check_fields(fields: Sequence[str], columns: Sequence[str], separator: str, where: str) -> None:
-    """Raise TaskError unless a row has a field for each column."""
-    if len(fields) != len(columns):
-        raise TaskError(
-            f"{where}: {len(fields)} {separator}-separated fields, expected {len(columns)}: "
-            f"{', '.join(columns)}. Correct or remove the line."
-        )
-
-
-def text_examples(
-    rows: Iterable[TextRow], task: Task, split: Split, uri: str, skipped: Mapping[str, int]
-) -> TextExamples:
-    """Return ``rows`` as examples, in their order.
-
-    Args:
-        rows: of the file. Labels that are all hidden are no targets in a test file.
-        task: whose labels they have.
-        split: in a "test" file, ids must be unique: the server wants one prediction of each.
-        uri: of the file, for messages.
-        skipped: how many rows are no examples, by reason; may grow while ``rows`` are read.
+def parse_record(model: type[R], text: str, where: str) -> R:
+    """Return the JSON object that ``text`` is, as the record of a reader.
 
     Raises:
-        TaskError: there are no rows; or one has no text, an id that is taken, or a label that the
-            task does not have; naming the line.
+        TaskError: it is not JSON, or a field is missing or of another type; naming its path.
     """
-    lines, ids, labels, clusters = [], [], [], []
-    columns: list[list[str]] = [[], []]
-    line_of: dict[str, int] = {}
-    for row in rows:
-        # One text of a pair may be empty: QQP has some such questions.
-        if not any(map(str.strip, row.texts)):
-            raise TaskError(f"{uri}, line {row.line}: no text. Remove the line.")
-        if split == "test" and line_of.setdefault(row.id, row.line) != row.line:
-            raise TaskError(
-                f"{uri}, line {row.line}: id {row.id!r} is that of line {line_of[row.id]} too. "
-                "Correct the file: ids of a test set are unique."
-            )
-        lines.append(row.line)
-        ids.append(row.id)
-        labels.append(row.label)
-        clusters.append(row.cluster)
-        for column, text in zip(columns, row.texts, strict=False):
-            column.append(text)
-    if not lines:
-        raise TaskError(f"{uri} has no rows.")
-    is_hidden = split == "test" and HIDDEN.issuperset(labels)
-    return TextExamples(
-        ids=ids,
-        texts_a=columns[0],
-        texts_b=columns[1] or None,
-        targets=None if is_hidden else _targets(task, labels, lines, uri),
-        clusters=np.unique(clusters, return_inverse=True)[1] if any(clusters) else None,
-        skipped=dict(skipped),
-    )
-
-
-def _targets(
-    task: Task, labels: Sequence[str], lines: Sequence[int], uri: str
-) -> NDArray[np.int64] | NDArray[np.float64]:
-    """Return indices of labels, int64 (N,), or the numbers of a regression, float64 (N,)."""
-    is_number = task.kind == "regression"
-    index_of = {label: index for index, label in enumerate(task.labels)}
-    targets = [_finite(label) if is_number else index_of.get(label) for label in labels]
-    if None in targets:
-        row = targets.index(None)
-        expected = "a number as score" if is_number else f"one of {', '.join(task.labels)} as label"
-        raise TaskError(
-            f"{uri}, line {lines[row]}: found {labels[row]!r}, expected {expected}. Correct or "
-            "remove the line."
-        )
-    return np.array(targets, np.float64) if is_number else np.array(targets, np.int64)
-
-
-def _finite(text: str) -> float | None:
-    """Return the number that ``text`` is; None if it is none, or not finite."""
     try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
+        return model.model_validate(parse_object(text, where))
+    except ValidationError as error:
+        mistake = error.errors()[0]
+        parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in mistake["loc"])
+        place = f"{where}, {''.join(parts).lstrip('.')}" if mistake["loc"] else where
+        raise TaskError(
+            f"{place}: {mistake['msg']}, found {repr(mistake['input'])[:60]}. Correct the file."
+        ) from None

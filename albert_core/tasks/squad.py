@@ -11,25 +11,47 @@ import logging
 import re
 import string
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_core.stage.errors import ShapeError, TaskError
+from albert_core.stage.errors import TaskError
 from albert_core.tasks.examples import Answer, SpanExamples
-from albert_core.tasks.reading import parse_object, read_text
+from albert_core.tasks.reading import Record, parse_record, read_text
 
 _MAX_NAMED = 10
 """Moved answers that the log names one by one."""
-_KINDS = {str: "a text", int: "a whole number", list: "a list"}
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+
+class _Answer(Record):
+    text: str
+    answer_start: int
+
+
+class _Question(Record):
+    id: str
+    question: str
+    answers: list[_Answer]
+    is_impossible: bool = False
+
+
+class _Paragraph(Record):
+    context: str
+    qas: list[_Question]
+
+
+class _Article(Record):
+    title: str = ""
+    paragraphs: list[_Paragraph]
+
+
+class _File(Record):
+    data: list[_Article]
 
 
 def read_squad(uri: str, has_answerless: bool) -> SpanExamples:
@@ -44,124 +66,71 @@ def read_squad(uri: str, has_answerless: bool) -> SpanExamples:
 
     Raises:
         TaskError: the file is missing or cut off, lacks a field, has an id twice, or has an answer
-            that is not in its paragraph; naming the JSON path and the question.
+            that is not in its paragraph; naming the JSON path or the question.
     """
-    reading = _Reading(uri, has_answerless)
-    for number, article in enumerate(
-        _Node(uri, "", parse_object(read_text(uri), uri)).each("data")
-    ):
-        for paragraph in article.each("paragraphs"):
-            reading.paragraphs.append(paragraph.get("context", str))
-            for question in paragraph.each("qas"):
-                reading.add(question, str(article.value.get("title", "")))
-                reading.article_of.append(number)
-    if reading.num_moved:
-        message = "%s: %d answers are not at their answer_start; the nearest same text is used"
-        log.warning(message, uri, reading.num_moved)
-    if not reading.ids:
+    paragraphs: list[str] = []
+    paragraph_of, clusters, questions = [], [], []
+    answers: dict[str, tuple[Answer, ...]] = {}
+    moved: list[str] = []
+    for number, article in enumerate(parse_record(_File, read_text(uri), uri).data):
+        for paragraph in article.paragraphs:
+            for asked in paragraph.qas:
+                where = f"{uri}, article {article.title!r}, question id {asked.id!r}"
+                if asked.id in answers:
+                    raise TaskError(f"{where}: two questions have this id. Correct the file.")
+                _check_impossible(asked, has_answerless, where)
+                found = tuple(_placed(each, paragraph.context, where) for each in asked.answers)
+                answers[asked.id] = found
+                moved += [
+                    f"{where}: answer_start {said.answer_start} is not that of {said.text[:60]!r}, "
+                    f"which is at {each.start}"
+                    for said, each in zip(asked.answers, found, strict=True)
+                    if said.answer_start != each.start
+                ]
+                questions.append(asked.question)
+                paragraph_of.append(len(paragraphs))
+                clusters.append(number)
+            paragraphs.append(paragraph.context)
+    if not answers:
         raise TaskError(f"{uri} has no questions; expected SQuAD's data/paragraphs/qas.")
+    for message in moved[:_MAX_NAMED]:
+        log.warning("%s", message)
+    if moved:
+        message = "%s: %d answers are not at their answer_start; the nearest same text is used"
+        log.warning(message, uri, len(moved))
     return SpanExamples(
-        ids=list(reading.ids),
-        paragraphs=reading.paragraphs,
-        paragraph_of=np.array(reading.paragraph_of, np.int64),
-        clusters=np.array(reading.article_of, np.int64),
-        questions=reading.questions,
-        answers=reading.answers,
+        ids=list(answers),
+        paragraphs=paragraphs,
+        paragraph_of=np.array(paragraph_of, np.int64),
+        clusters=np.array(clusters, np.int64),
+        questions=questions,
+        answers=list(answers.values()),
     )
 
 
-@dataclass(frozen=True)
-class _Node:
-    """A value in the file, and the path to it."""
-
-    uri: str
-    path: str
-    value: Any
-
-    def get(self, name: str, kind: type[T]) -> T:
-        """Return field ``name``, which must be of ``kind``."""
-        found = self.value.get(name) if isinstance(self.value, dict) else self.value
-        if not isinstance(self.value, dict) or not isinstance(found, kind):
-            raise self.error(f"found {repr(found)[:60]}, expected {_KINDS[kind]} as field {name!r}")
-        return found
-
-    def each(self, name: str) -> Iterator["_Node"]:
-        """Yield the elements of the list in field ``name``."""
-        for number, value in enumerate(self.get(name, list)):
-            yield _Node(self.uri, f"{self.path}.{name}[{number}]".lstrip("."), value)
-
-    def error(self, message: str) -> TaskError:
-        """Return an error that names the place."""
-        return TaskError(f"{self.uri}, {self.path or 'at its top'}: {message}. Correct the file.")
+def _check_impossible(question: _Question, has_answerless: bool, where: str) -> None:
+    if question.is_impossible == bool(question.answers):
+        raise TaskError(
+            f"{where}: is_impossible is {question.is_impossible}, but there are "
+            f"{len(question.answers)} answers. Correct the file."
+        )
+    if question.is_impossible and not has_answerless:
+        raise TaskError(
+            f"{where} has no answer, which SQuAD 1.1 does not allow; is this a file of 2.0?"
+        )
 
 
-@dataclass
-class _Reading:
-    """What was read of a file so far."""
-
-    uri: str
-    has_answerless: bool
-    ids: dict[str, str] = field(default_factory=dict)
-    """The id of each question, and the path to it."""
-    paragraphs: list[str] = field(default_factory=list)
-    paragraph_of: list[int] = field(default_factory=list)
-    article_of: list[int] = field(default_factory=list)
-    questions: list[str] = field(default_factory=list)
-    answers: list[tuple[Answer, ...]] = field(default_factory=list)
-    num_moved: int = 0
-
-    def add(self, question: _Node, title: str) -> None:
-        """Add a question about the last paragraph, which is in the article called ``title``."""
-        name = question.get("id", str)
-        if name in self.ids:
-            raise question.error(f"question id {name!r} is that of {self.ids[name]} too")
-        self.ids[name] = question.path
-        self.questions.append(question.get("question", str))
-        self.paragraph_of.append(len(self.paragraphs) - 1)
-        where = f"article {title!r}, question id {name!r}"
-        answers = list(question.each("answers"))
-        self._check_impossible(question, len(answers), where)
-        self.answers.append(tuple(self._placed(answer, where) for answer in answers))
-
-    def _check_impossible(self, question: _Node, num_answers: int, where: str) -> None:
-        is_impossible = question.value.get("is_impossible", False)
-        if not isinstance(is_impossible, bool):
-            raise question.error(f"is_impossible is {is_impossible!r}, expected true or false")
-        if is_impossible and num_answers:
-            raise question.error(f"{where} is_impossible, but has {num_answers} answers")
-        if not num_answers and not is_impossible:
-            raise question.error(f"{where} has no answer, but is not marked as impossible")
-        if is_impossible and not self.has_answerless:
-            raise question.error(
-                f"{where} has no answer, which SQuAD 1.1 does not allow; is this a file of 2.0?"
-            )
-
-    def _placed(self, answer: _Node, where: str) -> Answer:
-        """Return the answer at a place in the paragraph that has its text."""
-        text, start = answer.get("text", str), answer.get("answer_start", int)
-        paragraph = self.paragraphs[-1]
-        if not text.strip():
-            raise answer.error(f"the answer of {where} is blank")
-        if start >= 0 and paragraph.startswith(text, start):
-            return Answer(text, start)
-        first = max(start, 0)
-        before, after = paragraph.rfind(text, 0, first + len(text)), paragraph.find(text, first)
-        places = [place for place in (before, after) if place >= 0]
-        if not places:
-            raise answer.error(f"the answer {text[:60]!r} of {where} is not in its paragraph")
-        nearest = min(places, key=lambda place: abs(place - start))
-        self.num_moved += 1
-        if self.num_moved <= _MAX_NAMED:
-            log.warning(
-                "%s, %s: answer_start %d of %s is not that of %r, which is at %d",
-                self.uri,
-                answer.path,
-                start,
-                where,
-                text[:60],
-                nearest,
-            )
-        return Answer(text, nearest)
+def _placed(answer: _Answer, paragraph: str, where: str) -> Answer:
+    """Return the answer at the nearest place in the paragraph that has its text."""
+    text, start = answer.text, max(answer.answer_start, 0)
+    # The last place up to the one that is said, and the first from it on.
+    before, after = paragraph.rfind(text, 0, start + len(text)), paragraph.find(text, start)
+    places = [place for place in (before, after) if place >= 0]
+    if not text.strip() or not places:
+        raise TaskError(
+            f"{where}: the answer {text[:60]!r} is blank, or not in its paragraph. Correct it."
+        )
+    return Answer(text, min(places, key=lambda place: abs(place - answer.answer_start)))
 
 
 Floats = NDArray[np.float64]
@@ -206,19 +175,12 @@ def score_answers(
 
     Args:
         predictions: the predicted texts; "" predicts that there is no answer.
-        answers: the annotated texts of each question; empty for a question without an answer.
+        answers: the annotated texts of each question; empty for a question without an answer,
+            which only SQuAD 2.0 has.
         has_answerless: score by the rules of SQuAD 2.0, else by those of 1.1.
-
-    Raises:
-        ShapeError: there are not as many predictions as questions; or a question has no answer
-            by the rules of 1.1, where each has one.
     """
-    if len(predictions) != len(answers):
-        raise ShapeError(f"{len(predictions)} predictions for {len(answers)} questions")
     exact_match, f1 = np.zeros(len(answers)), np.zeros(len(answers))
     for row, (prediction, texts) in enumerate(zip(predictions, answers, strict=True)):
-        if not texts and not has_answerless:
-            raise ShapeError(f"question {row} has no answer; only SQuAD 2.0's rules allow that")
         found = normalise_answer(prediction)
         right = {normalise_answer(text) for text in texts}
         if has_answerless:

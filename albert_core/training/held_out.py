@@ -14,8 +14,8 @@ from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import IGNORED, products_in
 from albert_core.stage.manifest import Account
 from albert_core.stage.results import Estimate
-from albert_core.tasks.minimal_pairs import MinimalPairs, is_right, read_pairs
-from albert_core.tasks.pair_sets import PairFiles, part_of, sample_of, that_fit
+from albert_core.tasks.likelihoods import is_right
+from albert_core.tasks.minimal_pairs import Pair, PairFiles, read_pairs, sample_of, that_fit
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.ranks import ALONE, Ranks, gathered
 from albert_core.training.shards import Batch, ExampleShards
@@ -104,8 +104,7 @@ def evaluate(
 class PairSample:
     """The minimal pairs that a run is scored on at each evaluation."""
 
-    pairs: MinimalPairs | None
-    """None: there are none."""
+    pairs: list[Pair]
     tokenizer: Tokenizer
     account: Account
     """All pairs that there are = those of the sample + those left out."""
@@ -127,14 +126,14 @@ def read_sample(
     Raises:
         TaskError: a file is malformed.
     """
-    read = [that_fit(read_pairs(name, uris), tokenizer, max_pieces) for name, uris in files.items()]
-    sets, total = [pairs for pairs, _ in read], sum(account.total for _, account in read)
-    fitting = sum(map(len, sets))
-    has_any = fitting > 0 and ranks.device.type != "xla"
-    sample = sample_of(sets, _MAX_PAIRS) if has_any else None
-    kept = len(sample) if sample else 0
-    dropped = {"too_long": total - fitting, "not_drawn": fitting - kept}
-    account = Account(what="minimal pairs", total=total, kept=kept, dropped=dropped)
+    sets, total = {}, 0
+    for name, uris in files.items():
+        sets[name], account = that_fit(name, read_pairs(name, uris), tokenizer, max_pieces)
+        total += account.total
+    fitting = sum(map(len, sets.values()))
+    sample = sample_of(sets, 0 if ranks.device.type == "xla" else _MAX_PAIRS)
+    dropped = {"too_long": total - fitting, "not_drawn": fitting - len(sample)}
+    account = Account(what="minimal pairs", total=total, kept=len(sample), dropped=dropped)
     return PairSample(sample, tokenizer, account)
 
 
@@ -154,15 +153,15 @@ def evaluate_pairs(
     Returns:
         `PAIRS_ACCURACY`, the share of the pairs, with its 95 % interval; nothing without pairs.
     """
-    if sample.pairs is None:
+    if not sample.pairs:
         return {}
     size = len(sample.pairs)
-    mine = part_of(sample.pairs, np.arange(ranks.rank, size, ranks.world_size))
+    mine = sample.pairs[ranks.rank :: ranks.world_size]
     was_training = model.training
     model.eval()
     num_right = torch.zeros(1, device=ranks.device)
     with gathered(model, ranks):
-        if len(mine):
+        if mine:
             num_right += int(is_right(model, sample.tokenizer, mine, ranks.device).sum())
     model.train(was_training)
     hits = ranks.sum(num_right).cpu().double().numpy()

@@ -21,7 +21,7 @@ from albert_core.stage.lineage import PRETRAINING, manifest_of, place_in
 from albert_core.stage.manifest import MANIFEST, StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import RANKS, code_digest, library_versions, machine
 from albert_core.stage.results import ExamplesResult, VocabularyResult
-from albert_core.tasks.pair_sets import PAIRS, PairFiles, find_pairs, pair_digests
+from albert_core.tasks.minimal_pairs import PAIRS, PairFiles, find_pairs, pair_digests
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.preemption import ending_when_told_to

@@ -42,7 +42,7 @@ from albert_core.stage.manifest import (
     unsealed,
 )
 from albert_core.stage.results import Estimate, PretrainingResult
-from albert_core.tasks.pair_sets import PAIRS, PairFiles
+from albert_core.tasks.minimal_pairs import PAIRS, PairFiles
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.tracking.run import TrackedRun

@@ -7,7 +7,7 @@ import pytest
 from albert_core.stage.errors import SourceError
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import PASSAGE_SOURCE, TaskResult
-from albert_core.tasks.pair_sets import find_pairs
+from albert_core.tasks.minimal_pairs import find_pairs
 from albert_core.text.records import DOCUMENT_SCHEMA
 from pipelines import make_task
 from pipelines.config import TaskSettings

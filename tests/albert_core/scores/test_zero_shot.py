@@ -10,8 +10,8 @@ from albert_core.scores import zero_shot as stage
 from albert_core.stage.errors import TaskError
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import ZeroShotResult
-from albert_core.tasks.minimal_pairs import is_right, read_pairs
-from albert_core.tasks.pair_sets import find_pairs
+from albert_core.tasks.likelihoods import is_right
+from albert_core.tasks.minimal_pairs import find_pairs, read_pairs
 from albert_core.text.arrow_files import read_arrow
 from tests.albert_core.made_pairs import write_pairs
 from tests.albert_core.tiny_model import MAX_POSITIONS, save_tiny_model
@@ -38,7 +38,7 @@ def test_each_pair_has_its_outcome_and_the_scores_are_their_means(tmp_path: Path
     right = is_right(model, tiny_vocab(), pairs, torch.device("cpu"))
     outcomes = read_arrow(f"{Path(uri).parent}/outcomes/made.arrow").to_pydict()
     assert outcomes["is_right"] == right.tolist()
-    assert outcomes["good"] == pairs.good
+    assert outcomes["good"] == [pair.good for pair in pairs]
     assert 0 < right.sum() < 30
     assert scores["made"].accuracy.value == pytest.approx(right.mean())
     assert scores["made"].phenomena["other"].num_pairs == 10

@@ -1,160 +1,92 @@
+"""Which pairs there are, what files contain, which are a sample, and how scores are summed up."""
+
 import json
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
-from transformers import AlbertConfig, AlbertForMaskedLM
 
-from albert_core.conversion.huggingface import hf_config, to_hf_state
-from albert_core.model.albert import AlbertForPretraining, AlbertModel
-from albert_core.model.one_position import encode_at
 from albert_core.stage.errors import TaskError
-from albert_core.tasks import minimal_pairs
-from albert_core.tasks.minimal_pairs import MinimalPairs, is_right, log_likelihoods, read_pairs
-from albert_core.tasks.pair_sets import find_pairs
-from albert_core.text.records import CLS, MASK, SEP
-from albert_core.text.tokenizer import Tokenizer
+from albert_core.tasks.minimal_pairs import (
+    Pair,
+    find_pairs,
+    pair_digests,
+    pair_scores,
+    read_pairs,
+    sample_of,
+    that_fit,
+)
+from tests.albert_core.made_pairs import write_pairs
 from tests.albert_core.tasks.task_files import DATA, write
-from tests.albert_core.tiny_model import random_model
-from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
+from tests.albert_core.tiny_vocab import tiny_vocab
 
-CPU = torch.device("cpu")
-SENTENCES = tiny_sentences(6)
 BLIMP_ROW = {
     "sentence_good": "A cat sat.",
     "sentence_bad": "A cat sit.",
     "UID": "past",
     "linguistics_term": "verbs",
 }
-WORDS = "ba pinu."
-MASKED = [
-    ("[CLS] [MASK] [MASK] ▁ p i n u . [SEP]", 1),
-    ("[CLS] ▁ [MASK] ▁ p i n u . [SEP]", 2),
-    ("[CLS] ▁ ba [MASK] [MASK] [MASK] [MASK] [MASK] [MASK] [SEP]", 3),
-    ("[CLS] ▁ ba ▁ [MASK] [MASK] [MASK] [MASK] [MASK] [SEP]", 4),
-    ("[CLS] ▁ ba ▁ p [MASK] [MASK] [MASK] [MASK] [SEP]", 5),
-    ("[CLS] ▁ ba ▁ p i [MASK] [MASK] [MASK] [SEP]", 6),
-    ("[CLS] ▁ ba ▁ p i n [MASK] [MASK] [SEP]", 7),
-    ("[CLS] ▁ ba ▁ p i n u [MASK] [SEP]", 8),
-]
-"""The sequences of `WORDS`, and the position that is scored in each."""
-SHAPES: dict[str, dict[str, Any]] = {
-    "shared": {},
-    "four layers, two groups": {"num_hidden_layers": 4, "num_hidden_groups": 2},
-    "nothing shared": {"sharing": "none"},
-    "inner blocks, no projection": {"inner_group_num": 2, "embedding_size": 16},
-    "one layer": {"num_hidden_layers": 1},
-}
 
 
-def model_for(tokenizer: Tokenizer, positions: int = 128, **shape: Any) -> AlbertForPretraining:
-    return random_model(vocab_size=tokenizer.vocab_size, max_position_embeddings=positions, **shape)
+def made(name: str, sizes: dict[str, int]) -> list[Pair]:
+    """Return a set with so many pairs of each paradigm; all of one phenomenon."""
+    paradigms = [paradigm for paradigm, size in sizes.items() for _ in range(size)]
+    sentences = [f"{name} {number}" for number in range(len(paradigms))]
+    return [Pair(s, s, paradigm, "all") for s, paradigm in zip(sentences, paradigms, strict=True)]
 
 
-def by_plain_loop(
-    model: AlbertForPretraining, tokenizer: Tokenizer, sentences: list[str]
-) -> list[float]:
-    """Score as people do with Hugging Face's class: the copies of one sentence at a time."""
-    config = hf_config(model.encoder.settings, tokenizer.vocab_size)
-    config = {name: value for name, value in config.items() if name != "albert_core"}
-    theirs = AlbertForMaskedLM(AlbertConfig(**config)).eval()
-    assert not theirs.load_state_dict(to_hf_state(model), strict=False).missing_keys
-    scores = []
-    for ids in tokenizer.encode(sentences):
-        starts = [tokenizer.pieces[piece].startswith("▁") for piece in ids]
-        copies = torch.tensor([CLS, *ids, SEP]).repeat(len(ids), 1)
-        for place in range(len(ids)):
-            for later in range(place, len(ids)):
-                if later > place and starts[later]:
-                    break
-                copies[place, later + 1] = MASK
-        places = torch.arange(len(ids))
-        with torch.no_grad():
-            at_places = theirs.albert(copies).last_hidden_state[places, places + 1]
-            log_p = torch.log_softmax(theirs.predictions(at_places).double(), dim=1)
-        scores.append(float(log_p[places, torch.tensor(ids)].sum()))
-    return scores
+def test_sets_have_their_places_and_everything_else_is_passed_over(tmp_path: Path) -> None:
+    for name in ("blimp/b.jsonl", "blimp/a.jsonl", "blimp/README.md", "zorro/a-b.txt", "x.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    write_pairs(tmp_path)
+    found = find_pairs(str(tmp_path))
+    assert {name: [Path(uri).name for uri in uris] for name, uris in found.items()} == {
+        "blimp": ["a.jsonl", "b.jsonl"],
+        "zorro": ["a-b.txt"],
+        "made": ["made.jsonl"],
+    }
+    assert find_pairs(str(tmp_path / "nowhere")) == {}
+    write_pairs(tmp_path, name="zorro")
+    with pytest.raises(TaskError, match=r"zorro\.jsonl: there is a set 'zorro' already"):
+        find_pairs(str(tmp_path))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_scores_are_those_of_a_plain_loop_over_hugging_faces_model(shape: str) -> None:
-    tokenizer = tiny_vocab()
-    model = model_for(tokenizer, **SHAPES[shape])
-    found = log_likelihoods(model, tokenizer, SENTENCES, CPU)
-    assert found == pytest.approx(by_plain_loop(model, tokenizer, SENTENCES), rel=0, abs=1e-5)
+def test_a_set_is_another_one_if_a_pair_differs_but_not_in_another_folder(tmp_path: Path) -> None:
+    here, there, other = (write_pairs(tmp_path / n, seed=n == "c") for n in "abc")
+    digests = [pair_digests(find_pairs(str(folder))) for folder in (here, there, other)]
+    assert digests[0] == digests[1] != digests[2]
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the real data isn't here")
-def test_scores_of_200_real_pairs_are_those_of_a_plain_loop_within_1e_5() -> None:
-    tokenizer = Tokenizer((DATA.parent / "models/30k-clean.model").read_bytes())
-    model = model_for(tokenizer)
-    rows = {name: read_pairs(name, uris) for name, uris in find_pairs(str(DATA)).items()}
-    sentences = [
-        text
-        for pairs, step in ((rows["blimp"], 134), (rows["zorro"], 115))
-        for text in [*pairs.good[::step], *pairs.bad[::step]]
-    ]
-    assert len(sentences) == 400
-    found = log_likelihoods(model, tokenizer, sentences, CPU)
-    assert found == pytest.approx(by_plain_loop(model, tokenizer, sentences), rel=0, abs=1e-5)
+def test_a_sample_has_of_each_paradigm_equally_many_and_is_always_the_same() -> None:
+    sets = {"one": made("one", {"a": 50, "b": 7}), "two": made("two", {"a": 90})}
+    sample = sample_of(sets, 30)
+    counts = Counter((pair.good.split()[0], pair.paradigm) for pair in sample)
+    assert counts.total() == 30
+    assert counts["one", "b"] == 7
+    assert {counts["one", "a"], counts["two", "a"]} == {11, 12}
+    assert sample_of(sets, 30) == sample
+    assert sample_of(sets, 1000) == [*sets["one"], *sets["two"]]
 
 
-def test_a_piece_is_masked_together_with_the_later_pieces_of_its_word(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tokenizer, seen = tiny_vocab(), []
-
-    def recorded(encoder: AlbertModel, input_ids: Tensor, positions: Tensor) -> Tensor:
-        for row, position in zip(input_ids.tolist(), positions.tolist(), strict=True):
-            seen.append((" ".join(tokenizer.pieces[piece] for piece in row), position))
-        return encode_at(encoder, input_ids, positions)
-
-    monkeypatch.setattr(minimal_pairs, "encode_at", recorded)
-    log_likelihoods(model_for(tokenizer), tokenizer, [WORDS], CPU)
-    assert seen == MASKED
+def test_pairs_with_a_sentence_too_long_for_the_model_are_left_out_and_counted() -> None:
+    pairs = made("set", {"a": 3})
+    pairs[1] = pairs[1]._replace(bad="ba " * 40)
+    kept, account = that_fit("set", pairs, tiny_vocab(), 30)
+    assert kept == [pairs[0], pairs[2]]
+    assert str(account) == "set pairs: 3 in = 2 kept, 1 dropped (too_long 1)"
 
 
-@settings(max_examples=5, deadline=None)
-@given(order=st.permutations(range(len(SENTENCES))), max_pieces=st.integers(100, 3000))
-def test_neither_the_order_of_the_sentences_nor_the_size_of_a_batch_changes_a_score(
-    order: list[int], max_pieces: int
-) -> None:
-    tokenizer = tiny_vocab()
-    model = model_for(tokenizer)
-    expected = log_likelihoods(model, tokenizer, SENTENCES, CPU)[order]
-    sentences = [SENTENCES[number] for number in order]
-    found = log_likelihoods(model, tokenizer, [*sentences, sentences[0]], CPU, max_pieces)
-    assert found[:-1] == pytest.approx(expected, rel=0, abs=1e-5)
-    assert found[-1] == found[0]
-
-
-def test_a_model_is_right_only_where_the_good_sentence_is_strictly_more_likely() -> None:
-    tokenizer = tiny_vocab()
-    model = model_for(tokenizer)
-    likely, unlikely = sorted(
-        SENTENCES[:2], key=lambda text: -log_likelihoods(model, tokenizer, [text], CPU)[0]
-    )
-    pairs = MinimalPairs(
-        name="own",
-        good=[likely, unlikely, likely],
-        bad=[unlikely, likely, likely.upper()],  # the last are the same pieces
-        paradigms=["a"] * 3,
-        phenomena=["a"] * 3,
-    )
-    assert is_right(model, tokenizer, pairs, CPU).tolist() == [True, False, False]
-
-
-def test_a_sentence_that_the_model_has_no_positions_for_is_an_error_that_shows_it() -> None:
-    tokenizer = tiny_vocab()
-    [ids] = tokenizer.encode([SENTENCES[0]])
-    fits = model_for(tokenizer, positions=len(ids) + 2)
-    assert log_likelihoods(fits, tokenizer, [SENTENCES[0]], CPU)[0] < 0
-    with pytest.raises(TaskError, match=f"{SENTENCES[0][:20]}.*has {len(ids)} pieces, expected"):
-        log_likelihoods(model_for(tokenizer, len(ids) + 1), tokenizer, [SENTENCES[0]], CPU)
+def test_a_score_is_the_mean_over_paradigms_whatever_their_sizes() -> None:
+    scores = pair_scores(made("set", {"a": 8, "b": 2}), [True] * 8 + [True, False])
+    assert scores.accuracy.value == scores.phenomena["all"].accuracy.value == 0.75
+    assert {name: each.accuracy.value for name, each in scores.paradigms.items()} == {
+        "a": 1.0,
+        "b": 0.5,
+    }
+    assert (scores.num_pairs, scores.paradigms["b"].num_pairs) == (10, 2)
+    assert not scores.paradigms["a"].accuracy.is_above(0.99)
+    assert not scores.paradigms["b"].is_above_chance
 
 
 def test_each_format_is_read_with_its_paradigms_and_phenomena(tmp_path: Path) -> None:
@@ -163,11 +95,10 @@ def test_each_format_is_read_with_its_paradigms_and_phenomena(tmp_path: Path) ->
     own = write(tmp_path / "mine.jsonl", '{"sentence_good": "It is.", "sentence_bad": "Is it."}\n')
     found = {name: read_pairs(name, [uri]) for name, uri in
              (("blimp", blimp), ("zorro", zorro), ("mine", own))}  # fmt: skip
-    read = {name: (p.good, p.bad, p.paradigms, p.phenomena) for name, p in found.items()}
-    assert read == {
-        "blimp": (["A cat sat."], ["A cat sit."], ["past"], ["verbs"]),
-        "zorro": (["A cat sat."], ["A cat sit."], ["case-a-b"], ["case"]),
-        "mine": (["It is."], ["Is it."], ["mine"], ["mine"]),
+    assert found == {
+        "blimp": [("A cat sat.", "A cat sit.", "past", "verbs")],
+        "zorro": [("A cat sat.", "A cat sit.", "case-a-b", "case")],
+        "mine": [("It is.", "Is it.", "mine", "mine")],
     }
 
 
@@ -211,9 +142,10 @@ def test_a_pair_of_a_published_set_may_be_the_same_sentence_twice(tmp_path: Path
 @pytest.mark.skipif(not DATA.exists(), reason="the real data isn't here")
 def test_blimp_and_zorro_are_read_as_published() -> None:
     found = {name: read_pairs(name, uris) for name, uris in find_pairs(str(DATA)).items()}
-    counts = {n: (len(p), len(set(p.paradigms)), len(set(p.phenomena))) for n, p in found.items()}
+    counts = {
+        name: (len(pairs), len({p.paradigm for p in pairs}), len({p.phenomenon for p in pairs}))
+        for name, pairs in found.items()
+    }
     assert counts == {"blimp": (13_400, 67, 13), "zorro": (11_500, 23, 13)}
-    assert (found["zorro"].bad[0], found["zorro"].good[0]) == (
-        "look at this purple things .",
-        "look at this purple thing .",
-    )
+    good, bad, *_ = found["zorro"][0]
+    assert (bad, good) == ("look at this purple things .", "look at this purple thing .")

@@ -7,7 +7,8 @@ import torch
 
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.manifest import Account
-from albert_core.tasks.minimal_pairs import is_right, read_pairs
+from albert_core.tasks.likelihoods import is_right
+from albert_core.tasks.minimal_pairs import read_pairs
 from albert_core.text.records import CLS, MASK, SEP
 from albert_core.training.held_out import PAIRS_ACCURACY, PairSample, evaluate, evaluate_pairs
 from albert_core.training.ranks import Ranks

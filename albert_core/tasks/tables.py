@@ -1,0 +1,285 @@
+"""Tables of one or two texts and a label or a number: how rows become examples; a user's own task.
+
+GLUE's tables are read in `glue`.
+"""
+
+import csv
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from albert_core.config import OwnTaskSettings
+from albert_core.stage.errors import TaskError
+from albert_core.tasks.examples import Split, Task, TextExamples
+from albert_core.tasks.reading import parse_object, read_file, read_lines, read_text
+
+Rows = Iterator[tuple[int, dict[str, Any]]]
+"""Each row's line (in a parquet file its number), from 1, and its values by column."""
+SHORT_ROW, LONG_ROW = "short_row", "long_row"
+"""Why a row is skipped: fewer or more fields than the header."""
+HIDDEN = frozenset({"-1", ""})
+"""The contents of a test file's label column when the labels are withheld."""
+_MAX_CHARACTERS = 2**31 - 1
+"""The longest field of a .csv; Python's own limit of 131,072 is less than a document may have."""
+_OTHER_METRICS = {"classification": ("accuracy",), "regression": ("pearson", "spearman", "mse")}
+"""What is reported beside the key metric."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table are."""
+
+    texts: Sequence[str]
+    """One text, or the two of a pair."""
+    label: str
+    """A test file may lack it."""
+    cluster: str = ""
+    """What rows of dev share, such as the document that they are from; empty: nothing."""
+    ids: Sequence[str] = ()
+    """The first of these that is there has an example's id; else the id is its row, from 0."""
+
+
+def own_task(settings: OwnTaskSettings) -> Task:
+    """Return the task that ``settings`` describe.
+
+    Labels that they do not name are those of the training file, sorted as texts.
+
+    Raises:
+        TaskError: the training file is missing or malformed, or has fewer than two labels.
+    """
+    labels = tuple(settings.labels)
+    if settings.kind == "classification" and not labels:
+        rows = _text_rows(_rows_of(settings.train), _columns(settings), "train", settings.train)
+        labels = tuple(sorted({row.label for row in rows}))
+        if len(labels) < 2:
+            raise TaskError(
+                f"{settings.train}: column {settings.label_column!r} has {len(labels)} different "
+                "labels, expected at least 2. Give another label_column, or the labels."
+            )
+    if settings.key_metric == "f1" and len(labels) != 2:
+        raise TaskError(
+            f"task {settings.name!r} has {len(labels)} labels, but its metric f1 needs 2, the "
+            "second of them the positive one. Give the labels in order, or another metric."
+        )
+    return Task(
+        name=settings.name,
+        title=settings.name,
+        kind=settings.kind,
+        labels=labels,
+        metrics=tuple(dict.fromkeys((settings.key_metric, *_OTHER_METRICS[settings.kind]))),
+    )
+
+
+def read_own(settings: OwnTaskSettings, task: Task, uri: str, split: Split) -> TextExamples:
+    """Return the examples in the file at ``uri``, in its order; their ids count rows from 0.
+
+    Args:
+        settings: which columns hold what.
+        task: what ``own_task`` returns for these settings.
+        uri: a .tsv, .csv, .jsonl or .parquet file. In a .tsv quotation marks mean nothing, in a
+            .csv they do; both have a header.
+        split: a "test" file needs no labels.
+
+    Raises:
+        TaskError: the file is missing, of another kind, or has a malformed row; naming its line.
+    """
+    return text_examples(_rows_of(uri), _columns(settings), task, split, uri)
+
+
+def _columns(settings: OwnTaskSettings) -> Columns:
+    return Columns(settings.text_columns, settings.label_column, settings.cluster_column)
+
+
+def text_examples(
+    rows: Rows,
+    columns: Columns,
+    task: Task,
+    split: Split,
+    uri: str,
+    skipped: Counter[str] | None = None,
+) -> TextExamples:
+    """Return ``rows`` as examples, in their order.
+
+    Args:
+        rows: of the file. Labels that are all hidden are no targets in a test file.
+        columns: of the rows.
+        task: whose labels they have.
+        split: in a "test" file, ids must be unique: the server wants one prediction of each.
+        uri: of the file, for messages.
+        skipped: how many rows are no examples, by reason; may grow while ``rows`` are read.
+
+    Raises:
+        TaskError: there are no rows; or one has no text, an id that is taken, or a label that the
+            task does not have; naming the line.
+    """
+    found = list(_text_rows(rows, columns, split, uri))
+    if not found:
+        raise TaskError(f"{uri} has no rows.")
+    lines, ids, texts, labels, clusters = zip(*found, strict=True)
+    line_of: dict[str, int] = {}
+    for row in found if split == "test" else ():
+        if line_of.setdefault(row.id, row.line) != row.line:
+            raise TaskError(
+                f"{uri}, line {row.line}: id {row.id!r} is that of line {line_of[row.id]} too. "
+                "Correct the file: ids of a test set are unique."
+            )
+    is_hidden = split == "test" and HIDDEN.issuperset(labels)
+    return TextExamples(
+        ids=list(ids),
+        texts_a=[of_row[0] for of_row in texts],
+        texts_b=[of_row[1] for of_row in texts] if len(columns.texts) > 1 else None,
+        targets=None if is_hidden else _targets(task, labels, lines, uri),
+        clusters=np.unique(clusters, return_inverse=True)[1] if any(clusters) else None,
+        skipped=dict(skipped or {}),
+    )
+
+
+class _TextRow(NamedTuple):
+    line: int
+    id: str
+    texts: list[str]
+    label: str
+    """As the file writes it; empty if there is none."""
+    cluster: str
+
+
+def _text_rows(rows: Rows, columns: Columns, split: Split, uri: str) -> Iterator[_TextRow]:
+    needed = [*columns.texts, *([] if split == "test" else [columns.label])]
+    needed += [columns.cluster] if columns.cluster and split == "dev" else []
+    for number, (line, row) in enumerate(rows):
+        where = f"{uri}, line {line}"
+        if absent := next((name for name in needed if name not in row), None):
+            raise TaskError(
+                f"{where}: no column {absent!r}; found {', '.join(row)}. Correct the file, or the "
+                "names of the columns in the task's settings."
+            )
+        texts = [_text(row[name], name, where) for name in columns.texts]
+        # One text of a pair may be empty: QQP has some such questions.
+        if not any(map(str.strip, texts)):
+            raise TaskError(f"{where}: no text. Remove the line.")
+        label, cluster = (
+            _text(row.get(name), name, where).strip() for name in (columns.label, columns.cluster)
+        )
+        if split != "test" and not label:
+            raise TaskError(
+                f"{where}: no label in column {columns.label!r}. Give one, or remove the line."
+            )
+        key = next((str(row[name]) for name in columns.ids if name in row), str(number))
+        yield _TextRow(line, key, texts, label, cluster)
+
+
+def _text(value: Any, name: str, where: str) -> str:
+    """Return ``value`` as text; a number or a truth value as JSON writes it."""
+    if isinstance(value, str):
+        return value
+    if value is None or value != value:  # pandas writes a missing value as NaN
+        return ""
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    raise TaskError(
+        f"{where}: column {name!r} is a {type(value).__name__}, expected a text or a number. "
+        "Correct the line."
+    )
+
+
+def _targets(
+    task: Task, labels: Sequence[str], lines: Sequence[int], uri: str
+) -> NDArray[np.int64] | NDArray[np.float64]:
+    """Return indices of labels, int64 (N,), or the numbers of a regression, float64 (N,)."""
+    is_number = task.kind == "regression"
+    index_of = {label: index for index, label in enumerate(task.labels)}
+    targets = [_finite(label) if is_number else index_of.get(label) for label in labels]
+    if None in targets:
+        row = targets.index(None)
+        expected = "a number as score" if is_number else f"one of {', '.join(task.labels)} as label"
+        raise TaskError(
+            f"{uri}, line {lines[row]}: found {labels[row]!r}, expected {expected}. Correct or "
+            "remove the line."
+        )
+    return np.array(targets, np.float64) if is_number else np.array(targets, np.int64)
+
+
+def _finite(text: str) -> float | None:
+    """Return the number that ``text`` is; None if it is none, or not finite."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def named_rows(
+    rows: Iterable[tuple[int, Sequence[str]]],
+    separator: str,
+    uri: str,
+    header: Sequence[str] = (),
+    skipped: Counter[str] | None = None,
+) -> Rows:
+    """Yield the fields of each row by the names of their columns.
+
+    Args:
+        rows: line and fields of each.
+        separator: of the fields, in words, for messages.
+        uri: of the file, for messages.
+        header: the names; empty: the first row has them.
+        skipped: counts rows with too few or too many fields; None: they are errors.
+    """
+    rows = iter(rows)
+    columns = header or next(rows, (0, []))[1]
+    if twice := next((name for name in columns if columns.count(name) > 1), None):
+        raise TaskError(f"{uri}, line 1: two columns are called {twice!r}. Rename one.")
+    for line, fields in rows:
+        if len(fields) == len(columns):
+            yield line, dict(zip(columns, fields, strict=True))
+        elif skipped is not None:
+            skipped[SHORT_ROW if len(fields) < len(columns) else LONG_ROW] += 1
+        else:
+            raise TaskError(
+                f"{uri}, line {line}: {len(fields)} {separator}-separated fields, expected "
+                f"{len(columns)}: {', '.join(columns)}. Correct or remove the line."
+            )
+
+
+def tab_separated(uri: str) -> list[tuple[int, list[str]]]:
+    """Return the lines' numbers, from 1, and fields."""
+    return [(number, line.split("\t")) for number, line in enumerate(read_lines(uri), start=1)]
+
+
+def _rows_of(uri: str) -> Rows:
+    """Yield the rows of a user's file, whose name's ending says what it is."""
+    match uri.rpartition(".")[2].lower():
+        case "tsv":
+            yield from named_rows(tab_separated(uri), "tab", uri)
+        case "csv":
+            yield from _csv_rows(uri)
+        case "jsonl":
+            for number, line in enumerate(read_lines(uri), start=1):
+                yield number, parse_object(line, f"{uri}, line {number}")
+        case "parquet":
+            try:
+                table = pq.read_table(pa.BufferReader(read_file(uri)))
+            except pa.ArrowInvalid as error:
+                raise TaskError(f"{uri} is not a parquet file: {error}") from error
+            yield from enumerate(table.to_pylist(), start=1)
+        case _:
+            raise TaskError(f"{uri}: its name must end in .tsv, .csv, .jsonl or .parquet.")
+
+
+def _csv_rows(uri: str) -> Rows:
+    csv.field_size_limit(_MAX_CHARACTERS)
+    reader = csv.reader(io.StringIO(read_text(uri), newline=""), strict=True)
+    try:
+        yield from named_rows(((reader.line_num, row) for row in reader if row), "comma", uri)
+    except csv.Error as error:
+        raise TaskError(
+            f"{uri}, line {reader.line_num}: not CSV ({error}). Correct the file."
+        ) from error
