@@ -9,20 +9,12 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from albert_core.stage.errors import answers
+from albert_core.stage.command import tell_failure
+from albert_core.stage.errors import ConfigError, answers
 from infra.postgres import Postgres
-from infra.services import (
-    LOOPBACK,
-    Servers,
-    local_folder,
-    option_parser,
-    refuse_taken,
-    run_until_stopped,
-)
+from infra.services import LOOPBACK, Servers, ServerSettings, refuse_taken, run_until_stopped
 
 MEMORY = "memory"
 """As the place of artifacts: an S3 server that keeps them in memory."""
@@ -31,31 +23,19 @@ _BUCKET = "albert"
 _USERS = "mlflow_users"
 
 
-@dataclass(frozen=True)
-class ProductionSettings:
-    """Where the services keep their data, and where they listen."""
+class ProductionSettings(ServerSettings):
+    """What a team has besides."""
 
-    work: Path
-    """Folder for all results and all data of the services, absolute."""
     artifacts: str = ""
     """Where MLflow keeps files: `s3://bucket/path`, a folder, `memory`; without it, in `work`."""
     mlflow_auth: bool = False
     """Whether MLflow asks for a name and a password."""
     workers: int = 2
-    host: str = LOOPBACK
-    """Address that Prefect and MLflow listen on; the databases listen on the loopback alone."""
-    prefect_port: int = 4200
-    mlflow_port: int = 5000
     postgres_port: int = 5433
+    """Of the databases, which listen on the loopback address alone."""
     s3_port: int = 9000
     postgres_folder: Path | None = None
     """For the files of the databases, on this machine; without it, in `work`."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Further variables of the servers, the workers and their flow runs."""
-    recipe: str | None = None
-    """Default of the deployments' parameter, as are `source` and `task_folder`."""
-    source: str | None = None
-    task_folder: str | None = None
 
 
 class Production(Servers):
@@ -66,19 +46,15 @@ class Production(Servers):
     """
 
     def __init__(self, settings: ProductionSettings) -> None:
-        work = settings.work
-        super().__init__(
-            *(work, settings.host, settings.prefect_port, settings.mlflow_port),
-            *(settings.environment, settings.recipe, settings.source, settings.task_folder),
-        )
+        super().__init__(settings)
         self.settings = settings
         self.postgres = Postgres(
-            settings.postgres_folder or work / "postgres",
+            settings.postgres_folder or self.work / "postgres",
             settings.postgres_port,
-            work / "secrets" / "postgres-password",
+            self.work / "secrets" / "postgres-password",
         )
         self._s3_url = f"http://{LOOPBACK}:{settings.s3_port}"
-        self._artifacts = settings.artifacts or str(work / "mlartifacts")
+        self._artifacts = settings.artifacts or str(self.work / "mlartifacts")
         if settings.artifacts == MEMORY:
             self._artifacts = f"s3://{_BUCKET}/mlflow"
 
@@ -155,20 +131,12 @@ class Production(Servers):
         }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until Ctrl-C or SIGTERM; return the exit status."""
-    parser = option_parser(
-        "albert production",
-        ("--artifacts", "ALBERT_ARTIFACTS", "", str),
-        ("--workers", "ALBERT_SERVED_WORKERS", "2", int),
-        ("--host", "ALBERT_HOST", LOOPBACK, str),
-        ("--postgres-port", "ALBERT_POSTGRES_PORT", "5433", int),
-        ("--s3-port", "ALBERT_S3_PORT", "9000", int),
-        ("--postgres-folder", "ALBERT_POSTGRES_FOLDER", None, local_folder),
-    )
-    with_auth = os.environ.get("ALBERT_MLFLOW_AUTH") == "true"
-    parser.add_argument("--mlflow-auth", action="store_true", default=with_auth)
-    production = Production(ProductionSettings(**vars(parser.parse_args(argv))))
+def main() -> int:
+    """Serve what the environment says until Ctrl-C or SIGTERM; return the exit status."""
+    try:
+        production = Production(ProductionSettings.from_environment())
+    except ConfigError as error:
+        return tell_failure(error)
     return run_until_stopped(production, production.start_all, production.start_ended_again)
 
 

@@ -5,19 +5,23 @@ folder. `infra.production` is the same for a team.
 """
 
 import sys
-from collections.abc import Sequence
 
+from albert_core.stage.command import tell_failure
+from albert_core.stage.errors import ConfigError
 from flows.prefect_server import DATABASE, SERVED, note_served
-from infra.services import LOOPBACK, Servers, option_parser, run_until_stopped
+from infra.services import LOOPBACK, Servers, ServerSettings, run_until_stopped
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until Ctrl-C or SIGTERM; return the exit status."""
-    options = option_parser("albert serve").parse_args(argv)
-    servers = Servers(host=LOOPBACK, **vars(options))
+def main() -> int:
+    """Serve what the environment says until Ctrl-C or SIGTERM; return the exit status."""
+    try:
+        settings = ServerSettings.from_environment()
+    except ConfigError as error:
+        return tell_failure(error)
+    servers = Servers(settings.model_copy(update={"host": LOOPBACK}))
+    work = servers.work
 
     def start() -> str:
-        work = servers.work
         servers.prepare()
         servers.start_mlflow(
             *("--backend-store-uri", f"sqlite:///{work / 'mlflow.db'}"),
@@ -25,18 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         servers.start_prefect(f"sqlite+aiosqlite:///{work / DATABASE}", ["worker"])
         note_served(work, f"{servers.prefect_url}/api")
-        return servers.greeting(
-            {},
-            [
-                "prefect deployment ls",
-                "prefect deployment schedule ls refresh-corpus/refresh-corpus",
-            ],
-        )
+        schedules = "prefect deployment schedule ls refresh-corpus/refresh-corpus"
+        return servers.greeting({}, ["prefect deployment ls", schedules])
 
     try:
         return run_until_stopped(servers, start, servers.check)
     finally:
-        (servers.work / SERVED).unlink(missing_ok=True)
+        (work / SERVED).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The services of one machine: processes that are started, watched, restarted and stopped."""
 
-import argparse
 import os
 import shlex
 import signal
@@ -8,30 +7,32 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
+from typing import Self
 
 import psutil
+from pydantic import BaseModel, ValidationError, field_validator
 
 from albert_core.stage import storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
 from albert_core.stage.environment import stop_seconds
-from albert_core.stage.errors import AlbertError, answers
+from albert_core.stage.errors import AlbertError, ConfigError, answers
+from albert_core.stage.settings import describe
 from flows.prefect_server import AUTH_FILE, USER, guarded, kept_secret, server_command
 from flows.recipe import load_recipe
 
 PROJECT = Path(__file__).parent.parent
 LOOPBACK = "127.0.0.1"
 LOOK_SECONDS = 0.5
+PAUSE_SECONDS = 2.0
 _MARK = "ALBERT_SERVICE"
 """Variable in the environment of a service and of everything that it starts."""
 _START_SECONDS = 180.0
 _KILL_SECONDS = 5.0
-_LONG_LIFE_SECONDS = 60.0
-_MAX_DELAY_SECONDS = 30.0
 
 
 class ServeError(AlbertError):
@@ -65,8 +66,6 @@ class Service:
     keeps_children: bool
     """Whether what it has started continues when it ends unexpectedly, as the flow runs of a
     worker do."""
-    num_ends: int = 0
-    delay_seconds: float = LOOK_SECONDS
     start_again_at: float | None = None
 
     def start(self) -> None:
@@ -81,7 +80,7 @@ class Service:
                 env=self.environment,
                 start_new_session=True,
             )
-        self._started, self.start_again_at = time.monotonic(), None
+        self.start_again_at = None
 
     @property
     def has_ended(self) -> bool:
@@ -105,14 +104,17 @@ class Service:
         return f". The end of {self.log}:\n  " + "\n  ".join(lines)
 
     def start_again_if_ended(self) -> None:
-        """Start it again some time after it ended, and print both.
-
-        A service that ends soon after each start is given more and more time before the next one.
-        """
+        """Start it again `PAUSE_SECONDS` after it ended, and print both."""
         if not self.has_ended:
             return
         if self.start_again_at is None:
-            self._note_end()
+            self.start_again_at = time.monotonic() + PAUSE_SECONDS
+            if not self.keeps_children:
+                _send(self._marked(), signal.SIGKILL)
+            _say(
+                f"{self.how_it_ended}; it is started again in {PAUSE_SECONDS:g} s. Its log: "
+                f"{self.log}"
+            )
         elif time.monotonic() >= self.start_again_at:
             self.start()
             _say(f"{self.name} was started again, with pid {self.process.pid}")
@@ -120,42 +122,27 @@ class Service:
     def stop(self) -> None:
         """Ask it and everything that it started to end; kill what does not."""
         family = self.family()
-        for process in family:
-            _send(process, signal.SIGINT if process == self.process else signal.SIGTERM)
+        _send({self.process}, signal.SIGINT)
+        _send(family - {self.process}, signal.SIGTERM)
         _, alive = psutil.wait_procs(family, timeout=stop_seconds())
-        for process in alive:
-            _send(process, signal.SIGKILL)
+        _send(alive, signal.SIGKILL)
         psutil.wait_procs(alive, timeout=_KILL_SECONDS)
 
     def family(self) -> set[psutil.Process]:
         """Return its process and everything that it has started, as far as they run."""
-        found = set()
+        own = set()
         if not self.has_ended:  # Postgres hides the environment of its processes
-            found = {self.process, *self.process.children(recursive=True)}
-        return found | self._marked()
+            own = {self.process, *self.process.children(recursive=True)}
+        return own | self._marked()
 
     def _marked(self) -> set[psutil.Process]:
         return set(marked(_MARK, self.environment[_MARK]))
 
-    def _note_end(self) -> None:
-        self.num_ends += 1
-        now = time.monotonic()
-        lived_long = now - self._started > _LONG_LIFE_SECONDS
-        twice = min(2 * self.delay_seconds, _MAX_DELAY_SECONDS)
-        self.delay_seconds = LOOK_SECONDS if lived_long else twice
-        self.start_again_at = now + self.delay_seconds
-        if not self.keeps_children:
-            for process in self._marked():
-                _send(process, signal.SIGKILL)
-        _say(
-            f"{self.how_it_ended} (time {self.num_ends}); it is started again in "
-            f"{self.delay_seconds:g} s. Its log: {self.log}"
-        )
 
-
-def _send(process: psutil.Process, number: int) -> None:
-    with suppress(psutil.NoSuchProcess):
-        process.send_signal(number)
+def _send(processes: Iterable[psutil.Process], number: int) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 def _say(line: str) -> None:
@@ -294,51 +281,84 @@ _AUTH, _SERVER_AUTH = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING
 _PREFECT_COMMAND = (sys.executable, "-m", "prefect", "--no-prompt")
 
 
+class ServerSettings(BaseModel):
+    """What `albert serve` and `albert production` serve, and where."""
+
+    work: Path = Path("work")
+    """Folder for all results, logs and data, on this machine."""
+    host: str = LOOPBACK
+    """Address that Prefect and MLflow listen on."""
+    prefect_port: int = 4200
+    mlflow_port: int = 5000
+    recipe: str | None = None
+    """Default of the deployments' parameter, as are `source` and `task_folder`."""
+    source: str | None = None
+    task_folder: str | None = None
+    environment: dict[str, str] = {}
+    """Further variables of the servers, the workers and their flow runs."""
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Return the settings in the variables that `albert`'s options have as well.
+
+        Raises:
+            ConfigError: one of them is impossible.
+        """
+        variables = {name: f"ALBERT_{name.upper()}" for name in cls.model_fields}
+        del variables["environment"]
+        variables["workers"] = "ALBERT_SERVED_WORKERS"  # ALBERT_WORKERS are those of a stage
+        given = {name: os.environ.get(variable) for name, variable in variables.items()}
+        try:
+            return cls.model_validate({name: value for name, value in given.items() if value})
+        except ValidationError as error:
+            raise ConfigError(f"the environment: {describe(error)}") from None
+
+    @field_validator("work", "postgres_folder", mode="before", check_fields=False)
+    @classmethod
+    def _is_here(cls, text: str | Path) -> Path:
+        path = storage.local_path(str(text))
+        if path is None:
+            raise ConfigError(
+                f"{text} is not on this machine, where the databases and logs of the services have "
+                "to be. Give a local folder here, and workers with ALBERT_WORK at that place"
+            )
+        return path.absolute()
+
+    @field_validator("source", "task_folder")
+    @classmethod
+    def _is_absolute(cls, address: str | None) -> str | None:
+        return address and storage.absolute(address)
+
+    @field_validator("recipe")
+    @classmethod
+    def _is_absolute_or_a_name(cls, recipe: str | None) -> str | None:
+        return storage.absolute(recipe) if recipe and {"/", "."} & set(recipe) else recipe
+
+
 class Servers(Services):
-    """An MLflow server, a Prefect server and workers, with their data in a folder.
+    """An MLflow server, a Prefect server and workers, with their data in a folder."""
 
-    Args:
-        work: folder for all results, logs and data, absolute.
-        host: address that both servers listen on.
-        prefect_port: of Prefect.
-        mlflow_port: of MLflow.
-        environment: further variables of the servers, the workers and their flow runs.
-        recipe: default of the deployments' parameter, as are ``source`` and ``task_folder``.
-        source: the same.
-        task_folder: the same.
-    """
-
-    def __init__(
-        self,
-        work: Path,
-        host: str,
-        prefect_port: int,
-        mlflow_port: int,
-        environment: Mapping[str, str] | None = None,
-        recipe: str | None = None,
-        source: str | None = None,
-        task_folder: str | None = None,
-    ) -> None:
-        self.work, self.host = work, host
-        self._defaults = {"recipe": recipe, "source": source, "task-folder": task_folder}
-        self.ports = {PREFECT: prefect_port, MLFLOW: mlflow_port}
-        reached_at = LOOPBACK if host == "0.0.0.0" else host  # noqa: S104 - compared
-        self.prefect_url = f"http://{reached_at}:{prefect_port}"
-        self.mlflow_url = f"http://{reached_at}:{mlflow_port}"
+    def __init__(self, settings: ServerSettings) -> None:
+        self.work, self.host = settings.work, settings.host
+        self._defaults = settings.model_dump(include={"recipe", "source", "task_folder"})
+        self.ports = {PREFECT: settings.prefect_port, MLFLOW: settings.mlflow_port}
+        reached_at = LOOPBACK if self.host == "0.0.0.0" else self.host  # noqa: S104 - compared
+        self.prefect_url = f"http://{reached_at}:{settings.prefect_port}"
+        self.mlflow_url = f"http://{reached_at}:{settings.mlflow_port}"
         variables = {
-            "ALBERT_WORK": str(work),
+            "ALBERT_WORK": str(self.work),
             "MLFLOW_TRACKING_URI": self.mlflow_url,
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "PREFECT_API_URL": f"{self.prefect_url}/api",
-            "PREFECT_SERVER_API_HOST": host,
-            "PREFECT_SERVER_API_PORT": str(prefect_port),
+            "PREFECT_SERVER_API_HOST": self.host,
+            "PREFECT_SERVER_API_PORT": str(settings.prefect_port),
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_WORKER_QUERY_SECONDS": "5",
             "DO_NOT_TRACK": "1",
             "PYTHONUNBUFFERED": "1",
         }
-        super().__init__(work / "logs", {**variables, **(environment or {})})
+        super().__init__(self.work / "logs", {**variables, **settings.environment})
 
     def prepare(self) -> None:
         """Create the work folder.
@@ -382,7 +402,8 @@ class Servers(Services):
         )
         self.wait_until_up(PREFECT)
         print("deploying the flows", flush=True)
-        defaults = [f"--{name}={value}" for name, value in self._defaults.items() if value]
+        given = {name.replace("_", "-"): value for name, value in self._defaults.items() if value}
+        defaults = [f"--{name}={value}" for name, value in given.items()]
         self.finish("deploy", sys.executable, "-m", "infra.deployments", *defaults)
         self.finish("rules", sys.executable, "-m", "infra.prefect_rules", "--pool", POOL)
         for name in workers:
@@ -433,38 +454,3 @@ def refuse_taken(host: str, ports: Mapping[str, int]) -> None:
                     f"{name} cannot listen at {host}:{port}: {error.strerror}. Stop what listens "
                     f"there (another `albert serve`?), or give --{name.lower()}-port=..."
                 ) from error
-
-
-def local_folder(text: str) -> Path:
-    """Return a command line's folder, absolute; argparse's error if it is not on this machine."""
-    path = storage.local_path(text)
-    if path is None:
-        raise argparse.ArgumentTypeError(
-            f"{text} is not on this machine, where the databases and logs of the services have to "
-            "be. Give a local folder here, and workers with ALBERT_WORK at that place"
-        )
-    return path.absolute()
-
-
-def _name_or_absolute(recipe: str) -> str:
-    return storage.absolute(recipe) if {"/", "."} & set(recipe) else recipe
-
-
-Option = tuple[str, str, str | None, Callable[[str], object]]
-"""Name of an option, the variable that is its default, what else is, and its type."""
-_OPTIONS: tuple[Option, ...] = (
-    ("--work", "ALBERT_WORK", "work", local_folder),
-    ("--prefect-port", "ALBERT_PREFECT_PORT", "4200", int),
-    ("--mlflow-port", "ALBERT_MLFLOW_PORT", "5000", int),
-    ("--recipe", "ALBERT_RECIPE", None, _name_or_absolute),
-    ("--source", "ALBERT_SOURCE", None, storage.absolute),
-    ("--task-folder", "ALBERT_TASK_FOLDER", None, storage.absolute),
-)
-
-
-def option_parser(command: str, *options: Option) -> argparse.ArgumentParser:
-    """Return a parser of the options that all have and of some more; `albert` explains them."""
-    parser = argparse.ArgumentParser(prog=command)
-    for name, variable, default, kind in (*_OPTIONS, *options):
-        parser.add_argument(name, default=os.environ.get(variable, default), type=kind)
-    return parser

@@ -64,34 +64,28 @@ def run_command_line(run: Stage, argv: Sequence[str]) -> int:
         arguments, recipe = _arguments(run, argv)
         with called_as(_call(run, arguments, recipe)):
             manifest = run(**arguments)
-    except Exception as error:
-        status = tell_failure(error)
-        if status is None:
-            raise
-        return status
+    except Exception as error:  # noqa: BLE001 - a defect is raised again
+        return tell_failure(error)
     finally:
         lock.release_all()
     say(f"{RESULT}{manifest}", sys.stdout)
     return 0
 
 
-def tell_failure(error: Exception) -> int | None:
+def tell_failure(error: Exception) -> int:
     """Print the message of an error that a user can fix or wait out; return the exit status.
 
-    None: it is a defect; nothing is printed.
+    A defect is raised again, and nothing is printed.
     """
-    if isinstance(error, AlbertError):
-        message = str(error)
-    elif message := explained(error):
-        pass
-    elif is_transient(error):
-        message = (
-            f"a server or store is unavailable ({redacted(f'{type(error).__name__}: {error}')})"
-        )
-    else:
-        return None
+    passes = is_transient(error)
+    message = str(error) if isinstance(error, AlbertError) else explained(error)
+    if passes and not message:
+        said = redacted(f"{type(error).__name__}: {error}")
+        message = f"a server or store is unavailable ({said})"
+    if not message:
+        raise error
     say(f"{FAILURE}{message}", sys.stderr, logging.ERROR)
-    return RUN_AGAIN_STATUS if is_transient(error) else FAILURE_STATUS
+    return RUN_AGAIN_STATUS if passes else FAILURE_STATUS
 
 
 def stage_argv(module: str, recipe: str, **inputs: str) -> list[str]:

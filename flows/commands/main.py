@@ -46,11 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app(arguments, prog_name="albert")
     except SystemExit as ended:
         return int(ended.code or 0)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a defect is raised again
         from albert_core.stage.command import tell_failure
 
-        status = tell_failure(error)
-        if status is None:
-            raise
-        return status
+        return tell_failure(error)
     return 0

@@ -10,25 +10,29 @@ from flows.commands.options import only_one
 
 _Work = Annotated[
     str | None,
-    typer.Option(help="Local folder for all data. Default: ALBERT_WORK, or ./work if unset."),
+    typer.Option(envvar="ALBERT_WORK", help="Local folder for all data. Default: ./work."),
 ]
 _PrefectPort = Annotated[
-    int | None, typer.Option(help="Port of Prefect. Default: ALBERT_PREFECT_PORT, or 4200.")
+    int | None,
+    typer.Option(envvar="ALBERT_PREFECT_PORT", help="Port of Prefect. Default: 4200."),
 ]
 _MlflowPort = Annotated[
-    int | None, typer.Option(help="Port of MLflow. Default: ALBERT_MLFLOW_PORT, or 5000.")
+    int | None, typer.Option(envvar="ALBERT_MLFLOW_PORT", help="Port of MLflow. Default: 5000.")
 ]
 _Recipe = Annotated[
     str | None,
-    typer.Option(metavar="NAME|FILE", help="Default recipe of the deployments (ALBERT_RECIPE)."),
+    typer.Option(
+        envvar="ALBERT_RECIPE", metavar="NAME|FILE", help="Default recipe of the deployments."
+    ),
 ]
 _Source = Annotated[
     list[str] | None,
-    typer.Option(callback=only_one, help="Text they read by default (ALBERT_SOURCE)."),
+    # Without `envvar`: typer would take a path with spaces in it for several.
+    typer.Option(callback=only_one, help="Text that they read by default (ALBERT_SOURCE)."),
 ]
 _TaskFolder = Annotated[
     str | None,
-    typer.Option(help="Tasks that evaluate-albert has by default (ALBERT_TASK_FOLDER)."),
+    typer.Option(envvar="ALBERT_TASK_FOLDER", help="Tasks of evaluate-albert by default."),
 ]
 
 
@@ -51,42 +55,48 @@ def production(
     artifacts: Annotated[
         str | None,
         typer.Option(
+            envvar="ALBERT_ARTIFACTS",
             help="Where MLflow keeps files: s3://BUCKET/PATH, a folder, or 'memory' for an S3 "
-            "server that forgets all when it stops. Default: ALBERT_ARTIFACTS, or a folder in the "
-            "work folder."
+            "server that forgets all when it stops. Default: a folder in the work folder.",
         ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(help="Number of Prefect workers. Default: ALBERT_SERVED_WORKERS, or 2."),
+        typer.Option(envvar="ALBERT_SERVED_WORKERS", help="Prefect workers. Default: 2."),
     ] = None,
     host: Annotated[
         str | None,
         typer.Option(
+            envvar="ALBERT_HOST",
             help="Address that Prefect and MLflow listen on; set up authentication before you "
-            "open them to others. Default: ALBERT_HOST, or 127.0.0.1."
+            "open them to others. Default: 127.0.0.1.",
         ),
     ] = None,
     mlflow_auth: Annotated[
         bool,
         typer.Option(
-            "--mlflow-auth", help="Have MLflow ask for user and password (ALBERT_MLFLOW_AUTH=true)."
+            "--mlflow-auth",
+            envvar="ALBERT_MLFLOW_AUTH",
+            help="Have MLflow ask for user and password.",
         ),
     ] = False,
     prefect_port: _PrefectPort = None,
     mlflow_port: _MlflowPort = None,
     postgres_port: Annotated[
-        int | None, typer.Option(help="Port of Postgres. Default: ALBERT_POSTGRES_PORT, or 5433.")
+        int | None,
+        typer.Option(envvar="ALBERT_POSTGRES_PORT", help="Port of Postgres. Default: 5433."),
     ] = None,
     s3_port: Annotated[
         int | None,
-        typer.Option(help="Port of the S3 server in memory. Default: ALBERT_S3_PORT, or 9000."),
+        typer.Option(
+            envvar="ALBERT_S3_PORT", help="Port of the S3 server in memory. Default: 9000."
+        ),
     ] = None,
     postgres_folder: Annotated[
         str | None,
         typer.Option(
-            help="Folder for the databases, on a local disk. Default: ALBERT_POSTGRES_FOLDER, or "
-            "a folder in the work folder."
+            envvar="ALBERT_POSTGRES_FOLDER",
+            help="Folder for the databases, on a local disk. Default: a folder in the work folder.",
         ),
     ] = None,
     recipe: _Recipe = None,
@@ -100,10 +110,11 @@ def production(
 def _become(module: str, context: typer.Context) -> NoReturn:
     """Replace this process, which may not know `infra`, by one that runs ``module``.
 
-    It gets the options of the command whose context this is.
+    It finds the options of the command whose context this is in their environment variables.
     """
-    options = {f"--{name.replace('_', '-')}": value for name, value in context.params.items()}
-    flags = [option for option, value in options.items() if value is True]
-    values = [f"{o}={v}" for o, v in options.items() if v is not None and not isinstance(v, bool)]
+    for option in context.command.params:
+        value = context.params.get(str(option.name))
+        if value is not None:
+            os.environ[str(option.envvar or f"ALBERT_{option.name}".upper())] = str(value)
     # With -P, a folder `infra` where the user happens to be is not taken for the package.
-    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *flags, *values])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module])  # noqa: S606

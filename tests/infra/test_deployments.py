@@ -147,7 +147,7 @@ def running(command: str, options: Mapping[str, object]) -> Iterator[None]:
     """Run `albert serve` or `albert production` until the block ends."""
     given = [f"--{name}={value}" for name, value in options.items()]
     process = subprocess.Popen(
-        [sys.executable, "-m", f"infra.{command}", *given],
+        [Path(sys.executable).with_name("albert"), command, *given],
         stdout=subprocess.PIPE,
         text=True,
         cwd=PROJECT,

@@ -11,11 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from albert_core.stage.errors import ConfigError
+from infra.production import ProductionSettings
 from infra.services import (
-    LOOK_SECONDS,
     LOOPBACK,
     ServeError,
     Servers,
+    ServerSettings,
     Service,
     Services,
     marked,
@@ -81,33 +83,9 @@ def test_what_was_killed_is_started_again_and_that_is_printed(
 
     wait_until(is_back)
     told = capsys.readouterr().out
-    assert "sleeper ended unexpectedly, with status -9 (time 1)" in told
+    assert "sleeper ended unexpectedly, with status -9; it is started again in 2 s" in told
     assert f"sleeper was started again, with pid {service.process.pid}" in told
     assert service.process.pid != killed
-
-
-def test_what_ends_soon_after_its_start_is_tried_less_and_less_often(
-    services: Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service = services.start("failing", "false")
-    delays = []
-    for end in range(1, 9):
-        service.process.wait()
-        services.start_ended_again()
-        assert service.num_ends == end
-        assert service.start_again_at is not None
-        assert 0 < service.start_again_at - time.monotonic() <= service.delay_seconds
-        delays.append(service.delay_seconds)
-        ended = service.process.pid
-        services.start_ended_again()
-        assert service.process.pid == ended
-        service.start_again_at = 0.0  # the time has come
-        services.start_ended_again()
-    assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
-    monkeypatch.setattr("infra.services._LONG_LIFE_SECONDS", 0.0)
-    service.process.wait()
-    services.start_ended_again()
-    assert service.delay_seconds == LOOK_SECONDS
 
 
 @pytest.mark.parametrize("keeps_children", [True, False])
@@ -213,7 +191,26 @@ def test_whatever_ends_the_watch_stops_the_services(
 
 
 def test_servers_that_listen_everywhere_are_reached_at_the_loopback_address(tmp_path: Path) -> None:
-    servers = Servers(tmp_path, "0.0.0.0", 1234, 5678, {"DO_NOT_TRACK": "2"})
+    variables = {"DO_NOT_TRACK": "2"}
+    settings = ServerSettings(
+        work=tmp_path, host="0.0.0.0", prefect_port=1234, mlflow_port=5678, environment=variables
+    )
+    servers = Servers(settings)
     assert servers.environment["PREFECT_API_URL"] == f"http://{LOOPBACK}:1234/api"
     assert servers.environment["MLFLOW_TRACKING_URI"] == f"http://{LOOPBACK}:5678"
     assert servers.environment["DO_NOT_TRACK"] == "2"
+
+
+def test_settings_are_variables_that_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALBERT_WORK", "there")
+    monkeypatch.setenv("ALBERT_SERVED_WORKERS", "3")
+    monkeypatch.setenv("ALBERT_WORKERS", "5")
+    monkeypatch.setenv("ALBERT_RECIPE", "tiny")
+    found = ProductionSettings.from_environment()
+    assert (found.work, found.workers, found.recipe) == (Path.cwd() / "there", 3, "tiny")
+    monkeypatch.setenv("ALBERT_S3_PORT", "many")
+    with pytest.raises(ConfigError, match=r"s3_port: .*integer, got 'many'"):
+        ProductionSettings.from_environment()
+    monkeypatch.setenv("ALBERT_WORK", "s3://bucket/work")
+    with pytest.raises(ConfigError, match="is not on this machine"):
+        ProductionSettings.from_environment()

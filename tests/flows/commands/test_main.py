@@ -66,14 +66,17 @@ def test_services_are_started_with_the_options_that_were_given(
 ) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _, argv: started.append(argv))
-    assert main(["serve", "--work=w", "--prefect-port=4201"]) == 0
+    monkeypatch.setattr(os, "environ", {"ALBERT_WORK": "a", "ALBERT_MLFLOW_PORT": "5001"})
+    assert main(["serve", "--work=w", "--prefect-port=4201", "--source=my text"]) == 0
+    given = {"ALBERT_WORK": "w", "ALBERT_PREFECT_PORT": "4201", "ALBERT_SOURCE": "my text"}
+    assert os.environ == {**given, "ALBERT_MLFLOW_PORT": "5001"}
     assert main(["production", "--mlflow-auth", "--artifacts=memory"]) == 0
-    assert [argv[1:4] for argv in started] == [
+    given = {"ALBERT_MLFLOW_AUTH": "True", "ALBERT_ARTIFACTS": "memory"}
+    assert os.environ.items() >= given.items()
+    assert [argv[1:] for argv in started] == [
         ["-P", "-m", "infra.serve"],
         ["-P", "-m", "infra.production"],
     ]
-    assert set(started[0][4:]) == {"--work=w", "--prefect-port=4201"}
-    assert set(started[1][4:]) == {"--mlflow-auth", "--artifacts=memory"}
 
 
 def test_what_is_transient_is_status_75_a_mistake_2_and_a_defect_a_traceback(
