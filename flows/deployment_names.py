@@ -7,43 +7,26 @@ repository, and by the line that `albert serve` prints. NAME/NAME works without 
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from prefect.plugins import register_hook
 
-_COMMAND = ["deployment", "run"]
-_GLOBAL_OPTIONS = {"--prompt": 0, "--no-prompt": 0, "--profile": 1, "-p": 1}
-"""Option -> number of its values, before the command."""
-_OPTIONS = {"--watch": 0, "--no-watch": 0} | dict.fromkeys(
-    (
-        *("--job-variable", "--param", "-p", "--params", "--start-in", "--start-at", "--tag"),
-        *("--watch-interval", "--watch-timeout", "--flow-run-name"),
-    ),
-    1,
-)
-"""The same after the command."""
-
 
 def complete_name(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of the command `prefect` with a deployment's short name completed.
-
-    Everything but `deployment run NAME` is returned unchanged, and so is a command with an option
-    that is not known here, `--id` among them.
+    """Return the arguments of `prefect` with a short name right after `deployment run` completed.
 
     >>> complete_name(["deployment", "run", "pretrain-albert", "--watch"])
     ['deployment', 'run', 'pretrain-albert/pretrain-albert', '--watch']
     """
     words = list(arguments)
-    start = _after_options(words, 0, _GLOBAL_OPTIONS)
-    place = _after_options(words, start + len(_COMMAND), _OPTIONS)
-    if words[start : start + len(_COMMAND)] != _COMMAND or place >= len(words):
-        return words
-    name = words[place]
-    is_short = not name.startswith("-") and "/" not in name
-    if is_short and _after_options(words, place + 1, _OPTIONS) >= len(words):
-        words[place] = f"{name}/{name}"
+    before = list(pairwise(words))
+    place = (
+        before.index(("deployment", "run")) + 2 if ("deployment", "run") in before else len(words)
+    )
+    if place < len(words) and not words[place].startswith("-") and "/" not in words[place]:
+        words[place] = f"{words[place]}/{words[place]}"
     return words
 
 
@@ -62,13 +45,3 @@ def setup_environment(*, ctx: object) -> None:
     """Complete the name in this process's arguments, before Prefect reads them."""
     if is_prefect(sys.orig_argv):
         sys.argv[1:] = complete_name(sys.argv[1:])
-
-
-def _after_options(words: Sequence[str], place: int, options: Mapping[str, int]) -> int:
-    """Return the place of the first word, from ``place`` on, that is neither option nor value."""
-    while place < len(words):
-        option, equals, _ = words[place].partition("=")
-        if option not in options:
-            break
-        place += 1 if equals else 1 + options[option]
-    return place

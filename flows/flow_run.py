@@ -2,33 +2,58 @@
 
 A flow process that is killed ends none of its tasks. Prefect 3.8 makes its flow run Crashed, by its
 worker or by an automation, and leaves the tasks Running for ever. The next flow run ends them.
+
+Each flow run has a run of MLflow, in which those of its stages are nested. A stage that trains or
+scores tracks itself; its environment tells it which run is its parent. The text stages do not know
+MLflow: what they made is logged here, from their manifests. A stage that was done before is not
+logged again; a tag points to its run. Nothing of it stops a flow: an unavailable server gets
+everything later, see `albert_core.tracking.run`.
 """
 
+import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from glob import has_magic
+from importlib.util import find_spec
 from logging import getLogger
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from prefect import Flow, runtime
+from prefect import Flow
 from prefect.artifacts import create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas import filters
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
+from prefect.context import FlowRunContext, TaskRunContext
+from prefect.runtime import flow_run as this_flow_run
 from prefect.states import Cancelling, Crashed
+from pydantic import BaseModel
 
+from albert_core.stage import storage
 from albert_core.stage.credentials import hide_credentials_in_logs
 from albert_core.stage.environment import work_folder
-from albert_core.stage.log import FORMAT, is_json, use_format
-from flows.recipe import RecipeRun, load_recipe, save_recipe
+from albert_core.stage.errors import IntegrityError
+from albert_core.stage.log import FLOW_RUN, FORMAT, is_json, use_format
+from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
+from flows.recipe import Recipe, RecipeRun, load_recipe, save_recipe
 from flows.report import Report
-from flows.stage_task import in_flow_run
-from flows.tracked_flow import begin_tracking, end_tracking, note_report
 
+if TYPE_CHECKING:
+    from albert_core.tracking.run import TrackedRun
+
+log = getLogger("tracking")
 if os.environ.get(FORMAT) == "json":  # here, for Prefect's own first lines of a flow run
     use_format(getLogger())
+
+
+def in_flow_run() -> bool:
+    """Return whether this thread works for a flow run of Prefect's."""
+    return FlowRunContext.get() is not None or TaskRunContext.get() is not None
 
 
 def start_run(
@@ -50,23 +75,222 @@ def start_run(
     uri = save_recipe(resolved, folder)
     hide_credentials_in_logs()
     is_json()  # refuses a wrong ALBERT_LOG_FORMAT
-    begin_tracking(folder, resolved, uri)
+    flow_run_id = this_flow_run.id
+    if flow_run_id and flow_run_id not in _tracked and find_spec("mlflow"):
+        _tracked[flow_run_id] = TrackedFlow(folder, resolved, uri)
     return RecipeRun(resolved, uri, folder)
 
 
 def show_report(report: Report, key: str) -> None:
     """Show the report of the present flow run on Prefect's and MLflow's pages; else do nothing."""
     if in_flow_run():
-        note_report(report.markdown())
+        if tracked := tracked_flow():
+            tracked.note_report(report.markdown())
         about = report.markdown(with_groups=False)
         create_table_artifact(report.table(), key=key, description=about)
 
 
+FLOW_RUNS = "flow_runs"
+"""Folder in the work folder, with a folder for each flow run."""
+NOTE_TAG = "mlflow.note.content"
+"""The tag that MLflow shows at the head of a run's page."""
+
+_FILES = (".html", ".json", ".md", ".model", ".png", ".txt", ".vocab")
+"""Endings of a stage's files that MLflow gets: reports, pictures, the vocabulary. Shards stay where
+they are; the manifest has their digests."""
+_MAX_NOTE_CHARACTERS = 5000
+_STATUS = {"COMPLETED": "FINISHED", "FAILED": "FAILED"}
+
+_tracked: dict[str, "TrackedFlow"] = {}
+"""By the id of the flow run."""
+
+
+class TrackedFlow:
+    """The MLflow run of the present flow run.
+
+    Args:
+        work: folder for all results.
+        recipe: the resolved recipe.
+        recipe_uri: where it was saved.
+    """
+
+    def __init__(self, work: str, recipe: Recipe, recipe_uri: str) -> None:
+        from albert_core.tracking.run import TrackedRun
+
+        self._work = work
+        self._children: list[TrackedRun] = []
+        self._times: Counter[str] = Counter()
+        self._counting = Lock()
+        flow, page = str(this_flow_run.flow_name), str(this_flow_run.ui_url)
+        parameters = this_flow_run.parameters
+        self._about = about(recipe, parameters.get("model"))
+        tags = {
+            **self._about,
+            "flow": flow,
+            "mlflow.source.name": flow,
+            "prefect_flow_run": str(this_flow_run.id),
+            **({"prefect_page": page} if page.startswith("http") else {}),
+        }
+        folder = storage.join(work, FLOW_RUNS, str(this_flow_run.id))
+        self._run = TrackedRun(work, folder, flow, tags)
+        self._run.log_params({**given(parameters), "recipe": recipe.name, "work": work})
+        self._run.log_artifact(recipe_uri)
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables for a stage's run: its tags, and its parent if it is known yet."""
+        from albert_core.tracking.run import PARENT_VARIABLE, TAGS_VARIABLE
+
+        parent = self._run.known_run_id
+        return {
+            TAGS_VARIABLE: json.dumps(self._about),
+            **({PARENT_VARIABLE: parent} if parent else {}),
+        }
+
+    def note_stage(self, uri: str, began: float) -> None:
+        """Nest the run of a stage here, and log one for it if the stage tracks nothing itself.
+
+        Args:
+            uri: URI of its manifest.
+            began: when it was started, in seconds since 1970.
+        """
+        from albert_core.tracking.server import RUN_ID
+
+        try:
+            manifest, folder = read_manifest(uri), uri.rpartition("/")[0]
+        except (IntegrityError, OSError):  # a command that leaves no manifest
+            return
+        tracks_itself = "mlflow_run_id" in manifest.result
+        if tracks_itself or storage.exists(storage.join(folder, RUN_ID)):
+            self._run.adopt(manifest.stage, folder, manifest.result.get("mlflow_run_id"))
+        else:
+            self._children.append(self._logged(manifest, uri, began))
+        for name, value in headlines(manifest).items():
+            with self._counting:
+                number, self._times[name] = self._times[name], self._times[name] + 1
+            self._run.log_metrics(number, {name: value})  # several seeds of a task
+        self._run.log_tags({f"stage.{manifest.stage}": uri})
+
+    def note_receipt(self, uri: str) -> None:
+        """Keep the receipt of a removal with the run."""
+        self._run.log_artifact(uri, "receipts")
+        self._run.log_tags({"removal_receipt": uri})
+
+    def note_report(self, markdown: str) -> None:
+        """Show the flow's report at the head of the run's page."""
+        self._run.log_tags({NOTE_TAG: markdown[:_MAX_NOTE_CHARACTERS]})
+
+    def end(self, status: str) -> None:
+        """End the run as FINISHED, FAILED or KILLED; wait for a limited time until all is sent."""
+        self._run.end(status)
+        for run in [*self._children, self._run]:
+            run.finish(status)
+
+    def _logged(self, manifest: Manifest, uri: str, began: float) -> "TrackedRun":
+        """Log a text stage's run; return it ended, with its last entries on their way."""
+        from albert_core.tracking.run import TrackedRun
+        from albert_core.tracking.server import PARENT_TAG
+
+        folder = uri.rpartition("/")[0]
+        parent = self._run.known_run_id
+        tags = {**self._about, **({PARENT_TAG: parent} if parent else {})}
+        run = TrackedRun(self._work, folder, manifest.stage, tags, began)
+        run.log_params(manifest.settings)
+        run.log_metrics(0, dict(numbers(manifest)))
+        for name, digest in manifest.inputs.items():
+            run.log_dataset(name, digest, manifest.input_manifests.get(name, uri), "input")
+        run.log_dataset(manifest.stage, manifest.content, uri, "made here")
+        for name in storage.list_names(folder):
+            if name == MANIFEST or name.endswith(_FILES):
+                run.log_artifact(storage.join(folder, name))
+        if not parent:
+            self._run.adopt(manifest.stage, folder)
+        run.end("FINISHED")
+        return run
+
+
+def about(recipe: Recipe, model: str | None) -> dict[str, str]:
+    """Return what a flow run is about, as tags that name its MLflow runs.
+
+    Args:
+        recipe: the resolved recipe.
+        model: the one that the run is told to evaluate, if it is; of what text is not known here.
+    """
+    if model:
+        return {"recipe": recipe.name, "model": model.removeprefix("models:/")}
+    uris = [recipe.source.uri] if isinstance(recipe.source.uri, str) else recipe.source.uri
+    if not any(uris):
+        return {"recipe": recipe.name, "model": recipe.registry.model_name}
+    parts = [part for part in uris[0].rstrip("/").split("/") if part and not has_magic(part)]
+    text = (parts or uris)[-1] + (f" and {len(uris) - 1} more" if uris[1:] else "")
+    return {"recipe": recipe.name, "model": recipe.registry.model_name, "text": text}
+
+
+def given(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a flow run that say something, those of a form by their names."""
+    read = {
+        name: each.model_dump(exclude_none=True) if isinstance(each, BaseModel) else each
+        for name, each in parameters.items()
+    }
+    return {name: each for name, each in read.items() if each not in (None, [], {})}
+
+
+def tracked_flow() -> TrackedFlow | None:
+    """Return what tracks the present flow run; None without MLflow, or outside of a flow run."""
+    return _tracked.get(str(this_flow_run.id))
+
+
+def stage_environment() -> dict[str, str]:
+    """Return the variables that tell a stage's process about the present flow run."""
+    tracked = tracked_flow()
+    known = tracked.environment() if tracked else {}
+    return {FLOW_RUN: str(this_flow_run.id or ""), **known}
+
+
+def end_tracking(_: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """End the MLflow run of a flow run: a hook for all ends of a flow."""
+    if tracked := _tracked.pop(str(flow_run.id), None):
+        tracked.end(_STATUS.get(state.type.value, "KILLED"))
+
+
+def headlines(manifest: Manifest) -> dict[str, float]:
+    """Return the few numbers of a stage that its flow run shows as well."""
+    result = manifest.result
+    found = {
+        f"{manifest.stage}/{each.what} kept": float(each.kept) for each in manifest.accounts[:1]
+    }
+    for name, estimate in result.get("after", {}).items():
+        found[f"held_out/{name}"] = estimate["value"]
+    if "score" in result and "metric" in result:
+        found[f"{result['task']}/{result['metric']}"] = result["score"]
+    if result.get("average") is not None:
+        found["average"] = result["average"]
+    return {allowed_name(name): value for name, value in found.items()}
+
+
+def numbers(manifest: Manifest) -> Iterator[tuple[str, float]]:
+    """Yield the accounts and the numbers of a stage's result, with names that MLflow allows."""
+    for account in manifest.accounts:
+        counts = {"in": account.total, "kept": account.kept}
+        counts |= {f"dropped/{reason}": number for reason, number in account.dropped.items()}
+        for name, number in counts.items():
+            yield allowed_name(f"{account.what}/{name}"), float(number)
+    for name, value in manifest.result.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield allowed_name(name), float(value)
+    yield "shards", float(len(manifest.shards))
+    yield "shard_megabytes", sum(shard.num_bytes for shard in manifest.shards) / 1e6
+
+
+def allowed_name(name: str) -> str:
+    """Return ``name`` without the characters that MLflow refuses in a metric's name."""
+    return re.sub(r"[^\w. :/-]", "", name)
+
+
 def run_name() -> str:
     """Return the name of the flow run that is about to begin, e.g. ``tiny, 2026-11-21 03:00``."""
-    parameters = runtime.flow_run.parameters
+    parameters = this_flow_run.parameters
     subject = parameters.get("model") or Path(parameters["recipe"]).stem
-    began = runtime.flow_run.scheduled_start_time or datetime.now(UTC)
+    began = this_flow_run.scheduled_start_time or datetime.now(UTC)
     return f"{subject.removeprefix('models:/')}, {began:%Y-%m-%d %H:%M}"
 
 
@@ -78,7 +302,6 @@ _ENDED = {"state": {"type": {"any_": TERMINAL_STATES}}}
 _UNDER_WAY = filters.TaskRunFilter.model_validate(
     {"state": {"type": {"any_": [StateType.RUNNING, StateType.PENDING]}}}
 )
-_MESSAGE = "The process of its flow run ended without it."
 
 
 def end_orphaned_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
@@ -86,22 +309,18 @@ def end_orphaned_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any
 
     They are those of flow runs that have ended, and of this one if it crashed and began again.
     """
-    ended = filters.FlowRunFilter.model_validate(
-        {**_ENDED, "id": {"any_": [flow_run.id]}, "operator": "or_"}
-    )
+    of_runs = {**_ENDED, "id": {"any_": [flow_run.id]}, "operator": "or_"}
+    wanted: dict[str, Any] = {
+        "flow_filter": _FLOWS,
+        "flow_run_filter": filters.FlowRunFilter.model_validate(of_runs),
+        "task_run_filter": _UNDER_WAY,
+    }
+    crashed = Crashed(message="The process of its flow run ended without it.")
     done: set[UUID] = set()
     with get_client(sync_client=True) as client:
-        while (
-            found := {
-                task_run.id
-                for task_run in client.read_task_runs(
-                    flow_filter=_FLOWS, flow_run_filter=ended, task_run_filter=_UNDER_WAY
-                )
-            }
-            - done
-        ):
+        while found := {each.id for each in client.read_task_runs(**wanted)} - done:
             for task_run_id in found:
-                client.set_task_run_state(task_run_id, Crashed(message=_MESSAGE), force=True)
+                client.set_task_run_state(task_run_id, crashed, force=True)
             done |= found
 
 

@@ -172,20 +172,13 @@ def _read(
     try:
         return Recipe.read(values, uri)
     except ConfigError as error:
-        if not overrides or str(error) == _mistake(in_file, uri):
+        if not overrides:
             raise
+        Recipe.read(in_file, uri)
         message = str(error).removeprefix(f"{uri}: ")
         named = [each for each in overrides if ".".join(_keys_of(each)) in message]
         given = " ".join(f"--set {each}" for each in named or overrides)
         raise ConfigError(f"{given}: {message}") from None
-
-
-def _mistake(values: dict[str, Any], uri: str) -> str:
-    try:
-        Recipe.read(values, uri)
-    except ConfigError as error:
-        return str(error)
-    return ""
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

@@ -18,12 +18,11 @@ from albert_core.stage import storage
 from albert_core.stage.command import NO_RESULT
 from albert_core.stage.errors import OutageError, StageError
 from albert_core.stage.manifest import read_manifest
-from flows.flow_run import FLOW_OPTIONS, show_report, start_run
+from flows.flow_run import FLOW_OPTIONS, in_flow_run, show_report, start_run, tracked_flow
 from flows.recipe import NotDoneError, RecipeRun
 from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, RecipeName, with_form
 from flows.report import build_text_report
-from flows.stage_task import in_flow_run, read_stage, run_stage, stage_task
-from flows.tracked_flow import note_receipt
+from flows.stage_task import read_stage, run_stage, stage_task
 
 DEPLOYMENT = "refresh-corpus/refresh-corpus"
 WAITED_FOR = "waited-for"
@@ -96,10 +95,11 @@ def removal_receipt(run: RecipeRun, examples: str) -> str:
     """Certify that documents which are gone from the corpus are in no shard; name the versions."""
     receipt = run_stage("pipelines.removal", run, examples=examples)
     if receipt != NO_RESULT:
-        from flows.affected_versions import name_affected_versions
+        from flows.commands.trace import name_affected_versions
 
         name_affected_versions(receipt, run.work)
-        note_receipt(receipt)
+        if tracked := tracked_flow():
+            tracked.note_receipt(receipt)
     return receipt
 
 
@@ -228,6 +228,6 @@ def report(run: RecipeRun, receipt: str, **manifests: str) -> str:
 
 
 def _affected(receipt: str) -> list[str]:
-    from flows.affected_versions import named_versions
+    from flows.commands.trace import named_versions
 
     return named_versions(receipt)

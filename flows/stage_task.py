@@ -20,7 +20,7 @@ from prefect.artifacts import (
 from prefect.assets import Asset, AssetProperties
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.context import AssetContext, FlowRunContext, TaskRunContext
+from prefect.context import AssetContext
 from prefect.tasks import exponential_backoff
 
 from albert_core.stage.command import stage_argv
@@ -34,11 +34,11 @@ from albert_core.stage.errors import IntegrityError, is_transient
 from albert_core.stage.lineage import place_in
 from albert_core.stage.log import StageProgress, read_line
 from albert_core.stage.manifest import Manifest, read_manifest
+from flows.flow_run import in_flow_run, stage_environment, tracked_flow
 from flows.recipe import NotDoneError, RecipeRun
 from flows.report import Report, stage_report
 from flows.several_hosts import others_joining
 from flows.stage_process import distributed_argv, limits_of, run_stage_process
-from flows.tracked_flow import note_stage, stage_environment
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,11 +64,6 @@ class StageTask(Task[P, R]):
             if not in_flow_run():
                 return self.fn(*args, **kwargs)
             return super().__call__(*args, **kwargs)
-
-
-def in_flow_run() -> bool:
-    """Return whether this thread works for a flow run of Prefect's."""
-    return FlowRunContext.get() is not None or TaskRunContext.get() is not None
 
 
 def stage_task(name: str, run_name: str = "") -> Callable[[Callable[P, R]], StageTask[P, R]]:
@@ -127,7 +122,7 @@ def run_stage(
             with progress_page(stage), show_stage(stage) as show:
                 show("done already")
             get_run_logger().info("%s: done already, %s", stage, done)
-            note_stage(done, began)
+            _note_stage(done, began)
         return done
     run_log = get_run_logger()
     with (
@@ -155,8 +150,13 @@ def run_stage(
             check=check,
         )
     save_stage_page(manifest, shown_tracking_uri(run.work))
-    note_stage(manifest, began)
+    _note_stage(manifest, began)
     return manifest
+
+
+def _note_stage(manifest: str, began: float) -> None:
+    if tracked := tracked_flow():
+        tracked.note_stage(manifest, began)
 
 
 def command_of(module: str, run: RecipeRun, **inputs: str) -> list[str]:

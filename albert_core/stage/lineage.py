@@ -100,11 +100,11 @@ def write_made_with(uris: Iterable[str], work: str, folder: str) -> None:
     storage.write_bytes(storage.join(folder, MADE_WITH), content.encode())
 
 
-def read_made_with(folder: str) -> set[str] | None:
-    """Return the names that `write_made_with` wrote, without endings; None if there is no list."""
+def read_made_with(folder: str) -> set[str]:
+    """Return the names that `write_made_with` wrote, without endings."""
     uri = storage.join(folder, MADE_WITH)
     if not storage.exists(uri):
-        return None
+        return set()
     lines = storage.read_bytes(checked(uri)).decode().splitlines()
     return {name.partition(".")[0] for name in lines}
 

@@ -10,10 +10,20 @@ from collections.abc import Sequence
 
 import typer
 
-from flows.commands.models import lineage, models, promote, rebuild, rollback, trace
+from flows.commands.models import (
+    audit,
+    convert,
+    lineage,
+    models,
+    promote,
+    rebuild,
+    retention,
+    rollback,
+    send_journals,
+    trace,
+)
 from flows.commands.run import demo, evaluate, plan, pretrain, refresh
 from flows.commands.serve import production, serve
-from flows.commands.upkeep import audit, convert, retention, send_journals
 
 _GROUPS = {
     "Runs": (demo, pretrain, refresh, evaluate, plan),

@@ -1,8 +1,10 @@
-"""`albert models`, `promote` and `rollback`; `lineage`, `trace` and `rebuild`."""
+"""What `albert` does with what there is: models, their provenance, shards and the work folder."""
 
+import dataclasses
+import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -124,3 +126,113 @@ def rebuild(
     done = rebuilds.rebuild(found, folder, run_stage)
     answer(as_json, rebuilds.as_text(done), rebuilds.as_json(done))
     raise typer.Exit(not done.is_equal)
+
+
+_PANEL = "What the shards should be (default: what their manifest says)"
+
+
+def _expected(text: str) -> Any:
+    return typer.Option(help=text, rich_help_panel=_PANEL)
+
+
+def audit(
+    context: typer.Context,
+    paths: Annotated[
+        list[str], typer.Argument(help="A manifest or its folder, or shard files and globs.")
+    ],
+    corpus: Annotated[
+        str,
+        typer.Option(help="Manifest of the corpus. Default: the one the shards' manifest names."),
+    ] = "",
+    vocab: Annotated[
+        str,
+        typer.Option(
+            help="Folder with spiece.model, or a model file. Default: the one the manifest names."
+        ),
+    ] = "",
+    sample: Annotated[
+        int, typer.Option(min=0, help="Rows to look up in the corpus; 0 for all of them.")
+    ] = 2000,
+    max_seq_length: Annotated[int | None, _expected("Pieces in one example.")] = None,
+    max_predictions: Annotated[int | None, _expected("Predictions in one example.")] = None,
+    masked_lm_prob: Annotated[float | None, _expected("Share of pieces predicted, 0..1.")] = None,
+    max_ngram: Annotated[int | None, _expected("Longest masked span, in words.")] = None,
+    objective: Annotated[
+        Literal["sop", "nsp", "none"] | None, _expected("How segment pairs were made.")
+    ] = None,
+    fidelity: Annotated[
+        Literal["paper", "google", "unknown"] | None, _expected("Whose rules they were made by.")
+    ] = None,
+    max_unknown_share: Annotated[
+        float | None, _expected("Largest share of unknown pieces, 0..1.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check example shards, whoever wrote them, against what they should be.
+
+    The exit status is 0 if all is within bounds, 1 if something is not, and 2 if there is nothing
+    to audit.
+    """
+    from pipelines.audit import audit_examples as audits
+
+    panels = {each.name: getattr(each, "rich_help_panel", None) for each in context.command.params}
+    expected = {name: given for name, given in context.params.items() if panels[name] == _PANEL}
+    findings = audits.audit(paths, corpus=corpus, vocab=vocab, sample=sample, expected=expected)
+    answer(as_json, audits.table_of(findings), list(map(dataclasses.asdict, findings)))
+    raise typer.Exit(any(finding.ok is False for finding in findings))
+
+
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A Hugging Face folder, a release of google-research/albert (folder or prefix) or "
+            "a pretraining run, with its vocabulary beside it."
+        ),
+    ],
+    folder: Annotated[str, typer.Argument(help="Path or URI of the model folder to write.")],
+) -> None:
+    """Turn a model trained elsewhere into a model folder that every stage can read."""
+    from albert_core.conversion.initial_weights import convert_model
+
+    convert_model(source, folder)
+    typer.echo(f"wrote {folder}")
+
+
+def retention(
+    work: Work = "",
+    keep_newest: Annotated[int, typer.Option(min=0, help="Keep the newest N of each stage.")] = 2,
+    keep_days: Annotated[float, typer.Option(min=0, help="Keep what is younger than this.")] = 30,
+    registered: Annotated[
+        Literal["all", "aliased"],
+        typer.Option(help="Keep what these registered versions were made of."),
+    ] = "all",
+    other_registry: Annotated[
+        bool,
+        typer.Option(
+            "--other-registry", help="The registry is the same, but its address has changed."
+        ),
+    ] = False,
+    delete: Annotated[
+        Literal["yes", "no"], typer.Option(help="Delete what is not needed, or only list it.")
+    ] = "no",
+    as_json: AsJson = False,
+) -> None:
+    """List, or delete, results that no registered version and no current result needs."""
+    from flows.commands import retention as retentions
+
+    if not other_registry:
+        retentions.check_registry(work)
+    rules = retentions.Rules(keep_newest, keep_days, registered)
+    plan = retentions.plan_for(work, rules, time.time())
+    is_done = delete == "yes"
+    if is_done:
+        retentions.delete(plan, work)
+    answer(as_json, retentions.as_text(plan, work, is_done), retentions.as_json(plan))
+
+
+def send_journals(work: Work = "") -> None:
+    """Send MLflow the entries of runs that could not reach it at the time."""
+    from albert_core.tracking.journal import send_journals as send
+
+    typer.echo(send(work))

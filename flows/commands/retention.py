@@ -5,6 +5,7 @@ young or being made, and everything that one of these was made of. Receipts, dat
 files are not touched.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -14,8 +15,6 @@ from albert_core.stage import lock, storage
 from albert_core.stage.environment import shown_tracking_uri, tracking_uri
 from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import (
-    CORPUS,
-    EXAMPLES,
     REGISTRATION,
     STAGES,
     Lineage,
@@ -30,8 +29,8 @@ UNITS, PARTS, RECIPES = "units", "parts", "recipes"
 AREAS = (*STAGES, UNITS, PARTS, RECIPES)
 """The folders of a work folder that retention looks at. The others are not results of stages, or
 must stay, as receipts and databases."""
-_SAVES_WORK = {UNITS: CORPUS, PARTS: EXAMPLES}
-"""What is kept to save work, and the stage that it saves work."""
+_SAVING_WORK = {UNITS, PARTS}
+"""What only saves work: the units of a corpus and the parts of examples."""
 _SECONDS_PER_DAY = 86_400
 _COMPLETING = (MANIFEST, "unit.json")
 """The files whose presence says that a result, or a unit, is complete."""
@@ -84,15 +83,14 @@ class RetentionPlan:
     def account(self) -> Account:
         """Bytes before, kept and superfluous."""
         kept, dropped = (sum(e.num_bytes for e in each) for each in (self.kept, self.superfluous))
-        return Account(
-            what="bytes", total=kept + dropped, kept=kept, dropped={"not needed": dropped}
-        )
+        gone = {"not needed": dropped}
+        return Account(what="bytes", total=kept + dropped, kept=kept, dropped=gone)
 
 
 def plan_retention(
     entries: Collection[Entry],
     lineage: Lineage,
-    made_with: Mapping[str, Collection[str] | None],
+    made_with: Mapping[str, Collection[str]],
     being_made: Collection[str],
     registered: Mapping[str, str],
     rules: Rules,
@@ -104,19 +102,20 @@ def plan_retention(
         entries: everything in the work folder that retention decides on.
         lineage: all results, unfinished ones too.
         made_with: place of a corpus or of examples -> names of the entries that would save work on
-            the next one; None: not recorded.
+            the next one.
         being_made: places that other processes are making; what they may use is kept.
         registered: place -> a version that was made of it.
         rules: what to keep.
         now: seconds since 1970.
     """
     current = dict(_current(entries, rules, now))
-    in_use = dict(_in_use(entries, being_made, registered))
-    reasons = in_use | current | in_use
+    reasons = current | dict(_in_use(entries, being_made, registered))
     for name in list(reasons):
         for before in lineage.before(name) - reasons.keys():
             reasons[before] = f"{name} is made of it"
-    reasons = dict(_saving_work(entries, current, made_with)) | reasons
+    for place in current:
+        for name in set(made_with.get(place, ())) - reasons.keys():
+            reasons[name] = f"{place} was made with it"
     last_first = {place: -number for number, place in enumerate(lineage.results)}
     left = [entry for entry in entries if entry.name not in reasons]
     return RetentionPlan(
@@ -134,38 +133,22 @@ def _in_use(
             yield entry.name, f"{registered[entry.name]} is made of it"
         elif entry.name in being_made:
             yield entry.name, "it is being made"
-        elif being_made and entry.area in _SAVES_WORK:
+        elif being_made and entry.area in _SAVING_WORK:
             yield entry.name, "a stage is being made, which may use it"
 
 
 def _current(entries: Iterable[Entry], rules: Rules, now: float) -> Iterator[tuple[str, str]]:
     """Yield the names of what is kept for its own sake, and why."""
-    newest: dict[str, int] = {}
+    newest = Counter[str]()
     for entry in sorted(entries, key=lambda entry: -entry.modified):
-        newest[entry.area] = newest.get(entry.area, 0) + entry.is_finished
+        newest[entry.area] += entry.is_finished
         is_new = entry.is_finished and newest[entry.area] <= rules.keep_newest
         if entry.is_result and place_in(entry.name) != entry.name:
             yield entry.name, "no stage made it"
-        elif is_new and entry.area not in _SAVES_WORK:
+        elif is_new and entry.area not in _SAVING_WORK:
             yield entry.name, f"among the newest {rules.keep_newest} of {entry.area}"
         elif now - entry.modified < rules.keep_days * _SECONDS_PER_DAY:
             yield entry.name, f"younger than {rules.keep_days:g} days"
-
-
-def _saving_work(
-    entries: Iterable[Entry],
-    current: Collection[str],
-    made_with: Mapping[str, Collection[str] | None],
-) -> Iterator[tuple[str, str]]:
-    """Yield the units and parts of the current results, which the next ones may share."""
-    for entry in entries:
-        stage = _SAVES_WORK.get(entry.area)
-        for place in (place for place in current if place.partition("/")[0] == stage):
-            names = made_with.get(place)
-            if names is None:
-                yield entry.name, f"{place} does not say what it was made with"
-            elif entry.name in names:
-                yield entry.name, f"{place} was made with it"
 
 
 def plan_for(work: str, rules: Rules, now: float) -> RetentionPlan:

@@ -96,7 +96,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     for module in (pretrain_albert, refresh_corpus, evaluate_albert):
         monkeypatch.setattr(module, "run_stage", fake.run_stage)
     monkeypatch.setattr(pretrain_albert, "find_stage", lambda *_, **__: None)
-    monkeypatch.setattr(flow_run, "begin_tracking", lambda *_: None)
+    monkeypatch.setattr(flow_run, "find_spec", lambda _: None)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     versions = SimpleNamespace(
         champion_to_beat=lambda name, pretraining, work: fake.champion,

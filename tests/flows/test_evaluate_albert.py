@@ -20,8 +20,14 @@ from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, TaskError
 from albert_core.stage.provenance import Call, called_as
 from flows.commands.main import main
-from flows.evaluate_albert import evaluate_albert
-from flows.finetunings import PROCESSES, Planned, Slots, num_processes, planned
+from flows.evaluate_albert import (
+    PROCESSES,
+    Planned,
+    Slots,
+    evaluate_albert,
+    num_processes,
+    planned,
+)
 from flows.recipe import RecipeRun, load_recipe
 from tests.albert_core.made_scores import model_of, pretrained, scored
 from tests.albert_core.tasks.task_files import write_glue, write_race, write_squad

@@ -20,19 +20,19 @@ from albert_core.stage.manifest import Manifest
 from albert_core.tracking.journal import journals_of
 from albert_core.tracking.run import PARENT_VARIABLE, TrackedRun
 from albert_core.tracking.server import PARENT_TAG, RUN_ID
-from flows.flow_run import FLOW_OPTIONS, end_orphaned_tasks, start_run
-from flows.recipe import RecipeRun, load_recipe
-from flows.recipe_form import RecipeChanges
-from flows.tracked_flow import (
+from flows.flow_run import (
+    FLOW_OPTIONS,
     NOTE_TAG,
     about,
     allowed_name,
+    end_orphaned_tasks,
     given,
-    note_receipt,
-    note_report,
-    note_stage,
     stage_environment,
+    start_run,
+    tracked_flow,
 )
+from flows.recipe import RecipeRun, load_recipe
+from flows.recipe_form import RecipeChanges
 from pipelines.config import SourceSettings
 from tests.flows.made_manifests import made_manifest
 
@@ -128,12 +128,14 @@ def make(run: RecipeRun, stage: str) -> str:
 @flow(name="made-flow", **FLOW_OPTIONS)
 def made_flow(work: str, fails: bool = False, recipe: str = "tiny") -> None:
     run = start_run(recipe, None, work, ["training.seed=3"])
+    tracked = tracked_flow()
+    assert tracked
     for stage in ("vocab", "pretraining"):
-        note_stage(make(run, stage), began=0.0)
-    note_stage("none", began=0.0)  # as of a command that found nothing to do
+        tracked.note_stage(make(run, stage), began=0.0)
+    tracked.note_stage("none", began=0.0)  # as of a command that found nothing to do
     storage.write_bytes(f"{work}/receipt.json", b"{}")
-    note_receipt(f"{work}/receipt.json")
-    note_report("# what was done")
+    tracked.note_receipt(f"{work}/receipt.json")
+    tracked.note_report("# what was done")
     if fails:
         raise ValueError("as told")
 

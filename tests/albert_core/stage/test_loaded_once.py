@@ -31,21 +31,6 @@ def test_one_thread_loads_for_all() -> None:
     assert shelf.asked == ["a"]
 
 
-def test_what_was_asked_for_last_is_kept() -> None:
-    shelf = Shelf()
-    load = loaded_once(shelf.load)
-    assert [load(name) for name in "aabba"] == [["a"], ["a"], ["b"], ["b"], ["a"]]
-    assert load(name="a") == ["a"]
-    assert shelf.asked == ["a", "b", "a", "a"]
-
-
-def test_threads_that_ask_for_different_things_get_them_one_at_a_time() -> None:
-    shelf = Shelf()
-    load = loaded_once(shelf.load)
-    names = list("abcdefgh")
-    assert in_threads(load, names) == [[name] for name in names]
-
-
 def test_what_could_not_be_loaded_is_tried_again() -> None:
     failures = [OSError("gone")]
 
@@ -68,12 +53,3 @@ def test_a_loader_may_call_another_and_itself() -> None:
         return inner(number) + (outer(number - 1) if number else "")
 
     assert in_threads(outer, [3, 2] * NUM_THREADS) == ["3210", "210"] * NUM_THREADS
-
-
-def test_a_loader_forgets_on_demand() -> None:
-    shelf = Shelf()
-    load = loaded_once(shelf.load)
-    for _ in range(2):
-        load("a")
-        load.cache_clear()
-    assert shelf.asked == ["a", "a"]

@@ -12,9 +12,15 @@ from albert_core.stage.lineage import place_in, read_work
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.arrow_files import read_arrow
 from albert_core.training.order import example_order
-from flows.affected_versions import affected_versions, name_affected_versions
 from flows.commands.main import main
-from flows.commands.trace import Trace, as_text, first_use, trace
+from flows.commands.trace import (
+    Trace,
+    affected_versions,
+    as_text,
+    first_use,
+    name_affected_versions,
+    trace,
+)
 from tests.flows.tiny_way import Tiny, refresh, write_source
 from tests.generated_text import write_jsonl
 from tests.test_end_to_end import run_flow
