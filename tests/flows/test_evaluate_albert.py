@@ -22,7 +22,6 @@ from albert_core.stage.provenance import Call, called_as
 from flows.commands.main import main
 from flows.evaluate_albert import (
     PROCESSES,
-    Planned,
     Slots,
     evaluate_albert,
     num_processes,
@@ -254,24 +253,6 @@ def settings(**changes: Any) -> EvaluationSettings:
     return EvaluationSettings.read({"num_seeds": 2, "seed": 7} | changes, "test")
 
 
-def test_only_tasks_that_were_asked_for_are_done_and_missed() -> None:
-    found = planned(settings(), PRESENT, MISSING, has_pairs=False)
-    assert found.runs == [Planned(task, n, from_mnli=False) for task in PRESENT for n in (7, 8)]
-    assert found.missing == {"race": "there is no train/N.txt in /data", "ax": "there is no mnli"}
-    found = planned(settings(tasks=["race", "rte"]), PRESENT, MISSING, has_pairs=False)
-    assert {run.task for run in found.runs} == {"rte"}
-    assert found.missing == {"race": "there is no train/N.txt in /data"}
-
-
-def test_what_starts_from_mnli_comes_after_it_though_it_was_not_asked_for() -> None:
-    wanted = settings(tasks=["rte", "cola"], from_mnli=["rte", "sts-b"], num_seeds=1)
-    assert planned(wanted, PRESENT, MISSING, has_pairs=False).runs == [
-        Planned("mnli", 7, from_mnli=False),
-        Planned("cola", 7, from_mnli=False),
-        Planned("rte", 7, from_mnli=True),
-    ]
-
-
 @pytest.mark.parametrize(
     ("changes", "present", "message"),
     [
@@ -303,18 +284,6 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_the_environment_says_how_many_run_at_a_time(plain: pytest.MonkeyPatch) -> None:
-    assert num_processes() == 1
-    plain.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert num_processes() == 2
-    plain.setenv(PROCESSES, "3")
-    assert num_processes() == 3
-    for text in ("0", "two", ""):
-        plain.setenv(PROCESSES, text)
-        with pytest.raises(ConfigError, match="must be a whole number, at least 1"):
-            num_processes()
-
-
 def taken_together(number: int, devices: list[str]) -> list[dict[str, str]]:
     slots = Slots(number, devices)
     with ExitStack() as stack:
@@ -322,6 +291,12 @@ def taken_together(number: int, devices: list[str]) -> list[dict[str, str]]:
 
 
 def test_processes_share_the_devices_or_else_the_cores(plain: pytest.MonkeyPatch) -> None:
+    assert num_processes() == 1
+    plain.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert num_processes() == 2
+    plain.setenv(PROCESSES, "two")
+    with pytest.raises(ConfigError, match="must be a whole number, at least 1"):
+        num_processes()
     assert taken_together(1, ["0", "1"]) == [{}]
     environments = taken_together(3, ["4", "6"])
     assert [each["CUDA_VISIBLE_DEVICES"] for each in environments] == ["4", "6", "4"]

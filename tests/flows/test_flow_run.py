@@ -24,7 +24,6 @@ from flows.flow_run import (
     FLOW_OPTIONS,
     NOTE_TAG,
     about,
-    allowed_name,
     end_orphaned_tasks,
     given,
     stage_environment,
@@ -210,12 +209,6 @@ def test_a_flow_goes_on_without_mlflow_and_tells_it_later(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert runs(client, str(tmp_path)).keys() == {"flow_runs", "vocab", "pretraining"}
-
-
-def test_names_are_made_of_what_mlflow_allows() -> None:
-    assert allowed_name("pieces, all copies/dropped/too long (%)") == (
-        "pieces all copies/dropped/too long "
-    )
 
 
 def test_a_flow_run_is_about_a_model_and_a_text_by_name() -> None:

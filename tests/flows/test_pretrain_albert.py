@@ -54,21 +54,6 @@ def test_the_whole_way_goes_from_stage_to_stage(stages: FakeStages, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_the_champion_is_scored_on_the_same_tasks_with_seeds_that_it_never_had(
-    stages: FakeStages, tmp_path: Path
-) -> None:
-    stages.champion = "models:/albert-tiny/2"
-    pretrain_albert("tiny", work=str(tmp_path))
-    ours, theirs = stages.of("finetuning")[:2], stages.of("finetuning")[2:]
-    seeds = [{each.pop("seed") for each in side} for side in (ours, theirs)]
-    assert [len(of_side) for of_side in seeds] == [2, 2]
-    assert not seeds[0] & seeds[1]
-    assert theirs == [each | {"model_folder": "/found/albert-tiny/2"} for each in ours]
-    assert [each["model"] for each in stages.of("scores")][1] == "albert-tiny/2"
-    assert stages.of("registration")[0]["champion_scores"] == AT["scores"]
-
-
-@pytest.mark.usefixtures("prefect_server")
 def test_the_recipes_own_tasks_go_before_the_generated_one(
     stages: FakeStages, tmp_path: Path
 ) -> None:

@@ -64,13 +64,6 @@ def test_the_report_has_the_numbers_of_every_stage() -> None:
     assert "Sentence order ended at 0.510 [0.480, 0.540]. On natural text it stays" in done.text()
 
 
-def test_a_model_above_the_unigram_loss_is_told_so() -> None:
-    after = RESULTS["pretraining"].model_dump()["after"]
-    after |= {"masked_lm_loss": {"value": 7, "low": 6, "high": 8}}
-    text = report(pretraining={"after": after}).text()
-    assert row(text, "unigram loss, nats") == "6.500; the model ends 0.500 above it"
-
-
 @pytest.mark.parametrize(
     ("median", "interval", "shown"),
     [
@@ -109,7 +102,7 @@ def test_the_next_commands_load_the_model_by_its_alias_or_else_its_version(
     assert row(text, "alias") == "none"
 
 
-@pytest.mark.parametrize("stage", ["corpus", "examples", "pretraining", "registration"])
+@pytest.mark.parametrize("stage", ["corpus", "pretraining"])
 def test_the_page_of_a_stage_has_the_numbers_files_and_links_of_its_manifest(stage: str) -> None:
     picture = Shard(path="curves.png", kind="page", num_rows=0, num_bytes=1_500_000, sha256="")
     made = made_manifest(stage).model_copy(

@@ -16,7 +16,6 @@ from flows import stage_task as stage_task_module
 from flows.recipe import NotDoneError, RecipeRun, load_recipe, save_recipe
 from flows.stage_task import (
     TRAINING,
-    artifact_key,
     command_of,
     progress_page,
     run_stage,
@@ -121,13 +120,6 @@ def test_training_on_several_devices_is_launched_by_the_launcher(
     monkeypatch.setenv("ALBERT_TRAINING_PROCESSES", "0")
     with pytest.raises(ConfigError, match="ALBERT_TRAINING_PROCESSES='0' must be"):
         command_of(TRAINING, run_in_folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "key"), [("clean_corpus", "clean-corpus"), ("Training", "training"), ("_a__b", "a-b")]
-)
-def test_keys_are_as_prefect_wants_them(name: str, key: str) -> None:
-    assert artifact_key(name) == key
 
 
 class Artifacts:

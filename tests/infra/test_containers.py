@@ -17,7 +17,6 @@ PROJECT = Path(__file__).parents[2]
 INFRA = PROJECT / "infra"
 DOCKERFILE = INFRA / "Dockerfile"
 EXAMPLE = INFRA / "compose.env.example"
-LIFELONG = {"postgres", "s3", "mlflow", "prefect", "worker"}
 
 
 def run(tool: str, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
@@ -45,14 +44,6 @@ def services(*files: str, **variables: str) -> dict[str, Any]:
 def test_the_dockerfile_has_no_findings() -> None:
     done = run("hadolint", str(DOCKERFILE))
     assert done.returncode == 0, done.stdout
-
-
-def test_every_image_has_the_pinned_versions_and_the_workers_of_beam_no_torch() -> None:
-    text = DOCKERFILE.read_text()
-    installs = re.findall(r"pip install (?:[^'\n]|\\\n)*'\.\[([a-z0-9,]+)\]'", text)
-    assert len(installs) == text.count("--constraint constraints.txt") == 3
-    with_torch = [bool({"train", "all"} & set(extras.split(","))) for extras in installs]
-    assert with_torch == [False, False, True]
 
 
 def test_only_the_code_and_its_description_go_to_the_builder() -> None:
@@ -94,38 +85,6 @@ def test_only_this_machine_reaches_the_ports_unless_told_otherwise(
     ports = [port for service in found.values() for port in service.get("ports", [])]
     assert {port["host_ip"] for port in ports} == {address}
     assert "ports" not in found["postgres"]
-
-
-def test_every_server_is_watched_and_started_again() -> None:
-    found = services().items()
-    assert {name for name, s in found if s["restart"] == "unless-stopped"} == LIFELONG
-    assert {name for name, s in found if "healthcheck" in s} == LIFELONG - {"worker"}
-
-
-def test_a_service_starts_when_what_it_needs_answers() -> None:
-    for name, service in services().items():
-        for needed, how in service.get("depends_on", {}).items():
-            once = "healthcheck" not in services()[needed]
-            expected = "service_completed_successfully" if once else "service_healthy"
-            assert how["condition"] == expected, f"{name} -> {needed}"
-    assert set(services()["worker"]["depends_on"]) == {"deploy", "mlflow"}
-    assert set(services()["mlflow"]["depends_on"]) == {"bucket", "postgres"}
-
-
-def test_mlflow_is_one_process_that_knows_the_name_it_is_called_by() -> None:
-    mlflow = services()["mlflow"]
-    assert "--workers=1" in mlflow["command"]
-    assert mlflow["environment"]["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
-    [hosts] = [part for part in mlflow["command"] if part.startswith("--allowed-hosts=")]
-    for name in ("deploy", "worker"):
-        uri = services()[name]["environment"]["MLFLOW_TRACKING_URI"]
-        assert uri.removeprefix("http://") in hosts.partition("=")[2].split(",")
-
-
-def test_a_worker_that_is_stopped_has_time_to_let_its_training_save() -> None:
-    worker = services()["worker"]
-    assert worker["command"][:3] == ["python", "-m", "infra.outlive"]
-    assert worker["stop_grace_period"] == "2m0s"
 
 
 def test_the_worker_knows_no_password_of_a_database_and_no_address_of_alerts() -> None:

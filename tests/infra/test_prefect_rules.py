@@ -13,7 +13,7 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 
 from albert_core.stage.errors import ConfigError
-from infra.prefect_rules import RULES, apply_automation, deployment_ids, limit_queues, switches
+from infra.prefect_rules import RULES, apply_automation, limit_queues, switches
 
 NAMES = {
     "pretrain_albert": str(uuid4()),
@@ -99,14 +99,6 @@ def test_each_automation_is_one_of_prefects_own_and_is_made_once(
     assert made.enabled == (automation != PRETRAINS)
 
 
-def test_a_run_is_given_four_heartbeats() -> None:
-    for deployment in DEPLOYMENTS:
-        variables = deployment["work_pool"]["job_variables"]["env"]
-        frequency = int(variables["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
-        assert SILENT["trigger"]["within"] == 4 * frequency
-        assert "albert" in deployment["tags"]
-
-
 @pytest.mark.parametrize("automation", [SILENT, PRETRAINS], ids=["a rule", "one with a switch"])
 def test_a_rule_stays_as_the_user_left_it(automation: dict[str, Any]) -> None:
     server = Server()
@@ -156,12 +148,6 @@ def test_a_queue_gets_a_limit_only_if_it_has_none() -> None:
     limit_queues(server.client, "albert", {"free": 1, "set": 1, "new": 2})
     limits = {name: queue.concurrency_limit for name, queue in server.queues.items()}
     assert limits == {"free": 1, "set": 5, "new": 2}
-
-
-def test_rules_know_the_deployments_that_are_there() -> None:
-    server = Server()
-    server.deployments = {"pretrain-albert/pretrain-albert": SimpleNamespace(id=7)}
-    assert deployment_ids(server.client, QUEUES) == {"pretrain_albert": "7"}
 
 
 def test_every_deployment_has_a_limited_queue_of_its_name() -> None:

@@ -33,9 +33,12 @@ PARENT = (
 
 @pytest.fixture
 def services(tmp_path: Path) -> Iterator[Services]:
+    """Services that heed SIGINT, also where a shell started the tests in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     services = Services(tmp_path, {})
     yield services
     services.stop()
+    signal.signal(signal.SIGINT, before)
 
 
 def start(services: Services, code: str, *, keeps_children: bool = False) -> Service:

@@ -15,7 +15,6 @@ from albert_core.stage.command import (
     RESULT,
     RUN_AGAIN_STATUS,
     run_command_line,
-    stage_argv,
 )
 from albert_core.stage.errors import RegistryError, SourceError
 from albert_core.stage.settings import Settings
@@ -138,18 +137,14 @@ def test_a_defect_is_not_dressed_as_an_error_of_the_user(tmp_path: Path) -> None
         ({"source": "/data"}, "section source"),
         ("{broken", "recipe.json"),
         ("[]", "recipe.json"),
+        (None, "none.json' is missing: give --recipe a resolved recipe"),
     ],
 )
 def test_a_mistake_in_the_recipe_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: object, expected: str
 ) -> None:
-    assert expected in failure(recipe(tmp_path, content), capsys)
-
-
-def test_a_missing_recipe_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    message = failure(str(tmp_path / "none.json"), capsys)
-    assert "none.json' is missing: give --recipe a resolved recipe" in message
-    assert "'' is missing: give --recipe a resolved recipe" in failure("", capsys)
+    uri = f"{tmp_path}/none.json" if content is None else recipe(tmp_path, content)
+    assert expected in failure(uri, capsys)
 
 
 @pytest.mark.parametrize(
@@ -169,23 +164,6 @@ def test_help_and_a_wrong_command_line_say_how_the_stage_is_called(
     said = "".join(capsys.readouterr())
     assert f"usage: python -m {__name__}" in said
     assert expected in said
-
-
-def test_the_command_line_that_is_logged_runs_the_stage() -> None:
-    argv = stage_argv("pipelines.train_vocab", "r.json", old_corpus="c.json", work="/w")
-    assert argv == [
-        *[sys.executable, "-m", "pipelines.train_vocab"],
-        *["--recipe=r.json", "--old-corpus=c.json", "--work=/w"],
-    ]
-
-
-def test_a_stage_in_its_own_process_ends_with_its_status(tmp_path: Path) -> None:
-    source = recipe(tmp_path, {"source": {"uri": str(tmp_path / "none")}})
-    argv = stage_argv("pipelines.clean_corpus", source, work=str(tmp_path / "work"))
-    done = subprocess.run(argv, capture_output=True, text=True)
-    assert done.returncode == FAILURE_STATUS
-    assert done.stderr.startswith(f"error: source '{tmp_path}/none' has no file")
-    assert not (tmp_path / "work").exists()
 
 
 LEFT_RUNNING = """

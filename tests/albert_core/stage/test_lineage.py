@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_core.stage.errors import IntegrityError
@@ -60,20 +59,8 @@ def reached(graph: list[set[int]], number: int) -> set[str]:
     return {place_of(number)}.union(*(reached(graph, n) for n in graph[number]))
 
 
-@settings(deadline=None)
-@given(graphs())
-def test_a_result_comes_after_all_that_leads_to_it(graph: list[set[int]]) -> None:
-    lineage = lineage_of(graph)
-    order = list(lineage.results)
-    for number in range(len(graph)):
-        before = lineage.before(place_of(number))
-        assert before == reached(graph, number)
-        assert max(before, key=order.index) == place_of(number)
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_place_is_read_from_any_address_in_it(stage: str) -> None:
-    place = f"{stage}/{7:016x}"
+def test_a_place_is_read_from_any_address_in_it() -> None:
+    place = f"zero-shot/{7:016x}"
     for address in (f"s3://bucket/w/{place}/manifest.json", f"/w/{place}", f"{place}/model/x"):
         assert place_in(address) == place
     assert place_in(f"/w/units/{7:016x}") == ""
@@ -141,7 +128,7 @@ def test_a_damaged_manifest_is_passed_over(tmp_path: Path) -> None:
 def test_what_a_result_was_made_with_is_listed_by_its_name_below_the_work_folder(
     tmp_path: Path,
 ) -> None:
-    assert read_made_with(str(tmp_path)) is None
+    assert read_made_with(str(tmp_path)) == set()
     uris = [f"{tmp_path}/units/b", f"{tmp_path}/parts/a.arrow", "/elsewhere/units/c"]
     write_made_with(uris, str(tmp_path), str(tmp_path))
     assert read_made_with(str(tmp_path)) == {"parts/a", "units/b"}

@@ -153,17 +153,6 @@ def test_all_ranks_of_a_launch_are_one_maker(make: Makers, tmp_path: Path) -> No
         read_until(process, said)
 
 
-def test_a_claim_that_is_released_can_be_taken_by_the_next(work: str) -> None:
-    assert lock.take(work, "corpus-1", never)
-    assert lock.take(work, "corpus-1", never)  # it is its own already
-    uri = storage.join(work, "claims", "corpus-1")
-    path = storage.local_path(uri)
-    assert not (Lease(uri) if path is None else LockFile(path)).take(somebody())
-    lock.release(work, "corpus-1")
-    assert lock.take(work, "corpus-1", never)
-    lock.release_all()
-
-
 def test_at_most_one_of_many_gets_the_lease(s3: str, tmp_path: Path) -> None:
     leases = [Lease(f"{s3}/{tmp_path.name}/many") for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:

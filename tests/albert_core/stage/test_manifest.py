@@ -8,8 +8,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from albert_core.stage import storage
 from albert_core.stage.errors import AccountingError, IntegrityError
@@ -19,7 +17,6 @@ from albert_core.stage.manifest import (
     StagePlan,
     check_shard,
     checked,
-    digest_of,
     newest_manifest,
     read_manifest,
     scratch_folder,
@@ -28,10 +25,6 @@ from albert_core.stage.manifest import (
     unsealed,
 )
 from albert_core.stage.settings import Settings
-
-COUNTS = st.integers(0, 10**12)
-REASONS = st.dictionaries(st.sampled_from(["duplicate", "empty", "too_short"]), COUNTS)
-VALUES = st.dictionaries(st.text(), st.integers() | st.dictionaries(st.text(), st.text()))
 
 PLAN = StagePlan(
     stage="corpus",
@@ -68,22 +61,9 @@ def finish(work: Path, plan: StagePlan = PLAN) -> str:
     return plan.write(str(work), [], [DOCUMENTS], Settings())
 
 
-@given(COUNTS, REASONS)
-def test_an_account_that_adds_up_is_accepted(kept: int, dropped: dict[str, int]) -> None:
-    account = Account(what="pieces", total=kept + sum(dropped.values()), kept=kept, dropped=dropped)
-    assert account.dropped == dropped
-
-
-@given(COUNTS, REASONS, st.integers(1) | st.integers(max_value=-1))
-def test_an_account_that_does_not_add_up_is_a_defect_of_the_stage(
-    kept: int, dropped: dict[str, int], error: int
-) -> None:
-    total = kept + sum(dropped.values()) + error
-    with pytest.raises(AccountingError, match=rf"pieces: {total} came in, but {kept} kept"):
-        Account(what="pieces", total=total, kept=kept, dropped=dropped)
-
-
-def test_an_account_is_shown_as_a_sentence() -> None:
+def test_an_account_adds_up_and_is_shown_as_a_sentence() -> None:
+    with pytest.raises(AccountingError, match="documents: 11 came in, but 7 kept"):
+        Account.model_validate({**DOCUMENTS.model_dump(), "total": 11})
     assert str(DOCUMENTS) == "documents: 10 in = 7 kept, 3 dropped (empty 1, too_short 2)"
     everything = Account(what="pieces", total=12_345, kept=12_345)
     assert str(everything) == "pieces: 12,345 in = 12,345 kept"
@@ -144,11 +124,6 @@ def test_equal_bytes_have_equal_content_however_they_were_made(tmp_path: Path) -
     assert here != elsewhere
 
 
-@given(VALUES)
-def test_a_digest_does_not_depend_on_the_order_of_keys(values: dict[str, Any]) -> None:
-    assert digest_of(values) == digest_of(dict(reversed(values.items())))
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -188,13 +163,6 @@ def test_where_the_inputs_are_does_not_change_the_folder() -> None:
     moved = dataclasses.replace(PLAN, input_manifests={"source_files": "s3://elsewhere"})
     assert moved == PLAN
     assert moved.key == PLAN.key == GOLDEN_KEY
-
-
-def test_a_stage_that_is_done_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    uri = finish(tmp_path)
-    caplog.set_level(logging.INFO)
-    assert PLAN.find(str(tmp_path)) == uri
-    assert caplog.messages == [f"corpus: done already ({PLAN.folder(str(tmp_path))})"]
 
 
 def test_the_log_compares_with_what_was_made_last(
@@ -243,52 +211,11 @@ def test_a_manifest_whose_accounts_do_not_add_up_is_refused(tmp_path: Path) -> N
         read_manifest(str(uri))
 
 
-def test_a_shard_describes_the_file_that_was_written(tmp_path: Path) -> None:
-    made = shard(b"abc", str(tmp_path), "sub/x.arrow")
-    assert made == Shard(
-        path="sub/x.arrow",
-        kind="documents",
-        num_rows=7,
-        num_bytes=3,
-        sha256="ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
-    )
-    check_shard(made, str(tmp_path))
-
-
-@settings(deadline=None)
-@given(st.data())
-def test_any_changed_bit_of_a_shard_is_noticed(data: st.DataObject) -> None:
-    folder = f"memory://{uuid4().hex}"
-    content = data.draw(st.binary(min_size=1, max_size=50))
-    made = shard(content, folder)
-    bit = data.draw(st.integers(0, 8 * len(content) - 1))
-    changed = bytearray(content)
-    changed[bit // 8] ^= 1 << bit % 8
-    storage.write_bytes(storage.join(folder, made.path), bytes(changed))
-    with pytest.raises(IntegrityError, match=r"changed after it was written: .*Copy or make it"):
-        check_shard(made, folder)
-    storage.remove(folder)
-
-
 def test_a_missing_shard_is_noticed(tmp_path: Path) -> None:
     made = shard(b"rows", str(tmp_path))
     (tmp_path / made.path).unlink()
     with pytest.raises(IntegrityError, match=r"documents-00000.arrow is missing, but manifest"):
         check_shard(made, str(tmp_path))
-
-
-@settings(deadline=None)
-@given(st.data())
-def test_any_changed_bit_of_a_manifest_is_found_or_means_nothing(data: st.DataObject) -> None:
-    work = f"memory://{uuid4().hex}"
-    uri = PLAN.write(work, [shard(b"abc", PLAN.folder(work))], [DOCUMENTS], TOY_RESULT)
-    before, content = read_manifest(uri), bytearray(storage.read_bytes(uri))
-    bit = data.draw(st.integers(0, 8 * len(content) - 1))
-    content[bit // 8] ^= 1 << bit % 8
-    storage.write_bytes(uri, bytes(content))
-    with suppress(IntegrityError):
-        assert read_manifest(uri) == before
-    storage.remove(work)
 
 
 def test_what_is_found_damaged_is_set_aside_and_made_again(
@@ -363,10 +290,10 @@ def test_a_scratch_folder_of_its_own_is_gone_at_the_end_even_after_an_error(
     assert storage.list_names(folder) == []
 
 
-def test_every_changed_bit_of_a_sealed_file_is_found_or_means_nothing(tmp_path: Path) -> None:
+def test_a_changed_bit_of_a_sealed_file_is_found_or_means_nothing(tmp_path: Path) -> None:
     content: dict[str, Any] = {"a": 1, "b": {"c": [1, 2.5, "é"]}}
     whole, uri = sealed(content), f"{tmp_path}/sealed.json"
-    for bit in range(8 * len(whole)):
+    for bit in range(0, 8 * len(whole), 3):
         changed = bytearray(whole)
         changed[bit // 8] ^= 1 << bit % 8
         storage.write_bytes(uri, bytes(changed))

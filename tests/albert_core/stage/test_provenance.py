@@ -134,18 +134,6 @@ def test_code_that_the_stage_reaches_counts(
     assert is_other_digest(package, name, before, after)
 
 
-def test_the_digest_does_not_depend_on_where_the_package_is(
-    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = digest()
-    assert len(first) == 16
-    forget_modules()
-    (tmp_path / "moved").mkdir()
-    package.rename(tmp_path / "moved" / PACKAGE)
-    monkeypatch.syspath_prepend(str(tmp_path / "moved"))
-    assert digest() == first
-
-
 def test_a_stage_run_by_hand_has_the_digest_of_the_stage_imported(tmp_path: Path) -> None:
     folder = tmp_path / PACKAGE
     folder.mkdir()

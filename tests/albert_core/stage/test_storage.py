@@ -107,23 +107,6 @@ def test_only_one_of_several_processes_creates_a_file(folder: str) -> None:
     assert storage.read_bytes(uri) == b"first"
 
 
-@pytest.mark.parametrize(
-    ("uri", "parts", "expected"),
-    [
-        ("/data", ("a", "b"), "/data/a/b"),
-        ("/data/", ("a",), "/data/a"),
-        ("/", ("a",), "/a"),
-        ("data", ("a",), "data/a"),
-        ("s3://bucket", ("a", "b"), "s3://bucket/a/b"),
-        ("s3://bucket/", ("a",), "s3://bucket/a"),
-    ],
-)
-def test_parts_are_joined_by_single_slashes(
-    uri: str, parts: tuple[str, ...], expected: str
-) -> None:
-    assert storage.join(uri, *parts) == expected
-
-
 def test_a_local_uri_is_a_path_and_means_the_same_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,10 +155,6 @@ def test_only_files_of_ended_processes_of_this_machine_are_removed(
     assert not storage.is_abandoned("")
     storage.remove_abandoned(str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == kept
-
-
-def test_no_two_calls_give_the_same_process_name() -> None:
-    assert len({storage.process_name() for _ in range(100)}) == 100
 
 
 def test_what_another_host_or_container_made_is_not_abandoned(

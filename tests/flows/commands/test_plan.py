@@ -67,11 +67,6 @@ def test_a_batch_other_than_the_papers_comes_with_advice(
     assert "num_steps                  500,000; the recipe has 125,000" in text
 
 
-def test_epochs_follow_from_the_number_of_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "--examples", "51200000")
-    assert "epochs                     10.00 of 51,200,000 examples" in text
-
-
 def test_a_manifest_gives_the_real_lengths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

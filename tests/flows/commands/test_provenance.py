@@ -1,0 +1,546 @@
+"""What a registered model was made of, as the registry alone tells it."""
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from albert_core.registry.versions import RegisteredVersion
+from albert_core.stage import lineage
+from albert_core.stage.errors import IntegrityError, SourceError
+from albert_core.stage.lineage import PRETRAINING, Lineage, Result, place_in
+from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
+from albert_core.stage.provenance import Call, called_as
+from albert_core.stage.settings import Settings
+from albert_core.stage.storage import sha256_of
+from albert_core.text.arrow_files import read_arrow
+from albert_core.training.order import example_order
+from flows.commands.lineage import ModelLineage, read_model_lineage, source_files
+from flows.commands.lineage import as_json as lineage_json
+from flows.commands.lineage import as_text as lineage_text
+from flows.commands.main import main
+from flows.commands.rebuild import as_text as rebuild_text
+from flows.commands.rebuild import check, rebuild
+from flows.commands.trace import (
+    Trace,
+    affected_versions,
+    first_use,
+    name_affected_versions,
+    trace,
+)
+from flows.commands.trace import (
+    as_text as trace_text,
+)
+from tests.flows.tiny_way import Tiny, refresh, run_in_this_process, write_source
+from tests.generated_text import write_jsonl
+from tests.test_end_to_end import ALBERT, PROJECT, run_flow
+
+MADE_OF = {
+    "corpus", "vocab", "examples", "task", "pretraining", "zero-shot", "finetuning", "scores",
+}  # fmt: skip
+
+
+@contextmanager
+def work_folder_away(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave of the work folder only what is the registry's, as on another machine."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tiny.work}/mlflow.db")
+    away = Path(f"{tiny.work}-away")
+    away.mkdir()
+    folders = [Path(tiny.work, stage) for stage in (*MADE_OF, "registration", "recipes")]
+    for folder in folders:
+        folder.rename(away / folder.name)
+    try:
+        yield
+    finally:
+        for folder in folders:
+            (away / folder.name).rename(folder)
+        away.rmdir()
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> ModelLineage:
+    """The lineage of the champion, asked where the work folder is not."""
+    with pytest.MonkeyPatch.context() as patch, work_folder_away(tiny, patch):
+        empty = str(tmp_path_factory.mktemp("elsewhere"))
+        return read_model_lineage("models:/albert-tiny@champion", empty)
+
+
+def test_the_registry_alone_leads_from_the_model_to_the_source_files(
+    tiny: Tiny, elsewhere: ModelLineage
+) -> None:
+    assert elsewhere.title == "models:/albert-tiny/1 @champion"
+    stages = {each["place"]: each for each in lineage_json(elsewhere)["stages"]}
+    assert {each.manifest.stage for each in elsewhere.lineage.results.values()} == MADE_OF
+    for result in elsewhere.lineage.results.values():
+        assert result.uri == tiny.manifests[result.manifest.stage]
+        assert result.manifest == read_manifest(result.uri)
+        assert stages[result.place]["content"] == result.manifest.content
+    [corpus] = elsewhere.lineage.of_stage("corpus")
+    files = source_files(corpus) or []
+    assert {file.name: file.sha256 for file in files} == {
+        path.name: sha256_of(str(path)) for path in tiny.source.iterdir()
+    }
+
+
+def test_it_tells_recipe_code_and_machine_of_every_stage(elsewhere: ModelLineage) -> None:
+    stages = {each["place"].split("/")[0]: each for each in lineage_json(elsewhere)["stages"]}
+    for stage in stages.values():
+        assert stage["provenance"]["call"]["module"]
+        assert stage["provenance"]["machine"]["cpu"]
+        assert stage["code"]
+    assert stages["vocab"]["differs_from_defaults"]["vocabulary.vocab_size"] == 150
+    pretraining = stages["pretraining"]
+    assert pretraining["differs_from_defaults"]["training.num_steps"] == 20
+    assert "training.seed" not in pretraining["differs_from_defaults"]
+    assert pretraining["provenance"]["call"]["recipe"]["training"]["seed"] == 12345
+    assert pretraining["libraries"]["torch"]
+    [machine] = pretraining["result"]["machines"]
+    assert machine["ranks"] == 1
+    assert machine["threads"] >= 1
+    assert stages["finetuning"]["result"]["mlflow_run_id"]
+
+
+@pytest.mark.parametrize("inner", ["", "manifest.json", "model", "checkpoints/step-00000020"])
+def test_a_folder_of_a_run_will_do_as_well(
+    tiny: Tiny, inner: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(tiny.manifests["pretraining"]).parent
+    assert main(["lineage", str(folder / inner), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    stages = [each["place"].split("/")[0] for each in found["stages"]]
+    assert stages == ["corpus", "vocab", "examples", "task", "pretraining"]
+    assert found["version"] is None
+    assert sum(len(files) for files in found["source_files"].values()) == 3
+
+
+def test_every_stage_has_a_place() -> None:
+    stages = set()
+    for part in ("albert_core", "pipelines"):
+        for source in (file.read_text() for file in PROJECT.glob(f"{part}/**/*.py")):
+            for name in re.findall(r"^ +stage=([A-Z_]+),$", source, re.MULTILINE):
+                given = re.findall(rf'^{name} = "?(\w+)"?$', source, re.MULTILINE) or [name]
+                stages.add(getattr(lineage, given[0], given[0]))
+    assert stages == set(lineage.STAGES)
+
+
+def test_what_is_nothing_here_is_one_message(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lineage", str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err.startswith("error: there is no manifest.json at ")
+    assert main(["lineage", "models:/albert-tiny/9", f"--work={tiny.work}"]) == 2
+    assert "models:/albert-tiny/9 is not in the registry" in capsys.readouterr().err
+
+
+def test_a_result_of_before_calls_were_noted_says_so(tmp_path: Path) -> None:
+    uri = StagePlan("corpus", {"x": 1}, {}, "code", {}).write(str(tmp_path), [], [], Settings())
+    text = lineage_text(read_model_lineage(uri, str(tmp_path)))
+    assert re.search(r"recipe +not recorded", text)
+
+
+CHAMPION = "models:/albert-tiny@champion"
+
+
+def test_a_registered_model_is_made_again_from_the_registry_alone_and_is_equal(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALBERT_WORKERS", "1")
+    into = str(tmp_path / "rebuilt")
+    with work_folder_away(tiny, monkeypatch):
+        found = read_model_lineage(CHAMPION, str(tmp_path))
+        assert check(found) == []
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+        done = rebuild(found, into, run_in_this_process)
+    assert {each.stage for each in done.stages} == MADE_OF
+    assert done.is_equal, rebuild_text(done)
+    assert done.model
+    for each in done.stages:
+        assert each.manifest.startswith(into)
+        assert read_manifest(each.manifest).content == each.content
+    assert "Equal in every stage, bit for bit." in rebuild_text(done)
+
+
+def test_a_changed_missing_or_new_source_file_is_named_before_anything_is_made(
+    tiny: Tiny, source: Path
+) -> None:
+    found = read_model_lineage(CHAMPION, tiny.work)
+    changed = source / "1.jsonl"
+    changed.touch()
+    assert check(found) == []
+    changed.write_text(changed.read_text().replace("river", "brook", 1))
+    (source / "2.jsonl").unlink()
+    write_jsonl(source / "3.jsonl", [900])
+    with pytest.raises(SourceError, match="source files: ") as told:
+        check(found)
+    for line in ("1 new (3.jsonl)", "1 removed (2.jsonl)", "1 changed (1.jsonl)"):
+        assert line in str(told.value)
+    assert check(found, anyway=True) == [str(told.value).partition(". The")[0]]
+
+
+class MadeStages:
+    """Stands for the stages: what they make depends on what they are told to change."""
+
+    def __init__(self, then: Lineage, into: str) -> None:
+        self.then = {each.manifest.stage: each.manifest for each in then.results.values()}
+        self.into = into
+        self.commands: dict[str, tuple[list[str], Mapping[str, str]]] = {}
+        self.changes: dict[str, dict[str, Any]] = {}
+        """Stage -> fields of its manifest."""
+
+    def run(self, argv: list[str], environment: Mapping[str, str]) -> str:
+        stage = next(s for s, m in self.then.items() if module_of(m) in argv)
+        self.commands[stage] = (argv, environment)
+        manifest = self.then[stage].model_copy(update=self.changes.get(stage, {}))
+        path = Path(self.into, stage, manifest.key[::-1], "manifest.json")
+        path.parent.mkdir(parents=True)
+        path.write_text(manifest.model_dump_json())
+        return str(path)
+
+
+def module_of(manifest: Manifest) -> str:
+    assert manifest.provenance is not None
+    assert manifest.provenance.call is not None
+    return manifest.provenance.call.module
+
+
+def called(module: str, plan: StagePlan, work: Path, **options: str) -> Result:
+    """Return the empty result of a stage that was called by its command line."""
+    with called_as(Call(module=module, recipe={}, options=options)):
+        uri = plan.write(str(work), [], [], Settings())
+    return Result(uri, read_manifest(uri))
+
+
+@pytest.fixture
+def of_run(tiny: Tiny) -> ModelLineage:
+    found = read_model_lineage(tiny.manifests["pretraining"], tiny.work)
+    return dataclasses.replace(found, title="the model")
+
+
+@pytest.fixture
+def stages(of_run: ModelLineage, tmp_path: Path) -> MadeStages:
+    return MadeStages(of_run.lineage, str(tmp_path))
+
+
+def with_other_shards(manifest: Manifest, kind: str) -> list[Any]:
+    return [
+        shard.model_copy(update={"sha256": "0" * 64}) if shard.kind == kind else shard
+        for shard in manifest.shards
+    ]
+
+
+def test_inputs_are_those_that_were_made_anew_and_the_machine_is_set_as_it_was(
+    of_run: ModelLineage, stages: MadeStages, tmp_path: Path
+) -> None:
+    machine = {"ranks": 3, "threads": 5, "device": "cpu", "vectors": "AVX2"}
+    [run] = of_run.lineage.of_stage(PRETRAINING)
+    run.manifest.result["machines"] = [machine]
+    assert rebuild(of_run, str(tmp_path), stages.run).is_equal
+    argv, environment = stages.commands["pretraining"]
+    corpus = stages.then["corpus"].key[::-1]
+    assert f"--corpus={tmp_path}/corpus/{corpus}/manifest.json" in stages.commands["vocab"][0]
+    assert f"--work={tmp_path}" in argv
+    assert "--nproc-per-node=3" in argv
+    set_as_it_was = {"OMP_NUM_THREADS": "5", "ATEN_CPU_CAPABILITY": "avx2"}
+    assert environment == {"MLFLOW_TRACKING_URI": "", **set_as_it_was}
+    recipe = next(each for each in argv if each.startswith("--recipe=")).partition("=")[2]
+    assert json.loads(Path(recipe).read_text())["training"]["num_steps"] == 20
+
+
+def test_a_list_of_results_is_one_of_those_that_were_made_anew(tmp_path: Path) -> None:
+    corpus = called("stage_0", StagePlan("corpus", {}, {}, "", {}), tmp_path)
+    options = {"corpora": json.dumps([corpus.uri]), "title": "0/model"}
+    vocab = called("stage_1", StagePlan("vocab", {}, {}, "", {}), tmp_path, **options)
+    found, into = ModelLineage("x", Lineage([vocab, corpus])), str(tmp_path / "now")
+    stages = MadeStages(found.lineage, into)
+    assert rebuild(found, into, stages.run).is_equal
+    argv, _ = stages.commands["vocab"]
+    assert f'--corpora=["{into}/corpus/{corpus.manifest.key[::-1]}/manifest.json"]' in argv
+    assert "--title=0/model" in argv
+
+
+def test_a_vocabulary_that_was_kept_is_given_because_its_text_may_be_gone(
+    of_run: ModelLineage, stages: MadeStages, tmp_path: Path
+) -> None:
+    [vocab] = of_run.lineage.of_stage("vocab")
+    vocab.manifest.settings["kept"] = "vocab/0123456789abcdef"
+    rebuild(of_run, str(tmp_path), stages.run)
+    recipe = next(each for each in stages.commands["vocab"][0] if each.startswith("--recipe="))
+    given = json.loads(Path(recipe.partition("=")[2]).read_text())["vocabulary"]["model"]
+    assert given == f"{vocab.folder}/spiece.model"
+    assert Path(given).exists()
+
+
+def test_the_first_stage_that_differs_is_named_with_its_files_and_why(
+    of_run: ModelLineage, stages: MadeStages, tmp_path: Path
+) -> None:
+    vocab, run = stages.then["vocab"], stages.then["pretraining"]
+    stages.changes["vocab"] = {
+        "shards": with_other_shards(vocab, "spiece.model"),
+        "code": "another",
+        "libraries": vocab.libraries | {"sentencepiece": "9"},
+    }
+    stages.changes["pretraining"] = {"shards": with_other_shards(run, "model")}
+    done = rebuild(of_run, str(tmp_path), stages.run)
+    assert [each.is_equal for each in done.stages] == [True, False, True, True, False]
+    assert not done.is_equal
+    text = rebuild_text(done)
+    assert "The first stage that differs is vocab, in spiece.model. Likely because" in text
+    assert "the code differs: " in text
+    assert f"sentencepiece was {vocab.libraries['sentencepiece']} and is 9" in text
+    assert done.stages[4].causes == [f"it is made of vocab/{vocab.key}, which differs already"]
+
+
+def test_weights_and_documents_that_differ_are_put_down_to_the_machine_and_the_source(
+    of_run: ModelLineage, stages: MadeStages, tmp_path: Path
+) -> None:
+    corpus, run = stages.then["corpus"], stages.then["pretraining"]
+    machines = [run.result["machines"][0] | {"vectors": "DEFAULT"}]
+    stages.changes["corpus"] = {
+        "shards": with_other_shards(corpus, "documents"),
+        "inputs": corpus.inputs | {"source_files": "other"},
+    }
+    stages.changes["pretraining"] = {
+        "shards": with_other_shards(run, "model"),
+        "result": run.result | {"machines": machines},
+    }
+    [first, *_, last] = rebuild(of_run, str(tmp_path), stages.run).stages
+    assert first.causes == ["its input source_files has changed"]
+    [cause] = last.causes
+    assert '"vectors": "DEFAULT"' in cause
+
+
+def test_a_registered_model_that_is_in_no_rebuilt_folder_is_told(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    found = read_model_lineage(CHAMPION, tiny.work)
+    assert found.version is not None
+    version = dataclasses.replace(found.version, tags={"model_digest": "0" * 64})
+    lineage = Lineage(list(found.lineage.results.values())[:1])
+    other = dataclasses.replace(found, version=version, lineage=lineage)
+    done = rebuild(other, str(tmp_path), MadeStages(lineage, str(tmp_path)).run)
+    assert all(each.is_equal for each in done.stages)
+    assert not done.is_equal
+    assert "No rebuilt folder holds the registered model." in rebuild_text(done)
+
+
+def test_what_differs_beforehand_or_was_made_without_a_call_is_told_before_anything_is_made(
+    tmp_path: Path,
+) -> None:
+    plan = StagePlan("vocab", {}, {}, "another", {"numpy": "0.1"})
+    notes = check(ModelLineage("x", Lineage([called("albert_core.text.seeds", plan, tmp_path)])))
+    assert "the code differs from then" in notes[0]
+    assert "numpy was 0.1 and is " in notes[1]
+    uri = StagePlan("vocab", {}, {}, "code", {}).write(str(tmp_path), [], [], Settings())
+    with pytest.raises(IntegrityError, match="does not say how the stage was called"):
+        check(read_model_lineage(uri, ""))
+
+
+@pytest.mark.long
+def test_a_model_of_the_flow_and_of_two_ranks_is_rebuilt_by_one_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, work = write_source(tmp_path / "source", 40), tmp_path / "work"
+    monkeypatch.setenv("ALBERT_TRAINING_PROCESSES", "2")
+    first = run_flow(source, work)
+    assert first.status == 0, first.output
+    monkeypatch.delenv("ALBERT_TRAINING_PROCESSES")
+    (work / "corpus").rename(tmp_path / "away")
+
+    def typed(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [str(ALBERT), "rebuild", CHAMPION, f"--work={work}", *options]
+        environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+        return subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True)
+
+    done = typed()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Equal in every stage, bit for bit." in done.stdout
+    write_jsonl(source / "1.jsonl", range(40, 79))
+    refused = typed()
+    assert refused.returncode == 2
+    assert "source files: 1 changed (1.jsonl)" in refused.stderr
+    different = typed("--anyway", f"--into={tmp_path}/other", "--json")
+    assert different.returncode == 1
+    stages = {each["stage"]: each for each in json.loads(different.stdout)["stages"]}
+    assert stages["corpus"]["causes"] == ["its input source_files has changed"]
+    assert not stages["pretraining"]["is_equal"]
+
+
+VERSION = "models:/albert-tiny/1 @champion"
+
+
+def documents_of(examples: str, kind: str) -> list[str]:
+    """Return of each row of a kind the document, in order."""
+    folder, manifest = Path(examples).parent, read_manifest(examples)
+    tables = [read_arrow(str(folder / shard.path)) for shard in manifest.shards_of(kind)]
+    return [each for table in tables for each in table["document_id"].to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def trained(tiny: Tiny) -> str:
+    """A document of the second file that was trained on."""
+    found = documents_of(tiny.manifests["examples"], "train")
+    return next(each for each in found if each.startswith("1.jsonl#"))
+
+
+def uses_of(found: Trace) -> dict[str, str]:
+    return {use.place.partition("/")[0]: use.how for use in found.uses}
+
+
+def test_a_document_is_found_in_shard_and_row_and_in_all_that_was_made_of_it(
+    tiny: Tiny, trained: str
+) -> None:
+    found = trace(trained, tiny.work)
+    assert found.in_newest_corpus
+    [in_corpus] = [each for each in found.occurrences if each.kind == "documents"]
+    [row] = in_corpus.rows
+    assert read_arrow(in_corpus.uri)["id"][row].as_py() == trained
+    [in_examples] = [each for each in found.occurrences if each.kind == "train"]
+    documents = documents_of(tiny.manifests["examples"], "train")
+    assert in_examples.rows == [n for n, each in enumerate(documents) if each == trained]
+    uses = uses_of(found)
+    assert "trained on a sample" in uses["vocab"]
+    assert f"trained on up to {len(in_examples.rows)} examples of it" in uses["pretraining"]
+    assert place_in(tiny.manifests["pretraining"]) in uses["finetuning"]
+    assert "task" not in uses
+    [(version, how)] = found.versions.items()
+    assert version == VERSION
+    assert any(place_in(tiny.manifests["pretraining"]) in each for each in how)
+
+
+def test_the_first_update_with_a_document_is_found_and_the_checkpoints_after_it(tiny: Tiny) -> None:
+    documents = documents_of(tiny.manifests["examples"], "train")
+    settings = read_manifest(tiny.manifests["pretraining"]).settings["training"]
+    taken = settings["num_steps"] * settings["batch_size"]
+    order = example_order(0, taken, len(documents), settings["seed"])
+    first: dict[str, int] = {}
+    for place, row in enumerate(order):
+        first.setdefault(documents[row], place // settings["batch_size"] + 1)
+    late = next(name for name, step in first.items() if step > 1)
+    for document in {documents[order[0]], late}:
+        [use] = [u for u in trace(document, tiny.work).uses if u.place.startswith("pretraining")]
+        assert use.first_step == first[document]
+        steps = [int(uri.rpartition("-")[2]) for uri in use.checkpoints]
+        assert steps == [step for step in (10, 20) if step >= first[document]]
+
+
+def test_rows_that_a_short_run_never_comes_to_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.commands.trace._ORDER_AT_ONCE", 7)
+    settings = {"num_steps": 5, "batch_size": 4, "seed": 3}
+    order = example_order(0, 100, 100, 3)
+    for place in (0, 6, 7, 19):
+        assert first_use([int(order[place])], 100, settings) == place // 4 + 1
+    assert first_use([int(row) for row in order[20:]], 100, settings) is None
+    assert first_use(np.arange(100).tolist(), 100, settings | {"num_steps": 500}) == 1
+
+
+def test_a_held_out_document_was_scored_on_and_may_be_in_the_task(tiny: Tiny) -> None:
+    document = documents_of(tiny.manifests["examples"], "held_out")[0]
+    uses = uses_of(trace(document, tiny.work))
+    assert "its sentences may be in it" in uses["task"]
+    assert uses["pretraining"].startswith("scored on it as a held-out document")
+
+
+def test_an_unknown_id_is_told(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "1.jsonl#nothing", f"--work={tiny.work}"]) == 1
+    assert "No corpus, no examples and no receipt here knows this id." in capsys.readouterr().out
+
+
+def receipt_of(made: Tiny, purge: str) -> str:
+    return made.make("receipt", "pipelines.removal", "examples", purge=purge)
+
+
+def test_a_removed_documents_receipt_names_the_versions_and_the_trace_goes_on_after_a_purge(
+    copied: Tiny, trained: str
+) -> None:
+    before = trace(trained, copied.work)
+    assert before.in_newest_corpus
+    assert list(before.versions) == [VERSION]
+    number = int(trained.partition("#d")[2])
+    left = [n for n in range(20, 40) if n != number]
+    write_jsonl(copied.source / "1.jsonl", left)
+    made = refresh(copied.source, copied.work)
+    uri = receipt_of(made, "no")
+    assert name_affected_versions(uri, copied.work) == [VERSION]
+    receipt = json.loads(Path(uri).read_text())
+    assert receipt["documents"] == [trained]
+    assert receipt["registered_versions"] == {"made_of_them": [VERSION], "not_looked_through": []}
+    told = Path(uri).read_bytes()
+    assert receipt_of(made, "no") == uri
+    name_affected_versions(uri, copied.work)
+    assert Path(uri).read_bytes() == told
+
+    after = trace(trained, copied.work)
+    assert not after.in_newest_corpus
+    assert after.receipts == [uri]
+    assert {each.place for each in after.occurrences} == {e.place for e in before.occurrences}
+    assert "named in removal-" in trace_text(after)
+
+    assert receipt_of(made, "yes") == uri
+    name_affected_versions(uri, copied.work)
+    purged = trace(trained, copied.work)
+    assert purged.occurrences == []
+    assert list(purged.versions) == [VERSION]
+    assert purged.receipts == [uri]
+    others = trace(f"1.jsonl#d{left[0]}", copied.work)
+    assert others.in_newest_corpus
+    assert {place_in(made.manifests["corpus"])} == {
+        each.place for each in others.occurrences if each.kind == "documents"
+    }
+
+
+def version_of(name: str, *places: str) -> RegisteredVersion:
+    tags = {f"manifest.{n}": f"/w/{place}/manifest.json" for n, place in enumerate(places)}
+    return RegisteredVersion(name, "1", (), "", tags)
+
+
+def test_versions_of_other_corpora_are_clean_and_those_of_absent_ones_unknown() -> None:
+    old, new, far = (f"corpus/{n:016x}" for n in range(3))
+    examples, run = f"examples/{4:016x}", f"pretraining/{5:016x}"
+    receipt: dict[str, Any] = {
+        "in_no_shard_of": [{"manifest": f"/w/{new}/manifest.json"}],
+        "earlier_results_with_them": [f"/w/{old}", f"/w/{new}/test_overlaps.jsonl", "/w/units/u"],
+        "models_made_of_them": [f"/w/{run}/manifest.json"],
+        "vocabularies_made_of_them": [],
+    }
+    versions = [
+        version_of("of-the-old-one", old, examples),
+        version_of("of-a-run-of-it", far, run),
+        version_of("of-the-new-one", new),
+        version_of("of-another-work-folder", far),
+    ]
+    assert affected_versions(receipt, versions, {old, new}) == {
+        "made_of_them": ["models:/of-a-run-of-it/1", "models:/of-the-old-one/1"],
+        "not_looked_through": ["models:/of-another-work-folder/1"],
+    }
+
+
+@pytest.mark.long
+def test_one_removed_document_through_the_flow_trace_refresh_receipt_trace(tmp_path: Path) -> None:
+    source, work = write_source(tmp_path / "source", 40), tmp_path / "work"
+    first = run_flow(source, work)
+    assert first.status == 0, first.output
+    [examples] = work.glob("examples/*/manifest.json")
+    document = documents_of(str(examples), "train")[0]
+    file, number = document.split("#d")
+    before = trace(document, str(work))
+    assert list(before.versions) == [VERSION]
+    first_of_file = int(file.partition(".")[0]) * 40
+    left = [n for n in range(first_of_file, first_of_file + 40) if n != int(number)]
+    write_jsonl(source / file, left)
+    again = run_flow(source, work, command="refresh")
+    assert again.status == 0, again.output
+    assert f"Registered versions made of them: {VERSION}." in again.output
+    [receipt] = work.glob("receipts/*.json")
+    assert json.loads(receipt.read_text())["documents"] == [document]
+    after = trace(document, str(work))
+    assert not after.in_newest_corpus
+    assert list(after.versions) == [VERSION]
+    assert after.receipts == [str(receipt)]
