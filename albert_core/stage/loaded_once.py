@@ -26,7 +26,7 @@ def loaded_once(load: Callable[Asked, Loaded]) -> Callable[Asked, Loaded]:
 
     def shared(*args: Asked.args, **kwargs: Asked.kwargs) -> Loaded:
         with loading:
-            return kept(*args, **kwargs)
+            return kept(*args, **kwargs)  # type: ignore[arg-type]  # all are hashable
 
     shared.cache_clear = kept.cache_clear  # type: ignore[attr-defined]
     return update_wrapper(shared, load)

@@ -109,7 +109,8 @@ def plan_retention(
         now: seconds since 1970.
     """
     current = dict(_current(entries, rules, now))
-    reasons = current | dict(_in_use(entries, being_made, registered))
+    in_use = dict(_in_use(entries, being_made, registered))
+    reasons = in_use | current | in_use  # in use comes first, and is the reason to name
     for name in list(reasons):
         for before in lineage.before(name) - reasons.keys():
             reasons[before] = f"{name} is made of it"

@@ -16,6 +16,7 @@ from albert_core.stage.environment import (
     training_processes,
     visible_devices,
 )
+from albert_core.stage.errors import ConfigError
 
 
 @pytest.mark.parametrize(
