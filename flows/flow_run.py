@@ -315,7 +315,7 @@ def end_orphaned_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any
         "flow_run_filter": filters.FlowRunFilter.model_validate(of_runs),
         "task_run_filter": _UNDER_WAY,
     }
-    crashed = Crashed(message="The process of its flow run ended without it.")
+    crashed: State[Any] = Crashed(message="The process of its flow run ended without it.")
     done: set[UUID] = set()
     with get_client(sync_client=True) as client:
         while found := {each.id for each in client.read_task_runs(**wanted)} - done:
