@@ -7,7 +7,7 @@ learners", appendix C.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from albert_core.config import EvaluationSettings
 from albert_core.stage import storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import TaskError
+from albert_core.stage.loaded_once import loaded_once
 from albert_core.stage.manifest import (
     Account,
     StagePlan,
@@ -37,9 +38,17 @@ from albert_core.tasks.catalogue import (
     read_examples,
 )
 from albert_core.tasks.examples import Split
-from albert_core.text.arrow_files import write_arrow
+from albert_core.text.arrow_files import read_arrow, write_arrow
+from albert_core.text.seeds import UInt64s
 from pipelines.config import ContaminationSettings
-from pipelines.corpus.overlaps import PartOverlaps, overlaps_of, parts_of
+from pipelines.corpus.overlaps import (
+    NgramIndex,
+    PartOverlaps,
+    ngram_hashes,
+    overlaps_of,
+    parts_of,
+    shared_ngrams,
+)
 
 STAGE = "contamination"
 OVERLAPS = "overlaps"
@@ -97,8 +106,6 @@ def run(
     plan = _plan(contamination, corpus, tasks)
     if done := plan.find(work):
         return done
-    from pipelines.contamination_search import find_ngrams
-
     num_words = contamination.ngram_words
     sets = {
         (name, split): read_examples(files, split)
@@ -108,7 +115,7 @@ def run(
     }
     texts = (text for each in sets.values() for part in parts_of(each) for text in part.texts)
     with scratch_folder(plan.folder(work)) as scratch:
-        shared, num_documents = find_ngrams(corpus, texts, num_words, scratch)
+        shared, num_documents = _find_ngrams(corpus, texts, num_words, scratch)
     result = ContaminationResult(ngram_words=num_words, shares={}, parts={}, num_examples={})
     rows: list[dict[str, Any]] = []
     for (name, split), examples in sets.items():
@@ -197,6 +204,54 @@ def _rows(name: str, split: str, ids: list[str], found: PartOverlaps) -> Iterato
             "num_ngrams": overlap.num_ngrams,
             "first": overlap.first,
         }
+
+
+def _find_ngrams(
+    corpus: str, texts: Iterable[str], num_words: int, scratch: str
+) -> tuple[NgramIndex, int]:
+    """Return the n-grams of ``texts`` that a corpus contains, and how many documents it has.
+
+    Args:
+        corpus: URI of its manifest.
+        texts: of the downstream sets.
+        num_words: words in an n-gram.
+        scratch: a folder that the workers can write to.
+    """
+    from pipelines.engine.runner import each_shard
+
+    wanted = storage.join(scratch, "wanted.arrow")
+    _write_ngrams(ngram_hashes(list(texts), num_words), wanted)
+    what = "contamination"
+    reports = each_shard(
+        _search_shard, wanted, num_words, scratch, corpus=corpus, what=what, scratch=scratch
+    )
+    found = [_read_ngrams(report["found"]) for report in reports]
+    ngrams = np.unique(np.concatenate([np.empty(0, np.uint64), *found]))
+    return NgramIndex.of(ngrams), sum(report["documents"] for report in reports)
+
+
+def _search_shard(
+    documents: pa.Table, name: str, wanted: str, num_words: int, scratch: str
+) -> dict[str, Any]:
+    """Write the wanted n-grams that are in one shard."""
+    texts = documents["text"].to_pylist()
+    uri = storage.join(scratch, "found", f"{name}.arrow")
+    _write_ngrams(shared_ngrams(texts, _look_up(wanted), num_words), uri)
+    return {"found": uri, "documents": len(texts)}
+
+
+def _write_ngrams(ngrams: UInt64s, uri: str) -> None:
+    write_arrow(pa.table({"ngram": ngrams}), uri)
+
+
+def _read_ngrams(uri: str) -> UInt64s:
+    ngrams: UInt64s = read_arrow(uri)["ngram"].to_numpy()
+    return ngrams
+
+
+@loaded_once
+def _look_up(uri: str) -> NgramIndex:
+    return NgramIndex.of(_read_ngrams(uri))
 
 
 if __name__ == "__main__":

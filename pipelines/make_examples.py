@@ -1,17 +1,110 @@
-"""Stage 3: clean documents to example shards, globally shuffled, in Arrow and TFRecord."""
+"""Stage 3: clean documents to example shards, globally shuffled, in Arrow and TFRecord.
 
-from dataclasses import replace
+Each corpus shard becomes a part: its examples, in the order of their places in the shuffle. Each
+example shard is what all parts have between two places. Only names travel through Beam: one for
+each part and, once all parts exist, one for each example shard. Parts are kept, so that after a
+refresh, or after a run that was killed, only those of changed corpus shards are made.
+"""
 
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+
+from albert_core.stage import storage
 from albert_core.stage.command import stage_main
-from albert_core.stage.lineage import EXAMPLES
-from albert_core.stage.manifest import Manifest, StagePlan, digest_of, read_manifest
+from albert_core.stage.errors import AccountingError, SourceError
+from albert_core.stage.lineage import EXAMPLES, write_made_with
+from albert_core.stage.manifest import (
+    Account,
+    Manifest,
+    Shard,
+    StagePlan,
+    check_shard,
+    digest_of,
+    read_manifest,
+    scratch_folder,
+    shard_of,
+)
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.stage.results import VocabularyResult
-from albert_core.text.tokenizer import SPIECE_MODEL
+from albert_core.stage.results import CorpusResult, ExamplesResult, VocabularyResult
+from albert_core.text.arrow_files import read_arrow, write_arrow
+from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Ints
+from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
 from pipelines.config import ExampleSettings
+from pipelines.engine import steps
+from pipelines.engine.progress import Progress, report_done, warn
+from pipelines.examples import part as example_part
+from pipelines.examples.pairs import (
+    ALONE,
+    BORROWED,
+    NO_OTHER,
+    TRUNCATED,
+    length_only_accuracy,
+)
+from pipelines.examples.part import HELD_OUT, KINDS, TRAIN, PartTally, merged, read_tally
+from pipelines.examples.tfrecord import tf_examples, write_tfrecord
 
 STAGE = EXAMPLES
+PARTS = "parts"
 _LIBRARIES = ("numpy", "pyarrow", "sentencepiece")
+_ARROW_BYTES_PER_TEXT_BYTE = 0.6
+"""A piece takes 2 bytes and stands for about 4 bytes of text; the rest is masks and ids."""
+_NUM_PLACES = 1 << 64
+"""Places in the shuffle."""
+_NOT_IN_PARTS = {"tfrecord", "shard_mb", "compression", "keep_parts"}
+"""Settings that parts do not depend on."""
+_DEFECT = (
+    "This is a defect of the stage: its result must not be used. Remove the folder 'parts' of the "
+    "work folder before it is run again."
+)
+
+log = logging.getLogger(STAGE)
+
+
+@dataclass(frozen=True)
+class ExamplePlan:
+    """What every worker needs to know to make examples."""
+
+    settings: ExampleSettings
+    corpus_folder: str
+    folder: str
+    notes: str
+    """Folder of the workers' notes of what is done."""
+    part_list: str
+    """Where the URIs of all parts will be."""
+    vocab_folder: str
+    lower_case: bool
+    num_shards: dict[str, int]
+    """Kind -> number of shards."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; each process reads it once."""
+        return example_part.load_tokenizer(
+            self.vocab_folder, self.lower_case, self.settings.fidelity == "google"
+        )
+
+    @property
+    def shards(self) -> dict[str, tuple[str, int]]:
+        """Name of each shard that will be written -> its kind and number."""
+        return {
+            f"{kind}-{number:05d}-of-{total:05d}": (kind, number)
+            for kind, total in self.num_shards.items()
+            for number in range(total)
+        }
+
+    @property
+    def files(self) -> list[str]:
+        """Names of the files that will be written."""
+        endings = ("arrow", "tfrecord") if self.settings.tfrecord else ("arrow",)
+        return [f"{name}.{ending}" for name in self.shards for ending in endings]
 
 
 def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
@@ -24,9 +117,27 @@ def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
     plan = _plan_of_corpus(examples, corpus, vocab)
     if done := plan.find(work):
         return done
-    from pipelines.example_pipeline import make_shards
+    from pipelines.engine.runner import run_pipeline
 
-    return make_shards(plan, work, examples, corpus, vocab)
+    made_of, folder = read_manifest(corpus), plan.folder(work)
+    parts = _parts(plan, made_of, examples, work)
+    to_make = [shard.num_bytes for uri, shard in parts if not example_part.is_made(uri)]
+    log.info("%s: %d of %d parts to make", STAGE, len(to_make), len(parts))
+    with scratch_folder(folder) as scratch:
+        num_shards = _num_shards(made_of, examples)
+        corpus_folder = corpus.rpartition("/")[0]
+        example_plan = example_plan_of(examples, vocab, folder, scratch, num_shards, corpus_folder)
+        progress = Progress(STAGE, example_plan.notes, sum(to_make))
+        chain = [steps.each("MakePart", _make_part, example_plan), *cutting_steps(example_plan)]
+        reports = run_pipeline("MakeExamples", chain, parts, scratch, progress)
+    tally = reduce(add, (read_tally(uri) for uri, _ in parts))
+    own_parts = storage.join(folder, PARTS)
+    shared = (uri for uri, _ in parts if not uri.startswith(f"{own_parts}/"))
+    write_made_with(shared, work, folder)
+    num_documents = made_of.result_as(CorpusResult).num_documents
+    manifest = finish(plan, work, example_plan, num_documents, reports, tally)
+    storage.remove(own_parts)
+    return manifest
 
 
 def find_done(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str | None:
@@ -61,6 +172,262 @@ def _pieces_digest(vocab: Manifest) -> str:
     """Return a digest of what splits text into pieces, without the report on it."""
     [model] = vocab.shards_of(SPIECE_MODEL)
     return digest_of([model.sha256, vocab.result_as(VocabularyResult).lower_case])
+
+
+def example_plan_of(
+    examples: ExampleSettings,
+    vocab: str,
+    folder: str,
+    scratch: str,
+    num_shards: dict[str, int],
+    corpus_folder: str = "",
+) -> ExamplePlan:
+    """Return the plan of shards in ``folder``, after a look at the vocabulary's files."""
+    manifest, vocab_folder = read_manifest(vocab), vocab.rpartition("/")[0]
+    for shard in manifest.shards:
+        check_shard(shard, vocab_folder)
+    return ExamplePlan(
+        settings=examples,
+        corpus_folder=corpus_folder,
+        folder=folder,
+        notes=storage.join(scratch, "notes"),
+        part_list=storage.join(scratch, "parts.json"),
+        vocab_folder=vocab_folder,
+        lower_case=manifest.result_as(VocabularyResult).lower_case,
+        num_shards=num_shards,
+    )
+
+
+def cutting_steps(plan: ExamplePlan) -> list[steps.Step]:
+    """Return the steps that cut each shard out of all parts: URI -> (name of a shard, its report).
+
+    The parts' names come together, so that no shard is begun before the last part is made; then
+    the shards are dealt out to all workers.
+    """
+    return [
+        steps.gather("AllParts"),
+        steps.each_to_many("EachShard", _each_shard, plan),
+        steps.deal("Deal"),
+        steps.each("WriteShard", _write_shard, plan),
+    ]
+
+
+def _parts(
+    plan: StagePlan, corpus: Manifest, settings: ExampleSettings, work: str
+) -> list[tuple[str, Shard]]:
+    """Return where the part of each corpus shard is or will be, and that shard; largest first.
+
+    Parts that are not to be kept are made in the result's own folder: another run may use those
+    that are shared.
+    """
+    common = [
+        settings.model_dump(exclude=_NOT_IN_PARTS),
+        plan.inputs["vocab"],
+        code_digest(example_part.__name__),
+        plan.libraries,
+    ]
+
+    def place(shard: Shard) -> str:
+        name = f"{digest_of([shard.sha256, *common])[:32]}.arrow"
+        shared = storage.join(work, PARTS, name)
+        is_shared = settings.keep_parts or example_part.is_made(shared)
+        return shared if is_shared else storage.join(plan.folder(work), PARTS, name)
+
+    shards = sorted(corpus.shards_of("documents"), key=lambda shard: -shard.num_bytes)
+    return [(place(shard), shard) for shard in shards]
+
+
+def _num_shards(corpus: Manifest, settings: ExampleSettings) -> dict[str, int]:
+    text_bytes = corpus.result_as(CorpusResult).text_bytes
+    per_copy = text_bytes * _ARROW_BYTES_PER_TEXT_BYTE / (settings.shard_mb * 1e6)
+    held_out = per_copy * settings.held_out_share
+    return {
+        TRAIN: math.ceil((per_copy - held_out) * settings.dupe_factor),
+        HELD_OUT: math.ceil(held_out),
+    }
+
+
+def _make_part(part: tuple[str, Shard], plan: ExamplePlan) -> str:
+    """Make one part, unless it is there undamaged; return its URI."""
+    uri, shard = part
+    is_made = example_part.is_made(uri)
+    if is_made and (damaged := example_part.damage(uri)):
+        warn(plan.notes, f"{damaged}; the part is made again")
+        is_made = False
+    if not is_made:
+        check_shard(shard, plan.corpus_folder)
+        documents = read_arrow(storage.join(plan.corpus_folder, shard.path))
+        example_part.write_part(documents, uri, plan.settings, plan.tokenizer)
+        name, num_documents = uri.rpartition("/")[2], documents.num_rows
+        report_done(
+            plan.notes, name, num_bytes=shard.num_bytes, num_documents=num_documents, num_files=1
+        )
+    for account in accounts_of(example_part.read_tally(uri).counts):
+        steps.count(STAGE, account)
+    return uri
+
+
+def _each_shard(parts: list[str], plan: ExamplePlan) -> Iterator[tuple[str, str]]:
+    """Write the list of all parts once; yield where it is for each example shard."""
+    example_part.write_part_list(parts, plan.part_list)
+    for name in plan.shards:
+        yield name, plan.part_list
+
+
+def _write_shard(shard: tuple[str, str], plan: ExamplePlan) -> tuple[str, dict[str, Any]]:
+    name, part_list = shard
+    settings = plan.settings
+    kind, number = plan.shards[name]
+    total = plan.num_shards[kind]
+    low, high = (-(-_NUM_PLACES * k // total) for k in (number, number + 1))
+    batches = [
+        batch
+        for part in example_part.read_part_list(part_list)
+        for batch in example_part.rows_between(part, kind, low, high - 1)
+    ]
+    rows = merged(batches, example_part.example_schema(settings))
+    uri = storage.join(plan.folder, name)
+    write_arrow(rows, f"{uri}.arrow", settings.compression)
+    shards = [shard_of(f"{uri}.arrow", plan.folder, kind, rows.num_rows)]
+    if settings.tfrecord:
+        records = tf_examples(
+            rows, settings.max_seq_length, settings.max_predictions, plan.tokenizer.starts_word
+        )
+        write_tfrecord(records, f"{uri}.tfrecord")
+        shards.append(shard_of(f"{uri}.tfrecord", plan.folder, f"{kind}_tfrecord", rows.num_rows))
+    labels = rows["masked_lm_labels"].combine_chunks().values.to_numpy()
+    report = {
+        "shards": [shard.model_dump() for shard in shards],
+        "num_pieces": len(rows["input_ids"].combine_chunks().values),
+        "num_predictions": len(labels),
+        "num_labelled": int(rows["sentence_order_label"].to_numpy().sum()),
+    }
+    if kind == HELD_OUT:
+        report["labels"] = np.bincount(labels, minlength=plan.tokenizer.vocab_size).tolist()
+    return name, report
+
+
+def _check_nothing_is_lost(
+    plan: ExamplePlan, num_documents: int, shards: list[Shard], tally: PartTally
+) -> None:
+    """Raise AccountingError unless what was written is what the parts and the corpus have."""
+    found, expected = Counter(shard.path for shard in shards), Counter(plan.files)
+    if found != expected:
+        raise AccountingError(
+            f"expected {expected.total()} files of examples, found {found.total()}: missing "
+            f"{sorted((expected - found).elements())[:5]}, too many "
+            f"{sorted((found - expected).elements())[:5]}. {_DEFECT}"
+        )
+    equations = [("documents", num_documents, tally.counts["documents"])]
+    for kind, num_rows in _num_rows(shards).items():
+        equations.append((f"{kind} examples", tally.num_rows[kind], num_rows))
+    for what, num_expected, num_found in equations:
+        if num_found != num_expected:
+            raise AccountingError(
+                f"expected {num_expected:,} {what}, found {num_found:,}. {_DEFECT}"
+            )
+
+
+def _num_rows(shards: list[Shard]) -> dict[str, int]:
+    """Return the examples of each kind."""
+    return {kind: sum(s.num_rows for s in shards if s.kind == kind) for kind in KINDS}
+
+
+def finish(
+    plan: StagePlan,
+    work: str,
+    example_plan: ExamplePlan,
+    num_documents: int,
+    reports: list[dict[str, Any]],
+    tally: PartTally,
+) -> str:
+    """Check that nothing was lost, write the manifest and return its URI.
+
+    Args:
+        plan: of the stage.
+        work: folder for all results.
+        example_plan: by which the shards were made.
+        num_documents: that the parts must have.
+        reports: of all shards, as `cutting_steps` give them.
+        tally: of all parts.
+
+    Raises:
+        SourceError: there are no training or no held-out examples.
+        AccountingError: documents or examples are missing, or there are too many.
+    """
+    shards = [Shard(**shard) for report in reports for shard in report["shards"]]
+    _check_nothing_is_lost(example_plan, num_documents, shards, tally)
+    rows, counts = _num_rows(shards), tally.counts
+    if not all(rows.values()):
+        raise SourceError(
+            f"the corpus gives {rows[TRAIN]} training and {rows[HELD_OUT]} held-out examples from "
+            f"{counts['documents']} documents; both must be at least 1. Give more text, or raise "
+            "examples.held_out_share."
+        )
+    num_rows = sum(rows.values())
+    num_pieces = sum(report["num_pieces"] for report in reports)
+    accounts = accounts_of(counts)
+    if accounts[1].kept != num_pieces - NUM_SPECIAL_IN_PAIR * num_rows:
+        raise AccountingError(
+            f"{accounts[1]}, but the shards have {num_pieces:,} in {num_rows:,} rows. {_DEFECT}"
+        )
+    settings = ExampleSettings(**plan.settings)
+    labels = np.sum([r["labels"] for r in reports if "labels" in r], axis=0)
+    result = ExamplesResult(
+        objective=settings.objective,
+        fidelity=settings.fidelity,
+        max_seq_length=settings.max_seq_length,
+        max_predictions=settings.max_predictions,
+        num_documents_held_out=counts["documents_held_out"],
+        num_train=rows[TRAIN],
+        num_held_out=rows[HELD_OUT],
+        num_pieces_borrowed=counts[BORROWED],
+        num_pairs_without_other_document=counts[NO_OTHER],
+        num_predictions=sum(report["num_predictions"] for report in reports),
+        swapped_share=sum(report["num_labelled"] for report in reports) / num_rows,
+        padding_share=1 - num_pieces / (num_rows * settings.max_seq_length),
+        unigram_nats=unigram_nats(tally.unigrams, labels),
+        length_only_accuracy=length_only_accuracy(*tally.pair_lengths),
+        vocab_size=len(tally.unigrams),
+        vocab_manifest=plan.input_manifests["vocab"],
+    )
+    return plan.write(work, shards, accounts, result)
+
+
+def accounts_of(counts: Counter[str]) -> list[Account]:
+    """Return what became of the documents and of their pieces."""
+    without_pair = counts["documents_without_pair"]
+    # Text borrowed from another document is in examples of its own document too.
+    num_pieces = counts["pieces"] + counts[BORROWED]
+    dropped = +Counter(last_sentence_alone=counts[ALONE], truncated=counts[TRUNCATED])
+    return [
+        Account(
+            what="documents",
+            total=counts["documents"],
+            kept=counts["documents"] - without_pair,
+            dropped=+Counter(no_two_sentences=without_pair),
+        ),
+        Account(
+            what="pieces, all copies",
+            total=num_pieces,
+            kept=num_pieces - dropped.total(),
+            dropped=dropped,
+        ),
+    ]
+
+
+def unigram_nats(train_counts: Ints, label_counts: Ints) -> float:
+    """Return the loss, in nats per prediction, of guessing by piece frequency alone.
+
+    Args:
+        train_counts: (V,) how often each piece stands in the training documents.
+        label_counts: (V,) how often each piece is to be predicted in the held-out examples.
+
+    Returns:
+        Cross-entropy of the labels under the training frequencies, each raised by 1.
+    """
+    probabilities = (train_counts + 1) / (train_counts.sum() + len(train_counts))
+    return float(-(label_counts * np.log(probabilities)).sum() / label_counts.sum())
 
 
 if __name__ == "__main__":

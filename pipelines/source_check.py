@@ -7,7 +7,7 @@ from albert_core.stage.errors import SourceError
 from pipelines.config import ExampleSettings, SourceSettings
 from pipelines.examples.pairs import is_held_out
 from pipelines.readers import Unreadable, format_of, read_documents
-from pipelines.source_files import entries_of
+from pipelines.source_files import files_of
 
 _SMALL_BYTES = 1 << 20
 """A source up to this size is read completely; of a larger one, files up to this size."""
@@ -22,14 +22,14 @@ def check_source(source: SourceSettings, examples: ExampleSettings) -> None:
         SourceError: there is no file; no record that was looked at can be read; or a small source
             has too few documents to train on some and hold others out.
     """
-    entries = entries_of(source)
-    is_small = sum(entry.num_bytes for entry in entries) <= _SMALL_BYTES
+    files = files_of(source)
+    is_small = sum(file.num_bytes for file in files) <= _SMALL_BYTES
     if not is_small:
-        entries = [entry for entry in entries if entry.num_bytes <= _SMALL_BYTES][:_NUM_FILES]
+        files = [file for file in files if file.num_bytes <= _SMALL_BYTES][:_NUM_FILES]
     held_out, reasons = Counter[bool](), Counter[str]()
-    for entry in entries:
-        kind = format_of(entry.uri, source)
-        records = read_documents(entry.uri, entry.name, source, kind)
+    for file in files:
+        kind = format_of(file.uri, source)
+        records = read_documents(file.uri, file.name, source, kind)
         for record in records if is_small else islice(records, 1):
             if isinstance(record, Unreadable):
                 reasons[record.reason] += 1
@@ -39,7 +39,7 @@ def check_source(source: SourceSettings, examples: ExampleSettings) -> None:
         why = ", ".join(f"{reason} {number}" for reason, number in reasons.items())
         raise SourceError(
             f"no record of the source can be read ({why} of {reasons.total()} looked at, beginning "
-            f"with {entries[0].uri}). Give files of text, source.format or source.encoding."
+            f"with {files[0].uri}). Give files of text, source.format or source.encoding."
         )
     if is_small and len(held_out) < 2:
         raise SourceError(

@@ -15,13 +15,10 @@ from itertools import repeat
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
-from numpy.typing import NDArray
-
 from albert_core.stage import storage
 from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import SourceError
-from albert_core.stage.manifest import checked, digest_of
+from albert_core.stage.manifest import checked
 from albert_core.text.seeds import share_of
 from pipelines.config import INSTALLED_PYTHON, SourceSettings
 from pipelines.readers import can_split, format_of
@@ -48,21 +45,12 @@ class SourceFile:
     num_bytes: int
     modified: str
     """When it changed, according to the store; not part of any digest."""
-    sha256: str
+    sha256: str = ""
+    """Empty until the file is read."""
     format: str = ""
-    """How it is read, a key of `READERS`; empty in lists written before it was noted."""
+    """How it is read, a key of `READERS`; empty until then, and in lists of earlier versions."""
     splittable: bool = False
     """Whether ranges of its bytes can be read."""
-
-
-@dataclass(frozen=True)
-class CorpusInputs:
-    """What a clean corpus is made of."""
-
-    files: list[SourceFile]
-    excluded_ids: list[str]
-    test_ngrams: NDArray[np.uint64]
-    """The hashes of the test texts' word n-grams, ascending, each once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +68,6 @@ class SourceRange:
         return (self.file.num_bytes if self.end is None else self.end) - self.begin
 
 
-@dataclass(frozen=True, slots=True)
-class SourceEntry:
-    """A file as its store lists it."""
-
-    name: str
-    uri: str
-    num_bytes: int
-    modified: str
-
-
 def list_source(settings: SourceSettings, known: Iterable[SourceFile] = ()) -> list[SourceFile]:
     """Return the files of the source, by name, with their digests.
 
@@ -100,7 +78,7 @@ def list_source(settings: SourceSettings, known: Iterable[SourceFile] = ()) -> l
     Raises:
         SourceError: there is no file.
     """
-    return _described(entries_of(settings), settings, {file.uri: file for file in known})
+    return _described(files_of(settings), settings, {file.uri: file for file in known})
 
 
 def list_quickly(settings: SourceSettings, known: Iterable[SourceFile]) -> list[SourceFile] | None:
@@ -110,22 +88,40 @@ def list_quickly(settings: SourceSettings, known: Iterable[SourceFile]) -> list[
         SourceError: there is no file.
     """
     before = {file.uri: file for file in known}
-    entries = entries_of(settings)
-    new = [entry for entry in entries if not _is_unchanged(before.get(entry.uri), entry)]
-    if len(new) > _QUICK_FILES or sum(entry.num_bytes for entry in new) > _QUICK_BYTES:
+    listed = files_of(settings)
+    new = [file for file in listed if not _is_unchanged(before.get(file.uri), file)]
+    if len(new) > _QUICK_FILES or sum(file.num_bytes for file in new) > _QUICK_BYTES:
         return None
     files = before | {file.uri: file for file in _described(new, settings, {})}
-    return [replace(files[entry.uri], name=entry.name) for entry in entries]
+    return [replace(files[file.uri], name=file.name) for file in listed]
 
 
 def _described(
-    entries: Iterable[SourceEntry], settings: SourceSettings, before: Mapping[str, SourceFile]
+    files: Iterable[SourceFile], settings: SourceSettings, before: Mapping[str, SourceFile]
 ) -> list[SourceFile]:
+    def describe(file: SourceFile) -> SourceFile:
+        known = before.get(file.uri)
+        try:
+            is_known = known and _is_unchanged(known, file)
+            sha256 = known.sha256 if known and is_known else storage.sha256_of(file.uri)
+            return with_format(replace(file, sha256=sha256), settings)
+        except OSError as error:
+            raise SourceError(
+                f"{file.uri} can't be read: {error}. Mend or remove the file."
+            ) from error
+
     with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
-        return list(pool.map(lambda entry: _describe(entry, settings, before), entries))
+        return list(pool.map(describe, files))
 
 
-def entries_of(settings: SourceSettings) -> list[SourceEntry]:
+def with_format(file: SourceFile, settings: SourceSettings) -> SourceFile:
+    """Return the file with how it is read, after a look into it."""
+    kind = format_of(file.uri, settings)
+    splittable = file.num_bytes > MAX_UNIT_BYTES and can_split(file.uri, kind)
+    return replace(file, format=kind, splittable=splittable)
+
+
+def files_of(settings: SourceSettings) -> list[SourceFile]:
     """Return the files of the source as its store lists them, by name.
 
     Raises:
@@ -133,18 +129,16 @@ def entries_of(settings: SourceSettings) -> list[SourceEntry]:
         SourceError: there is none.
     """
     settings.check_given()
-    found = sorted(_found(settings.uri), key=lambda entry: (entry.name, entry.uri))
-    for entry in found:
-        _check_name(entry.uri)
-    uris = Counter(entry.uri for entry in found)
+    found = sorted(_found(settings.uri), key=lambda file: (file.name, file.uri))
+    uris = Counter(file.uri for file in found)
     if twice := [uri for uri, number in uris.items() if number > 1]:
         raise SourceError(
             f"{twice[0]} is in the source twice. Give sources that don't hold each other."
         )
     sampled = [
-        entry
-        for entry in found
-        if settings.file_share == 1 or share_of(0, "source-file", entry.name) < settings.file_share
+        file
+        for file in found
+        if settings.file_share == 1 or share_of(0, "source-file", file.name) < settings.file_share
     ]
     if not sampled:
         raise SourceError(
@@ -155,23 +149,11 @@ def entries_of(settings: SourceSettings) -> list[SourceEntry]:
     return sampled
 
 
-def _check_name(uri: str) -> None:
-    """Raise SourceError if a file's name is not UTF-8: documents are named by it."""
-    try:
-        uri.encode()
-    except UnicodeEncodeError as error:
-        shown = uri.encode(errors="surrogateescape").decode(errors="backslashreplace")
-        raise SourceError(
-            f"the name of {shown} is not UTF-8 (the bytes after \\x are not). Rename the file, for "
-            "example with `convmv`, or leave it out."
-        ) from error
-
-
 def check_unchanged(file: SourceFile) -> None:
     """Raise SourceError unless the file is still the one that was listed, by size and time."""
     fs, path = storage.filesystem(file.uri)
-    entry = _entry(file.name, file.uri, fs.info(path))
-    if (entry.num_bytes, entry.modified) != (file.num_bytes, file.modified):
+    now = _listed(file.name, file.uri, fs.info(path))
+    if (now.num_bytes, now.modified) != (file.num_bytes, file.modified):
         raise SourceError(
             f"{file.uri} changed while it was read. Run the stage again when it is finished."
         )
@@ -190,8 +172,8 @@ def units_of(files: Iterable[SourceFile]) -> Iterator[list[SourceRange]]:
         if unit and num_bytes + file.num_bytes > MAX_UNIT_BYTES:
             yield unit
             unit, num_bytes = [], 0
-        if file.splittable and file.num_bytes > MAX_UNIT_BYTES:
-            yield from ([part] for part in _ranges(file))
+        if file.splittable:
+            yield from ([part] for part in ranges_of(file))
             continue
         unit.append(SourceRange(file))
         num_bytes += file.num_bytes
@@ -204,22 +186,11 @@ def units_of(files: Iterable[SourceFile]) -> Iterator[list[SourceRange]]:
         yield unit
 
 
-def ranges_of(entry: SourceEntry, settings: SourceSettings) -> Iterator[SourceRange]:
-    """Yield the ranges that a file is read in; it is looked at, but its digest is not taken."""
-    file = _file(entry, settings, sha256="")
-    yield from _ranges(file) if file.splittable else [SourceRange(file)]
-
-
-def _ranges(file: SourceFile) -> Iterator[SourceRange]:
-    """Cut a large file into ranges of the same size."""
-    number = -(-file.num_bytes // MAX_UNIT_BYTES)
+def ranges_of(file: SourceFile) -> list[SourceRange]:
+    """Return the ranges of the same size that a file is read in."""
+    number = max(1, -(-file.num_bytes // MAX_UNIT_BYTES)) if file.splittable else 1
     bounds = [file.num_bytes * k // number for k in range(number)]
-    yield from map(SourceRange, repeat(file), bounds, [*bounds[1:], None])
-
-
-def digest_of_files(files: Iterable[SourceFile]) -> str:
-    """Return a digest of the names and contents of ``files``."""
-    return digest_of([[file.name, file.sha256] for file in files])
+    return list(map(SourceRange, repeat(file), bounds, [*bounds[1:], None]))
 
 
 def write_files(files: Iterable[SourceFile], uri: str) -> None:
@@ -267,21 +238,21 @@ def describe_changes(before: Iterable[SourceFile], now: Iterable[SourceFile]) ->
         "changed": changed,
         "touched, with the same content": touched,
     }
+
+    def some(names: set[str], limit: int = 3) -> str:
+        return ", ".join(sorted(names)[:limit]) + (", ..." if len(names) > limit else "")
+
     return "; ".join(
-        f"{len(names)} {what} ({_some(sorted(names))})" for what, names in groups.items() if names
+        f"{len(names)} {what} ({some(names)})" for what, names in groups.items() if names
     )
 
 
-def _some(names: list[str], limit: int = 3) -> str:
-    return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
-
-
-def _found(uris: str | list[str]) -> list[SourceEntry]:
+def _found(uris: str | list[str]) -> list[SourceFile]:
     if uris == INSTALLED_PYTHON:
         return list(_installed_python())
     if isinstance(uris, str):
         return list(_matching(uris))
-    entries: dict[str, SourceEntry] = {}
+    entries: dict[str, SourceFile] = {}
     for uri in uris:
         base = re.split(r"[*?[]", uri)[0].rstrip("/").rpartition("/")[2]
         matching = list(_matching(uri))
@@ -303,7 +274,7 @@ def matching_uris(uri: str) -> list[str]:
     return [entry.uri for entry in sorted(_matching(uri), key=lambda entry: entry.name)]
 
 
-def _matching(uri: str) -> Iterator[SourceEntry]:
+def _matching(uri: str) -> Iterator[SourceFile]:
     fs, path = storage.filesystem(storage.absolute(uri))
     if fs.isdir(path):
         found, base = fs.find(path, detail=True), path
@@ -318,7 +289,7 @@ def _matching(uri: str) -> Iterator[SourceEntry]:
         name = str(each).removeprefix(base).lstrip("/")
         hidden = any(part.startswith(".") for part in name.split("/"))
         if not hidden and info["type"] == "file":
-            yield _entry(name, str(fs.unstrip_protocol(each)), info)
+            yield _listed(name, str(fs.unstrip_protocol(each)), info)
 
 
 def _say_other_host(url: str, info: Mapping[str, Any]) -> None:
@@ -328,7 +299,7 @@ def _say_other_host(url: str, info: Mapping[str, Any]) -> None:
         log.warning("%s is answered by another host, %s", redacted(url), answered_by.hostname)
 
 
-def _installed_python() -> Iterator[SourceEntry]:
+def _installed_python() -> Iterator[SourceFile]:
     """Yield the modules and descriptions of the distributions installed beside this one."""
     seen = set()
     fs, _ = storage.filesystem("/")
@@ -343,37 +314,29 @@ def _installed_python() -> Iterator[SourceEntry]:
                     info = fs.info(path)
                     if info["type"] == "file":
                         seen.add(name)
-                        yield _entry(name, path, info)
+                        yield _listed(name, path, info)
 
 
-def _entry(name: str, uri: str, info: Mapping[str, Any]) -> SourceEntry:
-    stamps = (info.get(key) for key in ("mtime", "ETag", "LastModified", "created"))
-    return SourceEntry(name, uri, int(info["size"] or 0), str(next(filter(None, stamps), "")))
+def _listed(name: str, uri: str, info: Mapping[str, Any]) -> SourceFile:
+    """Return a file as its store describes it.
 
-
-def _is_unchanged(known: SourceFile | None, entry: SourceEntry) -> bool:
-    """Return whether the file was listed before, with the same size and time of change."""
-    if known is None or not entry.modified:
-        return False
-    return (known.num_bytes, known.modified) == (entry.num_bytes, entry.modified)
-
-
-def _describe(
-    entry: SourceEntry, settings: SourceSettings, before: Mapping[str, SourceFile]
-) -> SourceFile:
-    known = before.get(entry.uri)
+    Raises:
+        SourceError: its name, by which documents are named, is not UTF-8.
+    """
     try:
-        is_unchanged = _is_unchanged(known, entry)
-        sha256 = known.sha256 if known and is_unchanged else storage.sha256_of(entry.uri)
-        return _file(entry, settings, sha256)
-    except OSError as error:
+        uri.encode()
+    except UnicodeEncodeError as error:
+        shown = uri.encode(errors="surrogateescape").decode(errors="backslashreplace")
         raise SourceError(
-            f"{entry.uri} can't be read: {error}. Mend or remove the file."
+            f"the name of {shown} is not UTF-8 (the bytes after \\x are not). Rename the file, for "
+            "example with `convmv`, or leave it out."
         ) from error
+    stamps = (info.get(key) for key in ("mtime", "ETag", "LastModified", "created"))
+    return SourceFile(uri, name, int(info["size"] or 0), str(next(filter(None, stamps), "")))
 
 
-def _file(entry: SourceEntry, settings: SourceSettings, sha256: str) -> SourceFile:
-    uri, num_bytes = entry.uri, entry.num_bytes
-    kind = format_of(uri, settings)
-    splittable = num_bytes > MAX_UNIT_BYTES and can_split(uri, kind)
-    return SourceFile(uri, entry.name, num_bytes, entry.modified, sha256, kind, splittable)
+def _is_unchanged(known: SourceFile | None, file: SourceFile) -> bool:
+    """Return whether the file was listed before, with the same size and time of change."""
+    if known is None or not file.modified:
+        return False
+    return (known.num_bytes, known.modified) == (file.num_bytes, file.modified)

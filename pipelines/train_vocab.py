@@ -1,10 +1,27 @@
-"""Stage 2: a clean corpus to a SentencePiece vocabulary with ALBERT's special pieces."""
+"""Stage 2: a clean corpus to a SentencePiece vocabulary with ALBERT's special pieces.
+
+SentencePiece's own sampling is not reproducible, so documents are sampled here, by the hash of
+their ids: a share of 1, 1/2, 1/4, ... of them, the same ones in every run. A smaller share is
+a part of a larger one, and a corpus that changes a little keeps its share, so that its vocabulary
+changes only with the documents sampled. The result depends on the order of the sentences, which is
+that of the hashes, and on the number of threads, which is a setting.
+
+Training holds some twenty bytes for each byte of the sample: 2 GB for 100 MB.
+"""
 
 import hashlib
+import io
 import json
 import logging
-from dataclasses import replace
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import pyarrow as pa
+import sentencepiece
 
 from albert_core.stage import storage
 from albert_core.stage.command import stage_main
@@ -12,22 +29,82 @@ from albert_core.stage.errors import IntegrityError, VocabularyError
 from albert_core.stage.lineage import VOCAB, place_in
 from albert_core.stage.manifest import (
     MANIFEST,
+    Account,
     Manifest,
     StagePlan,
     checked,
     newest_manifest,
     read_manifest,
+    scratch_folder,
+    shard_of,
 )
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.stage.results import CorpusResult
-from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
-from pipelines.config import VocabularySettings
+from albert_core.stage.results import CorpusResult, VocabularyResult
+from albert_core.text.records import MASK, PAD, SPECIAL_PIECES, UNK
+from albert_core.text.seeds import derive_seed
+from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer, normalise_for_pieces
+from pipelines.config import LARGEST_AUTO_SIZE, VocabularySettings
+from pipelines.engine import steps
+from pipelines.vocabulary_report import VocabularyReport, describe_misfit, measure
 
 STAGE = VOCAB
 KEPT = "kept"
 """In the settings of a result: the place of the vocabulary that was kept, for `lineage` too."""
+SPIECE_VOCAB = "spiece.vocab"
+REPORT = "vocab_report"
+"""Kind of the report's two files."""
+USER_SYMBOLS = ["(", ")", '"', "-", ".", "\N{EN DASH}", "£", "€"]
+"""Pieces that are never part of another one. Given as a list: in the reference's flag, which is
+CSV, SentencePiece 0.2.3 reads the quote as the start of a field. Source: google-research/albert,
+README, "Sentencepiece"."""
+MAX_SENTENCE_BYTES = 4192
+"""SentencePiece skips longer lines silently, so they are counted here."""
+REPORT_MB = 5.0
+"""MB of text, at most, that the vocabulary is measured on."""
+_RESERVED = re.compile("[\0\N{LOWER FIVE EIGHTHS BLOCK}]")
+"""SentencePiece skips lines with one of these too."""
+_LEAST_AUTO_SIZE = 1_000
+_POSITIONS = 1 << 63
+"""A document's id gives it a position in [0, this); the first ones are trained on, the last
+measured."""
+_TRAIN, _MEASURE = "train", "measure"
+_LEFT_OUT = ("blank", "too_long", "reserved_character")
+"""Why a sentence is not trained on."""
 
 log = logging.getLogger(STAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleShares:
+    """Which shares of the documents are used, 0..1."""
+
+    train: float
+    measure: float
+
+    def uses_of(self, position: int) -> Iterator[str]:
+        """Yield what the document at ``position`` is used for."""
+        if position < self.train * _POSITIONS:
+            yield _TRAIN
+        if position >= (1 - self.measure) * _POSITIONS:
+            yield _MEASURE
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What every worker needs to know to sample."""
+
+    vocabulary: VocabularySettings
+    text_bytes: int
+    """About the size of the whole text, by which the shares are chosen."""
+    scratch: str
+    """Folder for the samples."""
+    train: bool = True
+    """Whether the sample is to train on as well, not only to measure on."""
+
+    @property
+    def shares(self) -> SampleShares:
+        """The shares of the documents to sample."""
+        return shares_for(self.vocabulary.sample_mb if self.train else 0.0, self.text_bytes)
 
 
 def run(vocabulary: VocabularySettings, corpus: str, work: str) -> str:
@@ -38,24 +115,29 @@ def run(vocabulary: VocabularySettings, corpus: str, work: str) -> str:
         VocabularyError: the text cannot carry a vocabulary of this size, or the model given is
             not one of ALBERT's of this size.
     """
-    given = given_model(vocabulary)
-    plan = _plan(vocabulary, corpus, given, work)
+    model = given_model(vocabulary)
+    plan = _plan(vocabulary, corpus, model, work)
     if done := plan.find(work):
         return done
-    from pipelines.vocabulary_report import describe_misfit
-    from pipelines.vocabulary_training import make_vocabulary
+    from pipelines.engine.runner import each_shard
 
-    if KEPT not in plan.settings:
-        return make_vocabulary(plan, work, vocabulary, corpus, given)
-    before = storage.join(work, plan.settings[KEPT])
-    log.info("%s: keeping %s; vocabulary.refresh = train makes another", STAGE, before)
-    made = make_vocabulary(plan, work, vocabulary, corpus, _kept_model(before))
-    if misfit := describe_misfit(_read_report(before), _read_report(plan.folder(work))):
+    kept = storage.join(work, plan.settings[KEPT]) if KEPT in plan.settings else ""
+    if kept:
+        log.info("%s: keeping %s; vocabulary.refresh = train makes another", STAGE, kept)
+        [shard] = read_manifest(storage.join(kept, MANIFEST)).shards_of(SPIECE_MODEL)
+        model = storage.read_bytes(checked(storage.join(kept, shard.path)))
+    text_bytes = read_manifest(corpus).result_as(CorpusResult).text_bytes
+    with scratch_folder(plan.folder(work)) as scratch:
+        sampling = Sampling(vocabulary, text_bytes, scratch, train=not model)
+        what = f"{STAGE}: sampling"
+        reports = each_shard(sample_shard, sampling, corpus=corpus, what=what, scratch=scratch)
+        made = train_on_samples(reports, sampling, plan, work, model)
+    if kept and (misfit := describe_misfit(_read_report(kept), _read_report(plan.folder(work)))):
         log.warning(
             "%s: the vocabulary that was kept, %s, no longer fits: %s. Set vocabulary.refresh = "
             "train for another; a run that goes on needs the one it began with",
             STAGE,
-            before,
+            kept,
             misfit,
         )
     return made
@@ -125,11 +207,6 @@ def _trained_before(vocabulary: VocabularySettings, corpus: Manifest, work: str)
     return read_manifest(storage.join(work, newest.settings[KEPT], MANIFEST))
 
 
-def _kept_model(folder: str) -> bytes:
-    [model] = read_manifest(storage.join(folder, MANIFEST)).shards_of(SPIECE_MODEL)
-    return storage.read_bytes(checked(storage.join(folder, model.path)))
-
-
 def _read_report(folder: str) -> dict[str, Any]:
     report: dict[str, Any] = json.loads(
         storage.read_bytes(checked(storage.join(folder, "report.json")))
@@ -159,6 +236,253 @@ def given_model(vocabulary: VocabularySettings) -> bytes | None:
             f"{vocab_size} pieces. Set vocabulary.vocab_size={vocab_size}, or give no model."
         )
     return model
+
+
+def train_on_samples(
+    reports: list[dict[str, Any]],
+    sampling: Sampling,
+    plan: StagePlan,
+    work: str,
+    given: bytes | None,
+) -> str:
+    """Train, or take the model given, and measure on what `sample_shard` has written.
+
+    Raises:
+        VocabularyError: the text cannot carry a vocabulary of this size.
+    """
+    vocabulary, shares = sampling.vocabulary, sampling.shares
+    counts = sum((Counter(report["counts"]) for report in reports), Counter[str]())
+    if not given:
+        _require_sentences(counts, vocabulary)
+    files = [report["files"] for report in reports]
+    sentences = (sentence for document in _documents(files, _TRAIN) for sentence in document)
+    model = given or train(sentences, vocabulary, sampling.text_bytes)
+    use = _MEASURE if counts[_MEASURE] else _TRAIN
+    report = measure(
+        Tokenizer(model, vocabulary.lower_case),
+        _documents(files, use),
+        seen_in_training=bool(given) or use == _TRAIN or shares.train == 1,
+    )
+    return _write(plan, work, model, shares, counts, report)
+
+
+def shares_for(train_mb: float, text_bytes: int) -> SampleShares:
+    """Return the shares for so much text to train on, and up to `REPORT_MB` more to measure on.
+
+    Where all is trained on, the vocabulary is measured on some of the same text.
+    """
+    train = sample_share(train_mb, text_bytes) if train_mb else 0.0
+    measured = sample_share(REPORT_MB, text_bytes)
+    return SampleShares(train, measured if train == 1 else min(measured, 1 - train))
+
+
+def sample_share(sample_mb: float, text_bytes: int) -> float:
+    """Return the largest of 1, 1/2, 1/4, ... that is at most ``sample_mb`` of the text."""
+    share = 1.0
+    while share * text_bytes > sample_mb * 1e6:
+        share /= 2
+    return share
+
+
+def sample_shard(documents: pa.Table, name: str, sampling: Sampling) -> dict[str, Any]:
+    """Write the sampled documents of a shard, one a line, to a file for each use.
+
+    A line is the document's position and its sentences, normalised.
+    """
+    vocabulary, shares = sampling.vocabulary, sampling.shares
+    counts: Counter[str] = Counter(documents=documents.num_rows)
+    lines: dict[str, list[str]] = {}
+    for row, document_id in enumerate(documents["id"].to_pylist()):
+        position = derive_seed(vocabulary.seed, "vocab-sample", document_id)
+        uses = list(shares.uses_of(position))
+        if not uses:
+            continue
+        counts.update(uses)
+        text = documents["text"][row].as_py()  # of the sampled documents only
+        sentences = [normalise_for_pieces(s, vocabulary.lower_case) for s in text.split("\n")]
+        for use in uses:
+            kept = list(_usable(sentences, counts)) if use == _TRAIN else sentences
+            lines.setdefault(use, []).append("\t".join([f"{position:016x}", *kept]))
+    files = {use: storage.join(sampling.scratch, use, f"{name}.tsv") for use in lines}
+    for use, uri in files.items():
+        storage.write_bytes(uri, "\n".join(lines[use]).encode())
+    for account in _accounts(counts) if shares.train else []:
+        steps.count(STAGE, account)
+    return {"files": files, "counts": counts}
+
+
+def _usable(sentences: Iterable[str], counts: Counter[str]) -> Iterator[str]:
+    """Yield the sentences that SentencePiece will not skip, and count all."""
+    for sentence in sentences:
+        counts["sentences"] += 1
+        if not sentence or sentence.isspace():
+            counts["blank"] += 1
+        elif len(sentence.encode()) > MAX_SENTENCE_BYTES:
+            counts["too_long"] += 1
+        elif _RESERVED.search(sentence):
+            counts["reserved_character"] += 1
+        else:
+            counts["sentences_kept"] += 1
+            yield sentence
+
+
+def _require_sentences(counts: Counter[str], vocabulary: VocabularySettings) -> None:
+    if not counts["sentences_kept"]:
+        left_out = {reason: counts[reason] for reason in _LEFT_OUT if counts[reason]}
+        raise VocabularyError(
+            f"there is no sentence to train on: {counts[_TRAIN]} of {counts['documents']} "
+            f"documents are in the sample of vocabulary.sample_mb = {vocabulary.sample_mb:g} MB, "
+            f"and their sentences left out are {left_out}. Raise vocabulary.sample_mb, or give "
+            "more text."
+        )
+
+
+def _documents(files: Iterable[dict[str, str]], use: str) -> Iterator[list[str]]:
+    """Yield the sentences of each document, in an order that the corpus's shards don't change."""
+    lines = [
+        line
+        for by_use in files
+        if use in by_use
+        for line in storage.read_bytes(by_use[use]).decode().split("\n")
+        if line
+    ]
+    # By position and then by text: each line begins with sixteen digits of the position.
+    lines.sort(reverse=True)
+    while lines:
+        yield lines.pop().split("\t")[1:]
+
+
+def auto_size(text_bytes: int) -> int:
+    """Return how many pieces a text of this size trains well: 4,000 of 16 MB.
+
+    The number of different words grows about as the square root of the text (Heaps' law).
+    """
+    hundreds = round(10 * math.sqrt(text_bytes / 1e6))
+    return min(max(100 * hundreds, _LEAST_AUTO_SIZE), LARGEST_AUTO_SIZE)
+
+
+def train(sentences: Iterator[str], vocabulary: VocabularySettings, text_bytes: int) -> bytes:
+    """Return the serialised SentencePiece model trained on ``sentences``.
+
+    The options are those of the published vocabulary, except for sampling and threads.
+    Lower-casing is not among them: the sentences are lower-cased already.
+
+    Args:
+        sentences: to train on.
+        vocabulary: settings; with "auto", a text that carries fewer pieces gets what it carries.
+        text_bytes: size of the text that the sentences were drawn from.
+
+    Raises:
+        VocabularyError: the text is too small for ``vocabulary.vocab_size``, or the size too
+            small for the text's characters.
+
+    Source: google-research/albert, README, "Sentencepiece".
+    """
+    is_auto = vocabulary.vocab_size == "auto"
+    size = auto_size(text_bytes) if vocabulary.vocab_size == "auto" else vocabulary.vocab_size
+    log.info("%s: training %s%s pieces", STAGE, "at most " if is_auto else "", f"{size:,}")
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=sentences,
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=size,
+            character_coverage=vocabulary.character_coverage,
+            normalization_rule_name="nmt_nfkc",
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=-1,
+            eos_id=-1,
+            control_symbols=list(SPECIAL_PIECES[UNK + 1 : MASK + 1]),
+            user_defined_symbols=USER_SYMBOLS,
+            hard_vocab_limit=not is_auto,
+            max_sentence_length=MAX_SENTENCE_BYTES,
+            input_sentence_size=0,  # no sampling by SentencePiece
+            num_threads=vocabulary.num_threads,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as error:
+        raise VocabularyError(_explain(str(error), size)) from error
+    return model.getvalue()
+
+
+def _explain(message: str, vocab_size: int) -> str:
+    asked = f"vocabulary.vocab_size is {vocab_size}"
+    if largest := re.search(r"value <= (\d+)", message):
+        return (
+            f"{asked}, but the text carries at most {largest.group(1)} pieces. Set it to that or "
+            "less, or give more text."
+        )
+    if required := re.search(r"required_chars.*?(\d+) vs (\d+)", message):
+        return (
+            f"{asked}, but the text's characters alone need {required.group(2)}. Set it higher, "
+            "or lower vocabulary.character_coverage."
+        )
+    if "sentences_.empty()" in message or "all_chars_count" in message:
+        return f"{asked}, but there is no text to train on. Give some."
+    return f"{asked}, and SentencePiece can't train it: {message}. Give more text."
+
+
+def _write(
+    plan: StagePlan,
+    work: str,
+    model: bytes,
+    shares: SampleShares,
+    counts: Counter[str],
+    report: VocabularyReport,
+) -> str:
+    folder = plan.folder(work)
+    tokenizer = Tokenizer(model)
+    size = tokenizer.vocab_size
+    contents = [
+        (SPIECE_MODEL, SPIECE_MODEL, size, model),
+        (SPIECE_VOCAB, SPIECE_VOCAB, size, vocab_file(tokenizer)),
+        ("report.json", REPORT, 1, (json.dumps(asdict(report), indent=1) + "\n").encode()),
+        ("report.md", REPORT, 1, report.markdown().encode()),
+    ]
+    shards = []
+    for name, kind, num_rows, content in contents:
+        uri = storage.join(folder, name)
+        storage.write_bytes(uri, content)
+        shards.append(shard_of(uri, folder, kind, num_rows))
+    for line in report.lines():
+        log.info("%s: %s", STAGE, line)
+    result = VocabularyResult(
+        vocab_size=size,
+        lower_case=plan.settings["lower_case"],
+        trained=shares.train > 0,
+        sample_share=shares.train,
+        pieces_per_word=report.pieces_per_word,
+        unknown_piece_share=report.unknown_piece_share,
+    )
+    return plan.write(work, shards, _accounts(counts) if shares.train else [], result)
+
+
+def vocab_file(tokenizer: Tokenizer) -> bytes:
+    """Return the pieces and their scores as SentencePiece's trainer writes them beside a model."""
+    scores = (tokenizer.processor.get_score(i) for i in range(tokenizer.vocab_size))
+    lines = (f"{p}\t{score:g}\n" for p, score in zip(tokenizer.pieces, scores, strict=True))
+    return "".join(lines).encode()
+
+
+def _accounts(counts: Counter[str]) -> list[Account]:
+    """Return what became of the documents and of the sentences of those that were sampled."""
+    not_sampled = counts["documents"] - counts[_TRAIN]
+    return [
+        Account(
+            what="documents",
+            total=counts["documents"],
+            kept=counts[_TRAIN],
+            dropped={"not_sampled": not_sampled} if not_sampled else {},
+        ),
+        Account(
+            what="sampled sentences",
+            total=counts["sentences"],
+            kept=counts["sentences_kept"],
+            dropped={reason: counts[reason] for reason in _LEFT_OUT if counts[reason]},
+        ),
+    ]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.options.pipeline_options import GoogleCloudOptions
 from apache_beam.pvalue import PBegin, PCollection
-from apache_beam.transforms import combiners
 
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError
@@ -30,22 +29,17 @@ from albert_core.text.arrow_files import read_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, Document
 from albert_core.text.seeds import derive_seed
 from pipelines import make_examples, train_vocab
+from pipelines.clean_corpus import clean_steps
 from pipelines.clean_unit import CleaningJob, Unit
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings, VocabularySettings
-from pipelines.corpus_pipeline import CleanUnits
 from pipelines.engine import steps
-from pipelines.example_pipeline import (
-    CutShards,
-    ExamplePlan,
-    accounts_of,
-    example_plan_of,
-    finish,
-)
+from pipelines.engine.steps import as_transform
 from pipelines.examples import part as example_part
 from pipelines.examples.part import HELD_OUT, TRAIN
+from pipelines.make_examples import ExamplePlan, accounts_of, example_plan_of
 from pipelines.readers import Unreadable, read_documents
-from pipelines.source_files import SourceEntry, SourceRange, entries_of, ranges_of
-from pipelines.vocabulary_training import Sampling, sample_shard, train_on_samples
+from pipelines.source_files import SourceFile, SourceRange, files_of, ranges_of, with_format
+from pipelines.train_vocab import Sampling, sample_shard, train_on_samples
 
 _NUM_PARTITIONS = 4
 """In which the hashes of documents are exchanged."""
@@ -74,15 +68,14 @@ class ReadDocuments(beam.PTransform[Any, Any]):
 
     def expand(self, begin: PBegin) -> PCollection[Document]:
         """List the files here; the workers read ranges of them."""
-        files = entries_of(self.source)
+        files = files_of(self.source)
         some = [files[first::_MAX_BATCHES] for first in range(min(_MAX_BATCHES, len(files)))]
-        return (
-            begin
-            | "Files" >> beam.Create(some)
-            | "Cut" >> steps.each_to_many(_cut, self.source)
-            | "Deal" >> beam.Reshuffle()
-            | "Read" >> steps.each_to_many(_read, self.source)
-        )
+        chain = [
+            steps.each_to_many("Cut", _cut, self.source),
+            steps.deal("Deal"),
+            steps.each_to_many("Read", _read, self.source),
+        ]
+        return begin | "Files" >> beam.Create(some) | "Documents" >> as_transform(chain)
 
 
 class CleanDocuments(beam.PTransform[Any, Any]):
@@ -114,12 +107,13 @@ class CleanDocuments(beam.PTransform[Any, Any]):
         """Clean group by group as the stage does, and read the shards back."""
         scratch = _scratch(documents)
         job = CleaningJob(SourceSettings(), self.cleaning, "", storage.join(scratch, "notes"))
-        return (
-            _in_groups(documents, self.num_groups)
-            | "AsUnit" >> steps.each(_as_unit, scratch)
-            | CleanUnits(job, scratch, _NUM_PARTITIONS)
-            | "ReadBack" >> steps.each_to_many(_read_back, scratch)
-        )
+        chain = [
+            *_grouping(self.num_groups),
+            steps.each("AsUnit", _as_unit, scratch),
+            *clean_steps(job, scratch, _NUM_PARTITIONS),
+            steps.each_to_many("ReadBack", _read_back, scratch),
+        ]
+        return documents | "Cleaned" >> as_transform(chain)
 
 
 class TrainVocabulary(beam.PTransform[Any, Any]):
@@ -153,12 +147,13 @@ class TrainVocabulary(beam.PTransform[Any, Any]):
         scratch = _scratch(documents)
         sampling = Sampling(self.vocabulary, self.text_bytes, scratch, train=not self.given)
         stage = train_vocab.plan_of(self.vocabulary, self.given, documents=uuid4().hex)
-        return (
-            _in_groups(documents, self.num_groups)
-            | "Sample" >> steps.each(_sample, sampling)
-            | "Together" >> combiners.ToList().without_defaults()
-            | "Train" >> steps.each(train_on_samples, sampling, stage, self.work, self.given)
-        )
+        chain = [
+            *_grouping(self.num_groups),
+            steps.each("Sample", _sample, sampling),
+            steps.gather("Together"),
+            steps.each("Train", train_on_samples, sampling, stage, self.work, self.given),
+        ]
+        return documents | "Trained" >> as_transform(chain)
 
 
 class MakeExamples(beam.PTransform[Any, Any]):
@@ -183,8 +178,8 @@ class MakeExamples(beam.PTransform[Any, Any]):
         """Make the part of each group."""
         scratch = _scratch(documents)
         plan = example_plan_of(self.examples, self.vocab, scratch, scratch, num_shards={})
-        groups = _in_groups(documents, self.num_groups)
-        return groups | "MakePart" >> steps.each(_make_part, plan)
+        chain = [*_grouping(self.num_groups), steps.each("MakePart", _make_part, plan)]
+        return documents | "Made" >> as_transform(chain)
 
 
 class WriteExamples(beam.PTransform[Any, Any]):
@@ -221,19 +216,17 @@ class WriteExamples(beam.PTransform[Any, Any]):
         stage = make_examples.plan_of(self.examples, self.vocab, documents=uuid4().hex)
         folder, scratch = stage.folder(self.work), _scratch(parts)
         plan = example_plan_of(self.examples, self.vocab, folder, scratch, self.num_shards)
-        return (
-            parts
-            | CutShards(plan)
-            | "Together" >> combiners.ToList().without_defaults()
-            | "WriteManifest" >> steps.each(_write_manifest, stage, plan, self.work)
-        )
+        chain = [
+            *make_examples.cutting_steps(plan),
+            steps.gather("Together"),
+            steps.each("WriteManifest", _write_manifest, stage, plan, self.work),
+        ]
+        return parts | "Written" >> as_transform(chain)
 
 
-def _in_groups(documents: PCollection[Document], num_groups: int) -> PCollection[Group]:
-    """Group documents by a hash of their ids, which is the same on every worker."""
-    numbered = documents | "ById" >> steps.each(_group_of, num_groups)
-    groups: PCollection[Group] = numbered | "Group" >> beam.GroupByKey()
-    return groups
+def _grouping(num_groups: int) -> list[steps.Step]:
+    """Return the steps that group documents by a hash of their ids, the same on every worker."""
+    return [steps.each("ById", _group_of, num_groups), steps.group("Group")]
 
 
 def _scratch(collection: PCollection[Any]) -> str:
@@ -247,9 +240,9 @@ def _scratch(collection: PCollection[Any]) -> str:
     return storage.join(storage.absolute(options.temp_location), f"albert-{uuid4().hex}")
 
 
-def _cut(files: list[SourceEntry], source: SourceSettings) -> Iterator[SourceRange]:
+def _cut(files: list[SourceFile], source: SourceSettings) -> Iterator[SourceRange]:
     for file in files:
-        yield from ranges_of(file, source)
+        yield from ranges_of(with_format(file, source))
 
 
 def _read(part: SourceRange, source: SourceSettings) -> Iterator[Document]:
@@ -310,4 +303,4 @@ def _write_manifest(
     parts = example_part.read_part_list(plan.part_list)
     tally = reduce(add, map(example_part.read_tally, parts))
     reports = [report for _, report in sorted(named, key=lambda each: each[0])]
-    return finish(stage, work, plan, tally.counts["documents"], reports, tally)
+    return make_examples.finish(stage, work, plan, tally.counts["documents"], reports, tally)

@@ -67,7 +67,7 @@ def test_what_stages_do_is_planned_without_the_heavy_libraries() -> None:
 
 
 def test_text_pipelines_are_read_without_torch() -> None:
-    modules = "pipelines.example_pipeline, pipelines.contamination_search"
+    modules = "pipelines.engine.runner, pipelines.transforms"
     assert loaded_by(modules) & (HEAVY - {"apache_beam"}) == set()
 
 

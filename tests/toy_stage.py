@@ -11,9 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import apache_beam as beam
-from apache_beam.pvalue import PCollection
-
 from albert_core.stage import storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import SourceError
@@ -40,29 +37,17 @@ class ToySettings(Settings):
     always_deadly: bool = False
 
 
-class ToySteps(beam.PTransform[Any, Any]):
-    """PCollection[number] -> PCollection[(remainder, report)]."""
-
-    def __init__(self, toy: ToySettings, work: str) -> None:
-        super().__init__()
-        self.toy = toy
-        self.work = work
-
-    def expand(self, numbers: PCollection[int]) -> PCollection[tuple[int, dict[str, Any]]]:
-        """Write, group by remainder, write again."""
-        written = numbers | "WriteNumber" >> steps.each(_write_number, self.toy, self.work)
-        grouped = written | "ByRemainder" >> beam.GroupByKey()
-        reports: PCollection[tuple[int, dict[str, Any]]]
-        reports = grouped | "WriteGroup" >> steps.each(_write_group, self.work)
-        return reports
-
-
 def run(toy: ToySettings, work: str) -> str:
     """Run the stage; return its manifest: a list of files and of the processes that wrote."""
     progress = Progress("toy: numbers", storage.join(work, "notes"), toy.num_elements)
     scratch = storage.join(work, "scratch")
     numbers = range(toy.num_elements)
-    reports = run_pipeline(ToySteps(toy, work), numbers, scratch, progress)
+    chain = [
+        steps.each("WriteNumber", _write_number, toy, work),
+        steps.group("ByRemainder"),
+        steps.each("WriteGroup", _write_group, work),
+    ]
+    reports = run_pipeline("Toy", chain, numbers, scratch, progress)
     manifest = storage.join(work, "manifest.json")
     storage.write_bytes(manifest, "\n".join(report["uri"] for report in reports).encode())
     return manifest

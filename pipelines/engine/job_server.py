@@ -72,17 +72,13 @@ class Keeper:
         raise OutageError(f"Beam's job server did not answer within {START_SECONDS:.0f} s.")
 
     def watch(self, endpoint: str, job: str) -> None:
-        """Cancel the job if this process ends before `forget`.
+        """Cancel the job if this process ends; with an empty id, cancel nothing any more.
 
         Args:
             endpoint: host and port of its job service.
             job: its id there.
         """
         self._tell(endpoint=endpoint, job=job)
-
-    def forget(self) -> None:
-        """Cancel nothing: the job has ended."""
-        self._tell(job="")
 
     def _last_lines(self) -> str:
         try:

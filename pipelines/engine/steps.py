@@ -1,4 +1,7 @@
-"""The steps of a pipeline: a function of each element, and what every engine needs with it.
+"""The steps of a stage, said without Beam, and the Beam transform that they are.
+
+A stage is a chain of functions of each element, groupings by key and gatherings: what every engine
+does alike. Nothing else can be said here, so that the bytes are the same everywhere.
 
 A worker must have the code and libraries of the process that started the stage, or it would write
 other bytes. And an error must keep its type, although some runners pass on only its text: a store
@@ -11,14 +14,13 @@ immutable, of its own thread, or behind a lock, and nothing else.
 import hashlib
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, reduce
 from importlib.metadata import requires
+from operator import or_
 from pathlib import Path
-from typing import Any
-
-import apache_beam as beam
-from apache_beam.metrics.metric import Metrics
+from typing import TYPE_CHECKING, Any, Literal
 
 import albert_core
 import pipelines
@@ -26,17 +28,79 @@ from albert_core.stage.errors import ConfigError, OutageError, is_transient
 from albert_core.stage.manifest import Account
 from albert_core.stage.provenance import library_versions
 
+if TYPE_CHECKING:
+    import apache_beam as beam
+
 PROJECT = "albert-pretraining"
 
 
-def each(function: Callable[..., Any], *arguments: Any) -> beam.ParDo:
+@dataclass(frozen=True)
+class Step:
+    """One step; it is called with each element, if it has a function."""
+
+    label: str
+    kind: Literal["each", "group", "gather", "deal"]
+    function: Callable[..., Iterable[Any]] = iter
+    """Of an element and the arguments: gives those of the next step."""
+    arguments: tuple[Any, ...] = ()
+    installed: tuple[tuple[str, str], ...] = ()
+    """What the process that started the stage has; see `installed`."""
+
+    def __call__(self, element: Any) -> Iterator[Any]:
+        """Yield what the function gives, unless this worker has other code than the driver."""
+        if differs := _difference(self.installed, installed()):
+            raise ConfigError(f"the worker on {socket.gethostname()} {differs}")
+        try:
+            yield from self.function(element, *self.arguments)
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            raise OutageError(f"{type(error).__name__}: {error}") from error
+
+
+def each(label: str, function: Callable[..., Any], *arguments: Any) -> Step:
     """Return the step that gives ``function(element, *arguments)`` for each element."""
-    return beam.ParDo(_Step(function, arguments, gives_many=False))
+    return Step(label, "each", _one, (function, *arguments))
 
 
-def each_to_many(function: Callable[..., Iterable[Any]], *arguments: Any) -> beam.ParDo:
+def each_to_many(label: str, function: Callable[..., Iterable[Any]], *arguments: Any) -> Step:
     """Return the step that gives all of ``function(element, *arguments)`` for each element."""
-    return beam.ParDo(_Step(function, arguments, gives_many=True))
+    return Step(label, "each", function, arguments)
+
+
+def group(label: str) -> Step:
+    """Return the step from (key, value) to (key, values); keys are str, bytes, int or tuples."""
+    return Step(label, "group")
+
+
+def gather(label: str) -> Step:
+    """Return the step that gives one list of all elements."""
+    return Step(label, "gather")
+
+
+def deal(label: str) -> Step:
+    """Return the step that deals the elements out to all workers.
+
+    Grouped by their hashes, a few of them would be unevenly dealt out.
+    """
+    return Step(label, "deal")
+
+
+def as_transform(steps: Sequence[Step]) -> "beam.PTransform[Any, Any]":
+    """Return the Beam transform that takes these steps, one after the other."""
+    import apache_beam as beam
+    from apache_beam.transforms import combiners
+
+    def of(step: Step) -> "beam.PTransform[Any, Any]":
+        if step.kind == "group":
+            return beam.GroupByKey()
+        if step.kind == "gather":
+            return combiners.ToList().without_defaults()
+        if step.kind == "deal":
+            return beam.Reshuffle()
+        return beam.FlatMap(replace(step, installed=installed()))
+
+    return reduce(or_, (step.label >> of(step) for step in steps))
 
 
 def count(stage: str, account: Account) -> None:
@@ -46,70 +110,45 @@ def count(stage: str, account: Account) -> None:
     for each piece of work, by the step that has its final account. Outside of a step it does
     nothing.
     """
+    from apache_beam.metrics.metric import Metrics
+
     what = account.what.partition(",")[0].replace(" ", "_")
     for name, number in {"kept": account.kept, **account.dropped}.items():
         if number:
             Metrics.counter(f"albert.{stage}.{what}", name).inc(number)
 
 
-class _Step(beam.DoFn):
-    def __init__(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], gives_many: bool
-    ) -> None:
-        self.function = function
-        self.arguments = arguments
-        self.gives_many = gives_many
-        self.driver = installed()
-
-    def default_label(self) -> str:
-        return self.function.__name__
-
-    def setup(self) -> None:
-        """Refuse to work with other code than the driver's."""
-        if differs := difference(self.driver, installed()):
-            raise ConfigError(f"the worker on {socket.gethostname()} {differs}")
-
-    def process(self, element: Any) -> Iterator[Any]:
-        """Yield what the function gives."""
-        try:
-            if self.gives_many:
-                yield from self.function(element, *self.arguments)
-            else:
-                yield self.function(element, *self.arguments)
-        except Exception as error:
-            if not is_transient(error):
-                raise
-            raise OutageError(f"{type(error).__name__}: {error}") from error
+def _one(element: Any, function: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
+    yield function(element, *arguments)
 
 
 @cache
-def installed() -> dict[str, str]:
+def installed() -> tuple[tuple[str, str], ...]:
     """Return what must be equal on all machines: this project's code and its libraries."""
     digest = hashlib.sha256()
     for package in (albert_core, pipelines):
         for folder in map(Path, package.__path__):
             for path in sorted(folder.rglob("*.py")):
                 digest.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
-    code = {PROJECT: f"code {digest.hexdigest()[:12]}"}
-    return code | library_versions(*_libraries())
-
-
-def difference(driver: dict[str, str], worker: dict[str, str]) -> str | None:
-    """Return how a worker differs from the driver, or None."""
-    for name, version in driver.items():
-        if worker.get(name) != version:
-            return (
-                f"has {name} {worker.get(name)}, but the stage was started with {version}. Install "
-                "the same versions on all machines, and restart their workers."
-            )
-    return None
-
-
-def _libraries() -> list[str]:
-    """Return the libraries that text stages may use: the project's and those of its extra."""
-    wanted = [line for line in requires(PROJECT) or [] if _is_for_pipelines(line)]
-    return sorted(re.split(r"[^\w.-]", line)[0] for line in wanted)
+    of_project = [line for line in requires(PROJECT) or [] if _is_for_pipelines(line)]
+    names = sorted(re.split(r"[^\w.-]", line)[0] for line in of_project)
+    return ((PROJECT, f"code {digest.hexdigest()[:12]}"), *library_versions(*names).items())
 
 
 def _is_for_pipelines(requirement: str) -> bool:
     return "extra ==" not in requirement or bool(re.search(r"extra == .pipelines", requirement))
+
+
+@cache
+def _difference(
+    driver: tuple[tuple[str, str], ...], worker: tuple[tuple[str, str], ...]
+) -> str | None:
+    """Return how a worker differs from the driver, or None."""
+    here = dict(worker)
+    for name, version in driver:
+        if here.get(name) != version:
+            return (
+                f"has {name} {here.get(name)}, but the stage was started with {version}. Install "
+                "the same versions on all machines, and restart their workers."
+            )
+    return None

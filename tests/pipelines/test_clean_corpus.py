@@ -12,9 +12,9 @@ import pytest
 from albert_core.stage.errors import AccountingError, SourceError
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.records import Document
-from pipelines import clean_corpus, corpus_pipeline
+from pipelines import clean_corpus
 from pipelines.config import CleaningSettings, SourceSettings
-from pipelines.engine.runner import run_pipeline
+from pipelines.engine import runner
 from pipelines.readers import Unreadable, read_documents
 from tests.generated_text import document, write_jsonl
 from tests.pipelines.conftest import rows_of
@@ -235,10 +235,8 @@ def test_a_report_that_an_engine_lost_is_noticed(
     for number in range(3):
         write_jsonl(tmp_path / f"{number}.jsonl", range(number * 5, number * 5 + 5))
 
-    def losing(*arguments: Any) -> list[Any]:
-        return run_pipeline(*arguments)[:-1]
-
-    monkeypatch.setattr(corpus_pipeline, "run_pipeline", losing)
+    run_pipeline = runner.run_pipeline
+    monkeypatch.setattr(runner, "run_pipeline", lambda *given: run_pipeline(*given)[:-1])
     with pytest.raises(AccountingError, match=r"3 parts, but 2 were reported"):
         clean(tmp_path, work=tmp_path.parent / "work")
 

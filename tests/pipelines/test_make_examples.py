@@ -14,9 +14,9 @@ from albert_core.stage.manifest import StagePlan, read_manifest, shard_of
 from albert_core.stage.results import ExamplesResult
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS
-from pipelines import example_pipeline, make_examples
+from pipelines import make_examples
 from pipelines.config import ExampleSettings
-from pipelines.engine.runner import run_pipeline
+from pipelines.engine import runner
 from pipelines.examples.part import (
     HELD_OUT,
     KINDS,
@@ -281,23 +281,26 @@ def test_reports_that_do_not_add_up_are_refused(
     message: str,
 ) -> None:
     def run_and_change(*arguments: Any) -> list[dict[str, Any]]:
-        reports = run_pipeline(*arguments)
+        reports: list[dict[str, Any]] = run_pipeline(*arguments)
         change(reports)
         return reports
 
-    monkeypatch.setattr(example_pipeline, "run_pipeline", run_and_change)
+    run_pipeline = runner.run_pipeline
+    monkeypatch.setattr(runner, "run_pipeline", run_and_change)
     with pytest.raises(AccountingError, match=f"{message}.*must not be used"):
         make(documents(range(20)))
     assert not list((tmp_path / "work").rglob("manifest.json"))
 
 
 def test_a_part_left_out_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_without_a_part(transform: Any, parts: list[Any], *others: Any) -> list[Any]:
-        return run_pipeline(transform, parts[:1], *others)
+    run_pipeline = runner.run_pipeline
+
+    def run_without_a_part(label: str, steps: Any, parts: list[Any], *others: Any) -> list[Any]:
+        return run_pipeline(label, steps, parts[:1], *others)
 
     tables = documents(range(20)), documents(range(20, 40))
     make(*tables)
-    monkeypatch.setattr(example_pipeline, "run_pipeline", run_without_a_part)
+    monkeypatch.setattr(runner, "run_pipeline", run_without_a_part)
     with pytest.raises(AccountingError, match=r"expected [\d,]+ train examples, found [\d,]+"):
         make(*tables, shard_mb=64.0)
 

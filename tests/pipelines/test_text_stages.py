@@ -16,9 +16,9 @@ from albert_core.text.records import EXAMPLE_SCHEMA
 from albert_core.text.tokenizer import Tokenizer
 from pipelines import clean_corpus, make_examples
 from pipelines.config import CleaningSettings, SourceSettings
-from pipelines.example_pipeline import unigram_nats
 from pipelines.examples.pairs import is_held_out
 from pipelines.examples.tfrecord import TFExample, read_tfrecord
+from pipelines.make_examples import unigram_nats
 from tests.generated_text import document, write_jsonl
 from tests.pipelines.conftest import EXAMPLES, VOCABULARY, Made, make, rows_of
 

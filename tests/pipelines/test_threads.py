@@ -3,32 +3,22 @@
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import apache_beam as beam
 import fasttext  # type: ignore[import-untyped]
 import numpy as np
 import pyarrow as pa
 import pytest
-from apache_beam.transforms import combiners
 
 from albert_core.text.arrow_files import write_arrow
 from albert_core.text.tokenizer import Tokenizer
-from pipelines import (
-    clean_corpus,
-    clean_unit,
-    contamination_search,
-    corpus_pipeline,
-    corpus_shards,
-    example_pipeline,
-    make_examples,
-    train_vocab,
-)
+from pipelines import clean_corpus, clean_unit, contamination, make_examples, train_vocab
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings
 from pipelines.corpus import cleaning, language, quality
 from pipelines.corpus.cleaning import normalise_text, reject_reasons
+from pipelines.engine.steps import Step
 from pipelines.examples import part as example_part
 from tests.generated_text import document, write_jsonl
 from tests.pipelines.conftest import VOCABULARY
@@ -63,55 +53,40 @@ class Made:
     """What each step gave for each element, in plain lists and numbers."""
 
 
-@dataclass(frozen=True)
-class Steps:
-    """A collection whose steps are taken at once, each by threads that share all it is made of."""
-
-    elements: list[Any]
-    num_threads: int
-    cold: bool
-    """Whether nothing is loaded when a step begins."""
-    given: list[Any]
-    """Gets what each step gave."""
-
-    def __or__(self, labelled: Any) -> "Steps":
-        step = getattr(labelled, "transform", labelled)
-        if isinstance(step, beam.Reshuffle):
-            return self
-        if isinstance(step, combiners.ToList):
-            return replace(self, elements=[self.elements])
-        if isinstance(step, beam.GroupByKey):
-            groups: dict[Any, list[Any]] = {}
-            for key, value in self.elements:
-                groups.setdefault(key, []).append(value)
-            return replace(self, elements=list(groups.items()))
-
-        if not isinstance(step, beam.ParDo):
-            composed: Steps = step.expand(self)
-            return composed
-
-        def process(element: Any) -> list[Any]:
-            return list(step.fn.process(element, *step.args, **step.kwargs))
-
-        if self.cold:
-            forget_what_is_kept()
-        given = in_threads(process, self.elements, self.num_threads)
-        self.given.append(given)
-        return replace(self, elements=[result for results in given for result in results])
+def is_plain(key: object) -> bool:
+    """Return whether no runner thinks otherwise than Python of whether two such keys are equal."""
+    if isinstance(key, tuple):
+        return all(map(is_plain, key))
+    return type(key) in (str, bytes, int)
 
 
 def make_in_threads(source: Path, work: Path, num_threads: int, cold: bool) -> Made:
     """Run the three text stages, each step in threads."""
     given: list[Any] = []
 
-    def run_pipeline(transform: Any, elements: Iterable[Any], *_: object) -> list[Any]:
-        done = (Steps(list(elements), num_threads, cold, given) | transform).elements
-        keyed = json.loads(json.dumps(done))
+    def run_pipeline(_: str, steps: list[Step], elements: Iterable[Any], *__: object) -> list[Any]:
+        taken = list(elements)
+        for step in steps:
+            if step.kind == "gather":
+                taken = [taken]
+            elif step.kind == "group":
+                assert all(is_plain(key) for key, _ in taken)
+                groups: dict[Any, list[Any]] = {}
+                for key, value in taken:
+                    groups.setdefault(key, []).append(value)
+                taken = list(groups.items())
+            elif step.kind == "each":
+                if cold:
+                    forget_what_is_kept()
+                taking = cast(Callable[[Any], list[Any]], lambda each, take=step: list(take(each)))
+                many = in_threads(taking, taken, num_threads)
+                given.append(many)
+                taken = [result for results in many for result in results]
+        keyed = json.loads(json.dumps(taken))
         return [value for _, value in sorted(keyed, key=lambda each: str(each[0]).zfill(20))]
 
     with pytest.MonkeyPatch.context() as patch:
-        for pipeline in (corpus_pipeline, corpus_shards, example_pipeline):
-            patch.setattr(pipeline, "run_pipeline", run_pipeline)
+        patch.setattr("pipelines.engine.runner.run_pipeline", run_pipeline)
         patch.setattr("pipelines.source_files._FILES_PER_UNIT", 1)
         cleaning = CleaningSettings(
             quality_rules=["gopher", "c4"],
@@ -198,7 +173,7 @@ def arrow_of_ngrams(folder: Path) -> str:
     return uri
 
 
-@pytest.mark.parametrize("load", [clean_unit._test_ngrams, contamination_search._look_up])
+@pytest.mark.parametrize("load", [clean_unit._test_ngrams, contamination._look_up])
 def test_threads_load_ngrams_once(load: Callable[[str], object], tmp_path: Path) -> None:
     uri = arrow_of_ngrams(tmp_path)
     assert_one(lambda: load(uri))

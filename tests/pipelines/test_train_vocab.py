@@ -21,9 +21,9 @@ from albert_core.stage.manifest import Manifest, check_shard, read_manifest
 from albert_core.stage.results import VocabularyResult
 from albert_core.text.records import DOCUMENT_SCHEMA
 from albert_core.text.tokenizer import Tokenizer
-from pipelines import train_vocab, vocabulary_training
+from pipelines import train_vocab
 from pipelines.config import VocabularySettings
-from pipelines.vocabulary_training import SampleShares, sample_share, shares_for
+from pipelines.train_vocab import SampleShares, sample_share, shares_for
 from tests.albert_core.tiny_vocab import tiny_sentences
 from tests.made_results import replace_in_manifest
 from tests.pipelines.conftest import write_corpus
@@ -149,7 +149,7 @@ def test_the_trainer_has_the_options_of_the_published_vocabulary(tmp_path: Path)
 
 @needs_published
 def test_the_list_of_pieces_is_written_as_the_trainer_writes_it() -> None:
-    written = vocabulary_training.vocab_file(Tokenizer(PUBLISHED.read_bytes()))
+    written = train_vocab.vocab_file(Tokenizer(PUBLISHED.read_bytes()))
     assert len(written) == 548_994  # of the published 30k-clean.vocab
     assert written.startswith(b"<pad>\t0\n<unk>\t0\n[CLS]\t0\n")
 
@@ -233,11 +233,11 @@ def test_sentencepiece_passes_over_what_is_counted_as_left_out() -> None:
     settings = SMALL.model_copy(update={"character_coverage": 1.0})
 
     def knows(sentence: str) -> bool:
-        model = vocabulary_training.train(iter([*tiny_sentences(400), sentence]), settings, 10**6)
+        model = train_vocab.train(iter([*tiny_sentences(400), sentence]), settings, 10**6)
         return "q" in Tokenizer(model).pieces
 
-    longest = "q" + " ba" * ((vocabulary_training.MAX_SENTENCE_BYTES - 1) // 3)
-    longest += "b" * (vocabulary_training.MAX_SENTENCE_BYTES - len(longest))
+    longest = "q" + " ba" * ((train_vocab.MAX_SENTENCE_BYTES - 1) // 3)
+    longest += "b" * (train_vocab.MAX_SENTENCE_BYTES - len(longest))
     assert knows(longest)
     assert not knows(longest + "b")
     assert not knows("q \N{LOWER FIVE EIGHTHS BLOCK}")
@@ -263,7 +263,7 @@ def test_a_size_that_the_text_does_not_allow_names_one_that_it_does(
 
 
 def test_the_automatic_size_grows_with_the_text_and_is_never_too_large(tmp_path: Path) -> None:
-    sizes = [vocabulary_training.auto_size(megabytes * 10**6) for megabytes in (0, 16, 100, 10**6)]
+    sizes = [train_vocab.auto_size(megabytes * 10**6) for megabytes in (0, 16, 100, 10**6)]
     assert sizes == [1_000, 4_000, 10_000, 30_000]
     few = result_of(made_up(2), tmp_path, VocabularySettings(vocab_size="auto"))
     assert 20 < few.vocab_size < 1_000
@@ -272,7 +272,7 @@ def test_the_automatic_size_grows_with_the_text_and_is_never_too_large(tmp_path:
 @pytest.mark.parametrize("sentences", [[], ["", " "]])
 def test_no_text_at_all_says_so(sentences: list[str]) -> None:
     with pytest.raises(VocabularyError, match="there is no text to train on"):
-        vocabulary_training.train(iter(sentences), SMALL, 10**6)
+        train_vocab.train(iter(sentences), SMALL, 10**6)
 
 
 @pytest.mark.parametrize(
@@ -410,7 +410,7 @@ def test_the_report_is_covered_by_the_manifest(
 def test_documents_aside_are_measured_when_the_sample_leaves_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vocabulary_training, "REPORT_MB", 0.01)
+    monkeypatch.setattr(train_vocab, "REPORT_MB", 0.01)
     settings = SMALL.model_copy(update={"sample_mb": 0.02})
     manifest, folder = made_of(made_up(60), tmp_path, settings)
     report = json.loads((folder / "report.json").read_text())

@@ -11,6 +11,8 @@ from typing import Any
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.pipeline import AppliedPTransform, PipelineVisitor
+from apache_beam.runners.common import DoFnSignature
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
 from apache_beam.testing import test_pipeline
 from apache_beam.testing.util import assert_that, equal_to
@@ -23,6 +25,7 @@ from albert_core.text.records import Document
 from pipelines import clean_corpus
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.engine import runner
+from pipelines.engine.engines import Engine
 from pipelines.transforms import (
     CleanDocuments,
     MakeExamples,
@@ -150,7 +153,7 @@ def test_the_stages_count_in_threads_what_their_manifests_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results: list[Any] = []
-    engine = runner.Engine(FnApiRunner(), IN_THREADS, wait=results.append)
+    engine = Engine(FnApiRunner(), IN_THREADS, wait=results.append)
     monkeypatch.setattr(runner, "choose_engine", lambda *_: engine)
     source = write_jsonl(tmp_path / "source.jsonl", [*range(40), 3, 4])
     with source.open("a") as file:
@@ -166,7 +169,7 @@ def test_a_work_that_was_done_before_is_counted_like_any_other(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results: list[Any] = []
-    engine = runner.Engine(FnApiRunner(), wait=results.append)
+    engine = Engine(FnApiRunner(), wait=results.append)
     monkeypatch.setattr(runner, "choose_engine", lambda *_: engine)
     settings = SourceSettings(uri=str(made.source), max_unreadable_share=0.4)
     corpus = clean_corpus.run(settings, CleaningSettings(), made.work)
@@ -206,6 +209,53 @@ def test_the_pipeline_in_the_documentation_runs_as_it_stands_and_prints_its_coun
     assert sorted(printed) == ["kept 60", "too_short 1"]
     [manifest] = (tmp_path / "work/examples").glob("*/manifest.json")
     assert read_manifest(str(manifest)).account("documents").total == 60
+
+
+class Leaves(PipelineVisitor):
+    """The steps of a pipeline, but for the inside of Create and Reshuffle."""
+
+    def __init__(self) -> None:
+        self.found: list[AppliedPTransform] = []
+        self._inside = 0
+
+    def enter_composite_transform(self, transform_node: AppliedPTransform) -> None:
+        self._inside += isinstance(transform_node.transform, beam.Create | beam.Reshuffle)
+
+    def leave_composite_transform(self, transform_node: AppliedPTransform) -> None:
+        self._inside -= isinstance(transform_node.transform, beam.Create | beam.Reshuffle)
+
+    def visit_transform(self, transform_node: AppliedPTransform) -> None:
+        if not self._inside:
+            self.found.append(transform_node)
+
+
+def test_the_steps_are_what_every_runner_does_alike_and_named_by_scope(
+    pipeline: Pipeline, made: Made
+) -> None:
+    """Beam 2.77: Dask's runner merges tagged outputs, drops what finish_bundle gives, runs one of
+    several ends and knows neither state nor timers; others differ in side inputs.
+    """
+    running = pipeline()
+    documents = running | ReadDocuments(str(made.source)) | CleanDocuments()
+    parts = documents | MakeExamples(EXAMPLES, made.vocab)
+    _ = parts | WriteExamples(EXAMPLES, made.vocab, made.work)
+    leaves = Leaves()
+    running.visit(leaves)
+    for leaf in leaves.found:
+        assert isinstance(leaf.transform, beam.ParDo | beam.GroupByKey), leaf.full_label
+        assert not leaf.side_inputs
+        assert set(leaf.outputs) == {None}
+        if isinstance(leaf.transform, beam.ParDo):
+            function = leaf.transform.fn
+            assert type(function).finish_bundle is beam.DoFn.finish_bundle
+            assert not DoFnSignature(function).is_stateful_dofn()
+    scopes = [leaf.full_label.split("/")[0] for leaf in leaves.found]
+    assert list(dict.fromkeys(scopes)) == [
+        "ReadDocuments",
+        "CleanDocuments",
+        "MakeExamples",
+        "WriteExamples",
+    ]
 
 
 def own_pipeline() -> str:

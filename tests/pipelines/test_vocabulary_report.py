@@ -1,6 +1,7 @@
 """What a vocabulary's report says."""
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -81,14 +82,14 @@ def test_batches_and_documents_change_nothing_but_their_number(
     monkeypatch.setattr("pipelines.vocabulary_report._LINES_PER_BATCH", 7)
     parts = measure(tiny_vocab(), [sentences[:30], [], sentences[30:]], seen_in_training=False)
     assert parts.num_documents == 3
-    assert {**parts.values(), "num_documents": 1} == whole.values()
+    assert replace(parts, num_documents=1) == whole
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.text()))
 def test_any_text_has_a_report_with_shares_that_are_shares(texts: list[str]) -> None:
     report = report_on(*(normalise_for_pieces(text, True) for text in texts))
-    values = report.values()
+    values = asdict(report)
     assert all(0 <= values[name] <= 1 for name in values if name.endswith("_share"))
     assert json.loads(json.dumps(values))["num_pieces"] == report.num_pieces
     assert report.markdown().startswith("# Vocabulary\n")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.error import HTTPError
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 from albert_core.stage.command import stage_argv
 from albert_core.stage.errors import AlbertError, ConfigError, OutageError, SourceError
 from flows.stage_process import InterruptedStageError, run_stage_process
-from pipelines.engine import job_server, runner, steps
+from pipelines.engine import engines, job_server, runner, steps
 from tests.job_service import job_service, worker_pool
 from tests.toy_stage import ToySettings
 from tests.toy_stage import run as run_toy
@@ -41,10 +42,10 @@ def environment(patch: pytest.MonkeyPatch, **variables: str) -> None:
         patch.setenv(f"ALBERT_{name}", value)
 
 
-def choose(folder: Path) -> runner.Engine:
+def choose(folder: Path) -> engines.Engine:
     """Return the engine that the environment asks for, whose servers have ended again."""
     with ExitStack() as running:
-        return runner.choose_engine(str(folder), running)
+        return engines.choose_engine(str(folder), running)
 
 
 def toy_argv(folder: Path, **toy: object) -> list[str]:
@@ -90,7 +91,7 @@ def test_an_engine_that_cannot_be_had_is_refused_with_what_it_needs(
     environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS=address)
     monkeypatch.setenv("PATH", str(tmp_path))
     missing = {"distributed", "apitools"}
-    monkeypatch.setattr(runner, "find_spec", lambda name: name not in missing)
+    monkeypatch.setattr(engines, "find_spec", lambda name: name not in missing)
     with pytest.raises(ConfigError, match=message):
         choose(tmp_path)
 
@@ -99,7 +100,7 @@ def test_dataflow_refuses_a_local_work_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment(monkeypatch, ENGINE="dataflow")
-    monkeypatch.setattr(runner, "find_spec", lambda name: name)
+    monkeypatch.setattr(engines, "find_spec", lambda name: name)
     with pytest.raises(ConfigError, match="that begin with gs://"):
         choose(tmp_path)
 
@@ -181,9 +182,9 @@ def test_own_options_come_last_and_replace_the_worker_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     environment(monkeypatch, BEAM_OPTIONS="--sdk_worker_parallelism=2")
-    assert f"process_command={WORKER}" in " ".join(runner._worker_processes())
+    assert f"process_command={WORKER}" in " ".join(engines._worker_processes())
     environment(monkeypatch, BEAM_OPTIONS="--environment_type=DOCKER")
-    assert runner._worker_processes() == []
+    assert engines._worker_processes() == []
 
 
 def test_the_engine_is_an_option_of_beam_as_well(
@@ -251,12 +252,12 @@ def test_a_store_that_is_unavailable_is_no_defect_of_a_step(
 
 
 def test_a_worker_with_other_code_or_libraries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = steps.each(abs).fn
-    step.setup()
-    other = steps.installed() | {"pyarrow": "1.0"}
-    monkeypatch.setattr(steps, "installed", lambda: other)
+    step = replace(steps.each("Abs", abs), installed=steps.installed())
+    assert list(step(-1)) == [1]
+    other = dict(steps.installed()) | {"pyarrow": "1.0"}
+    monkeypatch.setattr(steps, "installed", lambda: tuple(other.items()))
     with pytest.raises(ConfigError, match=r"has pyarrow 1.0, but the stage was started with \d"):
-        step.setup()
+        list(step(-1))
 
 
 def test_a_worker_starts_without_libraries_that_only_beam_would_import() -> None:
@@ -331,7 +332,7 @@ def test_a_job_service_with_workers_without_containers_makes_the_same_bytes(
 
 
 def test_beams_servers_listen_on_the_loopback_address_only() -> None:
-    with runner._listening_on_loopback():
+    with engines._listening_on_loopback():
         server = grpc.server(ThreadPoolExecutor(1))
         port = server.add_insecure_port("[::]:0")
         server.start()
