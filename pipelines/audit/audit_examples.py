@@ -2,19 +2,17 @@
 
 Each check returns a finding. Shards are read one by one, in batches. A file that cannot be read, be
 it a shard, the corpus or the vocabulary, is a failed check, and the audit goes on with the others.
-A row that lacks a value or breaks the format is counted and left out of the other checks.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pydantic import ValidationError
 
 from albert_core.stage import storage
 from albert_core.stage.errors import AlbertError, ConfigError, SourceError
@@ -29,33 +27,18 @@ from pipelines.audit.checks import (
     by_chance,
     fault_of,
     judge,
-    judge_format,
     measure,
-    measure_format,
     none_of,
     tails,
 )
-from pipelines.audit.rows import (
-    Rows,
-    decoding,
-    hash_of,
-    read_batches,
-    rows_of_batch,
-    rows_of_records,
-)
-from pipelines.examples.tfrecord import read_tfrecord
+from pipelines.audit.rows import Rows, hash_of, read_batches, read_rows
 
-_ROWS_PER_BATCH = 8192
-_RECORDS_PER_BATCH = 1024
 _SAMPLE = 5 << 40
 """Counter of the draw of rows for the sentence order."""
 ARROW, TFRECORD = ".arrow", ".tfrecord"
 TFRECORD_KIND = "_tfrecord"
 _KINDS = ("train", "held_out")
-_NAMING_COLUMNS = {"document_id", "first_sentence", "last_sentence"}
 _NO_HASHES = np.zeros(0, np.uint64)
-_OF_FORMAT = ("schema", "vocabulary", "layout", "padding", "segment ids", "positions")
-"""Checks that TFRecord shards undergo beside the Arrow shards of the same examples."""
 
 
 @dataclass(frozen=True)
@@ -100,23 +83,22 @@ def audit(
         ConfigError: the vocabulary or corpus named does not exist, or an expectation is out of
             its range.
     """
-    given, mistakes = _valid(expected or {})
-    for name, why in mistakes.items():
-        raise ConfigError(f"--{name.replace('_', '-')}: {why}")
+    given = {name: value for name, value in (expected or {}).items() if value is not None}
+    expectations = Expected.read(given, "what is expected")
     faults: dict[str, str] = {}
+    inputs: dict[str, str] = {}
     manifest = None
-    with decoding(paths[0]):
-        folder = storage.absolute(paths[0]).removesuffix(f"/{MANIFEST}").rstrip("/")
-        uri = storage.join(folder, MANIFEST)
-        has_manifest = len(paths) == 1 and storage.exists(uri)
-    if has_manifest:
-        with _noting(uri, faults), decoding(uri):
-            manifest = read_manifest(uri)
+    folder = storage.absolute(paths[0]).removesuffix(f"/{MANIFEST}").rstrip("/")
+    uri = storage.join(folder, MANIFEST)
+    if len(paths) == 1 and storage.exists(uri):
         paths = [folder]
+        with _noting(uri, faults):
+            manifest = read_manifest(uri)
+            inputs = manifest.input_manifests
     files = [file for path in paths for file in _files_at(path, manifest, faults)]
-    inputs = {} if manifest is None else manifest.input_manifests
     tokenizer = _find_tokenizer(vocab, inputs.get("vocab", ""), manifest, faults)
-    expectations = _expected(manifest, tokenizer, given, faults)
+    with _noting(uri, faults):
+        expectations = _expected(manifest, tokenizer, given)
     documents = _find_corpus(corpus, inputs.get("corpus", ""), faults)
     found = _Audit(files, folder, manifest, documents, tokenizer, expectations, sample, faults)
     found.read()
@@ -150,19 +132,20 @@ class _Audit:
     """Hashes of the corpus' documents."""
     texts: dict[str, str] = field(default_factory=dict)
     """Document -> text, for the documents that sampled rows name."""
+    of_twins: Counter[str] = field(default_factory=Counter)
+    """Rows, and faults of the format, of TFRecord shards that have an Arrow shard beside them."""
 
     def __post_init__(self) -> None:
         opens_word = None if self.tokenizer is None else self.tokenizer.starts_word
-        self.tally, self.twins = (Tally(self.expected, opens_word) for _ in range(2))
-        """Of all shards, but for TFRecord shards that have an Arrow shard beside them."""
+        self.tally = Tally(self.expected, opens_word)
+        """Of all other shards."""
 
     def read(self) -> None:
         """Read the shards, then the corpus."""
         stems = {file.stem for file in self.files if file.is_arrow}
         for file in self.files:
-            is_twin = not file.is_arrow and file.stem in stems
             with _noting(file.uri, self.faults):
-                self._read(file, is_twin)
+                self._read(file, is_twin=not file.is_arrow and file.stem in stems)
         named = {row[name] for _, row in self.sampled for name in row if name.endswith("_id")}
         for uri in self.corpus:
             with _noting(uri, self.faults):
@@ -170,17 +153,19 @@ class _Audit:
 
     def _read(self, file: File, is_twin: bool) -> None:
         num_rows = content = 0
-        for rows in _batches(file):
-            sound = measure_format(rows, self.twins) if is_twin else measure(rows, self.tally)
+        for rows in read_rows(file.uri):
+            numbers = np.arange(num_rows, num_rows + len(rows))
+            content ^= int(np.bitwise_xor.reduce(random_bits(rows.hashes, numbers)))
+            num_rows += len(rows)
+            if is_twin:
+                self.of_twins.update({"rows": len(rows), **rows.faults})
+                continue
+            sound = measure(rows, self.tally)
             for hashes in (sound.documents, sound.others):
                 if hashes is not None:
                     self.documents[file.kind].append(np.unique(hashes[hashes != 0]))
-            if len(sound):
-                numbers = np.arange(num_rows, num_rows + len(sound))
-                content ^= int(np.bitwise_xor.reduce(random_bits(sound.hashes, numbers)))
-                if self.corpus and sound.columns.keys() >= _NAMING_COLUMNS:
-                    self._take_sample(sound)
-            num_rows += len(rows) + rows.faults["values"]
+            if self.corpus and file.is_arrow:
+                self._take_sample(sound)
         self.rows[file.uri] = num_rows
         self.contents[file.stem, file.is_arrow] = content
 
@@ -196,12 +181,11 @@ class _Audit:
         self.sampled = sorted(self.sampled, key=itemgetter(0))[:size]
 
     def _read_corpus(self, uri: str, wanted: set[str]) -> None:
-        for batch in read_batches(uri, ["id", "text"]):
-            if batch["id"].null_count or batch["text"].null_count:
+        for batch in read_batches(uri):
+            ids, texts = batch["id"].cast(pa.string()), batch["text"].cast(pa.large_string())
+            if ids.null_count or texts.null_count:
                 raise SourceError("a document has no id or no text")
-            with decoding("id or text is not text"):
-                ids, texts = (batch[name].cast(pa.large_string()) for name in ("id", "text"))
-                names = ids.to_pylist()
+            names = ids.to_pylist()
             self.texts |= {n: texts[at].as_py() for at, n in enumerate(names) if n in wanted}
             self.corpus_hashes.append(np.array(list(map(hash_of, names)), np.uint64))
 
@@ -211,7 +195,7 @@ class _Audit:
         yield self._judge_sizes()
         if self.tally.counts["rows"]:
             yield from judge(self.tally)
-        if self.twins.counts["rows"]:
+        if self.of_twins:
             yield from self._judge_twins()
         yield from self._judge_documents()
         yield self._judge_truth()
@@ -230,13 +214,8 @@ class _Audit:
 
     def _faults_of_shard(self, file: File, shard: Shard) -> Iterator[str]:
         """Yield in what a file differs from its description in the manifest."""
-        try:
-            with decoding(file.uri):
-                said = shard_damage(shard, self.folder)
-            if said:
-                yield said
-        except AlbertError as error:
-            yield str(error)
+        if damage := shard_damage(shard, self.folder):
+            yield damage
         found = self.rows.get(file.uri)
         if found is not None and found != shard.num_rows:
             yield f"{file.uri} has {found} rows, but {MANIFEST} says {shard.num_rows}"
@@ -259,9 +238,11 @@ class _Audit:
 
     def _judge_twins(self) -> Iterator[Finding]:
         """Judge TFRecord shards that have an Arrow shard beside them."""
-        for finding in judge_format(self.twins):
-            if finding.check in _OF_FORMAT and finding.ok is not None:
-                yield replace(finding, check=f"TFRecord {finding.check}")
+        for check in ("padding", "segment ids"):
+            total = self.of_twins["rows"]
+            yield none_of(
+                f"TFRecord {check}", self.of_twins[check], total, f"rows of wrong {check}"
+            )
         contents = self.contents
         stems = sorted(stem for stem, is_arrow in contents if not is_arrow)
         of_records = {stem: contents[stem, False] for stem in stems}
@@ -310,22 +291,16 @@ class _Audit:
 
 @contextmanager
 def _noting(where: str, faults: dict[str, str]) -> Iterator[None]:
-    """Note in ``faults`` what cannot be read, instead of raising it."""
+    """Note in ``faults`` what cannot be read, instead of raising it.
+
+    Libraries promise nothing about damaged bytes: a KeyError, a MemoryError or one of their own.
+    """
     try:
         yield
-    except AlbertError as error:
-        faults[where] = str(error) if where in str(error) else f"{where}: {error}"
-
-
-def _batches(file: File) -> Iterator[Rows]:
-    if file.uri.endswith(TFRECORD):
-        yield from rows_of_records(read_tfrecord(file.uri), _RECORDS_PER_BATCH)
-        return
-    if not file.is_arrow:
-        raise SourceError(f"is neither {ARROW} nor {TFRECORD}")
-    for batch in read_batches(file.uri):
-        for begin in range(0, batch.num_rows, _ROWS_PER_BATCH):
-            yield rows_of_batch(batch.slice(begin, _ROWS_PER_BATCH))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others are audited
+        is_ours = isinstance(error, AlbertError)
+        said = str(error) if is_ours else f"cannot be read: {type(error).__name__}: {error}"
+        faults[where] = said if where in said else f"{where}: {said}"
 
 
 def _files_at(path: str, manifest: Manifest | None, faults: Mapping[str, str]) -> list[File]:
@@ -333,9 +308,8 @@ def _files_at(path: str, manifest: Manifest | None, faults: Mapping[str, str]) -
     if manifest is not None:
         files = [File(storage.join(path, s.path), s.kind, s) for s in manifest.shards]
     else:
-        with decoding(path):
-            fs, pattern = storage.filesystem(_within(path, "*"))
-            uris = sorted(str(fs.unstrip_protocol(name)) for name in fs.glob(pattern))
+        fs, pattern = storage.filesystem(_within(path, "*"))
+        uris = sorted(str(fs.unstrip_protocol(name)) for name in fs.glob(pattern))
         files = [File(uri, _kind_of(uri)) for uri in uris if uri.endswith((ARROW, TFRECORD))]
     if not any(file.uri.endswith((ARROW, TFRECORD)) for file in files) and not faults:
         raise SourceError(f"{path} has no {ARROW} or {TFRECORD} files. Name shards or a manifest.")
@@ -362,13 +336,11 @@ def _find(named: str, recorded: str, name: str) -> str:
 
     Raises:
         ConfigError: there is nothing at the place named.
-        SourceError: no store can hold the place named.
     """
-    if place := (named or recorded).removesuffix(f"/{MANIFEST}"):
-        with nullcontext() if named else suppress(AlbertError), decoding(place):
-            uri = _within(place, name)
-            if storage.exists(uri):
-                return uri
+    place = (named or recorded).removesuffix(f"/{MANIFEST}")
+    uri = _within(place, name) if place else ""
+    if uri and storage.exists(uri):
+        return uri
     if named:
         raise ConfigError(f"{named} does not exist. Name a manifest, its folder, or a model file.")
     return ""
@@ -379,7 +351,7 @@ def _find_corpus(named: str, recorded: str, faults: dict[str, str]) -> list[str]
     uri = _find(named, recorded, MANIFEST)
     shards: list[Shard] = []
     if uri:
-        with _noting(uri, faults), decoding(uri):
+        with _noting(uri, faults):
             shards = read_manifest(uri).shards_of("documents")
             if not shards:
                 raise SourceError("has no shards of documents: it is no corpus")
@@ -393,47 +365,30 @@ def _find_tokenizer(
     model = _find(named, recorded, SPIECE_MODEL)
     if not model:
         return None
-    with _noting(model, faults), decoding(model):
+    with _noting(model, faults):
         made_by = storage.join(model.rpartition("/")[0], MANIFEST)
         made = read_manifest(made_by) if storage.exists(made_by) else None
         lower_case = made is None or made.result_as(VocabularyResult).lower_case
-        split = manifest is not None and _setting(manifest, "fidelity") == "google"
-        tokenizer = Tokenizer(storage.read_bytes(model), lower_case, split)
-        tokenizer.encode([" ".join(tokenizer.pieces)])
-        return tokenizer
+        split = manifest is not None and manifest.result.get("fidelity") == "google"
+        return Tokenizer(storage.read_bytes(model), lower_case, split)
     return None
 
 
-def _setting(manifest: Manifest, name: str) -> Any:
-    return manifest.result.get(name, manifest.settings.get(name))
-
-
 def _expected(
-    manifest: Manifest | None,
-    tokenizer: Tokenizer | None,
-    given: Mapping[str, Any],
-    faults: dict[str, str],
+    manifest: Manifest | None, tokenizer: Tokenizer | None, given: Mapping[str, Any]
 ) -> Expected:
-    """Return what is ``given``, else what the manifest says, else the defaults."""
+    """Return what is ``given``, else what the manifest says, else the defaults.
+
+    Raises:
+        ConfigError: what the manifest says is impossible.
+    """
     values: dict[str, Any] = {"fidelity": "unknown"}
     if manifest is not None:
-        found = {name: _setting(manifest, name) for name in Expected.model_fields}
-        values, mistakes = _valid(found)
-        faults |= {name: f"{MANIFEST}: {name}: {why}" for name, why in mistakes.items()}
+        said = manifest.settings | manifest.result
+        values = {name: said[name] for name in Expected.model_fields if said.get(name) is not None}
     if tokenizer is not None:
         values["vocab_size"] = tokenizer.vocab_size
-    return Expected(**{**_valid(values)[0], **given})
-
-
-def _valid(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the fields of `Expected` that are in their range, without None; why others are not."""
-    values = {name: value for name, value in values.items() if value is not None}
-    mistakes: dict[str, str] = {}
-    try:
-        Expected(**values)
-    except ValidationError as error:
-        mistakes = {str(m["loc"][0]): f"{m['msg']}, got {m['input']!r}" for m in error.errors()}
-    return {n: value for n, value in values.items() if n not in mistakes}, mistakes
+    return Expected.read({**values, **given}, MANIFEST)
 
 
 def table_of(findings: Sequence[Finding]) -> str:

@@ -107,32 +107,22 @@ class Tally:
     """How often each rule without exceptions is broken, by check; and other counts."""
     sums: dict[str, Floats] = field(default_factory=dict)
     hashes: defaultdict[str, list[UInt64s]] = field(default_factory=lambda: defaultdict(list))
-    wrong_columns: dict[str, None] = field(default_factory=dict)
-    """Deviations from the schema, in words, each once."""
 
     def add(self, name: str, values: ArrayLike) -> None:
         """Add ``values`` to the sums called ``name``."""
         self.sums[name] = np.asarray(values, np.float64) + self.sums.get(name, 0.0)
 
 
-def measure_format(rows: Rows, tally: Tally) -> Rows:
-    """Add to ``tally`` what breaks the format in ``rows``; return those that can be looked at."""
-    tally.counts.update({"rows": len(rows) + rows.faults["values"], **rows.faults})
-    tally.wrong_columns |= dict.fromkeys(rows.wrong_columns)
-    rows = rows.only(_sound_rows(rows, tally))
-    if len(rows):
-        _measure_pieces(rows, tally)
-    return rows
-
-
 def measure(rows: Rows, tally: Tally) -> Rows:
     """Add what ``rows`` have to ``tally``; return those that could be looked at."""
-    rows = measure_format(rows, tally)
+    tally.counts.update({"rows": len(rows), **rows.faults})
+    rows = rows.only(_sound_rows(rows, tally))
     if not len(rows):
         return rows
     opens = rows.opens
     if opens is None and tally.opens_word is not None:
         opens = tally.opens_word[np.minimum(rows.unmasked, len(tally.opens_word) - 1)]
+    _measure_pieces(rows, tally)
     _measure_masks(rows, tally)
     if opens is not None:
         _measure_words(rows, opens, tally)
@@ -144,34 +134,28 @@ def measure(rows: Rows, tally: Tally) -> Rows:
 def _sound_rows(rows: Rows, tally: Tally) -> Bools:
     """Count what breaks a rule of the format.
 
-    Returns bool (R,): whether a row's numbers lie inside it and its ids are some vocabulary's, so
-    that it can be looked at.
+    Returns bool (R,): whether a row's numbers lie inside it, so that it can be looked at.
     """
     counts, expected, lengths = tally.counts, tally.expected, rows.lengths
 
-    def rows_with(wrong: Bools, row_of: Ints) -> Bools:
-        return np.bincount(row_of[wrong], minlength=len(rows)) > 0
+    def rows_with(wrong: Bools) -> Bools:
+        return np.bincount(rows.row_of_prediction[wrong], minlength=len(rows)) > 0
 
-    wrong = (lengths > expected.max_seq_length) | (rows.num_predictions > expected.prediction_limit)
-    counts["schema"] += int((wrong | (rows.orders < 0) | (rows.orders > 1)).sum())
-
-    of_prediction = rows.row_of_prediction
+    too_large = (lengths > expected.max_seq_length) | (
+        rows.num_predictions > expected.prediction_limit
+    )
+    counts["size"] += int((too_large | (rows.orders > 1)).sum())
     unsorted = np.zeros(len(rows.positions), bool)
-    unsorted[1:] = (np.diff(of_prediction) == 0) & (rows.positions[1:] <= rows.positions[:-1])
-    outside = (rows.positions < 0) | (rows.positions >= lengths[of_prediction])
-    misplaced = rows_with(outside, of_prediction) | (rows.num_predictions > lengths)
-    counts["positions"] += int((misplaced | rows_with(unsorted, of_prediction)).sum())
-
+    unsorted[1:] = (np.diff(rows.row_of_prediction) == 0) & (np.diff(rows.positions) <= 0)
+    misplaced = rows_with(rows.positions >= lengths[rows.row_of_prediction])
+    misplaced |= rows.num_predictions > lengths
+    counts["positions"] += int((misplaced | rows_with(unsorted)).sum())
     # [CLS] a [SEP] b [SEP], with a piece in a and one in b.
-    shaped = (rows.b_starts >= 3) & (rows.b_starts <= lengths - 2) & (lengths <= MAX_LENGTH)
+    shaped = (rows.b_starts >= 3) & (rows.b_starts <= lengths - 2)
     counts["layout"] += int((~shaped).sum())
-
-    strange = np.zeros(len(rows), bool)
-    for values, row_of in ((rows.ids, rows.row_of), (rows.labels, of_prediction)):
-        above = values >= (expected.vocab_size or MAX_VOCAB_SIZE)
-        counts["vocabulary"] += int((above | (values < 0)).sum())
-        strange |= rows_with((values >= MAX_VOCAB_SIZE) | (values < 0), row_of)
-    return shaped & ~misplaced & ~strange
+    size = expected.vocab_size or MAX_VOCAB_SIZE
+    counts["vocabulary"] += int((rows.ids >= size).sum() + (rows.labels >= size).sum())
+    return shaped & ~misplaced
 
 
 def _measure_pieces(rows: Rows, tally: Tally) -> None:
@@ -285,12 +269,11 @@ def _measure_order(rows: Rows, opens: Bools | None, tally: Tally) -> None:
 
 
 def _measure_sets(rows: Rows, tally: Tally) -> None:
-    places = rows.keys(tally.expected.seed or 0)
-    # A text may say the same twice, in one document or in two: that is no fault of a writer.
-    tally.hashes["rows" if places is None else "places"].append(
-        rows.hashes if places is None else places
-    )
-    if rows.documents is not None:
+    if rows.documents is None:
+        tally.hashes["rows"].append(rows.hashes)
+    else:
+        # A text may say the same twice, in one document or in two: that is no fault of a writer.
+        tally.hashes["places"].append(rows.keys(tally.expected.seed or 0))
         numbers = np.unique(rows.documents, return_counts=True)[1]
         neighbours = (rows.documents[1:] == rows.documents[:-1]).sum()
         tally.add("neighbours", [neighbours, (numbers * (numbers - 1)).sum() / len(rows)])
@@ -299,7 +282,7 @@ def _measure_sets(rows: Rows, tally: Tally) -> None:
 def judge(tally: Tally) -> list[Finding]:
     """Return the findings of all checks of rows."""
     return [
-        *judge_format(tally),
+        *_judge_format(tally),
         *_judge_masks(tally),
         *_judge_words(tally),
         *_judge_order(tally),
@@ -308,7 +291,6 @@ def judge(tally: Tally) -> list[Finding]:
 
 
 _RULES = {
-    "values": ("rows", "rows that lack a value, or with values that contradict each other"),
     "layout": ("rows", "rows are not [CLS] a [SEP] b [SEP]"),
     "padding": ("rows", "rows with padding inside, or whose padding mask is wrong"),
     "segment ids": ("rows", "rows not 0 to [SEP] and 1 from b on"),
@@ -350,20 +332,18 @@ def by_chance(check: str, said: str, expected: str, probability: float) -> Findi
     return Finding(check, said, expected, bool(probability >= ALARM))
 
 
-def judge_format(tally: Tally) -> Iterator[Finding]:
-    """Yield the findings of the checks of the format."""
+def _judge_format(tally: Tally) -> Iterator[Finding]:
     counts, expected = tally.counts, tally.expected
     what = (
-        f"rows of wrong types, beyond {expected.max_seq_length} pieces or "
+        f"rows beyond {expected.max_seq_length} pieces or "
         f"{expected.max_predictions or 'any'} predictions, or with another label than 0 and 1"
     )
-    said = "; ".join([what, *tally.wrong_columns])
-    yield none_of("schema", counts["schema"], counts["rows"], said)
-    if expected.vocab_size is None and not counts["vocabulary"]:
+    yield none_of("size", counts["size"], counts["rows"], what)
+    if expected.vocab_size is None:
         found = f"highest id {counts['highest id']}; no vocabulary given"
         yield Finding("vocabulary", found, "below its size", None)
     else:
-        what = f"ids below 0, or at or above {expected.vocab_size or MAX_VOCAB_SIZE}"
+        what = f"ids at or above {expected.vocab_size}"
         yield none_of("vocabulary", counts["vocabulary"], counts["pieces"], what)
     for check, (total, what) in _RULES.items():
         yield none_of(check, counts[check], counts[total], what)

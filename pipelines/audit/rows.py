@@ -1,7 +1,6 @@
 """Examples of a shard as flat arrays, whoever wrote it and in whichever format."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any
@@ -11,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from albert_core.stage.errors import AlbertError, SourceError
+from albert_core.stage.errors import SourceError
 from albert_core.text.arrow_files import open_arrow
-from albert_core.text.records import EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS, Ints
+from albert_core.text.records import EXAMPLE_SCHEMA, MAX_VOCAB_SIZE, OTHER_DOCUMENT_FIELDS, Ints
 from albert_core.text.seeds import UInt64s, derive_seed, random_bits
 from pipelines.corpus.word_hashes import cut_by_size
-from pipelines.examples.tfrecord import TFExample
+from pipelines.examples.tfrecord import TFExample, read_tfrecord
 
 Bools = NDArray[np.bool_]
 Columns = dict[str, pa.Array]
@@ -24,45 +23,32 @@ Features = dict[str, NDArray[Any]]
 
 OPENS_WORD = "opens_word"
 """Column of lists: 1 for each piece at which a word begins."""
-_PIECE_FEATURES = ("input_ids", "input_mask", "segment_ids")
+_SCHEMAS = [EXAMPLE_SCHEMA, pa.schema([*EXAMPLE_SCHEMA, *pa.schema(OTHER_DOCUMENT_FIELDS)])]
+_PIECE_FEATURES = ("input_ids", "input_mask", "segment_ids", "token_boundary")
 _PREDICTION_FEATURES = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
-_ORDER_FEATURE = "next_sentence_labels"
-_BOUNDARY_FEATURE = "token_boundary"
-_FEATURES = (*_PIECE_FEATURES, *_PREDICTION_FEATURES, _ORDER_FEATURE)
-_CORE_COLUMNS = EXAMPLE_SCHEMA.names[:5]
-_OTHER_COLUMNS = [name for name, _ in OTHER_DOCUMENT_FIELDS]
-_TYPES: dict[str, pa.DataType] = {
-    field.name: field.type for field in [*EXAMPLE_SCHEMA, *pa.schema(OTHER_DOCUMENT_FIELDS)]
-}
+_FEATURES = {*_PIECE_FEATURES, *_PREDICTION_FEATURES, "next_sentence_labels"}
+_ROWS_PER_BATCH = 8192
+_RECORDS_PER_BATCH = 1024
 
 
 class Rows:
     """R examples laid end to end: T pieces and M predictions in all, as the shard has them.
 
     Args:
-        columns: those of EXAMPLE_SCHEMA up to the label, of int64 and large lists of it, without
-            nulls; and as many of its other columns, `OTHER_DOCUMENT_FIELDS` and `OPENS_WORD` as
-            are known.
-        faults: rows of the shard that break a rule of the format, by check. Those under "values"
-            lack a value and are not among these rows.
-        wrong_columns: deviations from the schema, in words.
+        columns: those of EXAMPLE_SCHEMA up to the label, of any integers, without nulls, and
+            `OPENS_WORD` if it is known; or all of an Arrow shard's.
+        faults: check -> rows of the shard that break this rule of the format.
     """
 
-    def __init__(
-        self,
-        columns: Columns,
-        faults: dict[str, int] | None = None,
-        wrong_columns: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, columns: Columns, faults: dict[str, int] | None = None) -> None:
         self.columns = columns
-        self.faults = {"values": 0, **(faults or {})}
-        self.wrong_columns = wrong_columns
+        self.faults = faults or {}
         # (T,) after masking, and (R,); (M,) and (R,); (M,)
         self.ids, self.lengths = _lists(columns["input_ids"])
         self.positions, self.num_predictions = _lists(columns["masked_lm_positions"])
         self.labels, _ = _lists(columns["masked_lm_labels"])
-        self.b_starts: Ints = columns["segment_b_start"].to_numpy()
-        self.orders: Ints = columns["sentence_order_label"].to_numpy()
+        self.b_starts = _int64(columns["segment_b_start"])
+        self.orders = _int64(columns["sentence_order_label"])
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -71,23 +57,20 @@ class Rows:
     def opens(self) -> Bools | None:
         """(T,) whether a word begins at each piece, if the shard says so."""
         column = self.columns.get(OPENS_WORD)
-        return None if column is None else column.flatten().to_numpy() == 1
+        return None if column is None else _lists(column)[0] == 1
 
     @cached_property
     def documents(self) -> UInt64s | None:
-        """(R,) hashes of the documents' ids, if they are known."""
+        """(R,) hashes of the documents' ids; None in a TFRecord shard, which does not name them."""
         column = self.columns.get("document_id")
         return None if column is None else _hashed(column, hash_of)
 
-    def keys(self, seed: int) -> UInt64s | None:
+    def keys(self, seed: int) -> UInt64s:
         """(R,) of document, copy and first sentence: what a pair's draws under ``seed`` depend on.
 
-        None if one of them is not known.
+        Only if the documents are known.
         """
-        if not {"document_id", "copy", "first_sentence"} <= self.columns.keys():
-            return None
-        of_document = partial(derive_seed, seed, "examples")
-        keys = _hashed(self.columns["document_id"], of_document)
+        keys = _hashed(self.columns["document_id"], partial(derive_seed, seed, "examples"))
         for name in ("copy", "first_sentence"):
             keys = random_bits(keys, self.columns[name].to_numpy())
         return keys
@@ -148,28 +131,26 @@ class Rows:
     @cached_property
     def hashes(self) -> UInt64s:
         """(R,) of everything in a row that both formats hold."""
-        hashes = self._sum_of(self.ids, self.at)
+        hashes = np.add.reduceat(random_bits(self.ids.astype(np.uint64), self.at), self.starts)
         places = self.positions.astype(np.uint64)
         np.add.at(hashes, self.row_of_prediction, random_bits(places, self.labels + (1 << 40)))
         return hashes + random_bits(self.b_starts.astype(np.uint64), self.orders + (2 << 40))
-
-    def _sum_of(self, values: Ints, places: Ints) -> UInt64s:
-        return np.add.reduceat(random_bits(values.astype(np.uint64), places), self.starts)
 
     def only(self, keep: Bools) -> "Rows":
         """Return the rows where ``keep`` (R,) holds."""
         if keep.all():
             return self
-        return Rows(_filtered(self.columns, keep))
+        kept = pa.array(keep)
+        return Rows({name: column.filter(kept) for name, column in self.columns.items()})
 
 
-def _filtered(columns: Columns, keep: Bools) -> Columns:
-    return {name: column.filter(pa.array(keep)) for name, column in columns.items()}
+def _int64(column: pa.Array) -> Ints:
+    return column.to_numpy().astype(np.int64)
 
 
 def _lists(column: pa.Array) -> tuple[Ints, Ints]:
     """Return the values of lists end to end, and the length of each (R,)."""
-    return column.flatten().to_numpy(), pc.list_value_length(column).to_numpy()
+    return _int64(column.flatten()), _int64(pc.list_value_length(column))
 
 
 def hash_of(name: str) -> int:
@@ -184,185 +165,120 @@ def _hashed(column: pa.Array, hashed: Callable[[str], int]) -> UInt64s:
     return hashes[encoded.indices.fill_null(-1).to_numpy()]
 
 
-@contextmanager
-def decoding(where: str) -> Iterator[None]:
-    """Turn whatever a library raises on bytes that it cannot read into a SourceError.
-
-    Libraries promise nothing about damaged bytes: a KeyError, a MemoryError or one of their own.
-    """
-    try:
-        yield
-    except AlbertError:
-        raise
-    except Exception as error:
-        raise SourceError(f"{where}: {type(error).__name__}: {error}") from error
+def read_batches(uri: str) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of an Arrow file, of which every offset and text is valid."""
+    reader = open_arrow(uri)
+    for number in range(reader.num_record_batches):
+        batch = reader.get_batch(number)
+        batch.validate(full=True)
+        yield batch
 
 
-def read_batches(uri: str, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of an Arrow file that may be damaged, or some ``columns`` of them.
-
-    Every offset and every text in them is valid, and every value is in its buffer.
+def read_rows(uri: str) -> Iterator[Rows]:
+    """Yield the examples of an Arrow or a TFRecord shard, some thousands at a time.
 
     Raises:
-        SourceError: the file cannot be read, or lacks one of these columns.
+        SourceError: the file is neither; or as `rows_of_batch` and `_rows_of_features`.
+        Exception: whatever a library raises on bytes that it cannot read; they promise nothing.
     """
-    with decoding("no readable Arrow file"):
-        reader = open_arrow(uri)
-        for number in range(reader.num_record_batches):
-            batch = reader.get_batch(number)
-            batch = batch if columns is None else batch.select(columns)
-            batch.validate(full=True)
-            yield batch
+    if uri.endswith(".tfrecord"):
+        records = enumerate(read_tfrecord(uri))
+        features = (_features(number, record) for number, record in records)
+        for batch in cut_by_size(features, lambda _: 1, _RECORDS_PER_BATCH):
+            yield _rows_of_features(batch)
+    elif uri.endswith(".arrow"):
+        for batch in read_batches(uri):
+            for begin in range(0, batch.num_rows, _ROWS_PER_BATCH):
+                yield rows_of_batch(batch.slice(begin, _ROWS_PER_BATCH))
+    else:
+        raise SourceError("is neither .arrow nor .tfrecord")
 
 
 def rows_of_batch(batch: pa.RecordBatch) -> Rows:
-    """Return the examples of an Arrow batch, whoever wrote it.
-
-    The batch has at least the columns of EXAMPLE_SCHEMA up to the label. Numbers may be of any
-    width; deviations from EXAMPLE_SCHEMA are listed. A row that lacks a value, or has two that
-    contradict each other, is counted and left out.
+    """Return the examples of an Arrow batch.
 
     Raises:
-        SourceError: such a column is missing, or a column is not of numbers, lists or text.
+        SourceError: its columns are not those of EXAMPLE_SCHEMA, perhaps with
+            `OTHER_DOCUMENT_FIELDS`, or a row lacks a value or has values that contradict others.
     """
-    with decoding("names of the columns"):
-        names = batch.schema.names
-    if missing := [name for name in _CORE_COLUMNS if name not in names]:
-        raise SourceError(f"columns {missing} are missing; found {names}")
-    if repeated := [name for name in _TYPES if names.count(name) > 1]:
-        raise SourceError(f"columns {repeated} occur twice; found {names}")
-    columns = {}
-    for name in set(names) & _TYPES.keys():
-        with decoding(f"column {name}"):
-            columns[name] = batch[name].cast(_wide(_TYPES[name]))
-    whole = _whole_rows(columns)
-    wrong = _wrong_columns(batch.schema)
-    faults = {"schema": len(whole) * bool(wrong), "values": int((~whole).sum())}
-    return Rows(columns if whole.all() else _filtered(columns, whole), faults, wrong)
-
-
-def _wide(of: pa.DataType) -> pa.DataType:
-    if pa.types.is_list(of):
-        return pa.large_list(pa.int64())
-    return pa.int64() if pa.types.is_integer(of) else pa.large_string()
-
-
-def _whole_rows(columns: Columns) -> Bools:
-    """Return bool (R,): which rows have all values, in agreement with each other."""
-    whole = np.ones(len(columns["input_ids"]), bool)
-    numbers: dict[str, Ints] = {}
-    for name, column in columns.items():
-        if name not in _OTHER_COLUMNS:
-            whole &= _has_value(column)
-        if pa.types.is_large_list(column.type):
-            whole[pc.list_parent_indices(column).to_numpy()[~_has_value(column.flatten())]] = False
-            numbers[name] = pc.list_value_length(column).fill_null(0).to_numpy()
-        elif pa.types.is_integer(column.type):
-            numbers[name] = column.fill_null(0).to_numpy()
-    whole &= numbers["masked_lm_positions"] == numbers["masked_lm_labels"]
-    for first, last in (
-        ("first_sentence", "last_sentence"),
-        ("other_first_sentence", "other_last_sentence"),
-    ):
-        if first in numbers and last in numbers:
-            whole &= (numbers[first] >= 0) & (numbers[first] <= numbers[last])
-    whole &= numbers.get("copy", np.zeros(1)) >= 0
-    others = [_has_value(columns[name]) for name in _OTHER_COLUMNS if name in columns]
-    for there in others:
-        whole &= there == others[0]
-    return whole
-
-
-def _has_value(column: pa.Array) -> Bools:
-    return column.is_valid().to_numpy(zero_copy_only=False)
-
-
-def _wrong_columns(schema: pa.Schema) -> tuple[str, ...]:
-    """Return in words what ``schema`` has that EXAMPLE_SCHEMA has not, and the other way round."""
-    found = {field.name: field.type for field in schema}
-    has_others = not found.keys().isdisjoint(_OTHER_COLUMNS)
-    wanted = _TYPES if has_others else {name: _TYPES[name] for name in EXAMPLE_SCHEMA.names}
-    return (
-        *(f"{name} is missing" for name in wanted if name not in found),
-        *(f"{name!r} is unknown" for name in found if name not in wanted),
-        *(
-            f"{name} is {found[name]}, not {of}"
-            for name, of in wanted.items()
-            if found.get(name, of) != of
-        ),
-    )
-
-
-def rows_of_records(records: Iterable[bytes], batch: int) -> Iterator[Rows]:
-    """Yield the examples of serialised `tf.train.Example` records, ``batch`` at a time.
-
-    Raises:
-        SourceError: as `features_of`.
-    """
-    for features in cut_by_size(features_of(records), lambda _: 1, batch):
-        yield _rows_of_features(
-            {name: np.stack([each[name] for each in features]) for name in features[0]}
+    if not any(batch.schema.equals(schema) for schema in _SCHEMAS):
+        found, wanted = (
+            ", ".join(f"{field.name} {field.type}" for field in schema)
+            for schema in (batch.schema, EXAMPLE_SCHEMA)
         )
+        raise SourceError(f"the columns are {found}; expected {wanted}")
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    if wrong := _wrong_values(columns):
+        raise SourceError(f"in a row, {wrong}")
+    return Rows(columns)
 
 
-def features_of(records: Iterable[bytes]) -> Iterator[Features]:
-    """Yield the features of each record, all padded to the lengths of the first one's.
-
-    Raises:
-        SourceError: a record cannot be read, or its features are not those of an example or are
-            not as long as the first record's.
-    """
-    expected: dict[str, int] = {}
-    with decoding("no readable TFRecord file"):
-        for number, record in enumerate(records):
-            features = _features(number, record)
-            lengths = _lengths(features)
-            expected = expected or lengths
-            if lengths != expected:
-                raise SourceError(
-                    f"record {number} has features of lengths {lengths}, the first one {expected}"
-                )
-            yield features
-
-
-def _lengths(features: Features) -> dict[str, int]:
-    return {name: len(values) for name, values in features.items()}
+def _wrong_values(columns: Columns) -> str:
+    """Return which values contradict each other, or are not there; empty if none are."""
+    lists = {name: columns[name] for name, of in columns.items() if pa.types.is_list(of.type)}
+    lengths = {name: pc.list_value_length(column) for name, column in lists.items()}
+    others = [columns[name] for name, _ in OTHER_DOCUMENT_FIELDS if name in columns]
+    checks = {
+        "a value is missing": any(columns[name].null_count for name in EXAMPLE_SCHEMA.names)
+        or any(column.flatten().null_count for column in lists.values())
+        or any(not each.is_valid().equals(others[0].is_valid()) for each in others),
+        "there is no piece": pc.any(pc.equal(lengths["input_ids"], 0)).as_py(),
+        "there are more positions than labels, or fewer": not lengths["masked_lm_positions"].equals(
+            lengths["masked_lm_labels"]
+        ),
+        "the first sentence is after the last": any(
+            pc.any(
+                pc.greater(columns[f"{of}first_sentence"], columns[f"{of}last_sentence"])
+            ).as_py()
+            for of in ("", "other_")[: 1 + bool(others)]
+        ),
+    }
+    return next((what for what, is_wrong in checks.items() if is_wrong), "")
 
 
 def _features(number: int, record: bytes) -> Features:
-    """Return the features known here of a record whose features have lengths that fit."""
-    with decoding(f"record {number} is no tf.train.Example"):
-        given = TFExample.FromString(record).features.feature
+    """Return the features known here of a record: int64 or, for weights, float64 (any,)."""
+    given = TFExample.FromString(record).features.feature
     found: Features = {}
-    for name in (*_FEATURES, _BOUNDARY_FEATURE):
-        if name in given:
-            is_float = name == "masked_lm_weights"
-            values = (given[name].float_list if is_float else given[name].int64_list).value
-            found[name] = np.fromiter(values, np.float64 if is_float else np.int64, len(values))
-    lengths = _lengths(found)
-    groups = ((*_PIECE_FEATURES, _BOUNDARY_FEATURE), _PREDICTION_FEATURES, (_ORDER_FEATURE,))
-    of_groups = [{lengths[name] for name in group if name in lengths} for group in groups]
-    is_complete = found.keys() >= set(_FEATURES) and 0 not in lengths.values()
-    if not is_complete or any(len(of) > 1 for of in of_groups) or of_groups[-1] != {1}:
+    for name in _FEATURES.intersection(given):
+        is_float = name == "masked_lm_weights"
+        values = (given[name].float_list if is_float else given[name].int64_list).value
+        found[name] = np.fromiter(values, np.float64 if is_float else np.int64, len(values))
+        if not is_float and found[name].astype(np.uint64).max(initial=0) >= MAX_VOCAB_SIZE:
+            raise SourceError(f"record {number} has numbers outside 0..{MAX_VOCAB_SIZE - 1}")
+    num_pieces, num_predictions = (len(found.get(n, ())) for n in ("input_ids", "masked_lm_ids"))
+    expected = dict.fromkeys(_PIECE_FEATURES, num_pieces)
+    expected |= dict.fromkeys(_PREDICTION_FEATURES, num_predictions) | {"next_sentence_labels": 1}
+    lengths = {"token_boundary": num_pieces} | {name: len(each) for name, each in found.items()}
+    if lengths != expected or not num_pieces or not num_predictions:
         raise SourceError(
             f"record {number} is no example: its features have lengths {lengths}, but "
             f"{_PIECE_FEATURES} must have one length, {_PREDICTION_FEATURES} one, and "
-            f"{_ORDER_FEATURE} must have 1"
+            "next_sentence_labels must have 1"
         )
     return found
 
 
-def _rows_of_features(features: Features) -> Rows:
-    """Return the examples of padded features, each (R, its length), (R, 1) at least.
+def _rows_of_features(records: list[Features]) -> Rows:
+    """Return the examples of padded records.
 
     A row ends at its last piece that is not padding, and segment b begins where segment ids become
     1. Rows in which masks, segment ids, weights and padding contradict this are counted.
+
+    Raises:
+        SourceError: the records have features of different lengths, or one has no piece.
     """
+    shapes = {name: {len(each.get(name, ())) for each in records} for name in records[0]}
+    if any(len(lengths) > 1 for lengths in shapes.values()):
+        raise SourceError(f"the records' features are not of the same lengths: {shapes}")
+    features = {name: np.stack([each[name] for each in records]) for name in records[0]}
     ids, segments, weights = (
         features[name] for name in ("input_ids", "segment_ids", "masked_lm_weights")
     )
     lanes = np.arange(ids.shape[1])
     lengths = ((ids != 0) * (lanes + 1)).max(axis=1)
+    if not lengths.all():
+        raise SourceError("a record has no piece but padding")
     real = lanes < lengths[:, None]
     in_b = segments == 1
     b_starts = np.where(in_b.any(axis=1), in_b.argmax(axis=1), lengths)
@@ -383,10 +299,10 @@ def _rows_of_features(features: Features) -> Rows:
         "segment_b_start": pa.array(b_starts),
         "masked_lm_positions": lists("masked_lm_positions", predicted),
         "masked_lm_labels": lists("masked_lm_ids", predicted),
-        "sentence_order_label": pa.array(features[_ORDER_FEATURE][:, 0]),
+        "sentence_order_label": pa.array(features["next_sentence_labels"][:, 0]),
     }
-    if _BOUNDARY_FEATURE in features:
-        columns[OPENS_WORD] = lists(_BOUNDARY_FEATURE, real)
+    if "token_boundary" in features:
+        columns[OPENS_WORD] = lists("token_boundary", real)
     faults = {
         "padding": int(wrong_padding.sum()),
         "segment ids": int(wrong_segments.any(axis=1).sum()),
