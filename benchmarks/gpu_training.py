@@ -34,7 +34,6 @@ from albert_core.finetuning.hyperparameters import Hyperparameters
 from albert_core.finetuning.loop import Finetuner
 from albert_core.model.albert import AlbertForPretraining, AlbertModel
 from albert_core.model.execution import device_here, products_in, set_layer_execution
-from albert_core.model.losses import masked_lm_loss, sentence_order_loss
 from albert_core.planning.hardware import hardware_called
 from albert_core.planning.parameters import training_flops
 from albert_core.planning.training_memory import TrainingMemory
@@ -44,7 +43,7 @@ from albert_core.training.optimizer import build_optimizer
 from albert_core.training.ranks import Ranks
 from albert_core.training.run_log import measured_peak_flops
 from albert_core.training.shards import Rows, UpdateBatch, UpdateSizes
-from albert_core.training.step import TrainState, train_step
+from albert_core.training.step import TrainState, masked_lm_loss, sentence_order_loss, train_step
 from benchmarks import harness
 from benchmarks.training_step import (
     VOCAB_SIZE,

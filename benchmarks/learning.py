@@ -3,7 +3,7 @@
     python -m benchmarks.learning --examples FOLDER [--recipe tiny] [--seconds 240]
         [--seeds 1 2 3] [--peers adamw lamb adamw,0.001,32]
         [--ours tiny "muon: training.optimizer=muon training.batch_size=32"]
-        [--held-out 10000] [--pairs FOLDER] [--show] [--draw NAME ...] [--results FILE]
+        [--held-out 10000] [--pairs FOLDER] [--show] [--results FILE]
 
 All learn from the examples of one folder, which the stage "examples" made, in the shape of one
 recipe. The budget is CPU seconds of the thread that trains, with one thread of torch. The making of
@@ -14,11 +14,11 @@ thrown away; so schedules end with the budget, and a run that is slower than tha
 Ours is a recipe with overrides, trained by the loader, the update and the schedule of the product;
 ``num_steps`` only says what ``warmup_steps`` is a share of. The peer is `AlbertForPreTraining` with
 its own loss, padded batches and a linear schedule, with torch's AdamW or our LAMB. ``adamw`` and
-``lamb`` alone search the best rate and batch size with the first seed, and then learn with all.
+``lamb`` alone search the best rate with the first seed, and then learn with all.
 The peer gets fresh n-gram masks like those of the evaluation.
 
-Each run appends a line of JSON to the results. The table and the picture are of all lines there;
-of two runs of the same name, budget and seed the later counts. ``--show`` makes them without a run.
+Each run appends a line of JSON to the results. The table is of all lines there; of two runs of the
+same name, budget and seed the later counts. ``--show`` makes it without a run.
 """
 
 import json
@@ -59,10 +59,8 @@ from flows.recipe import Recipe, load_recipe
 
 POINTS = (0.025, 0.05, 0.1, 0.175, 0.25, 0.5, 0.75, 1.0)
 """Shares of the budget at which a run is evaluated."""
-SHOWN_POINTS = (0.1, 0.25, 0.5, 0.75)
 RATES = {"adamw": (5e-4, 1e-3, 2e-3, 4e-3), "lamb": (2.5e-3, 5e-3, 1e-2, 2e-2)}
-BATCH_SIZES = (8, 16, 32, 64)
-FIRST_BATCH_SIZE = 32
+SEARCHED_BATCH_SIZE = 32
 PEER_WARMUP_SHARE, PEER_WEIGHT_DECAY = 0.06, 0.01
 CALIBRATION_SHARE = 0.05
 """Of the budget, to measure how many updates fit into it."""
@@ -327,15 +325,6 @@ def _pair_scores(model: AlbertForPretraining, run: Run) -> dict[str, float]:
     return found
 
 
-def searched(optimizer: Any, loss_of: Callable[[Peer], float]) -> Peer:
-    """Return the best peer: of all rates, then of all batch sizes, then of the rates beside."""
-    rates = RATES[optimizer]
-    best = min((Peer(optimizer, rate, FIRST_BATCH_SIZE) for rate in rates), key=loss_of)
-    best = min((Peer(optimizer, best.rate, size) for size in BATCH_SIZES), key=loss_of)
-    beside = (best.rate / 2, best.rate, best.rate * 2)
-    return min((Peer(optimizer, rate, best.batch_size) for rate in beside), key=loss_of)
-
-
 @dataclass(frozen=True)
 class Curve:
     """The runs of one contestant with one budget, one for each seed."""
@@ -350,40 +339,28 @@ class Curve:
         optimizer: str | None = self.lines[0]["contestant"].get("optimizer")
         return optimizer
 
-    def at(self, share: float, score: str = "masked_lm_loss") -> list[float]:
-        """Return each seed's score at a share of the budget, between points by the logarithm."""
-        found = []
-        for line in self.lines:
-            seconds, values = _columns(line, score)
-            place = np.log(share * self.budget)
-            found.append(float(np.interp(place, np.log(seconds), values)))
-        return found
-
     def last(self, score: str) -> list[float]:
         """Return each seed's score at the end of its run."""
         return [float(line["points"][-1][score]) for line in self.lines]
 
     def seconds_to(self, loss: float) -> list[float]:
         """Return in how many CPU seconds each seed reaches ``loss``; infinity if it does not."""
-        return [_seconds_to(loss, *_columns(line, "masked_lm_loss")) for line in self.lines]
+        return [_seconds_to(loss, line["points"]) for line in self.lines]
 
 
-def _columns(line: Line, score: str) -> tuple[list[float], list[float]]:
-    points = line["points"]
-    return [point["cpu_s"] for point in points], [point[score] for point in points]
+def _seconds_to(loss: float, points: Sequence[dict[str, float]]) -> float:
+    """Return when the loss is reached first; at the first point if it is lower there already.
 
-
-def _seconds_to(loss: float, seconds: Sequence[float], losses: Sequence[float]) -> float:
-    """Return when the loss is reached first; at the first point if it is lower there already."""
-    reached = next((n for n, value in enumerate(losses) if value <= loss), None)
+    Between two points it is linear in the logarithm of time.
+    """
+    reached = next((n for n, p in enumerate(points) if p["masked_lm_loss"] <= loss), None)
     if reached is None:
         return math.inf
     if reached == 0:
-        return seconds[0]
-    before, after = losses[reached - 1], losses[reached]
-    share = (before - loss) / (before - after)
-    logs = np.log(seconds[reached - 1 : reached + 1])
-    return float(np.exp(logs[0] + share * (logs[1] - logs[0])))
+        return points[0]["cpu_s"]
+    two = points[reached], points[reached - 1]
+    losses, logs = [p["masked_lm_loss"] for p in two], [math.log(p["cpu_s"]) for p in two]
+    return math.exp(np.interp(loss, losses, logs))
 
 
 def curves_of(lines: Iterable[Line]) -> list[Curve]:
@@ -443,13 +420,12 @@ def _table(curves: Sequence[Curve], tuned: Curve | None) -> str:
     lines = [line for curve in curves for line in curve.lines]
     sets = sorted({name for line in lines for name in line["minimal_pairs"]})
     head = ["contestant", "CPU s", "seeds", "updates", "million pieces"]
-    head += [f"loss at {share:.0%}" for share in SHOWN_POINTS]
     head += ["loss at the end", "accuracy", *sets, "share of the peer's CPU s to its loss"]
     rows: list[list[object]] = []
     for curve in curves:
         updates, pieces = (np.mean(curve.last(name)) for name in ("step", "pieces"))
         row: list[object] = [curve.name, f"{curve.budget:g}", len(curve.lines), f"{updates:,.0f}"]
-        row += [f"{pieces / 1e6:.2f}", *(f"{np.mean(curve.at(s)):.3f}" for s in SHOWN_POINTS)]
+        row += [f"{pieces / 1e6:.2f}"]
         row += [mean_and_reach(curve.last(n)) for n in ("masked_lm_loss", "masked_lm_accuracy")]
         for name in sets:
             of_set = [line["minimal_pairs"].get(name) for line in curve.lines]
@@ -480,47 +456,6 @@ def _of(line: Line) -> str:
     )
 
 
-def draw(lines: Sequence[Line], path: Path, names: Sequence[str]) -> None:
-    """Draw the loss over CPU seconds: a line for each contestant, and its seeds as a band.
-
-    Args:
-        lines: of the results.
-        path: of the picture.
-        names: which contestants; without names, ours and the best peers.
-    """
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    curves = curves_of(lines)
-    peers = best_peers(curves)
-    wanted = [c for c in curves if (c.name in names if names else not c.optimizer or c in peers)]
-    figure, axes = plt.subplots(figsize=(9, 5.4))
-    unigram = lines[0]["unigram_nats"]
-    highest = unigram + 0.5
-    for curve in sorted(wanted, key=lambda each: -np.mean(each.last("masked_lm_loss"))):
-        end = min(curve.last("cpu_s"))  # of the seed that ends first
-        seconds = np.array([*(s * curve.budget for s in POINTS if s * curve.budget < end), end])
-        losses = np.array([curve.at(each / curve.budget) for each in seconds])
-        last = float(np.mean(curve.last("masked_lm_loss")))
-        label = f"{curve.name}: {last:.3f} after {curve.budget:g} s"
-        highest = max(highest, last + 0.1)
-        style = "--" if curve.optimizer else "-"
-        (drawn,) = axes.plot(seconds, losses.mean(1), style, marker=".", label=label)
-        low, high = losses.min(1), losses.max(1)
-        axes.fill_between(seconds, low, high, color=drawn.get_color(), alpha=0.2, linewidth=0)
-    axes.axhline(unigram, color="black", linestyle=":", label=f"unigram: {unigram:.3f}")
-    axes.set(xlabel="CPU seconds of the training thread", ylabel="held-out masked LM loss, nats")
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_ylim(top=highest)
-    axes.grid(which="both", alpha=0.25)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), fontsize=9)
-    figure.savefig(path, dpi=130, bbox_inches="tight")
-    plt.close(figure)
-
-
 def read_lines(path: Path) -> list[Line]:
     """Return the runs of a results file, evaluated on the same examples; none without a file."""
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -530,7 +465,7 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def main() -> None:
-    """Run the contestants, one after the other; print the table, and draw the curves."""
+    """Run the contestants, one after the other; print the table."""
     parser = harness.arguments(__doc__, "learning")
     parser.set_defaults(results=harness.RESULTS / "learning.jsonl")
     parser.add_argument("--examples", help="folder of a result of the stage examples")
@@ -542,13 +477,10 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=10_000, help="examples of an evaluation")
     parser.add_argument("--pairs", default="", help="folder with sets of minimal pairs to score")
     parser.add_argument("--show", action="store_true", help="what is there already, without a run")
-    parser.add_argument("--draw", nargs="*", default=[], help="names of contestants")
     options = parser.parse_args()
     if not options.show:
         _run_all(options)
-    lines = read_lines(options.results)
-    draw(lines, options.results.with_suffix(".png"), options.draw)
-    print(shown(lines))
+    print(shown(read_lines(options.results)))
 
 
 def _run_all(options: Any) -> None:
@@ -574,14 +506,8 @@ def _run_all(options: Any) -> None:
         if given:
             losses(Peer(optimizer, float(given[0]), int(given[1])), options.seeds)
         else:
-            known: dict[Peer, float] = {}
-
-            def loss_of(peer: Peer, known: dict[Peer, float] = known) -> float:
-                if peer not in known:
-                    [known[peer]] = losses(peer, [first])
-                return known[peer]
-
-            losses(searched(optimizer, loss_of), others)
+            peers = [Peer(optimizer, rate, SEARCHED_BATCH_SIZE) for rate in RATES[optimizer]]
+            losses(min(peers, key=lambda peer: losses(peer, [first])[0]), others)
 
 
 if __name__ == "__main__":

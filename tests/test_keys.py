@@ -34,7 +34,7 @@ EDITS = {
         "mean_beta",
         "pretraining finetuning",
     ),
-    "a loss": ("albert_core/model/losses.py", "1e-5", "1e-4", "pretraining"),
+    "a loss": ("albert_core/training/step.py", "1e-5", "1e-4", "pretraining"),
     "the model": (
         "albert_core/model/albert.py",
         "self.norm(total)",

@@ -1,1 +1,1 @@
-"""ALBERT on one page, what it is made of, and its losses."""
+"""ALBERT on one page, and what it is made of."""

@@ -16,13 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from albert_core.model.execution import (
-    attend,
-    attend_by_kernel,
-    dtype_of_products,
-    is_fast,
-    rearrange,
-)
+from albert_core.model.execution import attend, attend_by_kernel, dtype_of_products, is_fast
 
 Runs = Sequence[tuple[int, int]]
 """How the pieces of a batch lie end to end: (number of sequences, their length), and so on."""
@@ -45,8 +39,6 @@ class Slots:
     """int64 (R * N,), the slots of a row's heads beside each other."""
     rows: Tensor
     """int64 (slots,), the reverse: which of the R * N; 0 at padding."""
-    padding: Tensor
-    """int64, the slots without row."""
     shapes: list[tuple[int, int, int]]
     """(n, N, S) of each bucket."""
 
@@ -55,18 +47,16 @@ class Slots:
 
         The content of padding is undefined, and must have no part in a result.
         """
-        filled = rearrange(x.flatten(0, 1), self.rows, self.of_rows)
+        filled = x.flatten(0, 1).index_select(0, self.rows)
         sizes = [n * heads * length for n, heads, length in self.shapes]
         parts = filled.split(sizes) if len(sizes) > 1 else [filled]
         return [part.unflatten(0, shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def empty(self, buckets: Sequence[Tensor]) -> Tensor:
-        """Return (R, N, D), the reverse of `fill`; the gradient at padding is 0."""
+        """Return (R, N, D), the reverse of `fill`."""
         parts = [bucket.flatten(0, 2) for bucket in buckets]
         filled = parts[0] if len(parts) == 1 else torch.cat(parts)
-        emptied = rearrange(filled, self.of_rows, self.rows, self.padding)
-        rows: Tensor = emptied.unflatten(0, (-1, self.shapes[0][1]))
-        return rows
+        return filled.index_select(0, self.of_rows).unflatten(0, (-1, self.shapes[0][1]))
 
 
 class Buckets:
@@ -103,9 +93,9 @@ class Buckets:
             num_slots += len(sequences) * size
         heads = torch.arange(self._num_heads) * lengths[of_row, None]
         of_rows = (starts[of_row, None] + heads + places[:, None]).flatten()
-        rows = torch.full((num_slots,), -1)
+        rows = torch.zeros(num_slots, dtype=torch.int64)
         rows[of_rows] = torch.arange(len(of_rows))
-        return Slots(of_rows, rows.clamp(min=0), (rows < 0).nonzero()[:, 0], shapes)
+        return Slots(of_rows, rows, shapes)
 
     @cached_property
     def key_masks(self) -> list[Tensor | None]:

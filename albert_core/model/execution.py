@@ -40,9 +40,7 @@ _FLASH_HEAD_MULTIPLE, _FLASH_LARGEST_HEAD = 8, 256
 _LOGITS_PER_BLOCK = 1 << 19
 """Logits to work on at a time, few enough for a processor's cache."""
 
-FastPath = Literal[
-    "layout", "table", "products", "gather", "buckets", "rows", "kernel", "joined", "stream"
-]
+FastPath = Literal["layout", "table", "products", "buckets", "rows", "kernel", "joined", "stream"]
 
 
 def is_fast(
@@ -62,7 +60,6 @@ def is_fast(
     "layout"   casting and laying out a weight each use CPU with oneDNN's products 1.6; bf16: 1.1
     "table"    computing a tanh for each number         CPU, bfloat16              1.9
     "products" fused attention                          CPU, bfloat16              2.8 to 4.6
-    "gather"   adding up a gradient row by row          CPU                        1.05; bf16: 1.2
     "buckets"  attention for each length by itself      CPU                        1.1; bf16: 1.0
     "rows"     a float32 copy of all logits             CPU                        1.9; bf16: 5.3
     "kernel"   attention for each length by itself      CUDA 8.0, half precision   not measured
@@ -447,33 +444,6 @@ class _AttentionByProducts(torch.autograd.Function):
             weights.transpose(-1, -2) @ gradient,
             None,
         )
-
-
-def rearrange(x: Tensor, order: Tensor, reverse: Tensor, unread: Tensor | None = None) -> Tensor:
-    """Return the rows ``order`` of ``x``.
-
-    Args:
-        x: (R, D).
-        order: int64 (n,). It has each row of ``x`` whose gradient counts just once.
-        reverse: int64 (R,), where in ``order`` each row is.
-        unread: int64, the rows of ``x`` that ``order`` has nowhere: their gradient is 0.
-    """
-    if not is_fast("gather", x.device, x.dtype):
-        return x.index_select(0, order)
-    rearranged: Tensor = _Rearranged.apply(x, order, reverse, unread)
-    return rearranged
-
-
-class _Rearranged(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, reverse: Tensor, unread: Any) -> Tensor:
-        ctx.reverse, ctx.unread = reverse, unread
-        return x.index_select(0, order)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        of_x = gradients[0].index_select(0, ctx.reverse)
-        return of_x if ctx.unread is None else of_x.index_fill_(0, ctx.unread, 0), None, None, None
 
 
 # The loss

@@ -47,7 +47,6 @@ from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.tracking.run import TrackedRun
 from albert_core.training.cooccurrence import initialise_from_counts
-from albert_core.training.devices import note_machine, noted_machines, ranks_of_environment
 from albert_core.training.held_out import (
     PAIRS_ACCURACY,
     Evaluation,
@@ -65,7 +64,13 @@ from albert_core.training.preemption import (
     UpdateStopped,
     stop_request,
 )
-from albert_core.training.ranks import Ranks, shard_state
+from albert_core.training.ranks import (
+    Ranks,
+    note_machine,
+    noted_machines,
+    ranks_of_environment,
+    shard_state,
+)
 from albert_core.training.run_log import (
     OF_THE_MACHINE,
     RunLog,

@@ -7,25 +7,33 @@ Dimensions: B sequences or R examples, with T pieces and M predictions in all. I
 sequences of S pieces and P predictions each; R examples, at most B.
 """
 
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 import torch
+from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor
 
 from albert_core.model.attention import Runs
 from albert_core.model.execution import IGNORED
-from albert_core.stage.errors import ShapeError, TrainingError
-from albert_core.stage.manifest import read_manifest
+from albert_core.stage import storage
+from albert_core.stage.errors import ConfigError, IntegrityError, ShapeError, TrainingError
+from albert_core.stage.manifest import Shard, check_shard, digest_of, read_manifest
 from albert_core.stage.results import ExamplesResult
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.records import Ints, ranges
 from albert_core.training.order import padded_length
-from albert_core.training.shard_copies import shards_here
 
 UInt16s = NDArray[np.uint16]
 
@@ -36,6 +44,12 @@ _COLUMNS = (
     "masked_lm_labels",
     "sentence_order_label",
 )
+_CHUNK_BYTES = 8 << 20
+_in_use: dict[str, int] = {}
+"""Open files whose locks keep copies of shards, until the kernel closes them at this process's end.
+"""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +245,7 @@ def _int64(values: NDArray[Any]) -> Tensor:
 class ExampleShards:
     """The examples of one kind by number. Shards that are not compressed are mapped.
 
-    Those in an object store are copied to a disk of this host: see `shards_here`.
+    Those in an object store are copied to a disk of this host, for all of its ranks to map.
 
     Args:
         manifest_uri: of the stage "examples".
@@ -249,7 +263,7 @@ class ExampleShards:
         folder = manifest_uri.rpartition("/")[0]
         self._blocks: list[pa.RecordBatch] = []
         self._document_ids: list[pa.Array] = []
-        for path in shards_here(self.manifest.shards_of(kind), folder):
+        for path in _files_here(self.manifest.shards_of(kind), folder):
             table = read_arrow(path)
             self._blocks += [block for block in table.select(_COLUMNS).to_batches() if len(block)]
             self._document_ids += table["document_id"].chunks
@@ -349,3 +363,101 @@ class UpdateBatch:
     """Of the whole update."""
     micro_batches: Iterable[Batch]
     """This rank's, longest sequences first; taken one by one, so that few are in memory."""
+
+
+# Copies of shards that lie elsewhere
+
+
+def _files_here(shards: Sequence[Shard], folder: str) -> list[str]:
+    """Return the path on this host of a file for each of ``shards``, whose content was checked.
+
+    Those of a local folder are where they are. For others there must be room in TMPDIR. Copies that
+    no process uses, of other shards, are removed.
+
+    Args:
+        shards: of one data set.
+        folder: URI that their paths are relative to.
+
+    Raises:
+        ConfigError: there is no room, or another user has made the folder for the copies.
+        IntegrityError: a shard is missing, or is not the one that was written.
+    """
+    if storage.local_path(folder) is not None:
+        for shard in shards:
+            check_shard(shard, folder)
+        return [storage.join(folder, shard.path) for shard in shards]
+    copies = _folder_for([shard.sha256 for shard in shards])
+    files = [copies / f"{shard.sha256}.arrow" for shard in shards]
+    missing = [s for s, file in zip(shards, files, strict=True) if not file.exists()]
+    _check_room(copies, sum(shard.num_bytes for shard in missing))
+    rank, num_ranks = (
+        int(os.environ.get(name, default))
+        for name, default in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
+    )
+    if missing and rank == 0:
+        log.info("copying %d shards of %s to %s", len(missing), folder, copies)
+    # Each rank begins at another place, so that they copy side by side.
+    first = len(shards) * rank // num_ranks
+    for place in range(first, first + len(shards)):
+        _copy(shards[place % len(shards)], folder, files[place % len(shards)])
+    return [str(file) for file in files]
+
+
+def _folder_for(digests: Sequence[str]) -> Path:
+    """Return the folder of these copies, locked for this process; remove those not in use."""
+    root = Path(tempfile.gettempdir(), f"albert-shards-{os.getuid()}")
+    root.mkdir(mode=0o700, exist_ok=True)
+    if root.stat().st_uid != os.getuid():
+        raise ConfigError(f"{root} belongs to another user. Set TMPDIR to a folder of your own.")
+    name = digest_of(list(digests))[:16]
+    if name not in _in_use:
+        _in_use[name] = os.open(root / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(_in_use[name], fcntl.LOCK_SH)
+    for lock in root.glob("*.lock"):
+        if lock.stem == name:
+            continue
+        with lock.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+    (root / name).mkdir(exist_ok=True)
+    storage.remove_abandoned(str(root / name))
+    return root / name
+
+
+def _check_room(copies: Path, needed: int) -> None:
+    free = shutil.disk_usage(copies).free
+    if needed > free:
+        raise ConfigError(
+            f"{copies} has room for {free / 1e9:,.1f} GB, but the copies of the examples' shards "
+            f"take {needed / 1e9:,.1f} GB more. Set TMPDIR to a folder on a larger local disk."
+        )
+
+
+def _copy(shard: Shard, folder: str, file: Path) -> None:
+    """Copy ``shard`` to ``file``, unless it is there; check it, unless another rank has."""
+    launch = os.environ.get("TORCHELASTIC_RUN_ID") or uuid4().hex  # the same for all ranks
+    checked = file.with_suffix(".checked")
+    with FileLock(file.with_suffix(".lock")):
+        if checked.exists() and checked.read_text() == launch:
+            return
+        if not file.exists() or storage.sha256_of(str(file)) != shard.sha256:
+            uri = storage.join(folder, shard.path)
+            fs, path = storage.filesystem(uri)
+            if not fs.exists(path):
+                check_shard(shard, folder)
+            with (
+                fs.open(path, "rb", block_size=_CHUNK_BYTES) as source,
+                storage.open_atomic(str(file)) as copy,
+            ):
+                shutil.copyfileobj(source, copy, _CHUNK_BYTES)
+            if storage.sha256_of(str(file)) != shard.sha256:
+                file.unlink()
+                check_shard(shard, folder)
+                raise IntegrityError(
+                    f"{uri} is as it was written, but its copy {file} is not. Check the disk, and "
+                    "run the same command again."
+                )
+        checked.write_text(launch)

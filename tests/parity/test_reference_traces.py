@@ -18,9 +18,9 @@ from albert_core.conversion.initial_weights import Source, read_source
 from albert_core.conversion.model_folder import fast_tokenizer
 from albert_core.conversion.tf_release import from_tf_variables, tf_to_hf
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.losses import EXTRA_PREDICTIONS, masked_lm_loss, sentence_order_loss
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
+from albert_core.training.step import EXTRA_PREDICTIONS, masked_lm_loss, sentence_order_loss
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 pytestmark = pytest.mark.skipif(not SHARED.exists(), reason=f"{SHARED} is not here")

@@ -12,13 +12,11 @@ import pytest
 import torch
 from transformers import (
     AlbertConfig,
-    AlbertForMaskedLM,
     AlbertForSequenceClassification,
     AlbertModel,
     BertConfig,
     BertForMaskedLM,
     BertForPreTraining,
-    BertModel,
 )
 
 from albert_core.config import ModelSettings
@@ -133,9 +131,7 @@ BERT_CONFIG = BertConfig(vocab_size=VOCAB_SIZE, **BERT_SIZES, hidden_act="gelu_n
 HEADS, NO_POOLER = ["masked_lm", "sentence_order"], ["encoder.pooler", "sentence_order"]
 LACKING = {
     "albert without heads": (AlbertModel, ALBERT_CONFIG, {}, HEADS),
-    "albert for masked LM": (AlbertForMaskedLM, ALBERT_CONFIG, {}, NO_POOLER),
     "albert fine-tuned": (AlbertForSequenceClassification, ALBERT_CONFIG, {}, HEADS),
-    "bert without heads": (BertModel, BERT_CONFIG, BERT, HEADS),
     "bert for masked LM": (BertForMaskedLM, BERT_CONFIG, BERT, NO_POOLER),
 }
 
@@ -208,11 +204,11 @@ def test_a_deeper_model_that_shares_in_as_many_groups_has_the_same_weights(
     assert f"12 layers start from the {layers} of {tmp_path}" in caplog.text
 
 
-@pytest.mark.parametrize("layers", [2, 4, 6, 7])
+@pytest.mark.parametrize("layers", [2, 7])
 @pytest.mark.parametrize(
     "changes",
-    [{"inner_group_num": 2}, {"embedding_size": 16}, {}],
-    ids=["inner blocks", "bert", "albert"],
+    [{"inner_group_num": 2}, {"embedding_size": 16}],
+    ids=["inner blocks", "bert"],
 )
 def test_each_layer_of_a_model_that_does_not_share_is_followed_by_its_copies(
     changes: dict[str, Any], layers: int, tmp_path: Path
@@ -233,17 +229,6 @@ def test_each_layer_of_a_model_that_does_not_share_is_followed_by_its_copies(
         first, copy = map(found.get_parameter, names)
         first.data += 1
         assert not torch.equal(first, copy)
-
-
-def test_what_only_a_part_shares_goes_to_that_part(tmp_path: Path) -> None:
-    model = saved_model(tmp_path, sharing="attention")
-    found = start(tmp_path, sharing="attention", num_hidden_layers=4)
-    assert len(found.encoder.attentions) == 1
-    for layer, source in enumerate([0, 0, 1, 1]):
-        assert torch.equal(
-            found.get_parameter(f"encoder.feed_forwards.{layer}.inner.weight"),
-            model.get_parameter(f"encoder.feed_forwards.{source}.inner.weight"),
-        )
 
 
 @pytest.mark.parametrize(
@@ -336,13 +321,3 @@ def test_a_converted_model_needs_its_vocabulary_and_the_head_that_it_lacks_is_al
     a, b = (load_model(tmp_path / name) for name in ("a", "b"))
     assert a.sentence_order.weight.std() > 0
     assert_same_weights(a, b)
-
-
-def test_what_cannot_be_converted_is_reported_without_a_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["convert", str(tmp_path / "nowhere"), str(tmp_path / "folder")]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert "nowhere is nothing to start from" in said
-    assert not (tmp_path / "folder").exists()

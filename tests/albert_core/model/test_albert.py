@@ -16,7 +16,6 @@ BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072
 LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
 XLARGE = {"hidden_size": 2048, "num_attention_heads": 16, "intermediate_size": 8192}
 XXLARGE = {"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384}
-WIDEST = {"hidden_size": 6144, "num_attention_heads": 96, "intermediate_size": 24576}
 
 
 def shape(
@@ -37,23 +36,13 @@ def num_parameters(module: torch.nn.Module) -> int:
 # By the shapes in `modeling.py`: without pooler, with pooler, with pooler and heads.
 PARAMETERS = [
     (BASE, 12, 128, "all", 30000, 11_092_992, 11_683_584, 11_813_810),
-    (LARGE, 24, 128, "all", 30000, 16_634_368, 17_683_968, 17_847_474),
-    (XLARGE, 24, 128, "all", 30000, 54_528_512, 58_724_864, 59_021_490),
     (XXLARGE, 12, 128, "all", 30000, 205_814_272, 222_595_584, 223_158_450),
     (BASE, 12, 768, "none", 30000, 108_490_752, 109_081_344, 109_705_010),
-    (LARGE, 24, 1024, "none", 30000, 333_557_760, 334_607_360, 335_691_058),
     (BASE, 12, 768, "none", 30522, 108_891_648, 109_482_240, 110_106_428),
-    (LARGE, 24, 1024, "none", 30522, 334_092_288, 335_141_888, 336_226_108),
     (BASE, 12, 64, "none", 30000, 87_057_408, 87_648_000, 87_728_882),
-    (BASE, 12, 128, "none", 30000, 89_059_584, 89_650_176, 89_780_402),
-    (BASE, 12, 256, "none", 30000, 93_063_936, 93_654_528, 93_883_442),
-    (BASE, 12, 64, "all", 30000, 9_090_816, 9_681_408, 9_762_290),
     (BASE, 12, 256, "all", 30000, 15_097_344, 15_687_936, 15_916_850),
-    (BASE, 12, 768, "all", 30000, 30_524_160, 31_114_752, 31_738_418),
     (BASE, 12, 768, "attention", 30000, 82_487_808, 83_078_400, 83_702_066),
     (BASE, 12, 768, "ffn", 30000, 56_527_104, 57_117_696, 57_741_362),
-    (BASE, 12, 128, "attention", 30000, 63_056_640, 63_647_232, 63_777_458),
-    (BASE, 12, 128, "ffn", 30000, 37_095_936, 37_686_528, 37_816_754),
 ]
 
 
@@ -65,17 +54,6 @@ def test_has_the_published_number_of_parameters(row: tuple[Any, ...]) -> None:
     assert num_parameters(model.encoder) - num_parameters(model.encoder.pooler) == bare
     assert num_parameters(model.encoder) == pooled
     assert num_parameters(model) == whole
-
-
-@pytest.mark.parametrize(
-    ("size", "millions"), [(LARGE, 17.7), (XLARGE, 58.7), (XXLARGE, 222.6), (WIDEST, 495.5)]
-)
-def test_three_layers_of_any_width_have_as_many_parameters_as_in_table_12(
-    size: dict[str, int], millions: float
-) -> None:
-    with torch.device("meta"):
-        model = AlbertModel(shape(size, 3, 128, "all"), 30000)
-    assert round(num_parameters(model) / 1e6, 1) == millions
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
 from functools import partial
-from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from albert_core.model import albert, attention, execution
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.attention import Buckets, Layout, attend_packed, layout_of, lengths_of
+from albert_core.model.attention import Layout, attend_packed, layout_of, lengths_of
 from albert_core.model.execution import products_in, set_layer_execution
 from albert_core.model.one_position import encode_at
 from tests.albert_core.tiny_model import tiny_settings
@@ -44,10 +43,10 @@ def with_gradients(seen: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     return [seen.detach(), *torch.autograd.grad((seen * weights).sum(), inputs)]
 
 
-@given(RUNS, ALLOWED, st.booleans(), st.data())
+@given(RUNS, ALLOWED, st.data())
 @settings(deadline=None)
 def test_attention_in_buckets_is_that_of_each_sequence_by_itself(
-    runs: list[tuple[int, int]], allowed: int, is_gathered: bool, data: st.DataObject
+    runs: list[tuple[int, int]], allowed: int, data: st.DataObject
 ) -> None:
     lengths = lengths_of(runs)
     num_pieces = sum(lengths)
@@ -57,7 +56,6 @@ def test_attention_in_buckets_is_that_of_each_sequence_by_itself(
     )  # in any order, some asked for twice, of some sequences none
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(attention, "_PADDING_ALLOWED", allowed)
-        monkeypatch.setattr(execution, "is_fast", lambda *_: is_gathered)
         layout = layout_of(runs, CPU, NUM_HEADS, HEAD_SIZE)
         asking = inputs[0] if rows is None else inputs[0][rows]
         found = attend_packed(asking, *inputs[1:], layout, None, 0.0, rows)
@@ -66,22 +64,6 @@ def test_attention_in_buckets_is_that_of_each_sequence_by_itself(
     if rows is not None:
         expected = expected[rows]
     torch.testing.assert_close(result, with_gradients(expected, inputs))
-
-
-@given(RUNS, ALLOWED)
-@settings(deadline=None)
-def test_what_is_filled_in_comes_out_again(runs: list[tuple[int, int]], allowed: int) -> None:
-    x = drawn(sum(lengths_of(runs)))
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(attention, "_PADDING_ALLOWED", allowed)
-        slots = Buckets(runs, NUM_HEADS).pieces
-    filled = slots.fill(x)
-    assert [tuple(bucket.shape[:3]) for bucket in filled] == slots.shapes
-    emptied = slots.empty(filled)
-    assert torch.equal(emptied, x)
-    emptied.sum().backward()
-    assert x.grad is not None
-    assert (x.grad == 1).all()
 
 
 @given(RUNS)
@@ -95,30 +77,6 @@ def test_attention_run_by_run_is_that_of_each_sequence_by_itself(
     torch.testing.assert_close(
         with_gradients(found, inputs), with_gradients(one_by_one(*inputs, lengths), inputs)
     )
-
-
-@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 512)), min_size=1, max_size=30))
-@settings(deadline=None)
-def test_a_bucket_has_no_more_padding_than_allowed_and_another_is_begun_for_more(
-    runs: list[tuple[int, int]],
-) -> None:
-    slots = Buckets(runs, NUM_HEADS).pieces
-    by_length = iter(sorted(lengths_of(runs), reverse=True))
-    following = [[next(by_length) for _ in range(n)] for n, _, _ in slots.shapes]
-    for (_, _, length), lengths in zip(slots.shapes, following, strict=True):
-        assert length == lengths[0]
-        assert sum(length**2 - each**2 for each in lengths) <= attention._PADDING_ALLOWED
-    for lengths, after in pairwise(following):
-        padding = sum(lengths[0] ** 2 - each**2 for each in [*lengths, after[0]])
-        assert padding > attention._PADDING_ALLOWED
-    assert next(by_length, None) is None
-
-
-def test_sequences_of_one_length_need_no_mask() -> None:
-    assert Buckets([(3, 7)], NUM_HEADS).key_masks == [None]
-    [mask] = Buckets([(1, 2), (1, 3)], NUM_HEADS).key_masks
-    assert mask is not None
-    assert mask.flatten(1).tolist() == [[True, True, True], [True, True, False]]
 
 
 # All sequences of a batch in one kernel. The kernel itself needs a GPU; here another that obeys

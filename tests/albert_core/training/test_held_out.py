@@ -86,7 +86,7 @@ def by_hand(model: AlbertForPretraining, rows: list[dict[str, Any]]) -> dict[str
     return {name: float(np.mean(values)) for name, values in sums.items()}
 
 
-@pytest.mark.parametrize("max_examples", [1, 7, 64, NUM_EXAMPLES, 1000])
+@pytest.mark.parametrize("max_examples", [7, 1000])
 def test_scores_are_those_of_one_example_at_a_time(
     model: AlbertForPretraining, examples: ExampleShards, max_examples: int
 ) -> None:
@@ -97,11 +97,9 @@ def test_scores_are_those_of_one_example_at_a_time(
     )
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_that_share_the_work_find_the_same_scores(
     model: AlbertForPretraining,
     examples: ExampleShards,
-    world_size: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The sums of the ranks are added here as they would be over a network."""
@@ -113,26 +111,11 @@ def test_ranks_that_share_the_work_find_the_same_scores(
 
     alone = evaluate(model, examples, NUM_EXAMPLES)
     monkeypatch.setattr(Ranks, "sum", sent)
-    for rank in range(world_size):
-        ranks = Ranks(rank, world_size, torch.device("cpu"))
+    for rank in range(3):
+        ranks = Ranks(rank, 3, torch.device("cpu"))
         together = evaluate(model, examples, NUM_EXAMPLES, "sentence_order", ranks)
     assert together == alone
     assert all(len(part.any(0).nonzero()) < NUM_EXAMPLES for part in parts)
-
-
-def test_the_scores_of_pairs_are_called_by_what_is_learned_from_them(
-    model: AlbertForPretraining, examples: ExampleShards
-) -> None:
-    order = evaluate(model, examples, NUM_EXAMPLES)
-    next_sentence = evaluate(model, examples, NUM_EXAMPLES, "next_sentence")
-    assert list(next_sentence.values()) == list(order.values())
-    masked_lm = ["masked_lm_loss", "masked_lm_accuracy"]
-    assert list(next_sentence) == [*masked_lm, "next_sentence_loss", "next_sentence_accuracy"]
-    assert list(evaluate(model, examples, NUM_EXAMPLES, None)) == masked_lm
-    for score in order.values():
-        assert score.is_below(score.value + 10)
-        assert not score.is_below(score.value)
-        assert not score.is_above(score.value)
 
 
 def test_examples_of_one_document_count_as_one_witness(
@@ -152,14 +135,13 @@ def test_examples_of_one_document_count_as_one_witness(
     assert widths[0] > 2 * widths[1]
 
 
-@pytest.mark.parametrize("training", [True, False])
 def test_scoring_leaves_no_gradient_and_dropout_as_it_was(
-    model: AlbertForPretraining, examples: ExampleShards, training: bool
+    model: AlbertForPretraining, examples: ExampleShards
 ) -> None:
-    model.train(training)
+    model.train()
     first, again = (evaluate(model, examples, 10) for _ in range(2))
     assert first == again
-    assert model.training is training
+    assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

@@ -16,11 +16,11 @@ from albert_core.model.attention import lengths_of
 from albert_core.stage.errors import ConfigError, IntegrityError
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.masking import mask_examples
-from albert_core.text.records import MASK, Ints
+from albert_core.text.records import Ints
 from albert_core.text.seeds import derive_seed, random_bits
 from albert_core.training import loader as loader_module
 from albert_core.training.loader import FreshMasks, UpdateLoader
-from albert_core.training.order import example_order, padded_length
+from albert_core.training.order import example_order
 from albert_core.training.ranks import Ranks
 from albert_core.training.shards import Batch, ExampleShards, Rows, UpdateSizes
 from tests.albert_core.made_examples import (
@@ -180,26 +180,12 @@ def test_a_share_of_masks_without_fresh_masks_is_refused() -> None:
         TrainingSettings(mask_share=0.3)
 
 
-def test_micro_batches_are_sorted_and_keep_to_their_budget(examples: ExampleShards) -> None:
-    for taken in take(examples, batch_size=64):
-        lengths = [n for batch in taken.batches for n in lengths_of(batch.runs)]
-        assert lengths == sorted(lengths, reverse=True)
-        for batch in taken.batches:
-            assert batch.num_pieces <= 4 * padded_length(LENGTH)
-        assert max(batch.num_sequences for batch in taken.batches) > 4
-        assert len(taken.batches[1].runs) == 1  # a third of the examples has full length
-
-
 def test_micro_batches_that_are_not_taken_are_passed_over(examples: ExampleShards) -> None:
     expected = take(examples)
     with updates(examples) as loader:
         for update, taken in zip(loader, expected, strict=True):
             assert len(taken.batches) >= 2
             assert_equal(next(iter(update.micro_batches)), taken.batches[0])
-
-
-def test_no_updates_are_left_at_the_end_of_a_run(examples: ExampleShards) -> None:
-    assert take(examples, num_updates=0) == []
 
 
 # The thread; a fixture of all tests checks that none is left
@@ -331,39 +317,6 @@ def places(rows: Rows) -> Ints:
     return np.repeat(starts, rows.num_predictions) + rows.positions.astype(np.int64)
 
 
-def masked_ngrams(rows: Rows) -> Ints:
-    """Return how many words in a row are predicted, for each such run of words."""
-    opens = tiny_vocab().starts_word[rows.unmasked()]
-    chosen = np.zeros(len(rows.input_ids), bool)
-    chosen[places(rows)] = True
-    before = np.append(False, chosen[:-1])
-    run = np.cumsum(chosen & ~before)
-    counts: Ints = np.bincount(run[chosen & (opens | ~before)])[1:]
-    return counts
-
-
-def test_only_the_masks_are_other_ones_by_the_same_rules(many: ExampleShards) -> None:
-    before, after = many.rows(ALL), drawn(many, ALL)
-    assert (after.unmasked() == before.unmasked()).all()
-    for name in ("lengths", "segment_b_starts", "sentence_order_labels"):
-        assert (getattr(after, name) == getattr(before, name)).all()
-    assert after.num_predictions.max() == round(MASKED_LM_PROB * LONG)
-    for low, high in ((7, 40), (40, 80), (80, 128), (128, 129)):
-        rows = (before.lengths >= low) & (before.lengths < high)
-        was, now = before.num_predictions[rows].sum(), after.num_predictions[rows].sum()
-        assert now == pytest.approx(was, rel=0.01)
-    num_others = tiny_vocab().vocab_size - 5
-    for each in (before, after):
-        became = each.input_ids[places(each)]
-        assert (became == MASK).mean() == pytest.approx(0.8, abs=0.015)
-        assert (became == each.labels).mean() == pytest.approx(0.1 + 0.1 / num_others, abs=0.01)
-    ngrams = (np.minimum(masked_ngrams(rows), 2 * MAX_NGRAM) for rows in (before, after))
-    counts = (np.bincount(each, minlength=2 * MAX_NGRAM + 1) for each in ngrams)
-    was, now = (count / count.sum() for count in counts)
-    assert abs(now - was).max() < 0.02
-    assert (now[1:3] > 0.15).all()
-
-
 @given(
     numbers=st.lists(st.integers(0, NUM_MANY - 1), min_size=1, max_size=30),
     epochs=st.lists(st.integers(0, 3), min_size=30, max_size=30),
@@ -381,16 +334,6 @@ def test_a_mask_depends_on_example_and_epoch_alone(
         alone = drawn(many, np.array([number]), epoch)
         assert row.input_ids.tolist() == alone.input_ids.tolist()
         assert row.positions.tolist() == alone.positions.tolist()
-
-
-def test_every_epoch_and_every_run_has_masks_of_its_own(many: ExampleShards) -> None:
-    runs = ((0, 1), (1, 1), (2, 1), (0, 2))
-    found = [places(drawn(many, ALL, epoch, seed)) for epoch, seed in runs]
-    found.append(places(many.rows(ALL)))
-    for i in range(len(found)):
-        for j in range(i):
-            share = np.isin(found[i], found[j]).mean()
-            assert share == pytest.approx(MASKED_LM_PROB, abs=0.04)  # more in short examples
 
 
 def test_blocks_of_any_size_give_the_same_masks(

@@ -1,11 +1,8 @@
-import io
 from typing import Literal
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from albert_core.config import Schedule
@@ -61,21 +58,6 @@ def test_updates_are_those_of_the_plain_formula(kind: Literal["lamb", "adamw"]) 
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_lamb_moves_a_matrix_by_its_length_times_the_rate_however_large_the_gradient() -> None:
-    model = toy_model()
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    optimizer = build_optimizer(model, "lamb", RATE, DECAY)
-    set_gradients(model, 0)
-    for parameter in model.parameters():
-        assert parameter.grad is not None
-        parameter.grad *= 1000
-    optimizer.step()
-    for start, parameter in zip(before, model.parameters(), strict=True):
-        if parameter.ndim > 1:
-            moved = (parameter - start).norm().item()
-            assert moved == pytest.approx(RATE * start.norm().item(), rel=1e-4)
-
-
 def test_lamb_leaves_the_update_as_it_is_where_the_weights_are_zero() -> None:
     model = nn.Linear(3, 2, bias=False)
     nn.init.zeros_(model.weight)
@@ -83,59 +65,6 @@ def test_lamb_leaves_the_update_as_it_is_where_the_weights_are_zero() -> None:
     build_optimizer(model, "lamb", RATE, DECAY).step()
     expected = -RATE * 0.1 / (0.001**0.5 + 1e-6)
     torch.testing.assert_close(model.weight.detach(), torch.full((2, 3), expected))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_parameter_without_gradient_stays(kind: Literal["lamb", "adamw"]) -> None:
-    model = toy_model()
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    build_optimizer(model, kind, RATE, DECAY).step()
-    assert all(map(torch.equal, before, model.parameters()))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_goes_on_from_a_saved_state_as_if_never_stopped(kind: Literal["lamb", "adamw"]) -> None:
-    model, copy = toy_model(), toy_model()
-    optimizer = build_optimizer(model, kind, RATE, DECAY)
-    for step in range(3):
-        set_gradients(model, step)
-        optimizer.step()
-    file = io.BytesIO()
-    torch.save([model.state_dict(), optimizer.state_dict()], file)
-    file.seek(0)
-    weights, state = torch.load(file, weights_only=True)
-    resumed = build_optimizer(copy, kind, 99.0, 99.0)
-    copy.load_state_dict(weights)
-    resumed.load_state_dict(state)
-    for each, its_optimizer in ((model, optimizer), (copy, resumed)):
-        set_gradients(each, 3)
-        its_optimizer.step()
-    assert all(map(torch.equal, model.parameters(), copy.parameters()))
-
-
-def test_adamw_has_no_trust_ratios() -> None:
-    model = toy_model()
-    optimizer = build_optimizer(model, "adamw", RATE, DECAY)
-    set_gradients(model, 0)
-    optimizer.step()
-    assert optimizer.trust_ratios is None
-
-
-def test_trust_ratios_are_those_of_the_matrices() -> None:
-    model = toy_model()
-    optimizer = build_optimizer(model, "lamb", RATE, DECAY)
-    assert optimizer.trust_ratios is None
-    set_gradients(model, 0)
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    weights = [p.detach().clone() for p in matrices]
-    optimizer.step()
-    ratios = []
-    for weight, matrix in zip(weights, matrices, strict=True):
-        assert matrix.grad is not None
-        update = 0.1 * matrix.grad / ((0.001 * matrix.grad**2).sqrt() + 1e-6) + DECAY * weight
-        ratios.append(float(weight.norm() / update.norm()))
-    assert optimizer.trust_ratios is not None
-    assert optimizer.trust_ratios.tolist() == pytest.approx(ratios, rel=1e-5)
 
 
 def test_muon_moves_the_matrices_of_the_blocks_equally_far_in_all_directions() -> None:
@@ -213,17 +142,3 @@ def test_a_constant_rate_falls_to_0_in_the_last_two_fifths_of_the_updates() -> N
 def test_without_a_warm_up_the_first_update_has_the_peak(schedule: Schedule) -> None:
     assert learning_rate_at(0, 2.0, 0, 10, schedule) == 2.0
     assert learning_rate_at(5, 2.0, 0, 10, schedule) == 1.0
-
-
-@given(
-    st.integers(0, 200),
-    st.integers(0, 49),
-    st.integers(50, 100),
-    st.sampled_from(["linear", "constant", "google"]),
-)
-def test_learning_rate_stays_between_0_and_the_peak(
-    step: int, warmup: int, num: int, schedule: Schedule
-) -> None:
-    rate = learning_rate_at(step, 2.0, warmup, num, schedule)
-    assert 0 <= rate <= 2.0
-    assert step < num or rate == 0

@@ -58,19 +58,6 @@ def test_a_sample_is_scored_at_each_evaluation_and_the_weights_are_the_same(
     assert run.data.metrics.keys() >= {f"held_out/{name}" for name in NAMES}
 
 
-def test_a_run_that_was_stopped_has_the_same_curve(
-    examples: str, pairs: Path, measured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(pretraining, "train_step", step_with({"stop_step": 8}))
-        with pytest.raises(RunAgain):
-            train(examples, tmp_path, task_folder=pairs)
-    lock.release_all()  # as the end of this process would
-    again, whole = result_of(train(examples, tmp_path, task_folder=pairs)), result_of(measured)
-    assert again.evaluations == whole.evaluations
-    assert (again.before, again.after) == (whole.before, whole.after)
-
-
 def test_with_other_pairs_a_run_is_measured_again_and_not_trained_again(
     examples: str, measured: str, tmp_path: Path, around_step: AroundStep
 ) -> None:

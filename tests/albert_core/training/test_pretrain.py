@@ -203,7 +203,7 @@ def test_compiled_layers_learn_what_plain_ones_do(
 
 RANK = """
 import os, pathlib, signal, sys, time
-from albert_core.training.devices import ranks_of_environment
+from albert_core.training.ranks import ranks_of_environment
 
 def stop(*_):
     if rank == "1":
@@ -279,7 +279,7 @@ def test_the_launcher_says_whether_to_run_again(exitcodes: list[int], status: in
     assert status_of(cast(Any, failures)) == status
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sentence_order_is_learned_where_it_can_be(tmp_path: Path) -> None:
     settings = TrainingSettings(
         num_steps=250,

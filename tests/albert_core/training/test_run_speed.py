@@ -1,4 +1,3 @@
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,11 +11,9 @@ from albert_core.planning.hardware import HARDWARE
 from albert_core.training import run_log
 from albert_core.training.ranks import ALONE, Ranks
 from albert_core.training.run_log import (
-    MEASURING_SECONDS,
     ExpectedSpeed,
     RunLog,
     expected_speed,
-    measured_peak_flops,
     peak_memory,
     used_memory,
 )
@@ -76,34 +73,6 @@ def test_of_an_unknown_gpu_nothing_is_claimed(
     expected = on_two_gpus(examples, monkeypatch)
     assert (expected.peak_flops, expected.plan) == (None, None)
     assert expected.peak_source == "A device of tomorrow is not known"
-
-
-def test_the_peak_of_a_cpu_is_what_its_products_reach(examples: ExampleShards) -> None:
-    began = time.perf_counter()
-    peak = measured_peak_flops("float32")
-    assert MEASURING_SECONDS <= time.perf_counter() - began < MEASURING_SECONDS + 5
-    one = torch.randn(1024, 1024)
-    began = time.process_time()
-    for _ in range(10):
-        _ = one @ one
-    seconds = (time.process_time() - began) / torch.get_num_threads()
-    assert 0.3 < peak / (10 * 2 * 1024**3 / seconds) < 3
-    expected = expected_speed(MODEL, TRAINING, examples, ALONE)
-    assert expected.peak_flops is not None
-    assert expected.peak_source == "measured at the start"
-
-
-def test_of_an_unlisted_cpu_the_peak_is_measured_and_the_share_assumed(
-    examples: ExampleShards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_log, "processor_name", lambda: "A CPU of tomorrow, 3 cores")
-    expected = expected_speed(MODEL, TRAINING, examples, ALONE)
-    plan = expected.plan
-    assert plan is not None
-    assert expected.peak_flops == pytest.approx(plan.peak_tflops * 1e12)
-    assert plan.hardware.num_cores == torch.get_num_threads()
-    assert plan.utilisation_basis == "assumed"
-    assert plan.reached.at(768) == HARDWARE["cpu2"].utilisation["bfloat16"].at(768)
 
 
 def test_a_cpu_is_held_to_the_plan_by_the_time_that_it_worked(

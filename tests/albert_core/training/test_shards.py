@@ -22,14 +22,14 @@ from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError, ShapeError, TrainingError
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.records import CLS, EXAMPLE_SCHEMA, MASK, SEP
-from albert_core.training import shard_copies
+from albert_core.training import shards as shards_module
 from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.ranks import ALONE, Ranks
 from albert_core.training.shards import Batch, BatchShape, ExampleShards, Rows, UpdateBatch
 from albert_core.training.step import TrainState, train_step
 from tests.albert_core import made_examples
-from tests.albert_core.made_examples import assert_equal, sizes_of
+from tests.albert_core.made_examples import assert_equal
 from tests.albert_core.tiny_model import tiny_settings
 from tests.albert_core.tiny_vocab import tiny_vocab
 from tests.made_results import made_result
@@ -105,23 +105,6 @@ def test_sequences_lie_end_to_end(examples: ExampleShards) -> None:
     assert (batch.num_sequences, batch.num_pieces) == (3, 21)
 
 
-@given(numbers=st.lists(st.integers(0, 39), min_size=1, max_size=8))
-@settings(max_examples=20)
-def test_an_example_is_the_same_in_every_batch(many: ExampleShards, numbers: list[int]) -> None:
-    together = many.rows(np.array(numbers)).batch()
-    begin = 0
-    for number in numbers:
-        alone = many.rows(np.array([number])).batch()
-        end = begin + alone.num_pieces
-        assert torch.equal(together.input_ids[begin:end], alone.input_ids)
-        assert torch.equal(together.token_type_ids[begin:end], alone.token_type_ids)
-        of_it = (together.masked_lm_positions >= begin) & (together.masked_lm_positions < end)
-        assert torch.equal(together.masked_lm_positions[of_it] - begin, alone.masked_lm_positions)
-        assert torch.equal(together.masked_lm_labels[of_it], alone.masked_lm_labels)
-        begin = end
-    assert begin == together.num_pieces
-
-
 # Rows
 
 
@@ -136,15 +119,6 @@ def test_rows_come_in_the_order_asked_for_from_all_shards(
     lengths, num_predictions = many.sizes(np.array(numbers))
     assert lengths.tolist() == together.lengths.tolist()
     assert num_predictions.tolist() == together.num_predictions.tolist()
-
-
-@given(cuts=st.lists(st.integers(0, 20), max_size=4))
-@settings(max_examples=20)
-def test_rows_that_were_split_join_to_what_they_were(many: ExampleShards, cuts: list[int]) -> None:
-    rows = many.rows(np.arange(20))
-    parts = list(rows.split([*sorted(cuts), 20]))
-    assert [len(part) for part in parts] == np.diff([0, *sorted(cuts), 20]).tolist()
-    assert_equal(Rows.join(parts).batch(), rows.batch())
 
 
 def test_labels_put_back_give_the_pieces_before_masking(examples: ExampleShards) -> None:
@@ -185,7 +159,7 @@ def test_shards_that_are_not_compressed_stay_mapped(
 def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the copies of shards that are not on this host."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(shard_copies, "_in_use", {})
+    monkeypatch.setattr(shards_module, "_in_use", {})
     return tmp_path / f"albert-shards-{os.getuid()}"
 
 
@@ -222,9 +196,9 @@ def test_copies_that_no_process_uses_make_room_for_others(
     ExampleShards(first, "train")
     ExampleShards(second, "train")
     assert len(list(copies.glob("*/*.arrow"))) == 2
-    for file in shard_copies._in_use.values():
+    for file in shards_module._in_use.values():
         os.close(file)
-    monkeypatch.setattr(shard_copies, "_in_use", {})
+    monkeypatch.setattr(shards_module, "_in_use", {})
     ExampleShards(second, "train")
     [left] = copies.glob("*/*.arrow")
     assert left.stem == read_manifest(second).shards_of("train")[0].sha256
@@ -268,13 +242,6 @@ def own_memory() -> int:
     """Return the bytes of this process's memory that are not of files."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("RssAnon:")[2].split()[0])
-
-
-def test_a_relative_manifest_is_one_in_this_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(Path(write_examples(str(tmp_path), [EXAMPLES])).parent)
-    assert len(ExampleShards("manifest.json", "train")) == 5
 
 
 def test_a_kind_without_examples_is_refused(tmp_path: Path) -> None:
@@ -366,18 +333,7 @@ def test_a_row_without_an_example_has_no_label_and_sees_something(many: ExampleS
     assert batch.key_mask.any(-1).all()
 
 
-@pytest.mark.parametrize("changes", [{"num_sequences": 3}, {"length": 56}, {"num_predictions": 8}])
-def test_examples_that_the_shape_does_not_hold_are_refused(
-    many: ExampleShards, changes: dict[str, int]
-) -> None:
-    shape = {"num_sequences": 4, "length": 64, "num_predictions": 10} | changes
+def test_examples_that_the_shape_does_not_hold_are_refused(many: ExampleShards) -> None:
+    shape = BatchShape(num_sequences=4, length=56, num_predictions=10)
     with pytest.raises(ShapeError, match="more than its shape holds"):
-        many.rows(np.arange(4)).batch(BatchShape(**shape))
-
-
-def test_the_sizes_of_an_update_are_those_of_its_examples(many: ExampleShards) -> None:
-    rows = many.rows(np.arange(7))
-    sizes = sizes_of(rows)
-    assert (sizes.num_sequences, sizes.num_pieces) == (7, len(rows.input_ids))
-    assert sizes.sum_of_squares == sum(length**2 for length in rows.lengths.tolist())
-    assert sizes.num_predictions == len(rows.labels)
+        many.rows(np.arange(4)).batch(shape)

@@ -7,15 +7,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from albert_core.config import ModelSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import set_layer_execution
+from albert_core.stage.errors import ShapeError
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.order import example_order
 from albert_core.training.ranks import ALONE
 from albert_core.training.shards import Batch, ExampleShards, UpdateBatch
-from albert_core.training.step import NUM_NORMS, TrainState, UpdateGuard, layers_at, train_step
+from albert_core.training.step import (
+    NUM_NORMS,
+    TrainState,
+    UpdateGuard,
+    layers_at,
+    masked_lm_loss,
+    sentence_order_loss,
+    train_step,
+)
 from tests.albert_core.made_examples import sizes_of
 from tests.albert_core.training_runs import MODEL, TRAINING
 
@@ -154,8 +164,49 @@ def test_a_spike_is_what_exceeds_the_running_median_so_many_times() -> None:
     assert (guard.num_in_a_row, len(guard.norms)) == (0, NUM_NORMS)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_loss_or_norm_that_is_not_finite_is_never_taken(bad: float) -> None:
-    guard = UpdateGuard()
-    assert guard.judge(bad, 1.0, None) == guard.judge(1.0, bad, None) == "not_finite"
-    assert guard.norms == []
+# The losses
+
+
+LOGITS = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([1, 2, 4, 3, 3, 1, 2])
+ORDER_LABELS = torch.tensor([0, 1, 1, 0, 1, 0, 0])
+
+
+@pytest.mark.parametrize("cut", [0, 3])
+def test_cutting_the_batch_changes_neither_loss(cut: int) -> None:
+    parts = (slice(0, cut), slice(cut, 7))
+    lm = sum(masked_lm_loss(LOGITS[p], LABELS[p], 7) for p in parts)
+    order = sum(sentence_order_loss(LOGITS[p, :2], ORDER_LABELS[p], 7) for p in parts)
+    torch.testing.assert_close(lm, F.cross_entropy(LOGITS, LABELS))
+    torch.testing.assert_close(order, F.cross_entropy(LOGITS[:, :2], ORDER_LABELS))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "of_loss"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)]
+)
+def test_losses_are_at_least_float32_also_under_autocast(
+    dtype: torch.dtype, of_loss: torch.dtype
+) -> None:
+    logits = LOGITS.to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        lm = masked_lm_loss(logits, LABELS, 7)
+        order = sentence_order_loss(logits[:, :2], ORDER_LABELS, 7)
+    assert lm.dtype == order.dtype == of_loss
+    torch.testing.assert_close(lm, F.cross_entropy(logits.to(of_loss), LABELS))
+
+
+def test_no_predictions_cost_nothing() -> None:
+    logits = torch.zeros(0, 5, requires_grad=True)
+    loss = masked_lm_loss(logits, LABELS[:0], 1)
+    loss.backward()
+    assert loss.item() == 0
+    assert logits.grad is not None
+
+
+def test_tensors_that_do_not_fit_are_refused_with_their_shapes() -> None:
+    with pytest.raises(ShapeError, match=r"labels \(6,\).*\(7, 5\)"):
+        masked_lm_loss(LOGITS, LABELS[:6], 7)
+    with pytest.raises(ShapeError, match=r"logits \(M, V\) \(1, 7, 5\)"):
+        masked_lm_loss(LOGITS[None], LABELS, 7)
+    with pytest.raises(ShapeError, match=r"labels \(7, 1\).*\(7, 2\)"):
+        sentence_order_loss(LOGITS[:, :2], torch.zeros(7, 1, dtype=torch.long), 7)
