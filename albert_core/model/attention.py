@@ -56,7 +56,8 @@ class Slots:
         """Return (R, N, D), the reverse of `fill`."""
         parts = [bucket.flatten(0, 2) for bucket in buckets]
         filled = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return filled.index_select(0, self.of_rows).unflatten(0, (-1, self.shapes[0][1]))
+        rows: Tensor = filled.index_select(0, self.of_rows).unflatten(0, (-1, self.shapes[0][1]))
+        return rows
 
 
 class Buckets:
