@@ -61,10 +61,6 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     Those in `HOW_NOT_WHAT` change how the work is done, cut or reported, but not the trained
     weights beyond rounding. They are not part of a run's key, so that a run can be stopped, moved
     to machines of another size and resumed there.
-
-    `spike_factor` is off by default: when a run begins to learn the order of sentences, its
-    gradient norms are 12 to 28 times the running median (on text made for it), and it must not miss
-    those updates. Clipping bounds the effect of a spike anyway.
     """
 
     HOW_NOT_WHAT: ClassVar[frozenset[str]] = frozenset(
@@ -131,9 +127,6 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     shard_state: bool = False
     """weights, gradients and optimizer state cut over the ranks (FSDP): for a model whose state
     does not fit on each; one rank has nothing to cut"""
-    spike_factor: float | None = Field(None, gt=1)
-    """an update is skipped whose gradient norm exceeds the running median this many times;
-    absent: none is"""
     max_skipped_steps: int = Field(10, ge=0)
     """skipped updates in a row that a run survives"""
     log_steps: int = Field(100, ge=1)

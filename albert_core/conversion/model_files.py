@@ -8,7 +8,6 @@ from albert_core.stage import storage
 from albert_core.stage.errors import IntegrityError
 from albert_core.stage.manifest import (
     MANIFEST,
-    Shard,
     checked,
     digest_of,
     is_in_result,
@@ -26,16 +25,14 @@ MODEL_CONTENT = (CONFIG, WEIGHTS, "spiece.model", TOKENIZER_CONFIG)
 def model_digest(model_folder: str) -> str:
     """Return a digest of the model in ``model_folder``: the same wherever the folder is.
 
-    A look at finished work needs it, so large files are read as seldom as possible: in a result's
-    folder the digest is that of the manifest, and so it is elsewhere for a file that is older than
-    the manifest beside the folder, and as large as noted there. Any other file is read once per
-    process. Before the model itself is used, `check_model` reads everything.
+    A look at finished work needs it, so in a result's folder the digests are those of its manifest;
+    any other file is read once per process. Before the model itself is used, `check_model` reads
+    everything.
 
     Raises:
         IntegrityError: a file is missing.
     """
-    shards, written = _noted(model_folder)
-    found = []
+    noted, found = _noted(model_folder), []
     for name in MODEL_CONTENT:
         uri = storage.join(model_folder, name)
         fs, path = storage.filesystem(uri)
@@ -45,12 +42,7 @@ def model_digest(model_folder: str) -> str:
                 "folder of a finished pretraining, or models:/<name>@champion."
             )
         info = fs.info(path)
-        size, modified, shard = info["size"], modified_at(info), shards.get(name)
-        as_noted = shard and shard.num_bytes == size and modified <= written
-        if shard and (as_noted or is_in_result(uri)):
-            found.append([name, shard.sha256])
-        else:
-            found.append([name, _sha256(uri, size, modified)])
+        found.append([name, noted.get(name) or _sha256(uri, info["size"], modified_at(info))])
     return digest_of(found)
 
 
@@ -73,19 +65,13 @@ def manifest_beside(folder: str) -> str | None:
     return next((uri for uri in places if storage.exists(uri)), None)
 
 
-def _noted(model_folder: str) -> tuple[dict[str, Shard], float]:
-    """Return the files that the manifest beside a model folder notes, and when it was written."""
+def _noted(model_folder: str) -> dict[str, str]:
+    """Return the digests of the files of a model folder in a result, by name."""
     uri = manifest_beside(model_folder)
-    if uri is None:
-        return {}, 0.0
-    try:
-        shards = read_manifest(uri).shards
-    except IntegrityError:  # another program's file
-        return {}, 0.0
-    fs, path = storage.filesystem(uri)
+    if uri is None or not is_in_result(uri):
+        return {}
     prefix = f"{model_folder.rstrip('/').rpartition('/')[2]}/"
-    named = {shard.path.removeprefix(prefix): shard for shard in shards}
-    return named, modified_at(fs.info(path))
+    return {shard.path.removeprefix(prefix): shard.sha256 for shard in read_manifest(uri).shards}
 
 
 @cache

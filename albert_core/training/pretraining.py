@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -36,10 +36,8 @@ from albert_core.stage.manifest import (
     Account,
     Manifest,
     StagePlan,
-    sealed,
     shard_of,
     shards_in,
-    unsealed,
 )
 from albert_core.stage.results import Estimate, PretrainingResult
 from albert_core.tasks.minimal_pairs import PAIRS, PairFiles
@@ -47,6 +45,7 @@ from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.tracking.run import TrackedRun
 from albert_core.training.cooccurrence import initialise_from_counts
+from albert_core.training.devices import note_machine, noted_machines, ranks_of_environment
 from albert_core.training.held_out import (
     PAIRS_ACCURACY,
     Evaluation,
@@ -64,13 +63,7 @@ from albert_core.training.preemption import (
     UpdateStopped,
     stop_request,
 )
-from albert_core.training.ranks import (
-    Ranks,
-    note_machine,
-    noted_machines,
-    ranks_of_environment,
-    shard_state,
-)
+from albert_core.training.ranks import Ranks, shard_state
 from albert_core.training.run_log import (
     OF_THE_MACHINE,
     RunLog,
@@ -90,8 +83,6 @@ from albert_core.training.step import (
 )
 
 MODEL_FOLDER, METRICS, CURVES = "model", "metrics.jsonl", "curves.png"
-_BEFORE = "before.json"
-"""The scores before the first update."""
 
 log = logging.getLogger(PRETRAINING)
 
@@ -218,7 +209,7 @@ class Pretraining:
                     num_layers = self.state.model.encoder.num_layers
                     self.log.add(batch.sizes, update, loader.waited_seconds, num_layers)
                     report_progress(self.state.step, self.settings.num_steps, "steps")
-                if update.skipped is not None:
+                if update.skipped:
                     self._note_skipped(update)
                 if self.log and self._is_due(self.settings.log_steps):
                     self.log.report(self.state)
@@ -245,7 +236,7 @@ class Pretraining:
             num_parameters=sum(p.numel() for p in model.parameters()),
             objective=examples.objective,
             evaluations=[{**point} for point in state.evaluations],
-            skipped_steps=state.guard.num_skipped,
+            skipped_steps={"not_finite": state.num_skipped},
             unigram_nats=examples.unigram_nats,
             length_only_accuracy=examples.length_only_accuracy,
             before=self.before,
@@ -282,7 +273,7 @@ class Pretraining:
         is_resumed = found is not None and run.manifest.key == self.plan.key
         if checkpoint is not None and not is_resumed:
             _continue_run(self.state, checkpoint, self.settings, self.plan.inputs)
-        self.before = self._scores_before()
+        self.before = self._scores_before(found[1] if found and is_resumed else None)
         if found is None:
             return []
         tensors, record = found
@@ -357,11 +348,11 @@ class Pretraining:
         """Report that the update was skipped; end the run if too many in a row were."""
         if self.log:
             self.log.note_skipped(self.state, update)
-        guard, metrics = self.state.guard, update.metrics
-        if guard.num_in_a_row > self.settings.max_skipped_steps:
+        in_a_row, metrics = self.state.skipped_in_a_row, update.metrics
+        if in_a_row > self.settings.max_skipped_steps:
             self._wait_for_checkpoint()
             raise TrainingError(
-                f"{guard.num_in_a_row} updates in a row were skipped by step {self.state.step:,}, "
+                f"{in_a_row} updates in a row were skipped by step {self.state.step:,}, "
                 f"but training.max_skipped_steps is {self.settings.max_skipped_steps}: the last "
                 f"has gradient norm {metrics['grad_norm']:.3g} and masked LM loss "
                 f"{metrics['masked_lm_loss']:.3g}. Lower training.learning_rate or raise "
@@ -375,7 +366,7 @@ class Pretraining:
             self._save_and_leave()
         is_due = asked.checkpoint or self._is_due(settings.checkpoint_steps)
         # Not amid skipped updates: if they end the run, it resumes from before them.
-        may_save = not self.state.guard.num_in_a_row
+        may_save = not self.state.skipped_in_a_row
         if asked.evaluation or self._is_due(settings.evaluation_steps):
             if may_save:  # first, because an evaluation may take longer than a stop allows
                 self._save()
@@ -416,22 +407,12 @@ class Pretraining:
         )
         return found | evaluate_pairs(model, self.pairs, self.ranks)
 
-    def _scores_before(self) -> Evaluation:
-        """Return the scores before the first update; a resumed run reads what the first wrote."""
-        uri = storage.join(self.folder, _BEFORE)
-        content: dict[str, Any] = {}
-        with suppress(FileNotFoundError, IntegrityError):
-            content = unsealed(uri)
-        is_known = self.ranks.has_first(bool(content))
-        scores = {} if is_known else self._scores()
-        if not self.ranks.is_first:
-            return {}
-        if is_known:
-            scores = {name: Estimate(**score) for name, score in content.items()}
-        else:
-            content = {name: score.model_dump() for name, score in scores.items()}
-            storage.write_bytes(uri, sealed(content))
-        log.info("%s: held-out, before: %s", PRETRAINING, say_scores(scores))
+    def _scores_before(self, record: dict[str, Any] | None) -> Evaluation:
+        """Return the scores before the first update; a resumed run has them in its checkpoint."""
+        known = record and {name: Estimate(**score) for name, score in record["before"].items()}
+        scores = known or self._scores()
+        if self.ranks.is_first:
+            log.info("%s: held-out, before: %s", PRETRAINING, say_scores(scores))
         return scores
 
     def _save(self) -> None:
@@ -444,6 +425,7 @@ class Pretraining:
         record = {
             **self.state.numbers(),
             "window": list(self.log.unreported),
+            "before": {name: score.model_dump() for name, score in self.before.items()},
             "examples": self.plan.inputs["examples"],
             "vocab": self.plan.inputs["vocab"],
             "settings": self.resolved,

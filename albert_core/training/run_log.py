@@ -218,7 +218,7 @@ class RunLog:
         model = self._model.model_copy(update={"num_hidden_layers": num_layers})
         self._window.num_flops += training_flops(model, self._vocab_size, sizes)
         self._window.waited = waited - self._total.waited
-        if update.skipped is None:
+        if not update.skipped:
             self.unreported.append(update.metrics)
 
     @contextmanager
@@ -232,14 +232,13 @@ class RunLog:
     def note_skipped(self, state: TrainState, update: Update) -> None:
         """Report that ``update`` was skipped."""
         log.warning(
-            "pretraining: step %s was skipped (%s): gradient norm %.3g, masked LM loss %.3g; "
-            "%d in a row, %d in all",
+            "pretraining: step %s was skipped (not finite): gradient norm %.3g, masked LM loss "
+            "%.3g; %d in a row, %d in all",
             f"{state.step:,}",
-            str(update.skipped).replace("_", " "),
             update.metrics["grad_norm"],
             update.metrics["masked_lm_loss"],
-            state.guard.num_in_a_row,
-            state.guard.total_skipped,
+            state.skipped_in_a_row,
+            state.num_skipped,
         )
 
     def report(self, state: TrainState) -> None:
@@ -253,7 +252,7 @@ class RunLog:
             **means,
             # With Muon, the last group has the blocks' matrices.
             "learning_rate": state.optimizer.param_groups[-1]["lr"],
-            "skipped_steps": float(state.guard.total_skipped),
+            "skipped_steps": float(state.num_skipped),
             **_trust_ratios(state),
             **self._speed(window),
         }
@@ -285,9 +284,8 @@ class RunLog:
             self._summarise_updates(state.step, spent)
         else:
             log.info("pretraining: no update was left to do")
-        if total := state.guard.total_skipped:
-            reasons = ", ".join(f"{r} {n}" for r, n in state.guard.num_skipped.items() if n)
-            log.info("pretraining: %d updates were skipped (%s)", total, reasons.replace("_", " "))
+        if state.num_skipped:
+            log.info("pretraining: %d updates were skipped (not finite)", state.num_skipped)
         log.info("pretraining: held-out, after: %s", say_scores(after))
         self._track_scores(state.step, after)
         if self._endpoint is not None:

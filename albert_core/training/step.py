@@ -2,16 +2,15 @@
 
 A loss is a part of one mean over the whole update.
 
-An update waits for the device once, to learn whether it is to be skipped: because it is not finite,
-or a spike. That decision depends only on numbers that are the same on every rank.
+An update waits for the device once, to learn whether it is finite, and is skipped if not. That
+decision depends only on numbers that are the same on every rank.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from dataclasses import asdict, dataclass, field
-from statistics import median
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,53 +33,6 @@ from albert_core.training.shards import Batch, UpdateBatch, UpdateSizes
 
 EXTRA_PREDICTIONS = 1e-5
 """What the reference's `run_pretraining.py` adds to the number of predictions of an update."""
-NUM_NORMS = 100
-"""Updates that the running median is taken over; with fewer, nothing counts as a spike."""
-
-Reason = Literal["not_finite", "spike"]
-
-
-@dataclass(kw_only=True)
-class UpdateGuard:
-    """Which updates are skipped, by what was seen so far; part of a checkpoint."""
-
-    num_in_a_row: int = 0
-    """Updates skipped since the last that was made."""
-    num_skipped: dict[str, int] = field(default_factory=lambda: {"not_finite": 0, "spike": 0})
-    """Updates skipped, by reason."""
-    norms: list[float] = field(default_factory=list)
-    """Gradient norms before clipping of the last updates that were made, `NUM_NORMS` at most."""
-
-    @property
-    def total_skipped(self) -> int:
-        """Updates skipped, whatever the reason."""
-        return sum(self.num_skipped.values())
-
-    def judge(self, loss: float, grad_norm: float, spike_factor: float | None) -> Reason | None:
-        """Return why the update is to be skipped, or None; and remember it.
-
-        Args:
-            loss: of the whole update, in nats.
-            grad_norm: of all gradients together, before clipping.
-            spike_factor: how many times the running median a norm may be; None for any.
-        """
-        reason = self._reason(loss, grad_norm, spike_factor)
-        if reason is None:
-            self.num_in_a_row = 0
-            self.norms = [*self.norms[1 - NUM_NORMS :], grad_norm]
-        else:
-            self.num_in_a_row += 1
-            self.num_skipped[reason] += 1
-        return reason
-
-    def _reason(self, loss: float, grad_norm: float, spike_factor: float | None) -> Reason | None:
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            return "not_finite"
-        if spike_factor is None or len(self.norms) < NUM_NORMS:
-            return None
-        return "spike" if grad_norm > spike_factor * median(self.norms) else None
-
-
 PAIR_TASKS: dict[str, str | None] = {
     "sop": "sentence_order",
     "nsp": "next_sentence",
@@ -90,7 +42,10 @@ PAIR_TASKS: dict[str, str | None] = {
 
 _NUM_SCORES = 4
 """Loss and accuracy of masked LM and of the pairs."""
-_NUMBERS = ("step", "examples_taken", "examples_skipped", "history", "evaluations")
+_NUMBERS = (
+    "step", "examples_taken", "examples_skipped", "num_skipped", "skipped_in_a_row", "history",
+    "evaluations",
+)  # fmt: skip
 """Fields of a `TrainState` that a checkpoint keeps as JSON."""
 
 
@@ -106,7 +61,10 @@ class TrainState:
     """Examples taken of the present data set: the place in its order."""
     examples_skipped: int = 0
     """How many of them were in skipped updates."""
-    guard: UpdateGuard = field(default_factory=UpdateGuard)
+    num_skipped: int = 0
+    """Updates skipped, because their loss or gradient was not finite."""
+    skipped_in_a_row: int = 0
+    """Updates skipped since the last that was made."""
     history: list[dict[str, float]] = field(default_factory=list)
     """One point for each progress line."""
     evaluations: list[dict[str, float]] = field(default_factory=list)
@@ -133,8 +91,7 @@ class TrainState:
 
     def numbers(self) -> dict[str, Any]:
         """Return what a checkpoint keeps as JSON."""
-        numbers = {name: copy(getattr(self, name)) for name in _NUMBERS}
-        return numbers | {"guard": asdict(self.guard)}
+        return {name: copy(getattr(self, name)) for name in _NUMBERS}
 
     def restore(self, tensors: dict[str, Any], numbers: dict[str, Any], where: str) -> None:
         """Take over what `tensors` and `numbers` returned; the optimizer keeps its own settings.
@@ -156,7 +113,6 @@ class TrainState:
                 }
             )
             self.optimizer.load_state_dict(optimizer)
-            self.guard = UpdateGuard(**numbers["guard"])
             for name in _NUMBERS:
                 setattr(self, name, numbers[name])
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -180,8 +136,8 @@ class Update:
 
     metrics: dict[str, float]
     """Over the whole batch: losses in nats, accuracies as shares, grad_norm before clipping."""
-    skipped: Reason | None
-    """Why the update was skipped, or None if it was made."""
+    skipped: bool
+    """Whether its loss or gradient was not finite, so that nothing was changed."""
     asked: Asked
     """What any rank asked for."""
 
@@ -248,12 +204,15 @@ def train_step(
     grad_norm, lm, lm_right, pair, pair_right, *asked = torch.cat(
         [norm.to(sums.dtype)[None], sums]
     ).tolist()  # this waits for the device
-    skipped = state.guard.judge(lm + pair, grad_norm, settings.spike_factor)
-    if skipped is None:
+    skipped = not math.isfinite(lm + pair + grad_norm)
+    if skipped:
+        state.examples_skipped += sizes.num_sequences
+        state.num_skipped += 1
+        state.skipped_in_a_row += 1
+    else:
         clip(parts, norm, settings.max_grad_norm)
         state.optimizer.step()
-    else:
-        state.examples_skipped += sizes.num_sequences
+        state.skipped_in_a_row = 0
     state.optimizer.zero_grad(set_to_none=True)
     ranks.begin_pending()
     state.step += 1

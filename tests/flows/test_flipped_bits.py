@@ -18,7 +18,7 @@ from albert_core.stage.lineage import (
     STAGES,
     read_made_with,
 )
-from albert_core.stage.manifest import BEGUN, MANIFEST, read_manifest, sha256_of, unsealed
+from albert_core.stage.manifest import BEGUN, MANIFEST, read_manifest, sha256_of
 from pipelines.clean_unit import UNIT_DONE
 from pipelines.engine import kept_files
 from pipelines.source_files import read_files
@@ -45,7 +45,6 @@ def flip(path: Path, bit: int) -> None:
 READERS: dict[str, Callable[[str, str], object]] = {
     **dict.fromkeys((MANIFEST, BEGUN), lambda uri, _: read_manifest(uri)),
     **dict.fromkeys((STATE, RECORD), lambda _, folder: load_checkpoint(folder)),
-    "before.json": lambda uri, _: unsealed(uri),
     SOURCE_FILES: lambda uri, _: read_files(uri),
     MADE_WITH: lambda _, folder: read_made_with(folder),
     TASK: lambda _, folder: read_task(folder),

@@ -109,7 +109,7 @@ def reported(
         clock.now, clock.worked = 1000.0, 700.0
     clock.now, clock.worked = clock.now + 10 + waits, clock.worked + worked
     sizes = UpdateSizes.of_lengths(np.full(64, 60), 64 * 9)
-    log.add(sizes, Update(metrics={"grad_norm": 1.0}, skipped=None, asked=Asked()), 0.0, 12)
+    log.add(sizes, Update(metrics={"grad_norm": 1.0}, skipped=False, asked=Asked()), 0.0, 12)
     state = TrainState(
         model=cast(Any, None),
         optimizer=cast(Any, SimpleNamespace(param_groups=[{"lr": 0.1}], trust_ratios=None)),

@@ -15,7 +15,7 @@ import torch
 
 from albert_core.config import ModelSettings
 from albert_core.stage.errors import ConfigError
-from albert_core.training.ranks import ranks_of_environment
+from albert_core.training.devices import ranks_of_environment
 from tests.albert_core.training_runs import (
     MODEL,
     make_days,
@@ -134,7 +134,7 @@ def test_a_run_on_xla_that_was_killed_resumes_to_the_same_bits(
     torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=0)
 
 
-RANKS = "from albert_core.training.ranks import ranks_of_environment as ranks; "
+RANKS = "from albert_core.training.devices import ranks_of_environment as ranks; "
 PLACE = "from albert_core.config import TrainingSettings as Settings; ranks().__enter__().place"
 
 
