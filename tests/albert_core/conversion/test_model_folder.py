@@ -228,8 +228,3 @@ def test_a_folder_that_is_not_whole_or_not_of_these_models_says_what_is_wrong(
         (tmp_path / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(error, match=message):
             read_source(str(tmp_path))
-
-
-def test_a_tokenizer_of_another_size_is_not_saved_with_the_model(tmp_path: Path) -> None:
-    with pytest.raises(IntegrityError, match="the model has 201 pieces, its tokenizer 200"):
-        save_model_folder(random_model(vocab_size=201), tiny_vocab(), str(tmp_path))

@@ -180,14 +180,6 @@ def test_a_share_of_masks_without_fresh_masks_is_refused() -> None:
         TrainingSettings(mask_share=0.3)
 
 
-def test_micro_batches_that_are_not_taken_are_passed_over(examples: ExampleShards) -> None:
-    expected = take(examples)
-    with updates(examples) as loader:
-        for update, taken in zip(loader, expected, strict=True):
-            assert len(taken.batches) >= 2
-            assert_equal(next(iter(update.micro_batches)), taken.batches[0])
-
-
 # The thread; a fixture of all tests checks that none is left
 
 
@@ -260,25 +252,6 @@ def test_the_thread_does_not_run_far_ahead(
             time.sleep(0.2)  # far longer than the thread needs
             assert num_read <= 16 * number + 16 + (4000 + 5 * 1000) // 20
     assert num_read < 5 * 16 + 1000
-
-
-def test_only_time_spent_waiting_counts_as_waiting(
-    examples: ExampleShards, replace_rows: Replace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with updates(examples, num_updates=2) as loader:
-        time.sleep(0.5)  # the thread makes all there is
-        assert len(list(loader)) == 2
-        assert loader.waited_seconds < 0.1
-
-    def slowly(rows: Rows) -> Rows:
-        time.sleep(1)  # from before the loader is asked
-        return rows
-
-    replace_rows(slowly)
-    monkeypatch.setattr(loader_module, "_PIECES_PER_CALL", 1)
-    with updates(examples, num_updates=2) as loader:
-        assert len(list(loader)) == 2
-        assert 0.5 < loader.waited_seconds < 5
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a GPU")

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.attention import lengths_of
-from albert_core.model.execution import IGNORED
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError, ShapeError, TrainingError
 from albert_core.stage.manifest import read_manifest
@@ -141,18 +139,6 @@ def test_how_a_shard_is_written_does_not_change_its_examples(
     numbers = np.array([4, 0, 3, 1, 2, 0])
     other = ExampleShards(uri, "train").rows(numbers)
     assert_equal(other.batch(), examples.rows(numbers).batch())
-
-
-@pytest.mark.parametrize(("compression", "is_mapped"), [(None, True), ("zstd", False)])
-def test_shards_that_are_not_compressed_stay_mapped(
-    tmp_path: Path, compression: str | None, is_mapped: bool
-) -> None:
-    uri = made_examples.made_examples(str(tmp_path), 3000, 100, compression=compression)
-    before = pa.total_allocated_bytes()
-    examples = ExampleShards(uri, "train")
-    in_memory = pa.total_allocated_bytes() - before
-    num_pieces = int(examples.sizes(np.arange(3000))[0].sum())
-    assert (in_memory < 0.1 * 2 * num_pieces) == is_mapped
 
 
 @pytest.fixture
@@ -322,15 +308,6 @@ def test_all_padded_batches_have_one_shape_and_are_as_many_in_each_update(
         return tuple(tuple(each.shape) for each in fields if isinstance(each, Tensor))
 
     assert len({shapes(batch) for update in batches for batch in update}) == 1
-
-
-def test_a_row_without_an_example_has_no_label_and_sees_something(many: ExampleShards) -> None:
-    batch = many.rows(np.arange(2)).batch(many.shape(3))
-    assert lengths_of(batch.runs) == [64] * 3
-    assert batch.sentence_order_labels.tolist()[2] == IGNORED
-    assert set(batch.masked_lm_labels.view(3, -1)[2].tolist()) == {IGNORED}
-    assert batch.key_mask is not None
-    assert batch.key_mask.any(-1).all()
 
 
 def test_examples_that_the_shape_does_not_hold_are_refused(many: ExampleShards) -> None:
