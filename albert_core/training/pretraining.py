@@ -389,22 +389,13 @@ class Pretraining:
         if self.log:
             self.log.note_scores(self.state.step, self.after)
         self.evaluated_at = time.monotonic()
-        loss = point["masked_lm_loss"]
-        is_best = loss < self.best_loss
-        if is_best:
-            self.best_loss = loss
-        return is_best
+        before, self.best_loss = self.best_loss, min(self.best_loss, point["masked_lm_loss"])
+        return self.best_loss < before
 
     def _scores(self) -> Evaluation:
-        model, max_examples = self.state.model, self.settings.max_evaluation_examples
-        found = evaluate(
-            model,
-            self.held_out,
-            max_examples,
-            self.pair_task,
-            self.ranks,
-            self.settings.precision,
-        )
+        model, settings = self.state.model, self.settings
+        most, precision = settings.max_evaluation_examples, settings.precision
+        found = evaluate(model, self.held_out, most, self.pair_task, self.ranks, precision)
         return found | evaluate_pairs(model, self.pairs, self.ranks)
 
     def _scores_before(self, record: dict[str, Any] | None) -> Evaluation:
@@ -577,12 +568,9 @@ def _continue_run(
         TrainingError: it was trained on other examples, or on pieces of another vocabulary.
     """
     tensors, record = load_checkpoint(checkpoint)
-    try:
-        seed = record["settings"]["training"]["seed"]
-    except (KeyError, TypeError) as error:
-        raise IntegrityError(
-            f"{checkpoint} has no record of its settings: it was not written by this version."
-        ) from error
+    if "settings" not in record:
+        raise IntegrityError(f"{checkpoint} is no checkpoint of a pretraining.")
+    seed = record["settings"]["training"]["seed"]
     same_examples = record["examples"] == inputs["examples"]
     if record["vocab"] != inputs["vocab"]:
         raise TrainingError(
@@ -604,9 +592,8 @@ def _continue_run(
         )
     if same_examples and seed != settings.seed:
         raise ConfigError(
-            f"{checkpoint} has training.seed {seed}, this run {settings.seed}: the "
-            "examples' order would change in mid-epoch, so that some would come twice. Give the "
-            "same seed."
+            f"{checkpoint} has training.seed {seed}, this run {settings.seed}: the examples' order "
+            "would change in mid-epoch, so that some would come twice. Give the same seed."
         )
     state.restore(tensors, record, checkpoint)
     if not same_examples:
