@@ -76,6 +76,10 @@ _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchroniz
 _BITS_AFTER = 6
 
 
+Job = tuple[str, str, tuple[Any, ...]]
+"""Title, method of `Case`, and its arguments."""
+
+
 def settings_of(name: str) -> ModelSettings:
     """Return the model of a recipe, or that which only shows that all of it runs."""
     return ModelSettings(**_TINY) if name == "tiny" else load_recipe(name).model
@@ -115,13 +119,8 @@ class Case:
 
         def work() -> None:
             self.ranks.seed(state.step)
-            micro_batches = [batch] * MICRO_BATCHES
-            train_step(
-                state,
-                UpdateBatch(sizes=sizes, micro_batches=micro_batches),
-                self.training,
-                self.ranks,
-            )
+            whole = UpdateBatch(sizes=sizes, micro_batches=[batch] * MICRO_BATCHES)
+            train_step(state, whole, self.training, self.ranks)
 
         return work
 
@@ -155,7 +154,7 @@ class Case:
             "pieces_per_s": sizes.num_pieces / seconds,
             "share_of_peak": flops / seconds / peak_flops(self.device),
             "memory_gb": peak / 1e9,
-            "memory_to_plan": peak / self._plan(length).total,
+            "memory_to_plan": peak / self._planned_memory(length),
         }
 
     def profiled(self, way: str, length: int, trace: Path) -> dict[str, Any]:
@@ -245,7 +244,7 @@ class Case:
         finetuner = Finetuner(encoder, head, inputs, wanted, settings, 0, self.device)
         return {"examples_per_s": 128 / seconds_of(finetuner.update, self.device)}
 
-    def _plan(self, length: int) -> TrainingMemory:
+    def _planned_memory(self, length: int) -> int:
         rows = self.rows(length)
         return TrainingMemory(
             model=self.settings,
@@ -255,7 +254,7 @@ class Case:
             num_predictions=int(rows.num_predictions.max()),
             precision="bfloat16",
             device="cuda",
-        )
+        ).total
 
 
 def seconds_of(
@@ -281,8 +280,8 @@ def peak_flops(device: torch.device) -> float:
     return math.nan if known is None else known.peak_tflops["bfloat16"] * 1e12
 
 
-def run(name: str, device: str, until: float, jobs: list[tuple[str, str, tuple[Any, ...]]]) -> Any:
-    """Do ``jobs``, (title, method, arguments), in this process; return what they gave, by title."""
+def run(name: str, device: str, until: float, jobs: list[Job]) -> Any:
+    """Do ``jobs`` in this process; return what they gave, by title."""
     deterministic = any(method == "bits" and arguments for _, method, arguments in jobs)
     case, found = Case(name, device_here("bfloat16", deterministic)), {}
     assert case.device.type == device
@@ -299,36 +298,34 @@ def run(name: str, device: str, until: float, jobs: list[tuple[str, str, tuple[A
     return found
 
 
-def jobs_of(models: list[str], lengths: list[int], folder: Path) -> list[tuple[str, Any]]:
+def jobs_of(models: list[str], lengths: list[int], folder: Path) -> list[tuple[str, list[Job]]]:
     """Return (model, jobs) for each process, what is most wanted first."""
-    first, longest = models[0], max(lengths)
-    agreement = [
-        (f"{first}, agreement, {precision}, {way}", "agreement", (precision, way == "compiled"))
-        for precision in ("float32", "bfloat16")
+    first, longest, precisions = models[0], max(lengths), ("float32", "bfloat16")
+    agreement: list[Job] = [
+        (f"agreement, {precision}, {way}", "agreement", (precision, way == "compiled"))
+        for precision in precisions
         for way in ("eager", "compiled")
     ]
-    traces = [
-        (
-            f"{first}, profile, {way}",
-            "profiled",
-            (way, longest, folder / f"{way.replace(' ', '-')}.trace.json"),
-        )
+    traces: list[Job] = [
+        (f"profile, {way}", "profiled", (way, longest, folder / f"{way}.trace.json"))
         for way in WAYS[:2]
     ]
-    groups: list[tuple[str, Any]] = [
-        (first, [(f"{first}, bits", "bits", ()), *agreement]),
-        (first, [(f"{first}, bits, deterministic", "bits", (True,))]),
+    finetuning: list[Job] = [(f"fine-tuning, {p}", "finetuning", (p,)) for p in precisions]
+    groups = [
+        (first, [("bits", "bits", ()), *agreement]),
+        (first, [("bits, deterministic", "bits", (True,))]),
         (first, traces),
-        (
-            first,
-            [(f"{first}, fine-tuning, {p}", "finetuning", (p,)) for p in ("float32", "bfloat16")],
-        ),
+        (first, finetuning),
     ]
-    for ways in (WAYS[:2], WAYS[2:]):
-        for name in models:
-            speeds = [(f"{name}, {n}, {way}", "speed", (way, n)) for n in lengths for way in ways]
-            groups.append((name, speeds))
-    return groups
+    groups += [
+        (name, [(f"{n}, {way}", "speed", (way, n)) for n in lengths for way in ways])
+        for ways in (WAYS[:2], WAYS[2:])
+        for name in models
+    ]
+    return [
+        (name, [(f"{name}, {title}", method, given) for title, method, given in jobs])
+        for name, jobs in groups
+    ]
 
 
 def page(result: dict[str, Any]) -> str:
@@ -347,17 +344,13 @@ def page(result: dict[str, Any]) -> str:
         cases = {case: figures for case, figures in found.items() if mark in figures}
         if not cases:
             continue
+        if mark == "pieces_per_s":
+            cases = {n: each | {"goal": GOALS.get(n, math.nan)} for n, each in cases.items()}
         names = [name for name in next(iter(cases.values())) if name != "table"]
-        rows = [
-            [case, *(_shown(figures[name]) for name in names), GOALS.get(case, "")]
-            for case, figures in cases.items()
-        ]
-        heads = ["case", *(name.replace("_", " ") for name in names), "goal: share of peak"]
-        if mark != "pieces_per_s":
-            heads, rows = heads[:-1], [row[:-1] for row in rows]
+        rows = [[case, *(_shown(each[name]) for name in names)] for case, each in cases.items()]
+        heads = ["case", *(name.replace("_", " ") for name in names)]
         parts.append(f"## {title}\n\n{harness.table(heads, rows)}")
-        tables = [f"```\n{each['table']}\n```" for each in cases.values() if "table" in each]
-        parts += tables
+        parts += [f"```\n{each['table']}\n```" for each in cases.values() if "table" in each]
     return "\n\n".join(parts) + "\n"
 
 
