@@ -20,8 +20,7 @@ from albert_core.stage.lineage import TASK, model_folder_of
 from albert_core.stage.manifest import MANIFEST, newest_manifest, read_manifest
 from albert_core.stage.results import ScoresResult
 from flows.flow_run import FLOW_OPTIONS, in_flow_run, show_report, start_run
-from flows.recipe import RecipeRun
-from flows.recipe_form import Address, RecipeName
+from flows.recipe import Address, RecipeName, RecipeRun
 from flows.report import build_scores_report
 from flows.stage_task import read_stage, run_stage, stage_task
 

@@ -10,8 +10,7 @@ from albert_core.stage.lineage import model_folder_of
 from albert_core.stage.manifest import read_manifest
 from flows.evaluate_albert import TASK_RUNNER, evaluate, task_folder_of
 from flows.flow_run import FLOW_OPTIONS, in_flow_run, show_report, start_run
-from flows.recipe import RecipeRun
-from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, RecipeName, with_form
+from flows.recipe import NO_CHANGES, Address, RecipeChanges, RecipeName, RecipeRun, with_form
 from flows.refresh_corpus import clean_corpus, make_examples, refresh_in_its_pool, train_vocab
 from flows.report import build_report
 from flows.stage_task import find_stage, run_stage, stage_task

@@ -19,8 +19,15 @@ from albert_core.stage.command import NO_RESULT
 from albert_core.stage.errors import OutageError, StageError
 from albert_core.stage.manifest import read_manifest
 from flows.flow_run import FLOW_OPTIONS, in_flow_run, show_report, start_run, tracked_flow
-from flows.recipe import NotDoneError, RecipeRun
-from flows.recipe_form import NO_CHANGES, Address, RecipeChanges, RecipeName, with_form
+from flows.recipe import (
+    NO_CHANGES,
+    Address,
+    NotDoneError,
+    RecipeChanges,
+    RecipeName,
+    RecipeRun,
+    with_form,
+)
 from flows.report import build_text_report
 from flows.stage_task import read_stage, run_stage, stage_task
 

@@ -23,7 +23,7 @@ from mlflow import MlflowClient
 
 from albert_core.tracking.journal import journals_of
 from albert_core.tracking.server import RUN_ID
-from infra.postgres import Postgres
+from infra.production import Postgres
 from tests.albert_core.training_runs import make_days, recipe_file, with_settings
 from tests.mlflow_server import MlflowServer, free_port
 

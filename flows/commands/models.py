@@ -90,7 +90,7 @@ def trace(
     from flows.commands import trace as traces
 
     found = traces.trace(document, work)
-    answer(as_json, traces.as_text(found), traces.as_json(found))
+    answer(as_json, traces.as_text(found), dataclasses.asdict(found))
     raise typer.Exit(not found.is_known)
 
 
@@ -121,10 +121,13 @@ def rebuild(
 
     found = read_model_lineage(model, work)
     folder = storage.absolute(into or f"{work}-rebuilt/{rebuilds.folder_name(found)}")
-    for line in rebuilds.check(found, anyway):
-        tell(line)
-    done = rebuilds.rebuild(found, folder, run_stage)
-    answer(as_json, rebuilds.as_text(done), rebuilds.as_json(done))
+    notes = rebuilds.check(found, anyway)
+    for place, lines in notes.items():
+        for line in lines:
+            tell(f"{place}: {line}")
+    done = rebuilds.rebuild(found, notes, folder, run_stage)
+    values = {"is_equal": done.is_equal, **dataclasses.asdict(done)}
+    answer(as_json, rebuilds.as_text(done), values)
     raise typer.Exit(not done.is_equal)
 
 

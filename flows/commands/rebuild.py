@@ -12,8 +12,7 @@ others is reported.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from albert_core.stage import storage
 from albert_core.stage.command import stage_argv
@@ -85,8 +84,8 @@ class Rebuild:
         return self.is_model_equal and all(stage.is_equal for stage in self.stages)
 
 
-def check(found: ModelLineage, anyway: bool = False) -> list[str]:
-    """Return what is known to differ before anything is made.
+def check(found: ModelLineage, anyway: bool = False) -> dict[str, list[str]]:
+    """Return what is known to differ before anything is made, by the place of the result.
 
     Args:
         found: what is to be rebuilt.
@@ -96,20 +95,22 @@ def check(found: ModelLineage, anyway: bool = False) -> list[str]:
         IntegrityError: a stage's call was not recorded.
         SourceError: the source files have changed.
     """
-    notes = []
-    for result in found.lineage.results.values():
+    notes = {}
+    for place, result in found.lineage.results.items():
         call = _call_of(result)
-        if result.manifest.stage == CORPUS and (changes := _source_changes(result, call, anyway)):
-            notes.append(changes)
-        notes += [f"{result.place}: {note}" for note in _code_changes(result.manifest, call)]
+        changed = _source_changes(result, call, anyway) if result.manifest.stage == CORPUS else []
+        notes[place] = [*changed, *_code_changes(result.manifest, call)]
     return notes
 
 
-def rebuild(found: ModelLineage, into: str, run_stage: RunStage) -> Rebuild:
+def rebuild(
+    found: ModelLineage, notes: Mapping[str, Sequence[str]], into: str, run_stage: RunStage
+) -> Rebuild:
     """Make everything again; return how it compares.
 
     Args:
         found: what was made then.
+        notes: what `check` found.
         into: folder for all results; a rebuild that was killed continues there.
         run_stage: runs a stage's command line.
 
@@ -121,15 +122,10 @@ def rebuild(found: ModelLineage, into: str, run_stage: RunStage) -> Rebuild:
         new_places = {then: place_in(stage.manifest) for then, stage in stages.items()}
         manifest = run_stage(*_command(result, into, new_places))
         different = {then for then, stage in stages.items() if not stage.is_equal}
-        stages[place] = _compared(result, manifest, different)
+        stages[place] = _compared(result, manifest, different, notes[place])
     made = list(stages.values())
     model = found.version.tags.get("model_digest", "") if found.version else ""
     return Rebuild(found.title, into, made, model, not model or model in _model_digests(made))
-
-
-def as_json(done: Rebuild) -> dict[str, Any]:
-    """Return the comparison for a machine."""
-    return {"is_equal": done.is_equal, **asdict(done)}
 
 
 def as_text(done: Rebuild) -> str:
@@ -199,12 +195,12 @@ def _moved(address: str, into: str, new_places: Mapping[str, str]) -> str:
     return storage.join(into, new_places[place]) + address.partition(place)[2]
 
 
-def _compared(result: Result, manifest: str, different: set[str]) -> Rebuilt:
+def _compared(result: Result, manifest: str, different: set[str], notes: Sequence[str]) -> Rebuilt:
     then, now = result.manifest, read_manifest(manifest)
     old, new = ({shard.path: shard.sha256 for shard in made.shards} for made in (then, now))
     files = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
     is_equal = now.content == then.content
-    causes = [] if is_equal else list(_causes(result, now, different))
+    causes = [] if is_equal else [*_causes(result, now, different), *notes]
     return Rebuilt(now.stage, result.place, manifest, then.content, is_equal, files, causes)
 
 
@@ -217,10 +213,6 @@ def _causes(result: Result, now: Manifest, different: set[str]) -> Iterator[str]
         yield from (f"its input {name} has changed" for name in names)
     if then.settings != now.settings:
         yield "its settings mean something else now: the code has other defaults"
-    if then.code != now.code:
-        commits = [manifest.provenance or UNKNOWN_COMMIT for manifest in (then, now)]
-        yield f"the code differs: {commits[0]} then, {commits[1]} now"
-    yield from _library_changes(then.libraries, now.libraries)
     old, new = _machines(then), _machines(now)
     if len(old) > 1:
         yield f"it was made on {len(old)} machines in turn: {_shown(old)}"
@@ -232,25 +224,23 @@ def _shown(machines: Sequence[Machine]) -> str:
     return json.dumps([machine.model_dump() for machine in machines])
 
 
-def _library_changes(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    for name, version in then.items():
-        if now.get(name) != version:
-            yield f"the library {name} was {version} and is {now.get(name, 'absent')}"
-
-
 def _code_changes(then: Manifest, call: Call) -> Iterator[str]:
     if code_digest(call.module) != then.code:
         now = code_commit()[0][:_DIGITS] or "unknown"
         yield f"the code differs from then: {then.provenance or UNKNOWN_COMMIT}, and now {now}"
-    names = then.libraries.keys() - {"python"}  # `library_versions` adds it anyway
-    yield from _library_changes(then.libraries, library_versions(*names))
+    if (number := len(then.result.get("versions", []))) > 1:
+        yield f"{number} versions of the code trained it in turn"
+    versions = library_versions(*then.libraries)
+    for name, version in then.libraries.items():
+        if versions[name] != version:
+            yield f"the library {name} was {version} and is {versions[name]}"
 
 
-def _source_changes(corpus: Result, call: Call, anyway: bool) -> str:
-    """Return what differs in the source files; empty if nothing does."""
+def _source_changes(corpus: Result, call: Call, anyway: bool) -> list[str]:
+    """Return what differs in the source files, as one text; nothing if nothing does."""
     then = source_files(corpus)
     if then is None:
-        return f"{corpus.place}: its list of source files is gone, so they can't be checked first"
+        return ["its list of source files is gone, so they can't be checked first"]
     now = list_source(SourceSettings.read(call.recipe["source"], corpus.uri))
     changes = describe_changes(*([replace(file, modified="") for file in f] for f in (then, now)))
     if changes and not anyway:
@@ -258,7 +248,7 @@ def _source_changes(corpus: Result, call: Call, anyway: bool) -> str:
             f"{corpus.place}: source files: {changes}. The model can't come out equal. Put the "
             "files back as they were, or give --anyway to see what differs."
         )
-    return changes and f"{corpus.place}: source files: {changes}"
+    return [f"source files: {changes}"] if changes else []
 
 
 def _call_of(result: Result) -> Call:

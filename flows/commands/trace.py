@@ -8,7 +8,7 @@ the receipts still say what contained the document, and which versions were made
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,11 +101,6 @@ def trace(document: str, work: str) -> Trace:
         receipts=list(receipts),
         asked_registry=has_registry(work),
     )
-
-
-def as_json(found: Trace) -> dict[str, Any]:
-    """Return all of it for a machine."""
-    return asdict(found)
 
 
 def as_text(found: Trace) -> str:

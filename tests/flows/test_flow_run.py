@@ -30,8 +30,7 @@ from flows.flow_run import (
     start_run,
     tracked_flow,
 )
-from flows.recipe import RecipeRun, load_recipe
-from flows.recipe_form import RecipeChanges
+from flows.recipe import RecipeChanges, RecipeRun, load_recipe
 from pipelines.config import SourceSettings
 from tests.flows.made_manifests import made_manifest
 

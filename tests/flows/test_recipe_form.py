@@ -14,8 +14,7 @@ from albert_core.config import TrainingSettings
 from albert_core.stage.credentials import WITHOUT_CREDENTIALS, has_credentials
 from flows.evaluate_albert import evaluate_albert
 from flows.pretrain_albert import pretrain_albert
-from flows.recipe import load_recipe, shipped_recipes
-from flows.recipe_form import RecipeChanges, with_form
+from flows.recipe import RecipeChanges, load_recipe, shipped_recipes, with_form
 from flows.refresh_corpus import refresh_corpus
 from tests.albert_core.stage.test_credentials import WITH, WITHOUT
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.postgres import find_binaries
-from infra.production import MEMORY, Production, ProductionSettings
+from infra.production import MEMORY, Production, ProductionSettings, find_binaries
 from infra.services import LOOK_SECONDS, ServeError
 from tests.mlflow_server import free_port
 

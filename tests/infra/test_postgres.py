@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from infra import postgres
-from infra.postgres import Postgres, find_binaries
+from infra import production
+from infra.production import Postgres, find_binaries
 from infra.services import LOOPBACK, ServeError, Services
 from tests.infra.stack import open_folder
 from tests.mlflow_server import free_port
@@ -79,7 +79,7 @@ def test_a_folder_that_the_user_postgres_cannot_reach_is_named(
 def test_a_machine_without_postgres_is_told_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "_DEBIAN", tmp_path)
+    monkeypatch.setattr(production, "_DEBIAN", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServeError, match="apt-get install postgresql"):
         find_binaries()

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -156,9 +157,10 @@ def test_a_registered_model_is_made_again_from_the_registry_alone_and_is_equal(
     into = str(tmp_path / "rebuilt")
     with work_folder_away(tiny, monkeypatch):
         found = read_model_lineage(CHAMPION, str(tmp_path))
-        assert check(found) == []
+        notes = check(found)
+        assert not any(notes.values())
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
-        done = rebuild(found, into, run_in_this_process)
+        done = rebuild(found, notes, into, run_in_this_process)
     assert {each.stage for each in done.stages} == MADE_OF
     assert done.is_equal, rebuild_text(done)
     assert done.model
@@ -174,7 +176,7 @@ def test_a_changed_missing_or_new_source_file_is_named_before_anything_is_made(
     found = read_model_lineage(CHAMPION, tiny.work)
     changed = source / "1.jsonl"
     changed.touch()
-    assert check(found) == []
+    assert not any(check(found).values())
     changed.write_text(changed.read_text().replace("river", "brook", 1))
     (source / "2.jsonl").unlink()
     write_jsonl(source / "3.jsonl", [900])
@@ -182,7 +184,13 @@ def test_a_changed_missing_or_new_source_file_is_named_before_anything_is_made(
         check(found)
     for line in ("1 new (3.jsonl)", "1 removed (2.jsonl)", "1 changed (1.jsonl)"):
         assert line in str(told.value)
-    assert check(found, anyway=True) == [str(told.value).partition(". The")[0]]
+    [notes] = filter(None, check(found, anyway=True).values())
+    assert f"corpus/{found.lineage.of_stage('corpus')[0].manifest.key}: {notes[0]}. The" in str(
+        told.value
+    )
+
+
+NOTHING: Mapping[str, list[str]] = defaultdict(list)
 
 
 class MadeStages:
@@ -242,7 +250,7 @@ def test_inputs_are_those_that_were_made_anew_and_the_machine_is_set_as_it_was(
     machine = {"ranks": 3, "threads": 5, "device": "cpu", "vectors": "AVX2"}
     [run] = of_run.lineage.of_stage(PRETRAINING)
     run.manifest.result["machines"] = [machine]
-    assert rebuild(of_run, str(tmp_path), stages.run).is_equal
+    assert rebuild(of_run, NOTHING, str(tmp_path), stages.run).is_equal
     argv, environment = stages.commands["pretraining"]
     corpus = stages.then["corpus"].key[::-1]
     assert f"--corpus={tmp_path}/corpus/{corpus}/manifest.json" in stages.commands["vocab"][0]
@@ -260,7 +268,7 @@ def test_a_list_of_results_is_one_of_those_that_were_made_anew(tmp_path: Path) -
     vocab = called("stage_1", StagePlan("vocab", {}, {}, "", {}), tmp_path, **options)
     found, into = ModelLineage("x", Lineage([vocab, corpus])), str(tmp_path / "now")
     stages = MadeStages(found.lineage, into)
-    assert rebuild(found, into, stages.run).is_equal
+    assert rebuild(found, NOTHING, into, stages.run).is_equal
     argv, _ = stages.commands["vocab"]
     assert f'--corpora=["{into}/corpus/{corpus.manifest.key[::-1]}/manifest.json"]' in argv
     assert "--title=0/model" in argv
@@ -271,7 +279,7 @@ def test_a_vocabulary_that_was_kept_is_given_because_its_text_may_be_gone(
 ) -> None:
     [vocab] = of_run.lineage.of_stage("vocab")
     vocab.manifest.settings["kept"] = "vocab/0123456789abcdef"
-    rebuild(of_run, str(tmp_path), stages.run)
+    rebuild(of_run, NOTHING, str(tmp_path), stages.run)
     recipe = next(each for each in stages.commands["vocab"][0] if each.startswith("--recipe="))
     given = json.loads(Path(recipe.partition("=")[2]).read_text())["vocabulary"]["model"]
     assert given == f"{vocab.folder}/spiece.model"
@@ -284,17 +292,17 @@ def test_the_first_stage_that_differs_is_named_with_its_files_and_why(
     vocab, run = stages.then["vocab"], stages.then["pretraining"]
     stages.changes["vocab"] = {
         "shards": with_other_shards(vocab, "spiece.model"),
-        "code": "another",
-        "libraries": vocab.libraries | {"sentencepiece": "9"},
+        "settings": {},
     }
     stages.changes["pretraining"] = {"shards": with_other_shards(run, "model")}
-    done = rebuild(of_run, str(tmp_path), stages.run)
+    notes = defaultdict(list, {f"vocab/{vocab.key}": ["the code differs"]})
+    done = rebuild(of_run, notes, str(tmp_path), stages.run)
     assert [each.is_equal for each in done.stages] == [True, False, True, True, False]
     assert not done.is_equal
     text = rebuild_text(done)
     assert "The first stage that differs is vocab, in spiece.model. Likely because" in text
-    assert "the code differs: " in text
-    assert f"sentencepiece was {vocab.libraries['sentencepiece']} and is 9" in text
+    assert "its settings mean something else now" in text
+    assert "the code differs" in text
     assert done.stages[4].causes == [f"it is made of vocab/{vocab.key}, which differs already"]
 
 
@@ -311,7 +319,7 @@ def test_weights_and_documents_that_differ_are_put_down_to_the_machine_and_the_s
         "shards": with_other_shards(run, "model"),
         "result": run.result | {"machines": machines},
     }
-    [first, *_, last] = rebuild(of_run, str(tmp_path), stages.run).stages
+    [first, *_, last] = rebuild(of_run, NOTHING, str(tmp_path), stages.run).stages
     assert first.causes == ["its input source_files has changed"]
     [cause] = last.causes
     assert '"vectors": "DEFAULT"' in cause
@@ -325,7 +333,7 @@ def test_a_registered_model_that_is_in_no_rebuilt_folder_is_told(
     version = dataclasses.replace(found.version, tags={"model_digest": "0" * 64})
     lineage = Lineage(list(found.lineage.results.values())[:1])
     other = dataclasses.replace(found, version=version, lineage=lineage)
-    done = rebuild(other, str(tmp_path), MadeStages(lineage, str(tmp_path)).run)
+    done = rebuild(other, NOTHING, str(tmp_path), MadeStages(lineage, str(tmp_path)).run)
     assert all(each.is_equal for each in done.stages)
     assert not done.is_equal
     assert "No rebuilt folder holds the registered model." in rebuild_text(done)
@@ -335,7 +343,8 @@ def test_what_differs_beforehand_or_was_made_without_a_call_is_told_before_anyth
     tmp_path: Path,
 ) -> None:
     plan = StagePlan("vocab", {}, {}, "another", {"numpy": "0.1"})
-    notes = check(ModelLineage("x", Lineage([called("albert_core.text.seeds", plan, tmp_path)])))
+    made = ModelLineage("x", Lineage([called("albert_core.text.seeds", plan, tmp_path)]))
+    [notes] = check(made).values()
     assert "the code differs from then" in notes[0]
     assert "numpy was 0.1 and is " in notes[1]
     uri = StagePlan("vocab", {}, {}, "code", {}).write(str(tmp_path), [], [], Settings())
