@@ -305,17 +305,3 @@ def test_processes_share_the_devices_or_else_the_cores(plain: pytest.MonkeyPatch
     assert taken_together(2, []) == [{}] * 2
 
 
-@pytest.mark.usefixtures("plain")
-def test_who_comes_when_all_places_are_taken_waits() -> None:
-    slots, entered = Slots(1, []), threading.Event()
-
-    def enter() -> None:
-        with slots.taken():
-            entered.set()
-
-    with slots.taken():
-        thread = threading.Thread(target=enter)
-        thread.start()
-        assert not entered.wait(0.05)
-    assert entered.wait(10)
-    thread.join()

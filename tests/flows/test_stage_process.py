@@ -201,10 +201,6 @@ def wait_until_gone(pid: int) -> None:
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() in zombies
 
 
-def test_without_a_word_there_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ALBERT_SILENT_MINUTES", raising=False)
-    monkeypatch.delenv("ALBERT_STAGE_HOURS", raising=False)
-    assert limits_of("albert_core.training.pretrain") == NO_LIMITS == Limits(None, None)
 
 
 def test_a_stage_has_its_own_limit_or_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:

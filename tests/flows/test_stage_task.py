@@ -159,24 +159,6 @@ def test_progress_is_told_now_and_then_and_at_the_end_also_after_an_outage(
     assert artifacts.shares[-2:] == [pytest.approx(61.0, abs=10), 100.0]
 
 
-def test_the_progress_of_what_is_done_is_whole_and_of_what_failed_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    artifacts = Artifacts()
-    artifacts.is_away = False
-    monkeypatch.setattr(stage_task_module, "create_progress_artifact", artifacts.create)
-    with progress_page("done_before"):
-        pass
-    assert (artifacts.keys, artifacts.shares) == (["done-before-progress"], [100.0])
-
-    def fail() -> None:
-        with progress_page("failed") as report:
-            report(StageProgress(1.0, 4.0, "steps"))
-            raise StageError
-
-    with pytest.raises(StageError):
-        fail()
-    assert artifacts.shares == [100.0, 25.0]
 
 
 @stage_task("made")

@@ -108,20 +108,6 @@ def test_a_result_of_another_version_is_refused(
         manifest.result_as(ToyResult)
 
 
-def test_equal_bytes_have_equal_content_however_they_were_made(tmp_path: Path) -> None:
-    other_plan = dataclasses.replace(PLAN, code="d" * 16)
-    made = shard(b"rows", str(tmp_path))
-    changed = made.model_copy(update={"sha256": "0" * 64})
-    here, there, elsewhere = (
-        read_manifest(plan.write(str(tmp_path / name), [shard], [], result)).content
-        for name, plan, shard, result in (
-            ("a", PLAN, made, Settings()),
-            ("b", other_plan, made, TOY_RESULT),
-            ("c", PLAN, changed, Settings()),
-        )
-    )
-    assert here == there
-    assert here != elsewhere
 
 
 @pytest.mark.parametrize(

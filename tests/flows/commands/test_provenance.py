@@ -262,16 +262,6 @@ def test_inputs_are_those_that_were_made_anew_and_the_machine_is_set_as_it_was(
     assert json.loads(Path(recipe).read_text())["training"]["num_steps"] == 20
 
 
-def test_a_list_of_results_is_one_of_those_that_were_made_anew(tmp_path: Path) -> None:
-    corpus = called("stage_0", StagePlan("corpus", {}, {}, "", {}), tmp_path)
-    options = {"corpora": json.dumps([corpus.uri]), "title": "0/model"}
-    vocab = called("stage_1", StagePlan("vocab", {}, {}, "", {}), tmp_path, **options)
-    found, into = ModelLineage("x", Lineage([vocab, corpus])), str(tmp_path / "now")
-    stages = MadeStages(found.lineage, into)
-    assert rebuild(found, NOTHING, into, stages.run).is_equal
-    argv, _ = stages.commands["vocab"]
-    assert f'--corpora=["{into}/corpus/{corpus.manifest.key[::-1]}/manifest.json"]' in argv
-    assert "--title=0/model" in argv
 
 
 def test_a_vocabulary_that_was_kept_is_given_because_its_text_may_be_gone(
@@ -306,23 +296,6 @@ def test_the_first_stage_that_differs_is_named_with_its_files_and_why(
     assert done.stages[4].causes == [f"it is made of vocab/{vocab.key}, which differs already"]
 
 
-def test_weights_and_documents_that_differ_are_put_down_to_the_machine_and_the_source(
-    of_run: ModelLineage, stages: MadeStages, tmp_path: Path
-) -> None:
-    corpus, run = stages.then["corpus"], stages.then["pretraining"]
-    machines = [run.result["machines"][0] | {"vectors": "DEFAULT"}]
-    stages.changes["corpus"] = {
-        "shards": with_other_shards(corpus, "documents"),
-        "inputs": corpus.inputs | {"source_files": "other"},
-    }
-    stages.changes["pretraining"] = {
-        "shards": with_other_shards(run, "model"),
-        "result": run.result | {"machines": machines},
-    }
-    [first, *_, last] = rebuild(of_run, NOTHING, str(tmp_path), stages.run).stages
-    assert first.causes == ["its input source_files has changed"]
-    [cause] = last.causes
-    assert '"vectors": "DEFAULT"' in cause
 
 
 def test_a_registered_model_that_is_in_no_rebuilt_folder_is_told(
@@ -440,14 +413,6 @@ def test_the_first_update_with_a_document_is_found_and_the_checkpoints_after_it(
         assert steps == [step for step in (10, 20) if step >= first[document]]
 
 
-def test_rows_that_a_short_run_never_comes_to_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.commands.trace._ORDER_AT_ONCE", 7)
-    settings = {"num_steps": 5, "batch_size": 4, "seed": 3}
-    order = example_order(0, 100, 100, 3)
-    for place in (0, 6, 7, 19):
-        assert first_use([int(order[place])], 100, settings) == place // 4 + 1
-    assert first_use([int(row) for row in order[20:]], 100, settings) is None
-    assert first_use(np.arange(100).tolist(), 100, settings | {"num_steps": 500}) == 1
 
 
 def test_a_held_out_document_was_scored_on_and_may_be_in_the_task(tiny: Tiny) -> None:
@@ -531,25 +496,3 @@ def test_versions_of_other_corpora_are_clean_and_those_of_absent_ones_unknown() 
     }
 
 
-@pytest.mark.long
-def test_one_removed_document_through_the_flow_trace_refresh_receipt_trace(tmp_path: Path) -> None:
-    source, work = write_source(tmp_path / "source", 40), tmp_path / "work"
-    first = run_flow(source, work)
-    assert first.status == 0, first.output
-    [examples] = work.glob("examples/*/manifest.json")
-    document = documents_of(str(examples), "train")[0]
-    file, number = document.split("#d")
-    before = trace(document, str(work))
-    assert list(before.versions) == [VERSION]
-    first_of_file = int(file.partition(".")[0]) * 40
-    left = [n for n in range(first_of_file, first_of_file + 40) if n != int(number)]
-    write_jsonl(source / file, left)
-    again = run_flow(source, work, command="refresh")
-    assert again.status == 0, again.output
-    assert f"Registered versions made of them: {VERSION}." in again.output
-    [receipt] = work.glob("receipts/*.json")
-    assert json.loads(receipt.read_text())["documents"] == [document]
-    after = trace(document, str(work))
-    assert not after.in_newest_corpus
-    assert list(after.versions) == [VERSION]
-    assert after.receipts == [str(receipt)]

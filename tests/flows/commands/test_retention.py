@@ -160,16 +160,6 @@ def test_what_is_being_made_stays_however_old_it_is(old: tuple[str, list[str]]) 
     assert not reasons(work)
 
 
-def test_what_an_unfinished_run_was_begun_with_stays_with_it(old: tuple[str, list[str]]) -> None:
-    work, (corpus, *_) = old
-    running = plan(7, "pretraining", corpus=corpus)
-    assert running.find(work) is None
-    lock.release_all()
-    place = f"pretraining/{running.key}"
-    assert reasons(work, Rules(keep_newest=0, keep_days=30)) == {
-        place: "younger than 30 days",
-        place_in(corpus): f"{place} is made of it",
-    }
 
 
 def test_all_that_a_registered_version_is_made_of_stays_and_what_only_saves_work_may_go(
