@@ -14,11 +14,12 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from albert_core.config import EvaluationSettings
 from albert_core.stage import storage
-from albert_core.stage.environment import VISIBLE, visible_devices, whole_number, work_folder
 from albert_core.stage.errors import TaskError
 from albert_core.stage.lineage import TASK, model_folder_of
 from albert_core.stage.manifest import MANIFEST, newest_manifest, read_manifest
 from albert_core.stage.results import ScoresResult
+from albert_core.stage.settings import VISIBLE, visible_devices, whole_number
+from albert_core.stage.storage import work_folder
 from flows.flow_run import FLOW_OPTIONS, in_flow_run, show_report, start_run
 from flows.recipe import Address, RecipeName, RecipeRun
 from flows.report import build_scores_report

@@ -36,10 +36,10 @@ from pydantic import BaseModel
 
 from albert_core.stage import storage
 from albert_core.stage.credentials import hide_credentials_in_logs
-from albert_core.stage.environment import work_folder
 from albert_core.stage.errors import IntegrityError
 from albert_core.stage.log import FLOW_RUN, FORMAT, is_json, use_format
 from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
+from albert_core.stage.storage import work_folder
 from flows.recipe import Recipe, RecipeRun, load_recipe, save_recipe
 from flows.report import Report
 

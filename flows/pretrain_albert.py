@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from prefect import flow, get_run_logger
 
-from albert_core.stage.environment import shown_tracking_uri
 from albert_core.stage.lineage import model_folder_of
 from albert_core.stage.manifest import read_manifest
+from albert_core.stage.storage import shown_tracking_uri
 from flows.evaluate_albert import TASK_RUNNER, evaluate, task_folder_of
 from flows.flow_run import FLOW_OPTIONS, in_flow_run, show_report, start_run
 from flows.recipe import NO_CHANGES, Address, RecipeChanges, RecipeName, RecipeRun, with_form

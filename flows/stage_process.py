@@ -26,9 +26,9 @@ from typing import IO
 
 from albert_core.stage.command import FAILURE, FAILURE_STATUS, RESULT, RUN_AGAIN_STATUS
 from albert_core.stage.credentials import redacted
-from albert_core.stage.environment import stop_seconds
 from albert_core.stage.errors import ConfigError, OutageError, StageError
 from albert_core.stage.log import ASKED_FOR, StageProgress, read_line
+from albert_core.stage.settings import stop_seconds
 
 SILENT_MINUTES = "ALBERT_SILENT_MINUTES"
 STAGE_HOURS = "ALBERT_STAGE_HOURS"

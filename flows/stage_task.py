@@ -24,16 +24,12 @@ from prefect.context import AssetContext
 from prefect.tasks import exponential_backoff
 
 from albert_core.stage.command import stage_argv
-from albert_core.stage.environment import (
-    TRAINING_HOSTS,
-    shown_tracking_uri,
-    training_processes,
-    whole_number,
-)
 from albert_core.stage.errors import IntegrityError, is_transient
 from albert_core.stage.lineage import place_in
 from albert_core.stage.log import StageProgress, read_line
 from albert_core.stage.manifest import Manifest, read_manifest
+from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
+from albert_core.stage.storage import shown_tracking_uri
 from flows.flow_run import in_flow_run, stage_environment, tracked_flow
 from flows.recipe import NotDoneError, RecipeRun
 from flows.report import Report, stage_report

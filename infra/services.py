@@ -19,9 +19,8 @@ from pydantic import BaseModel, ValidationError, field_validator
 
 from albert_core.stage import storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
-from albert_core.stage.environment import stop_seconds
 from albert_core.stage.errors import AlbertError, ConfigError, answers
-from albert_core.stage.settings import describe
+from albert_core.stage.settings import describe, stop_seconds
 from flows.prefect_server import AUTH_FILE, USER, guarded, kept_secret, server_command
 from flows.recipe import load_recipe
 

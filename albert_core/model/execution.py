@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from albert_core.config import Precision
-from albert_core.stage.environment import VISIBLE, visible_devices
 from albert_core.stage.errors import ConfigError
+from albert_core.stage.settings import VISIBLE, visible_devices
 
 IGNORED = -100
 """The label of padding: it adds nothing to a loss, and no prediction can equal it."""

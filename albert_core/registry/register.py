@@ -18,11 +18,11 @@ from albert_core.conversion.model_files import model_digest
 from albert_core.stage import storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.credentials import redacted
-from albert_core.stage.environment import shown_tracking_uri, tracking_uri
 from albert_core.stage.lineage import REGISTRATION, Lineage, model_folder_of, read_lineage
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import RegistrationResult
+from albert_core.stage.storage import shown_tracking_uri, tracking_uri
 
 SERVED_MODULE = "albert_core.registry.served_model"
 SERVED_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas")

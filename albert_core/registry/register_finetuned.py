@@ -18,11 +18,11 @@ from albert_core.conversion.model_files import model_digest, read_task
 from albert_core.registry.measured import measure
 from albert_core.registry.registration import TEXT_COLUMNS, Candidate, enter
 from albert_core.stage.command import stage_main
-from albert_core.stage.environment import shown_tracking_uri
 from albert_core.stage.lineage import REGISTRATION, model_folder_of, read_lineage
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import FinetuningResult
+from albert_core.stage.storage import shown_tracking_uri
 from albert_core.tracking.models import output_of
 
 _LIBRARIES = (

@@ -50,12 +50,12 @@ from albert_core.registry.versions import (
     versions_of,
     write_lineage,
 )
-from albert_core.stage.environment import TRACKING_URI, tracking_uri
 from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import FINETUNING, REGISTRATION, Lineage
 from albert_core.stage.manifest import StagePlan, read_manifest, sha256_of
 from albert_core.stage.provenance import reachable_sources
 from albert_core.stage.results import FinetuningResult, RegistrationResult, Verdict
+from albert_core.stage.storage import TRACKING_URI, tracking_uri
 from albert_core.tracking.journal import ServerUnavailableError, known_run_id, send_left
 from albert_core.tracking.models import (
     DIGEST_TAG,

@@ -22,10 +22,10 @@ from mlflow.exceptions import MlflowException
 
 from albert_core.conversion.model_files import check_model
 from albert_core.stage import storage
-from albert_core.stage.environment import TRACKING_URI, shown_tracking_uri, tracking_uri
 from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import SOURCE_FILES, Lineage, Result, place_in
 from albert_core.stage.manifest import MANIFEST, checked, digest_of, read_manifest
+from albert_core.stage.storage import TRACKING_URI, shown_tracking_uri, tracking_uri
 from albert_core.tracking.models import DIGEST_TAG, MODEL_ARTIFACT, REGISTRATION_TAG
 from albert_core.tracking.server import open_client
 

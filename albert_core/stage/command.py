@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 
 from albert_core.stage import lock, storage
 from albert_core.stage.credentials import redacted
-from albert_core.stage.environment import whole_number
 from albert_core.stage.errors import AlbertError, ConfigError, explained, is_transient
 from albert_core.stage.log import say, set_up_log
 from albert_core.stage.provenance import Call, called_as
@@ -144,12 +143,3 @@ def _read_recipe(uri: str) -> dict[str, Any]:
     if not isinstance(recipe, dict):
         raise ConfigError(f"{uri} holds no object of sections. Give a resolved recipe.")
     return recipe
-
-
-def worker_count() -> int:
-    """Return how many worker processes a stage may use: ALBERT_WORKERS, else the cores there are.
-
-    Raises:
-        ConfigError: ALBERT_WORKERS is something else.
-    """
-    return whole_number("ALBERT_WORKERS", len(os.sched_getaffinity(0)))

@@ -54,13 +54,13 @@ def library_versions(*names: str) -> dict[str, str]:
 
     Python's counts because its Unicode tables decide what is a letter.
     """
-    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+    found = {}
     for name in names:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = "absent"
-    return found
+    return found | {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
 
 
 def reachable_sources(module: str, without: Collection[str] = ()) -> dict[str, str]:

@@ -1,6 +1,9 @@
-"""The base of every settings model: frozen and strict, so that a misspelt key is refused."""
+"""Settings: the strict base of those in recipes, and a machine's in environment variables."""
 
+import ctypes
+import os
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -91,3 +94,76 @@ def describe(error: ValidationError) -> str:
         else:
             lines.append(f"{path}: {mistake['msg']}, got {mistake['input']!r}")
     return "\n  ".join(lines)
+
+
+def whole_number(variable: str, default: int) -> int:
+    """Return the number in an environment variable, at least 1; ``default`` if it is not set.
+
+    Raises:
+        ConfigError: it is not such a number.
+    """
+    text = os.environ.get(variable, str(default))
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{variable}={text!r} must be a whole number, at least 1")
+    return int(text)
+
+
+TRAINING_PROCESSES = "ALBERT_TRAINING_PROCESSES"
+"""Variable with the number of processes that a flow starts for a training."""
+TRAINING_HOSTS = "ALBERT_TRAINING_HOSTS"
+"""Variable with the number of hosts that train together, each with so many processes."""
+MEETING_FILE = "ALBERT_MEETING_FILE"
+"""Variable with the file in which the ranks of one host meet; the launcher sets it."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+STOP_SECONDS = "ALBERT_STOP_SECONDS"
+"""Variable with the time that a process has from SIGTERM until it is killed."""
+
+
+def stop_seconds() -> int:
+    """Return ALBERT_STOP_SECONDS, else 120: what a cloud gives before it takes a machine back.
+
+    Raises:
+        ConfigError: the variable is not a whole number above 0.
+    """
+    return whole_number(STOP_SECONDS, 120)
+
+
+def visible_devices() -> list[str]:
+    """Return the GPUs that this process may use as CUDA_VISIBLE_DEVICES names them, without torch.
+
+    CUDA numbers them from 0, whatever the driver calls them: a pod with ``/dev/nvidia2`` and
+    ``/dev/nvidia5`` has the devices 0 and 1.
+    """
+    if VISIBLE in os.environ:
+        names = os.environ[VISIBLE].split(",")
+        return list(takewhile(lambda name: name and not name.startswith("-"), names))
+    count = ctypes.c_uint(0)
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:  # no driver
+        return []
+    if nvml.nvmlInit_v2() == 0:
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        nvml.nvmlShutdown()
+    return [str(number) for number in range(count.value)]
+
+
+def training_processes(batch_size: int) -> int:
+    """Return how many ranks a flow starts: ALBERT_TRAINING_PROCESSES, else one a visible device.
+
+    Args:
+        batch_size: in examples; by default there is at least one of them for each rank.
+
+    Raises:
+        ConfigError: the variable is not a whole number above 0.
+    """
+    return whole_number(TRAINING_PROCESSES, max(1, min(len(visible_devices()), batch_size)))
+
+
+def worker_count() -> int:
+    """Return how many worker processes a stage may use: ALBERT_WORKERS, else the cores there are.
+
+    Raises:
+        ConfigError: ALBERT_WORKERS is something else.
+    """
+    return whole_number("ALBERT_WORKERS", len(os.sched_getaffinity(0)))

@@ -15,7 +15,9 @@ import fsspec
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import SourceError
+from albert_core.stage.settings import refuse_credentials
 
 _CHUNK_BYTES = 1 << 20
 _CHAIN = re.compile(r"[a-z0-9+]+(?:://[^:]*)?::(?=[a-z0-9+]+://|/)")
@@ -53,6 +55,35 @@ def absolute(uri: str) -> str:
     """Return ``uri`` so that it means the same from any working directory."""
     path = local_path(uri)
     return uri if path is None else os.path.abspath(path)
+
+
+def work_folder(work: str | None) -> str:
+    """Return the folder for all results, absolute.
+
+    Raises:
+        ConfigError: its URI has credentials in it.
+    """
+    folder = work or os.environ.get("ALBERT_WORK") or "work"
+    refuse_credentials(folder, "the work folder")
+    return absolute(folder)
+
+
+TRACKING_URI = "MLFLOW_TRACKING_URI"
+
+
+def tracking_uri(work: str) -> str:
+    """Return where MLflow keeps runs and models.
+
+    That is ``MLFLOW_TRACKING_URI`` when it is set, else a SQLite file in ``work``; in the
+    working directory when ``work`` is not on this machine.
+    """
+    folder = local_path(work) or Path()
+    return os.environ.get(TRACKING_URI) or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
+
+
+def shown_tracking_uri(work: str) -> str:
+    """Return `tracking_uri` without user name and password, for messages."""
+    return redacted(tracking_uri(work))
 
 
 def exists(uri: str) -> bool:

@@ -40,9 +40,9 @@ from mlflow.exceptions import MlflowException
 
 from albert_core.stage import storage
 from albert_core.stage.credentials import redacted
-from albert_core.stage.environment import TRACKING_URI, shown_tracking_uri
 from albert_core.stage.errors import OutageError
 from albert_core.stage.manifest import digest_of
+from albert_core.stage.storage import TRACKING_URI, shown_tracking_uri
 from albert_core.tracking.models import Output, data_set, log_output, model_with
 from albert_core.tracking.server import PARENT_TAG, RUN_ID, experiment_id, open_client, upload
 

@@ -17,10 +17,10 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric
 
 from albert_core.stage import storage
-from albert_core.stage.environment import whole_number
 from albert_core.stage.lineage import MODEL_RESULTS
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import FinetuningResult, PretrainingResult
+from albert_core.stage.settings import whole_number
 from albert_core.tracking.server import local_copy
 
 DIGEST_TAG = "model_digest"

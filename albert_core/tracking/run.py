@@ -33,9 +33,9 @@ from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from albert_core.stage import storage
-from albert_core.stage.environment import shown_tracking_uri
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.log import note_ids
+from albert_core.stage.storage import shown_tracking_uri
 from albert_core.tracking.journal import LIVING, Journal, ServerUnavailableError, said, send_left
 from albert_core.tracking.models import Output, flat
 from albert_core.tracking.server import PARENT_TAG, experiment_name

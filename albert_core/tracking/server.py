@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from albert_core.stage import storage
-from albert_core.stage.environment import tracking_uri
+from albert_core.stage.storage import tracking_uri
 
 EXPERIMENT, EXPERIMENT_NAME = "albert", "MLFLOW_EXPERIMENT_NAME"
 """The experiment; and MLflow's own variable, which names another one."""

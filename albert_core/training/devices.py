@@ -20,9 +20,9 @@ from pydantic import TypeAdapter
 from albert_core.config import Precision
 from albert_core.model.execution import device_here
 from albert_core.stage import storage
-from albert_core.stage.environment import MEETING_FILE
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.results import Machine
+from albert_core.stage.settings import MEETING_FILE
 from albert_core.training.ranks import Ranks
 
 _WAITS = timedelta(minutes=30)

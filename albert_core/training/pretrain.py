@@ -15,12 +15,12 @@ from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.model_files import manifest_beside
 from albert_core.stage import storage
 from albert_core.stage.command import stage_main
-from albert_core.stage.environment import TRAINING_HOSTS, training_processes, whole_number
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.lineage import PRETRAINING, manifest_of, place_in
 from albert_core.stage.manifest import MANIFEST, StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import RANKS, code_digest, library_versions, machine
 from albert_core.stage.results import ExamplesResult, VocabularyResult
+from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
 from albert_core.tasks.minimal_pairs import PAIRS, PairFiles, find_pairs, pair_digests
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import typer
 
-from albert_core.stage.environment import stop_seconds
 from albert_core.stage.log import is_json, say
+from albert_core.stage.settings import stop_seconds
 from flows.recipe import NotDoneError, Recipe, load_recipe
 
 if TYPE_CHECKING:

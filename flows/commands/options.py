@@ -13,7 +13,7 @@ def _recipes() -> list[str]:
 
 
 def _work_folder(work: str) -> str:
-    from albert_core.stage.environment import work_folder
+    from albert_core.stage.storage import work_folder
 
     return work_folder(work)
 

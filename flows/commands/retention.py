@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from albert_core.stage import lock, storage
-from albert_core.stage.environment import shown_tracking_uri, tracking_uri
 from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import (
     REGISTRATION,
@@ -23,6 +22,7 @@ from albert_core.stage.lineage import (
     read_work,
 )
 from albert_core.stage.manifest import BEGUN, MANIFEST, Account, digest_of, modified_at
+from albert_core.stage.storage import shown_tracking_uri, tracking_uri
 from flows.report import Report
 
 UNITS, PARTS, RECIPES = "units", "parts", "recipes"

@@ -32,8 +32,8 @@ from apache_beam.transforms.environments import SubprocessSDKEnvironment
 from grpc import _server  # type: ignore[import-untyped]
 
 from albert_core.stage import storage
-from albert_core.stage.command import worker_count
 from albert_core.stage.errors import ConfigError, OutageError, StageError
+from albert_core.stage.settings import worker_count
 from pipelines.engine import job_server
 
 WORKER_COMMAND = "albert-beam-worker"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -303,5 +302,3 @@ def test_processes_share_the_devices_or_else_the_cores(plain: pytest.MonkeyPatch
     assert taken_together(2, []) == [{"OMP_NUM_THREADS": "4"}] * 2
     plain.setenv("OMP_NUM_THREADS", "1")
     assert taken_together(2, []) == [{}] * 2
-
-

@@ -1,6 +1,5 @@
 """The recipe's settings as a form on Prefect's page, and the parameters that it checks."""
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -112,8 +111,6 @@ def test_a_form_may_be_left_out(flow: Flow[..., str]) -> None:
 @pytest.mark.parametrize("uri", WITH + WITHOUT)
 def test_the_form_refuses_what_the_recipe_refuses(uri: str) -> None:
     assert (re.search(WITHOUT_CREDENTIALS, uri) is None) == has_credentials(uri)
-
-
 
 
 def test_every_text_of_the_recipe_s_form_is_checked() -> None:

@@ -17,7 +17,6 @@ import flows
 from albert_core.stage.errors import ConfigError, StageError
 from albert_core.stage.log import StageProgress
 from flows.stage_process import (
-    NO_LIMITS,
     STAGE_MODULES,
     InterruptedStageError,
     Limits,
@@ -199,8 +198,6 @@ def wait_until_gone(pid: int) -> None:
         psutil.Process(pid).wait(20)
     zombies = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)  # that nobody has reaped
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() in zombies
-
-
 
 
 def test_a_stage_has_its_own_limit_or_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:

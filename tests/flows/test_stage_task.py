@@ -159,8 +159,6 @@ def test_progress_is_told_now_and_then_and_at_the_end_also_after_an_outage(
     assert artifacts.shares[-2:] == [pytest.approx(61.0, abs=10), 100.0]
 
 
-
-
 @stage_task("made")
 def make(uri: str) -> str:
     save_stage_page(uri, "sqlite:///mlflow.db")

@@ -82,5 +82,3 @@ def test_a_shell_can_read_the_script(script: str) -> None:
 def test_kubernetes_knows_every_field_of_the_resources(version: str) -> None:
     for resource in resources("cluster.yaml"):
         kubernetes_validate.validate(resource, version, strict=True)
-
-

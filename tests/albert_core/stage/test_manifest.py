@@ -108,8 +108,6 @@ def test_a_result_of_another_version_is_refused(
         manifest.result_as(ToyResult)
 
 
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

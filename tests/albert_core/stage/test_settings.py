@@ -1,10 +1,23 @@
+"""Settings from environment variables."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Self
 
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
 from albert_core.stage.errors import ConfigError
-from albert_core.stage.settings import Settings
+from albert_core.stage.settings import (
+    TRAINING_PROCESSES,
+    Settings,
+    training_processes,
+    visible_devices,
+    worker_count,
+)
+from albert_core.stage.storage import TRACKING_URI, shown_tracking_uri, tracking_uri
 
 
 class Oven(Settings):
@@ -77,3 +90,87 @@ def test_settings_cannot_be_changed() -> None:
     oven = Oven(degrees=220.0)
     with pytest.raises(ValidationError, match="frozen"):
         oven.degrees = 250.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        ("/absolute/work", "/absolute/work/mlflow.db"),
+        ("work", "{cwd}/work/mlflow.db"),
+        ("s3://bucket/work", "{cwd}/mlflow.db"),
+    ],
+)
+def test_runs_are_kept_in_the_work_folder_or_here_if_that_is_in_a_store(
+    work: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TRACKING_URI, raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert tracking_uri(work) == f"sqlite:///{expected.format(cwd=tmp_path)}"
+
+
+def test_the_server_that_the_environment_names_comes_first_and_is_shown_without_its_password(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(TRACKING_URI, "https://ann:parole@mlflow.example.org")
+    assert tracking_uri("work") == "https://ann:parole@mlflow.example.org"
+    assert shown_tracking_uri("work") == "https://***@mlflow.example.org"
+
+
+def test_there_are_as_many_workers_as_the_environment_says_or_as_there_are_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ALBERT_WORKERS", "16")
+    assert worker_count() == 16
+    for text in ("0", "1.5", "²", ""):
+        monkeypatch.setenv("ALBERT_WORKERS", text)
+        with pytest.raises(ConfigError, match=r"ALBERT_WORKERS=.* must be a whole number"):
+            worker_count()
+    monkeypatch.delenv("ALBERT_WORKERS")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 5})
+    assert worker_count() == 3
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices", "ranks"),
+    [
+        ("0,1,2,3,4,5,6,7", ["0", "1", "2", "3", "4", "5", "6", "7"], 8),
+        ("2,3", ["2", "3"], 2),
+        ("GPU-8932f937,-1,0", ["GPU-8932f937"], 1),  # as CUDA reads it: what follows is hidden
+        ("-1", [], 1),
+        ("", [], 1),
+    ],
+)
+def test_every_visible_device_trains_unless_the_environment_says_otherwise(
+    visible: str, devices: list[str], ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TRAINING_PROCESSES, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_devices() == devices
+    assert training_processes(batch_size=32) == ranks
+    assert training_processes(batch_size=1) == 1
+    monkeypatch.setenv(TRAINING_PROCESSES, "3")
+    assert training_processes(batch_size=1) == 3
+
+
+NVML_OF_TWO = """
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+"""
+
+
+def test_without_a_variable_a_pod_with_gpus_2_and_5_has_devices_0_and_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA counts what the pod has from 0; the driver's library here is one of two functions."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    library, source = tmp_path / "libnvidia-ml.so.1", tmp_path / "nvml.c"
+    source.write_text(NVML_OF_TWO)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    load = ctypes.CDLL
+    monkeypatch.setattr("ctypes.CDLL", lambda name: load(str(tmp_path / name)))
+    assert visible_devices() == ["0", "1"]
+    monkeypatch.setattr("ctypes.CDLL", lambda name: load(str(tmp_path / "no-driver" / name)))
+    assert visible_devices() == []

@@ -21,8 +21,6 @@ COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[
 HEAVY = {"torch", "apache_beam", "mlflow", "prefect", "transformers"}
 
 
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_and_option_is_described(
     name: str, capsys: pytest.CaptureFixture[str]

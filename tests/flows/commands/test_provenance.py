@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from albert_core.registry.versions import RegisteredVersion
@@ -33,7 +32,6 @@ from flows.commands.rebuild import check, rebuild
 from flows.commands.trace import (
     Trace,
     affected_versions,
-    first_use,
     name_affected_versions,
     trace,
 )
@@ -262,8 +260,6 @@ def test_inputs_are_those_that_were_made_anew_and_the_machine_is_set_as_it_was(
     assert json.loads(Path(recipe).read_text())["training"]["num_steps"] == 20
 
 
-
-
 def test_a_vocabulary_that_was_kept_is_given_because_its_text_may_be_gone(
     of_run: ModelLineage, stages: MadeStages, tmp_path: Path
 ) -> None:
@@ -294,8 +290,6 @@ def test_the_first_stage_that_differs_is_named_with_its_files_and_why(
     assert "its settings mean something else now" in text
     assert "the code differs" in text
     assert done.stages[4].causes == [f"it is made of vocab/{vocab.key}, which differs already"]
-
-
 
 
 def test_a_registered_model_that_is_in_no_rebuilt_folder_is_told(
@@ -413,8 +407,6 @@ def test_the_first_update_with_a_document_is_found_and_the_checkpoints_after_it(
         assert steps == [step for step in (10, 20) if step >= first[document]]
 
 
-
-
 def test_a_held_out_document_was_scored_on_and_may_be_in_the_task(tiny: Tiny) -> None:
     document = documents_of(tiny.manifests["examples"], "held_out")[0]
     uses = uses_of(trace(document, tiny.work))
@@ -494,5 +486,3 @@ def test_versions_of_other_corpora_are_clean_and_those_of_absent_ones_unknown() 
         "made_of_them": ["models:/of-a-run-of-it/1", "models:/of-the-old-one/1"],
         "not_looked_through": ["models:/of-another-work-folder/1"],
     }
-
-

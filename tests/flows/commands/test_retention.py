@@ -160,8 +160,6 @@ def test_what_is_being_made_stays_however_old_it_is(old: tuple[str, list[str]]) 
     assert not reasons(work)
 
 
-
-
 def test_all_that_a_registered_version_is_made_of_stays_and_what_only_saves_work_may_go(
     copied: Tiny,
 ) -> None:
