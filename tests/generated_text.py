@@ -34,3 +34,12 @@ def write_jsonl(path: Path, numbers: Iterable[int]) -> Path:
     lines = (json.dumps({"id": f"d{n}", "text": document(n)}) for n in numbers)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+def write_source(folder: Path, num_documents: int = 20) -> Path:
+    """Write three files of so many documents each; return the folder."""
+    folder.mkdir(exist_ok=True)
+    for number in range(3):
+        first = number * num_documents
+        write_jsonl(folder / f"{number}.jsonl", range(first, first + num_documents))
+    return folder

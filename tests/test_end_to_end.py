@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.generated_text import write_jsonl
+from tests.generated_text import write_jsonl, write_source
 
 PROJECT = Path(__file__).parents[1]
 ALBERT = Path(sys.executable).with_name("albert")
@@ -69,11 +69,7 @@ def run_flow(
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Typed:
     folder = tmp_path_factory.mktemp("whole-way")
-    source = folder / "source"
-    source.mkdir()
-    for number in range(3):
-        write_jsonl(source / f"{number}.jsonl", range(number * 40, number * 40 + 40))
-    return run_flow(source, folder / "work", evaluation__num_seeds=1)
+    return run_flow(write_source(folder / "source", 40), folder / "work", evaluation__num_seeds=1)
 
 
 def test_the_first_run_ends_with_a_registered_model_that_is_not_above_chance(first: Typed) -> None:

@@ -7,7 +7,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -157,7 +157,6 @@ class _Meaning(ast.NodeTransformer):
 COMMIT = "ALBERT_COMMIT"
 """Variable that names the commit where the code is not a git checkout, as in an image."""
 UNKNOWN_COMMIT = "an unknown commit"
-RANKS, THREADS, CORES, CPU = "ranks", "threads", "cores", "cpu"
 _ROOT = Path(__file__).parents[2]
 _GIT_SECONDS = 10
 _DIGITS = 12
@@ -184,9 +183,7 @@ class Provenance(Settings):
     call: Call | None = Field(description="None: the stage was called as a function")
     commit: str = Field(description="of the code, in git; empty: unknown")
     has_local_changes: bool = Field(description="whether files differ from the commit's")
-    machine: dict[str, str | int] = Field(
-        description="ranks, threads (0: not set), cores, cpu and system"
-    )
+    machine: dict[str, str | int] = Field(description="its cores, cpu and system")
 
     def __str__(self) -> str:
         """Return the commit of the code, for a person."""
@@ -216,7 +213,7 @@ def provenance() -> Provenance:
         call=_call.get(),
         commit=commit,
         has_local_changes=has_local_changes,
-        machine=machine(os.environ),
+        machine=_machine(),
     )
 
 
@@ -236,36 +233,20 @@ def code_commit() -> tuple[str, bool]:
     return os.environ.get(COMMIT, ""), False
 
 
-def machine(environment: Mapping[str, str]) -> dict[str, str | int]:
-    """Return the properties of this machine and environment that can change a result's bits."""
-    return {
-        RANKS: _number(environment.get("WORLD_SIZE"), 1),
-        THREADS: _number(environment.get("OMP_NUM_THREADS"), 0),
-        CORES: len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
-        CPU: _cpu(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-
-
 def _git(*arguments: str) -> str:
     command = ["git", "-C", str(_ROOT), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS)
     return done.stdout.strip()
 
 
-def _number(text: str | None, otherwise: int) -> int:
-    return int(text) if text is not None and text.isdecimal() else otherwise
-
-
 @cache
-def _cpu() -> str:
-    """Return the processor's name and its widest vectors."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor() or "unknown"
+def _machine() -> dict[str, str | int]:
+    """Return what a person wants to know of this machine."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    vectors = next(
-        (name for name in ("avx512f", "avx2", "avx") if re.search(rf"\b{name}\b", text)), ""
-    )
-    return f"{model[1] if model else 'unknown'} {vectors}".strip()
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": model[1] if model else platform.processor() or "unknown",
+        "system": f"{platform.system()} {platform.machine()}",
+    }

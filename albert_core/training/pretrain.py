@@ -18,7 +18,7 @@ from albert_core.stage.command import stage_main
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.lineage import PRETRAINING, manifest_of, place_in
 from albert_core.stage.manifest import MANIFEST, StagePlan, digest_of, read_manifest
-from albert_core.stage.provenance import RANKS, code_digest, library_versions, machine
+from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import ExamplesResult, VocabularyResult
 from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
 from albert_core.tasks.minimal_pairs import PAIRS, PairFiles, find_pairs, pair_digests
@@ -65,7 +65,7 @@ def run(
             or ``continue_from`` was trained on other examples.
         RunAgain: SIGTERM came, or another rank is gone. No error: the process's exit.
     """
-    ranks = int(machine(os.environ)[RANKS])
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
     plan, start, files = _plan(model, training, examples, task_folder, ranks)
     if done := plan.find(work):
         return done
@@ -150,7 +150,7 @@ def _cut(model: ModelSettings, training: TrainingSettings, num_ranks: int) -> di
     if not model.hidden_dropout_prob and not model.attention_probs_dropout_prob:
         return {}
     cut = {
-        RANKS: num_ranks,
+        "ranks": num_ranks,
         "micro_batch_size": training.micro_batch_size,
         "compile": training.compile,
     }

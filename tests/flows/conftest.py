@@ -12,7 +12,8 @@ from albert_core.stage.lineage import Lineage
 from albert_core.stage.results import PASSAGE_SOURCE
 from flows.recipe import RecipeRun
 from tests.flows.made_manifests import made_manifest
-from tests.flows.tiny_way import Tiny, make_tiny, write_source
+from tests.flows.tiny_way import Tiny, make_tiny
+from tests.generated_text import write_source
 from tests.made_results import replace_in_manifest
 
 

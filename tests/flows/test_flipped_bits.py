@@ -24,7 +24,7 @@ from pipelines.engine import kept_files
 from pipelines.source_files import read_files
 from tests.flows.tiny_way import Tiny, make_tiny
 
-NUM_FLIPS = 200
+NUM_FLIPS = 120
 _CACHES = ("units", "parts")
 _NOT_READ = ("mlflow_run_id", BEGUN, "machines.json", "curves.png")
 """Beside a manifest, for people and for MLflow: no result depends on them."""

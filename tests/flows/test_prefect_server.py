@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import re
 import threading
 from collections.abc import Iterator
@@ -99,24 +98,6 @@ def test_what_a_killed_serve_noted_is_not_believed(
     (tmp_path / SERVED).write_text(json.dumps({**noted, **changed}))
     with pytest.raises(Started), prefect_server(str(tmp_path)):
         pass
-
-
-@pytest.mark.usefixtures("own")
-def test_the_one_that_the_environment_names_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere/api")
-    with prefect_server(str(tmp_path)) as process:
-        assert process is None
-
-
-@pytest.mark.slow
-def test_a_server_of_its_own_gets_no_ctrl_c_and_ends_with_the_block(tmp_path: Path) -> None:
-    with prefect_server(str(tmp_path)) as process:
-        assert process is not None
-        assert os.getpgid(process.pid) != os.getpgid(0)
-        assert (tmp_path / "prefect.db").exists()
-    assert not psutil.pid_exists(process.pid)
 
 
 # Who may use a server

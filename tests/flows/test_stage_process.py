@@ -160,7 +160,7 @@ def test_an_interruption_stops_the_whole_group(tmp_path: Path, how: str) -> None
     interrupt = threading.Thread(target=interrupt_when_started, args=(tmp_path,))
     interrupt.start()
     with pytest.raises(KeyboardInterrupt):
-        run_stage_process(argv_of(how, tmp_path), print, grace_seconds=2.0)
+        run_stage_process(argv_of(how, tmp_path), print, grace_seconds=1.0)
     interrupt.join()
     assert_stopped(tmp_path, saved=how == "patient")
 

@@ -16,7 +16,6 @@ from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import PASSAGE_SOURCE, RegistrationResult
 from flows.recipe import load_recipe, save_recipe
 from tests.albert_core.stage.test_command import own_logging
-from tests.generated_text import write_jsonl
 from tests.test_end_to_end import SMALLER
 
 
@@ -70,15 +69,6 @@ def run_in_this_process(argv: list[str], environment: Mapping[str, str]) -> str:
         raise StageError(output.getvalue())
     [manifest] = re.findall("^manifest: (.*)$", output.getvalue(), re.MULTILINE)
     return str(manifest)
-
-
-def write_source(folder: Path, num_documents: int = 20) -> Path:
-    """Write three files of documents ``d0`` and on."""
-    folder.mkdir()
-    for number in range(3):
-        first = number * num_documents
-        write_jsonl(folder / f"{number}.jsonl", range(first, first + num_documents))
-    return folder
 
 
 def refresh(source: Path, work: str) -> Tiny:

@@ -22,8 +22,9 @@ import pytest
 
 from infra.production import Production
 from infra.services import LOOPBACK, PROJECT
+from tests.generated_text import write_source
 from tests.infra.stack import stack
-from tests.recovery.deployed_runs import TERMINAL, PrefectApi, write_source
+from tests.recovery.deployed_runs import TERMINAL, PrefectApi
 from tests.test_end_to_end import SMALLER
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
@@ -78,7 +79,7 @@ class Team:
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
     folder = tmp_path_factory.mktemp("team")
-    source = write_source(folder / "source")
+    source = write_source(folder / "source", 40)
     told: list[dict[str, str]] = []
     with webhook(told) as url, ExitStack() as services:
         production = services.enter_context(

@@ -156,13 +156,19 @@ def test_what_a_user_changed_outlasts_every_deploying(served: Served) -> None:
     assert state_of(api_url, served.work) == last
 
 
-def test_a_name_without_slash_is_run_by_the_worker(served: Served) -> None:
+def test_a_name_without_slash_is_run_by_the_worker_but_no_command_of_a_caller(
+    served: Served,
+) -> None:
     (served.home / "hello.py").write_text(FLOW)
     (served.home / "prefect.yaml").write_text(DEPLOYMENT.replace("FOLDER", str(served.home)))
     served.prefect("--no-prompt", "deploy", "--all")
-    output = served.prefect("deployment", "run", "say-hello", "--watch", "--watch-timeout", "60")
+    output = served.prefect(
+        *("deployment", "run", "say-hello", "--watch", "--watch-timeout", "120"),
+        *("--job-variable", f"command=touch {served.home / 'evil'}"),
+    )
     assert "finished successfully" in output
     assert (served.home / "said").read_text() == served.mlflow_url
+    assert not (served.home / "evil").exists()
 
 
 def test_nothing_listens_but_on_the_loopback_address(served: Served) -> None:
@@ -205,15 +211,6 @@ class NoToken(PrefectApi):
 
     def ask(self, path: str, body: object = None) -> Any:
         return {"token": ""} if path.startswith("/csrf") else super().ask(path, body)
-
-
-def test_a_command_that_a_caller_gives_is_not_run(served: Served) -> None:
-    mark = served.home / "evil"
-    served.prefect(
-        *("deployment", "run", "say-hello", "--watch", "--watch-timeout", "120"),
-        *("--job-variable", f"command=touch {mark}"),
-    )
-    assert not mark.exists()
 
 
 def test_data_and_logs_are_for_their_owner_only(served: Served) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recovery.deployed_runs import write_source
+from tests.generated_text import write_source
 from tests.s3_server import serve_s3
 from tests.test_end_to_end import ALBERT, PROJECT, SMALLER
 
@@ -16,7 +16,7 @@ from tests.test_end_to_end import ALBERT, PROJECT, SMALLER
 @pytest.mark.timeout(1800)
 def test_what_one_machine_refreshed_another_finds_done_and_trains_on(tmp_path: Path) -> None:
     options = [f"--set={name}={value}" for name, value in SMALLER.items()]
-    options += ["--recipe=tiny", f"--source={write_source(tmp_path / 'source')}"]
+    options += ["--recipe=tiny", f"--source={write_source(tmp_path / 'source', 40)}"]
     output = {}
     with serve_s3("albert") as store:
         for command in ("refresh", "pretrain"):

@@ -14,25 +14,18 @@ import psutil
 from albert_core.stage.manifest import read_manifest
 from flows.prefect_server import AUTH_FILE
 from infra.services import marked
-from tests.generated_text import write_jsonl
+from tests.test_end_to_end import SMALLER
 
 TERMINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 _PATIENCE_SECONDS = 300.0
 _LOOK_SECONDS = 2.0
 _CLIENT = "00000000-0000-4000-8000-000000000001"
 TRAINING = "albert_core.training.pretrain"
-TINY = {
-    "source.file_share": 1.0,
-    "vocabulary.vocab_size": 150,
-    "examples.held_out_share": 0.2,
+TINY = SMALLER | {
     "training.num_steps": 160,
     "training.warmup_steps": 10,
-    "training.batch_size": 16,
     "training.log_steps": 20,
     "training.checkpoint_steps": 20,
-    "finetuning.num_steps": 10,
-    "finetuning.warmup_steps": 2,
-    "finetuning.evaluation_steps": 5,
     "evaluation.num_seeds": 1,
 }
 """Settings of the tiny recipe with which a whole run takes a minute."""
@@ -152,14 +145,6 @@ class Order:
             "work": str(self.work),
             "overrides": [f"{name}={value}" for name, value in settings.items()],
         }
-
-
-def write_source(folder: Path) -> Path:
-    """Write generated text, three files; return the folder."""
-    folder.mkdir(exist_ok=True)
-    for number in range(3):
-        write_jsonl(folder / f"{number}.jsonl", range(number * 40, number * 40 + 40))
-    return folder
 
 
 def num_versions(mlflow_url: str, model_name: str) -> int:

@@ -16,7 +16,7 @@ from infra.deployments import main as deploy
 from infra.deployments import make_pools
 from infra.production import Production
 from infra.services import PROJECT
-from tests.generated_text import write_jsonl
+from tests.generated_text import write_jsonl, write_source
 from tests.infra.stack import stack
 from tests.infra.test_deployments import client_of
 from tests.recovery.deployed_runs import (
@@ -29,7 +29,6 @@ from tests.recovery.deployed_runs import (
     is_there,
     num_versions,
     stage_process,
-    write_source,
 )
 from tests.test_end_to_end import ALBERT
 
@@ -74,7 +73,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         patch.setenv("PREFECT_HOME", str(folder / "home"))
         with stack(folder / "stack", ALBERT_RESTARTS="1") as production:
             api = PrefectApi(production.prefect_url, production.work)
-            source = write_source(folder / "source")
+            source = write_source(folder / "source", 40)
             yield Deployed(production, api, folder, source)
 
 

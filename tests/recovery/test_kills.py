@@ -14,6 +14,7 @@ import pytest
 from mlflow import MlflowClient
 
 from infra.production import Production
+from tests.generated_text import write_source
 from tests.infra.stack import stack
 from tests.recovery.deployed_runs import (
     TERMINAL,
@@ -27,7 +28,6 @@ from tests.recovery.deployed_runs import (
     num_versions,
     stage_name,
     stage_process,
-    write_source,
 )
 
 VICTIMS = (
@@ -58,7 +58,7 @@ class KillRuns:
         self.production, self.folder = production, folder
         self.api = PrefectApi(production.prefect_url, production.work)
         self.random = random.Random(0)
-        self.source = write_source(folder / "source")
+        self.source = write_source(folder / "source", 40)
         self.expected: dict[str, str] = {}
         self.num_orders = 0
         self.run_seconds = self.training_seconds = 0.0

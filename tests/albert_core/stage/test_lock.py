@@ -183,12 +183,12 @@ def test_a_lease_that_is_not_renewed_runs_out(
 def test_a_lease_that_is_renewed_stays(
     s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "LEASE_SECONDS", 3.0)
+    monkeypatch.setattr(lock, "LEASE_SECONDS", 2.0)
     monkeypatch.setattr(lock, "RENEW_SECONDS", 0.2)
     uri = f"{s3}/{tmp_path.name}/renewed"
     holder, onlooker = Lease(uri), Lease(uri)
     assert holder.take(somebody(since="long ago"))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 3
     while time.monotonic() < deadline:
         assert not onlooker.take(somebody())
         time.sleep(0.1)

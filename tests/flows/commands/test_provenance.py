@@ -38,8 +38,8 @@ from flows.commands.trace import (
 from flows.commands.trace import (
     as_text as trace_text,
 )
-from tests.flows.tiny_way import Tiny, refresh, run_in_this_process, write_source
-from tests.generated_text import write_jsonl
+from tests.flows.tiny_way import Tiny, refresh, run_in_this_process
+from tests.generated_text import write_jsonl, write_source
 from tests.test_end_to_end import ALBERT, PROJECT, run_flow
 
 MADE_OF = {

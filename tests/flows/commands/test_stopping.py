@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.flows.tiny_way import write_source
+from tests.generated_text import write_source
 from tests.test_end_to_end import ALBERT, SMALLER
 
 MESSAGE = "stopped; the same command goes on from here"
