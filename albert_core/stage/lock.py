@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Self
 
 from filelock import FileLock, Timeout
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from albert_core.stage import storage
 from albert_core.stage.settings import Settings
@@ -48,10 +48,14 @@ class Owner(Settings):
 
     host: str
     pid: int
-    since: str = Field(description="when it last said so, UTC")
-    machine: str = Field(description="`storage.machine`: pids of other containers mean others")
-    started: str = Field(description="kernel ticks when it began: a pid can be used again")
-    run: str = Field(description="the same for all ranks of one launch")
+    since: str
+    """When it last said so, UTC."""
+    machine: str
+    """`storage.machine`: pids of other containers mean others."""
+    started: str
+    """Kernel ticks when it began: a pid can be used again."""
+    run: str
+    """The same for all ranks of one launch."""
     rank: int
 
     @classmethod

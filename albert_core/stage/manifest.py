@@ -42,8 +42,10 @@ log = logging.getLogger(__name__)
 class Shard(Settings):
     """One file of a stage."""
 
-    path: str = Field(description="relative to the manifest's folder")
-    kind: str = Field(description="what it holds, e.g. documents, train, held_out")
+    path: str
+    """Relative to the manifest's folder."""
+    kind: str
+    """What it holds, e.g. documents, train, held_out."""
     num_rows: int = Field(ge=0)
     num_bytes: int = Field(ge=0)
     sha256: str
@@ -52,7 +54,8 @@ class Shard(Settings):
 class Account(Settings):
     """An equation: what came in = what was kept + what was dropped, by reason."""
 
-    what: str = Field(description="documents, pieces, ...")
+    what: str
+    """Documents, pieces, ..."""
     total: int
     kept: int
     dropped: dict[str, int] = Field(default_factory=dict)
@@ -80,20 +83,21 @@ class Manifest(Settings):
     stage: str
     key: str
     settings: dict[str, Any]
-    inputs: dict[str, str] = Field(description="name of each input -> digest of its content")
-    input_manifests: dict[str, str] = Field(description="name of each input -> its manifest's URI")
-    code: str = Field(description="digest of the code that the stage can reach")
+    inputs: dict[str, str]
+    """Name of each input -> digest of its content."""
+    input_manifests: dict[str, str]
+    """Name of each input -> its manifest's URI."""
+    code: str
+    """Digest of the code that the stage can reach."""
     libraries: dict[str, str]
     shards: list[Shard]
     accounts: list[Account]
-    result: dict[str, Any] = Field(description="a model of `results`; see `result_as`")
-    notes: dict[str, str] = Field(
-        default_factory=dict,
-        description="name of each other file beside the manifest -> its SHA-256",
-    )
-    provenance: Provenance | None = Field(
-        default=None, description="call, commit and machine; None: not recorded"
-    )
+    result: dict[str, Any]
+    """A model of `results`; see `result_as`."""
+    notes: dict[str, str] = Field(default_factory=dict)
+    """Name of each other file beside the manifest -> its SHA-256."""
+    provenance: Provenance | None = None
+    """Call, commit and machine; None: not recorded."""
 
     @property
     def content(self) -> str:

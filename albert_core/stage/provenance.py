@@ -166,24 +166,25 @@ class Call(Settings):
     """A stage's command line."""
 
     module: str
-    recipe: dict[str, dict[str, Any]] = Field(
-        description="the sections that the stage reads, resolved"
-    )
-    options: dict[str, str] = Field(
-        description="the other options by name, without the work folder"
-    )
-    rest: dict[str, Any] = Field(
-        default_factory=dict, description="of the recipe, resolved: what the stage does not read"
-    )
+    recipe: dict[str, dict[str, Any]]
+    """The sections that the stage reads, resolved."""
+    options: dict[str, str]
+    """The other options by name, without the work folder."""
+    rest: dict[str, Any] = Field(default_factory=dict)
+    """Of the recipe, resolved: what the stage does not read."""
 
 
 class Provenance(Settings):
     """How a result was made. None of it is in the result's key."""
 
-    call: Call | None = Field(description="None: the stage was called as a function")
-    commit: str = Field(description="of the code, in git; empty: unknown")
-    has_local_changes: bool = Field(description="whether files differ from the commit's")
-    machine: dict[str, str | int] = Field(description="its cores, cpu and system")
+    call: Call | None
+    """None: the stage was called as a function."""
+    commit: str
+    """Of the code, in git; empty: unknown."""
+    has_local_changes: bool
+    """Whether files differ from the commit's."""
+    machine: dict[str, str | int]
+    """Its cores, cpu and system."""
 
     def __str__(self) -> str:
         """Return the commit of the code, for a person."""

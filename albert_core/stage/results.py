@@ -20,8 +20,10 @@ class Estimate(Settings):
     """A number measured on a sample, and its 95 % interval."""
 
     value: float
-    low: float | None = Field(description="of the 95 % interval; None: too little data for one")
-    high: float | None = Field(description="likewise")
+    low: float | None
+    """Of the 95 % interval; None: too little data for one."""
+    high: float | None
+    """Of the interval, likewise."""
 
     def is_above(self, other: float) -> bool:
         """Whether the whole interval is above ``other``; False without an interval."""
@@ -45,55 +47,76 @@ class Estimate(Settings):
 class Machine(Settings):
     """What a training computed on."""
 
-    ranks: int = Field(description="processes that shared each update")
-    threads: int = Field(description="CPU threads of each rank")
-    device: str = Field(description="name of the GPU, or the kind of device, e.g. cpu")
-    vectors: str = Field(description="CPU capability that torch computed with, e.g. AVX512")
+    ranks: int
+    """Processes that shared each update."""
+    threads: int
+    """CPU threads of each rank."""
+    device: str
+    """Name of the GPU, or the kind of device, e.g. cpu."""
+    vectors: str
+    """CPU capability that torch computed with, e.g. AVX512."""
 
 
 class CorpusResult(Settings):
     """The result of the stage "corpus"."""
 
-    source: str | list[str] = Field(description="URI or glob of the source files, or several")
-    num_documents: int = Field(description="documents kept")
+    source: str | list[str]
+    """URI or glob of the source files, or several."""
+    num_documents: int
+    """Documents kept."""
     num_source_files: int
-    text_bytes: int = Field(description="UTF-8 bytes of the kept documents' text")
+    text_bytes: int
+    """UTF-8 bytes of the kept documents' text."""
 
 
 class VocabularyResult(Settings):
     """The result of the stage "vocab"."""
 
-    vocab_size: int = Field(description="pieces, special ones included")
-    lower_case: bool = Field(description="whether text is lower-cased before it is encoded")
-    trained: bool = Field(description="False: a given vocabulary was taken over")
-    sample_share: float = Field(description="share of the documents trained on, 0..1")
+    vocab_size: int
+    """Pieces, special ones included."""
+    lower_case: bool
+    """Whether text is lower-cased before it is encoded."""
+    trained: bool
+    """False: a given vocabulary was taken over."""
+    sample_share: float
+    """Share of the documents trained on, 0..1."""
     pieces_per_word: float
-    unknown_piece_share: float = Field(description="share of the text's pieces, 0..1")
+    unknown_piece_share: float
+    """Share of the text's pieces, 0..1."""
 
 
 class ExamplesResult(Settings):
     """The result of the stage "examples"."""
 
     objective: Objective
-    fidelity: Literal["paper", "google"] = Field(description="which masks are made")
-    max_seq_length: int = Field(description="pieces, special ones included")
-    max_predictions: int = Field(description="masked positions per example, at most")
+    fidelity: Literal["paper", "google"]
+    """Which masks are made."""
+    max_seq_length: int
+    """Pieces, special ones included."""
+    max_predictions: int
+    """Masked positions per example, at most."""
     num_documents_held_out: int
-    num_train: int = Field(description="training examples, of all copies")
-    num_held_out: int = Field(description="held-out examples")
-    num_pieces_borrowed: int = Field(description="pieces taken from another document for a pair")
+    num_train: int
+    """Training examples, of all copies."""
+    num_held_out: int
+    """Held-out examples."""
+    num_pieces_borrowed: int
+    """Pieces taken from another document for a pair."""
     num_pairs_without_other_document: int
-    num_predictions: int = Field(description="masked positions in all")
-    swapped_share: float = Field(description="share of the pairs with label 1, 0..1")
-    padding_share: float = Field(description="share of padding at max_seq_length, 0..1")
-    unigram_nats: float = Field(
-        description="loss of the best constant prediction, in nats per prediction"
-    )
-    length_only_accuracy: float = Field(
-        description="accuracy on held-out pairs of telling the label from the two lengths, 0..1"
-    )
-    vocab_size: int = Field(description="pieces, special ones included")
-    vocab_manifest: str = Field(description="URI")
+    num_predictions: int
+    """Masked positions in all."""
+    swapped_share: float
+    """Share of the pairs with label 1, 0..1."""
+    padding_share: float
+    """Share of padding at max_seq_length, 0..1."""
+    unigram_nats: float
+    """Loss of the best constant prediction, in nats per prediction."""
+    length_only_accuracy: float
+    """Accuracy on held-out pairs of telling the label from the two lengths, 0..1."""
+    vocab_size: int
+    """Pieces, special ones included."""
+    vocab_manifest: str
+    """URI."""
 
 
 PASSAGE_SOURCE = "passage-source"
@@ -103,116 +126,126 @@ PASSAGE_SOURCE = "passage-source"
 class AuditResult(Settings):
     """The result of the stage "audit"."""
 
-    num_checks: int = Field(description="checks made; 0: there are too many examples for it")
-    failed: list[str] = Field(description="names of the checks that found a fault")
+    num_checks: int
+    """Checks made; 0: there are too many examples for it."""
+    failed: list[str]
+    """Names of the checks that found a fault."""
 
 
 class TaskResult(Settings):
     """The result of the stage "task"."""
 
-    num_pairs: dict[str, int] = Field(description="how a sentence was broken -> minimal pairs")
-    num_rows: dict[str, int] = Field(
-        description="split -> rows of the task to fine-tune on; empty: it was not made"
-    )
-    sources: list[str] = Field(description="labels of that task: parts of the source")
-    word_accuracy: float | None = Field(
-        description="accuracy of a bag of words (naive Bayes) on its dev set, 0..1; None: it was "
-        "not made"
-    )
+    num_pairs: dict[str, int]
+    """How a sentence was broken -> minimal pairs."""
+    num_rows: dict[str, int]
+    """Split -> rows of the task to fine-tune on; empty: it was not made."""
+    sources: list[str]
+    """Labels of that task: parts of the source."""
+    word_accuracy: float | None
+    """Accuracy of a bag of words (naive Bayes) on its dev set, 0..1; None: it was not made."""
 
 
 class PartOverlap(Settings):
     """Overlaps of one part of a test set's examples, such as the question, with a corpus."""
 
     texts: int
-    long_enough: int = Field(description="texts of at least ngram_words words")
-    overlapping: int = Field(description="texts with an n-gram that the corpus contains")
-    share: float = Field(description="overlapping / texts, 0..1")
+    long_enough: int
+    """Texts of at least ngram_words words."""
+    overlapping: int
+    """Texts with an n-gram that the corpus contains."""
+    share: float
+    """``overlapping / texts``, 0..1."""
 
 
 class ContaminationResult(Settings):
     """The result of the stage "contamination"."""
 
-    ngram_words: int = Field(description="words of an n-gram")
-    shares: dict[str, dict[str, float]] = Field(
-        description="task -> split -> share of the examples that the corpus contains, 0..1"
-    )
-    parts: dict[str, dict[str, dict[str, PartOverlap]]] = Field(
-        description="task -> split -> part of an example -> counts"
-    )
-    num_examples: dict[str, dict[str, int]] = Field(description="task -> split -> examples")
+    ngram_words: int
+    """Words of an n-gram."""
+    shares: dict[str, dict[str, float]]
+    """Task -> split -> share of the examples that the corpus contains, 0..1."""
+    parts: dict[str, dict[str, dict[str, PartOverlap]]]
+    """Task -> split -> part of an example -> counts."""
+    num_examples: dict[str, dict[str, int]]
+    """Task -> split -> examples."""
 
 
 class ModelResult(Settings):
     """What the stages that train a model have in common."""
 
-    model_folder: str = Field(description="relative to the manifest's folder")
-    machines: list[Machine] = Field(description="several if the run was moved")
-    mlflow_run_id: str | None = Field(description="None: the server did not answer")
+    model_folder: str
+    """Relative to the manifest's folder."""
+    machines: list[Machine]
+    """Several if the run was moved."""
+    mlflow_run_id: str | None
+    """None: the server did not answer."""
 
 
 class PretrainingResult(ModelResult):
     """The result of the stage "pretraining"."""
 
-    step: int = Field(description="updates done, skipped ones included")
+    step: int
+    """Updates done, skipped ones included."""
     num_parameters: int
     objective: Objective
-    evaluations: list[dict[str, int | float]] = Field(
-        description="step and the scores on held-out documents and minimal pairs, by name; of "
-        "the pairs also the ends of the interval, with _low and _high after the name"
-    )
-    skipped_steps: dict[str, int] = Field(description="updates skipped, by reason")
-    unigram_nats: float = Field(
-        description="loss of the best constant prediction, in nats per prediction"
-    )
-    length_only_accuracy: float = Field(
-        description="accuracy on held-out pairs of telling the label from the two lengths, 0..1"
-    )
-    before: dict[str, Estimate] = Field(
-        description="scores on held-out documents before the first update; losses in nats"
-    )
-    after: dict[str, Estimate] = Field(description="the same after the last update")
-    settings: dict[str, Any] = Field(
-        description="settings of model and training, also those that cannot change the result"
-    )
-    versions: list[Any] = Field(default=[], description="what earlier releases noted of the code")
+    evaluations: list[dict[str, int | float]]
+    """Step and the scores on held-out documents and minimal pairs, by name; of the pairs also
+    the ends of the interval, with _low and _high after the name."""
+    skipped_steps: dict[str, int]
+    """Updates skipped, by reason."""
+    unigram_nats: float
+    """Loss of the best constant prediction, in nats per prediction."""
+    length_only_accuracy: float
+    """Accuracy on held-out pairs of telling the label from the two lengths, 0..1."""
+    before: dict[str, Estimate]
+    """Scores on held-out documents before the first update; losses in nats."""
+    after: dict[str, Estimate]
+    """The same after the last update."""
+    settings: dict[str, Any]
+    """Settings of model and training, also those that cannot change the result."""
+    versions: list[Any] = Field(default=[])
+    """What earlier releases noted of the code."""
 
 
 class FinetuningResult(ModelResult):
     """The result of the stage "finetuning". Scores are shares or correlations, or errors."""
 
     task: str
-    title: str = Field(description="the task's name in tables")
-    kind: str = Field(description="classification, regression, choice or spans")
+    title: str
+    """The task's name in tables."""
+    kind: str
+    """Classification, regression, choice or spans."""
     seed: int
-    metric: str = Field(description="the key metric, which picks the best step")
-    scores: dict[str, Estimate] = Field(
-        description="metric -> score on dev, of each half by what was chosen on the other"
-    )
-    jackknife: str = Field(
-        description="file, relative: these scores without each cluster of dev's examples, and the "
-        "cluster's share of the examples"
-    )
-    num_clusters: int = Field(
-        description="clusters of dev's examples that resemble each other, such as articles"
-    )
-    num_choices: int = Field(description="evaluations of which the best one was chosen")
-    other_scores: dict[str, dict[str, Estimate]] = Field(
-        description="other labelled set -> metric -> score"
-    )
-    constant_scores: dict[str, float] = Field(
-        description="metric -> score of the best constant answer on dev"
-    )
-    found: dict[str, dict[str, Any]] = Field(
-        description="set -> further numbers of its scoring by the kept weights, such as a threshold"
-    )
-    hyperparameters: dict[str, Any] = Field(description="those used, resolved for the task")
-    best_step: int = Field(description="the update whose weights were kept")
+    metric: str
+    """The key metric, which picks the best step."""
+    scores: dict[str, Estimate]
+    """Metric -> score on dev, of each half by what was chosen on the other."""
+    jackknife: str
+    """File, relative: these scores without each cluster of dev's examples, and the cluster's
+    share of the examples."""
+    num_clusters: int
+    """Clusters of dev's examples that resemble each other, such as articles."""
+    num_choices: int
+    """Evaluations of which the best one was chosen."""
+    other_scores: dict[str, dict[str, Estimate]]
+    """Other labelled set -> metric -> score."""
+    constant_scores: dict[str, float]
+    """Metric -> score of the best constant answer on dev."""
+    found: dict[str, dict[str, Any]]
+    """Set -> further numbers of its scoring by the kept weights, such as a threshold."""
+    hyperparameters: dict[str, Any]
+    """Those used, resolved for the task."""
+    best_step: int
+    """The update whose weights were kept."""
     num_steps: int
-    num_train: int = Field(description="training examples")
-    num_examples: int = Field(description="examples in dev")
-    predictions: dict[str, str] = Field(description="set -> file, relative")
-    submission: list[str] = Field(description="files for the task's server, relative")
+    num_train: int
+    """Training examples."""
+    num_examples: int
+    """Examples in dev."""
+    predictions: dict[str, str]
+    """Set -> file, relative."""
+    submission: list[str]
+    """Files for the task's server, relative."""
 
     @property
     def score(self) -> Estimate:
@@ -225,7 +258,8 @@ class PairScore(Settings):
 
     CHANCE: ClassVar[float] = 0.5
 
-    accuracy: Estimate = Field(description="mean over the paradigms of their shares of right pairs")
+    accuracy: Estimate
+    """Mean over the paradigms of their shares of right pairs."""
     num_pairs: int
 
     @property
@@ -244,45 +278,52 @@ class PairSetScores(PairScore):
 class ZeroShotResult(Settings):
     """The result of the stage "zero-shot"."""
 
-    sets: dict[str, PairSetScores] = Field(description="set of minimal pairs -> scores")
+    sets: dict[str, PairSetScores]
+    """Set of minimal pairs -> scores."""
 
 
 class MetricResult(Settings):
     """One metric of a task over the seeds."""
 
-    median: Estimate = Field(description="score of the middle seed")
+    median: Estimate
+    """Score of the middle seed."""
     by_seed: dict[str, float]
     worst_seed: int
-    constant_answer: float | None = Field(description="score of the best constant answer")
+    constant_answer: float | None
+    """Score of the best constant answer."""
 
 
 class TaskScoresResult(Settings):
     """The scores of a task's fine-tunings."""
 
     title: str
-    num_examples: int = Field(description="examples in dev")
-    num_train: int = Field(description="training examples")
-    dev_overlap: float | None = Field(
-        description="share of dev's examples that the corpus contains, 0..1; None: not known"
-    )
+    num_examples: int
+    """Examples in dev."""
+    num_train: int
+    """Training examples."""
+    dev_overlap: float | None
+    """Share of dev's examples that the corpus contains, 0..1; None: not known."""
     metrics: dict[str, MetricResult]
 
 
 class ScoresResult(Settings):
     """The result of the stage "scores"."""
 
-    model: str = Field(description="what the table calls the model")
-    average: float | None = Field(
-        description="the paper's Avg of five tasks, 0..1; None: not all were scored"
-    )
-    scores: dict[str, dict[str, float]] = Field(description="task -> metric -> median seed's score")
+    model: str
+    """What the table calls the model."""
+    average: float | None
+    """The paper's Avg of five tasks, 0..1; None: not all were scored."""
+    scores: dict[str, dict[str, float]]
+    """Task -> metric -> median seed's score."""
     tasks: dict[str, TaskScoresResult]
-    minimal_pairs: dict[str, PairSetScores] = Field(
-        description="set -> scores of the pretrained model, without fine-tuning"
-    )
-    text: str = Field(description="the table, for a terminal")
-    page: str = Field(description="file of the HTML page, relative to the manifest's folder")
-    mlflow_run_id: str | None = Field(description="None: the server did not answer")
+    minimal_pairs: dict[str, PairSetScores]
+    """Set -> scores of the pretrained model, without fine-tuning."""
+    text: str
+    """The table, for a terminal."""
+    page: str
+    """File of the HTML page, relative to the manifest's folder."""
+    mlflow_run_id: str | None
+    """None: the server did not answer."""
 
 
 class TaskDifference(Settings):
@@ -292,31 +333,38 @@ class TaskDifference(Settings):
     candidate: float
     champion: float
     difference: float
-    low: float = Field(
-        description="one-sided lower bound of the true difference, with the confidence asked for"
-    )
-    high: float = Field(description="one-sided upper bound, likewise")
-    num_clusters: int = Field(description="independent clusters of examples in dev")
-    best: float = Field(description="the highest score of a champion, this or an earlier one")
-    fell: bool = Field(
-        description="whether it is below a champion, this or an earlier one, by more than the "
-        "margin, and by more than chance explains"
-    )
+    low: float
+    """One-sided lower bound of the true difference, with the confidence asked for."""
+    high: float
+    """One-sided upper bound, likewise."""
+    num_clusters: int
+    """Independent clusters of examples in dev."""
+    best: float
+    """The highest score of a champion, this or an earlier one."""
+    fell: bool
+    """Whether it is below a champion, this or an earlier one, by more than the margin, and by
+    more than chance explains."""
 
 
 class RegistrationResult(Settings):
     """The result of the stage "registration"."""
 
-    name: str = Field(description="of the registered model")
+    name: str
+    """Of the registered model."""
     version: str
-    alias: str | None = Field(description="champion, or None")
+    alias: str | None
+    """``champion``, or None."""
     verdict: Verdict
-    reason: str = Field(description="one sentence that explains the verdict")
-    difference: float | None = Field(
-        description="mean over the tasks, candidate - champion; None: nothing was compared"
-    )
-    lower_bound: float | None = Field(description="one-sided lower bound of the difference")
+    reason: str
+    """One sentence that explains the verdict."""
+    difference: float | None
+    """Mean over the tasks, candidate - champion; None: nothing was compared."""
+    lower_bound: float | None
+    """One-sided lower bound of the difference."""
     tasks: tuple[TaskDifference, ...]
-    against: str = Field(description="version that it was compared with; empty: none")
-    model_uri: str = Field(description="models:/<name>/<version>")
-    mlflow_run_id: str | None = Field(description="None: the server did not answer")
+    against: str
+    """Version that it was compared with; empty: none."""
+    model_uri: str
+    """``models:/NAME/VERSION``."""
+    mlflow_run_id: str | None
+    """None: the server did not answer."""
