@@ -68,7 +68,7 @@ def refresh_corpus(
     vocab = train_vocab(run, corpus)
     examples = make_examples(run, corpus, vocab)
     audit = audit_shards(run, examples)
-    receipt = removal_receipt(run, examples)
+    receipt = removal_receipt(run, corpus, examples)
     tell_of_change(run, examples, recipe, source, overrides)
     return report(run, receipt, corpus=corpus, vocab=vocab, examples=examples, audit=audit)
 
@@ -98,9 +98,9 @@ def audit_shards(run: RecipeRun, examples: str) -> str:
 
 
 @stage_task("removal-receipt")
-def removal_receipt(run: RecipeRun, examples: str) -> str:
+def removal_receipt(run: RecipeRun, corpus: str, examples: str) -> str:
     """Certify that documents which are gone from the corpus are in no shard; name the versions."""
-    receipt = run_stage("pipelines.removal", run, examples=examples)
+    receipt = run_stage("pipelines.removal", run, corpus=corpus, examples=examples)
     if receipt != NO_RESULT:
         from flows.commands.trace import name_affected_versions
 

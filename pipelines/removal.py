@@ -1,6 +1,7 @@
 """Receipt for documents that were removed: what they are, and that no current result holds them.
 
-    python -m pipelines.removal --recipe=R --work=W --examples=MANIFEST [--purge=yes]
+    python -m pipelines.removal --recipe=R --work=W --corpus=MANIFEST --examples=MANIFEST \
+        [--purge=yes]
 
 Removed are the documents of source files that are gone, those that a changed file no longer has,
 and those in ``cleaning.excluded_ids``. What only other settings leave out, such as a smaller
@@ -45,7 +46,6 @@ from albert_core.stage.manifest import (
     Manifest,
     check_shard,
     digest_of,
-    newest_manifest,
     read_manifest,
     sealed,
     unsealed,
@@ -104,11 +104,13 @@ class Changes:
     """Corpus folder -> the changed files that it has in their current version."""
 
 
-def run(work: str, examples: str, purge: str = "no") -> str:
+def run(work: str, corpus: str, examples: str, purge: str = "no") -> str:
     """Write the receipt; return its URI, or `NOTHING_REMOVED`.
 
     Args:
         work: folder of all results.
+        corpus: manifest of the current corpus. Examples name the one that they were first made of;
+            a file of duplicates that is added or removed gives another, but the same examples.
         examples: manifest of the current examples.
         purge: yes to delete the texts of earlier results that hold a removed document.
 
@@ -118,12 +120,11 @@ def run(work: str, examples: str, purge: str = "no") -> str:
     """
     if purge not in ("yes", "no"):
         raise ConfigError(f"--purge={purge}: give yes or no")
-    lineage = read_work(work)
-    made_of = _corpus_of(examples)
-    corpus = _current_corpus(lineage, made_of)
     removed = find_removed(work, corpus)
     if not len(removed.documents) and not len(removed.files):
         return _nothing()
+    lineage = read_work(work)
+    made_of = read_manifest(examples).input_manifests[CORPUS]
     current = {place_in(uri) for uri in (corpus, made_of, examples)}
     checked = [_check(uri, removed) for uri in (corpus, examples)]
     holding = _holding(work, removed, current, lineage)
@@ -144,22 +145,17 @@ def run(work: str, examples: str, purge: str = "no") -> str:
             _delete(uri)
         receipt["left_after_purge"] = _holding(work, removed, current, read_work(work))
     uri = _write(work, receipt)
+    became = "were deleted" if purge == "yes" else "still hold some (--purge=yes deletes them)"
     log.info(
-        "removal: %d documents are gone from the corpus and its examples; %d earlier results %s; "
-        "receipt in %s",
-        len(removed.documents),
-        len(holding),
-        "with them were deleted"
-        if purge == "yes"
-        else "still hold some (--purge=yes deletes them)",
-        uri,
+        "removal: %d documents are gone from the corpus and its examples; %d earlier results with "
+        "them %s; receipt in %s",
+        *(len(removed.documents), len(holding), became, uri),
     )
     return uri
 
 
-def find_done(work: str, examples: str) -> str | None:
+def find_done(work: str, corpus: str, examples: str) -> str | None:
     """Return `NOTHING_REMOVED` if the lists of files show that; None if texts must be searched."""
-    corpus = _current_corpus(read_work(work, stages=[CORPUS]), _corpus_of(examples))
     changes = _changes(work, corpus)
     if changes.gone or changes.before or _excluded_ids(read_manifest(corpus)):
         return None
@@ -196,29 +192,8 @@ def find_removed(work: str, corpus: str) -> Removed:
     )
 
 
-def _current_corpus(lineage: Lineage, made_of: str) -> str:
-    """Return the corpus whose list of files is the current one, of those with the same documents.
-
-    Examples name the corpus that they were first made of. A file of duplicates that is added or
-    removed gives another corpus, but the same examples.
-    """
-    content = read_manifest(made_of).content
-    others = [each for each in lineage.of_stage(CORPUS) if each.place != place_in(made_of)]
-    same = [made_of, *(each.uri for each in others if each.manifest.content == content)]
-    if len(same) == 1:
-        return made_of
-    newest = newest_manifest(same[1].rsplit("/", 2)[0])
-
-    def rank(uri: str) -> tuple[int, bool]:
-        files = read_files(storage.join(_folder_of(uri), SOURCE_FILES))
-        missing = sum(not storage.exists(file.uri) for file in files)
-        return missing, newest is None or place_in(uri) != f"{CORPUS}/{newest.key}"
-
-    return min(same, key=rank)
-
-
 def _changes(work: str, corpus: str) -> Changes:
-    """Return which files are gone, or changed, since earlier corpora were made.
+    """Return which files are gone, or changed, since earlier corpora of ``work`` were made.
 
     A file with the same name and content is the same one, wherever it lies, so that a source may
     be moved.
@@ -489,10 +464,6 @@ def _folder_of(uri: str) -> str:
 def _place(folder: str) -> str:
     """Return stage and key of the result in this folder."""
     return "/".join(folder.split("/")[-2:])
-
-
-def _corpus_of(examples: str) -> str:
-    return read_manifest(examples).input_manifests[CORPUS]
 
 
 def _batches_of(uri: str) -> Iterator[pa.RecordBatch]:

@@ -52,7 +52,7 @@ KEPT = "kept"
 """In the settings of a result: the place of the vocabulary that was kept, for `lineage` too."""
 SPIECE_VOCAB = "spiece.vocab"
 REPORT = "vocab_report"
-"""Kind of the report's two files."""
+"""Kind of the report's file."""
 USER_SYMBOLS = ["(", ")", '"', "-", ".", "\N{EN DASH}", "£", "€"]
 """Pieces that are never part of another one. Given as a list: in the reference's flag, which is
 CSV, SentencePiece 0.2.3 reads the quote as the start of a field. Source: google-research/albert,
@@ -439,7 +439,6 @@ def _write(
         (SPIECE_MODEL, SPIECE_MODEL, size, model),
         (SPIECE_VOCAB, SPIECE_VOCAB, size, vocab_file(tokenizer)),
         ("report.json", REPORT, 1, (json.dumps(asdict(report), indent=1) + "\n").encode()),
-        ("report.md", REPORT, 1, report.markdown().encode()),
     ]
     shards = []
     for name, kind, num_rows, content in contents:

@@ -1,4 +1,4 @@
-"""How well a vocabulary fits a text, as numbers, as two lines and as a page."""
+"""How well a vocabulary fits a text, as numbers and as two lines."""
 
 import unicodedata
 from collections import Counter, defaultdict
@@ -78,46 +78,6 @@ class VocabularyReport:
             f"{self.single_character_piece_share:.1%} of the pieces"
         )
         return fit, gaps
-
-    def markdown(self) -> str:
-        """Return the report as a page in Markdown."""
-        seen = (
-            "some of which it may have been trained on"
-            if self.seen_in_training
-            else "not trained on"
-        )
-        size = f"{self.num_documents:,} documents, {self.num_bytes / 1e6:,.2f} MB"
-        numbers = [
-            ("pieces in the vocabulary", f"{self.vocab_size:,}"),
-            ("of them used", f"{self.used_share:.1%}"),
-            ("of them one character", f"{self.single_character_share:.1%}"),
-            ("words", f"{self.num_words:,}"),
-            ("pieces", f"{self.num_pieces:,}"),
-            ("pieces a word", f"{self.pieces_per_word:.3f}"),
-            ("bytes a piece", f"{self.bytes_per_piece:.3f}"),
-            ("pieces of one character", f"{self.single_character_piece_share:.2%}"),
-            ("characters known", f"{self.known_character_share:.4%}"),
-            ("pieces unknown", f"{self.unknown_piece_share:.4%}"),
-            ("words with an unknown piece", f"{self.unknown_word_share:.4%}"),
-        ]
-        scripts = [
-            (script.name, f"{script.num_characters:,}", f"{script.known_share:.1%}")
-            for script in self.rarest_scripts
-        ]
-        unknown = [
-            (f"U+{ord(c):04X}", unicodedata.name(c, "unnamed"), f"{number:,}")
-            for c, number in self.unknown_characters
-        ]
-        lines = [
-            *("# Vocabulary", "", f"Measured on {size}, {seen}.", ""),
-            *_table(["", ""], numbers),
-            *("", "## Longest pieces", "", " ".join(f"`{p}`" for p in self.longest_pieces)),
-            *("", "## Rarest scripts", ""),
-            *_table(["script", "letters", "known"], scripts),
-            *("", "## Commonest unknown characters", ""),
-            *_table(["character", "name", "times"], unknown),
-        ]
-        return "\n".join(lines) + "\n"
 
 
 def measure(
@@ -222,9 +182,3 @@ def _scripts(characters: Mapping[str, int], known: set[str]) -> list[Script]:
         for name, letters in by_name.items()
     )
     return sorted(scripts, key=lambda script: (script.num_characters, script.name))
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, or the line "none"."""
-    cells = [head, ["---"] * len(head), *rows]
-    return [f"| {' | '.join(row)} |" for row in cells] if rows else ["none"]

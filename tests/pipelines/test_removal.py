@@ -68,8 +68,8 @@ def without_first(before: Made) -> Made:
 
 
 def receipt_of(made: Made, purge: str = "no") -> dict[str, Any]:
-    assert removal.find_done(made.work, made.examples) is None
-    uri = removal.run(made.work, made.examples, purge)
+    assert removal.find_done(made.work, made.corpus, made.examples) is None
+    uri = removal.run(made.work, made.corpus, made.examples, purge)
     found: dict[str, Any] = json.loads(Path(uri).read_text())
     return found
 
@@ -82,7 +82,7 @@ def purged(made: Made) -> dict[str, Any]:
 
 
 def nothing_is_removed(made: Made) -> bool:
-    return removal.run(made.work, made.examples, "yes") == removal.NOTHING_REMOVED
+    return removal.run(made.work, made.corpus, made.examples, "yes") == removal.NOTHING_REMOVED
 
 
 def task_of(made: Made, **task: Any) -> Path:
@@ -158,12 +158,12 @@ def test_a_current_result_that_is_damaged_or_holds_a_removed_document_gets_no_re
     [shard] = Path(before.corpus).parent.glob("documents-00001-*.arrow")
     copy = Path(shutil.copy(shard, Path(after.corpus).parent / "rejected-9.arrow"))
     with pytest.raises(IntegrityError, match="holds a removed document"):
-        removal.run(after.work, after.examples, "yes")
+        removal.run(after.work, after.corpus, after.examples, "yes")
     assert Path(before.corpus).exists()
     copy.unlink()
     next(Path(after.examples).parent.glob("train-*.arrow")).write_bytes(b"other")
     with pytest.raises(IntegrityError, match=r"changed after it was written.* is set aside"):
-        removal.run(after.work, after.examples)
+        removal.run(after.work, after.corpus, after.examples)
 
 
 def test_tasks_of_removed_documents_are_purged_and_others_stay(before: Made) -> None:
@@ -226,7 +226,7 @@ def test_a_source_that_moved_still_has_its_documents_and_lacks_those_removed(
     moved = before.source.rename(tmp_path / "moved")
     write_jsonl(moved / "9.jsonl", range(300, 305))
     after = remake(before, moved)
-    assert removal.find_done(after.work, after.examples) == removal.NOTHING_REMOVED
+    assert removal.find_done(after.work, after.corpus, after.examples) == removal.NOTHING_REMOVED
     assert nothing_is_removed(after)
     assert Path(before.corpus).exists()
     (moved / "1.jsonl").unlink()
@@ -271,10 +271,11 @@ def test_excluded_ids_are_removed_and_a_refresh_finds_the_receipt_of_the_purge(
     excluded.write_text("1.jsonl#d20\n")
     after = remake(before, excluded_ids=str(excluded))
     assert receipt_of(after)["documents"] == ["1.jsonl#d20"]
-    uri = removal.run(after.work, after.examples, "yes")
+    uri = removal.run(after.work, after.corpus, after.examples, "yes")
     content = Path(uri).read_text()
     assert json.loads(content)["left_after_purge"] == []
-    assert removal.run(after.work, remake(before, excluded_ids=str(excluded)).examples) == uri
+    again = remake(before, excluded_ids=str(excluded))
+    assert removal.run(again.work, again.corpus, again.examples) == uri
     assert Path(uri).read_text() == content
     assert len(list((Path(after.work) / "receipts").iterdir())) == 1
 
@@ -316,7 +317,7 @@ def test_a_purge_that_was_interrupted_leaves_no_folder_that_looks_done_and_is_fi
 
     monkeypatch.setattr(storage, "remove", killed_at_text)
     with pytest.raises(KeyboardInterrupt):
-        removal.run(after.work, after.examples, "yes")
+        removal.run(after.work, after.corpus, after.examples, "yes")
     assert not Path(before.examples).exists()
     monkeypatch.setattr(storage, "remove", remove)
     assert set(purged(after)["documents"]) == FIRST
@@ -325,7 +326,7 @@ def test_a_purge_that_was_interrupted_leaves_no_folder_that_looks_done_and_is_fi
 
 def test_another_word_for_purge_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--purge=ja: give yes or no"):
-        removal.run(str(tmp_path), "", "ja")
+        removal.run(str(tmp_path), "", "", "ja")
 
 
 def test_ids_are_compared_as_large_strings_each_once() -> None:

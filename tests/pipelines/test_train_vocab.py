@@ -394,16 +394,15 @@ def test_the_report_is_covered_by_the_manifest(
 ) -> None:
     caplog.set_level("INFO")
     manifest, folder = made_of(made_up(40), tmp_path)
-    names = ["spiece.model", "spiece.vocab", "report.json", "report.md"]
+    names = ["spiece.model", "spiece.vocab", "report.json"]
     assert [shard.path for shard in manifest.shards] == names
-    assert len(manifest.shards_of("vocab_report")) == 2
+    assert len(manifest.shards_of("vocab_report")) == 1
     for shard in manifest.shards:
         check_shard(shard, str(folder))
     report = json.loads((folder / "report.json").read_text())
     assert report["vocab_size"] == 120
     assert report["known_character_share"] == 1
     assert report["seen_in_training"]
-    assert (folder / "report.md").read_text().startswith("# Vocabulary\n")
     assert caplog.text.count("pieces a word") == 1
 
 

@@ -420,7 +420,7 @@ def test_an_unknown_id_is_told(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -
 
 
 def receipt_of(made: Tiny, purge: str) -> str:
-    return made.make("receipt", "pipelines.removal", "examples", purge=purge)
+    return made.make("receipt", "pipelines.removal", "corpus", "examples", purge=purge)
 
 
 def test_a_removed_documents_receipt_names_the_versions_and_the_trace_goes_on_after_a_purge(
