@@ -179,7 +179,16 @@ def _clean_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
         part = _part(unit, index)
         unreadable = [record for record in records if isinstance(record, Unreadable)]
         counts = Counter(record.reason for record in unreadable)
-        letters = [_dead_letter(each) for each in unreadable if each.reason not in LEFT_OUT]
+        letters: list[dict[str, object]] = [
+            {
+                "file": record.uri,
+                "offset": record.offset,
+                "reason": record.reason,
+                "content_base64": base64.b64encode(record.content).decode(),
+            }
+            for record in unreadable
+            if record.reason not in LEFT_OUT
+        ]
         _write_lines(part.unreadable, letters)
         ledger: list[dict[str, object]] = []
         documents = [record for record in records if isinstance(record, Document)]
@@ -210,7 +219,9 @@ def _clean_batch(
         for row, document in enumerate(documents)
         if reasons[row] == KEPT and not document.lines_are_sentences
     ]
-    languages = _splitter_languages([texts[row] for row in to_split], job.cleaning.language)
+    languages = [job.cleaning.language] * len(to_split)
+    if job.cleaning.language == AUTO:
+        languages = [each for each, _ in detect_languages([texts[row] for row in to_split])]
     for row, language in zip(to_split, languages, strict=True):
         texts[row] = "\n".join(split_sentences(texts[row], language))
     hashes = [content_hash(text) for text in texts]
@@ -222,12 +233,6 @@ def _clean_batch(
         _mark_overlaps(documents, texts, reasons, job, ledger)
     ids, sources = [d.id for d in documents], [d.source for d in documents]
     return pa.table([ids, texts, sources, reasons, hashes], schema=PART_SCHEMA)
-
-
-def _splitter_languages(texts: Sequence[str], declared: str) -> list[str]:
-    if declared != AUTO:
-        return [declared] * len(texts)
-    return [language for language, _ in detect_languages(texts)]
 
 
 def ids_of(document_id: str, hashed: bytes) -> tuple[str, str]:
@@ -295,15 +300,6 @@ def _memory_of(record: Document | Unreadable) -> int:
     """Return about the bytes that a record takes."""
     content = record.text if isinstance(record, Document) else record.content
     return len(content) + _BYTES_PER_RECORD
-
-
-def _dead_letter(record: Unreadable) -> dict[str, object]:
-    return {
-        "file": record.uri,
-        "offset": record.offset,
-        "reason": record.reason,
-        "content_base64": base64.b64encode(record.content).decode(),
-    }
 
 
 def _write_lines(uri: str, entries: Sequence[dict[str, object]]) -> None:

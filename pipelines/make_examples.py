@@ -41,13 +41,7 @@ from pipelines.config import ExampleSettings
 from pipelines.engine import steps
 from pipelines.engine.progress import Progress, report_done, warn
 from pipelines.examples import part as example_part
-from pipelines.examples.pairs import (
-    ALONE,
-    BORROWED,
-    NO_OTHER,
-    TRUNCATED,
-    length_only_accuracy,
-)
+from pipelines.examples.pairs import ALONE, BORROWED, NO_OTHER, TRUNCATED, length_only_accuracy
 from pipelines.examples.part import HELD_OUT, KINDS, TRAIN, PartTally, merged, read_tally
 from pipelines.examples.tfrecord import tf_examples, write_tfrecord
 
@@ -99,12 +93,6 @@ class ExamplePlan:
             for kind, total in self.num_shards.items()
             for number in range(total)
         }
-
-    @property
-    def files(self) -> list[str]:
-        """Names of the files that will be written."""
-        endings = ("arrow", "tfrecord") if self.settings.tfrecord else ("arrow",)
-        return [f"{name}.{ending}" for name in self.shards for ending in endings]
 
 
 def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
@@ -311,7 +299,9 @@ def _check_nothing_is_lost(
     plan: ExamplePlan, num_documents: int, shards: list[Shard], tally: PartTally
 ) -> None:
     """Raise AccountingError unless what was written is what the parts and the corpus have."""
-    found, expected = Counter(shard.path for shard in shards), Counter(plan.files)
+    endings = ("arrow", "tfrecord") if plan.settings.tfrecord else ("arrow",)
+    expected = Counter(f"{name}.{ending}" for name in plan.shards for ending in endings)
+    found = Counter(shard.path for shard in shards)
     if found != expected:
         raise AccountingError(
             f"expected {expected.total()} files of examples, found {found.total()}: missing "

@@ -204,29 +204,21 @@ def is_suitable(sentence: str, task: TaskSettings) -> bool:
 
 def _written(folder: str, pairs: list[Pair], rows: Mapping[str, list[Passage]]) -> Iterator[Shard]:
     """Write the files that are not empty."""
-    files: dict[str, tuple[str, list[dict[str, Any]]]] = {
-        PAIRS_FILE: (
-            "pairs",
-            [
-                {
-                    "sentence_good": pair.good,
-                    "sentence_bad": pair.bad,
-                    "UID": pair.kind,
-                    "linguistics_term": KINDS[pair.kind],
-                    "document": pair.document,
-                }
-                for pair in pairs
-            ],
-        ),
-        **{
-            f"{PASSAGE_SOURCE}/{split}.jsonl": (
-                split,
-                [asdict(row) for row in found],
-            )
-            for split, found in rows.items()
-        },
-    }
-    for path, (kind, lines) in files.items():
+    rows_of_pairs = [
+        {
+            "sentence_good": pair.good,
+            "sentence_bad": pair.bad,
+            "UID": pair.kind,
+            "linguistics_term": KINDS[pair.kind],
+            "document": pair.document,
+        }
+        for pair in pairs
+    ]
+    files: list[tuple[str, str, list[dict[str, Any]]]] = [
+        (PAIRS_FILE, "pairs", rows_of_pairs),
+        *((f"{PASSAGE_SOURCE}/{n}.jsonl", n, list(map(asdict, each))) for n, each in rows.items()),
+    ]
+    for path, kind, lines in files:
         if lines:
             uri = storage.join(folder, path)
             text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
@@ -237,15 +229,11 @@ def _written(folder: str, pairs: list[Pair], rows: Mapping[str, list[Passage]]) 
 def _log(result: TaskResult) -> None:
     pairs = ", ".join(f"{kind} {number}" for kind, number in result.num_pairs.items())
     log.info("%s: minimal pairs: %s", STAGE, pairs or "none; no rule for English applies often")
-    if result.word_accuracy is None:
-        log.info("%s: no task to fine-tune on: words do not tell parts of the source apart", STAGE)
-    else:
-        log.info(
-            "%s: passages of %d parts of the source; a bag of words finds %.3f of them",
-            STAGE,
-            len(result.sources),
-            result.word_accuracy,
-        )
+    told = "no task to fine-tune on: words do not tell parts of the source apart"
+    if result.word_accuracy is not None:
+        told = f"passages of {len(result.sources)} parts of the source; a bag of words finds "
+        told += f"{result.word_accuracy:.3f} of them"
+    log.info("%s: %s", STAGE, told)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """How well a vocabulary fits a text, as numbers and as two lines."""
 
-import unicodedata
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,23 +13,13 @@ from albert_core.text.tokenizer import Tokenizer
 WORD_MARK = "▁"
 """SentencePiece's blank: a piece that opens a word begins with it."""
 NUM_LISTED = 12
-"""Number of longest pieces, rarest scripts and unknown characters that are named."""
+"""Number of unknown characters that are named."""
 _LINES_PER_BATCH = 2000
 _MORE_PIECES, _MORE_UNKNOWN = 1.25, 0.001
 """Factor of the pieces a word, and share of the characters that became unknown, from which a
 vocabulary does not fit. One of 8,000 pieces trained on 2.5 MB of Wikipedia has 1.10 to 1.13 times
 the pieces on other articles and novels, with 0.000 to 0.013 % more unknown; 2.02 and 2.31 times on
 German and on source code, with 0.6 and 1.7 % more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A writing system, by the first word of its characters' Unicode names."""
-
-    name: str
-    num_characters: int
-    known_share: float
-    """Share of its characters in the text that are in some piece, 0..1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +47,6 @@ class VocabularyReport:
     """Share of the vocabulary, without special pieces, that are pieces of one character."""
     single_character_piece_share: float
     """Share of the pieces of the text that are of one character."""
-    longest_pieces: list[str]
-    rarest_scripts: list[Script]
     unknown_characters: list[tuple[str, int]]
     """The most frequent ones, with how often each occurs in the text."""
 
@@ -110,6 +97,7 @@ def measure(
     ordinary = tokenizer.pieces[NUM_SPECIAL:]
     known = set("".join(ordinary))
     unknown = [(c, number) for c, number in characters.items() if c not in known]
+    num_characters, num_unknown = characters.total(), sum(number for _, number in unknown)
     num_pieces, num_words = int(counts.sum()), int(counts[opens_word].sum())
     return VocabularyReport(
         vocab_size=len(tokenizer.pieces),
@@ -118,7 +106,7 @@ def measure(
         num_words=num_words,
         num_pieces=num_pieces,
         seen_in_training=seen_in_training,
-        known_character_share=_known_share(characters, known),
+        known_character_share=_share(num_characters - num_unknown, num_characters),
         unknown_piece_share=_share(int(counts[UNK]), num_pieces),
         unknown_word_share=_share(num_unknown_words, num_words),
         pieces_per_word=_share(num_pieces, num_words),
@@ -126,8 +114,6 @@ def measure(
         used_share=_share(int((counts[NUM_SPECIAL:] > 0).sum()), len(ordinary)),
         single_character_share=_share(int(is_single[NUM_SPECIAL:].sum()), len(ordinary)),
         single_character_piece_share=_share(int(counts[is_single].sum()), num_pieces),
-        longest_pieces=sorted(ordinary, key=lambda piece: (-len(piece), piece))[:NUM_LISTED],
-        rarest_scripts=_scripts(characters, known)[:NUM_LISTED],
         unknown_characters=sorted(unknown, key=lambda each: (-each[1], each[0]))[:NUM_LISTED],
     )
 
@@ -164,21 +150,3 @@ def _batches(documents: Iterable[Sequence[str]]) -> Iterator[tuple[int, list[str
 
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
-
-
-def _known_share(characters: Mapping[str, int], known: set[str]) -> float:
-    return _share(sum(n for c, n in characters.items() if c in known), sum(characters.values()))
-
-
-def _scripts(characters: Mapping[str, int], known: set[str]) -> list[Script]:
-    """Return the scripts of the letters, rarest first."""
-    by_name: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for character, number in characters.items():
-        if character.isalpha():
-            name = unicodedata.name(character, "UNNAMED").split()[0].capitalize()
-            by_name[name][character] = number
-    scripts = (
-        Script(name, sum(letters.values()), _known_share(letters, known))
-        for name, letters in by_name.items()
-    )
-    return sorted(scripts, key=lambda script: (script.num_characters, script.name))

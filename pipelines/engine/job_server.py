@@ -42,8 +42,10 @@ _FLINK_HAS_ENDED = {"FINISHED", "CANCELED", "FAILED"}
 class Keeper:
     """The process that ends what this one started, after this one has ended."""
 
-    def __init__(self, process: "subprocess.Popen[str]", folder: Path) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", folder: Path) -> None:
         self._process = process
+        assert process.stdin is not None
+        self._pipe = process.stdin
         self.folder = folder
         """On this machine; its name is the job's too."""
 
@@ -88,16 +90,14 @@ class Keeper:
         return "\n  ".join(lines[-_LAST_LINES:])
 
     def _tell(self, **what: object) -> None:
-        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(f"{json.dumps(what)}\n")
-            self._process.stdin.flush()
+            self._pipe.write(f"{json.dumps(what)}\n".encode())
+            self._pipe.flush()
 
     def end(self) -> None:
         """Have it end what was started, and wait for that."""
-        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=CANCEL_SECONDS + 2 * END_SECONDS)
 
@@ -115,7 +115,6 @@ def keeper(flink_master: str = "") -> Iterator[Keeper]:
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        text=True,
         start_new_session=True,  # so that Ctrl-C, and a signal to the stage's group, leave it alone
     )
     found = Keeper(process, folder)
