@@ -30,8 +30,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from albert_core.config import FinetuningSettings, ModelSettings, Precision, TrainingSettings
-from albert_core.finetuning.hyperparameters import Hyperparameters
-from albert_core.finetuning.loop import Finetuner
+from albert_core.finetuning.loop import Finetuner, Hyperparameters
 from albert_core.model.albert import AlbertForPretraining, AlbertModel
 from albert_core.model.execution import device_here, products_in, set_layer_execution
 from albert_core.planning.hardware import hardware_called

@@ -21,8 +21,7 @@ import numpy as np
 
 from albert_core.config import SpanSettings
 from albert_core.tasks.examples import SpanExamples, Task
-from albert_core.tasks.span_inputs import Windows
-from albert_core.tasks.spans import SpanProblem
+from albert_core.tasks.spans import SpanProblem, Windows
 from albert_core.tasks.squad import read_squad
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer, normalise_for_pieces
 from benchmarks.harness import DATA, PUBLISHED_MODEL, Work, arguments, in_turns, report, table

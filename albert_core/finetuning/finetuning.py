@@ -6,6 +6,7 @@ examples by 3 points. The score that is reported is therefore cross-fitted: dev'
 halves, and each half is scored by the evaluation, and the threshold, that is best on the other.
 """
 
+import json
 import logging
 import math
 import time
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -21,8 +23,7 @@ from albert_core.config import FinetuningSettings
 from albert_core.conversion.model_files import model_digest
 from albert_core.conversion.model_folder import load_encoder
 from albert_core.finetuning.finetuned_model import problem_of, save_finetuned
-from albert_core.finetuning.hyperparameters import hyperparameters_of
-from albert_core.finetuning.loop import Finetuner
+from albert_core.finetuning.loop import Finetuner, hyperparameters_of
 from albert_core.intervals import estimate, jackknife_table
 from albert_core.metrics import Sample
 from albert_core.model.execution import device_here
@@ -33,7 +34,7 @@ from albert_core.stage.results import Estimate, FinetuningResult
 from albert_core.tasks.catalogue import TaskFiles, read_examples
 from albert_core.tasks.examples import Examples, Split, Task
 from albert_core.tasks.problem import Bools, Inputs, Outputs, Scored
-from albert_core.tasks.submission import submission_files
+from albert_core.tasks.squad import no_answer_probability
 from albert_core.text.arrow_files import write_arrow
 from albert_core.text.records import Ints
 from albert_core.text.seeds import derive_seed, random_bits
@@ -44,6 +45,8 @@ from albert_core.training.preemption import RunAgain, StopRequest, stop_request
 
 MODEL_FOLDER, PREDICTIONS, SUBMISSION = "model", "predictions", "submission"
 _JACKKNIFE = "jackknife"
+STS_B_RANGE = (0.0, 5.0)
+"""The least and the greatest similarity that the server accepts."""
 
 _KEEP_CHECKPOINTS = 2
 _LINE_SECONDS = 20.0
@@ -366,3 +369,49 @@ class Finetuning:
             run.log_dataset(f"{self.task.title}/{split}", self.plan.inputs[split], uris[0], split)
         run.log_used_model(self.plan.inputs["model"])
         return run
+
+
+def submission_files(task: Task, split: Split, predictions: pa.Table) -> dict[str, bytes]:
+    """Return the files to hand in, by name.
+
+    For GLUE's tasks, and a user's own, a table with the header "index<tab>prediction"; for SQuAD a
+    JSON object of question id to answer, and for 2.0 another one of question id to the probability
+    that there is no answer. Only files of the split "test" have the names that GLUE's server
+    knows; others have the split in their name. RACE has no server: no file.
+
+    Args:
+        task: the task.
+        split: the split.
+        predictions: a row per example: ``id`` string; ``prediction``, string (label or answer) or,
+            for a regression, float64; and if questions may have no answer ``null_score``, float64,
+            higher where the model believes that there is no answer.
+
+    Raises:
+        TaskError: a score is no finite number.
+    """
+    ids, values = (predictions[name].to_pylist() for name in ("id", "prediction"))
+    if task.kind == "choice":
+        return {}
+    if task.kind != "spans":
+        stem = "MNLI-m" if task.name == "mnli" else task.title
+        if task.kind == "regression":
+            values = [_number(task, value) for value in values]
+        rows = (f"{each}\t{value}\n" for each, value in zip(ids, values, strict=True))
+        name = f"{stem}.tsv" if split == "test" else f"{stem}.{split}.tsv"
+        return {name: "".join(["index\tprediction\n", *rows]).encode()}
+    files = {f"{task.name}.{split}.predictions.json": _json(ids, values)}
+    if task.has_answerless:
+        # The official evaluation keeps each prediction where this is at most 1.
+        shares = no_answer_probability(predictions["null_score"].to_numpy())
+        files[f"{task.name}.{split}.na_probs.json"] = _json(ids, shares.tolist())
+    return files
+
+
+def _number(task: Task, value: float) -> str:
+    if not np.isfinite(value):
+        raise TaskError(f"predictions of {task.name!r}: {value!r} is no finite number.")
+    return f"{np.clip(value, *STS_B_RANGE) if task.name == 'sts-b' else value:.6g}"
+
+
+def _json(ids: list[str], values: list[str] | list[float]) -> bytes:
+    return (json.dumps(dict(zip(ids, values, strict=True)), ensure_ascii=False) + "\n").encode()

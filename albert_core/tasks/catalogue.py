@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
 from albert_core.config import OwnTaskSettings
 from albert_core.stage import storage
@@ -216,19 +217,12 @@ def dev_clusters(
 
 
 def read_examples(files: TaskFiles, split: Split) -> Examples:
-    """Return the examples of one split, in the order of its files.
+    """Return the examples of a split that was found, in the order of its files.
 
     Raises:
-        TaskError: the split is missing, or a file is malformed; naming the file and the line.
+        TaskError: a file is malformed; naming the file and the line.
     """
-    task = files.task
-    if split not in files.splits:
-        raise TaskError(
-            f"task {task.name!r} has no {split} split: expected "
-            f"{_looked_for(files, 'the task folder')}. Set task_folder to the folder that "
-            "contains it."
-        )
-    uris = files.splits[split]
+    task, uris = files.task, files.splits[split]
     if files.own is not None:
         return read_own(files.own, task, uris[0], split)
     if task.name in GLUE:
@@ -275,8 +269,7 @@ class _Finder:
 
     def files_of(self, task: Task) -> TaskFiles:
         """Return the files of ``task`` in the best of the folders that have any."""
-        splits_in = self._race_in if task.name == "race" else self._splits_in
-        found = [splits_in(folder, task) for folder in self._folders_of(task)]
+        found = [self._splits_in(folder, task) for folder in self._folders_of(task)]
         best = max(found, key=lambda splits: ("train" in splits, len(splits)), default={})
         return TaskFiles(task, best)
 
@@ -284,31 +277,31 @@ class _Finder:
         """Return the folders that may be the task's, the nearest first."""
         below = self._below(self.task_folder)
         folders = [self.task_folder, *below, *(each for one in below for each in self._below(one))]
-        names = [name.lower() for name in _folder_names(task)]
-        if not names:
-            return folders
-        name_of = {folder: folder.rpartition("/")[2].lower() for folder in folders}
         # A task's own folder comes before one that it may share.
-        return sorted(
-            (folder for folder in folders if name_of[folder] in names),
-            key=lambda folder: names.index(name_of[folder]),
-        )
+        named = [
+            [each for each in folders if each.rpartition("/")[2].lower() == name.lower()]
+            for name in _folder_names(task)
+        ]
+        return list(chain.from_iterable(named or [folders]))
+
+    def _below(self, folder: str) -> list[str]:
+        """Return the folders in ``folder``."""
+        names = self._names(folder)
+        return [storage.join(folder, name) for name, is_folder in names.items() if is_folder]
 
     def _splits_in(self, folder: str, task: Task) -> dict[Split, tuple[str, ...]]:
         there = self._names(folder).keys()
         splits: dict[Split, tuple[str, ...]] = {}
         for split, alternatives in _names_of(task).items():
-            if names := next((names for names in alternatives if there >= set(names)), None):
-                splits[split] = tuple(storage.join(folder, name) for name in names)
-        return splits
-
-    def _race_in(self, folder: str, _task: Task) -> dict[Split, tuple[str, ...]]:
-        splits: dict[Split, tuple[str, ...]] = {}
-        for split in SPLITS:
-            if self._names(folder).get(split):
+            if task.name != "race":
+                names = next((names for names in alternatives if there >= set(names)), ())
+                uris = [storage.join(folder, name) for name in names]
+            else:
                 groups = [storage.join(folder, split, group) for group in GROUPS]
-                if uris := tuple(uri for group in groups for uri in self._passages_in(group)):
-                    splits[split] = uris
+                is_there = self._names(folder).get(split)
+                uris = [uri for group in groups if is_there for uri in self._passages_in(group)]
+            if uris:
+                splits[split] = tuple(uris)
         return splits
 
     def _passages_in(self, folder: str) -> list[str]:
@@ -316,11 +309,6 @@ class _Finder:
         names = self._names(folder)
         chosen = sorted(filter(_PASSAGE.fullmatch, names), key=lambda name: int(name[:-4]))
         return [storage.join(folder, name) for name in chosen or [ALL_PASSAGES] if name in names]
-
-    def _below(self, folder: str) -> list[str]:
-        """Return the folders in ``folder``."""
-        names = self._names(folder)
-        return [storage.join(folder, name) for name, is_folder in names.items() if is_folder]
 
 
 def _names_in(folder: str) -> dict[str, bool]:

@@ -1,5 +1,13 @@
 """SQuAD: questions that a span of a paragraph answers; in 2.0 some have no answer.
 
+A unit is a window, [CLS] question [SEP] part of the paragraph [SEP]. Windows of a question overlap,
+and a piece counts in the window that gives it the most context on both sides. Each paragraph is
+encoded once, and no question is left out.
+
+An answer that begins or ends inside a piece gets the whole piece: "gold" in "golden" becomes
+"golden". Most of these are mistakes of the annotation, and the same text occurs as a word of its
+own elsewhere in the paragraph ("7" marked in "17"). The nearest such place is then the target.
+
 The best spans of a question are those with the highest scores over all its windows. Other than in
 the reference, a piece without characters, the mark of a word's start, is no answer by itself; and a
 question for which no span is left has no answer instead of "empty".
@@ -9,15 +17,17 @@ threshold. It is searched for the best F1, as the official evaluation does, on t
 the caller allows; the exact matches reported are those of the same predictions. The reference then
 also leaves without an answer what has a logit above 1, a slip that is not repeated here.
 
-Source: `squad_utils.py` (`accumulate_predictions_v1`, `_v2` and `write_predictions_v1`, `_v2`) of
-the reference.
+Source: `squad_utils.py` (`convert_examples_to_features`, `accumulate_predictions_v1`, `_v2` and
+`write_predictions_v1`, `_v2`) of the reference, without its search that aligned pieces with
+characters and gave up on some paragraphs.
 
-Dimensions: W windows, N questions, K starts of a window, J ends for each, A answers to all
-questions.
+Dimensions: P paragraphs, W windows, N questions, K starts of a window, J ends for each, A answers
+to all questions.
 """
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,10 +36,11 @@ from numpy.typing import NDArray
 
 from albert_core.config import ModelSettings, SpanSettings
 from albert_core.metrics import SHARE
-from albert_core.tasks.examples import SpanExamples, Task
-from albert_core.tasks.problem import Bools, Head, Inputs, Outputs, Problem, Scored
+from albert_core.stage.errors import ConfigError
+from albert_core.stage.manifest import Account
+from albert_core.tasks.examples import Answer, SpanExamples, Task
+from albert_core.tasks.problem import Bools, Head, Inputs, Outputs, Problem, Scored, Sequences
 from albert_core.tasks.span_heads import AnswerabilityHead, StartEndHead
-from albert_core.tasks.span_inputs import Windows, span_inputs
 from albert_core.tasks.squad import (
     AnswerScores,
     Floats,
@@ -40,7 +51,8 @@ from albert_core.tasks.squad import (
     squad_1_scores,
     squad_2_scores,
 )
-from albert_core.text.records import Ints
+from albert_core.text.piece_offsets import PieceSpans, encode_with_spans
+from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Ints, ranges
 from albert_core.text.tokenizer import Tokenizer
 
 UNSEARCHED_THRESHOLD = 0.5
@@ -50,6 +62,200 @@ _LOGIT_WITHOUT_SPAN = 1e6
 _WINDOWS_AT_ONCE = 4096
 """With 20 starts and 20 ends, 1.6 million pairs."""
 _NUMBERS_OF_WORDS = (1, 2, 3, 5, 8, 12, 20, 30)
+_LENGTH_BONUS = 0.01
+"""Weight of a window's length beside that of a piece's context."""
+
+
+class ParagraphPieces:
+    """The pieces of P paragraphs, found by their characters.
+
+    Args:
+        paragraphs: P texts.
+        spans: their pieces.
+    """
+
+    def __init__(self, paragraphs: list[str], spans: PieceSpans) -> None:
+        self.paragraphs, self.spans = paragraphs, spans
+        self.first_pieces = np.cumsum(spans.lengths) - spans.lengths
+        """(P,), where in all pieces those of each paragraph begin."""
+        # All paragraphs as one text, a character between them: offsets then ascend throughout.
+        sizes = np.fromiter(map(len, paragraphs), np.int64, len(paragraphs)) + 1
+        self._shifts = np.cumsum(sizes) - sizes
+        shifts = np.repeat(self._shifts, spans.lengths)
+        self._begins, self._ends = spans.begins + shifts, spans.ends + shifts
+
+    def covering(self, paragraph: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+        """Return the first and last piece that contain any of the characters begin..end.
+
+        Args:
+            paragraph: (N,), as are the next two: number of the paragraph.
+            begin: the first character, in the paragraph.
+            end: the character after the last.
+
+        Returns:
+            (N,) and (N,), counted in the paragraph; the last is before the first where no piece
+            contains any of the characters.
+        """
+        shift, first_piece = self._shifts[paragraph], self.first_pieces[paragraph]
+        first = np.searchsorted(self._ends, begin + shift, side="right")
+        last = np.searchsorted(self._begins, end + shift, side="left") - 1
+        return first - first_piece, last - first_piece
+
+    def characters(self, paragraph: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
+        """Return the first character of piece ``first`` and the one after piece ``last``."""
+        first_piece = self.first_pieces[paragraph]
+        return self.spans.begins[first + first_piece], self.spans.ends[last + first_piece]
+
+
+def span_targets(examples: SpanExamples, pieces: ParagraphPieces) -> tuple[Ints, Ints]:
+    """Return the first and the last piece of the first answer to each question.
+
+    Returns:
+        (N,) and (N,), counted in the paragraph; both -1 if there is no answer, or none of it
+        became a piece.
+    """
+    size = len(examples)
+    answers = [answers[0] if answers else Answer("", 0) for answers in examples.answers]
+    begin = np.fromiter((answer.start for answer in answers), np.int64, size)
+    end = begin + np.fromiter((len(answer.text) for answer in answers), np.int64, size)
+    first, last = pieces.covering(examples.paragraph_of, begin, end)
+    none = (end == begin) | (last < first)
+    rows = np.flatnonzero(~none)
+    covered = pieces.characters(examples.paragraph_of[rows], first[rows], last[rows])
+    beyond = (covered[0] < begin[rows]) | (covered[1] > end[rows])
+    for row in rows[beyond].tolist():
+        place = _whole_place(pieces, int(examples.paragraph_of[row]), answers[row])
+        if place is not None:
+            first[row], last[row] = place
+    first[none] = last[none] = -1
+    return first, last
+
+
+def _whole_place(pieces: ParagraphPieces, paragraph: int, answer: Answer) -> tuple[int, int] | None:
+    """Return the pieces of the nearest place where no letter or digit adjoins the answer's text."""
+    text, number = pieces.paragraphs[paragraph], np.array([paragraph])
+    # A look-ahead, so that places may overlap.
+    places = [place.start() for place in re.finditer(f"(?={re.escape(answer.text)})", text)]
+    for begin in sorted(places, key=lambda place: (abs(place - answer.start), place)):
+        end = begin + len(answer.text)
+        first, last = pieces.covering(number, np.array([begin]), np.array([end]))
+        left, right = pieces.characters(number, first, last)
+        beyond = text[left[0] : begin] + text[end : right[0]]
+        if first <= last and not any(map(str.isalnum, beyond)):
+            return int(first[0]), int(last[0])
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """W windows of the paragraphs of N questions, those of a question beside each other."""
+
+    question_of: Ints
+    """(W,), ascending."""
+    first: Ints
+    """(W,), the window's first piece, counted in the paragraph."""
+    lengths: Ints
+    """(W,), pieces of the paragraph in the window."""
+    offsets: Ints
+    """(W,), the position of the first of them in the input sequence."""
+    is_max_context: NDArray[np.bool_]
+    """For all windows' pieces, end to end: whether each has its most context in this window."""
+    paragraphs: ParagraphPieces = field(repr=False)
+    """The pieces of the paragraphs."""
+
+
+def span_inputs(
+    examples: SpanExamples, tokenizer: Tokenizer, max_seq_length: int, settings: SpanSettings
+) -> Inputs:
+    """Return a unit for each window.
+
+    Targets, where the answers are known: ``start_positions`` and ``end_positions``, int64
+    (W,), positions of the answer's first and last piece in the sequence; ``is_impossible``, bool
+    (W,), whether the window does not contain a whole answer: both positions are then 0. As in the
+    reference, such windows are kept. Details: `Windows`.
+
+    Raises:
+        ConfigError: a question leaves no room for its paragraph.
+    """
+    paragraphs = ParagraphPieces(
+        examples.paragraphs, encode_with_spans(tokenizer, examples.paragraphs)
+    )
+    questions = tokenizer.encode(examples.questions)
+    queries = [ids[: settings.max_query_length] for ids in questions]
+    query_lengths = np.fromiter(map(len, queries), np.int64, len(queries))
+    room = max_seq_length - NUM_SPECIAL_IN_PAIR - query_lengths
+    if room.min() < 1:
+        raise ConfigError(
+            f"max_seq_length is {max_seq_length}, which leaves no room for a paragraph beside a "
+            f"question of {query_lengths.max()} pieces. Raise it above "
+            f"{settings.max_query_length + NUM_SPECIAL_IN_PAIR}, or lower max_query_length."
+        )
+    windows = _windows(examples.paragraph_of, paragraphs, query_lengths, room, settings.doc_stride)
+    pieces = paragraphs.spans.ids.tolist()
+    begins = paragraphs.first_pieces[examples.paragraph_of[windows.question_of]] + windows.first
+    parts = zip(begins.tolist(), (begins + windows.lengths).tolist(), strict=True)
+    sequences = Sequences.of(
+        [
+            (queries[question], pieces[begin:end])
+            for question, (begin, end) in zip(windows.question_of.tolist(), parts, strict=True)
+        ]
+    )
+    targets: dict[str, NDArray[Any]] = {}
+    if examples.is_labelled:
+        first, last = (each[windows.question_of] for each in span_targets(examples, paragraphs))
+        inside = (first >= windows.first) & (last < windows.first + windows.lengths)
+        shift = windows.offsets - windows.first
+        targets = {
+            "start_positions": np.where(inside, first + shift, 0),
+            "end_positions": np.where(inside, last + shift, 0),
+            "is_impossible": ~inside,
+        }
+    total, kept = sum(map(len, questions)), int(query_lengths.sum())
+    account = Account(
+        what="question pieces", total=total, kept=kept, dropped={"too_long": total - kept}
+    )
+    return Inputs(sequences, targets, [account], details=windows)
+
+
+def _windows(
+    paragraph_of: Ints, paragraphs: ParagraphPieces, query_lengths: Ints, room: Ints, stride: int
+) -> Windows:
+    """Return windows of at most ``room`` pieces, ``stride`` pieces, or less, after each other."""
+    total = paragraphs.spans.lengths[paragraph_of]
+    step = np.minimum(room, stride)
+    numbers = 1 + np.maximum(0, -((room - total) // step))
+    question_of = np.repeat(np.arange(len(paragraph_of)), numbers)
+    first = ranges(np.zeros_like(numbers), numbers) * step[question_of]
+    lengths = np.minimum(room[question_of], total[question_of] - first)
+    return Windows(
+        question_of=question_of,
+        first=first,
+        lengths=lengths,
+        offsets=query_lengths[question_of] + 2,
+        is_max_context=_is_max_context(question_of, numbers, first, lengths),
+        paragraphs=paragraphs,
+    )
+
+
+def _is_max_context(
+    question_of: Ints, numbers: Ints, first: Ints, lengths: Ints
+) -> NDArray[np.bool_]:
+    """Return, for all windows' pieces, whether no window of the question gives them more context.
+
+    Of two windows that give the same, the earlier one counts.
+
+    Source: `_check_is_max_context` of the reference.
+    """
+    found = np.ones(int(lengths.sum()), np.bool_)
+    contested = np.flatnonzero(np.repeat(numbers[question_of] > 1, lengths))
+    window = np.repeat(np.arange(len(first)), lengths)[contested]
+    left = ranges(np.zeros_like(lengths), lengths)[contested]
+    context = np.minimum(left, lengths[window] - 1 - left) + _LENGTH_BONUS * lengths[window]
+    piece = first[window] + left
+    order = np.lexsort((window, -context, piece, question_of[window]))
+    same = (np.diff(piece[order]) == 0) & (np.diff(question_of[window][order]) == 0)
+    found[contested[order[1:][same]]] = False
+    return found
 
 
 class SpanProblem(Problem[SpanExamples]):

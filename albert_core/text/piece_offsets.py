@@ -10,15 +10,15 @@ once. Otherwise a text is one unit.
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from albert_core.stage.errors import IntegrityError
-from albert_core.text.records import Ints, ranges
+from albert_core.text.records import Ints
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer
 
 Span = tuple[int, int]
@@ -44,12 +44,6 @@ class PieceSpans:
     lengths: Ints
     """(N,), pieces of each text, which sum to T."""
 
-    def of_first(self, num_texts: int) -> "PieceSpans":
-        """Return the pieces of the first ``num_texts`` texts."""
-        lengths = self.lengths[:num_texts]
-        end = int(lengths.sum())
-        return PieceSpans(self.ids[:end], self.begins[:end], self.ends[:end], lengths)
-
 
 def encode_with_spans(tokenizer: Tokenizer, texts: Sequence[str]) -> PieceSpans:
     """Return the pieces of each text and where they stand in it.
@@ -60,72 +54,31 @@ def encode_with_spans(tokenizer: Tokenizer, texts: Sequence[str]) -> PieceSpans:
     Raises:
         IntegrityError: the vocabulary has pieces for single bytes of a character.
     """
-    units, unit_begins, num_units = _units(texts, tokenizer.words_are_apart)
-    numbers_by_unit: dict[str, int] = {}
-    numbers = np.fromiter(
-        (numbers_by_unit.setdefault(unit, len(numbers_by_unit)) for unit in units),
-        np.int64,
-        len(units),
-    )
-    found = _pieces_of_units(tokenizer, list(numbers_by_unit))
-    lengths = np.fromiter(map(len, found), np.int64, len(found))
-    table = np.array(list(chain.from_iterable(found)), np.int64).reshape(-1, 3)
-    of_units = lengths[numbers]
-    rows = ranges((np.cumsum(lengths) - lengths)[numbers], of_units)
-    shifts = np.repeat(unit_begins, of_units)
-    bounds = np.append(0, np.cumsum(of_units))[np.append(0, np.cumsum(num_units))]
-    return PieceSpans(
-        ids=table[rows, 0].astype(np.int32),
-        begins=table[rows, 1] + shifts,
-        ends=table[rows, 2] + shifts,
-        lengths=np.diff(bounds),
-    )
+    known: dict[str, list[tuple[int, int, int]]] = {}
+    rows: list[tuple[int, int, int]] = []
+    lengths = np.zeros(len(texts), np.int64)
+    for number, text in enumerate(texts):
+        words = [(word[0], word.start()) for word in _WORD.finditer(text)]
+        for unit, place in words if tokenizer.words_are_apart else [(text, 0)]:
+            if unit not in known:
+                known[unit] = _pieces_of_unit(tokenizer, unit)
+            rows += [(piece, begin + place, end + place) for piece, begin, end in known[unit]]
+            lengths[number] += len(known[unit])
+    ids, begins, ends = np.array(rows, np.int64).reshape(-1, 3).T
+    return PieceSpans(ids.astype(np.int32), begins, ends, lengths)
 
 
-def _units(texts: Sequence[str], words_are_apart: bool) -> tuple[list[str], Ints, Ints]:
-    """Return the units to encode, where each begins in its text, and the units of each text."""
-    if not words_are_apart:
-        return list(texts), np.zeros(len(texts), np.int64), np.ones(len(texts), np.int64)
-    words = [[*_WORD.finditer(text)] for text in texts]
-    counts = np.fromiter(map(len, words), np.int64, len(words))
-    begins = (word.start() for word in chain.from_iterable(words))
-    return (
-        [word[0] for word in chain.from_iterable(words)],
-        np.fromiter(begins, np.int64, int(counts.sum())),
-        counts,
-    )
-
-
-def _pieces_of_units(tokenizer: Tokenizer, units: list[str]) -> list[list[tuple[int, int, int]]]:
-    """Return id, begin and end of the pieces of each unit."""
-    normalised = [normalise_with_spans(unit, tokenizer.lower_case) for unit in units]
-    words_of = [
-        [(word[0], word.start()) for word in _APART.finditer(text)]
-        if tokenizer.words_are_apart
-        else [(text, 0)]
-        for text, _ in normalised
-    ]
-    distinct = list(dict.fromkeys(word for words in words_of for word, _ in words))
-    pieces_of = dict(zip(distinct, _pieces_of_words(tokenizer, distinct), strict=True))
-    return [
-        _ascending(
-            (piece, *_in_text(spans, first + begin, first + end))
-            for word, first in words
-            for piece, begin, end in pieces_of[word]
-        )
-        for words, (_, spans) in zip(words_of, normalised, strict=True)
-    ]
-
-
-def _ascending(pieces: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Return ``pieces`` with no end before an earlier one.
-
-    Where one character became several words, the mark of the second word's start would have one.
-    """
+def _pieces_of_unit(tokenizer: Tokenizer, unit: str) -> list[tuple[int, int, int]]:
+    """Return id, begin and end of the pieces of a unit."""
+    normalised, spans = normalise_with_spans(unit, tokenizer.lower_case)
+    words = [(word[0], word.start()) for word in _APART.finditer(normalised)]
     found, reach = [], 0
-    for piece, begin, end in pieces:
-        reach = max(reach, end)
-        found.append((piece, begin, reach))
+    for word, first in words if tokenizer.words_are_apart else [(normalised, 0)]:
+        for piece, begin, end in _pieces_of_word(tokenizer, word):
+            place, after = _in_text(spans, first + begin, first + end)
+            # Where one character became several words, the mark of the second would end before it.
+            reach = max(reach, after)
+            found.append((piece, place, reach))
     return found
 
 
@@ -146,53 +99,32 @@ def normalise_with_spans(text: str, lower_case: bool) -> tuple[str, list[Span]]:
     characters: list[str] = []
     spans: list[Span] = []
     for number, word in enumerate(_WORD.finditer(text)):
-        begin, end = word.span()
+        begin = word.start()
         if number:
             characters.append(" ")
             spans.append((spans[-1][1] if spans else 0, begin))
-        if word[0].isascii():
-            characters.append(word[0])
-            spans.extend((place, place + 1) for place in range(begin, end))
-        else:
-            _decompose(word[0], begin, characters, spans)
+        first = len(spans)
+        for place, character in enumerate(word[0], start=begin):
+            decomposed = unicodedata.normalize("NFKD", character)
+            kept = [c for c in decomposed if not unicodedata.combining(c)]
+            characters.extend(kept)
+            spans.extend([(place, place + 1)] * len(kept))
+            if not kept and len(spans) > first:
+                spans[-1] = (spans[-1][0], place + 1)
     normalised = "".join(characters)
     # After decomposition, lower-casing changes no length: the one letter that has two ("İ") is
     # an I with an accent.
     return (normalised.lower() if lower_case else normalised), spans
 
 
-def _decompose(word: str, begin: int, characters: list[str], spans: list[Span]) -> None:
-    """Append NFKD of ``word`` without combining characters, and where its characters are from."""
-    first = len(spans)
-    for place, character in enumerate(word, start=begin):
-        kept = [c for c in unicodedata.normalize("NFKD", character) if not unicodedata.combining(c)]
-        if kept:
-            characters.extend(kept)
-            spans.extend([(place, place + 1)] * len(kept))
-        elif len(spans) > first:
-            spans[-1] = (spans[-1][0], place + 1)
-
-
-def _pieces_of_words(tokenizer: Tokenizer, words: list[str]) -> list[list[tuple[int, int, int]]]:
-    """Return id, begin and end of the pieces of each word of normalised text.
+def _pieces_of_word(tokenizer: Tokenizer, word: str) -> list[tuple[int, int, int]]:
+    """Return id, begin and end of the pieces of a word of normalised text.
 
     SentencePiece tells where in the word each character of its own normalised word is from; the
     pieces, without marks, are those characters in order.
     """
     processor = tokenizer.processor
-    ids: list[list[int]] = processor.encode(words, num_threads=1)
-    texts: list[list[str]] = processor.encode(words, out_type=str, num_threads=1)
-    if tokenizer.split_digit_commas:
-        ids, texts = _with_digit_commas_split(tokenizer, ids, texts)
-    return [
-        _placed(word, of_word, pieces, *processor.normalize(word, with_offsets=True))
-        for word, of_word, pieces in zip(words, ids, texts, strict=True)
-    ]
-
-
-def _placed(
-    word: str, ids: list[int], pieces: list[str], normalised: str, offsets: list[int]
-) -> list[tuple[int, int, int]]:
+    normalised, offsets = processor.normalize(word, with_offsets=True)
     spans: list[Span] = []
     end = offsets[-1]
     for place in range(len(normalised) - 1, -1, -1):
@@ -202,38 +134,18 @@ def _placed(
         if normalised[place] != WORD_MARK:
             spans.append((offsets[place], end))
     spans.reverse()
-    bounds = [*accumulate((len(p) - p.count(WORD_MARK) for p in pieces), initial=0)]
+    both = (processor.encode(word, out_type=kind, num_threads=1) for kind in (int, str))
+    pieces: list[tuple[int, str]] = list(zip(*both, strict=True))
+    if tokenizer.split_digit_commas:
+        pieces = [p for piece in pieces for p in tokenizer.digit_commas.get(piece[0], [piece])]
+    bounds = [*accumulate((len(text) - text.count(WORD_MARK) for _, text in pieces), initial=0)]
     if bounds[-1] != len(spans):
         raise IntegrityError(
-            f"the pieces {pieces} do not make up {normalised!r}, as the vocabulary sees "
-            f"{word!r}: it has pieces for bytes. Train it without byte_fallback."
+            f"the pieces {[text for _, text in pieces]} do not make up {normalised!r}, as the "
+            f"vocabulary sees {word!r}: it has pieces for bytes. Train it without byte_fallback."
         )
     spans.append((offsets[-1], offsets[-1]))
     return [
         (piece, spans[first][0], spans[max(first, last - 1)][1 if last > first else 0])
-        for piece, first, last in zip(ids, bounds, bounds[1:], strict=False)
+        for (piece, _), first, last in zip(pieces, bounds, bounds[1:], strict=False)
     ]
-
-
-def _with_digit_commas_split(
-    tokenizer: Tokenizer, ids: list[list[int]], texts: list[list[str]]
-) -> tuple[list[list[int]], list[list[str]]]:
-    """Return the pieces as `Tokenizer.digit_commas` has them, and their texts."""
-    split = tokenizer.digit_commas
-    numbers = {piece for of_word in ids for piece in of_word if piece in split}
-    parts = {
-        piece: [
-            *tokenizer.processor.encode(
-                tokenizer.pieces[piece][:-1].replace(WORD_MARK, ""), out_type=str
-            ),
-            ",",
-        ]
-        for piece in numbers
-    }
-    return (
-        [[part for piece in of_word for part in split.get(piece, (piece,))] for of_word in ids],
-        [
-            [part for piece, text in zip(*pair, strict=True) for part in parts.get(piece, (text,))]
-            for pair in zip(ids, texts, strict=True)
-        ],
-    )

@@ -208,11 +208,14 @@ class Tokenizer:
         if not self.split_digit_commas:
             return encoded
         split = self.digit_commas
-        return [[part for piece in ids for part in split.get(piece, (piece,))] for ids in encoded]
+        return [
+            [part for piece in ids for part, _ in split.get(piece, [(piece, "")])]
+            for ids in encoded
+        ]
 
     @cached_property
-    def digit_commas(self) -> dict[int, list[int]]:
-        """Each piece that ends in a digit and a comma -> what the reference makes of it.
+    def digit_commas(self) -> dict[int, list[tuple[int, str]]]:
+        """Each piece that ends in a digit and a comma -> ids and texts of the reference's pieces.
 
         The part before the comma is split again as a text of its own, so that a piece from inside
         a word gets the mark of a word's start: "1," becomes "▁1" and ",". The reference intends to
@@ -220,9 +223,11 @@ class Tokenizer:
 
         Source: google-research/albert `tokenization.py`, `encode_pieces`.
         """
-        comma = self.processor.piece_to_id(",")
-        return {
-            number: [*self.processor.encode(piece[:-1].replace(WORD_MARK, "")), comma]
-            for number, piece in enumerate(self.pieces)
-            if piece[-1:] == "," and piece[-2:-1].isdigit()
-        }
+        found = {}
+        for number, piece in enumerate(self.pieces):
+            if piece[-1:] == "," and piece[-2:-1].isdigit():
+                before = piece[:-1].replace(WORD_MARK, "")
+                parts = (self.processor.encode(before, out_type=kind) for kind in (int, str))
+                comma = (self.processor.piece_to_id(","), ",")
+                found[number] = [*zip(*parts, strict=True), comma]
+        return found

@@ -13,7 +13,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 
 from albert_core.config import EvaluationSettings, RegistrySettings
-from albert_core.finetuning.hyperparameters import Hyperparameters, hyperparameters_of
+from albert_core.finetuning.loop import Hyperparameters, hyperparameters_of
 from albert_core.registry import register
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, TaskError

@@ -26,14 +26,9 @@ from tests.albert_core.tiny_finetuned import (
     register_tiny,
     save_tiny_finetuned,
 )
-from tests.albert_core.tiny_model import save_tiny_model
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "albert": {},
-    "albert, not shared": {"sharing": "none"},
-    "bert": {"embedding_size": 16, "sharing": "none"},
-}
+BERT = {"embedding_size": 16, "sharing": "none"}
 CLASSES = {
     "mnli": transformers.AutoModelForSequenceClassification,
     "sts-b": transformers.AutoModelForSequenceClassification,
@@ -57,13 +52,14 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     return equal and found.keys() == expected.keys()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("task", CLASSES)
+@pytest.mark.parametrize(
+    ("task", "shape"), [*((task, {}) for task in CLASSES), ("mnli", BERT), ("squad-1.1", BERT)]
+)
 def test_the_folder_is_read_as_it_was_written_also_by_transformers(
-    shape: str, task: str, tmp_path: Path
+    task: str, shape: dict[str, Any], tmp_path: Path
 ) -> None:
     more = {"classifier_dropout_prob": 0.25}
-    encoder, head = save_tiny_finetuned(str(tmp_path), task, SHAPES[shape], **more)
+    encoder, head = save_tiny_finetuned(str(tmp_path), task, shape, **more)
     ours = FinetunedModel(str(tmp_path))
     assert ours.task == TASKS[task]
     assert ours.settings == {"max_seq_length": 48, **more}
@@ -75,7 +71,7 @@ def test_the_folder_is_read_as_it_was_written_also_by_transformers(
     assert type(model).__name__ == model.config.architectures[0]
     assert not report["missing_keys"]
     assert not report["mismatched_keys"]
-    name = "classifier_dropout" if shape == "bert" else "classifier_dropout_prob"
+    name = "classifier_dropout" if shape == BERT else "classifier_dropout_prob"
     assert getattr(model.config, name) == 0.25
     ids = torch.randint(5, 200, (4, 12), generator=torch.Generator().manual_seed(0))
     types = (torch.arange(12) > 5).long().expand(4, 12)
@@ -117,25 +113,16 @@ def test_of_a_head_without_a_class_in_transformers_the_encoder_is_read(tmp_path:
     assert same(load_encoder(str(tmp_path))[0].state_dict(), encoder.state_dict())
 
 
-def test_an_encoder_is_read_from_a_pretrained_and_from_a_fine_tuned_folder(tmp_path: Path) -> None:
-    pretrained = save_tiny_model(f"{tmp_path}/pretrained").encoder
-    tuned, _ = save_tiny_finetuned(f"{tmp_path}/tuned", "mnli")
-    for folder, expected in (("pretrained", pretrained), ("tuned", tuned)):
-        encoder, tokenizer = load_encoder(f"{tmp_path}/{folder}")
-        assert same(encoder.state_dict(), expected.state_dict())
-        assert tokenizer.vocab_size == 200
-
-
-def test_a_pretrained_folder_is_no_fine_tuned_one(tmp_path: Path) -> None:
-    save_tiny_model(str(tmp_path))
-    with pytest.raises(IntegrityError, match=r"task\.json is missing: .* a fine-tuned model"):
-        FinetunedModel(str(tmp_path))
-
-
-@pytest.mark.parametrize("content", [b"{", b"{}", b"[]"])
-def test_a_damaged_task_is_refused(content: bytes, tmp_path: Path) -> None:
-    storage.write_bytes(f"{tmp_path}/task.json", content)
-    with pytest.raises(IntegrityError, match=r"task\.json does not describe a task"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "is missing: .* a fine-tuned model"), (b"{}", "does not describe a task")],
+)
+def test_a_folder_without_a_task_or_with_a_damaged_one_is_refused(
+    content: bytes | None, message: str, tmp_path: Path
+) -> None:
+    if content is not None:
+        storage.write_bytes(f"{tmp_path}/task.json", content)
+    with pytest.raises(IntegrityError, match=rf"task\.json {message}"):
         FinetunedModel(str(tmp_path))
 
 
@@ -160,21 +147,20 @@ def test_predictions_are_those_of_transformers(task: str, tmp_path: Path) -> Non
         assert row["probability"] == max(given)
 
 
-def test_the_most_probable_option_is_chosen(tmp_path: Path) -> None:
-    save_tiny_finetuned(str(tmp_path), "race")
-    found = FinetunedModel(str(tmp_path)).predict(ROWS["race"])
+def test_an_option_is_the_most_probable_one_and_an_answer_a_slice_of_its_context(
+    tmp_path: Path,
+) -> None:
+    save_tiny_finetuned(f"{tmp_path}/race", "race")
+    found = FinetunedModel(f"{tmp_path}/race").predict(ROWS["race"])
     for row, said in zip(ROWS["race"], found, strict=True):
         assert said["option"] == row["options"][said["index"]]
         assert said["probability"] == max(said["probabilities"])
         assert sum(said["probabilities"]) == pytest.approx(1, abs=1e-5)
-
-
-def test_an_answer_is_a_slice_of_its_context(tmp_path: Path) -> None:
-    save_tiny_finetuned(str(tmp_path), "squad-1.1")
-    for row in FinetunedModel(str(tmp_path)).predict(ROWS["squad-1.1"]):
-        assert row["answer"]
-        assert row["answer"] == CONTEXT[row["start"] : row["end"]]
-        assert row.keys() == {"answer", "start", "end", "score"}
+    save_tiny_finetuned(f"{tmp_path}/squad", "squad-1.1")
+    for said in FinetunedModel(f"{tmp_path}/squad").predict(ROWS["squad-1.1"]):
+        assert said["answer"]
+        assert said["answer"] == CONTEXT[said["start"] : said["end"]]
+        assert said.keys() == {"answer", "start", "end", "score"}
 
 
 @pytest.mark.parametrize(("threshold", "is_answered"), [(0.0, False), (1.0, True)])
@@ -218,28 +204,21 @@ def test_a_row_without_a_text_is_refused(
 
 
 def test_a_new_process_predicts_the_same_with_the_versions_own_code(work: str) -> None:
-    tasks = ["mnli", "sts-b", "race", "squad-2.0"]
+    tasks = ["mnli", "squad-2.0"]
     for task in tasks:
         assert register_tiny(work, task, 0.5).model_uri == f"models:/tiny-{task}/1"
     folders = {task: model_folder_of(f"models:/tiny-{task}@champion", work) for task in tasks}
     code = f"""
-import json, mlflow.pyfunc, mlflow.transformers
-rows = { ({task: ROWS[task] for task in tasks})!r}
-said = {{
-    task: mlflow.pyfunc.load_model(f"models:/tiny-{{task}}@champion").predict(rows[task])
-    for task in rows
-}}
-import albert_core.finetuning.finetuned_model
+import json, mlflow.pyfunc
+rows, said = { ({task: ROWS[task] for task in tasks})!r}, {{}}
 for task in rows:
     model = mlflow.pyfunc.load_model(f"models:/tiny-{{task}}@champion")
+    said[task] = model.predict(rows[task]).to_dict("records")
     returned = {{column.name: column.required for column in model.metadata.signature.outputs}}
     columns = set(model.predict(model.input_example))
     assert {{name for name, required in returned.items() if required}} <= columns <= set(returned)
-[mnli] = mlflow.transformers.load_model("models:/tiny-mnli@champion")([
-    {{"text": row["text"], "text_pair": row["text_b"]}} for row in rows["mnli"][:1]
-])
-found = {{task: frame.to_dict("records") for task, frame in said.items()}}
-print(json.dumps([albert_core.finetuning.finetuned_model.__file__, found, mnli]))
+import albert_core.finetuning.finetuned_model
+print(json.dumps([albert_core.finetuning.finetuned_model.__file__, said]))
 """
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{work}/mlflow.db"
@@ -247,16 +226,11 @@ print(json.dumps([albert_core.finetuning.finetuned_model.__file__, found, mnli])
         [sys.executable, "-c", code], capture_output=True, text=True, cwd="/", env=environment
     )
     assert done.returncode == 0, done.stderr
-    place, said, mnli = json.loads(done.stdout.splitlines()[-1])
+    place, said = json.loads(done.stdout.splitlines()[-1])
     version = Path(folders["mnli"]).parents[1]
     assert Path(place).is_relative_to(version / "code")
-    assert not [
-        path for path in version.rglob("*") if path.suffix in (".pkl", ".bin", ".pt", ".pth")
-    ]
-    assert mnli["label"] == said["mnli"][0]["label"]
-    assert mnli["score"] == pytest.approx(said["mnli"][0]["probability"], abs=1e-5)
-    read = transformers.AutoModelForSequenceClassification.from_pretrained(folders["mnli"])
-    assert read.config.id2label == dict(enumerate(TASKS["mnli"].labels))
+    pickled = {".pkl", ".bin", ".pt", ".pth"}
+    assert not [path for path in version.rglob("*") if path.suffix in pickled]
     for task in tasks:
         expected = FinetunedModel(folders[task]).predict(ROWS[task])
         for found, ours in zip(said[task], expected, strict=True):
@@ -267,12 +241,12 @@ print(json.dumps([albert_core.finetuning.finetuned_model.__file__, found, mnli])
 
 
 def test_the_gate_decides_by_the_examples_of_the_same_dev_set(work: str) -> None:
-    scores = {1: 0.5, 2: 0.25, 3: 0.5, 4: 0.75}
+    scores = {1: 0.5, 2: 0.25, 3: 0.75}
     made = [register_tiny(work, "rte", score, seed=seed) for seed, score in scores.items()]
-    assert [each.verdict for each in made] == ["first", "refused", "refused", "promoted"]
-    _, worse, _, better = made
+    assert [each.verdict for each in made] == ["first", "refused", "promoted"]
+    _, worse, better = made
     champion = open_client(work).get_model_version_by_alias("tiny-rte", "champion")
-    assert str(champion.version) == better.version == "4"
+    assert str(champion.version) == better.version == "3"
     assert champion.tags["score.rte"] == "0.75"
     assert worse.reason.startswith("not surely better than the champion: -0.2500 on rte")
     assert (worse.alias, worse.against) == (None, "1")

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from albert_core.config import FinetuningSettings, TaskHyperparameters
-from albert_core.finetuning.hyperparameters import PAPER, Hyperparameters, hyperparameters_of
+from albert_core.finetuning.loop import PAPER, Hyperparameters, hyperparameters_of
 from albert_core.stage.errors import ConfigError
 
 

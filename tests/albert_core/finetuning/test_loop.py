@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from albert_core.config import FinetuningSettings
-from albert_core.finetuning.hyperparameters import Hyperparameters
-from albert_core.finetuning.loop import Finetuner
+from albert_core.finetuning.loop import Finetuner, Hyperparameters
 from albert_core.model.albert import AlbertModel
 from albert_core.tasks.problem import Head, Inputs, Sequences
 from albert_core.tasks.texts import TARGET, PooledHead, RegressionHead

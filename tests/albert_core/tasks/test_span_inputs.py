@@ -1,7 +1,6 @@
 """Windows of paragraphs, against the same in plain words, and the pieces of their answers."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,23 +11,11 @@ from hypothesis import strategies as st
 from albert_core.config import SpanSettings
 from albert_core.stage.errors import ConfigError
 from albert_core.tasks.examples import Answer, SpanExamples
-from albert_core.tasks.span_inputs import (
-    NO_PIECE,
-    ParagraphPieces,
-    SpanTargets,
-    span_inputs,
-    span_targets,
-)
-from albert_core.tasks.span_report import main, recovered_answers
-from albert_core.tasks.squad import read_squad
+from albert_core.tasks.spans import ParagraphPieces, span_inputs, span_targets
 from albert_core.text.piece_offsets import encode_with_spans
 from albert_core.text.records import CLS, SEP
-from albert_core.text.tokenizer import Tokenizer
 from tests.albert_core.tasks.made_spans import made_questions, one_question
-from tests.albert_core.tasks.task_files import DATA, squad_question, write_squad
 from tests.albert_core.tiny_vocab import tiny_vocab
-
-PUBLISHED = DATA.parent / "models/30k-clean.model"
 
 
 def plain_windows(
@@ -153,29 +140,17 @@ def test_cut_questions_are_accounted_for_and_one_that_leaves_no_room_is_refused(
         span_inputs(examples, tiny_vocab(), 16, SpanSettings())
 
 
-@pytest.mark.skipif(not PUBLISHED.exists(), reason="the real data isn't here")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "squad-v1.1-articles-0-35.json",
-        "squad-v2.0-articles-0-24.json",
-        "train_prefix/train-v1.1.prefix_recovered.json",
-    ],
-)
-def test_the_answers_of_squad_are_recovered(name: str) -> None:
-    examples = read_squad(str(DATA / "squad" / name), has_answerless=True)
-    found = recovered_answers(examples, Tokenizer(PUBLISHED.read_bytes()))
-    assert len(found) == sum(map(bool, examples.answers))
-    others = [each for each in found if not each.is_equal]
-    assert len(others) <= 0.005 * len(found)
-    # Where they differ, the annotated answer is a part of a word.
-    assert all(each.annotated in each.text for each in others)
-
-
-def test_an_answer_is_all_pieces_that_contain_any_of_its_characters() -> None:
-    examples = made_questions(30, seed=1)
-    found = recovered_answers(examples, tiny_vocab())
-    assert [each.text for each in found] == [answers[0].text for answers in examples.answers]
+def target_of(examples: SpanExamples, row: int = 0) -> tuple[int, int] | None:
+    """Return the first character of a question's target and the one after its last, if any."""
+    pieces = ParagraphPieces(
+        examples.paragraphs, encode_with_spans(tiny_vocab(), examples.paragraphs)
+    )
+    first, last = span_targets(examples, pieces)
+    if first[row] < 0:
+        assert first[row] == last[row] == -1
+        return None
+    begin, end = pieces.characters(examples.paragraph_of[row], first[row], last[row])
+    return int(begin), int(end)
 
 
 @settings(deadline=None)
@@ -196,62 +171,18 @@ def test_any_part_of_a_paragraph_is_within_the_pieces_that_cover_it(data: st.Dat
 
 
 @pytest.mark.parametrize(
-    ("paragraph", "answer", "text", "moved"),
+    ("paragraph", "answer", "target"),
     [
-        ("a ko bade a ba de", Answer("a", 6), "a", True),  # the nearest whole word
-        ("a ko bade ba de a", Answer("a", 6), "a", True),
-        ("bade 12. 12", Answer("12", 5), "12", False),
-        ("bade lo", Answer("ad", 1), "bad", False),  # part of a piece becomes the piece
-        ("bade \u200b lo", Answer("\u200b", 5), "", False),
-        ("bade lo", Answer(" ", 4), "", False),
+        ("a ko bade a ba de", Answer("a", 6), (10, 11)),  # the nearest whole word
+        ("a ko bade ba de a", Answer("a", 6), (0, 1)),
+        ("bade 12. 12", Answer("12", 5), (5, 7)),
+        ("bade lo", Answer("ad", 1), (0, 3)),  # part of a piece becomes the piece
+        ("bade \u200b lo", Answer("\u200b", 5), None),
+        ("bade lo", Answer(" ", 4), None),
+        ("bade lo", None, None),
     ],
 )
 def test_an_answer_inside_a_piece_gets_the_nearest_whole_place_or_the_piece(
-    paragraph: str, answer: Answer, text: str, moved: bool
+    paragraph: str, answer: Answer | None, target: tuple[int, int] | None
 ) -> None:
-    [found] = recovered_answers(one_question(paragraph, answer), tiny_vocab())
-    assert (found.text, found.moved) == (text, moved)
-
-
-def targets_of(paragraph: str, *answers: Answer) -> tuple[SpanTargets, ParagraphPieces]:
-    pieces = ParagraphPieces([paragraph], encode_with_spans(tiny_vocab(), [paragraph]))
-    return span_targets(one_question(paragraph, *answers), pieces), pieces
-
-
-@pytest.mark.parametrize(
-    ("paragraph", "place"), [("a ko bade a ba de", (10, 11)), ("a ko bade ba de a", (0, 1))]
-)
-def test_of_several_whole_places_the_nearest_is_the_target(
-    paragraph: str, place: tuple[int, int]
-) -> None:
-    targets, pieces = targets_of(paragraph, Answer("a", 6))
-    begin, end = pieces.characters(np.array([0]), targets.first, targets.last)
-    assert (int(begin[0]), int(end[0])) == place
-
-
-@pytest.mark.parametrize("answers", [(), (Answer("\u200b", 5),), (Answer(" ", 4),)])
-def test_without_an_answer_or_its_pieces_there_is_no_target(answers: tuple[Answer, ...]) -> None:
-    targets, _ = targets_of("bade \u200b lo", *answers)
-    assert targets.first.tolist() == targets.last.tolist() == [NO_PIECE]
-
-
-def test_the_report_lists_what_is_not_recovered_and_why(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "spiece.model").write_bytes(tiny_vocab().model)
-    questions = [
-        squad_question("q1", ("\u200b", 5)),
-        squad_question("q2", ("ad", 1)),
-        squad_question("q3", ("lo", 7)),
-        squad_question("q4", is_impossible=True),
-    ]
-    path = write_squad(tmp_path / "x.json", questions, context="bade \u200b lo")
-    with caplog.at_level("INFO"):
-        assert main([path, "--vocab", str(tmp_path)]) == 0
-        assert main([path, "--vocab", f"{tmp_path}/spiece.model"]) == 0
-    assert "4 questions, 3 with an answer; 1 recovered (33.33%)" in caplog.messages[0]
-    assert "q1  '\\u200b' became '': no piece contains any" in caplog.messages[0]
-    assert "q2  'ad' became 'bad': it is part of a piece" in caplog.messages[0]
-    assert caplog.messages[0] == caplog.messages[1]
-    assert main([f"{path}s", "--vocab", str(tmp_path)]) != 0
-    assert "x.jsons is missing" in caplog.text
+    assert target_of(one_question(paragraph, *filter(None, [answer]))) == target

@@ -11,16 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_core.config import FinetuningSettings, ModelSettings, SpanSettings
-from albert_core.finetuning.hyperparameters import Hyperparameters
-from albert_core.finetuning.loop import Finetuner
+from albert_core.finetuning.loop import Finetuner, Hyperparameters
 from albert_core.model.albert import AlbertModel
 from albert_core.tasks import spans
 from albert_core.tasks.catalogue import TASKS
 from albert_core.tasks.examples import Answer, SpanExamples, Task
 from albert_core.tasks.problem import Inputs, Outputs, Scored
 from albert_core.tasks.span_heads import AnswerabilityHead, StartEndHead
-from albert_core.tasks.span_inputs import Windows, span_inputs
-from albert_core.tasks.spans import SpanProblem, first_words_scores, rank_answers
+from albert_core.tasks.spans import (
+    SpanProblem,
+    Windows,
+    first_words_scores,
+    rank_answers,
+    span_inputs,
+)
 from albert_core.tasks.squad import read_squad, score_answers
 from albert_core.text.piece_offsets import encode_with_spans
 from albert_core.text.tokenizer import Tokenizer
@@ -312,7 +316,7 @@ def test_a_model_that_knows_the_targets_is_nearly_always_right(name: str, task: 
     sure = np.where(inputs.targets["is_impossible"], -9.0, 9.0)[:, None]
     outputs = named(starts, sure, ends[:, None], sure[:, None], -sure[:, 0])
     samples = problem.score(outputs, inputs, examples).samples
-    assert samples["exact_match"].value > 0.99
+    assert samples["exact_match"].value > 0.995
     assert samples["f1"].value > 0.995
 
 
@@ -336,7 +340,7 @@ def test_the_score_to_beat_is_that_of_no_answer_or_of_the_first_words() -> None:
 
 @pytest.mark.parametrize(
     ("task", "head", "share"),
-    [(SQUAD_1, "simple", 0.0), (SQUAD_2, "simple", 0.4), (SQUAD_2, "answerability", 0.4)],
+    [(SQUAD_1, "simple", 0.0), (SQUAD_2, "answerability", 0.4)],
 )
 def test_a_model_learns_to_find_the_number_in_a_text(
     task: Task, head: Literal["simple", "answerability"], share: float

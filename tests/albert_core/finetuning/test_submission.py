@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from albert_core.finetuning.finetuning import submission_files
 from albert_core.stage.errors import TaskError
 from albert_core.tasks.catalogue import TASKS
 from albert_core.tasks.examples import Split
-from albert_core.tasks.submission import submission_files
 
 
 def files(name: str, split: Split = "test", **columns: Any) -> dict[str, bytes]:
