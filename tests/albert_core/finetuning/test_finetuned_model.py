@@ -209,7 +209,7 @@ def test_a_new_process_predicts_the_same_with_the_versions_own_code(work: str) -
         assert register_tiny(work, task, 0.5).model_uri == f"models:/tiny-{task}/1"
     folders = {task: model_folder_of(f"models:/tiny-{task}@champion", work) for task in tasks}
     code = f"""
-import json, mlflow.pyfunc
+import json, mlflow.pyfunc, mlflow.transformers
 rows, said = { ({task: ROWS[task] for task in tasks})!r}, {{}}
 for task in rows:
     model = mlflow.pyfunc.load_model(f"models:/tiny-{{task}}@champion")
@@ -218,7 +218,10 @@ for task in rows:
     columns = set(model.predict(model.input_example))
     assert {{name for name, required in returned.items() if required}} <= columns <= set(returned)
 import albert_core.finetuning.finetuned_model
-print(json.dumps([albert_core.finetuning.finetuned_model.__file__, said]))
+[mnli] = mlflow.transformers.load_model("models:/tiny-mnli@champion")([
+    {{"text": row["text"], "text_pair": row["text_b"]}} for row in rows["mnli"][:1]
+])
+print(json.dumps([albert_core.finetuning.finetuned_model.__file__, said, mnli]))
 """
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{work}/mlflow.db"
@@ -226,11 +229,13 @@ print(json.dumps([albert_core.finetuning.finetuned_model.__file__, said]))
         [sys.executable, "-c", code], capture_output=True, text=True, cwd="/", env=environment
     )
     assert done.returncode == 0, done.stderr
-    place, said = json.loads(done.stdout.splitlines()[-1])
+    place, said, mnli = json.loads(done.stdout.splitlines()[-1])
     version = Path(folders["mnli"]).parents[1]
     assert Path(place).is_relative_to(version / "code")
     pickled = {".pkl", ".bin", ".pt", ".pth"}
     assert not [path for path in version.rglob("*") if path.suffix in pickled]
+    assert mnli["label"] == said["mnli"][0]["label"]
+    assert mnli["score"] == pytest.approx(said["mnli"][0]["probability"], abs=1e-5)
     for task in tasks:
         expected = FinetunedModel(folders[task]).predict(ROWS[task])
         for found, ours in zip(said[task], expected, strict=True):
