@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from albert_core.config import EvaluationSettings, FinetuningSettings, OwnTaskSettings
-from albert_core.conversion.model_files import model_digest
+from albert_core.conversion.model_files import check_model, model_digest
 from albert_core.conversion.model_folder import load_encoder
 from albert_core.finetuning import finetune as stage
 from albert_core.finetuning.finetuning import halves
