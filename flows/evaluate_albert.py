@@ -47,6 +47,8 @@ class PlannedTasks:
     """MNLI comes first if others start from it."""
     missing: dict[str, str]
     """Task -> why it is not done."""
+    has_pairs: bool
+    """Whether there are minimal pairs to score, which need no fine-tuning."""
 
 
 def planned(
@@ -61,7 +63,7 @@ def planned(
         evaluation: settings.
         present: tasks whose files are there, in order.
         missing: other tasks -> the files that were not found.
-        has_pairs: whether there are minimal pairs to score, which need no fine-tuning.
+        has_pairs: see `PlannedTasks`.
 
     Raises:
         TaskError: a task that was asked for does not exist, there is nothing to do, or others
@@ -88,7 +90,7 @@ def planned(
         tasks = [MNLI, *(name for name in tasks if name != MNLI)]
     seeds = range(evaluation.seed, evaluation.seed + evaluation.num_seeds)
     runs = [Planned(task, seed, from_mnli=task in starting) for task in tasks for seed in seeds]
-    return PlannedTasks(runs, reasons)
+    return PlannedTasks(runs, reasons, has_pairs)
 
 
 PROCESSES = "ALBERT_FINETUNING_PROCESSES"
@@ -167,7 +169,11 @@ def evaluate_albert(
     Returns:
         The table.
     """
-    overrides = [*(overrides or []), *as_overrides(tasks, seeds)]
+    overrides = [
+        *(overrides or []),
+        *([f"evaluation.tasks={json.dumps(tasks)}"] if tasks else []),
+        *([f"evaluation.num_seeds={seeds}"] if seeds else []),
+    ]
     run = start_run(recipe or own_recipe(model, work_folder(work)), None, work, overrides)
     return report(evaluate(run, model, folder_of_tasks(run, task_folder), corpus))
 
@@ -183,10 +189,13 @@ def evaluate(run: RecipeRun, model: str, task_folder: str, corpus: str | None = 
     """
     wanted = find_tasks(run, task_folder)
     model_folder = find_model(model, run.work)
-    pairs = score_pairs(run, model_folder, task_folder) if has_pairs(task_folder) else ""
+    pairs = score_pairs(run, model_folder, task_folder) if wanted.has_pairs else ""
     finetunings = finetune_all(run, wanted, model_folder, task_folder)
     contamination = find_contamination(run, corpus, task_folder) if corpus else ""
-    return score(run, title_of(model), finetunings, wanted.missing, contamination, pairs)
+    title = model.removeprefix("models:/")
+    if title == model:
+        title = "/".join(storage.absolute(model).rstrip("/").split("/")[-2:])
+    return score(run, title, finetunings, wanted.missing, contamination, pairs)
 
 
 @stage_task("find-recipe")
@@ -223,6 +232,7 @@ def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
     they were asked for.
     """
     from albert_core.tasks.catalogue import SCORED_WITH, present_tasks
+    from albert_core.tasks.minimal_pairs import find_pairs
 
     evaluation = run.recipe.evaluation
     present, missing = present_tasks(task_folder, evaluation.own_tasks)
@@ -230,14 +240,7 @@ def find_tasks(run: RecipeRun, task_folder: str) -> PlannedTasks:
     if is_generated and not evaluation.tasks:
         missing = {}
     there = [files.task.name for files in present if files.task.name not in SCORED_WITH]
-    return planned(evaluation, there, missing, has_pairs(task_folder))
-
-
-def has_pairs(task_folder: str) -> bool:
-    """Return whether the folder of the tasks has minimal pairs."""
-    from albert_core.tasks.minimal_pairs import find_pairs
-
-    return bool(find_pairs(task_folder))
+    return planned(evaluation, there, missing, bool(find_pairs(task_folder)))
 
 
 @stage_task("zero-shot")
@@ -321,19 +324,6 @@ def report(scores: str) -> str:
     return f"{result.text}\n\nThe same as a page: {page}"
 
 
-def title_of(model: str) -> str:
-    """Return the model's name in the table: its registered name, or the last parts of its path."""
-    if model.startswith("models:/"):
-        return model.removeprefix("models:/")
-    return "/".join(storage.absolute(model).rstrip("/").split("/")[-2:])
-
-
-def as_overrides(tasks: list[str] | None, seeds: int | None) -> list[str]:
-    """Return the flow's own parameters as settings of the recipe."""
-    of_tasks = [f"evaluation.tasks={json.dumps(tasks)}"] if tasks else []
-    return [*of_tasks, *([f"evaluation.num_seeds={seeds}"] if seeds else [])]
-
-
 def folder_of_tasks(run: RecipeRun, task_folder: str | None) -> str:
     """Return the folder of the public tasks: given, the recipe's, or of the task generated last.
 
@@ -353,9 +343,4 @@ def folder_of_tasks(run: RecipeRun, task_folder: str | None) -> str:
             f"{run.work} holds no generated task: give task_folder, the folder with the tasks' "
             "files, or run the flow pretrain-albert first"
         )
-    return task_folder_of(storage.join(run.work, TASK, manifest.key, MANIFEST))
-
-
-def task_folder_of(task: str) -> str:
-    """Return the folder of the generated pairs and task whose manifest is ``task``."""
-    return task.rpartition("/")[0]
+    return storage.join(run.work, TASK, manifest.key)

@@ -183,11 +183,11 @@ def only_from_here(app: "ASGIApp", allowed: str) -> "ASGIApp":
             name = urlsplit(f"//{address}").hostname or ""
         except ValueError:
             return False
-        return (
-            name == "localhost"
-            or _is_address(name)
-            or any(fnmatch(address, pattern) or fnmatch(name, pattern) for pattern in patterns)
-        )
+        if name == "localhost" or any(fnmatch(address, p) or fnmatch(name, p) for p in patterns):
+            return True
+        with suppress(ValueError):
+            return bool(ipaddress.ip_address(name))
+        return False
 
     def is_from_here(headers: Mapping[bytes, bytes]) -> bool:
         host = headers.get(b"host", b"").decode("latin-1")
@@ -205,12 +205,6 @@ def only_from_here(app: "ASGIApp", allowed: str) -> "ASGIApp":
             await send({"type": "http.response.body", "body": b"Not from this address."})
 
     return check
-
-
-def _is_address(name: str) -> bool:
-    with suppress(ValueError):
-        return bool(ipaddress.ip_address(name))
-    return False
 
 
 def _start(port: int, folder: Path | None, secret: str) -> "subprocess.Popen[bytes]":

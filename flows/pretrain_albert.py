@@ -8,7 +8,7 @@ from prefect import flow, get_run_logger
 from albert_core.stage.lineage import model_folder_of
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.storage import shown_tracking_uri
-from flows.evaluate_albert import TASK_RUNNER, evaluate, task_folder_of
+from flows.evaluate_albert import TASK_RUNNER, evaluate
 from flows.flow_run import FLOW_OPTIONS, in_flow_run, show_report, start_run
 from flows.recipe import NO_CHANGES, Address, RecipeChanges, RecipeName, RecipeRun, with_form
 from flows.refresh_corpus import clean_corpus, make_examples, refresh_in_its_pool, train_vocab
@@ -90,7 +90,7 @@ def folder_of_tasks(run: RecipeRun, examples: str, corpus: str) -> str:
     evaluation = run.recipe.evaluation
     if evaluation.task_folder or evaluation.own_tasks:
         return evaluation.task_folder
-    return task_folder_of(make_task(run, examples, corpus))
+    return make_task(run, examples, corpus).rpartition("/")[0]
 
 
 def tell_power(run: RecipeRun, task_folder: str | None = None) -> None:

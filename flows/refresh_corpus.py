@@ -228,13 +228,11 @@ def report(run: RecipeRun, receipt: str, **manifests: str) -> str:
     """Show what was done on Prefect's and MLflow's pages, and return it as text."""
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
     uris = {**manifests, "receipt": receipt}
-    affected = [] if receipt == NO_RESULT else _affected(receipt)
+    affected: list[str] = []
+    if receipt != NO_RESULT:
+        from flows.commands.trace import named_versions
+
+        affected = named_versions(receipt)
     done = build_text_report(run.recipe.name, made, uris, affected)
     show_report(done, "refresh-corpus")
     return done.text()
-
-
-def _affected(receipt: str) -> list[str]:
-    from flows.commands.trace import named_versions
-
-    return named_versions(receipt)

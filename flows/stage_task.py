@@ -121,8 +121,9 @@ def run_stage(
             _note_stage(done, began)
         return done
     run_log = get_run_logger()
+    num_hosts = whole_number(TRAINING_HOSTS, 1) if module == TRAINING else 1
     with (
-        others_joining(command_of(module, run, **inputs), num_hosts(module)) as (argv, check),
+        others_joining(command_of(module, run, **inputs), num_hosts) as (argv, check),
         progress_page(stage) as report,
         show_stage(stage) as show,
     ):
@@ -162,13 +163,10 @@ def command_of(module: str, run: RecipeRun, **inputs: str) -> list[str]:
         ConfigError: that is not a whole number above 0.
     """
     argv = stage_argv(module, run.recipe_uri, **inputs, work=run.work)
-    ranks = training_processes(run.recipe.training.batch_size) if module == TRAINING else 1
-    return distributed_argv(argv, ranks, num_hosts(module))
-
-
-def num_hosts(module: str) -> int:
-    """Return on how many hosts a stage runs: a training on ALBERT_TRAINING_HOSTS, others on one."""
-    return whole_number(TRAINING_HOSTS, 1) if module == TRAINING else 1
+    if module != TRAINING:
+        return argv
+    ranks = training_processes(run.recipe.training.batch_size)
+    return distributed_argv(argv, ranks, whole_number(TRAINING_HOSTS, 1))
 
 
 def read_stage(manifest: str) -> tuple[Manifest, str]:
@@ -273,18 +271,13 @@ def _materialize(made: Manifest, uri: str, report: Report) -> None:
     facts = [row for group in ("Accounts", "Numbers", "Files") for row in report.groups[group]]
     name = made.result.get("model_uri") or f"{made.stage} {made.key}"
     asset = Asset(
-        key=asset_key(place),
+        key=f"albert://{place}",
         properties=AssetProperties(name=name, description=report.title),
     )
     task.downstream_assets.add(asset)
     task.add_asset_metadata(asset.key, {"manifest": uri, "content": made.content, **dict(facts)})
     inputs = filter(None, map(place_in, made.input_manifests.values()))
-    task.upstream_assets.update(Asset(key=asset_key(each)) for each in inputs)
-
-
-def asset_key(place: str) -> str:
-    """Return the key of the asset that is the result at ``place``: ``albert://corpus/KEY``."""
-    return f"albert://{place}"
+    task.upstream_assets.update(Asset(key=f"albert://{each}") for each in inputs)
 
 
 def artifact_key(name: str) -> str:

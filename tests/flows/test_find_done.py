@@ -45,25 +45,6 @@ def run_of(tiny: Tiny, changes: dict[str, dict[str, object]] | None = None) -> R
     return RecipeRun(Recipe.model_validate(values), tiny.manifests["recipe"], tiny.work)
 
 
-def test_other_settings_are_not_done(tiny: Tiny) -> None:
-    changed = run_of(
-        tiny,
-        {
-            "cleaning": {"min_words": 9},
-            "vocabulary": {"sample_mb": 1.5},
-            "examples": {"seed": 9},
-            "task": {"seed": 9},
-            "training": {"seed": 9},
-            "finetuning": {"learning_rate": 0.5},
-            "scoring": {"published": ["base"]},
-            "registry": {"max_task_drop": 0.25},
-        },
-    )
-    for stage, (module, inputs) in calls(tiny).items():
-        if stage != "zero-shot":  # it has no settings
-            assert changed.find_done(module, **inputs) is None, stage
-
-
 def test_finding_needs_nothing_that_the_stages_are_done_with(tiny: Tiny) -> None:
     code = (
         "import json, sys\n"

@@ -11,7 +11,6 @@ import pytest
 from albert_core.stage import storage
 from albert_core.stage.errors import SourceError
 from tests.s3_server import serve_s3
-from tests.threads import in_threads
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +89,6 @@ def test_a_file_has_no_name_before_it_is_whole_whatever_another_thread_writes(
         assert storage.exists(long) == (name == "long")
         file.write(b"and the rest")
     assert storage.read_bytes(long) == b"half of it, and the rest"
-
-
-def test_of_writers_at_the_same_time_one_wins_whole(folder: str) -> None:
-    uri = storage.join(folder, "x")
-    contents = [bytes([n]) * 300_000 for n in range(8)]
-    in_threads(lambda content: storage.write_bytes(uri, content), contents)
-    assert storage.read_bytes(uri) in contents
-    assert storage.list_names(folder) == ["x"]
 
 
 def test_only_one_of_several_processes_creates_a_file(folder: str) -> None:
