@@ -152,13 +152,11 @@ RESULTS: dict[str, Settings] = {
                     "matthews": MetricResult(
                         median=Estimate(value=0.125, low=0.0625, high=0.1875),
                         by_seed={"1": 0.1, "2": 0.125, "3": 0.2},
-                        worst_seed=1,
                         constant_answer=0.0,
                     ),
                     "accuracy": MetricResult(
                         median=Estimate(value=0.5625, low=0.5, high=0.625),
                         by_seed={"1": 0.55, "2": 0.5625, "3": 0.57},
-                        worst_seed=1,
                         constant_answer=0.5,
                     ),
                 },

@@ -9,12 +9,18 @@ one's own: those of the ALBERT paper's Table 2 (125,000 steps on Wikipedia and b
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import mean
-from typing import Self
 
 from albert_core.metrics import LOWER_IS_BETTER
-from albert_core.stage.results import Estimate, FinetuningResult, PairScore, PairSetScores
+from albert_core.stage.results import (
+    Estimate,
+    FinetuningResult,
+    MetricResult,
+    PairScore,
+    PairSetScores,
+    TaskScoresResult,
+)
 
 
 @dataclass(frozen=True)
@@ -76,97 +82,16 @@ PUBLISHED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricSummary:
-    """One metric of a task over the seeds."""
-
-    name: str
-    median: Estimate
-    """The score of the middle run, the worse one if two are in the middle; its interval is over
-    dev's examples, not over seeds."""
-    by_seed: Mapping[int, float]
-    """Seed -> score; the worst first. Empty if nothing was trained for it."""
-    baseline: float | None
-    """Score of the best constant answer; None if it is not known."""
-
-    @classmethod
-    def of_runs(cls, name: str, runs: Sequence[FinetuningResult]) -> Self:
-        """Return the summary of one metric of all the fine-tunings on a task."""
-        found = [(estimates_of(run)[name], run) for run in runs]
-        ranked = sorted(found, key=lambda each: each[0].value, reverse=name in LOWER_IS_BETTER)
-        middle, run = ranked[(len(ranked) - 1) // 2]
-        return cls(
-            name=name,
-            median=middle,
-            by_seed={run.seed: estimate.value for estimate, run in ranked},
-            baseline=run.constant_scores.get(name),
-        )
-
-    @classmethod
-    def of_pairs(cls, score: PairScore) -> Self:
-        """Return the summary of a score on minimal pairs."""
-        return cls(
-            name="accuracy",
-            median=score.accuracy,
-            by_seed={},
-            baseline=PairScore.CHANCE,
-        )
-
-    @property
-    def worst_seed(self) -> int:
-        """The seed with the lowest score, or the highest error."""
-        return next(iter(self.by_seed))
-
-    @property
-    def beats_baseline(self) -> bool | None:
-        """Whether the whole interval is better than the best constant answer; None if unknown."""
-        if self.baseline is None:
-            return None
-        is_error = self.name in LOWER_IS_BETTER
-        return (self.median.is_below if is_error else self.median.is_above)(self.baseline)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskScores:
-    """The model on one task, over the seeds."""
-
-    task: str
-    title: str
-    kind: str
-    metrics: tuple[MetricSummary, ...]
-    """The key metric first."""
-    num_examples: int
-    num_train: int
-    contamination: float | None
-    """Share of dev examples, 0..1, that overlap the pretraining corpus; None if unknown."""
-
-    @property
-    def key(self) -> MetricSummary:
-        """The key metric."""
-        return self.metrics[0]
-
-    @property
-    def num_seeds(self) -> int:
-        """Number of fine-tunings."""
-        return len(self.key.by_seed)
-
-    @property
-    def paper_score(self) -> float:
-        """What the task counts in the paper's Avg: (F1 + EM) / 2 of SQuAD, else the key metric."""
-        counted = self.metrics[: 2 if self.kind == "spans" else 1]
-        return mean(metric.median.value for metric in counted)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScoreTable:
     """A model on all tasks, published rows to lay beside it, and what is missing."""
 
     model: str
-    tasks: Mapping[str, TaskScores]
+    tasks: Mapping[str, TaskScoresResult]
     """Task -> scores: the paper's tasks in its order, then others by name."""
-    published: tuple[PublishedScores, ...] = ()
-    missing: Mapping[str, str] = field(default_factory=dict)
+    published: Sequence[PublishedScores]
+    missing: Mapping[str, str]
     """Title of a task that was not scored -> why."""
-    minimal_pairs: Mapping[str, PairSetScores] = field(default_factory=dict)
+    minimal_pairs: Mapping[str, PairSetScores]
     """Set of minimal pairs -> scores of the pretrained model."""
 
     @property
@@ -174,18 +99,18 @@ class ScoreTable:
         """The paper's Avg, 0..1; None if one of its five tasks is missing."""
         if self.average_lacks:
             return None
-        return mean(self.tasks[task].paper_score for task in PAPER_COLUMNS)
+        return mean(_paper_score(task, self.tasks[task]) for task in PAPER_COLUMNS)
 
     @property
-    def average_lacks(self) -> tuple[str, ...]:
+    def average_lacks(self) -> list[str]:
         """The tasks that are missing for the average."""
-        return tuple(task for task in PAPER_COLUMNS if task not in self.tasks)
+        return [task for task in PAPER_COLUMNS if task not in self.tasks]
 
 
 def build_table(
     model: str,
     runs: Iterable[FinetuningResult],
-    contamination: Mapping[str, float] | None = None,
+    overlaps: Mapping[str, float] | None = None,
     published: Sequence[PublishedScores] = (),
     missing: Mapping[str, str] | None = None,
     minimal_pairs: Mapping[str, PairSetScores] | None = None,
@@ -195,7 +120,7 @@ def build_table(
     Args:
         model: what the table calls the model.
         runs: the fine-tunings, one of each task and seed.
-        contamination: by task, the share of dev examples that overlap the pretraining corpus.
+        overlaps: by task, the share of dev examples that overlap the pretraining corpus.
         published: rows to lay beside.
         missing: by title, why a task was not scored.
         minimal_pairs: by set, the scores of the pretrained model.
@@ -208,16 +133,15 @@ def build_table(
     for run in runs:
         of_task.setdefault(run.task, []).append(run)
     known = [task for task in _ORDER if task in of_task]
-    shares = contamination or {}
     return ScoreTable(
         model=model,
         tasks={
-            task: _summary(of_task[task], shares.get(task))
+            task: _summary(of_task[task], (overlaps or {}).get(task))
             for task in (*known, *sorted(of_task.keys() - set(known)))
         },
-        published=tuple(published),
-        missing=dict(missing or {}),
-        minimal_pairs=dict(minimal_pairs or {}),
+        published=published,
+        missing=missing or {},
+        minimal_pairs=minimal_pairs or {},
     )
 
 
@@ -233,7 +157,20 @@ def estimates_of(run: FinetuningResult) -> dict[str, Estimate]:
     return found
 
 
-def _summary(runs: Sequence[FinetuningResult], contamination: float | None) -> TaskScores:
+def of_pairs(score: PairScore) -> MetricResult:
+    """Return a score on minimal pairs, for which nothing is trained, as that of a metric."""
+    return MetricResult(median=score.accuracy, by_seed={}, constant_answer=PairScore.CHANCE)
+
+
+def beats_constant(name: str, metric: MetricResult) -> bool | None:
+    """Return whether the whole interval is better than the best constant answer, if it is known."""
+    if metric.constant_answer is None:
+        return None
+    is_better = metric.median.is_below if name in LOWER_IS_BETTER else metric.median.is_above
+    return is_better(metric.constant_answer)
+
+
+def _summary(runs: Sequence[FinetuningResult], overlap: float | None) -> TaskScoresResult:
     runs = sorted(runs, key=lambda run: run.seed)
     first = runs[0]
     seeds = [run.seed for run in runs]
@@ -243,15 +180,30 @@ def _summary(runs: Sequence[FinetuningResult], contamination: float | None) -> T
             f"{first.task}: seeds {seeds} on dev sets of {sorted(sizes)} examples. Give one run "
             "for each seed, all of the same task files."
         )
-    return TaskScores(
-        task=first.task,
+    return TaskScoresResult(
         title=first.title,
-        kind=first.kind,
-        metrics=tuple(MetricSummary.of_runs(name, runs) for name in estimates_of(first)),
         num_examples=first.num_examples,
         num_train=first.num_train,
-        contamination=contamination,
+        dev_overlap=overlap,
+        metrics={name: _over_seeds(name, runs) for name in estimates_of(first)},
     )
+
+
+def _over_seeds(name: str, runs: Sequence[FinetuningResult]) -> MetricResult:
+    found = [(estimates_of(run)[name], run) for run in runs]
+    ranked = sorted(found, key=lambda each: each[0].value, reverse=name in LOWER_IS_BETTER)
+    middle, run = ranked[(len(ranked) - 1) // 2]
+    return MetricResult(
+        median=middle,
+        by_seed={str(run.seed): estimate.value for estimate, run in ranked},
+        constant_answer=run.constant_scores.get(name),
+    )
+
+
+def _paper_score(name: str, task: TaskScoresResult) -> float:
+    """Return what a task counts in the paper's Avg: (F1 + EM) / 2 of SQuAD, else the key metric."""
+    counted = [*task.metrics.values()][: 2 if name.startswith("squad") else 1]
+    return mean(metric.median.value for metric in counted)
 
 
 METRIC_NAMES = {
@@ -301,33 +253,31 @@ Rows = list[tuple[str, ...]]
 def as_text(table: ScoreTable) -> str:
     """Return the table for a terminal."""
     parts = [part for title, rows in sections(table) for part in (title, _aligned(rows))]
-    for note in notes(table):
-        lines = note.splitlines()
-        wrapped = [textwrap.fill(n, _TERMINAL_COLUMNS, subsequent_indent="  ") for n in lines]
-        parts.append("\n".join(wrapped))
-    return "\n\n".join(parts)
+    wrapped = [textwrap.fill(n, _TERMINAL_COLUMNS, subsequent_indent="  ") for n in notes(table)]
+    return "\n\n".join(parts + wrapped)
 
 
 def as_markdown(table: ScoreTable) -> str:
     """Return the table for Prefect's pages."""
     parts = [f"# Scores of {table.model}"]
-    for title, rows in sections(table):
-        parts += [f"## {title}", _in_markdown(rows)]
+    for title, (header, *rows) in sections(table):
+        lines = [header, ("---", *["---:"] * (len(header) - 1)), *rows]
+        parts += [f"## {title}", "\n".join(f"| {' | '.join(row)} |" for row in lines)]
     return "\n\n".join([*parts, *notes(table)]) + "\n"
 
 
 def sections(table: ScoreTable) -> list[tuple[str, Rows]]:
     """Return the parts of the table that are not empty: title and rows, the first a header."""
     found = {
-        "In the paper's columns": paper_rows(table),
-        "GLUE and own tasks": glue_rows(table),
-        "Task by task": detail_rows(table),
-        "Minimal pairs, zero-shot (chance 50 %)": pair_rows(table),
+        "In the paper's columns": _paper_rows(table),
+        "GLUE and own tasks": _glue_rows(table),
+        "Task by task": _detail_rows(table),
+        "Minimal pairs, zero-shot (chance 50 %)": _pair_rows(table),
     }
     return [(title, rows) for title, rows in found.items() if rows]
 
 
-def paper_rows(table: ScoreTable) -> Rows:
+def _paper_rows(table: ScoreTable) -> Rows:
     """Return the paper's Table 2: header, model, published; empty if none of its tasks is there."""
     if not PAPER_COLUMNS.keys() & table.tasks.keys():
         return []
@@ -336,7 +286,7 @@ def paper_rows(table: ScoreTable) -> Rows:
     return [(row[0], average, *row[1:]) for row, average in zip(rows, averages, strict=True)]
 
 
-def glue_rows(table: ScoreTable) -> Rows:
+def _glue_rows(table: ScoreTable) -> Rows:
     """Return GLUE's columns and those of own tasks; empty if the paper's columns have them all."""
     own = [task for task in table.tasks if task not in {*PAPER_COLUMNS, *GLUE_COLUMNS}]
     columns = [*(task for task in GLUE_COLUMNS if task in table.tasks), *own]
@@ -347,28 +297,73 @@ def glue_rows(table: ScoreTable) -> Rows:
     return _in_columns(table, {task: table.tasks[task].title for task in columns}, published)
 
 
-def detail_rows(table: ScoreTable) -> Rows:
+def _in_columns(
+    table: ScoreTable, titles: Mapping[str, str], published: Sequence[PublishedScores]
+) -> Rows:
+    """Return a header of ``titles``, by task, the model's row and the published ones."""
+    ours = [
+        score_cell(task, table.tasks[task]) if task in table.tasks else _DASH for task in titles
+    ]
+    theirs = [
+        ["/".join(f"{value:.1f}" for value in row.scores.get(task, ())) or _DASH for task in titles]
+        for row in published
+    ]
+    names = ["", table.model, *(f"{row.name} ({row.source})" for row in published)]
+    return [(name, *row) for name, row in zip(names, [titles.values(), ours, *theirs], strict=True)]
+
+
+def score_cell(name: str, task: TaskScoresResult) -> str:
+    """Return a task's score as GLUE's table or the paper's has it: two metrics for some tasks."""
+    key, *others = task.metrics
+    shown = [key, *(other for other in others if other == _SECOND_METRICS.get(name))]
+    return "/".join(percent(task.metrics[metric].median.value) for metric in shown)
+
+
+def _detail_rows(table: ScoreTable) -> Rows:
     """Return a header and a row for each metric of each task; empty if there are no tasks."""
-    if not table.tasks:
-        return []
     header = (
         "task", "metric", "score", "95 % interval", "seeds", "range", "worst",
         "constant", "dev", "overlap",
     )  # fmt: skip
-    return [
-        header,
-        *(
-            _detail_row(scores, metric, metric is scores.key)
-            for scores in table.tasks.values()
-            for metric in scores.metrics
-        ),
+    rows = [
+        _detail_row(task, name, metric, is_key=not number)
+        for task in table.tasks.values()
+        for number, (name, metric) in enumerate(task.metrics.items())
     ]
+    return [header, *rows] if rows else []
 
 
-def pair_rows(table: ScoreTable) -> Rows:
+def _detail_row(
+    task: TaskScoresResult, name: str, metric: MetricResult, is_key: bool
+) -> tuple[str, ...]:
+    shown = _error if name in LOWER_IS_BETTER else percent
+    by_seed, has_range = list(metric.by_seed.items()), len(metric.by_seed) > 1
+    overlap = _DASH if task.dev_overlap is None else f"{task.dev_overlap:.1%}"
+    return (
+        task.title if is_key else "",
+        metric_name(name),
+        shown(metric.median.value),
+        metric.median.interval(shown),
+        str(len(by_seed)) if is_key else "",
+        f"{shown(by_seed[0][1])}..{shown(by_seed[-1][1])}" if has_range else _DASH,
+        by_seed[0][0] if has_range else _DASH,
+        _constant(name, metric),
+        f"{task.num_examples:,}" if is_key else "",
+        overlap if is_key else "",
+    )
+
+
+def _pair_rows(table: ScoreTable) -> Rows:
     """Return a header, a row for each set of minimal pairs, and under it its phenomena."""
     rows = [
-        _pair_row(title, phenomenon, score)
+        (
+            title,
+            phenomenon.replace("_", " "),
+            percent(score.accuracy.value),
+            score.accuracy.interval(percent),
+            _constant("accuracy", of_pairs(score)),
+            f"{score.num_pairs:,}",
+        )
         for name, scores in table.minimal_pairs.items()
         for title, phenomenon, score in (
             (SET_TITLES.get(name, name), "all", scores),
@@ -379,18 +374,19 @@ def pair_rows(table: ScoreTable) -> Rows:
     return [header, *rows] if rows else []
 
 
+def _constant(name: str, metric: MetricResult) -> str:
+    """Return the score of the best constant answer, marked if it is not surely beaten."""
+    if metric.constant_answer is None:
+        return _DASH
+    shown = _error if name in LOWER_IS_BETTER else percent
+    return shown(metric.constant_answer) + ("" if beats_constant(name, metric) else " !")
+
+
 def metric_name(name: str) -> str:
     """Return what the tables call a metric."""
     metric, _, other = name.partition(" of ")
     short = METRIC_NAMES.get(metric, metric.replace("_", " "))
     return f"{short} {_OTHER_SETS.get(other, other)}".rstrip()
-
-
-def score_cell(scores: TaskScores) -> str:
-    """Return a task's score as GLUE's table or the paper's has it: two metrics for some tasks."""
-    second = _SECOND_METRICS.get(scores.task)
-    shown = [metric for metric in scores.metrics if metric is scores.key or metric.name == second]
-    return "/".join(percent(metric.median.value) for metric in shown)
 
 
 def notes(table: ScoreTable) -> list[str]:
@@ -401,72 +397,13 @@ def notes(table: ScoreTable) -> list[str]:
         lacks = ", ".join(PAPER_COLUMNS[task] for task in table.average_lacks)
         said.append(f"No Avg of {table.model}: it is the mean of five tasks, without {lacks}.")
     if table.missing:
-        said.append("Not scored:")
-        said += [f"- {title}: {why}" for title, why in table.missing.items()]
+        said += ["Not scored:", *(f"- {title}: {why}" for title, why in table.missing.items())]
     return said
 
 
 def percent(value: float | None) -> str:
     """Return a share as per cent with one digit; a dash for None."""
     return _DASH if value is None else f"{100 * value + _HALF_UP:.1f}"
-
-
-def _in_columns(
-    table: ScoreTable, titles: Mapping[str, str], published: Sequence[PublishedScores]
-) -> Rows:
-    """Return a header of ``titles``, by task, the model's row and the published ones."""
-    ours = [score_cell(table.tasks[task]) if task in table.tasks else _DASH for task in titles]
-    theirs = [
-        [
-            "/".join(f"{value:.1f}" for value in row.scores[task]) if task in row.scores else _DASH
-            for task in titles
-        ]
-        for row in published
-    ]
-    names = ["", table.model, *(f"{row.name} ({row.source})" for row in published)]
-    cells = [titles.values(), ours, *theirs]
-    return [(name, *row) for name, row in zip(names, cells, strict=True)]
-
-
-def _pair_row(title: str, phenomenon: str, score: PairScore) -> tuple[str, ...]:
-    summary = MetricSummary.of_pairs(score)
-    return (
-        title,
-        phenomenon.replace("_", " "),
-        percent(summary.median.value),
-        summary.median.interval(percent),
-        _constant(summary),
-        f"{score.num_pairs:,}",
-    )
-
-
-def _constant(metric: MetricSummary) -> str:
-    """Return the score of the best constant answer, marked if it is not surely beaten."""
-    if metric.baseline is None:
-        return _DASH
-    shown = _error if metric.name in LOWER_IS_BETTER else percent
-    return shown(metric.baseline) + (" !" if metric.beats_baseline is False else "")
-
-
-def _detail_row(scores: TaskScores, metric: MetricSummary, is_key: bool) -> tuple[str, ...]:
-    shown = _error if metric.name in LOWER_IS_BETTER else percent
-    by_seed = list(metric.by_seed.values())
-    spread, worst = f"{shown(by_seed[0])}..{shown(by_seed[-1])}", str(metric.worst_seed)
-    if len(by_seed) == 1:
-        spread = worst = _DASH
-    overlap = _DASH if scores.contamination is None else f"{scores.contamination:.1%}"
-    return (
-        scores.title if is_key else "",
-        metric_name(metric.name),
-        shown(metric.median.value),
-        metric.median.interval(shown),
-        str(scores.num_seeds) if is_key else "",
-        spread,
-        worst,
-        _constant(metric),
-        f"{scores.num_examples:,}" if is_key else "",
-        overlap if is_key else "",
-    )
 
 
 def _error(value: float) -> str:
@@ -481,8 +418,3 @@ def _aligned(rows: Rows) -> str:
         cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
         lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
-
-
-def _in_markdown(rows: Rows) -> str:
-    marks = ("---", *["---:"] * (len(rows[0]) - 1))
-    return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], marks, *rows[1:]))

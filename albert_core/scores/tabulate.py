@@ -6,18 +6,16 @@ child of the later one.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from albert_core.config import ScoringSettings
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import ConfigError
-from albert_core.stage.lineage import ZERO_SHOT
+from albert_core.stage.lineage import CONTAMINATION, SCORES, ZERO_SHOT
 from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import ContaminationResult
-
-STAGE = "scores"
-_DEV = "dev"
 
 
 def run(
@@ -44,14 +42,24 @@ def run(
         ConfigError: there are no scores, they do not go together, or an argument is no such JSON.
         IntegrityError: a manifest or the predictions are missing.
     """
-    done, absent = _read(finetunings, zero_shot), _json(missing, "missing", dict)
-    plan = _plan(scoring, model, done, absent, contamination, zero_shot)
+    plan, read = _plan(scoring, model, finetunings, missing, contamination, zero_shot)
     if found := plan.find(work):
         return found
     from albert_core.scores.written import write_table
 
-    pairs = read_manifest(zero_shot) if zero_shot else None
-    return write_table(plan, work, scoring, model, done, _overlaps(contamination), absent, pairs)
+    overlaps: Mapping[str, Mapping[str, float]] = {}
+    if contamination:
+        overlaps = read[contamination].result_as(ContaminationResult).shares
+    return write_table(
+        plan,
+        work,
+        scoring,
+        model,
+        done={uri: made for uri, made in read.items() if uri not in (contamination, zero_shot)},
+        overlaps={task: shares["dev"] for task, shares in overlaps.items() if "dev" in shares},
+        absent=plan.settings["missing"],
+        pairs=read.get(zero_shot),
+    )
 
 
 def find_done(
@@ -64,60 +72,50 @@ def find_done(
     work: str,
 ) -> str | None:
     """Return the manifest that `run` would find; None if it has work to do."""
-    absent = _json(missing, "missing", dict)
-    done = _read(finetunings, zero_shot)
-    return _plan(scoring, model, done, absent, contamination, zero_shot).done(work)
+    plan, _ = _plan(scoring, model, finetunings, missing, contamination, zero_shot)
+    return plan.done(work)
 
 
-def _read(finetunings: str, zero_shot: str) -> dict[str, Manifest]:
+def _plan(
+    scoring: ScoringSettings,
+    model: str,
+    finetunings: str,
+    missing: str,
+    contamination: str,
+    zero_shot: str,
+) -> tuple[StagePlan, dict[str, Manifest]]:
+    """Return the plan, and the manifests that it reads, by URI."""
     uris = _json(finetunings, "finetunings", list)
     if not uris and not zero_shot:
         raise ConfigError(
             "--finetunings is empty, and there is no --zero-shot: there are no scores. Give the "
             "manifest of at least one fine-tuning, or of scores on minimal pairs."
         )
-    return {uri: read_manifest(uri) for uri in uris}
-
-
-def _plan(
-    scoring: ScoringSettings,
-    model: str,
-    done: dict[str, Manifest],
-    absent: dict[str, str],
-    contamination: str,
-    zero_shot: str,
-) -> StagePlan:
-    inputs = {f"finetuning-{manifest.key}": manifest.content for manifest in done.values()}
-    manifests = {f"finetuning-{manifest.key}": uri for uri, manifest in done.items()}
-    if contamination:
-        inputs["contamination"] = read_manifest(contamination).key
-        manifests["contamination"] = contamination
-    if zero_shot:
-        inputs[ZERO_SHOT] = read_manifest(zero_shot).key
-        manifests[ZERO_SHOT] = zero_shot
-    return StagePlan(
-        stage=STAGE,
-        settings={"scoring": scoring.model_dump(), "model": model, "missing": absent},
-        inputs=inputs,
+    read = {uri: read_manifest(uri) for uri in (*uris, contamination, zero_shot) if uri}
+    names = {uri: f"finetuning-{read[uri].key}" for uri in uris}
+    names |= {uri: name for name, uri in ((CONTAMINATION, contamination), (ZERO_SHOT, zero_shot))}
+    plan = StagePlan(
+        stage=SCORES,
+        settings={
+            "scoring": scoring.model_dump(),
+            "model": model,
+            "missing": _json(missing, "missing", dict),
+        },
+        inputs={
+            names[uri]: made.content if uri in uris else made.key for uri, made in read.items()
+        },
         code=code_digest(__name__),
         libraries=library_versions("matplotlib"),
-        input_manifests=manifests,
+        input_manifests={names[uri]: uri for uri in read},
     )
-
-
-def _overlaps(contamination: str) -> dict[str, float]:
-    """Return the share of each task's dev examples that the corpus has, by the task's name."""
-    if not contamination:
-        return {}
-    shares = read_manifest(contamination).result_as(ContaminationResult).shares
-    return {task: splits[_DEV] for task, splits in shares.items() if _DEV in splits}
+    return plan, read
 
 
 def _json(text: str, name: str, kind: type[Any]) -> Any:
     try:
         value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--{name} is not JSON ({error}): {text[:80]!r}") from error
+    except ValueError:
+        value = None
     if not isinstance(value, kind):
         raise ConfigError(f"--{name} must be a JSON {kind.__name__}, got {text[:80]!r}")
     return value

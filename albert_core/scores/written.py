@@ -1,21 +1,28 @@
-"""The table of scores as files and as one HTML page, and as a run of MLflow."""
+"""The table of scores as files, among them a page and its plot, and as a run of MLflow."""
 
+import io
 import json
 from collections.abc import Iterable, Mapping
 from html import escape
-from typing import Any
+from typing import Any, Literal
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from albert_core.config import ScoringSettings
-from albert_core.scores.plot import COLOURS, plot
 from albert_core.scores.table import (
     PUBLISHED,
+    SET_TITLES,
     Rows,
     ScoreTable,
-    TaskScores,
     as_markdown,
     as_text,
+    beats_constant,
     build_table,
+    metric_name,
     notes,
+    of_pairs,
     percent,
     sections,
 )
@@ -23,103 +30,10 @@ from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.lineage import ZERO_SHOT
 from albert_core.stage.manifest import Manifest, StagePlan, shard_of
-from albert_core.stage.results import (
-    FinetuningResult,
-    MetricResult,
-    ScoresResult,
-    TaskScoresResult,
-    ZeroShotResult,
-)
+from albert_core.stage.results import FinetuningResult, MetricResult, ScoresResult, ZeroShotResult
 from albert_core.tracking.run import TrackedRun
 
-_STYLE = """
-:root { color-scheme: light dark; --paper: #fbfaf8; --card: #fff; --ink: #1d2433;
-  --soft: #6b7280; --faint: #e8e6e1; --constant: #cfc8bb; --model: #2454c5; --unproven: #c2660a; }
-@media (prefers-color-scheme: dark) { :root { --paper: #14171d; --card: #1b1f27; --ink: #e9ebf0;
-  --soft: #9aa3b2; --faint: #2c323d; --constant: #434b59; --model: #7aa2ff; --unproven: #ffab57; } }
-body { margin: 0 auto; max-width: 1080px; padding: 40px 28px; background: var(--paper);
-  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; font-variant-numeric: tabular-nums; }
-header { display: flex; justify-content: space-between; align-items: end; gap: 32px; }
-h1 { font-size: 30px; line-height: 1.15; margin: 0; overflow-wrap: anywhere; }
-h2 { font-size: 16px; margin: 0 0 12px; }
-.average { text-align: right; }
-.average b { display: block; font-size: 44px; line-height: 1; }
-header p, th, footer { color: var(--soft); font-size: 13px; }
-section { background: var(--card); border: 1px solid var(--faint); border-radius: 12px;
-  padding: 22px 26px; margin: 20px 0; overflow-x: auto; break-inside: avoid; }
-svg { display: block; width: 100%; height: auto; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; white-space: nowrap; }
-th, td { text-align: right; padding: 6px 0 6px 16px; border-bottom: 1px solid var(--faint); }
-th { font-weight: 500; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; }
-@media print { body { background: #fff; } }
-"""
-
-
-def as_page(table: ScoreTable, provenance: Mapping[str, str] | None = None) -> str:
-    """Return the page.
-
-    Args:
-        table: what it shows.
-        provenance: where the numbers are from, by name, to say at the foot.
-    """
-    said = [escape(note) for note in notes(table)]
-    said += [
-        f"{escape(name)}: <code>{escape(value)}</code>"
-        for name, value in (provenance or {}).items()
-    ]
-    parts = [
-        "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>Scores of {escape(table.model)}</title><style>{_STYLE}</style></head>",
-        f"<body>{_header(table)}",
-        f"<section><h2>All scores</h2>{_plot(table)}</section>",
-        *(
-            f"<section><h2>{escape(title)}</h2>{_in_html(rows)}</section>"
-            for title, rows in sections(table)
-        ),
-        f"<footer>{''.join(f'<p>{note}</p>' for note in said)}</footer></body></html>",
-    ]
-    return "\n".join(parts) + "\n"
-
-
-def _header(table: ScoreTable) -> str:
-    about = f"Sets of minimal pairs: {len(table.minimal_pairs)}."
-    if table.tasks:
-        seeds = sorted({scores.num_seeds for scores in table.tasks.values()})
-        counts = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
-        about = f"Tasks: {len(table.tasks)}. Seeds of each: {counts}. Scored on dev. {about}"
-    average = ""
-    if table.average is not None:
-        average = f"<b>{percent(table.average)}</b>the paper's Avg of five tasks"
-    return (
-        f"<header><div><h1>{escape(table.model)}</h1><p>{about}</p></div>"
-        f'<p class="average">{average}</p></header>'
-    )
-
-
-def _plot(table: ScoreTable) -> str:
-    """Return the plot as an SVG element, in the colours of the page's style."""
-    file = plot(table, "svg").decode()
-    svg = file[file.index("<svg") :]  # without the prolog of an XML file
-    for name, colour in COLOURS.items():
-        svg = svg.replace(colour, f"var(--{name})")
-    return f'<div role="img" aria-label="Scores with their 95 % intervals">{svg}</div>'
-
-
-def _in_html(rows: Rows) -> str:
-    lines: list[str] = []
-    for row in rows:
-        cell = "td" if lines else "th"
-        cells = "".join(f"<{cell}>{escape(text)}</{cell}>" for text in row)
-        lines.append(f"<tr>{cells}</tr>")
-    return f"<table>{''.join(lines)}</table>"
-
-
 DATA, MARKDOWN, PAGE, PICTURE = "scores.json", "scores.md", "scores.html", "scores.png"
-Finetunings = Mapping[str, Manifest]
-"""URI of the manifest -> manifest."""
 
 
 def write_table(
@@ -127,7 +41,7 @@ def write_table(
     work: str,
     scoring: ScoringSettings,
     model: str,
-    done: Finetunings,
+    done: Mapping[str, Manifest],
     overlaps: Mapping[str, float],
     absent: Mapping[str, str],
     pairs: Manifest | None = None,
@@ -139,7 +53,7 @@ def write_table(
         work: folder for all results.
         scoring: settings.
         model: what the table calls the model.
-        done: the fine-tunings.
+        done: the fine-tunings by the URI of their manifest.
         overlaps: share of each task's dev examples that the corpus has, by the task's name.
         absent: why a task was not scored, by its name.
         pairs: the scores of the pretrained model on minimal pairs, if there are any.
@@ -147,13 +61,14 @@ def write_table(
     Raises:
         ConfigError: the fine-tunings do not go together, or ``pairs`` are another model's.
     """
-    of_model = {manifest.inputs["model"] for manifest in done.values()}
-    if pairs and done and pairs.inputs["model"] not in of_model:
-        raise ConfigError(
-            f"{plan.input_manifests[ZERO_SHOT]} has scores of the model "
-            f"{pairs.inputs['model'][:12]}, which no fine-tuning starts from. Score the model that "
-            "was fine-tuned."
-        )
+    digests = {manifest.inputs["model"] for manifest in done.values()}
+    if pairs and (scored := pairs.inputs["model"]) not in digests:
+        if done:
+            raise ConfigError(
+                f"{plan.input_manifests[ZERO_SHOT]} has scores of the model {scored[:12]}, which "
+                "no fine-tuning starts from. Score the model that was fine-tuned."
+            )
+        digests = {scored}
     minimal_pairs = pairs.result_as(ZeroShotResult).sets if pairs else {}
     runs = [manifest.result_as(FinetuningResult) for manifest in done.values()]
     published = [PUBLISHED[name] for name in scoring.published]
@@ -161,88 +76,79 @@ def write_table(
         table = build_table(model, runs, overlaps, published, absent, minimal_pairs)
     except ValueError as error:
         raise ConfigError(f"these fine-tunings make no table: {error}") from error
-    with TrackedRun(work, plan.folder(work), plan.stage, {"model": model}) as tracked:
-        return _write(plan, work, table, done, pairs, tracked)
-
-
-def _write(
-    plan: StagePlan,
-    work: str,
-    table: ScoreTable,
-    done: Finetunings,
-    pairs: Manifest | None,
-    tracked: TrackedRun,
-) -> str:
     folder = plan.folder(work)
     contents = {
         DATA: (json.dumps(as_data(table), indent=1) + "\n").encode(),
         MARKDOWN: as_markdown(table).encode(),
-        PAGE: as_page(table, _provenance([*done.values(), *([pairs] if pairs else [])])).encode(),
+        PAGE: as_page(table, digests).encode(),
         PICTURE: plot(table, "png"),
     }
     uris = [storage.join(folder, name) for name in contents]
     for file, content in zip(uris, contents.values(), strict=True):
         storage.write_bytes(file, content)
-    uri = plan.write(
-        work,
-        [shard_of(file, folder, plan.stage, len(table.tasks)) for file in uris],
-        [],
-        ScoresResult(
-            model=table.model,
-            average=table.average,
-            scores={task: _medians(scores) for task, scores in table.tasks.items()},
-            tasks={task: _task_result(scores) for task, scores in table.tasks.items()},
-            minimal_pairs=dict(table.minimal_pairs),
-            text=as_text(table),
-            page=PAGE,
-            mlflow_run_id=tracked.run_id,
-        ),
-    )
-    _track(tracked, table, done)
-    for file in (uri, *uris):
-        tracked.log_artifact(file)
+    with TrackedRun(work, folder, plan.stage, {"model": model}) as tracked:
+        uri = plan.write(
+            work,
+            [shard_of(file, folder, plan.stage, len(table.tasks)) for file in uris],
+            [],
+            ScoresResult(
+                model=model,
+                average=table.average,
+                scores=_medians(table),
+                tasks=dict(table.tasks),
+                minimal_pairs=minimal_pairs,
+                text=as_text(table),
+                page=PAGE,
+                mlflow_run_id=tracked.run_id,
+            ),
+        )
+        _track(tracked, table, done)
+        for file in (uri, *uris):
+            tracked.log_artifact(file)
     return uri
 
 
-def _track(tracked: TrackedRun, table: ScoreTable, done: Finetunings) -> None:
+def _track(tracked: TrackedRun, table: ScoreTable, done: Mapping[str, Manifest]) -> None:
     metrics = {
         f"{task}/{name.replace(' ', '_')}": value
-        for task, scores in table.tasks.items()
-        for name, value in _medians(scores).items()
+        for task, medians in _medians(table).items()
+        for name, value in medians.items()
     }
-    for name, scores_on_pairs in table.minimal_pairs.items():
-        metrics[f"{name}_pairs/accuracy"] = scores_on_pairs.accuracy.value
+    for name, scores in table.minimal_pairs.items():
+        metrics[f"{name}_pairs/accuracy"] = scores.accuracy.value
     if table.average is not None:
         metrics["average"] = table.average
     tracked.log_metrics(0, metrics)
-    sets = {
-        (f"{manifest.result_as(FinetuningResult).title}/{split}", digest): uri
-        for uri, manifest in done.items()
-        for split, digest in manifest.inputs.items()
-        if split != "model"
-    }
-    for (name, digest), uri in sets.items():
-        tracked.log_dataset(name, digest, uri, name.rpartition("/")[2])
-    for digest in {manifest.inputs["model"] for manifest in done.values()}:
-        tracked.log_used_model(digest)
+    sets = {}
     for uri, manifest in done.items():
-        run_id = manifest.result_as(FinetuningResult).mlflow_run_id
-        tracked.adopt(manifest.stage, uri.rpartition("/")[0], run_id)
+        tuned = manifest.result_as(FinetuningResult)
+        for split, digest in manifest.inputs.items():
+            sets[f"{tuned.title}/{split}", digest] = uri, split
+        tracked.adopt(manifest.stage, uri.rpartition("/")[0], tuned.mlflow_run_id)
+    for (name, digest), (uri, split) in sets.items():
+        if split == "model":
+            tracked.log_used_model(digest)
+        else:
+            tracked.log_dataset(name, digest, uri, split)
+
+
+def _medians(table: ScoreTable) -> dict[str, dict[str, float]]:
+    return {
+        task: {name: metric.median.value for name, metric in scores.metrics.items()}
+        for task, scores in table.tasks.items()
+    }
 
 
 def as_data(table: ScoreTable) -> dict[str, Any]:
     """Return the table as JSON values; scores are shares, not per cent."""
+    pairs = table.minimal_pairs.items()
     return {
         "models": {
             table.model: {
                 "average": table.average,
-                "average_lacks": list(table.average_lacks),
-                "tasks": {
-                    task: _task_result(scores).model_dump() for task, scores in table.tasks.items()
-                },
-                "minimal_pairs": {
-                    name: scores.model_dump() for name, scores in table.minimal_pairs.items()
-                },
+                "average_lacks": table.average_lacks,
+                "tasks": {task: scores.model_dump() for task, scores in table.tasks.items()},
+                "minimal_pairs": {name: scores.model_dump() for name, scores in pairs},
             }
         },
         "published": [row.name for row in table.published],
@@ -250,28 +156,156 @@ def as_data(table: ScoreTable) -> dict[str, Any]:
     }
 
 
-def _task_result(scores: TaskScores) -> TaskScoresResult:
-    return TaskScoresResult(
-        title=scores.title,
-        num_examples=scores.num_examples,
-        num_train=scores.num_train,
-        dev_overlap=scores.contamination,
-        metrics={
-            metric.name: MetricResult(
-                median=metric.median,
-                by_seed={str(seed): score for seed, score in sorted(metric.by_seed.items())},
-                worst_seed=metric.worst_seed,
-                constant_answer=metric.baseline,
-            )
-            for metric in scores.metrics
-        },
+# The page
+
+_STYLE = """
+body { margin: 0 auto; max-width: 1080px; padding: 40px 28px; color: #1d2433;
+  font: 15px/1.5 system-ui, sans-serif; font-variant-numeric: tabular-nums; }
+h1, h2 { line-height: 1.2; overflow-wrap: anywhere; }
+section { overflow-x: auto; break-inside: avoid; }
+svg { display: block; width: 100%; height: auto; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; white-space: nowrap; }
+th, td { text-align: right; padding: 6px 0 6px 16px; border-bottom: 1px solid #e8e6e1; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+th, footer { color: #6b7280; font-size: 13px; font-weight: 500; }
+"""
+
+
+def as_page(table: ScoreTable, digests: Iterable[str] = ()) -> str:
+    """Return the page, which needs no other file.
+
+    Args:
+        table: what it shows.
+        digests: of the models that were fine-tuned or scored, to say at the foot.
+    """
+    about = f"Tasks: {len(table.tasks)}. Sets of minimal pairs: {len(table.minimal_pairs)}."
+    if table.average is not None:
+        about += f" The paper's Avg of five tasks: <b>{percent(table.average)}</b>."
+    short = ", ".join(digest[:12] for digest in sorted(digests))
+    said = [*notes(table), f"Digest of what was fine-tuned or scored: {short}."]
+    title, svg = escape(f"Scores of {table.model}"), plot(table, "svg").decode()
+    parts = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        f"<title>{title}</title><style>{_STYLE}</style></head>",
+        f"<body><h1>{title}</h1><p>{about}</p>",
+        '<section role="img" aria-label="Scores with their 95 % intervals">',
+        svg[svg.index("<svg") :],  # without the prolog of an XML file
+        "</section>",
+        *(
+            f"<section><h2>{escape(title)}</h2>{_in_html(rows)}</section>"
+            for title, rows in sections(table)
+        ),
+        f"<footer>{''.join(f'<p>{escape(note)}</p>' for note in said)}</footer></body></html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _in_html(rows: Rows) -> str:
+    lines: list[str] = []
+    for row in rows:
+        cell = "td" if lines else "th"
+        cells = "".join(f"<{cell}>{escape(text)}</{cell}>" for text in row)
+        lines.append(f"<tr>{cells}</tr>")
+    return f"<table>{''.join(lines)}</table>"
+
+
+# The plot
+
+_INK, _SOFT, _FAINT = "#1d2433", "#6b7280", "#e8e6e1"
+_CONSTANT, _MODEL, _UNPROVEN = "#cfc8bb", "#2454c5", "#c2660a"
+_WIDTH, _TASK_HEIGHT, _MARGINS = 10.0, 0.45, 1.4
+"""Inches; the margins are those above and below together."""
+_LANES = (0.0, -0.14, 0.14, -0.24, 0.24)
+"""Vertical offsets of the seeds' dots, so that equal scores stay apart."""
+_GRID = 20
+
+
+def plot(table: ScoreTable, kind: Literal["png", "svg"]) -> bytes:
+    """Return the plot of every task's key metric and every set of pairs, in per cent, as a file.
+
+    The same table gives the same bytes.
+    """
+    style = {"svg.fonttype": "none", "svg.hashsalt": "scores", "text.parse_math": False}
+    colours = {"text.color": _INK, "ytick.labelcolor": _INK, "xtick.labelcolor": _SOFT}
+    metadata = dict.fromkeys(
+        ["Creator", "Date", "Format", "Type"] if kind == "svg" else ["Software"]
     )
+    content = io.BytesIO()
+    with rc_context(style | colours):
+        draw(table).savefig(content, format=kind, dpi=144, metadata=metadata)
+    return content.getvalue()
 
 
-def _medians(scores: TaskScores) -> dict[str, float]:
-    return {metric.name: metric.median.value for metric in scores.metrics}
+def draw(table: ScoreTable) -> Figure:
+    """Return the plot as a figure whose lines are tasks and sets of pairs, the first on top.
+
+    A line has a dot and a whisker: the median run with its interval.
+    """
+    lines = [(task.title, *next(iter(task.metrics.items()))) for task in table.tasks.values()]
+    for name, scores in table.minimal_pairs.items():
+        lines.append((f"{SET_TITLES.get(name, name)} pairs", "accuracy", of_pairs(scores)))
+    figure = Figure((_WIDTH, _MARGINS + _TASK_HEIGHT * len(lines)), layout="constrained")
+    axes = figure.subplots()
+    ends = [end for *_, key in lines for end in (*_ends(key), *key.by_seed.values())]
+    lowest = min(0, _GRID * int(100 * min(ends) // _GRID))
+    axes.set(xlim=(lowest, 100), ylim=(len(lines) - 0.4, -0.6))
+    axes.set_xticks(range(lowest, 101, _GRID))
+    axes.set_yticks(range(len(lines)), [title for title, *_ in lines])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_axisbelow(True)
+    axes.grid(axis="x", color=_FAINT)
+    axes.axvline(0, color=_SOFT, lw=0.8, zorder=-1)
+    for place, (_, name, key) in enumerate(lines):
+        _draw_line(axes, place, name, key)
+    for row in table.published:
+        places = [
+            (i, row.scores[task][0]) for i, task in enumerate(table.tasks) if task in row.scores
+        ]
+        heights, theirs = [i - 0.3 for i, _ in places], [score for _, score in places]
+        axes.plot(theirs, heights, "v", ms=6, mfc="none", mec=_INK, label=row.name)
+    axes.set_title(f"{table.model}: per cent on dev", loc="left", weight="bold", pad=12)
+    handles, labels = axes.get_legend_handles_labels()
+    of_label = dict(zip(labels, handles, strict=True))
+    figure.legend(
+        of_label.values(), of_label.keys(), loc="outside lower left", ncols=3, frameon=False
+    )
+    return figure
 
 
-def _provenance(made: Iterable[Manifest]) -> dict[str, str]:
-    models = sorted({manifest.inputs["model"][:12] for manifest in made})
-    return {"Digest of what was fine-tuned or scored": ", ".join(models)}
+def _ends(key: MetricResult) -> list[float]:
+    """Return the ends of the interval; without one, the score itself."""
+    ends = (key.median.low, key.median.high)
+    return [key.median.value if end is None else end for end in ends]
+
+
+def _draw_line(axes: Axes, place: int, name: str, key: MetricResult) -> None:
+    colour, label = _MODEL, "median run, 95 % interval"
+    if beats_constant(name, key) is False:
+        colour, label = _UNPROVEN, "not surely above the constant"
+    elif not key.by_seed:
+        label = "pretrained, 95 % interval"
+    if key.constant_answer is not None:
+        constant = 100 * key.constant_answer
+        axes.barh(place, constant, 0.34, color=_CONSTANT, label="best constant answer")
+    value = key.median.value
+    axes.errorbar(
+        100 * value,
+        place,
+        xerr=[[100 * abs(value - end)] for end in _ends(key)],
+        fmt="o",
+        color=colour,
+        ms=8,
+        capsize=3.5,
+        zorder=3,
+        label=label,
+    )
+    if len(key.by_seed) > 1:
+        values = [100 * key.by_seed[seed] for seed in sorted(key.by_seed)]
+        lanes = [place + _LANES[i % len(_LANES)] for i in range(len(values))]
+        axes.plot(
+            values, lanes, "o", color=colour, ms=4.5, alpha=0.45, mec="none", zorder=2,
+            label="every seed",
+        )  # fmt: skip
+    said = f"{percent(value)}  {metric_name(name)}"
+    axes.text(1.02, place, said, va="center", transform=axes.get_yaxis_transform())

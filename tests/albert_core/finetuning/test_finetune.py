@@ -314,7 +314,7 @@ def test_every_task_is_fine_tuned_and_scored_from_its_original_layout(
         scores = estimates_of(result)
         assert {"accuracy of mnli-mm", "matthews of ax"} <= set(scores)
         table = build_table("mine", [result])
-        _, mismatched = score_cell(table.tasks["mnli"]).split("/")
+        _, mismatched = score_cell("mnli", table.tasks["mnli"]).split("/")
         assert float(mismatched) == pytest.approx(
             100 * scores["accuracy of mnli-mm"].value, abs=0.05
         )

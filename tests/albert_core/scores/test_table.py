@@ -1,29 +1,33 @@
-"""Medians, spread and averages, and the table as text and Markdown."""
+"""Medians, spread and averages; the table as text, Markdown, page and picture."""
+
+import re
 
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
 
 from albert_core.scores.table import (
     PAPER_COLUMNS,
     PUBLISHED,
+    ScoreTable,
     as_markdown,
     as_text,
+    beats_constant,
     build_table,
-    detail_rows,
-    glue_rows,
-    pair_rows,
-    paper_rows,
+    sections,
 )
+from albert_core.scores.written import as_page, draw, plot
 from albert_core.stage.results import Estimate
 from tests.albert_core.scores.made_runs import made_pair_scores, made_run, paper_runs
+
+PAPER, GLUE, DETAILS = "In the paper's columns", "GLUE and own tasks", "Task by task"
+PAIRS = "Minimal pairs, zero-shot (chance 50 %)"
 
 
 def test_the_average_is_the_papers() -> None:
     table = build_table("mine", paper_runs())
     assert table.average == pytest.approx((0.858 + 0.7855 + 0.816 + 0.903 + 0.640) / 5)
     assert list(table.tasks) == list(PAPER_COLUMNS)
-
-
-def test_published_averages_are_those_that_the_paper_prints() -> None:
     names = ("bert-base", "bert-large", "base", "large", "xlarge", "xxlarge")
     printed = [82.26, 85.19, 80.05, 82.36, 85.50, 88.66]
     found = [100 * PUBLISHED[name].average for name in names]
@@ -31,56 +35,44 @@ def test_published_averages_are_those_that_the_paper_prints() -> None:
     assert round(100 * PUBLISHED["base-v2"].average, 1) == 82.3
 
 
-@pytest.mark.parametrize("task", PAPER_COLUMNS)
+@pytest.mark.parametrize("task", ["squad-2.0", "mnli"])
 def test_without_one_of_the_five_there_is_no_average_and_it_is_named(task: str) -> None:
     table = build_table("mine", (run for run in paper_runs() if run.task != task))
-    assert table.average is None
-    assert table.average_lacks == (task,)
-    title = {"squad-1.1": "SQuAD1.1", "squad-2.0": "SQuAD2.0"}.get(task, task.upper())
-    said = f"No Avg of mine: it is the mean of five tasks, without {title}."
+    assert (table.average, table.average_lacks) == (None, [task])
+    said = f"No Avg of mine: it is the mean of five tasks, without {PAPER_COLUMNS[task]}."
     assert said in as_text(table)
     assert said in as_markdown(table)
 
 
-def test_over_seeds_there_are_median_spread_and_the_worst() -> None:
-    scores = {1: 0.6, 2: 0.2, 3: 0.5, 4: 0.9, 5: 0.4}
-    runs = [made_run("cola", {"matthews": score}, seed) for seed, score in scores.items()]
-    key = build_table("mine", runs).tasks["cola"].key
-    assert key.median == Estimate(value=0.5, low=0.45, high=0.55)
-    assert key.worst_seed == 2
-    assert list(key.by_seed.items()) == sorted(scores.items(), key=lambda each: each[1])
-
-
-def test_the_median_of_an_even_number_is_the_worse_runs_own() -> None:
-    runs = [made_run("cola", {"matthews": score}, seed) for seed, score in ((1, 0.3), (2, 0.1))]
-    key = build_table("mine", runs).tasks["cola"].key
-    assert key.median == Estimate(value=0.1, low=0.05, high=0.1 + 0.05)
-
-
-def test_each_metric_has_its_own_median_run() -> None:
+def test_each_metric_has_its_own_median_run_and_of_two_the_worse() -> None:
     of_seed = {1: (0.1, 0.9), 2: (0.2, 0.7), 3: (0.3, 0.8)}
     runs = [
         made_run("cola", {"matthews": matthews, "accuracy": accuracy}, seed)
         for seed, (matthews, accuracy) in of_seed.items()
     ]
-    matthews, accuracy = build_table("mine", runs).tasks["cola"].metrics
-    assert (matthews.name, matthews.median.value, matthews.worst_seed) == ("matthews", 0.2, 1)
-    assert (accuracy.name, accuracy.median.value, accuracy.worst_seed) == ("accuracy", 0.8, 2)
+    metrics = build_table("mine", runs).tasks["cola"].metrics
+    assert metrics["matthews"].median == Estimate(value=0.2, low=0.2 - 0.05, high=0.25)
+    assert list(metrics["matthews"].by_seed.items()) == [("1", 0.1), ("2", 0.2), ("3", 0.3)]
+    assert list(metrics["accuracy"].by_seed.items()) == [("2", 0.7), ("3", 0.8), ("1", 0.9)]
+    assert metrics["accuracy"].median.value == 0.8
+    assert build_table("mine", runs[:2]).tasks["cola"].metrics["accuracy"].median.value == 0.7
 
 
-def test_the_same_seed_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"cola: seeds \[1, 1\]"):
-        build_table("mine", [made_run("cola", {"matthews": 0.1})] * 2)
-
-
-def test_runs_on_other_dev_sets_have_no_median() -> None:
-    runs = [made_run("cola", {"matthews": 0.1}, n, num_examples=499 + n) for n in (1, 2)]
-    with pytest.raises(ValueError, match=r"dev sets of \[500, 501\]"):
+@pytest.mark.parametrize(
+    ("seeds", "sizes", "message"),
+    [((1, 1), (500, 500), r"cola: seeds \[1, 1\]"), ((1, 2), (500, 501), r"of \[500, 501\]")],
+)
+def test_what_has_no_median_is_refused(
+    seeds: tuple[int, ...], sizes: tuple[int, ...], message: str
+) -> None:
+    both = zip(seeds, sizes, strict=True)
+    runs = [made_run("cola", {"matthews": 0.1}, seed, num_examples=size) for seed, size in both]
+    with pytest.raises(ValueError, match=message):
         build_table("mine", runs)
 
 
 @pytest.mark.parametrize(
-    ("baseline", "low", "beats"),
+    ("constant", "low", "beats"),
     [
         (None, 0.45, None),
         (0.44, 0.45, True),
@@ -90,15 +82,15 @@ def test_runs_on_other_dev_sets_have_no_median() -> None:
     ],
 )
 def test_a_constant_answer_is_beaten_by_the_whole_interval(
-    baseline: float | None, low: float | None, beats: bool | None
+    constant: float | None, low: float | None, beats: bool | None
 ) -> None:
-    baselines = {} if baseline is None else {"accuracy": baseline}
+    baselines = {} if constant is None else {"accuracy": constant}
     found = Estimate(value=0.5, low=low, high=low and 0.6)
     run = made_run("rte", {"accuracy": 0.5}, 1, baselines)
     run = run.model_copy(update={"scores": {"accuracy": found}})
     table = build_table("mine", [run])
-    assert table.tasks["rte"].key.beats_baseline is beats
-    (_, row) = detail_rows(table)
+    assert beats_constant("accuracy", table.tasks["rte"].metrics["accuracy"]) is beats
+    (_, row) = dict(sections(table))[DETAILS]
     assert ("!" in row[7]) is (beats is False)
 
 
@@ -106,17 +98,16 @@ def test_the_key_metric_is_first_and_scores_on_other_sets_are_named_by_them() ->
     other = {"mnli-mm.dev": {"accuracy": {"value": 0.7, "low": 0.6, "high": 0.75}}}
     scores = {"accuracy": 0.8, "matthews": 0.5}
     run = made_run("cola", scores, metric="matthews", other_scores=other)
-    matthews, accuracy, mismatched = build_table("mine", [run]).tasks["cola"].metrics
-    assert (matthews.name, matthews.median.value) == ("matthews", 0.5)
-    assert (accuracy.name, accuracy.median.value) == ("accuracy", 0.8)
-    assert mismatched.name == "accuracy of mnli-mm"
-    assert mismatched.median == Estimate(value=0.7, low=0.6, high=0.75)
-    assert mismatched.baseline is None
+    metrics = build_table("mine", [run]).tasks["cola"].metrics
+    assert list(metrics) == ["matthews", "accuracy", "accuracy of mnli-mm"]
+    assert metrics["accuracy"].median.value == 0.8
+    assert metrics["accuracy of mnli-mm"].median == Estimate(value=0.7, low=0.6, high=0.75)
+    assert metrics["accuracy of mnli-mm"].constant_answer is None
 
 
 def test_the_papers_row_stands_beside() -> None:
-    rows = paper_rows(build_table("mine", paper_runs(), published=[PUBLISHED["base"]]))
-    assert rows == [
+    table = build_table("mine", paper_runs(), published=[PUBLISHED["base"]])
+    assert dict(sections(table))[PAPER] == [
         ("", "Avg", "SQuAD1.1", "SQuAD2.0", "MNLI", "SST-2", "RACE"),
         ("mine", "80.1", "89.3/82.3", "80.0/77.1", "81.6", "90.3", "64.0"),
         ("ALBERT base (paper, Table 2)", "80.1", "89.3/82.3", "80.0/77.1", "81.6", "90.3", "64.0"),
@@ -129,16 +120,13 @@ def test_glue_has_the_papers_columns_and_own_tasks_come_last() -> None:
         made_run("cola", {"matthews": -0.125, "accuracy": 0.7}),
         made_run("mnli", {"accuracy": 0.5, "matthews of ax": 0.1, "accuracy of mnli-mm": 0.25}),
     ]
-    assert glue_rows(build_table("mine", runs, published=[PUBLISHED["xxlarge-1.5m"]])) == [
+    table = build_table("mine", runs, published=[PUBLISHED["xxlarge-1.5m"]])
+    assert dict(sections(table))[GLUE] == [
         ("", "MNLI", "CoLA", "Mine & <yours>"),
         ("mine", "50.0/25.0", "-12.5", "75.0"),
         ("ALBERT xxlarge, 1.5 million steps (paper, Tables 9 and 10)", "90.8", "71.4", "–"),
     ]
-
-
-def test_without_glue_there_is_no_such_table() -> None:
-    assert glue_rows(build_table("mine", [made_run("race", {"accuracy": 0.5})])) == []
-    assert paper_rows(build_table("mine", [made_run("cola", {"matthews": 0.5})])) == []
+    assert GLUE not in dict(sections(build_table("mine", [made_run("race", {"accuracy": 0.5})])))
 
 
 def test_the_text_is_the_whole_story() -> None:
@@ -146,9 +134,8 @@ def test_the_text_is_the_whole_story() -> None:
         made_run("rte", {"accuracy": 0.55}, baselines={"accuracy": 0.527}),
         made_run("rte", {"accuracy": 0.5}, seed=2, baselines={"accuracy": 0.527}),
     ]
-    table = build_table(
-        "mine", runs, contamination={"rte": 0.114}, missing={"RACE": "there is no folder RACE"}
-    )
+    missing = {"RACE": "there is no folder RACE"}
+    table = build_table("mine", runs, overlaps={"rte": 0.114}, missing=missing)
     assert as_text(table).splitlines()[:11] == [
         "GLUE and own tasks",
         "",
@@ -170,18 +157,12 @@ def test_the_text_is_the_whole_story() -> None:
 
 
 def test_of_an_error_the_highest_is_the_worst_and_it_is_no_per_cent() -> None:
+    constants = {"pearson": 0.0, "mse": 2.25}
     runs = [
-        made_run(
-            "my-task", {"pearson": 0.5, "mse": mse}, seed, baselines={"pearson": 0.0, "mse": 2.25}
-        )
+        made_run("my-task", {"pearson": 0.5, "mse": mse}, seed, constants)
         for seed, mse in ((1, 1.5), (2, 2.125), (3, 1.75), (4, 1.625))
     ]
-    table = build_table("mine", runs)
-    mse = table.tasks["my-task"].metrics[1]
-    assert mse.worst_seed == 2
-    assert list(mse.by_seed.values()) == [2.125, 1.75, 1.625, 1.5]
-    assert mse.beats_baseline is True
-    assert detail_rows(table)[2][1:8] == (
+    assert dict(sections(build_table("mine", runs)))[DETAILS][2][1:8] == (
         "MSE", "1.75", "[1.7, 1.8]", "", "2.12..1.5", "2", "2.25",
     )  # fmt: skip
 
@@ -189,14 +170,92 @@ def test_of_an_error_the_highest_is_the_worst_and_it_is_no_per_cent() -> None:
 def test_minimal_pairs_have_a_row_for_each_set_and_phenomenon_and_are_marked_at_chance() -> None:
     sets = {"blimp": made_pair_scores(0.6, 0.5), "mine": made_pair_scores(0.7)}
     table = build_table("mine", [], minimal_pairs=sets)
-    assert pair_rows(table) == [
-        ("set", "phenomenon", "score", "95 % interval", "chance", "pairs"),
-        ("BLiMP", "all", "60.0", "[55.0, 65.0]", "50.0", "400"),
-        ("", "kind 0", "50.0", "[45.0, 55.0]", "50.0 !", "200"),
-        ("mine", "all", "70.0", "[65.0, 75.0]", "50.0", "200"),
+    assert sections(table) == [
+        (
+            PAIRS,
+            [
+                ("set", "phenomenon", "score", "95 % interval", "chance", "pairs"),
+                ("BLiMP", "all", "60.0", "[55.0, 65.0]", "50.0", "400"),
+                ("", "kind 0", "50.0", "[45.0, 55.0]", "50.0 !", "200"),
+                ("mine", "all", "70.0", "[65.0, 75.0]", "50.0", "200"),
+            ],
+        )
     ]
-    text = as_text(table)
-    assert text.startswith("Minimal pairs, zero-shot (chance 50 %)\n")
-    assert "Task by task" not in text
-    assert "| BLiMP | all | 60.0 | [55.0, 65.0] | 50.0 | 400 |" in as_markdown(table)
-    assert not pair_rows(build_table("mine", paper_runs()))
+
+
+# -- the page and its plot
+
+
+@pytest.fixture(scope="module")
+def table() -> ScoreTable:
+    runs = [
+        *paper_runs(),
+        *(made_run("my-task", {"accuracy": 0.5 + 0.1 * seed}, seed) for seed in range(3)),
+        made_run("cola", {"matthews": -0.3}, baselines={"matthews": 0.0}),
+    ]
+    return build_table(
+        "$mine$",
+        runs,
+        overlaps={"race": 0.021},
+        published=[PUBLISHED["base"]],
+        missing={"AX": "none"},
+        minimal_pairs={"blimp": made_pair_scores(0.52)},
+    )
+
+
+def test_the_page_has_all_and_needs_nothing_else(table: ScoreTable) -> None:
+    page = as_page(table, ["<digest>"])
+    assert not re.search(r'src=|@import|url\((?!#)|href="(?!#)|<script|<link|<!DOCTYPE svg', page)
+    assert re.findall(r"</?(?:section|table|footer|svg|html|body)\b", page)[-3:] == [
+        "</footer", "</body", "</html",
+    ]  # fmt: skip
+    for said in (
+        "Mine &amp; &lt;yours&gt;", "&lt;digest&gt;", "<b>80.1</b>", "2.1%", "AX: none", "$mine$",
+        "Minimal pairs, zero-shot", "Sets of minimal pairs: 1.",
+    ):  # fmt: skip
+        assert said in page
+
+
+def points(axes: Axes, label: str) -> list[tuple[float, float]]:
+    """Return what is drawn under a label: per cent, and the line, from the top."""
+    return [
+        (x, round(y))
+        for line in axes.lines
+        if line.get_label() == label
+        for x, y in line.get_xydata().tolist()  # type: ignore[union-attr]
+    ]
+
+
+def test_the_plot_has_each_task_seed_interval_and_published_score(table: ScoreTable) -> None:
+    (axes,) = draw(table).axes
+    bars = [bar for bar in axes.containers if isinstance(bar, ErrorbarContainer)]
+    drawn = [bar.lines[0].get_xydata().tolist()[0] for bar in bars]  # type: ignore[union-attr]
+    keys = [next(iter(task.metrics.values())) for task in table.tasks.values()]
+    medians = [100 * key.median.value for key in keys] + [52]
+    assert drawn == [pytest.approx([value, place]) for place, value in enumerate(medians)]
+    titles = [*(task.title for task in table.tasks.values()), "BLiMP pairs"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == titles
+    mine = list(table.tasks).index("my-task")
+    assert points(axes, "every seed") == [pytest.approx((x, mine)) for x in (50, 60, 70)]
+    assert [x for x, _ in points(axes, "ALBERT base")] == [89.3, 80.0, 81.6, 90.3, 64.0]
+    assert [bar.get_label() for bar in bars].count("not surely above the constant") == 2
+    assert axes.get_xlim() == (-40, 100)
+
+
+def test_labels_are_beside_the_data_and_inside_the_picture(table: ScoreTable) -> None:
+    figure = draw(table)
+    figure.draw_without_rendering()
+    (axes,), (legend,) = figure.axes, figure.legends
+    whole, data = figure.bbox, axes.get_window_extent()
+    texts = [*axes.texts, *axes.get_yticklabels(), *legend.get_texts()]
+    for box in (text.get_window_extent() for text in texts):
+        assert not box.overlaps(data)
+        assert whole.x0 <= box.x0 <= box.x1 <= whole.x1
+        assert whole.y0 <= box.y0 <= box.y1 <= whole.y1
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_the_picture_is_always_the_same(kind: str, table: ScoreTable) -> None:
+    picture = plot(table, kind)  # type: ignore[arg-type]
+    assert picture.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
+    assert picture == plot(table, kind)  # type: ignore[arg-type]
