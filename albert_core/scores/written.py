@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any, Literal
 
+import numpy as np
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from albert_core.config import ScoringSettings
@@ -218,6 +218,14 @@ _WIDTH, _TASK_HEIGHT, _MARGINS = 10.0, 0.45, 1.4
 _LANES = (0.0, -0.14, 0.14, -0.24, 0.24)
 """Vertical offsets of the seeds' dots, so that equal scores stay apart."""
 _GRID = 20
+_PLOT_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "scores",
+    "text.color": _INK,
+    "text.parse_math": False,  # a title may have a dollar sign
+    "ytick.labelcolor": _INK,
+    "xtick.labelcolor": _SOFT,
+}
 
 
 def plot(table: ScoreTable, kind: Literal["png", "svg"]) -> bytes:
@@ -225,14 +233,10 @@ def plot(table: ScoreTable, kind: Literal["png", "svg"]) -> bytes:
 
     The same table gives the same bytes.
     """
-    style = {"svg.fonttype": "none", "svg.hashsalt": "scores", "text.parse_math": False}
-    colours = {"text.color": _INK, "ytick.labelcolor": _INK, "xtick.labelcolor": _SOFT}
-    metadata = dict.fromkeys(
-        ["Creator", "Date", "Format", "Type"] if kind == "svg" else ["Software"]
-    )
+    no_date = ["Creator", "Date", "Format", "Type"] if kind == "svg" else ["Software"]
     content = io.BytesIO()
-    with rc_context(style | colours):
-        draw(table).savefig(content, format=kind, dpi=144, metadata=metadata)
+    with rc_context(_PLOT_STYLE):
+        draw(table).savefig(content, format=kind, dpi=144, metadata=dict.fromkeys(no_date))
     return content.getvalue()
 
 
@@ -246,8 +250,15 @@ def draw(table: ScoreTable) -> Figure:
         lines.append((f"{SET_TITLES.get(name, name)} pairs", "accuracy", of_pairs(scores)))
     figure = Figure((_WIDTH, _MARGINS + _TASK_HEIGHT * len(lines)), layout="constrained")
     axes = figure.subplots()
-    ends = [end for *_, key in lines for end in (*_ends(key), *key.by_seed.values())]
-    lowest = min(0, _GRID * int(100 * min(ends) // _GRID))
+    intervals = np.array([_interval(key) for *_, key in lines])
+    values = 100 * np.array([key.median.value for *_, key in lines])
+    seeds = [
+        (100 * score, place + _LANES[number % len(_LANES)])
+        for place, (*_, key) in enumerate(lines)
+        for number, (_, score) in enumerate(sorted(key.by_seed.items()))
+        if len(key.by_seed) > 1
+    ]
+    lowest = min(0, _GRID * int(min(intervals.min(), *(x for x, _ in seeds), 0) // _GRID))
     axes.set(xlim=(lowest, 100), ylim=(len(lines) - 0.4, -0.6))
     axes.set_xticks(range(lowest, 101, _GRID))
     axes.set_yticks(range(len(lines)), [title for title, *_ in lines])
@@ -256,56 +267,34 @@ def draw(table: ScoreTable) -> Figure:
     axes.set_axisbelow(True)
     axes.grid(axis="x", color=_FAINT)
     axes.axvline(0, color=_SOFT, lw=0.8, zorder=-1)
-    for place, (_, name, key) in enumerate(lines):
-        _draw_line(axes, place, name, key)
+    constants = [100 * (key.constant_answer or 0) for *_, key in lines]
+    axes.barh(range(len(lines)), constants, 0.34, color=_CONSTANT, label="best constant answer")
+    is_unproven = np.array([beats_constant(name, key) is False for _, name, key in lines])
+    for rows, colour, label in (
+        (~is_unproven, _MODEL, "median run, or pretrained; 95 % interval"),
+        (is_unproven, _UNPROVEN, "not surely above the constant"),
+    ):
+        reach = np.abs(intervals[rows] - values[rows, None]).T
+        x, y = values[rows], np.flatnonzero(rows)
+        axes.errorbar(x, y, xerr=reach, fmt="o", color=colour, ms=8, capsize=3.5, label=label)
+    dots = [(seeds, "o", "every seed", _MODEL)]
     for row in table.published:
-        places = [
+        scored = [
             (i, row.scores[task][0]) for i, task in enumerate(table.tasks) if task in row.scores
         ]
-        heights, theirs = [i - 0.3 for i, _ in places], [score for _, score in places]
-        axes.plot(theirs, heights, "v", ms=6, mfc="none", mec=_INK, label=row.name)
+        dots.append(([(score, place - 0.3) for place, score in scored], "v", row.name, "none"))
+    for points, marker, label, colour in dots:
+        x, y = np.array(points).reshape(-1, 2).T
+        axes.plot(x, y, marker, ms=5, mfc=colour, mec=_INK, alpha=0.5, label=label)
+    for place, (_, name, key) in enumerate(lines):
+        said = f"{percent(key.median.value)}  {metric_name(name)}"
+        axes.text(1.02, place, said, va="center", transform=axes.get_yaxis_transform())
     axes.set_title(f"{table.model}: per cent on dev", loc="left", weight="bold", pad=12)
-    handles, labels = axes.get_legend_handles_labels()
-    of_label = dict(zip(labels, handles, strict=True))
-    figure.legend(
-        of_label.values(), of_label.keys(), loc="outside lower left", ncols=3, frameon=False
-    )
+    figure.legend(loc="outside lower left", ncols=3, frameon=False)
     return figure
 
 
-def _ends(key: MetricResult) -> list[float]:
-    """Return the ends of the interval; without one, the score itself."""
+def _interval(key: MetricResult) -> list[float]:
+    """Return the ends of the interval in per cent; without one, the score itself."""
     ends = (key.median.low, key.median.high)
-    return [key.median.value if end is None else end for end in ends]
-
-
-def _draw_line(axes: Axes, place: int, name: str, key: MetricResult) -> None:
-    colour, label = _MODEL, "median run, 95 % interval"
-    if beats_constant(name, key) is False:
-        colour, label = _UNPROVEN, "not surely above the constant"
-    elif not key.by_seed:
-        label = "pretrained, 95 % interval"
-    if key.constant_answer is not None:
-        constant = 100 * key.constant_answer
-        axes.barh(place, constant, 0.34, color=_CONSTANT, label="best constant answer")
-    value = key.median.value
-    axes.errorbar(
-        100 * value,
-        place,
-        xerr=[[100 * abs(value - end)] for end in _ends(key)],
-        fmt="o",
-        color=colour,
-        ms=8,
-        capsize=3.5,
-        zorder=3,
-        label=label,
-    )
-    if len(key.by_seed) > 1:
-        values = [100 * key.by_seed[seed] for seed in sorted(key.by_seed)]
-        lanes = [place + _LANES[i % len(_LANES)] for i in range(len(values))]
-        axes.plot(
-            values, lanes, "o", color=colour, ms=4.5, alpha=0.45, mec="none", zorder=2,
-            label="every seed",
-        )  # fmt: skip
-    said = f"{percent(value)}  {metric_name(name)}"
-    axes.text(1.02, place, said, va="center", transform=axes.get_yaxis_transform())
+    return [100 * (key.median.value if end is None else end) for end in ends]
