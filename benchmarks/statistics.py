@@ -17,7 +17,7 @@ seed's share, normal with the task's standard deviation.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -267,21 +267,22 @@ def coverage(name: str, repeats: int) -> dict[str, float]:
 # The choice on dev
 
 
-def chosen(number: int, evaluations: int, draw: Draw, of_example: Floats) -> tuple[float, Sample]:
-    """Return the best score of equal evaluations, and the sample that is cross-fitted."""
+def chosen(evaluations: int, of_example: Floats, draw: Draw) -> tuple[Sample, Sample]:
+    """Return the best of evaluations that are equally good, 0.7 in truth: on all, cross-fitted."""
+    number = len(of_example)
     parts = 0.8**0.5 * of_example + 0.2**0.5 * draw.standard_normal((evaluations, number))
     samples = [SHARE.of(each < norm.ppf(0.7), np.ones(number)) for each in parts]
     both = halves(np.arange(number))
     best = [max(samples, key=lambda each: each.part(half).value) for half in both]
-    return max(each.value for each in samples), best[0].merged(both[0], best[1])
+    return max(samples, key=lambda each: each.value), best[0].merged(both[0], best[1])
 
 
 def choice(evaluations: int, repeats: int) -> dict[str, float]:
     """Return by how much the score of the best evaluation on 277 examples is above its truth."""
     draw = np.random.default_rng(derive_seed(ROOT_SEED, "choice", evaluations))
-    found = [chosen(277, evaluations, draw, draw.standard_normal(277)) for _ in range(repeats)]
-    apart = float(np.mean([sample.value for _, sample in found]))
-    return {"before": float(np.mean([best for best, _ in found])) - 0.7, "now": apart - 0.7}
+    found = [chosen(evaluations, draw.standard_normal(277), draw) for _ in range(repeats)]
+    before, now = np.mean([[way.value for way in ways] for ways in found], axis=0).tolist()
+    return {"before": before - 0.7, "now": now - 0.7}
 
 
 def threshold(number: int, repeats: int) -> dict[str, float]:
@@ -300,20 +301,17 @@ def threshold(number: int, repeats: int) -> dict[str, float]:
 
     def best(found: tuple[Any, ...], rows: NDArray[np.bool_]) -> float:
         scores, texts, has_answer, belief = found
-        size = int(rows.sum())
-        return best_threshold(scores.f1[rows], texts[:size], has_answer[rows], belief[rows]).value
+        of_rows = texts[: int(rows.sum())]
+        return best_threshold(scores.f1[rows], of_rows, has_answer[rows], belief[rows]).value
 
-    new, before, now = questions(20_000), [], []
+    new, both, found = questions(20_000), halves(np.arange(number)), []
     for _ in range(repeats):
         dev = questions(number)
-        whole = np.ones(number, bool)
-        at = best(dev, whole)
-        truth = f1(new, at).mean()
-        before.append(f1(dev, at).mean() - truth)
-        first, second = halves(np.arange(number))
-        apart = np.where(first, f1(dev, best(dev, second)), f1(dev, best(dev, first)))
-        now.append(apart.mean() - truth)
-    return {"before": float(np.mean(before)), "now": float(np.mean(now))}
+        at = best(dev, np.ones(number, bool))
+        apart = np.where(both[0], f1(dev, best(dev, both[1])), f1(dev, best(dev, both[0])))
+        found.append(np.array([f1(dev, at).mean(), apart.mean()]) - f1(new, at).mean())
+    before, now = np.mean(found, axis=0).tolist()
+    return {"before": before, "now": now}
 
 
 # The gate
@@ -369,31 +367,22 @@ def unlike_choices(repeats: int) -> dict[str, float]:
     draw = np.random.default_rng(derive_seed(ROOT_SEED, "unlike choices"))
     counts = {"before": 0, "now": 0}
     for _ in range(repeats):
-        size = 1000
-        parts = draw.standard_normal((3, size))
-        samples: dict[str, list[Sample]] = {"before": [], "now": []}
-        for evaluations, own in ((20, parts[1]), (3, parts[2])):
-            of_example = (0.7**0.5) * parts[0] + 0.3**0.5 * own
-            numbers = 0.8**0.5 * of_example + 0.2**0.5 * draw.standard_normal((evaluations, size))
-            each = [SHARE.of(number < norm.ppf(0.7), np.ones(size)) for number in numbers]
-            both = halves(np.arange(size))
-            best = [max(each, key=lambda sample: sample.part(half).value) for half in both]
-            samples["before"].append(max(each, key=lambda sample: sample.value))
-            samples["now"].append(best[0].merged(both[0], best[1]))
-        for way, of_way in samples.items():
-            found = [jackknife(sample) for sample in of_way]
-            models = [Measured("", (j.value,), j.without, j.shares, 0.5) for j in found]
-            counts[way] += gate(
-                _SETTINGS, {"a": models[0]}, {"a": models[1]}, over_seeds=False
-            ).is_promoted
+        shared, *own = draw.standard_normal((3, 1000))
+        examples = [0.7**0.5 * shared + 0.3**0.5 * each for each in own]
+        models = (chosen(20, examples[0], draw), chosen(3, examples[1], draw))
+        for way, samples in zip(counts, zip(*models, strict=True), strict=True):
+            found = [jackknife(sample) for sample in samples]
+            ours, theirs = (
+                {"a": Measured("", (j.value,), j.without, j.shares, 0.5)} for j in found
+            )
+            counts[way] += gate(_SETTINGS, ours, theirs, over_seeds=False).is_promoted
     return {way: count / repeats for way, count in counts.items()}
 
 
 def first_at_chance(repeats: int) -> dict[str, float]:
     """Return how often a model that answers by chance becomes the first champion."""
-    count = 0
+    task, count = replace(RTE, score=0.5, seed_sd=0.005), 0
     for number in range(repeats):
-        task = replace(RTE, score=0.5, seed_sd=0.005)
         model, _ = simulate((task,), 2, 0.0, derive_seed(ROOT_SEED, "first", number))
         count += first_gate(_SETTINGS, model).is_promoted
     return {"before": 1.0, "now": count / repeats}
@@ -402,54 +391,45 @@ def first_at_chance(repeats: int) -> dict[str, float]:
 # Refreshes
 
 
-@dataclass
-class Chain:
-    """A registered model over many refreshes."""
-
-    promotions: int = 0
-    truth: dict[str, float] = field(default_factory=dict)
-    """The champion's true scores at the end."""
-    above_truth: float = 0.0
-    """The champion's score in the registry, less its truth; the mean over the tasks."""
-
-
 def refreshed(
     tasks: Sequence[SimulatedTask],
     gains: Mapping[str, float],
     refreshes: int,
     is_now: bool,
     seed: int,
-    num_seeds: int = 3,
-) -> Chain:
+) -> dict[str, float]:
     """Return what becomes of a model that is refreshed so many times.
 
     Args:
-        tasks: that models are compared on.
+        tasks: that models are compared on, with three seeds each.
         gains: by how much each candidate's true score is higher than the champion's, by task.
         refreshes: their number.
         is_now: whether the champion is scored afresh, and earlier champions count; False: it keeps
             the scores by which it became champion.
         seed: of everything.
-        num_seeds: runs of each model on each task.
+
+    Returns:
+        How often a candidate was promoted; the champion's score in the registry less its truth at
+        the end, the mean over the tasks; and the change of its true score on each task.
     """
-    draw, chain = np.random.default_rng(derive_seed(seed, "runs")), Chain()
+    draw = np.random.default_rng(derive_seed(seed, "runs"))
     champion = SimulatedModel({task.name: task.score for task in tasks}, derive_seed(seed, -1))
-    kept = [champion.measured(tasks, num_seeds, draw, dev=seed)]
+    kept = [champion.measured(tasks, 3, draw, dev=seed)]
     for number in range(refreshes):
         truth = {name: score + gains[name] for name, score in champion.truth.items()}
         candidate = SimulatedModel(truth, derive_seed(seed, number))
-        ours = candidate.measured(tasks, num_seeds, draw, dev=seed)
-        theirs = champion.measured(tasks, num_seeds, draw, dev=seed) if is_now else kept[-1]
-        earlier = kept[:-1] if is_now else []
-        if gate(_SETTINGS, ours, theirs, earlier=earlier).is_promoted:
-            champion, chain.promotions = candidate, chain.promotions + 1
+        ours = candidate.measured(tasks, 3, draw, dev=seed)
+        theirs = champion.measured(tasks, 3, draw, dev=seed) if is_now else kept[-1]
+        if gate(_SETTINGS, ours, theirs, earlier=kept[:-1] if is_now else []).is_promoted:
+            champion = candidate
             kept.append(ours)
-    chain.truth = dict(champion.truth)
-    last = champion.measured(tasks, num_seeds, draw, dev=seed) if is_now else kept[-1]
-    chain.above_truth = float(
-        np.mean([each.score - champion.truth[name] for name, each in last.items()])
-    )
-    return chain
+    last = champion.measured(tasks, 3, draw, dev=seed) if is_now else kept[-1]
+    above_truth = [each.score - champion.truth[name] for name, each in last.items()]
+    return {
+        "promotions": len(kept) - 1,
+        "above_truth": float(np.mean(above_truth)),
+        **{f"change_{task.name}": champion.truth[task.name] - task.score for task in tasks},
+    }
 
 
 _LARGE = tuple(replace(MNLI, name=f"large {n}", num_examples=5000) for n in (1, 2, 3))
@@ -461,22 +441,11 @@ REFRESHES: dict[str, tuple[tuple[SimulatedTask, ...], dict[str, float], int]] = 
 }
 
 
-def refreshes(name: str, is_now: bool, chains: int) -> dict[str, Any]:
+def refreshes(name: str, is_now: bool, chains: int) -> dict[str, float]:
     """Return the means over many chains of refreshes."""
-    tasks, gains, number = REFRESHES[name]
-    found = [
-        refreshed(tasks, gains, number, is_now, derive_seed(ROOT_SEED, "refreshes", name, chain))
-        for chain in range(chains)
-    ]
-    changes = {
-        task.name: float(np.mean([chain.truth[task.name] for chain in found])) - task.score
-        for task in tasks
-    }
-    return {
-        "promotions": float(np.mean([chain.promotions for chain in found])),
-        "above_truth": float(np.mean([chain.above_truth for chain in found])),
-        **{f"change_{task}": change for task, change in changes.items()},
-    }
+    seeds = [derive_seed(ROOT_SEED, "refreshes", name, chain) for chain in range(chains)]
+    found = [refreshed(*REFRESHES[name], is_now, seed) for seed in seeds]
+    return {key: float(np.mean([chain[key] for chain in found])) for key in found[0]}
 
 
 def jobs(repeats: int) -> Iterator[tuple[str, str, Callable[..., Any], tuple[Any, ...]]]:

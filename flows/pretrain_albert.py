@@ -105,7 +105,7 @@ def tell_power(run: RecipeRun, task_folder: str | None = None) -> None:
     # Outside of a flow run nothing is made, but what was made is found.
     if not in_flow_run() or is_start != (evaluation.num_seeds == 1):
         return
-    from albert_core.planning.gate_power import power
+    from albert_core.registry.gate import power
     from albert_core.tasks.catalogue import dev_clusters
 
     clusters = {}

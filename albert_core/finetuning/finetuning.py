@@ -38,8 +38,8 @@ from albert_core.tasks.squad import no_answer_probability
 from albert_core.text.arrow_files import write_arrow
 from albert_core.text.records import Ints
 from albert_core.text.seeds import derive_seed, random_bits
-from albert_core.tracking.models import output_of
 from albert_core.tracking.run import TrackedRun
+from albert_core.tracking.server import output_of
 from albert_core.training.devices import note_machine, noted_machines
 from albert_core.training.preemption import RunAgain, StopRequest, stop_request
 

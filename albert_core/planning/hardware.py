@@ -4,6 +4,7 @@ Every share and price tells whether it was measured, published, modelled or assu
 All are defaults: `Hardware.with_given` replaces them with your own figures.
 """
 
+import math
 import os
 import platform
 from dataclasses import dataclass, replace
@@ -85,10 +86,15 @@ class Hardware:
         Raises:
             ConfigError: a figure is impossible.
         """
-        _refuse_impossible("--peak-tflops", peak_tflops)
-        _refuse_impossible("--memory-gib", memory_gib)
-        _refuse_impossible("--utilisation", utilisation, at_most=1)
-        _refuse_impossible("--price-per-hour", price_per_hour)
+        for option, value, most in (
+            ("--peak-tflops", peak_tflops, math.inf),
+            ("--memory-gib", memory_gib, math.inf),
+            ("--utilisation", utilisation, 1),
+            ("--price-per-hour", price_per_hour, math.inf),
+        ):
+            if value is not None and not 0 < value <= most:
+                limit = f", at most {most:g}" if most < math.inf else ""
+                raise ConfigError(f"{option} is {value:g}, but must be above 0{limit}")
         own = self
         if peak_tflops is not None:
             peaks = dict.fromkeys(self.peak_tflops, peak_tflops)
@@ -101,13 +107,6 @@ class Hardware:
         if price_per_hour is not None:
             own = replace(own, usd_per_hour=price_per_hour, price_basis="given", price_source="you")
         return own
-
-
-def _refuse_impossible(option: str, value: float | None, at_most: float | None = None) -> None:
-    if value is None or 0 < value <= (at_most or float("inf")):
-        return
-    limit = "above 0" if at_most is None else f"above 0, at most {at_most:g}"
-    raise ConfigError(f"{option} is {value:g}, but must be {limit}")
 
 
 def find_hardware(name: str) -> Hardware:
@@ -204,12 +203,10 @@ def _gpu(
     memory_gib: float,
     peaks: tuple[float, float],
     utilisation: dict[Precision, Utilisation],
-    price: tuple[float, str],
+    usd_per_hour: float,
+    price_source: str,
 ) -> Hardware:
-    """Return a GPU of NVIDIA.
-
-    ``peaks`` are those of float32 and bfloat16; ``price`` is in USD an hour, with its source.
-    """
+    """Return a GPU of NVIDIA; ``peaks`` are those of float32 and bfloat16."""
     return Hardware(
         name=name,
         description=f"NVIDIA {description}",
@@ -217,75 +214,36 @@ def _gpu(
         memory_gib=memory_gib,
         peak_tflops={"float32": peaks[0], "bfloat16": peaks[1]},
         utilisation=utilisation,
-        usd_per_hour=price[0],
-        price_source=price[1],
+        usd_per_hour=usd_per_hour,
+        price_source=price_source,
     )
 
 
 _RUNPOD, _FROM_MEMORY = "RunPod, on demand, 9 November 2026", "from memory, without date"
+_RUNPOD_BEFORE = "RunPod, on demand, 7 October 2026"
+_LAMBDA = "Lambda, on demand, 16 November 2026"
+_A100, _A100_40 = (
+    ("A100-SXM4-80GB", "A100 80GB PCIe", "A100-PCIE-80GB"),
+    ("A100-SXM4-40GB", "A100-PCIE-40GB"),
+)
+_RTX = "GeForce RTX 4090"
 _DEVICES = (
+    _gpu("h200", "H200 SXM", ("H200",), 139.8, (67.0, 989.5), _HOPPER, 4.59, _RUNPOD_BEFORE),
+    _gpu("b200", "B200 SXM", ("B200",), 178.3, (75.0, 2250.0), _OTHER_GPUS, 6.00, _FROM_MEMORY),
     _gpu(
-        "h200",
-        "H200 SXM",
-        ("H200",),
-        139.8,
-        (67.0, 989.5),
-        _HOPPER,
-        (4.59, "RunPod, on demand, 7 October 2026"),
+        "gh200", "GH200, 96 GB", ("GH200 480GB",), 94.5, (67.0, 989.5), _HOPPER, 2.00, _FROM_MEMORY
     ),
+    _gpu("h100", "H100 SXM", ("H100 80GB HBM3",), 79.2, (67.0, 989.5), _HOPPER, 3.99, _RUNPOD),
+    _gpu("h100-nvl", "H100 NVL", ("H100 NVL",), 93.1, (60.0, 835.5), _HOPPER, 2.80, _FROM_MEMORY),
     _gpu(
-        "b200",
-        "B200 SXM",
-        ("B200",),
-        178.3,
-        (75.0, 2250.0),
-        _OTHER_GPUS,
-        (6.00, _FROM_MEMORY),
+        "h100-pcie", "H100 PCIe", ("H100 PCIe",), 79.2, (51.0, 756.0), _HOPPER, 2.40, _FROM_MEMORY
     ),
-    _gpu(
-        "gh200",
-        "GH200, 96 GB",
-        ("GH200 480GB",),
-        94.5,
-        (67.0, 989.5),
-        _HOPPER,
-        (2.00, _FROM_MEMORY),
-    ),
-    _gpu("h100", "H100 SXM", ("H100 80GB HBM3",), 79.2, (67.0, 989.5), _HOPPER, (3.99, _RUNPOD)),
-    _gpu("h100-nvl", "H100 NVL", ("H100 NVL",), 93.1, (60.0, 835.5), _HOPPER, (2.80, _FROM_MEMORY)),
-    _gpu(
-        "h100-pcie", "H100 PCIe", ("H100 PCIe",), 79.2, (51.0, 756.0), _HOPPER, (2.40, _FROM_MEMORY)
-    ),
-    _gpu(
-        "a100",
-        "A100 SXM, 80 GB",
-        ("A100-SXM4-80GB", "A100 80GB PCIe", "A100-PCIE-80GB"),
-        79.2,
-        (19.5, 312.0),
-        _OTHER_GPUS,
-        (1.79, _RUNPOD),
-    ),
-    _gpu(
-        "a100-40",
-        "A100 SXM, 40 GB",
-        ("A100-SXM4-40GB", "A100-PCIE-40GB"),
-        39.4,
-        (19.5, 312.0),
-        _OTHER_GPUS,
-        (1.99, "Lambda, on demand, 16 November 2026"),
-    ),
-    _gpu("l40s", "L40S", ("L40S",), 44.4, (91.6, 362.0), _OTHER_GPUS, (0.90, _FROM_MEMORY)),
-    _gpu("l4", "L4", ("L4",), 22.0, (30.3, 121.0), _OTHER_GPUS, (0.70, _FROM_MEMORY)),
-    _gpu("a10g", "A10G", ("A10G",), 22.1, (31.5, 70.0), _OTHER_GPUS, (1.00, _FROM_MEMORY)),
-    _gpu(
-        "rtx-4090",
-        "GeForce RTX 4090",
-        ("GeForce RTX 4090",),
-        23.5,
-        (82.6, 165.2),
-        _OTHER_GPUS,
-        (0.69, _FROM_MEMORY),
-    ),
+    _gpu("a100", "A100 SXM, 80 GB", _A100, 79.2, (19.5, 312.0), _OTHER_GPUS, 1.79, _RUNPOD),
+    _gpu("a100-40", "A100 SXM, 40 GB", _A100_40, 39.4, (19.5, 312.0), _OTHER_GPUS, 1.99, _LAMBDA),
+    _gpu("l40s", "L40S", ("L40S",), 44.4, (91.6, 362.0), _OTHER_GPUS, 0.90, _FROM_MEMORY),
+    _gpu("l4", "L4", ("L4",), 22.0, (30.3, 121.0), _OTHER_GPUS, 0.70, _FROM_MEMORY),
+    _gpu("a10g", "A10G", ("A10G",), 22.1, (31.5, 70.0), _OTHER_GPUS, 1.00, _FROM_MEMORY),
+    _gpu("rtx-4090", _RTX, (_RTX,), 23.5, (82.6, 165.2), _OTHER_GPUS, 0.69, _FROM_MEMORY),
     Hardware(
         name="cpu2",
         description="2 cores of an AMD EPYC, Zen 4",

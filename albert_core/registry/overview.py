@@ -7,36 +7,34 @@ marked, and nobody makes it champion. Only models that answer by spans never use
 """
 
 import json
-import shlex
 import tempfile
 from datetime import UTC, datetime
 
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from albert_core.registry.champion import PREVIOUS, make_champion, promotion_lock
-from albert_core.registry.registration import (
-    DECISION_TAG,
-    FAULT,
-    MOVED_TAG,
-    RIGHT,
-    THREADS_TAG,
-    has_lock,
-)
+from albert_core.registry.candidate import THREADS_TAG
+from albert_core.registry.registration import DECISION_TAG, MOVED_TAG
 from albert_core.registry.versions import (
-    MANIFEST_TAG,
+    PREVIOUS,
     RegisteredVersion,
     champion_of,
     every,
     fetch,
+    make_champion,
     open_registry,
-    registered_versions,
+    promotion_lock,
     version_with,
+    versions_of,
 )
 from albert_core.stage.errors import RegistryError
 
 ROLLING_BACK_TAG = "rolling_back_to"
 """Of the registered model: the version that a roll-back makes champion, until it is done."""
+FAULT = (
+    "answers wrongly where a server asks it from several threads. Register its fine-tuning again "
+    "with the present code (docs/evaluation.md), promote that version, and restart its servers"
+)
 _WORD_TABLE_FILE = "code/albert_core/contract/word_table.py"
 _TASK_FILE = "artifacts/model/task.json"
 
@@ -51,8 +49,13 @@ def list_models(work: str) -> str:
         RegistryError: the registry does not answer.
     """
     with open_registry(work) as client:
-        names = sorted(model.name for model in every(client.search_registered_models))
-        return "\n".join(f"{name:<32}{_champion(client, name)}" for name in names) or "none"
+        lines = []
+        for name in sorted(model.name for model in every(client.search_registered_models)):
+            said = "no champion"
+            if champion := champion_of(client, name):
+                said = f"champion: version {champion.version}{_mark(client, champion)}"
+            lines.append(f"{name:<32}{said}")
+    return "\n".join(lines) or "none"
 
 
 def list_versions(name: str, work: str) -> str:
@@ -66,7 +69,7 @@ def list_versions(name: str, work: str) -> str:
             f"{version.version:>4}  {', '.join(version.aliases) or '-':<20}"
             f"{float(version.tags.get('score', 'nan')):>7.4f}  {_decision_of(version)}"
             f"{_mark(client, version)}"
-            for version in _versions(name, work).values()
+            for version in _versions(client, name).values()
         ]
     return "\n".join([f"{'':>4}  {'alias':<20}{'score':>7}  decision", *lines])
 
@@ -77,9 +80,10 @@ def explain_version(name: str, number: str, work: str) -> str:
     Raises:
         RegistryError: there is no such version, or the registry does not answer.
     """
-    version = _version(name, number, work)
+    with open_registry(work) as client:
+        version = _version(client, name, number)
+        lines = [f"{name}, version {number}: {_decision_of(version)}{_mark(client, version)}"]
     against = version.tags.get(f"{DECISION_TAG}.against", "")
-    lines = [f"{name}, version {number}: {_decision_of(version)}"]
     for task in json.loads(version.tags.get(f"{DECISION_TAG}.tasks", "[]")):
         fell = "  fell" if task["fell"] else ""
         lines.append(
@@ -87,9 +91,6 @@ def explain_version(name: str, number: str, work: str) -> str:
             f"version {against}: {task['difference']:+.4f} [{task['low']:+.4f}, "
             f"{task['high']:+.4f}]{fell}"
         )
-    with open_registry(work) as client:
-        if fault := _fault_of(client, version):
-            lines.append(f"It {fault}." + (f" {_remedy(version)}" if fault == FAULT else ""))
     return "\n".join(lines)
 
 
@@ -100,11 +101,12 @@ def promote_version(name: str, number: str, reason: str, work: str) -> str:
         RegistryError: there is no such version, it is champion already, its code is wrong for
             several threads, no reason is given, or the registry does not answer.
     """
-    version = _version(name, number, work)
     if not reason.strip():
         raise RegistryError(f"{name}: give a reason for the promotion, which is kept with it")
-    with open_registry(work) as client, promotion_lock(client, name):
-        return _promote(client, version, reason)
+    with open_registry(work) as client:
+        version = _version(client, name, number)
+        with promotion_lock(client, name):
+            return _promote(client, version, reason)
 
 
 def roll_back_to(name: str, number: str | None, reason: str, work: str) -> str:
@@ -116,25 +118,31 @@ def roll_back_to(name: str, number: str | None, reason: str, work: str) -> str:
         RegistryError: there is no previous champion, no such version, its code is wrong for
             several threads, or the registry does not answer.
     """
-    _versions(name, work)
-    with open_registry(work) as client, promotion_lock(client, name):
-        if number is None:  # after one that was killed, the aliases may be half moved
-            champion = champion_of(client, name)
-            begun = client.get_registered_model(name).tags.get(ROLLING_BACK_TAG)
-            if begun and (champion is None or champion.version != begun):
-                number = begun
-            elif previous := version_with(client, name, PREVIOUS):
-                number = previous.version
-            else:
-                raise RegistryError(
-                    f"{name} has no previous champion to roll back to; name a version with --to"
-                )
-        version = _version(name, number, work)
-        client.set_registered_model_tag(name, ROLLING_BACK_TAG, number)
-        try:
-            return _promote(client, version, f"rolled back: {reason}")
-        finally:
-            client.delete_registered_model_tag(name, ROLLING_BACK_TAG)
+    with open_registry(work) as client:
+        _versions(client, name)
+        with promotion_lock(client, name):
+            version = _version(client, name, number or _version_before(client, name))
+            client.set_registered_model_tag(name, ROLLING_BACK_TAG, version.version)
+            try:
+                return _promote(client, version, f"rolled back: {reason}")
+            finally:
+                client.delete_registered_model_tag(name, ROLLING_BACK_TAG)
+
+
+def _version_before(client: MlflowClient, name: str) -> str:
+    """Return the number of the previous champion.
+
+    After a roll-back that was killed the aliases may be half moved: then it is that one's.
+    """
+    champion, previous = champion_of(client, name), version_with(client, name, PREVIOUS)
+    begun = client.get_registered_model(name).tags.get(ROLLING_BACK_TAG)
+    if begun and (champion is None or champion.version != begun):
+        return str(begun)
+    if previous is None:
+        raise RegistryError(
+            f"{name} has no previous champion to roll back to; name a version with --to"
+        )
+    return previous.version
 
 
 def _promote(client: MlflowClient, version: RegisteredVersion, reason: str) -> str:
@@ -142,8 +150,8 @@ def _promote(client: MlflowClient, version: RegisteredVersion, reason: str) -> s
     champion = champion_of(client, name)
     if champion is not None and champion.version == number:
         raise RegistryError(f"version {number} of {name} is champion already")
-    if not is_right(client, version):
-        raise RegistryError(f"version {number} of {name} {FAULT}. {_remedy(version)}")
+    if has_fault(client, version):
+        raise RegistryError(f"version {number} of {name} {FAULT}.")
     instead = "" if champion is None else f" instead of version {champion.version}"
     at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     client.set_model_version_tag(name, number, MOVED_TAG, f"{at}{instead}: {reason}")
@@ -151,61 +159,33 @@ def _promote(client: MlflowClient, version: RegisteredVersion, reason: str) -> s
     return f"{name}: version {number} is champion{instead}"
 
 
-def is_right(client: MlflowClient, version: RegisteredVersion) -> bool:
-    """Return whether ``version`` gives each of several threads the answers that one would get.
-
-    For a version without `THREADS_TAG` a file or two of a few kB are read. One that does not carry
-    the word table, like a pretrained model's, does not use it.
+def has_fault(client: MlflowClient, version: RegisteredVersion) -> bool:
+    """Return whether ``version`` carries the word table without a lock, and uses it.
 
     Raises:
         MlflowException: the registry or its files do not answer. An OSError likewise.
     """
-    if version.tags.get(THREADS_TAG) == RIGHT:
-        return True
-    table = _read(client, version, _WORD_TABLE_FILE)
-    if table is None or has_lock(table):
-        return True
-    task = _read(client, version, _TASK_FILE)
-    return task is not None and json.loads(task)["task"]["kind"] == "spans"
-
-
-def _fault_of(client: MlflowClient, version: RegisteredVersion) -> str:
-    """Return what is wrong with the code of ``version``, as a verb and more; "" if nothing is."""
-    try:
-        return "" if is_right(client, version) else FAULT
-    except (MlflowException, OSError) as error:
-        return f"has code that can't be read now ({type(error).__name__})"
+    if THREADS_TAG in version.tags:
+        return False
+    with tempfile.TemporaryDirectory() as scratch:
+        table = fetch(client, version, _WORD_TABLE_FILE, scratch)
+        if table is None or "threading.Lock" in table.read_text(encoding="utf-8"):
+            return False
+        task = fetch(client, version, _TASK_FILE, scratch)
+        return task is None or json.loads(task.read_text())["task"]["kind"] != "spans"
 
 
 def _mark(client: MlflowClient, version: RegisteredVersion) -> str:
-    fault = _fault_of(client, version)
-    return f"; {fault}" if fault else ""
+    """Return what is to be said of the code of ``version`` after a semicolon; "" if nothing is."""
+    try:
+        return f"; {FAULT}" if has_fault(client, version) else ""
+    except (MlflowException, OSError) as error:
+        return f"; its code can't be read now ({type(error).__name__})"
 
 
-def _remedy(version: RegisteredVersion) -> str:
-    """Return what the owner of a version whose code is wrong can do."""
-    finetuning = version.tags.get(f"{MANIFEST_TAG}finetuning", "<manifest>").partition(", ")[0]
-    work = finetuning.rpartition("/finetuning/")[0] or "<work>"
-    name = shlex.quote(version.name)
-    return (
-        "Register its fine-tuning again with the present code: `python -m "
-        f"albert_core.registry.register_finetuned --recipe={work}/recipes/<...>.json "
-        f"--finetuning={finetuning} --name={name} --work={work}`. If the gate finds the new "
-        f"version no better than this one, `albert promote {name} <its number> --work={work} "
-        "--reason=...` makes it champion. Then restart its servers."
-    )
-
-
-def _read(client: MlflowClient, version: RegisteredVersion, path: str) -> str | None:
-    """Return the text of a file of the version; None if there is none."""
-    with tempfile.TemporaryDirectory() as scratch:
-        found = fetch(client, version, path, scratch)
-        return found.read_text(encoding="utf-8") if found else None
-
-
-def _versions(name: str, work: str) -> dict[str, RegisteredVersion]:
+def _versions(client: MlflowClient, name: str) -> dict[str, RegisteredVersion]:
     """Return the versions of ``name`` by number, the newest first."""
-    found = {each.version: each for each in registered_versions(work) if each.name == name}
+    found = {version.version: version for version in versions_of(client, name)}
     if not found:
         raise RegistryError(
             f"there is no registered model {name!r}; `albert models` shows those there are"
@@ -213,20 +193,13 @@ def _versions(name: str, work: str) -> dict[str, RegisteredVersion]:
     return found
 
 
-def _version(name: str, number: str, work: str) -> RegisteredVersion:
-    found = _versions(name, work)
+def _version(client: MlflowClient, name: str, number: str) -> RegisteredVersion:
+    found = _versions(client, name)
     if number not in found:
         raise RegistryError(
             f"{name} has no version {number}; `albert models {name}` shows those there are"
         )
     return found[number]
-
-
-def _champion(client: MlflowClient, name: str) -> str:
-    champion = champion_of(client, name)
-    if champion is None:
-        return "no champion"
-    return f"champion: version {champion.version}{_mark(client, champion)}"
 
 
 def _decision_of(version: RegisteredVersion) -> str:

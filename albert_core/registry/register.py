@@ -52,14 +52,9 @@ def run(
         IntegrityError: a manifest or a file is missing.
         RegistryError: the scores are another model's, or the registry does not answer.
     """
-    from albert_core.registry.measured import read_scores
-    from albert_core.registry.registration import (
-        PRETRAINED_EXAMPLE,
-        PRETRAINED_SIGNATURE,
-        Candidate,
-        enter,
-    )
-    from albert_core.tracking.models import output_of
+    from albert_core.registry.candidate import Candidate, read_scores
+    from albert_core.registry.registration import enter, signature_of
+    from albert_core.tracking.server import output_of
 
     plan = _plan(registry, pretraining, scores, work)
     made_of = [read_lineage(uri).results.values() for uri in (pretraining, scores)]
@@ -71,8 +66,8 @@ def run(
         over_seeds=True,
         lineage=Lineage(chain(*made_of)),
         served_by=SERVED_MODULE,
-        signature=PRETRAINED_SIGNATURE,
-        example=PRETRAINED_EXAMPLE,
+        signature=signature_of("pretrained"),
+        example={"text": "The [MASK] is on the table."},
     )
     return enter(plan, work, registry, candidate, champion_scores)
 

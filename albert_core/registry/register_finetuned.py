@@ -9,21 +9,16 @@ no advantage.
 
 from typing import Any
 
-from mlflow.models import ModelSignature
-from mlflow.types import ColSpec, DataType, Schema, TensorSpec
-from mlflow.types.schema import Array, Map
-
 from albert_core.config import RegistrySettings
 from albert_core.conversion.model_files import model_digest, read_task
-from albert_core.registry.measured import measure
-from albert_core.registry.registration import TEXT_COLUMNS, Candidate, enter
+from albert_core.registry.candidate import Candidate, measure
+from albert_core.registry.registration import enter, signature_of
 from albert_core.stage.command import stage_main
 from albert_core.stage.lineage import REGISTRATION, model_folder_of, read_lineage
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import FinetuningResult
-from albert_core.stage.storage import shown_tracking_uri
-from albert_core.tracking.models import output_of
+from albert_core.tracking.server import output_of
 
 _LIBRARIES = (
     "torch", "transformers", "tokenizers", "safetensors", "sentencepiece", "numpy", "pandas",
@@ -31,40 +26,6 @@ _LIBRARIES = (
 )  # fmt: skip
 _SERVED_MODULE = "albert_core.registry.served_task_model"
 _TAKES_ALONG = "albert_core.finetuning.finetuned_model"
-_CHOICE: list[ColSpec | TensorSpec] = [
-    ColSpec("string", "article"),
-    ColSpec("string", "question"),
-    ColSpec(Array(DataType.string), "options"),
-]
-_SPANS: list[ColSpec | TensorSpec] = [ColSpec("string", "question"), ColSpec("string", "context")]
-_PROBABILITY = ColSpec("double", "probability")
-_SIGNATURES: dict[str, tuple[list[ColSpec | TensorSpec], list[ColSpec | TensorSpec]]] = {
-    "classification": (
-        TEXT_COLUMNS,
-        [ColSpec("string", "label"), _PROBABILITY, ColSpec(Map(DataType.double), "probabilities")],
-    ),
-    "regression": (TEXT_COLUMNS, [ColSpec("double", "value")]),
-    "choice": (
-        _CHOICE,
-        [
-            ColSpec("string", "option"),
-            ColSpec("long", "index"),
-            _PROBABILITY,
-            ColSpec(Array(DataType.double), "probabilities"),
-        ],
-    ),
-    "spans": (
-        _SPANS,
-        [
-            ColSpec("string", "answer"),
-            ColSpec("long", "start", required=False),
-            ColSpec("long", "end", required=False),
-            ColSpec("double", "score", required=False),
-            ColSpec("double", "no_answer_probability", required=False),
-        ],
-    ),
-}
-"""Kind of task -> what a version takes and returns, as `FinetunedModel.predict`."""
 _TEXT = "The cup is on the table."
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "choice": {"article": _TEXT, "question": "Where is the cup?"},
@@ -88,7 +49,6 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
     """
     scores, folder = read_manifest(finetuning), model_folder_of(finetuning)
     result, task = scores.result_as(FinetuningResult), read_task(folder)["task"]
-    inputs, outputs = _SIGNATURES[task["kind"]]
     example = _EXAMPLES.get(task["kind"], {"text": _TEXT})
     if task["kind"] == "choice":
         example = example | {"options": [f"option {label}" for label in task["labels"]]}
@@ -103,7 +63,7 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         over_seeds=False,
         lineage=read_lineage(finetuning),
         served_by=_SERVED_MODULE,
-        signature=ModelSignature(inputs=Schema(inputs), outputs=Schema(outputs)),
+        signature=signature_of(task["kind"]),
         example=example,
         takes_along=_TAKES_ALONG,
     )

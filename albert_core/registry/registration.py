@@ -1,4 +1,4 @@
-"""A model becomes a version; the gate says whether it becomes champion; all of it is kept."""
+"""A candidate becomes a version; the gate says whether it becomes champion; all of it is kept."""
 
 import json
 import logging
@@ -9,150 +9,124 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import mean
-from typing import Any, cast
+from typing import cast
 
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus, Metric
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
-from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
+from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+from mlflow.types.schema import Array, Map
 from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
 from albert_core.config import RegistrySettings
 from albert_core.conversion.model_files import check_model
-from albert_core.registry.champion import (
-    CANDIDATE,
-    PREVIOUS,
-    is_champion,
-    make_candidate,
-    make_champion,
-    promotion_lock,
+from albert_core.registry.candidate import (
+    Candidate,
+    model_page,
+    read_measured,
+    read_scores,
+    write_measured,
 )
-from albert_core.registry.description import HELD_OUT, describe_model, describe_version, made_of
 from albert_core.registry.gate import ByTask, Decision, first_gate, gate
-from albert_core.registry.measured import read_measured, read_scores, write_measured
 from albert_core.registry.versions import (
+    CANDIDATE,
     CHAMPION,
     LINEAGE,
-    MANIFEST_TAG,
+    PREVIOUS,
     RegisteredVersion,
     champion_of,
     find_version,
+    make_candidate,
+    make_champion,
     numbered_version,
     open_registry,
+    promotion_lock,
     suppress_absent,
     version_with,
     versions_of,
     write_lineage,
 )
 from albert_core.stage.errors import RegistryError
-from albert_core.stage.lineage import FINETUNING, REGISTRATION, Lineage
+from albert_core.stage.lineage import FINETUNING, REGISTRATION
 from albert_core.stage.manifest import StagePlan, read_manifest, sha256_of
 from albert_core.stage.provenance import reachable_sources
-from albert_core.stage.results import FinetuningResult, RegistrationResult, Verdict
-from albert_core.stage.storage import TRACKING_URI, tracking_uri
-from albert_core.tracking.journal import ServerUnavailableError, known_run_id, send_left
-from albert_core.tracking.models import (
+from albert_core.stage.results import (
+    FinetuningResult,
+    RegistrationResult,
+    TaskDifference,
+    Verdict,
+)
+from albert_core.tracking.journal import ServerUnavailableError, send_left
+from albert_core.tracking.run import run_name
+from albert_core.tracking.server import (
     DIGEST_TAG,
     MODEL_ARTIFACT,
     REGISTRATION_TAG,
-    Output,
     add_transformers,
     data_set,
+    experiment_id,
+    known_run_id,
+    local_copy,
     log_output,
 )
-from albert_core.tracking.run import run_name
-from albert_core.tracking.server import experiment_id, local_copy
 
 DECISION_TAG = "decision"
 """The sentence; what stands after a point in the names of others is a part of the decision."""
 _VERDICT_TAG, _AGAINST_TAG = f"{DECISION_TAG}.verdict", f"{DECISION_TAG}.against"
+_PARTS = ("difference", "lower_bound", "tasks")
+_PROMOTED = ("first", "promoted")
 SHA256 = "sha256"
 """In the configuration of what MLflow serves: the digest of each file of the model, by its name."""
 MOVED_TAG = "champion_by_hand"
 """Why and when a person made a version champion."""
-THREADS_TAG, RIGHT = "threads", "right"
-"""The tag of a version whose code was looked at when it was registered, and is `RIGHT`."""
-FAULT = "answers wrongly where a server asks it from several threads"
-WORD_TABLE = "albert_core.text.word_table"
-TEXT_COLUMNS: list[ColSpec | TensorSpec] = [
-    ColSpec("string", "text"),
-    ColSpec("string", "text_b", required=False),
-]
-"""Of a model that reads a text, or a pair of them."""
-PRETRAINED_SIGNATURE = ModelSignature(
-    inputs=Schema(TEXT_COLUMNS),
-    outputs=Schema(
-        [
-            ColSpec("long", "row"),
-            ColSpec("long", "mask"),
-            ColSpec("string", "piece"),
-            ColSpec("double", "probability"),
-        ]
+_OPTIONAL = ("text_b", "start", "end", "score", "no_answer_probability")
+_TEXTS = {"text": "string", "text_b": "string"}
+_Columns = Mapping[str, str | Array | Map]
+_COLUMNS: dict[str, tuple[_Columns, _Columns]] = {
+    "pretrained": (
+        _TEXTS,
+        {"row": "long", "mask": "long", "piece": "string", "probability": "double"},
     ),
-    params=ParamSchema([ParamSpec("task", "string", "fill_mask"), ParamSpec("top_k", "long", 5)]),
-)
-
-PRETRAINED_EXAMPLE = {"text": "The [MASK] is on the table."}
+    "classification": (
+        _TEXTS,
+        {"label": "string", "probability": "double", "probabilities": Map(DataType.double)},
+    ),
+    "regression": (_TEXTS, {"value": "double"}),
+    "choice": (
+        {"article": "string", "question": "string", "options": Array(DataType.string)},
+        {
+            "option": "string",
+            "index": "long",
+            "probability": "double",
+            "probabilities": Array(DataType.double),
+        },
+    ),
+    "spans": (
+        {"question": "string", "context": "string"},
+        {"answer": "string", "start": "long", "end": "long"}
+        | {"score": "double", "no_answer_probability": "double"},
+    ),
+}
+"""Kind of model -> the columns that it takes and returns, as `served_model.py` and
+`FinetunedModel.predict` say."""
 
 log = logging.getLogger(REGISTRATION)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A model to register: what it is, how it does, and what it was made of."""
-
-    name: str
-    """Of the registered model."""
-    trained: str
-    """Manifest of the stage that made it."""
-    output: Output
-    """The model."""
-    measured: ByTask
-    over_seeds: bool
-    """See `gate`."""
-    lineage: Lineage
-    served_by: str
-    """The module that `mlflow.pyfunc` runs, one file that ends with `mlflow.models.set_model`."""
-    signature: ModelSignature
-    example: Mapping[str, Any]
-    """A row of its input."""
-    takes_along: str = ""
-    """A module of this project that it imports: it and all it reaches go along. Empty: none."""
-
-    @property
-    def score(self) -> float | None:
-        """The mean over the tasks; None without any, as where only minimal pairs were scored."""
-        return mean(task.score for task in self.measured.values()) if self.measured else None
-
-    def tags(self, key: str) -> dict[str, str]:
-        """Return the tags of its version: what it is first, then what programs ask for.
-
-        MLflow's pages sort them by name. Of the results it was made of, the nearest comes first.
-        What the held-out scores are, its metrics say.
-        """
-        about = made_of(self.lineage, self.trained)
-        tags = {
-            **{f"about.{name}": said for name, said in about.items() if name != HELD_OUT},
-            **({} if self.score is None else {"score": repr(self.score)}),
-            **{f"score.{name}": repr(task.score) for name, task in self.measured.items()},
-            REGISTRATION_TAG: key,
-            DIGEST_TAG: self.output.digest,
-            THREADS_TAG: RIGHT,
-        }
-        for result in reversed(self.lineage.results.values()):
-            stage = result.manifest.stage
-            for tag, value in (
-                (f"lineage.{stage}", result.manifest.key),
-                (f"{MANIFEST_TAG}{stage}", result.uri),
-            ):
-                tags[tag] = f"{tags[tag]}, {value}" if tag in tags else value
-        return tags
+def signature_of(kind: str) -> ModelSignature:
+    """Return what a version of this kind of model, "pretrained" or a task's, takes and returns."""
+    inputs, outputs = (
+        Schema([ColSpec(of, name, required=name not in _OPTIONAL) for name, of in columns.items()])
+        for columns in _COLUMNS[kind]
+    )
+    if kind != "pretrained":
+        return ModelSignature(inputs, outputs)
+    params = [ParamSpec("task", "string", "fill_mask"), ParamSpec("top_k", "long", 5)]
+    return ModelSignature(inputs, outputs, ParamSchema(params))
 
 
 def enter(
@@ -165,7 +139,8 @@ def enter(
     """Make a version of the candidate and perhaps champion, if not yet done; return the manifest.
 
     What was decided is not decided again, whatever is champion by then, unless the candidate could
-    not be compared.
+    not be compared. A person may have moved the alias since, or a better model came: then the
+    manifest is written again, and says so.
 
     Args:
         plan: of the stage; its libraries are those that the version needs.
@@ -180,29 +155,29 @@ def enter(
     """
     with open_registry(work) as client:
         done, version = plan.find(work), find_version(client, candidate.name, plan.key)
-        if done and version:
-            before = read_manifest(done).result_as(RegistrationResult)
-            if before.verdict != "undecided":
-                _keep_true(plan, work, client, version, before)
-                return done
-        is_unfinished = version is None or not done
         if version is None:
             version = _register(client, plan, work, candidate)
         with promotion_lock(client, candidate.name):
-            if is_unfinished:
-                _finish_registration(client, version)
             decision, against = _decide(client, settings, candidate, version, champion_scores)
-        log.info("%s: %s: %s, %s", REGISTRATION, version.uri, decision.verdict, decision.reason)
+            champion = champion_of(client, candidate.name)
+        is_champion = champion is not None and champion.version == version.version
+        reason = decision.reason
+        if is_champion != decision.is_promoted:
+            now = f"version {champion.version} is" if champion else "none is"
+            reason += f"; the alias was moved after the registration: now {now} champion"
+        log.info("%s: %s: %s, %s", REGISTRATION, version.uri, decision.verdict, reason)
         result = RegistrationResult(
             name=version.name,
             version=version.version,
-            alias=CHAMPION if is_champion(client, version) else None,
-            **vars(decision),
+            alias=CHAMPION if is_champion else None,
+            **(vars(decision) | {"reason": reason}),
             against=against,
             model_uri=version.uri,
             mlflow_run_id=version.mlflow_run_id,
         )
-        return plan.write(work, [], [], result)
+    if done and read_manifest(done).result_as(RegistrationResult) == result:
+        return done
+    return plan.write(work, [], [], result)
 
 
 def _decide(
@@ -214,28 +189,54 @@ def _decide(
 ) -> tuple[Decision, str]:
     """Make ``version`` champion if the gate says so, and keep the decision with it.
 
+    The verdict is written last: without it, another process was killed on the way. The lock must
+    be held: of several that set an alias which nobody has yet, MLflow refuses all but one.
+
     Returns:
         The decision, and the number of the version that it was compared with, if any.
     """
     name, number, tags = version.name, version.version, version.tags
-    before, against = tags.get(_VERDICT_TAG, "undecided"), tags.get(_AGAINST_TAG, "")
-    if before != "undecided":
-        return Decision(cast(Verdict, before), tags[DECISION_TAG]), against
-    if is_champion(client, version):  # a process that was killed made it so
-        verdict: Verdict = "promoted" if against else "first"
-        decision = Decision(verdict, tags.get(DECISION_TAG, "it is the champion already"))
+    against, verdict = tags.get(_AGAINST_TAG, ""), tags.get(_VERDICT_TAG, "undecided")
+    if verdict != "undecided":
+        return _kept(verdict, tags), against
+    champion, newer = champion_of(client, name), version_with(client, name, CANDIDATE)
+    if champion is not None and champion.version == number:  # a process that was killed made it so
+        decision = _kept("promoted" if against else "first", tags)
         make_champion(client, version)
     else:
+        if newer is None or int(newer.version) < int(number):
+            make_candidate(client, version)
         decision, against = _compared(client, settings, candidate, champion_scores)
-        about, measured = made_of(candidate.lineage, candidate.trained), candidate.measured
-        said = describe_version(version.uri, about, measured, decision)
-        client.update_model_version(name, number, said)
+        client.update_model_version(name, number, candidate.page(version.uri, decision))
         for tag, value in decision_tags(decision, against).items():
             client.set_model_version_tag(name, number, tag, value)
         if decision.is_promoted:
             make_champion(client, version)
     client.set_model_version_tag(name, number, _VERDICT_TAG, decision.verdict)
     return decision, against
+
+
+def decision_tags(decision: Decision, against: str) -> dict[str, str]:
+    """Return what is kept with the version, except the verdict, which is written last."""
+    tasks = [task.model_dump() for task in decision.tasks]
+    parts = (decision.difference, decision.lower_bound, tasks)
+    kept = {
+        f"{DECISION_TAG}.{name}": json.dumps(part) for name, part in zip(_PARTS, parts, strict=True)
+    }
+    return kept | {DECISION_TAG: decision.reason, _AGAINST_TAG: against}
+
+
+def _kept(verdict: str, tags: Mapping[str, str]) -> Decision:
+    """Return the decision that `decision_tags` has kept."""
+    parts = (json.loads(tags.get(f"{DECISION_TAG}.{name}", "null")) for name in _PARTS)
+    difference, lower_bound, tasks = parts
+    return Decision(
+        verdict=cast(Verdict, verdict),
+        reason=tags.get(DECISION_TAG, "it is the champion already"),
+        difference=difference,
+        lower_bound=lower_bound,
+        tasks=tuple(TaskDifference(**task) for task in tasks or ()),
+    )
 
 
 def _compared(
@@ -250,7 +251,12 @@ def _compared(
             decision = first_gate(settings, candidate.measured, candidate.over_seeds)
         else:
             theirs = _champion_measured(client, against, champion_scores)
-            earlier = list(_earlier_champions(client, against))
+            earlier = [
+                read_measured(client, version)
+                for version in versions_of(client, candidate.name)
+                if version.version != against.version
+                and (version.tags.get(_VERDICT_TAG) in _PROMOTED or MOVED_TAG in version.tags)
+            ]
             decision = gate(settings, candidate.measured, theirs, candidate.over_seeds, earlier)
         now = champion_of(client, candidate.name)
         if (now and now.version) == (champion and champion.version):
@@ -265,47 +271,6 @@ def _champion_measured(client: MlflowClient, champion: RegisteredVersion, scores
         except RegistryError as error:
             log.warning("%s: the champion changed meanwhile: %s", REGISTRATION, error)
     return read_measured(client, champion)
-
-
-def _earlier_champions(client: MlflowClient, champion: RegisteredVersion) -> Iterator[ByTask]:
-    """Yield how each version did that was champion and is not ``champion``."""
-    for version in versions_of(client, champion.name):
-        was_champion = version.tags.get(_VERDICT_TAG) in ("first", "promoted")
-        was_champion |= MOVED_TAG in version.tags
-        if was_champion and version.version != champion.version:
-            yield read_measured(client, version)
-
-
-def decision_tags(decision: Decision, against: str) -> dict[str, str]:
-    """Return what is kept with the version, except the verdict, which is written last."""
-    return {
-        DECISION_TAG: decision.reason,
-        _AGAINST_TAG: against,
-        f"{DECISION_TAG}.difference": json.dumps(decision.difference),
-        f"{DECISION_TAG}.lower_bound": json.dumps(decision.lower_bound),
-        f"{DECISION_TAG}.tasks": json.dumps([task.model_dump() for task in decision.tasks]),
-    }
-
-
-def _keep_true(
-    plan: StagePlan,
-    work: str,
-    client: MlflowClient,
-    version: RegisteredVersion,
-    result: RegistrationResult,
-) -> None:
-    """Write the manifest again if the alias has moved since; this decides nothing.
-
-    A person may have moved it for a reason, or a better model came.
-    """
-    champion = champion_of(client, version.name)
-    alias = CHAMPION if champion is not None and champion.version == version.version else None
-    if alias == result.alias:
-        return
-    now = "none is" if champion is None else f"version {champion.version} is"
-    reason = f"the alias was moved after the registration: now {now} champion"
-    log.info("%s: %s", REGISTRATION, reason)
-    plan.write(work, [], [], result.model_copy(update={"alias": alias, "reason": reason}))
 
 
 def _register(
@@ -325,23 +290,19 @@ def _register(
     client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
     client.log_batch(run_id, metrics=list(_scores(candidate, model.model_id)))
     try:
-        client.create_registered_model(name, description=describe_model(name))
+        client.create_registered_model(name, description=model_page(name))
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     about = {tag: model.tags[tag] for tag in ("recipe", "text") if tag in model.tags}
+    tags = candidate.tags(plan.key) | about
     with _fluent_uri(tracking_uri(work)):
         made = client.create_model_version(
-            name,
-            model.model_uri,
-            run_id,
-            tags=candidate.tags(plan.key) | about,
-            model_id=model.model_id,
+            name, model.model_uri, run_id, tags=tags, model_id=model.model_id
         )
-    number = str(made.version)
-    versions = json.dumps([{"name": name, "version": number}])
+    versions = json.dumps([{"name": name, "version": str(made.version)}])
     client.set_logged_model_tags(model.model_id, {MLFLOW_MODEL_VERSIONS: versions})
-    version = numbered_version(client, name, number)
+    version = numbered_version(client, name, str(made.version))
     assert version is not None
     return version
 
@@ -357,17 +318,6 @@ def _scores(candidate: Candidate, model_id: str) -> Iterator[Metric]:
         yield Metric(f"dev/{task}", each.score, now, step, model_id, *data.get(task, (None, None)))
     if candidate.score is not None:
         yield Metric("score", candidate.score, now, step, model_id)
-
-
-def _finish_registration(client: MlflowClient, version: RegisteredVersion) -> None:
-    """Make the newest version the candidate.
-
-    Under the lock: of several that set an alias which nobody has yet, MLflow refuses all but one.
-    """
-    newer = version_with(client, version.name, CANDIDATE)
-    is_newest = newer is None or int(newer.version) < int(version.version)
-    if is_newest and not is_champion(client, version):
-        make_candidate(client, version)
 
 
 def _source_run(client: MlflowClient, plan: StagePlan, work: str, candidate: Candidate) -> str:
@@ -436,21 +386,10 @@ def _model_files(
 
 
 def _copied_code(module: str, folder: Path) -> list[str] | None:
-    """Write ``module`` and all that it reaches below ``folder``; return the packages' folders.
-
-    Raises:
-        RegistryError: it is wrong for several threads.
-    """
+    """Write ``module`` and all that it reaches below ``folder``; return the packages' folders."""
     if not module:
         return None
     sources = reachable_sources(module)
-    if WORD_TABLE in sources and not has_lock(sources[WORD_TABLE]):
-        spec = find_spec(WORD_TABLE)
-        raise RegistryError(
-            f"{WORD_TABLE if spec is None else spec.origin} has no lock, so that a model with it "
-            f"{FAULT}. Register with this project's present code: update that checkout, or "
-            "install the project again."
-        )
     for package in {name.rpartition(".")[0] for name in sources} - {""}:
         sources.setdefault(package, "")
     for name, source in sources.items():
@@ -460,8 +399,3 @@ def _copied_code(module: str, folder: Path) -> list[str] | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source, encoding="utf-8")
     return sorted(str(path) for path in folder.iterdir())
-
-
-def has_lock(word_table: str) -> bool:
-    """Return whether this source of the word table is right for several threads."""
-    return "threading.Lock" in word_table

@@ -1,4 +1,4 @@
-"""Registered versions: found by address, with their files and all that they were made of.
+"""Registered versions: found by address, with their files, and moved to champion.
 
 A version is self-contained: it has the model folder in Hugging Face's layout, the code that
 `mlflow.pyfunc` runs on it, and copies of every manifest before it, so that the work folder need not
@@ -6,14 +6,18 @@ be there. Its tags name the place and the URI of these manifests. Its run is the
 it. The run of an old version is that of its registration, which has the manifests instead.
 """
 
+import logging
 import re
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
+from uuid import uuid4
 
 import mlflow
 from mlflow import MlflowClient
@@ -25,11 +29,10 @@ from albert_core.stage import storage
 from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import SOURCE_FILES, Lineage, Result, place_in
 from albert_core.stage.manifest import MANIFEST, checked, digest_of, read_manifest
-from albert_core.stage.storage import TRACKING_URI, shown_tracking_uri, tracking_uri
-from albert_core.tracking.models import DIGEST_TAG, MODEL_ARTIFACT, REGISTRATION_TAG
-from albert_core.tracking.server import open_client
+from albert_core.tracking.server import DIGEST_TAG, MODEL_ARTIFACT, REGISTRATION_TAG, open_client
 
-CHAMPION = "champion"
+CHAMPION, CANDIDATE, PREVIOUS = "champion", "candidate", "previous"
+"""The best version; the newest that is not champion; the champion before the present one."""
 LINEAGE = "lineage"
 """Folder of the manifests among the files of a version."""
 MANIFEST_TAG = "manifest."
@@ -37,6 +40,13 @@ ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """Codes of MLflow's errors for a model, version, alias or run that does not exist."""
 _DOWNLOADS = "registered_models"
 _SQLITE = "sqlite:///"
+CLAIM = "promotion_claim."
+"""What the key of a claim's tag begins with."""
+STALE_SECONDS = 90.0
+"""A claim that is not renewed for so long belongs to a dead process."""
+_WAIT_SECONDS = 0.25
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -92,8 +102,15 @@ def registered_versions(work: str) -> list[RegisteredVersion]:
     if not has_registry(work):
         return []
     with open_registry(work) as client:
-        aliases = {each.name: each.aliases for each in every(client.search_registered_models)}
-        versions = list(every(client.search_model_versions))
+        return versions_of(client)
+
+
+def versions_of(client: MlflowClient, name: str = "") -> list[RegisteredVersion]:
+    """Return all versions of ``name``, or of all names, the newest first."""
+    condition = f'name = "{name}"' if name else None
+    models = every(partial(client.search_registered_models, condition))
+    aliases = {model.name: model.aliases for model in models}
+    versions = list(every(partial(client.search_model_versions, condition)))
     versions.sort(key=lambda version: (version.name, -int(version.version)))
     return [_described(version, aliases.get(version.name, {})) for version in versions]
 
@@ -111,12 +128,6 @@ def numbered_version(client: MlflowClient, name: str, number: str) -> Registered
 def champion_of(client: MlflowClient, name: str) -> RegisteredVersion | None:
     """Return the version of ``name`` that is champion, or None."""
     return version_with(client, name, CHAMPION)
-
-
-def versions_of(client: MlflowClient, name: str) -> list[RegisteredVersion]:
-    """Return all versions of ``name``, without their aliases."""
-    search = partial(client.search_model_versions, f"name = '{name}'")
-    return [_described(version, {}) for version in every(search)]
 
 
 def find_version(client: MlflowClient, name: str, key: str) -> RegisteredVersion | None:
@@ -300,9 +311,8 @@ def _local_copy(files: str, server: str, work: str) -> Path:
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            found = mlflow.artifacts.download_artifacts(
-                files, dst_path=scratch, tracking_uri=server
-            )
+            download = mlflow.artifacts.download_artifacts
+            found = download(files, dst_path=scratch, tracking_uri=server)
             with suppress(OSError):  # another process was faster
                 Path(found).replace(target)
     return target
@@ -317,3 +327,73 @@ def _result(path: Path, version: RegisteredVersion) -> Result:
     manifest, files = read_manifest(str(path)), path.with_name(SOURCE_FILES)
     uri = version.made_of.get(f"{manifest.stage}/{manifest.key}", str(path))
     return Result(uri, manifest, files.read_bytes() if files.exists() else None)
+
+
+def make_candidate(client: MlflowClient, version: RegisteredVersion) -> None:
+    """Call ``version`` the candidate, instead of the one before it."""
+    client.set_registered_model_alias(version.name, CANDIDATE, version.version)
+
+
+def make_champion(client: MlflowClient, version: RegisteredVersion) -> None:
+    """Move the champion to previous, and ``version`` to champion; it is candidate no more."""
+    name, number = version.name, version.version
+    champion, candidate = champion_of(client, name), version_with(client, name, CANDIDATE)
+    if champion is not None and champion.version != number:
+        client.set_registered_model_alias(name, PREVIOUS, champion.version)
+    client.set_registered_model_alias(name, CHAMPION, number)
+    if candidate is not None and candidate.version == number:
+        client.delete_registered_model_alias(name, CANDIDATE)
+
+
+@contextmanager
+def promotion_lock(
+    client: MlflowClient, name: str, stale_seconds: float = STALE_SECONDS
+) -> Iterator[None]:
+    """Wait until no other process decides about the registered model ``name``; keep others out.
+
+    MLflow has no lock, so this one is made of tags. Each process that wants to decide writes a
+    claim under a key of its own and then reads all claims. A process that finds only its own claim
+    goes on. Of several, the first by key waits, and the others withdraw and try again. Two
+    processes cannot both find themselves alone: of two claims, the second one is written before
+    its writer reads, so its writer finds the first.
+
+    Args:
+        client: of the registry.
+        name: of the registered model, which exists.
+        stale_seconds: how long another's claim may stand unrenewed before it is removed.
+    """
+    own, first_seen = CLAIM + uuid4().hex, dict[tuple[str, str], float]()
+    is_over = threading.Event()
+
+    def renew() -> None:
+        while not is_over.wait(stale_seconds / 3):
+            with suppress(MlflowException):  # an outage: the block will notice it too
+                client.set_registered_model_tag(name, own, uuid4().hex)
+
+    renewing = threading.Thread(target=renew, name="promotion lock", daemon=True)
+    try:
+        while True:
+            client.set_registered_model_tag(name, own, uuid4().hex)
+            now, tags = time.monotonic(), client.get_registered_model(name).tags
+            others = {key for key in tags if key.startswith(CLAIM)} - {own}
+            if not others:
+                break
+            for key in others:
+                if now - first_seen.setdefault((key, tags[key]), now) > stale_seconds:
+                    log.warning("%s: removed the claim of a process that is gone", name)
+                    _withdraw(client, name, key)
+            if min(others) < own:
+                _withdraw(client, name, own)
+            time.sleep(_WAIT_SECONDS)
+        renewing.start()
+        yield
+    finally:
+        is_over.set()
+        if renewing.ident:
+            renewing.join()
+        _withdraw(client, name, own)
+
+
+def _withdraw(client: MlflowClient, name: str, claim: str) -> None:
+    with suppress_absent():
+        client.delete_registered_model_tag(name, claim)

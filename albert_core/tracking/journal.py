@@ -42,9 +42,18 @@ from albert_core.stage import storage
 from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import OutageError
 from albert_core.stage.manifest import digest_of
-from albert_core.stage.storage import TRACKING_URI, shown_tracking_uri
-from albert_core.tracking.models import Output, data_set, log_output, model_with
-from albert_core.tracking.server import PARENT_TAG, RUN_ID, experiment_id, open_client, upload
+from albert_core.tracking.server import (
+    PARENT_TAG,
+    RUN_ID,
+    Output,
+    data_set,
+    experiment_id,
+    known_run_id,
+    log_output,
+    model_with,
+    open_client,
+    upload,
+)
 
 JOURNALS = "mlflow_journals"
 """Folder in the work folder."""
@@ -118,7 +127,7 @@ class Journal:
             journal.append(header)
         except OSError:
             hidden.unlink()
-            journal.close()
+            file.close()
             raise
         hidden.rename(path)  # no other process sees it before it is locked and has its header
         return journal
@@ -126,17 +135,15 @@ class Journal:
     @classmethod
     def claim(cls, work: str, path: Path) -> Self | None:
         """Return the journal at ``path``, or None if it is locked, or was just sent."""
-        try:
+        with suppress(FileNotFoundError, BlockingIOError):  # its process is alive
             file = path.open("r+b", buffering=0)
-        except FileNotFoundError:
-            return None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists():  # it may have been sent before it was locked
-                return cls(work, path, file, is_left=True)
-        except BlockingIOError:
-            pass  # its process is alive
-        file.close()
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.stat()  # it may have been sent before it was locked
+            except OSError:
+                file.close()
+                raise
+            return cls(work, path, file, is_left=True)
         return None
 
     def append(self, entry: Mapping[str, Any]) -> None:
@@ -179,8 +186,14 @@ class Journal:
             return
         header = self.read()[0]
         try:
-            self._client = open_client(self._work)
-            self._resume(header["folder"], self._find(header) or self._create(header))
+            self._client = client = open_client(self._work)
+            experiment = experiment_id(client, self._work, header.get("experiment", ""))
+            run = self._find(header, experiment)
+            if run is None:
+                tags = {**header["tags"], JOURNAL_TAG: self.path.name}
+                made = client.create_run(experiment, header["time"], tags, header["name"])
+                run = self._find(header, experiment) or made
+            self._resume(header["folder"], run)
         except Exception as error:
             raise ServerUnavailableError(said(error)) from error
 
@@ -213,39 +226,26 @@ class Journal:
         """Release the lock."""
         self._file.close()
 
-    def _find(self, header: Entry) -> Run | None:
+    def _find(self, header: Entry, experiment: str) -> Run | None:
         """Return the run of the stage's folder, or the one made for this journal.
 
         MLflow's client repeats a request whose answer is lost, which may create several runs. All
         but one are deleted.
         """
+        client = self._client
         if known := known_run_id(header["folder"]):
             try:
-                run = self._client.get_run(known)
+                run = client.get_run(known)
                 if run.info.lifecycle_stage == "active":
                     return run
             except MlflowException as error:
                 if error.error_code not in _NOT_RETRIED:
                     raise
         made_for_this = f"tags.{JOURNAL_TAG} = '{self.path.name}'"
-        found = self._client.search_runs(
-            [self._experiment(header)], made_for_this, order_by=["attributes.run_id"]
-        )
+        found = client.search_runs([experiment], made_for_this, order_by=["attributes.run_id"])
         for run in found[1:]:
-            self._client.delete_run(run.info.run_id)
-        return found[0] if found else None
-
-    def _create(self, header: Entry) -> Run:
-        created = self._client.create_run(
-            self._experiment(header),
-            start_time=header["time"],
-            tags={**header["tags"], JOURNAL_TAG: self.path.name},
-            run_name=header["name"],
-        )
-        return self._find(header) or created
-
-    def _experiment(self, header: Entry) -> str:
-        return experiment_id(self._client, self._work, header.get("experiment", ""))
+            client.delete_run(run.info.run_id)
+        return next(iter(found), None)
 
     def _resume(self, folder: str, run: Run) -> None:
         run_id = str(run.info.run_id)
@@ -265,39 +265,42 @@ class Journal:
 
     def _deliver(self, entries: list[Entry]) -> None:
         """Send entries in one call; leave out and count those that the server refuses."""
-        error = self._refusal(entries)
-        if error is not None and len(entries) > 1:
-            for entry in entries:
-                self._deliver([entry])
-            return
-        while error is not None and _may_succeed(error) and (pause := next(self._pauses, 0)):
-            time.sleep(pause)
-            error = self._refusal(entries)
-        if error is None:
-            self._pauses = iter(_RETRY_SECONDS)
-        else:
-            self.note_lost(f"MLflow at {shown_tracking_uri(self._work)} refuses an entry", error)
+        while True:
+            try:
+                self._do(entries)
+                self._pauses = iter(_RETRY_SECONDS)
+                break
+            except ServerUnavailableError:
+                raise
+            except Exception as error:  # noqa: BLE001  whatever it is, the next entry is sent
+                self._check_server(error)
+                if len(entries) > 1:
+                    for entry in entries:
+                        self._deliver([entry])
+                    return
+                pause = next(self._pauses, 0) if _may_succeed(error) else 0
+                if not pause:
+                    server = shown_tracking_uri(self._work)
+                    self.note_lost(f"MLflow at {server} refuses an entry", error)
+                    break
+                time.sleep(pause)
         self.num_arrived += len(entries)
         del self._unsent[: len(entries)]
 
-    def _refusal(self, entries: list[Entry]) -> Exception | None:
-        """Send entries; return the error if the server answers but does not take them."""
+    def _check_server(self, error: Exception) -> None:
+        """Raise ServerUnavailableError if the server does not answer, which explains ``error``."""
         try:
-            self._do(entries)
-        except ServerUnavailableError:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever it is, the next entry is sent
-            try:
-                self._client.search_experiments(max_results=1)
-            except Exception:  # noqa: BLE001
-                raise ServerUnavailableError(said(error)) from error
-            return error
-        return None
+            self._client.search_experiments(max_results=1)
+        except Exception:  # noqa: BLE001
+            raise ServerUnavailableError(said(error)) from error
 
     def _do(self, entries: list[Entry]) -> None:
         client, entry = self._client, entries[0]
         if "dataset" in entry:
-            client.log_inputs(self.run_id, [_dataset_input(**entry["dataset"])])
+            name, digest, source, context = entry["dataset"].values()
+            dataset = Dataset(*data_set(name, digest), "uri", json.dumps({"uri": source}))
+            tags = [InputTag("mlflow.data.context", context)]
+            client.log_inputs(self.run_id, [DatasetInput(dataset, tags)])
         elif "artifact" in entry:
             upload(client, self.run_id, entry["artifact"], entry["artifact_folder"])
         elif "model" in entry:
@@ -384,21 +387,20 @@ def send_left(work: str, folder: str = "", before: Path | None = None) -> Iterat
     Raises:
         ServerUnavailableError: the server does not answer.
     """
-    for path in journals_of(work, folder):
-        if path == before:
-            return
+    for path in takewhile(lambda path: path != before, journals_of(work, folder)):
         journal = Journal.claim(work, path)
         if journal is None:
             yield LIVING
             continue
         with closing(journal):
             entries = journal.read()
-            is_ours = not entries or entries[0].get("server") == shown_tracking_uri(work)
-            if is_ours:
-                if entries:  # a power failure leaves an empty file
-                    journal.send()
-                journal.remove()
-        yield SENT if is_ours else ELSEWHERE
+            if entries and entries[0].get("server") != shown_tracking_uri(work):
+                yield ELSEWHERE
+                continue
+            if entries:  # a power failure leaves an empty file
+                journal.send()
+            journal.remove()
+        yield SENT
 
 
 def send_journals(work: str) -> str:
@@ -434,22 +436,11 @@ def _may_succeed(error: Exception) -> bool:
     return not isinstance(error, FileNotFoundError)
 
 
-def known_run_id(folder: str) -> str:
-    """Return the id of the run of a stage's folder; empty if the folder does not have it yet."""
-    uri = storage.join(folder, RUN_ID)
-    return storage.read_bytes(uri).decode().strip() if storage.exists(uri) else ""
-
-
 def _parsed(line: bytes) -> Entry:
     """Return the entry of a line; an empty one if a power failure damaged the line."""
     with suppress(ValueError):
         return cast(Entry, json.loads(line))
     return {}
-
-
-def _dataset_input(name: str, digest: str, source: str, context: str) -> DatasetInput:
-    dataset = Dataset(*data_set(name, digest), "uri", json.dumps({"uri": source}))
-    return DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
 
 
 def _label(folder: str) -> str:

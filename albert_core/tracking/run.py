@@ -37,8 +37,7 @@ from albert_core.stage.errors import ConfigError
 from albert_core.stage.log import note_ids
 from albert_core.stage.storage import shown_tracking_uri
 from albert_core.tracking.journal import LIVING, Journal, ServerUnavailableError, said, send_left
-from albert_core.tracking.models import Output, flat
-from albert_core.tracking.server import PARENT_TAG, experiment_name
+from albert_core.tracking.server import PARENT_TAG, Output, experiment_name, flat
 
 PARENT_VARIABLE = "ALBERT_MLFLOW_PARENT"
 """Environment variable with the id of the run that the runs of a process are nested in."""

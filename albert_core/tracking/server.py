@@ -1,16 +1,31 @@
-"""The tracking server: a client of it, the experiment, the files of a run."""
+"""The tracking server: a client of it, the experiment, and models as outputs of its runs.
 
+MLflow gets the URI of a model's files and their digest. Files of up to ``ALBERT_TRACKED_MODEL_MB``
+megabytes (10) go there themselves, so that `mlflow.transformers` loads the model; those of a
+registered version always do. Checkpoints stay where they are.
+"""
+
+import json
 import logging
 import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 from filelock import FileLock
 from mlflow import MlflowClient
+from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric
 from mlflow.exceptions import MlflowException
 
 from albert_core.stage import storage
+from albert_core.stage.settings import whole_number
 from albert_core.stage.storage import tracking_uri
+from albert_core.stage.lineage import MODEL_RESULTS
+from albert_core.stage.manifest import read_manifest
+from albert_core.stage.results import FinetuningResult, PretrainingResult
 
 EXPERIMENT, EXPERIMENT_NAME = "albert", "MLFLOW_EXPERIMENT_NAME"
 """The experiment; and MLflow's own variable, which names another one."""
@@ -18,6 +33,28 @@ RUN_ID = "mlflow_run_id"
 """File in a stage's folder that has the id of its MLflow run."""
 PARENT_TAG = "mlflow.parentRunId"
 
+DIGEST_TAG = "model_digest"
+REGISTRATION_TAG = "registration_key"
+"""Tag of a model whose files are those of a registered version: nobody may change them."""
+MODEL_ARTIFACT = "model"
+"""Folder in Hugging Face's layout below ``artifacts`` among the files of a model in MLflow."""
+CHECKPOINT = "checkpoint"
+
+_MAX_DIGEST_CHARACTERS = 36
+_TRACKED_MB = "ALBERT_TRACKED_MODEL_MB"
+_MAX_PARAM_CHARACTERS = 6000
+_FROM_RUN = ("recipe", "text")
+"""Tags of a run that its models have too."""
+_NOT_ALLOWED = str.maketrans(dict.fromkeys("/:.%\"'", "-"))
+"""In a model's name."""
+_NOT_OF_TOKENIZER = ("config.json", "model.safetensors", "task.json")
+_TASKS = {
+    "PreTraining": ("fill-mask", "MaskedLM"),
+    "SequenceClassification": ("text-classification", "SequenceClassification"),
+    "QuestionAnswering": ("question-answering", "QuestionAnswering"),
+    "MultipleChoice": ("multiple-choice", "MultipleChoice"),
+}
+"""What the model's class in config.json is for -> the pipeline's task, what its class is for."""
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 """With this tag MLflow's pages open on the training runs, not on traces of language models."""
 
@@ -70,6 +107,12 @@ def experiment_id(client: MlflowClient, work: str, name: str = "") -> str:
         return experiment_id(client, work, name)  # another process was faster
 
 
+def known_run_id(folder: str) -> str:
+    """Return the id of the run of a stage's folder; empty if the folder does not have it yet."""
+    uri = storage.join(folder, RUN_ID)
+    return storage.read_bytes(uri).decode().strip() if storage.exists(uri) else ""
+
+
 def upload(client: MlflowClient, run_id: str, uri: str, artifact_folder: str | None) -> None:
     """Copy the file or folder at ``uri`` to ``artifact_folder`` of the run's files.
 
@@ -96,3 +139,190 @@ def local_copy(uri: str, scratch: str) -> Path:
     if not path.exists():
         raise FileNotFoundError(uri)
     return path.absolute()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """A model or a checkpoint that a run made. Its values go through JSON."""
+
+    kind: Literal["pretrained", "fine-tuned", "checkpoint"]
+    folder: str
+    """URI of its files."""
+    digest: str
+    step: int
+    """Updates that made it."""
+    task: str = ""
+    """That it was fine-tuned on."""
+    params: Mapping[str, str] = field(default_factory=dict)
+    measured: str = ""
+    """What the names of the run's metrics begin with that say how it does, at its step."""
+    data: tuple[str, str] | None = None
+    """Name and digest of the data set that these are measured on."""
+
+
+def data_set(name: str, digest: str) -> tuple[str, str]:
+    """Return name and digest of a data set as MLflow takes them."""
+    return name, digest[:_MAX_DIGEST_CHARACTERS]
+
+
+def output_of(manifest: str, digest: str) -> Output:
+    """Return the model that a pretraining or a fine-tuning made.
+
+    Args:
+        manifest: URI of the stage's manifest.
+        digest: of the model's files.
+    """
+    made = read_manifest(manifest)
+    result = made.result_as(MODEL_RESULTS[made.stage])
+    folder = storage.join(manifest.rpartition("/")[0], result.model_folder)
+    if isinstance(result, FinetuningResult):
+        return Output(
+            kind="fine-tuned",
+            folder=folder,
+            digest=digest,
+            step=result.best_step,
+            task=result.task,
+            params=flat(made.settings | {"used": result.hyperparameters}),
+            measured="dev/",
+            data=data_set(f"{result.title}/dev", made.inputs["dev"]),
+        )
+    assert isinstance(result, PretrainingResult)
+    examples = made.inputs.get("examples")
+    return Output(
+        kind="pretrained",
+        folder=folder,
+        digest=digest,
+        step=result.step,
+        params=flat(result.settings),
+        measured="held_out/",
+        data=data_set("examples/held_out", examples) if examples else None,
+    )
+
+
+def log_output(client: MlflowClient, run_id: str, output: Output, key: str = "") -> LoggedModel:
+    """Return the model that is an output of the run, with its parameters, metrics and data set.
+
+    Called again, it completes what is there.
+
+    Args:
+        client: of the tracking server.
+        run_id: the run that made it.
+        output: the model.
+        key: of the registration that needs it for itself; empty: whatever model is there will do.
+    """
+    run = client.get_run(run_id)
+    about = {name: run.data.tags[name] for name in _FROM_RUN if name in run.data.tags}
+    experiment = run.info.experiment_id
+    at = f"step-{output.step}" if output.kind == CHECKPOINT else ""
+    name = "-".join(filter(None, (about.get("recipe", "albert"), output.task, at)))
+
+    def usable() -> list[LoggedModel]:
+        condition = f"source_run_id = '{run_id}' and tags.{DIGEST_TAG} = '{output.digest}'"
+        found = client.search_logged_models([experiment], condition)
+        return [each for each in found if not key or each.tags.get(REGISTRATION_TAG, key) == key]
+
+    found = usable()
+    if not found:
+        client.create_logged_model(
+            experiment,
+            name.translate(_NOT_ALLOWED),
+            run_id,
+            about | {DIGEST_TAG: output.digest, "files": output.folder},
+            dict(output.params),
+            output.kind,
+        )
+        found = usable()
+        for twin in found[1:] if not key else ():  # MLflow's client repeats a lost request
+            client.delete_logged_model(twin.model_id)
+    model = found[0]
+    outputs = run.outputs.model_outputs if run.outputs else []
+    if model.model_id not in {each.model_id for each in outputs}:
+        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, output.step)])
+    if output.measured:
+        client.log_batch(run_id, metrics=list(_measured(client, run_id, output, model.model_id)))
+    if not key:
+        if model.status != LoggedModelStatus.READY and _is_small(output):
+            _upload(client, model.model_id, run_id, output.folder)
+        client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+    return model
+
+
+def model_with(client: MlflowClient, experiment: str, digest: str) -> LoggedModel | None:
+    """Return the newest model of an experiment with this digest, or None."""
+    newest = [{"field_name": "creation_time", "ascending": False}]
+    condition = f"tags.{DIGEST_TAG} = '{digest}'"
+    found = client.search_logged_models([experiment], condition, max_results=1, order_by=newest)
+    return next(iter(found), None)
+
+
+def add_transformers(folder: Path) -> None:
+    """Give a model's folder the flavour "transformers" besides those that it has.
+
+    That flavour wants the tokenizer in a folder of its own; the weights are not copied. A model
+    for which `transformers` has no pipeline loads with ``return_type="components"``.
+    """
+    from mlflow.models import Model
+
+    model, tokenizer = folder / "artifacts" / MODEL_ARTIFACT, folder / "components" / "tokenizer"
+    name = json.loads((model / "config.json").read_text())["architectures"][0]
+    prefix, _, purpose = name.partition("For")
+    task, purpose = _TASKS.get(purpose, ("feature-extraction", ""))
+    tokenizer.mkdir(parents=True)
+    for path in model.iterdir():
+        if path.name not in _NOT_OF_TOKENIZER:
+            shutil.copy(path, tokenizer)
+    described = folder / "MLmodel"
+    content = Model.load(str(described)) if described.exists() else Model()
+    content.add_flavor(
+        "transformers",
+        task=task,
+        instance_type="".join(map(str.capitalize, task.split("-"))) + "Pipeline",
+        pipeline_model_type=f"{prefix}For{purpose}" if purpose else name,
+        model_binary=f"artifacts/{MODEL_ARTIFACT}",
+        components=["tokenizer"],
+        tokenizer_type="PreTrainedTokenizerFast",
+        code=None,
+    )
+    content.save(str(described))
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return settings as parameters, nested ones by their path; long values are cut."""
+    return {name: str(value)[:_MAX_PARAM_CHARACTERS] for name, value in _flat(values)}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _measured(client: MlflowClient, run_id: str, output: Output, model_id: str) -> Iterator[Metric]:
+    """Yield the run's points that say how the model does, as they are but for the links."""
+    data = (None, None) if output.data is None else output.data
+    for name in client.get_run(run_id).data.metrics:
+        if name.startswith(output.measured):
+            for point in client.get_metric_history(run_id, name):
+                if point.step == output.step:
+                    yield Metric(name, point.value, point.timestamp, point.step, model_id, *data)
+
+
+def _is_small(output: Output) -> bool:
+    if output.kind == CHECKPOINT or not storage.exists(output.folder):
+        return False
+    fs, path = storage.filesystem(output.folder)
+    return int(fs.du(path)) <= whole_number(_TRACKED_MB, 10) * 1_000_000
+
+
+def _upload(client: MlflowClient, model_id: str, run_id: str, folder: str) -> None:
+    """Upload a model's files, as `mlflow.transformers` wants them."""
+    from mlflow.models import Model
+
+    with TemporaryDirectory() as scratch:
+        copy = Path(scratch, "copy")
+        shutil.copytree(local_copy(folder, scratch), copy / "artifacts" / MODEL_ARTIFACT)
+        Model(run_id=run_id, model_id=model_id).save(str(copy / "MLmodel"))
+        add_transformers(copy)
+        client.log_model_artifacts(model_id, str(copy))

@@ -23,8 +23,8 @@ from albert_core.planning.run_plan import SECONDS_PER_HOUR, ExampleSizes, RunPla
 from albert_core.stage.errors import IntegrityError
 from albert_core.stage.lineage import model_folder_of
 from albert_core.stage.results import Estimate, ExamplesResult
-from albert_core.tracking.models import output_of
 from albert_core.tracking.run import MetricsEndpoint, SystemMetrics, TrackedRun
+from albert_core.tracking.server import output_of
 from albert_core.training.held_out import PAIRS_ACCURACY, point_of
 from albert_core.training.ranks import Ranks
 from albert_core.training.shards import ExampleShards, UpdateSizes

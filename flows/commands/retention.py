@@ -191,7 +191,7 @@ def check_registry(work: str) -> None:
         RegistryError: a result was registered elsewhere, where its version would not be seen.
     """
     from albert_core.registry.versions import has_registry, registered_versions
-    from albert_core.tracking.models import REGISTRATION_TAG
+    from albert_core.tracking.server import REGISTRATION_TAG
 
     here = {digest_of(uri(work)) for uri in (tracking_uri, shown_tracking_uri)}
     registrations = read_work(work).of_stage(REGISTRATION)

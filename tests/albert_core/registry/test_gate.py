@@ -13,7 +13,7 @@ from scipy.stats import ttest_ind
 from albert_core.config import RegistrySettings
 from albert_core.intervals import jackknife
 from albert_core.metrics import SHARE as MEAN
-from albert_core.registry.gate import Decision, Measured, first_gate, gate
+from albert_core.registry.gate import Decision, Measured, first_gate, gate, power
 from albert_core.text.seeds import derive_seed
 from benchmarks.statistics import (
     ALIKE,
@@ -277,7 +277,15 @@ def test_surely_better_candidates_are_promoted() -> None:
 def test_a_champion_that_is_scored_afresh_is_not_above_its_truth() -> None:
     gains = dict.fromkeys(("cola", "mrpc", "rte"), 0.0)
     kept, afresh = (
-        np.mean([refreshed(GLUE, gains, 10, is_now, seed).above_truth for seed in range(4)])
+        np.mean([refreshed(GLUE, gains, 10, is_now, seed)["above_truth"] for seed in range(4)])
         for is_now in (False, True)
     )
     assert afresh < kept
+
+
+def test_what_the_gate_can_find_is_said_before_the_run() -> None:
+    assert "decides nothing" in power(1, {}, 0.95)
+    said = power(3, {"a": 1000}, 0.95)
+    assert said.startswith("with 3 seeds, and 1,000 of a in dev, the gate finds a gain of 3.7 poi")
+    assert "1 point takes about 25 seeds and 18,548 examples of each task" in said
+    assert "1 point takes about 9 seeds and 6,183" in power(3, dict.fromkeys("abc", 1000), 0.95)

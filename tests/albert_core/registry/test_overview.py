@@ -9,38 +9,25 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from albert_core.registry import registration
-from albert_core.registry.champion import (
+from albert_core.registry.candidate import THREADS_TAG
+from albert_core.registry.gate import Decision
+from albert_core.registry.overview import FAULT, has_fault
+from albert_core.registry.registration import DECISION_TAG, decision_tags
+from albert_core.registry.versions import (
     CANDIDATE,
+    CHAMPION,
     CLAIM,
     PREVIOUS,
+    RegisteredVersion,
     make_candidate,
     make_champion,
-)
-from albert_core.registry.gate import Decision
-from albert_core.registry.overview import is_right
-from albert_core.registry.registration import (
-    DECISION_TAG,
-    FAULT,
-    RIGHT,
-    THREADS_TAG,
-    WORD_TABLE,
-    decision_tags,
-    has_lock,
-)
-from albert_core.registry.versions import (
-    CHAMPION,
-    RegisteredVersion,
     numbered_version,
     registered_versions,
 )
-from albert_core.stage.errors import RegistryError
-from albert_core.stage.provenance import reachable_sources
 from albert_core.stage.results import TaskDifference
 from albert_core.text import word_table
 from albert_core.tracking.server import open_client
 from flows.commands.main import main
-from tests.albert_core.tiny_finetuned import register_tiny
 
 NAME = "albert it's"
 """A quote and a blank are allowed in a name, and are two more things to get wrong."""
@@ -95,8 +82,7 @@ def add(client: MlflowClient, folder: Path, table: str, kind: str, **tags: str) 
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text(content)
-    manifest = {"manifest.finetuning": "/w/finetuning/1a/manifest.json, /w/finetuning/2b/m.json"}
-    made = client.create_model_version(NAME, str(folder), tags=manifest | tags)
+    made = client.create_model_version(NAME, str(folder), tags=tags)
     return str(made.version)
 
 
@@ -241,99 +227,60 @@ def test_without_a_previous_champion_a_rollback_needs_a_version(
 # -- versions whose code is wrong for several threads
 
 
-def test_the_present_word_table_is_right() -> None:
-    assert has_lock(WITH_LOCK)
-    assert not has_lock(WITHOUT_LOCK)
-
-
 @pytest.mark.parametrize(
-    ("table", "kind", "right"),
+    ("table", "kind", "has"),
     [
-        (WITHOUT_LOCK, "classification", False),
-        (WITHOUT_LOCK, "regression", False),
-        (WITHOUT_LOCK, "choice", False),
-        (WITHOUT_LOCK, "spans", True),  # the table is not asked
-        (WITH_LOCK, "classification", True),
-        ("", "pretrained", True),
+        (WITHOUT_LOCK, "classification", True),
+        (WITHOUT_LOCK, "choice", True),
+        (WITHOUT_LOCK, "spans", False),  # the table is not asked
+        (WITH_LOCK, "classification", False),
+        ("", "pretrained", False),
     ],
 )
-def test_the_code_that_a_version_carries_tells_whether_it_is_right(
-    table: str, kind: str, right: bool, client: MlflowClient, tmp_path: Path
+def test_the_code_that_a_version_carries_tells_whether_it_has_the_fault(
+    table: str, kind: str, has: bool, client: MlflowClient, tmp_path: Path
 ) -> None:
     number = add(client, tmp_path, table, kind)
-    assert is_right(client, found(client, number)) is right
+    assert has_fault(client, found(client, number)) is has
 
 
 def test_nothing_is_read_of_a_version_with_the_tag(
     client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    number = add(client, tmp_path, WITHOUT_LOCK, "choice", **{THREADS_TAG: RIGHT})
+    number = add(client, tmp_path, WITHOUT_LOCK, "choice", **{THREADS_TAG: "right"})
     monkeypatch.setattr("mlflow.artifacts.list_artifacts", None)
-    assert is_right(client, found(client, number))
+    assert not has_fault(client, found(client, number))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("promote", NAME, "1", "--reason", "x"), ("rollback", NAME), ("rollback", NAME, "--to", "1")],
-)
-def test_a_version_that_is_wrong_is_not_made_champion(
-    words: tuple[str, ...],
-    client: MlflowClient,
-    work: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for alias, table in ((PREVIOUS, WITHOUT_LOCK), (CHAMPION, WITH_LOCK)):
-        number = add(client, tmp_path / alias, table, "classification")
-        client.set_registered_model_alias(NAME, alias, number)
-    before = client.get_registered_model(NAME)
-    assert type_in(work, *words) == 2
-    said = capsys.readouterr().err
-    assert f"version 1 of {NAME} answers wrongly where a server asks it from several thr" in said
-    assert "register_finetuned --recipe=/w/recipes/<...>.json" in said
-    name = "'albert it'\"'\"'s'"
-    assert f"--finetuning=/w/finetuning/1a/manifest.json --name={name} --work=/w`" in said
-    after = client.get_registered_model(NAME)
-    assert (after.aliases, after.tags) == (before.aliases, before.tags)
-    assert "champion_by_hand" not in client.get_model_version(NAME, "1").tags
-
-
-def test_lists_and_explanations_mark_a_version_that_is_wrong(
+def test_a_version_with_the_fault_is_marked_and_not_made_champion(
     client: MlflowClient,
     work: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for number, table in (("1", WITHOUT_LOCK), ("2", WITH_LOCK)):
-        add(client, tmp_path / number, table, "choice")
-    client.set_registered_model_alias(NAME, CHAMPION, "1")
+    for alias, table in ((PREVIOUS, WITHOUT_LOCK), (CHAMPION, WITH_LOCK)):
+        number = add(client, tmp_path / alias, table, "classification")
+        client.set_registered_model_alias(NAME, alias, number)
+    before = client.get_registered_model(NAME)
+    for words in (("promote", NAME, "1", "--reason", "x"), ("rollback", NAME)):
+        assert type_in(work, *words) == 2
+        assert f"version 1 of {NAME} {FAULT}" in capsys.readouterr().err
+    after = client.get_registered_model(NAME)
+    assert (after.aliases, after.tags) == (before.aliases, before.tags)
+    assert "champion_by_hand" not in client.get_model_version(NAME, "1").tags
+
     assert type_in(work, "models", NAME) == 0
     _, second, first = capsys.readouterr().out.splitlines()
     assert first.endswith(f"not decided yet; {FAULT}")
     assert FAULT not in second
-    assert type_in(work, "models") == 0
-    assert f"champion: version 1; {FAULT}" in capsys.readouterr().out
     assert type_in(work, "models", NAME, "1") == 0
-    assert f"It {FAULT}. Register its fine-tuning again" in capsys.readouterr().out
+    assert FAULT in capsys.readouterr().out
 
     def away(*_: object, **__: object) -> None:
         raise ConnectionError("the store does not answer")
 
     monkeypatch.setattr("mlflow.artifacts.list_artifacts", away)
-    assert type_in(work, "models", NAME) == 0
-    assert "has code that can't be read now (ConnectionError)" in capsys.readouterr().out
-
-
-def test_code_that_is_wrong_is_not_registered(work: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_old_table(module: str) -> dict[str, str]:
-        return reachable_sources(module) | {WORD_TABLE: WITHOUT_LOCK}
-
-    with monkeypatch.context() as patch:
-        patch.setattr(registration, "reachable_sources", with_old_table)
-        with pytest.raises(RegistryError, match=r"word_table\.py has no lock.* update that check"):
-            register_tiny(work, "sst-2", 0.5)
-    client = open_client(work)
-    assert not client.search_model_versions("name = 'tiny-sst-2'")
-    assert register_tiny(work, "sst-2", 0.5).alias == CHAMPION
-    assert client.get_model_version("tiny-sst-2", "1").tags[THREADS_TAG] == RIGHT
+    assert type_in(work, "models") == 0
+    said = capsys.readouterr().out
+    assert "champion: version 2; its code can't be read now (ConnectionError)" in said

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from albert_core.registry.champion import CLAIM, promotion_lock
+from albert_core.registry.versions import CLAIM, promotion_lock
 from albert_core.stage import storage
 from albert_core.tracking.server import open_client
 from flows.commands.main import main

@@ -22,7 +22,7 @@ from albert_core.conversion.model_folder import save_model_folder
 from albert_core.registry.registration import SHA256
 from albert_core.registry.versions import model_folder_of
 from albert_core.stage.manifest import sha256_of
-from albert_core.tracking.models import MODEL_ARTIFACT
+from albert_core.tracking.server import MODEL_ARTIFACT
 from tests.albert_core.tiny_finetuned import register_tiny, save_tiny_finetuned
 from tests.albert_core.tiny_model import MAX_POSITIONS, random_model, save_tiny_model
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab

@@ -18,9 +18,8 @@ from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError
 from albert_core.tracking import journal, server
 from albert_core.tracking import run as tracked_run_module
-from albert_core.tracking.models import Output
 from albert_core.tracking.run import MetricsEndpoint, SystemMetrics, TrackedRun
-from albert_core.tracking.server import RUN_ID, open_client
+from albert_core.tracking.server import RUN_ID, Output, open_client
 from tests.mlflow_server import free_port
 
 

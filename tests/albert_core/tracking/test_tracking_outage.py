@@ -17,9 +17,8 @@ from albert_core.stage import storage
 from albert_core.stage.errors import OutageError
 from albert_core.tracking import run as tracked_run_module
 from albert_core.tracking.journal import Journal, journal_folder, journals_of, send_journals
-from albert_core.tracking.models import Output
 from albert_core.tracking.run import TrackedRun
-from albert_core.tracking.server import RUN_ID
+from albert_core.tracking.server import RUN_ID, Output
 from tests.mlflow_server import Gate, MlflowServer
 
 LOGGING_PROCESS = """
