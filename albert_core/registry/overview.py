@@ -13,20 +13,10 @@ from datetime import UTC, datetime
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
+from albert_core.registry import versions
 from albert_core.registry.candidate import THREADS_TAG
 from albert_core.registry.registration import DECISION_TAG, MOVED_TAG
-from albert_core.registry.versions import (
-    PREVIOUS,
-    RegisteredVersion,
-    champion_of,
-    every,
-    fetch,
-    make_champion,
-    open_registry,
-    promotion_lock,
-    version_with,
-    versions_of,
-)
+from albert_core.registry.versions import RegisteredVersion
 from albert_core.stage.errors import RegistryError
 
 ROLLING_BACK_TAG = "rolling_back_to"
@@ -48,11 +38,11 @@ def list_models(work: str) -> str:
     Raises:
         RegistryError: the registry does not answer.
     """
-    with open_registry(work) as client:
+    with versions.open_registry(work) as client:
         lines = []
-        for name in sorted(model.name for model in every(client.search_registered_models)):
+        for name in sorted(model.name for model in versions.every(client.search_registered_models)):
             said = "no champion"
-            if champion := champion_of(client, name):
+            if champion := versions.champion_of(client, name):
                 said = f"champion: version {champion.version}{_mark(client, champion)}"
             lines.append(f"{name:<32}{said}")
     return "\n".join(lines) or "none"
@@ -64,7 +54,7 @@ def list_versions(name: str, work: str) -> str:
     Raises:
         RegistryError: there is none, or the registry does not answer.
     """
-    with open_registry(work) as client:
+    with versions.open_registry(work) as client:
         lines = [
             f"{version.version:>4}  {', '.join(version.aliases) or '-':<20}"
             f"{float(version.tags.get('score', 'nan')):>7.4f}  {_decision_of(version)}"
@@ -80,7 +70,7 @@ def explain_version(name: str, number: str, work: str) -> str:
     Raises:
         RegistryError: there is no such version, or the registry does not answer.
     """
-    with open_registry(work) as client:
+    with versions.open_registry(work) as client:
         version = _version(client, name, number)
         lines = [f"{name}, version {number}: {_decision_of(version)}{_mark(client, version)}"]
     against = version.tags.get(f"{DECISION_TAG}.against", "")
@@ -103,9 +93,9 @@ def promote_version(name: str, number: str, reason: str, work: str) -> str:
     """
     if not reason.strip():
         raise RegistryError(f"{name}: give a reason for the promotion, which is kept with it")
-    with open_registry(work) as client:
+    with versions.open_registry(work) as client:
         version = _version(client, name, number)
-        with promotion_lock(client, name):
+        with versions.promotion_lock(client, name):
             return _promote(client, version, reason)
 
 
@@ -118,9 +108,9 @@ def roll_back_to(name: str, number: str | None, reason: str, work: str) -> str:
         RegistryError: there is no previous champion, no such version, its code is wrong for
             several threads, or the registry does not answer.
     """
-    with open_registry(work) as client:
+    with versions.open_registry(work) as client:
         _versions(client, name)
-        with promotion_lock(client, name):
+        with versions.promotion_lock(client, name):
             version = _version(client, name, number or _version_before(client, name))
             client.set_registered_model_tag(name, ROLLING_BACK_TAG, version.version)
             try:
@@ -134,7 +124,8 @@ def _version_before(client: MlflowClient, name: str) -> str:
 
     After a roll-back that was killed the aliases may be half moved: then it is that one's.
     """
-    champion, previous = champion_of(client, name), version_with(client, name, PREVIOUS)
+    champion = versions.champion_of(client, name)
+    previous = versions.version_with(client, name, versions.PREVIOUS)
     begun = client.get_registered_model(name).tags.get(ROLLING_BACK_TAG)
     if begun and (champion is None or champion.version != begun):
         return str(begun)
@@ -147,7 +138,7 @@ def _version_before(client: MlflowClient, name: str) -> str:
 
 def _promote(client: MlflowClient, version: RegisteredVersion, reason: str) -> str:
     name, number = version.name, version.version
-    champion = champion_of(client, name)
+    champion = versions.champion_of(client, name)
     if champion is not None and champion.version == number:
         raise RegistryError(f"version {number} of {name} is champion already")
     if has_fault(client, version):
@@ -155,7 +146,7 @@ def _promote(client: MlflowClient, version: RegisteredVersion, reason: str) -> s
     instead = "" if champion is None else f" instead of version {champion.version}"
     at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     client.set_model_version_tag(name, number, MOVED_TAG, f"{at}{instead}: {reason}")
-    make_champion(client, version)
+    versions.make_champion(client, version)
     return f"{name}: version {number} is champion{instead}"
 
 
@@ -168,10 +159,10 @@ def has_fault(client: MlflowClient, version: RegisteredVersion) -> bool:
     if THREADS_TAG in version.tags:
         return False
     with tempfile.TemporaryDirectory() as scratch:
-        table = fetch(client, version, _WORD_TABLE_FILE, scratch)
+        table = versions.fetch(client, version, _WORD_TABLE_FILE, scratch)
         if table is None or "threading.Lock" in table.read_text(encoding="utf-8"):
             return False
-        task = fetch(client, version, _TASK_FILE, scratch)
+        task = versions.fetch(client, version, _TASK_FILE, scratch)
         return task is None or json.loads(task.read_text())["task"]["kind"] != "spans"
 
 
@@ -185,7 +176,7 @@ def _mark(client: MlflowClient, version: RegisteredVersion) -> str:
 
 def _versions(client: MlflowClient, name: str) -> dict[str, RegisteredVersion]:
     """Return the versions of ``name`` by number, the newest first."""
-    found = {version.version: version for version in versions_of(client, name)}
+    found = {version.version: version for version in versions.versions_of(client, name)}
     if not found:
         raise RegistryError(
             f"there is no registered model {name!r}; `albert models` shows those there are"

@@ -24,32 +24,12 @@ from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
 from albert_core.config import RegistrySettings
 from albert_core.conversion.model_files import check_model
-from albert_core.registry.candidate import (
-    Candidate,
-    model_page,
-    read_measured,
-    read_scores,
-    write_measured,
-)
+from albert_core.registry import candidate as candidates
+from albert_core.registry import versions
+from albert_core.registry.candidate import Candidate
 from albert_core.registry.gate import ByTask, Decision, first_gate, gate
-from albert_core.registry.versions import (
-    CANDIDATE,
-    CHAMPION,
-    LINEAGE,
-    PREVIOUS,
-    RegisteredVersion,
-    champion_of,
-    find_version,
-    make_candidate,
-    make_champion,
-    numbered_version,
-    open_registry,
-    promotion_lock,
-    suppress_absent,
-    version_with,
-    versions_of,
-    write_lineage,
-)
+from albert_core.registry.versions import RegisteredVersion
+from albert_core.stage.environment import TRACKING_URI, tracking_uri
 from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import FINETUNING, REGISTRATION
 from albert_core.stage.manifest import StagePlan, read_manifest, sha256_of
@@ -60,19 +40,9 @@ from albert_core.stage.results import (
     TaskDifference,
     Verdict,
 )
+from albert_core.tracking import server
 from albert_core.tracking.journal import ServerUnavailableError, send_left
 from albert_core.tracking.run import run_name
-from albert_core.tracking.server import (
-    DIGEST_TAG,
-    MODEL_ARTIFACT,
-    REGISTRATION_TAG,
-    add_transformers,
-    data_set,
-    experiment_id,
-    known_run_id,
-    local_copy,
-    log_output,
-)
 
 DECISION_TAG = "decision"
 """The sentence; what stands after a point in the names of others is a part of the decision."""
@@ -153,13 +123,13 @@ def enter(
         IntegrityError: the model changed after it was written.
         RegistryError: the registry does not answer.
     """
-    with open_registry(work) as client:
-        done, version = plan.find(work), find_version(client, candidate.name, plan.key)
+    with versions.open_registry(work) as client:
+        done, version = plan.find(work), versions.find_version(client, candidate.name, plan.key)
         if version is None:
             version = _register(client, plan, work, candidate)
-        with promotion_lock(client, candidate.name):
+        with versions.promotion_lock(client, candidate.name):
             decision, against = _decide(client, settings, candidate, version, champion_scores)
-            champion = champion_of(client, candidate.name)
+            champion = versions.champion_of(client, candidate.name)
         is_champion = champion is not None and champion.version == version.version
         reason = decision.reason
         if is_champion != decision.is_promoted:
@@ -169,7 +139,7 @@ def enter(
         result = RegistrationResult(
             name=version.name,
             version=version.version,
-            alias=CHAMPION if is_champion else None,
+            alias=versions.CHAMPION if is_champion else None,
             **(vars(decision) | {"reason": reason}),
             against=against,
             model_uri=version.uri,
@@ -199,19 +169,20 @@ def _decide(
     against, verdict = tags.get(_AGAINST_TAG, ""), tags.get(_VERDICT_TAG, "undecided")
     if verdict != "undecided":
         return _kept(verdict, tags), against
-    champion, newer = champion_of(client, name), version_with(client, name, CANDIDATE)
+    champion = versions.champion_of(client, name)
+    newer = versions.version_with(client, name, versions.CANDIDATE)
     if champion is not None and champion.version == number:  # a process that was killed made it so
         decision = _kept("promoted" if against else "first", tags)
-        make_champion(client, version)
+        versions.make_champion(client, version)
     else:
         if newer is None or int(newer.version) < int(number):
-            make_candidate(client, version)
+            versions.make_candidate(client, version)
         decision, against = _compared(client, settings, candidate, champion_scores)
         client.update_model_version(name, number, candidate.page(version.uri, decision))
         for tag, value in decision_tags(decision, against).items():
             client.set_model_version_tag(name, number, tag, value)
         if decision.is_promoted:
-            make_champion(client, version)
+            versions.make_champion(client, version)
     client.set_model_version_tag(name, number, _VERDICT_TAG, decision.verdict)
     return decision, against
 
@@ -244,21 +215,21 @@ def _compared(
 ) -> tuple[Decision, str]:
     """Return what the gate says, and the number of the version that it compared with, if any."""
     while True:
-        champion = champion_of(client, candidate.name)
+        champion = versions.champion_of(client, candidate.name)
         # If somebody deleted the champion, the one before it still counts.
-        against = champion or version_with(client, candidate.name, PREVIOUS)
+        against = champion or versions.version_with(client, candidate.name, versions.PREVIOUS)
         if against is None:
             decision = first_gate(settings, candidate.measured, candidate.over_seeds)
         else:
             theirs = _champion_measured(client, against, champion_scores)
             earlier = [
-                read_measured(client, version)
-                for version in versions_of(client, candidate.name)
+                candidates.read_measured(client, version)
+                for version in versions.versions_of(client, candidate.name)
                 if version.version != against.version
                 and (version.tags.get(_VERDICT_TAG) in _PROMOTED or MOVED_TAG in version.tags)
             ]
             decision = gate(settings, candidate.measured, theirs, candidate.over_seeds, earlier)
-        now = champion_of(client, candidate.name)
+        now = versions.champion_of(client, candidate.name)
         if (now and now.version) == (champion and champion.version):
             return decision, against.version if against else ""
         # It took so long that another process took its turn.
@@ -267,10 +238,10 @@ def _compared(
 def _champion_measured(client: MlflowClient, champion: RegisteredVersion, scores: str) -> ByTask:
     if scores:
         try:
-            return read_scores(scores, champion.tags.get(DIGEST_TAG, ""))
+            return candidates.read_scores(scores, champion.tags.get(server.DIGEST_TAG, ""))
         except RegistryError as error:
             log.warning("%s: the champion changed meanwhile: %s", REGISTRATION, error)
-    return read_measured(client, champion)
+    return candidates.read_measured(client, champion)
 
 
 def _register(
@@ -280,17 +251,17 @@ def _register(
     name, output = candidate.name, candidate.output
     check_model(output.folder, output.digest)
     run_id = _source_run(client, plan, work, candidate)
-    model = log_output(client, run_id, output, plan.key)
+    model = server.log_output(client, run_id, output, plan.key)
     with tempfile.TemporaryDirectory() as scratch:
         files = _model_files(candidate, plan.libraries, Path(scratch), run_id, model.model_id)
-        write_lineage(candidate.lineage, files / LINEAGE)
-        write_measured(candidate.measured, files)
-        client.set_logged_model_tags(model.model_id, {REGISTRATION_TAG: plan.key})
+        versions.write_lineage(candidate.lineage, files / versions.LINEAGE)
+        candidates.write_measured(candidate.measured, files)
+        client.set_logged_model_tags(model.model_id, {server.REGISTRATION_TAG: plan.key})
         client.log_model_artifacts(model.model_id, str(files))
     client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
     client.log_batch(run_id, metrics=list(_scores(candidate, model.model_id)))
     try:
-        client.create_registered_model(name, description=model_page(name))
+        client.create_registered_model(name, description=candidates.model_page(name))
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
@@ -300,9 +271,9 @@ def _register(
         made = client.create_model_version(
             name, model.model_uri, run_id, tags=tags, model_id=model.model_id
         )
-    versions = json.dumps([{"name": name, "version": str(made.version)}])
-    client.set_logged_model_tags(model.model_id, {MLFLOW_MODEL_VERSIONS: versions})
-    version = numbered_version(client, name, str(made.version))
+    named = json.dumps([{"name": name, "version": str(made.version)}])
+    client.set_logged_model_tags(model.model_id, {MLFLOW_MODEL_VERSIONS: named})
+    version = versions.numbered_version(client, name, str(made.version))
     assert version is not None
     return version
 
@@ -313,7 +284,7 @@ def _scores(candidate: Candidate, model_id: str) -> Iterator[Metric]:
     data = {}
     for result in candidate.lineage.of_stage(FINETUNING):
         tuned = result.manifest.result_as(FinetuningResult)
-        data[tuned.task] = data_set(f"{tuned.title}/dev", result.manifest.inputs["dev"])
+        data[tuned.task] = server.data_set(f"{tuned.title}/dev", result.manifest.inputs["dev"])
     for task, each in candidate.measured.items():
         yield Metric(f"dev/{task}", each.score, now, step, model_id, *data.get(task, (None, None)))
     if candidate.score is not None:
@@ -326,11 +297,11 @@ def _source_run(client: MlflowClient, plan: StagePlan, work: str, candidate: Can
     with suppress(ServerUnavailableError):
         deque(send_left(work, trained), maxlen=0)  # what was logged while the server was away
     noted = read_manifest(candidate.trained).result.get("mlflow_run_id")
-    for run_id in filter(None, (known_run_id(trained), noted)):
-        with suppress_absent():
+    for run_id in filter(None, (server.known_run_id(trained), noted)):
+        with versions.suppress_absent():
             if client.get_run(run_id).info.lifecycle_stage == "active":
                 return str(run_id)
-    experiment, folder = experiment_id(client, work), plan.folder(work)
+    experiment, folder = server.experiment_id(client, work), plan.folder(work)
     for left in client.search_runs([experiment], f"tags.stage_folder = '{folder}'", max_results=1):
         return str(left.info.run_id)
     name = run_name(REGISTRATION, {"model": candidate.name}, plan.key)
@@ -365,13 +336,13 @@ def _model_files(
         warnings.simplefilter("ignore")  # of MLflow about itself, on import and on type hints
         import mlflow.pyfunc
 
-        folder = local_copy(candidate.output.folder, str(scratch))
+        folder = server.local_copy(candidate.output.folder, str(scratch))
         mlflow.pyfunc.save_model(
             str(files),
             model_config={SHA256: {path.name: sha256_of(str(path)) for path in folder.iterdir()}},
             mlflow_model=Model(run_id=run_id, model_id=model_id),
             python_model=code.origin,
-            artifacts={MODEL_ARTIFACT: str(folder)},
+            artifacts={server.MODEL_ARTIFACT: str(folder)},
             code_paths=_copied_code(candidate.takes_along, scratch / "code"),
             signature=candidate.signature,
             input_example=candidate.example,
@@ -381,7 +352,7 @@ def _model_files(
                 if library != "python"
             ],
         )
-    add_transformers(files)
+    server.add_transformers(files)
     return files
 
 

@@ -11,21 +11,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from albert_core.config import ScoringSettings
-from albert_core.scores.table import (
-    PUBLISHED,
-    SET_TITLES,
-    Rows,
-    ScoreTable,
-    as_markdown,
-    as_text,
-    beats_constant,
-    build_table,
-    metric_name,
-    notes,
-    of_pairs,
-    percent,
-    sections,
-)
+from albert_core.scores import table as tables
+from albert_core.scores.table import ScoreTable
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.lineage import ZERO_SHOT
@@ -71,15 +58,15 @@ def write_table(
         digests = {scored}
     minimal_pairs = pairs.result_as(ZeroShotResult).sets if pairs else {}
     runs = [manifest.result_as(FinetuningResult) for manifest in done.values()]
-    published = [PUBLISHED[name] for name in scoring.published]
+    published = [tables.PUBLISHED[name] for name in scoring.published]
     try:
-        table = build_table(model, runs, overlaps, published, absent, minimal_pairs)
+        table = tables.build_table(model, runs, overlaps, published, absent, minimal_pairs)
     except ValueError as error:
         raise ConfigError(f"these fine-tunings make no table: {error}") from error
     folder = plan.folder(work)
     contents = {
         DATA: (json.dumps(as_data(table), indent=1) + "\n").encode(),
-        MARKDOWN: as_markdown(table).encode(),
+        MARKDOWN: tables.as_markdown(table).encode(),
         PAGE: as_page(table, digests).encode(),
         PICTURE: plot(table, "png"),
     }
@@ -97,7 +84,7 @@ def write_table(
                 scores=_medians(table),
                 tasks=dict(table.tasks),
                 minimal_pairs=minimal_pairs,
-                text=as_text(table),
+                text=tables.as_text(table),
                 page=PAGE,
                 mlflow_run_id=tracked.run_id,
             ),
@@ -180,9 +167,9 @@ def as_page(table: ScoreTable, digests: Iterable[str] = ()) -> str:
     """
     about = f"Tasks: {len(table.tasks)}. Sets of minimal pairs: {len(table.minimal_pairs)}."
     if table.average is not None:
-        about += f" The paper's Avg of five tasks: <b>{percent(table.average)}</b>."
+        about += f" The paper's Avg of five tasks: <b>{tables.percent(table.average)}</b>."
     short = ", ".join(digest[:12] for digest in sorted(digests))
-    said = [*notes(table), f"Digest of what was fine-tuned or scored: {short}."]
+    said = [*tables.notes(table), f"Digest of what was fine-tuned or scored: {short}."]
     title, svg = escape(f"Scores of {table.model}"), plot(table, "svg").decode()
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -193,14 +180,14 @@ def as_page(table: ScoreTable, digests: Iterable[str] = ()) -> str:
         "</section>",
         *(
             f"<section><h2>{escape(title)}</h2>{_in_html(rows)}</section>"
-            for title, rows in sections(table)
+            for title, rows in tables.sections(table)
         ),
         f"<footer>{''.join(f'<p>{escape(note)}</p>' for note in said)}</footer></body></html>",
     ]
     return "\n".join(parts) + "\n"
 
 
-def _in_html(rows: Rows) -> str:
+def _in_html(rows: tables.Rows) -> str:
     lines: list[str] = []
     for row in rows:
         cell = "td" if lines else "th"
@@ -247,7 +234,8 @@ def draw(table: ScoreTable) -> Figure:
     """
     lines = [(task.title, *next(iter(task.metrics.items()))) for task in table.tasks.values()]
     for name, scores in table.minimal_pairs.items():
-        lines.append((f"{SET_TITLES.get(name, name)} pairs", "accuracy", of_pairs(scores)))
+        title = f"{tables.SET_TITLES.get(name, name)} pairs"
+        lines.append((title, "accuracy", tables.of_pairs(scores)))
     figure = Figure((_WIDTH, _MARGINS + _TASK_HEIGHT * len(lines)), layout="constrained")
     axes = figure.subplots()
     intervals = np.array([_interval(key) for *_, key in lines])
@@ -269,7 +257,7 @@ def draw(table: ScoreTable) -> Figure:
     axes.axvline(0, color=_SOFT, lw=0.8, zorder=-1)
     constants = [100 * (key.constant_answer or 0) for *_, key in lines]
     axes.barh(range(len(lines)), constants, 0.34, color=_CONSTANT, label="best constant answer")
-    is_unproven = np.array([beats_constant(name, key) is False for _, name, key in lines])
+    is_unproven = np.array([tables.beats_constant(name, key) is False for _, name, key in lines])
     for rows, colour, label in (
         (~is_unproven, _MODEL, "median run, or pretrained; 95 % interval"),
         (is_unproven, _UNPROVEN, "not surely above the constant"),
@@ -287,7 +275,7 @@ def draw(table: ScoreTable) -> Figure:
         x, y = np.array(points).reshape(-1, 2).T
         axes.plot(x, y, marker, ms=5, mfc=colour, mec=_INK, alpha=0.5, label=label)
     for place, (_, name, key) in enumerate(lines):
-        said = f"{percent(key.median.value)}  {metric_name(name)}"
+        said = f"{tables.percent(key.median.value)}  {tables.metric_name(name)}"
         axes.text(1.02, place, said, va="center", transform=axes.get_yaxis_transform())
     axes.set_title(f"{table.model}: per cent on dev", loc="left", weight="bold", pad=12)
     figure.legend(loc="outside lower left", ncols=3, frameon=False)

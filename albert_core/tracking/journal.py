@@ -25,35 +25,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
-from mlflow import MlflowClient
-from mlflow.entities import (
-    Dataset,
-    DatasetInput,
-    InputTag,
-    LoggedModelInput,
-    Metric,
-    Param,
-    Run,
-    RunTag,
-)
+from mlflow import MlflowClient, entities
 from mlflow.exceptions import MlflowException
 
 from albert_core.stage import storage
 from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import OutageError
 from albert_core.stage.manifest import digest_of
-from albert_core.tracking.server import (
-    PARENT_TAG,
-    RUN_ID,
-    Output,
-    data_set,
-    experiment_id,
-    known_run_id,
-    log_output,
-    model_with,
-    open_client,
-    upload,
-)
+from albert_core.tracking import server
 
 JOURNALS = "mlflow_journals"
 """Folder in the work folder."""
@@ -186,8 +165,8 @@ class Journal:
             return
         header = self.read()[0]
         try:
-            self._client = client = open_client(self._work)
-            experiment = experiment_id(client, self._work, header.get("experiment", ""))
+            self._client = client = server.open_client(self._work)
+            experiment = server.experiment_id(client, self._work, header.get("experiment", ""))
             run = self._find(header, experiment)
             if run is None:
                 tags = {**header["tags"], JOURNAL_TAG: self.path.name}
@@ -226,14 +205,14 @@ class Journal:
         """Release the lock."""
         self._file.close()
 
-    def _find(self, header: Entry, experiment: str) -> Run | None:
+    def _find(self, header: Entry, experiment: str) -> entities.Run | None:
         """Return the run of the stage's folder, or the one made for this journal.
 
         MLflow's client repeats a request whose answer is lost, which may create several runs. All
         but one are deleted.
         """
         client = self._client
-        if known := known_run_id(header["folder"]):
+        if known := server.known_run_id(header["folder"]):
             try:
                 run = client.get_run(known)
                 if run.info.lifecycle_stage == "active":
@@ -247,10 +226,10 @@ class Journal:
             client.delete_run(run.info.run_id)
         return next(iter(found), None)
 
-    def _resume(self, folder: str, run: Run) -> None:
+    def _resume(self, folder: str, run: entities.Run) -> None:
         run_id = str(run.info.run_id)
-        if known_run_id(folder) != run_id:
-            storage.write_bytes(storage.join(folder, RUN_ID), run_id.encode())
+        if server.known_run_id(folder) != run_id:
+            storage.write_bytes(storage.join(folder, server.RUN_ID), run_id.encode())
         self._params = set(run.data.params)
         self._points = {
             (name, point.step)
@@ -298,17 +277,18 @@ class Journal:
         client, entry = self._client, entries[0]
         if "dataset" in entry:
             name, digest, source, context = entry["dataset"].values()
-            dataset = Dataset(*data_set(name, digest), "uri", json.dumps({"uri": source}))
-            tags = [InputTag("mlflow.data.context", context)]
-            client.log_inputs(self.run_id, [DatasetInput(dataset, tags)])
+            where = json.dumps({"uri": source})
+            dataset = entities.Dataset(*server.data_set(name, digest), "uri", where)
+            tags = [entities.InputTag("mlflow.data.context", context)]
+            client.log_inputs(self.run_id, [entities.DatasetInput(dataset, tags)])
         elif "artifact" in entry:
-            upload(client, self.run_id, entry["artifact"], entry["artifact_folder"])
+            server.upload(client, self.run_id, entry["artifact"], entry["artifact_folder"])
         elif "model" in entry:
-            log_output(client, self.run_id, Output(**entry["model"]))
+            server.log_output(client, self.run_id, server.Output(**entry["model"]))
         elif "uses" in entry:
             experiment = client.get_run(self.run_id).info.experiment_id
-            if used := model_with(client, experiment, entry["uses"]):
-                client.log_inputs(self.run_id, models=[LoggedModelInput(used.model_id)])
+            if used := server.model_with(client, experiment, entry["uses"]):
+                client.log_inputs(self.run_id, models=[entities.LoggedModelInput(used.model_id)])
         elif "child" in entry:
             self._adopt(**entry["child"])
         elif "end" not in entry:
@@ -319,17 +299,18 @@ class Journal:
 
     def _log_values(self, entries: list[Entry]) -> None:
         """Send metrics and parameters that the server does not have, and tags."""
-        points: dict[tuple[str, int], Metric] = {}
-        params: list[Param] = []
-        tags: list[RunTag] = []
+        points: dict[tuple[str, int], entities.Metric] = {}
+        values: dict[str, dict[str, str]] = {"params": {}, "tags": {}}
         for entry in entries:
+            moment, step = entry["time"], entry.get("step", 0)
             for name, value in entry.get("metrics", {}).items():
-                point = (name, entry["step"])
-                if point not in self._points:
-                    points.setdefault(point, Metric(name, value, entry["time"], entry["step"]))
-            given = entry.get("params", {}).items()
-            params += [Param(name, value) for name, value in given if name not in self._params]
-            tags += [RunTag(name, value) for name, value in entry.get("tags", {}).items()]
+                if (name, step) not in self._points and (name, step) not in points:
+                    points[name, step] = entities.Metric(name, value, moment, step)
+            for kind, of_kind in values.items():
+                of_kind.update(entry.get(kind, {}))
+        params = [entities.Param(*each) for each in values["params"].items()]
+        params = [param for param in params if param.key not in self._params]
+        tags = [entities.RunTag(*each) for each in values["tags"].items()]
         self._client.log_batch(self.run_id, list(points.values()), params, tags)
         self._points |= points.keys()
 
@@ -341,16 +322,19 @@ class Journal:
             folder: folder of that stage, which has the id of its run once its journal is sent.
             run: that id as its manifest has it, or empty.
         """
-        if not known_run_id(folder) and LIVING in set(send_left(self._work, folder)) and not run:
-            raise ServerUnavailableError(f"another process has not sent the run of {folder} yet")
-        child_id = known_run_id(folder) or run
+        child_id = server.known_run_id(folder)
+        if not child_id:
+            is_living = LIVING in set(send_left(self._work, folder))
+            child_id = server.known_run_id(folder) or run
+            if is_living and not child_id:
+                raise ServerUnavailableError(f"another process has not sent the run of {folder}")
         if not child_id:
             return  # that stage is not tracked
         client = self._client
         child, since = client.get_run(child_id), client.get_run(self.run_id).info.start_time
-        parent, ended = child.data.tags.get(PARENT_TAG), child.info.end_time
+        parent, ended = child.data.tags.get(server.PARENT_TAG), child.info.end_time
         if parent is None or ended is None or ended >= since:
-            client.set_tag(child_id, PARENT_TAG, self.run_id)
+            client.set_tag(child_id, server.PARENT_TAG, self.run_id)
         elif parent != self.run_id:
             client.set_tag(self.run_id, f"done_before.{stage}", child_id)
 

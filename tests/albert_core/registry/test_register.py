@@ -303,7 +303,7 @@ def test_the_run_of_a_registration_that_was_killed_is_continued(
     work: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(registration, "write_measured", killed)
+        patch.setattr("albert_core.registry.candidate.write_measured", killed)
         with pytest.raises(KilledError):
             register(work, "killed", 0, 0.5)
     condition = "attributes.run_name LIKE 'registration: killed, %'"
@@ -319,7 +319,7 @@ def test_a_registration_killed_after_its_version_was_made_is_completed(
 ) -> None:
     register(work, "half", 0, 0.7)
     with monkeypatch.context() as patch:
-        patch.setattr(registration, "make_candidate", killed)
+        patch.setattr(versions, "make_candidate", killed)
         with pytest.raises(KilledError):
             register(work, "half", 1, 0.6)
     again = register(work, "half", 1, 0.6)
