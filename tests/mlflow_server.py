@@ -55,18 +55,12 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 class MlflowServer:
-    """An MLflow server in ``folder``, at the same address each time that it is started.
+    """An MLflow server in ``folder``, at the same address each time that it is started."""
 
-    Args:
-        folder: of its files.
-        database: where it keeps runs; without it, a SQLite file.
-    """
-
-    def __init__(self, folder: Path, database: str = "") -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.port = folder, free_port()
         self.url = f"http://{HOST}:{self.port}"
-        self._database = database or f"sqlite:///{folder / 'server.db'}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -82,7 +76,7 @@ class MlflowServer:
         command += ["--host", HOST, "--port", str(self.port)]
         command += ["--artifacts-destination", str(self.folder / "artifacts")]
         environment = {name: v for name, v in os.environ.items() if not name.startswith("MLFLOW")}
-        environment["MLFLOW_BACKEND_STORE_URI"] = self._database  # in no list of processes
+        environment["MLFLOW_BACKEND_STORE_URI"] = f"sqlite:///{self.folder / 'server.db'}"
         environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
         health, log = f"{self.url}/health", self.folder / "server.log"
         self._process = start_server(command, health, log, environment)

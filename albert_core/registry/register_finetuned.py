@@ -18,6 +18,7 @@ from albert_core.stage.lineage import REGISTRATION, model_folder_of, read_lineag
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import FinetuningResult
+from albert_core.stage.storage import shown_tracking_uri
 from albert_core.tracking.server import output_of
 
 _LIBRARIES = (

@@ -29,7 +29,6 @@ from albert_core.registry import versions
 from albert_core.registry.candidate import Candidate
 from albert_core.registry.gate import ByTask, Decision, first_gate, gate
 from albert_core.registry.versions import RegisteredVersion
-from albert_core.stage.environment import TRACKING_URI, tracking_uri
 from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import FINETUNING, REGISTRATION
 from albert_core.stage.manifest import StagePlan, read_manifest, sha256_of
@@ -40,6 +39,7 @@ from albert_core.stage.results import (
     TaskDifference,
     Verdict,
 )
+from albert_core.stage.storage import TRACKING_URI, tracking_uri
 from albert_core.tracking import server
 from albert_core.tracking.journal import ServerUnavailableError, send_left
 from albert_core.tracking.run import run_name

@@ -29,6 +29,7 @@ from albert_core.stage import storage
 from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import SOURCE_FILES, Lineage, Result, place_in
 from albert_core.stage.manifest import MANIFEST, checked, digest_of, read_manifest
+from albert_core.stage.storage import TRACKING_URI, shown_tracking_uri, tracking_uri
 from albert_core.tracking.server import DIGEST_TAG, MODEL_ARTIFACT, REGISTRATION_TAG, open_client
 
 CHAMPION, CANDIDATE, PREVIOUS = "champion", "candidate", "previous"
@@ -224,10 +225,12 @@ def fetch(client: MlflowClient, version: RegisteredVersion, path: str, scratch: 
             uri = f"{place(client, version)}/{path}"
             beside = mlflow.artifacts.list_artifacts(uri.rpartition("/")[0], tracking_uri=server)
             if PurePosixPath(path).name in {PurePosixPath(file.path).name for file in beside}:
-                return Path(
-                    mlflow.artifacts.download_artifacts(uri, dst_path=scratch, tracking_uri=server)
-                )
+                return Path(_downloaded(uri, scratch, server))
     return None
+
+
+def _downloaded(uri: str, folder: str, server: str) -> str:
+    return mlflow.artifacts.download_artifacts(uri, dst_path=folder, tracking_uri=server)
 
 
 def _place_of_run(client: MlflowClient, version: RegisteredVersion) -> str:
@@ -255,32 +258,25 @@ def write_lineage(lineage: Lineage, folder: Path) -> None:
 
 
 def _version_at(client: MlflowClient, model_uri: str, work: str) -> RegisteredVersion:
-    match = re.fullmatch(r"models:/([^/@]+)(?:@([^/@]+)|/(\d+))", model_uri)
-    if match is None:
-        raise RegistryError(
-            f"{model_uri!r} is no registered model: expected models:/<name>@<alias> or "
-            "models:/<name>/<version>."
-        )
-    name, alias, number = match.groups()
-    get = version_with if alias else numbered_version
-    if found := get(client, name, alias or number):
-        return found
+    if match := re.fullmatch(r"models:/([^/@]+)(?:@([^/@]+)|/(\d+))", model_uri):
+        name, alias, number = match.groups()
+        get = version_with if alias else numbered_version
+        if found := get(client, name, alias or number):
+            return found
     raise RegistryError(
-        f"{model_uri} is not in the registry at {shown_tracking_uri(work)}. Register a model under "
-        f"this name first, or set {TRACKING_URI} to the registry that has it."
+        f"{model_uri} is not in the registry at {shown_tracking_uri(work)}: expected "
+        "models:/<name>@<alias> or models:/<name>/<version> of a registered model. Register one "
+        f"under this name first, or set {TRACKING_URI} to the registry that has it."
     )
 
 
 def _found(
     get: Callable[[str, str], ModelVersion], name: str, which: str
 ) -> RegisteredVersion | None:
-    try:
+    with suppress_absent():
         version = get(name, which)
-    except MlflowException as error:
-        if error.error_code in ABSENT:
-            return None
-        raise
-    return _described(version, dict.fromkeys(version.aliases, str(version.version)))
+        return _described(version, dict.fromkeys(version.aliases, str(version.version)))
+    return None
 
 
 def _described(version: ModelVersion, aliases: Mapping[str, str]) -> RegisteredVersion:
@@ -311,8 +307,7 @@ def _local_copy(files: str, server: str, work: str) -> Path:
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            download = mlflow.artifacts.download_artifacts
-            found = download(files, dst_path=scratch, tracking_uri=server)
+            found = _downloaded(files, scratch, server)
             with suppress(OSError):  # another process was faster
                 Path(found).replace(target)
     return target

@@ -285,24 +285,26 @@ class ZeroShotResult(Settings):
 class MetricResult(Settings):
     """One metric of a task over the seeds."""
 
-    median: Estimate = Field(
-        description="score of the middle seed, the worse one of two; its interval is over dev's "
-        "examples, not over seeds"
-    )
-    by_seed: dict[str, float] = Field(description="the worst first; empty: nothing was trained")
-    constant_answer: float | None = Field(description="score of the best constant answer")
+    median: Estimate
+    """Score of the middle seed, the worse one of two; its interval is over dev's examples."""
+    by_seed: dict[str, float]
+    """The worst first; empty if nothing was trained."""
+    constant_answer: float | None
+    """Score of the best constant answer."""
 
 
 class TaskScoresResult(Settings):
     """The scores of a task's fine-tunings."""
 
     title: str
-    num_examples: int = Field(description="examples in dev")
-    num_train: int = Field(description="training examples")
-    dev_overlap: float | None = Field(
-        description="share of dev's examples that the corpus contains, 0..1; None: not known"
-    )
-    metrics: dict[str, MetricResult] = Field(description="the key metric first")
+    num_examples: int
+    """Examples in dev."""
+    num_train: int
+    """Training examples."""
+    dev_overlap: float | None
+    """Share of dev's examples that the corpus contains, 0..1; None: not known."""
+    metrics: dict[str, MetricResult]
+    """The key metric first."""
 
 
 class ScoresResult(Settings):

@@ -32,6 +32,7 @@ from albert_core.stage import storage
 from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import OutageError
 from albert_core.stage.manifest import digest_of
+from albert_core.stage.storage import TRACKING_URI, shown_tracking_uri
 from albert_core.tracking import server
 
 JOURNALS = "mlflow_journals"

@@ -21,11 +21,11 @@ from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, M
 from mlflow.exceptions import MlflowException
 
 from albert_core.stage import storage
-from albert_core.stage.settings import whole_number
-from albert_core.stage.storage import tracking_uri
 from albert_core.stage.lineage import MODEL_RESULTS
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import FinetuningResult, PretrainingResult
+from albert_core.stage.settings import whole_number
+from albert_core.stage.storage import tracking_uri
 
 EXPERIMENT, EXPERIMENT_NAME = "albert", "MLFLOW_EXPERIMENT_NAME"
 """The experiment; and MLflow's own variable, which names another one."""

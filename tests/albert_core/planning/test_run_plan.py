@@ -6,7 +6,7 @@ import pytest
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.planning.hardware import find_hardware
 from albert_core.planning.parameters import muon_flops, training_flops
-from albert_core.planning.run_plan import ExampleSizes, RunPlan, batch_advice
+from albert_core.planning.run_plan import ExampleSizes, RunPlan
 from albert_core.stage.errors import ConfigError
 from albert_core.training.shards import UpdateSizes
 from albert_core.training.step import layers_at
@@ -162,11 +162,6 @@ def test_assumed_sizes_are_those_of_the_mixture_that_they_name() -> None:
     assert sizes.num_pieces == pytest.approx(lengths.mean(), rel=0.01)
     assert sizes.sum_of_squares == pytest.approx(np.square(lengths).mean(), rel=0.01)
     assert sizes.num_predictions == pytest.approx(0.15 * sizes.num_pieces)
-
-
-def test_advice_for_another_batch_keeps_the_examples_and_scales_the_rate_by_a_root() -> None:
-    advice = {"learning_rate": 0.00088, "warmup_steps": 3125, "num_steps": 500_000}
-    assert batch_advice(1024) == {"batch_size": 1024, **advice}
 
 
 def test_fresh_masks_of_another_share_are_planned_with_it() -> None:
