@@ -134,37 +134,6 @@ def test_a_resident_job_server_is_lost_and_comes_back(made_locally: Stages, tmp_
         examples_are_equal(environment, made_locally, tmp_path / "work")
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        variables("flink", "localhost:8081"),
-        variables("spark", "spark://localhost:7077"),
-        variables("portable", "localhost:8099"),
-    ],
-    ids=["flink", "spark", "portable"],
-)
-def test_an_unreachable_master_is_a_sentence_within_twenty_seconds(
-    environment: Mapping[str, str], made_locally: Stages, tmp_path: Path
-) -> None:
-    begin = time.monotonic()
-    done = finish(Stages(made_locally.recipe, tmp_path, environment).start("clean_corpus"))
-    assert time.monotonic() - begin < 20
-    assert done.status == RUN_AGAIN_STATUS
-    assert "answers at ALBERT_ENGINE_ADDRESS" in done.output
-    assert "Traceback" not in done.output
-
-
-def test_a_master_of_another_kind_is_a_mistake(made_locally: Stages, tmp_path: Path) -> None:
-    needs("prism")
-    with real.prism(tmp_path / "prism"):
-        begin = time.monotonic()
-        environment = variables("flink", "localhost:8074")
-        done = finish(Stages(made_locally.recipe, tmp_path, environment).start("clean_corpus"))
-        assert time.monotonic() - begin < 20
-    assert done.status == FAILURE_STATUS
-    assert "but something else does" in done.output
-
-
 def toy(folder: Path, **settings: object) -> list[str]:
     """Return the command line of the toy stage."""
     folder.mkdir(parents=True, exist_ok=True)

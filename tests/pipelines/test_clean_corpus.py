@@ -124,35 +124,26 @@ def test_what_an_earlier_corpus_has_is_dropped_also_where_repetition_is_kept(
     )
 
 
-def test_near_duplicates_of_an_earlier_document_are_dropped(clean: Clean, tmp_path: Path) -> None:
-    text = " ".join(document(n) for n in range(10))
-    texts = [text, changed(text, 100), changed(text, 2)]
-    source = write(tmp_path / "s.jsonl", *({"id": str(n), "text": t} for n, t in enumerate(texts)))
-    assert ids(clean(source, near_duplicate_similarity=0.8)) == ["s.jsonl#0", "s.jsonl#2"]
-    assert dropped(clean(source, near_duplicate_similarity=0.8)) == {"near_duplicate": 1}
-    assert dropped(clean(source)) == {}
-
-
-def test_near_duplicates_of_an_earlier_corpus_are_dropped(clean: Clean, tmp_path: Path) -> None:
-    text = " ".join(document(n) for n in range(10))
-    texts = [changed(text, 2), changed(text, 100), text]
-    earlier = clean(write(tmp_path / "e.jsonl", {"text": text}), work=tmp_path / "earlier")
-    source = write(tmp_path / "s.jsonl", *({"id": str(n), "text": t} for n, t in enumerate(texts)))
-    settings = {"known_corpora": [earlier], "near_duplicate_similarity": 0.8}
-    assert ids(clean(source, **settings)) == ["s.jsonl#0"]
-    counts = {"near_duplicate_of_known_corpus": 1, "duplicate_of_known_corpus": 1}
-    assert dropped(clean(source, **settings)) == counts
-
-
-def test_a_file_of_which_nothing_is_kept_has_no_near_duplicates(
-    clean: Clean, tmp_path: Path
+@pytest.mark.parametrize("of_known_corpus", [False, True])
+def test_near_duplicates_of_an_earlier_document_are_dropped(
+    of_known_corpus: bool, clean: Clean, tmp_path: Path
 ) -> None:
-    (tmp_path / "source").mkdir()
-    write_jsonl(tmp_path / "source" / "a.jsonl", range(2))
-    (tmp_path / "source" / "b.jsonl").write_text(json.dumps({"text": "too short"}) + "\n")
-    manifest = clean(tmp_path / "source", near_duplicate_similarity=0.8)
-    assert len(ids(manifest)) == 2
-    assert dropped(manifest) == {"too_short": 1}
+    text = " ".join(document(n) for n in range(10))
+    like, unlike = ({"id": str(every), "text": changed(text, every)} for every in (100, 2))
+    original = write(tmp_path / "a.jsonl", {"id": "0", "text": text})
+    nothing_kept = write(tmp_path / "b.jsonl", {"text": "too short"})
+    source = write(tmp_path / "s.jsonl", like, unlike)
+    settings: dict[str, Any] = {"near_duplicate_similarity": 0.8}
+    sources = [str(nothing_kept), str(source)]
+    if of_known_corpus:
+        settings["known_corpora"] = [clean(original, work=tmp_path / "earlier")]
+    else:
+        assert dropped(clean([str(original), *sources])) == {"too_short": 1}
+        sources.insert(0, str(original))
+    manifest = clean(sources, **settings)
+    assert ids(manifest)[-1:] == ["s.jsonl#2"]
+    reason = "near_duplicate_of_known_corpus" if of_known_corpus else "near_duplicate"
+    assert dropped(manifest) == {"too_short": 1, reason: 1}
 
 
 def test_overlap_with_a_test_set_is_dropped_and_in_the_ledger(clean: Clean, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from albert_core.config import EvaluationSettings, OwnTaskSettings
 from albert_core.stage.errors import TaskError
 from albert_core.stage.manifest import Manifest, read_manifest
 from albert_core.stage.results import ContaminationResult
-from albert_core.tasks.examples import Answer, ChoiceExamples, SpanExamples, TextExamples
 from albert_core.text.arrow_files import read_arrow
 from pipelines import contamination
 from pipelines.config import ContaminationSettings
@@ -23,7 +22,6 @@ from pipelines.corpus.overlaps import (
     Part,
     ngram_hashes,
     overlaps_of,
-    parts_of,
     shared_ngrams,
 )
 from tests.albert_core.tasks.task_files import (
@@ -177,36 +175,3 @@ def test_a_text_overlaps_if_it_shares_n_words_in_a_row_with_a_document(
     of_corpus = set[tuple[str, ...]]().union(*map(ngrams, documents))
     assert found.of_example.tolist() == [bool(ngrams(text) & of_corpus) for text in texts]
     assert found.num_long_enough == sum(len(text.split()) >= n for text in texts)
-
-
-def test_the_texts_of_each_kind_of_example_are_looked_at() -> None:
-    pairs = TextExamples(ids=["0"], texts_a=["a"], texts_b=["b"], targets=None)
-    assert [(part.name, part.texts) for part in parts_of(pairs)] == [
-        ("text_a", ["a"]),
-        ("text_b", ["b"]),
-    ]
-    spans = SpanExamples(
-        ids=["q", "r"],
-        paragraphs=["p"],
-        paragraph_of=np.array([0, 0]),
-        clusters=np.array([0, 0]),
-        questions=["x", "y"],
-        answers=[(Answer("p", 0),), ()],
-    )
-    assert [(p.name, p.texts, p.text_of.tolist()) for p in parts_of(spans)] == [
-        ("paragraph", ["p"], [0, 0]),
-        ("question", ["x", "y"], [0, 1]),
-    ]
-    choices = ChoiceExamples(
-        ids=["q"],
-        articles=["a"],
-        article_of=np.array([0]),
-        questions=["x"],
-        options=[("1", "2", "3", "4")],
-        targets=None,
-        groups=["high"],
-    )
-    assert [(part.name, part.texts) for part in parts_of(choices)] == [
-        ("article", ["a"]),
-        ("question", ["x\n1\n2\n3\n4"]),
-    ]

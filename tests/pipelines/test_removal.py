@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from albert_core.stage import storage
@@ -327,12 +326,6 @@ def test_a_purge_that_was_interrupted_leaves_no_folder_that_looks_done_and_is_fi
 def test_another_word_for_purge_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--purge=ja: give yes or no"):
         removal.run(str(tmp_path), "", "", "ja")
-
-
-def test_ids_are_compared_as_large_strings_each_once() -> None:
-    assert removal._unique([]).type == pa.large_string()
-    found = removal._unique([pa.array(["b", "a"], pa.large_string())] * 2)
-    assert found.to_pylist() == ["a", "b"]
 
 
 def test_a_model_that_continues_one_with_removed_text_is_named_too(tmp_path: Path) -> None:

@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from albert_core.stage.errors import IntegrityError, SourceError
-from albert_core.stage.manifest import Manifest, read_manifest
-from albert_core.text.arrow_files import read_arrow
-from albert_core.text.records import EXAMPLE_SCHEMA
+from albert_core.stage.errors import IntegrityError
+from albert_core.stage.manifest import read_manifest
 from albert_core.text.tokenizer import Tokenizer
 from pipelines import clean_corpus, make_examples
 from pipelines.config import CleaningSettings, SourceSettings
@@ -20,7 +17,7 @@ from pipelines.examples.pairs import is_held_out
 from pipelines.examples.tfrecord import TFExample, read_tfrecord
 from pipelines.make_examples import unigram_nats
 from tests.generated_text import document, write_jsonl
-from tests.pipelines.conftest import EXAMPLES, VOCABULARY, Made, make, rows_of
+from tests.pipelines.conftest import EXAMPLES, Made, make, rows_of
 
 pytestmark = pytest.mark.usefixtures("one_worker")
 
@@ -145,27 +142,6 @@ def test_repeated_unreadable_and_short_documents_are_counted_by_reason(
     assert reasons == ["no_text_field", "not_json"]
 
 
-def test_a_source_without_a_document_worth_keeping_leaves_no_manifest(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "a.txt").write_text("Nothing here.")
-    with pytest.raises(SourceError, match=r"no document of the source is left.*too_short 1"):
-        clean_corpus.run(
-            SourceSettings(uri=str(tmp_path / "a.txt")), CleaningSettings(), str(tmp_path / "work")
-        )
-    assert not list((tmp_path / "work").rglob("manifest.json"))
-
-
-def test_a_source_that_cannot_be_read_is_refused(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "broken.jsonl.gz").write_bytes(b"this is not gzip at all")
-    with pytest.raises(SourceError, match=r"1 of 1 records.*corrupt_archive 1.*Mend the files"):
-        clean_corpus.run(
-            SourceSettings(uri=str(tmp_path)), CleaningSettings(), str(tmp_path / "work")
-        )
-
-
 def test_a_corrupt_corpus_shard_is_refused(made: Made, tmp_path: Path) -> None:
     folder = shutil.copytree(Path(made.corpus).parent, tmp_path / "corpus")
     manifest = read_manifest(made.corpus)
@@ -178,23 +154,6 @@ def test_a_corrupt_corpus_shard_is_refused(made: Made, tmp_path: Path) -> None:
             EXAMPLES, str(folder / "manifest.json"), made.vocab, str(tmp_path / "work")
         )
     assert not list((tmp_path / "work").rglob("manifest.json"))
-
-
-def test_the_special_pieces_have_the_reference_ids(made: Made) -> None:
-    pieces = Path(made.vocab).with_name("spiece.vocab").read_text().splitlines()
-    names = [line.split("\t")[0] for line in pieces[:13]]
-    assert names == [
-        *["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"],
-        *["(", ")", '"', "-", ".", "\N{EN DASH}", "£", "€"],
-    ]
-    assert len(pieces) == VOCABULARY.vocab_size
-
-
-def test_the_examples_schema_is_the_contracts(made: Made) -> None:
-    manifest: Manifest = read_manifest(made.examples)
-    shard = Path(made.examples).parent / manifest.shards_of("train")[0].path
-    schema: pa.Schema = read_arrow(str(shard)).schema
-    assert schema.equals(EXAMPLE_SCHEMA)
 
 
 def test_unigram_loss_is_that_of_piece_frequencies() -> None:

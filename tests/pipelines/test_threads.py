@@ -7,17 +7,14 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import fasttext  # type: ignore[import-untyped]
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from albert_core.text.arrow_files import write_arrow
-from albert_core.text.tokenizer import Tokenizer
 from pipelines import clean_corpus, clean_unit, contamination, make_examples, train_vocab
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings
 from pipelines.corpus import cleaning, language, quality
-from pipelines.corpus.cleaning import normalise_text, reject_reasons
 from pipelines.engine.steps import Step
 from pipelines.examples import part as example_part
 from tests.generated_text import document, write_jsonl
@@ -156,76 +153,19 @@ def test_the_steps_of_all_stages_give_in_threads_what_they_do_in_one(
     assert made.given == in_one_thread.given
 
 
-def test_a_tokenizer_that_threads_share_splits_as_one_thread_does(made: MadeByBeam) -> None:
-    folder = made.vocab.rpartition("/")[0]
-    texts = [[document(number).encode()] for number in range(4 * NUM_THREADS)]
-    once = Tokenizer.load(folder)
-    expected = [[part.tolist() for part in once.encode_lines(each)] for each in texts]
-    for _ in range(5):
-        shared = Tokenizer.load(folder)
-        for given in (in_threads(shared.encode_lines, texts) for _ in range(2)):
-            assert [[part.tolist() for part in parts] for parts in given] == expected
-
-
-def arrow_of_ngrams(folder: Path) -> str:
-    uri = str(folder / "ngrams.arrow")
-    write_arrow(pa.table({"ngram": np.arange(1 << 12, dtype=np.uint64)}), uri)
-    return uri
-
-
-@pytest.mark.parametrize("load", [clean_unit._test_ngrams, contamination._look_up])
-def test_threads_load_ngrams_once(load: Callable[[str], object], tmp_path: Path) -> None:
-    uri = arrow_of_ngrams(tmp_path)
-    assert_one(lambda: load(uri))
-
-
-def test_threads_load_a_tokenizer_once(made: MadeByBeam) -> None:
-    folder = made.vocab.rpartition("/")[0]
-    assert_one(lambda: example_part.load_tokenizer(folder, True, False))
-
-
-def test_threads_read_the_list_of_parts_once(tmp_path: Path) -> None:
-    example_part.write_part_list((f"{n}.arrow" for n in range(5000)), str(tmp_path / "list"))
-    assert_one(lambda: example_part.read_part_list(str(tmp_path / "list")))
-
-
-@pytest.mark.parametrize("load", [language._detector, cleaning._tables, quality._powers])
-def test_threads_make_once_what_depends_on_nothing(load: Callable[[], object]) -> None:
-    assert_one(load)
-
-
-def assert_one(load: Callable[[], object]) -> None:
-    """Assert that eight threads that ask at once are given one and the same thing."""
-    for _ in range(3):
+def test_threads_load_once_what_they_share(made: MadeByBeam, tmp_path: Path) -> None:
+    ngrams, parts = str(tmp_path / "ngrams.arrow"), str(tmp_path / "list")
+    write_arrow(pa.table({"ngram": np.arange(1 << 12, dtype=np.uint64)}), ngrams)
+    example_part.write_part_list((f"{n}.arrow" for n in range(5000)), parts)
+    loads: list[Callable[[], object]] = [
+        lambda: clean_unit._test_ngrams(ngrams),
+        lambda: contamination._look_up(ngrams),
+        lambda: example_part.load_tokenizer(made.vocab.rpartition("/")[0], True, False),
+        lambda: example_part.read_part_list(parts),
+        language._detector,
+        cleaning._tables,
+        quality._powers,
+    ]
+    for load in loads:
         forget_what_is_kept()
-        given = at_once(load)
-        assert len(set(map(id, given))) == 1
-
-
-def test_threads_load_the_model_of_languages_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[str] = []
-    load_model = fasttext.load_model
-
-    def counting(path: str) -> Any:
-        loaded.append(path)
-        return load_model(path)
-
-    monkeypatch.setattr(fasttext, "load_model", counting)
-    forget_what_is_kept()
-    texts = [document(1), FOREIGN] * NUM_THREADS
-    found = in_threads(lambda text: language.detect_languages([text])[0][0], texts)
-    assert found == ["en", "de"] * NUM_THREADS
-    assert len(loaded) == 1
-
-
-def test_threads_judge_texts_alike(source: Path) -> None:
-    texts = [document(number) for number in range(2 * NUM_THREADS)] + [FOREIGN * 20]
-    rules = CleaningSettings(quality_rules=["gopher", "gopher-repetition", "c4"])
-
-    def judge(text: str) -> tuple[str, list[str | None]]:
-        normal = normalise_text(text)
-        return normal, reject_reasons([normal], rules)
-
-    expected = list(map(judge, texts))
-    forget_what_is_kept()
-    assert in_threads(judge, texts) == expected
+        assert len(set(map(id, at_once(load)))) == 1

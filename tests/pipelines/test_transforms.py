@@ -92,16 +92,6 @@ def test_files_of_any_format_are_read_and_what_cannot_be_is_counted(
     assert counters(running.result) == {"albert.corpus.documents": {"not_json": 1}}
 
 
-def test_documents_are_cleaned_and_counted_by_reason(pipeline: Pipeline) -> None:
-    given = [*texts(range(5)), Document("again", document(2), "x"), Document("short", "Oh.", "x")]
-    with pipeline() as running:
-        clean = running | beam.Create(given) | CleanDocuments(CleaningSettings(), num_groups=3)
-        words = clean | beam.Map(lambda document: " ".join(document.text.split()))
-        assert_that(words, equal_to([" ".join(document(n).split()) for n in range(5)]))
-    expected = {"kept": 5, "duplicate": 1, "too_short": 1}
-    assert counters(running.result) == {"albert.corpus.documents": expected}
-
-
 @pytest.mark.parametrize("options", [[], IN_THREADS], ids=["one thread", "threads"])
 def test_a_pipeline_of_ones_own_writes_the_stages_shards_and_counts_the_same(
     options: list[str], pipeline: Pipeline, made: Made, tmp_path: Path

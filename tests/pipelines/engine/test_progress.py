@@ -17,12 +17,6 @@ def minute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Progress, "_seconds", lambda self: 60.0)
 
 
-def test_before_anything_is_done_the_line_says_so(tmp_path: Path) -> None:
-    assert Progress("corpus", str(tmp_path / "none"), 100).line() == (
-        "corpus: begun, nothing done yet"
-    )
-
-
 @pytest.mark.usefixtures("minute")
 def test_a_line_has_the_share_the_counts_the_rate_and_the_time_left(tmp_path: Path) -> None:
     counts = Progress("corpus: cleaning", str(tmp_path), 1_000_000_000)
@@ -45,17 +39,6 @@ def test_work_that_is_done_twice_counts_once(tmp_path: Path) -> None:
     for _ in range(2):
         report_done(str(tmp_path), "0", num_bytes=50)
         assert " 50%, " in f" {counts.line().partition(': ')[2]}"
-
-
-def test_a_note_that_is_being_written_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / ".0.json.host-1-abc.tmp").write_text('{"byt')
-    assert "nothing done yet" in Progress("corpus", str(tmp_path), 100).line()
-
-
-def test_notes_elsewhere_than_on_a_disk_are_read(tmp_path: Path) -> None:
-    folder = f"memory://{tmp_path}"
-    report_done(folder, "0", num_bytes=50, num_files=3)
-    assert "50%, 3 files" in Progress("corpus", folder, 100).line()
 
 
 def test_a_broken_note_does_not_end_the_stage(

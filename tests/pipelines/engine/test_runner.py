@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.error import HTTPError
 
 import grpc  # type: ignore[import-untyped]
 import psutil
@@ -25,7 +24,7 @@ from hypothesis import strategies as st
 from albert_core.stage.command import stage_argv
 from albert_core.stage.errors import AlbertError, ConfigError, OutageError, SourceError
 from flows.stage_process import InterruptedStageError, run_stage_process
-from pipelines.engine import engines, job_server, runner, steps
+from pipelines.engine import engines, runner, steps
 from tests.job_service import job_service, worker_pool
 from tests.toy_stage import ToySettings
 from tests.toy_stage import run as run_toy
@@ -96,15 +95,6 @@ def test_an_engine_that_cannot_be_had_is_refused_with_what_it_needs(
         choose(tmp_path)
 
 
-def test_dataflow_refuses_a_local_work_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment(monkeypatch, ENGINE="dataflow")
-    monkeypatch.setattr(engines, "find_spec", lambda name: name)
-    with pytest.raises(ConfigError, match="that begin with gs://"):
-        choose(tmp_path)
-
-
 @pytest.fixture
 def web_page() -> Iterator[str]:
     """A server that is neither Flink's nor Beam's."""
@@ -142,12 +132,6 @@ def test_an_address_where_the_engine_does_not_answer_is_said_soon(
     with pytest.raises(kind, match=message):
         run_toy(ToySettings(), str(tmp_path))
     assert time.monotonic() - begin < (5 if kind is OutageError else 15)
-
-
-def test_the_connection_to_a_server_that_is_not_flink_is_closed(web_page: str) -> None:
-    with pytest.raises(HTTPError) as raised:
-        job_server.flink_answer(f"http://{web_page}", "/overview")
-    assert raised.value.closed
 
 
 @pytest.mark.parametrize(
@@ -308,7 +292,7 @@ def test_a_killed_worker_ends_the_stage_and_another_run_makes_the_same_bytes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["EXTERNAL", "PROCESS", "LOOPBACK"])
+@pytest.mark.parametrize("kind", ["EXTERNAL", "PROCESS"])
 def test_a_job_service_with_workers_without_containers_makes_the_same_bytes(
     kind: str,
     undisturbed: dict[str, bytes],
@@ -342,3 +326,12 @@ def test_beams_servers_listen_on_the_loopback_address_only() -> None:
         assert address.removeprefix("::ffff:") == "127.0.0.1"
     finally:
         server.stop(None).wait()
+
+
+def test_dataflow_refuses_a_local_work_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, ENGINE="dataflow")
+    monkeypatch.setattr(engines, "find_spec", lambda name: name)
+    with pytest.raises(ConfigError, match="that begin with gs://"):
+        choose(tmp_path)
