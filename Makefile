@@ -25,8 +25,8 @@ SOURCES := albert_core pipelines flows infra tests benchmarks
 FLOW_OPTIONS = --recipe $(call quoted,$(RECIPE)) --work $(call quoted,$(WORK)) \
 	$(if $(SOURCE),--source $(call quoted,$(SOURCE))) $(foreach setting,$(SET),--set $(call quoted,$(setting)))
 SERVED = $(if $(filter-out file,$(origin RECIPE)),--recipe $(call quoted,$(RECIPE))) $(if $(SOURCE),--source $(call quoted,$(SOURCE))) $(if $(TASKS),--task-folder $(call quoted,$(TASKS)))
-DATA_BENCHMARKS := data_pipeline text_functions near_duplicates audit_power
-BENCHMARKS := $(DATA_BENCHMARKS) loader training_step finetuning minimal_pairs span_features tracking statistics
+DATA_BENCHMARKS := data_pipeline text_functions near_duplicates
+BENCHMARKS := $(DATA_BENCHMARKS) loader training_step finetuning minimal_pairs tracking statistics
 
 .PHONY: help install demo refresh evaluate models rollback plan serve production test test-long test-engines check format bench bench-data \
 	bench-train bench-learning bench-loader bench-finetune bench-tracking bench-gpu clean

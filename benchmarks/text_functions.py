@@ -1,4 +1,4 @@
-"""What the text stages are made of, each alone in one thread, beside its peers.
+"""What the text stages and SQuAD's windows are made of, each alone in one thread.
 
     python -m benchmarks.text_functions [--only masks rules ...] [--results FILE]
 
@@ -7,6 +7,10 @@ dump the first there is (`ALBERT_BENCH_DATA`); without them what needs them is l
 are installed run in the same rounds; of the others the published or once measured rates stand
 beside. How the words of the dump's text agree with the full parser's is measured too: F1 of the
 words as a multiset, in which mwparserfromhell's text stands for the truth.
+
+SQuAD's windows have targets, maximal contexts and character offsets. Its answers are those of the
+official dev set in number, made by repeating the file's questions; a window's 20 best starts and
+ends lie within 25 pieces, as those of a trained model do, so that most of the 400 pairs are valid.
 """
 
 import io
@@ -23,11 +27,27 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 
+from albert_core.config import SpanSettings
+from albert_core.tasks.catalogue import TASKS
+from albert_core.tasks.examples import SpanExamples
+from albert_core.tasks.spans import SpanProblem
+from albert_core.tasks.squad import read_squad
 from albert_core.text.masking import mask_examples
 from albert_core.text.records import CLS, EXAMPLE_SCHEMA, NUM_SPECIAL, SEP
 from albert_core.text.seeds import random_bits
+from albert_core.text.tokenizer import Tokenizer
 from benchmarks.english_text import CORPORA, articles
-from benchmarks.harness import Contestant, Work, alone, arguments, in_turns, report, table
+from benchmarks.harness import (
+    DATA,
+    PUBLISHED_MODEL,
+    Contestant,
+    Work,
+    alone,
+    arguments,
+    in_turns,
+    report,
+    table,
+)
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.corpus.cleaning import normalise_text, reject_reasons
 from pipelines.corpus.duplicates import band_hashes, bands_for, signatures
@@ -35,6 +55,8 @@ from pipelines.examples.tfrecord import tf_examples, write_tfrecord
 from pipelines.readers import wikipedia
 
 VOCAB_SIZE, LENGTH, PREDICTIONS, NUM_ROWS = 30_000, 512, 77, 1000
+SQUAD = DATA / "tasks/squad/squad-v1.1-articles-0-35.json"
+SQUAD_LENGTH, DEV_QUESTIONS, SPREAD = 384, 10_570, 25
 ROUNDS = 5
 PEER_DOCUMENTS, PAGES = 100, 50
 """Documents that suffice for the slow peer; pages whose words are compared."""
@@ -46,6 +68,8 @@ _SHOWN = {
     "rules": ("MB", "25", "datatrove 0.4 to 0.6"),
     "near-duplicates": ("MB", "100", "datatrove 0.5"),
     "dump": ("MB of XML", "30", "mwparserfromhell 2.0"),
+    "windows": ("questions", "1,100", "the reference's alignment search 56"),
+    "answers": ("questions", "530", ""),
 }
 """Name -> unit, goal, peers."""
 
@@ -196,6 +220,55 @@ def dump_agreement() -> dict[str, float]:
     return {"word_f1_mean": statistics.mean(scores), "word_f1_least": min(scores)}
 
 
+@cache
+def _squad() -> tuple[SpanProblem, SpanExamples, Tokenizer]:
+    problem = SpanProblem(TASKS["squad-1.1"], SpanSettings())
+    tokenizer = Tokenizer(PUBLISHED_MODEL.read_bytes())
+    return problem, read_squad(str(SQUAD), has_answerless=False), tokenizer
+
+
+def windows() -> Work:
+    """Contestant: SQuAD's texts to input sequences."""
+    problem, examples, tokenizer = _squad()
+
+    def work() -> int:
+        problem.inputs(examples, tokenizer, SQUAD_LENGTH)
+        return len(examples)
+
+    return work
+
+
+@cache
+def answers() -> Work:
+    """Contestant: the answers and scores of as many questions as the dev set has."""
+    problem, examples, tokenizer = _squad()
+    rows = np.arange(DEV_QUESTIONS) % len(examples)
+    many = SpanExamples(
+        ids=[str(number) for number in range(DEV_QUESTIONS)],
+        paragraphs=examples.paragraphs,
+        paragraph_of=examples.paragraph_of[rows],
+        clusters=examples.clusters[rows],
+        questions=[examples.questions[row] for row in rows],
+        answers=[examples.answers[row] for row in rows],
+    )
+    inputs = problem.inputs(many, tokenizer, SQUAD_LENGTH)
+    random, of, number = np.random.default_rng(0), inputs.details, problem.settings.n_best
+    size = len(of.first)
+    region = (random.random(size) * np.maximum(of.lengths - SPREAD, 1)).astype(int)
+    outputs = {"null_scores": np.zeros(size, np.float32)}
+    for name in ("start", "end"):
+        places = random.random((size, SPREAD)).argsort(axis=1)[:, :number]
+        outputs[f"{name}s"] = of.offsets[:, None] + region[:, None] + places
+        scores = np.sort(random.normal(size=(size, number)))[:, ::-1]
+        outputs[f"{name}_scores"] = scores.astype(np.float32)
+
+    def work() -> int:
+        problem.score(outputs, inputs, many)
+        return DEV_QUESTIONS
+
+    return work
+
+
 def contestants() -> dict[str, Contestant]:
     """Return what can be run here."""
     found: dict[str, Contestant] = {"masks": (masks,), "tfrecord": (tfrecord,)}
@@ -207,6 +280,8 @@ def contestants() -> dict[str, Contestant]:
         found["dump"] = (dump, "fast")
         if find_spec("mwparserfromhell"):
             found["mwparserfromhell"] = (dump, "full")
+    if SQUAD.is_file() and PUBLISHED_MODEL.is_file():
+        found |= {"windows": (windows,), "answers": (answers,)}
     return found
 
 
