@@ -3,11 +3,8 @@
 import json
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from albert_core.finetuning.finetuning import submission_files
 from albert_core.stage.errors import TaskError
@@ -46,13 +43,10 @@ def test_answers_are_a_json_object_of_ids() -> None:
     assert json.loads(found["squad-1.1.dev.predictions.json"]) == {"a": "Él", "b": ""}
 
 
-@example([-1e6, -1e3, -30.0, -1.0, 0.0, 2.0, 1e6])
-@given(st.lists(st.floats(-30, 30), min_size=1, max_size=20))
-def test_probabilities_of_no_answer_have_the_order_of_the_scores(scores: list[float]) -> None:
+def test_probabilities_of_no_answer_have_the_order_of_the_scores() -> None:
+    scores = [-1e6, -1e3, -30.0, -1.0, 0.0, 2.0, 1e6]
     ids = [str(number) for number in range(len(scores))]
     found = files("squad-2.0", "dev", id=ids, prediction=ids, null_score=scores)
     shares = list(json.loads(found["squad-2.0.dev.na_probs.json"]).values())
-    for score, share in zip(scores, shares, strict=True):
-        assert 0 <= share <= 1
-        assert share == {-1e6: 0.0, 0.0: 0.5, 1e6: 1.0}.get(score, share)
-    assert (np.diff(np.array(shares)[np.argsort(scores)]) >= 0).all()
+    assert shares == sorted(shares)
+    assert (shares[0], shares[4], shares[-1]) == (0.0, 0.5, 1.0)

@@ -4,7 +4,6 @@ import logging
 import time
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from albert_core.stage.errors import TaskError
@@ -149,13 +148,6 @@ def test_labels_of_a_test_file_are_targets_unless_they_are_hidden(
     found = read_file("sst-2", tmp_path / "test.tsv", content, "test")
     assert found.ids == ["4"]
     assert (None if found.targets is None else targets(found)) == expected
-
-
-def test_files_are_read_from_any_file_system() -> None:
-    with fsspec.open("memory://tasks/glue/SST-2/train.tsv", "wb") as file:
-        file.write(GLUE_ROWS["SST-2/train.tsv"].encode())
-    assert read("sst-2", "memory://tasks", "train").texts_a == ["good ", "bad "]
-    assert targets(read("sst-2", "memory://tasks/glue/SST-2", "train")) == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,9 @@
 """The heads for spans, against the reference's formulas on padded batches."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AlbertForQuestionAnswering
 
 from albert_core.model.albert import AlbertModel
 from albert_core.tasks.problem import Head, SequenceBatch, Sequences
@@ -15,10 +12,8 @@ from albert_core.tasks.span_heads import (
     AnswerabilityHead,
     StartEndHead,
     best,
-    by_sequence,
-    sequence_of_piece,
 )
-from tests.albert_core.tiny_model import save_tiny_model, spread, tiny_settings
+from tests.albert_core.tiny_model import spread, tiny_settings
 
 VOCAB_SIZE = 50
 LENGTHS = [(2, 3), (1, 9), (4, 4), (2, 3), (3, 0), (1, 4)]
@@ -108,25 +103,6 @@ def test_the_start_and_end_outputs_are_the_best_positions() -> None:
             torch.testing.assert_close(found[f"{name}_scores"][row, : len(order)], scores[order])
             assert (found[f"{name}_scores"][row, len(order) :] == -torch.inf).all()
     torch.testing.assert_close(found["null_scores"], logits[:, 0].sum(1))
-
-
-def test_the_start_and_end_head_is_hugging_faces(tmp_path: Path) -> None:
-    model = save_tiny_model(str(tmp_path))
-    theirs = AlbertForQuestionAnswering.from_pretrained(tmp_path).eval()
-    head = StartEndHead(model.encoder.settings, 4)
-    torch.nn.init.normal_(head.qa_outputs.bias)
-    theirs.qa_outputs.load_state_dict(head.qa_outputs.state_dict())
-    draw = np.random.default_rng(1)
-    pairs = [(draw.integers(5, 100, 3).tolist(), draw.integers(5, 100, 6).tolist()) for _ in "ab"]
-    batch = Sequences.of(pairs).batch(np.array([1, 0]), torch.device("cpu"))
-    targets = {"start_positions": torch.tensor([5, 0]), "end_positions": torch.tensor([7, 0])}
-    ids, types = (each.unflatten(0, (2, 12)) for each in (batch.input_ids, batch.token_type_ids))
-    expected = theirs(input_ids=ids, token_type_ids=types, **targets)
-    torch.testing.assert_close(head.loss(model.encoder, batch, targets), expected.loss)
-    found = head.outputs(model.encoder, batch)
-    torch.testing.assert_close(found["start_scores"][:, 0], expected.start_logits.max(1).values)
-    null = expected.start_logits[:, 0] + expected.end_logits[:, 0]
-    torch.testing.assert_close(found["null_scores"], null)
 
 
 def plain_answerability(
@@ -222,13 +198,6 @@ def test_dropout_is_on_answerability_alone() -> None:
         with torch.no_grad():
             losses = {float(head.loss(case.encoder, case.batch, case.targets)) for _ in "abcd"}
         assert (len(losses) > 1) == differs
-
-
-def test_positions_of_a_packed_batch_are_laid_out_by_sequence() -> None:
-    case = Case()
-    assert by_sequence(case.batch.input_ids, case.batch, fill=0).tolist() == case.ids.tolist()
-    counted = torch.bincount(sequence_of_piece(case.batch))
-    assert counted.tolist() == case.batch.lengths.tolist()
 
 
 def test_of_equal_scores_the_earlier_is_better() -> None:

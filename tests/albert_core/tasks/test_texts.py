@@ -1,5 +1,6 @@
 """Texts, pairs of texts and questions with options: input sequences, predictions, scores."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -150,8 +151,9 @@ def test_the_most_probable_option_is_chosen_and_scored_also_by_group() -> None:
     assert sum(rows[0]["probabilities"]) == pytest.approx(1)
     found = {name: sample.value for name, sample in scored.samples.items()}
     assert found == {"accuracy": 0.5, "accuracy_middle": 0.0, "accuracy_high": 1.0}
-    of_one = scored.samples["accuracy_middle"].part(np.array([True, False]))
-    assert of_one.value == 0.0
+    of_one = replace(questions(), groups=["high", "high"])
+    some = problem.score({"logits": logits}, inputs, of_one).samples
+    assert some.keys() == {"accuracy", "accuracy_high"}
     assert questions().clusters.tolist() == [0, 0]
 
 

@@ -36,14 +36,6 @@ def places(masked: Masked, lengths: np.ndarray) -> np.ndarray:
 
 
 @settings(deadline=None)
-@given(st.integers(1, 10))
-def test_weights_are_a_distribution_that_favours_short_spans(max_ngram: int) -> None:
-    weights = span_length_weights(max_ngram)
-    assert abs(weights.sum() - 1) < 1e-12
-    assert (np.diff(weights) < 0).all()
-
-
-@settings(deadline=None)
 @given(SEEDS, st.integers(1, 20), st.integers(12, 200))
 def test_whole_words_are_masked_and_labels_restore_the_example(
     seed: int, num_rows: int, length: int
@@ -205,15 +197,3 @@ def test_predictions_are_counted_without_masking(
     opens_word = np.random.default_rng(seed).random(VOCAB_SIZE) < opening_share
     given = (ids, lengths, b_starts, opens_word, random_bits(7, np.arange(num_rows)), prob, 3, most)
     assert (count_predictions(*given) == mask_examples(*given).num_predictions).all()
-
-
-def test_predictions_are_counted_where_long_words_leave_room() -> None:
-    length, num_rows = 40, 50
-    ids = np.tile([CLS, *[3] * 18, SEP, *[3] * 19, SEP], num_rows)  # 3 continues the word
-    ids.reshape(num_rows, length)[:, [5, 12, 25]] = 7  # opens a word
-    opens_word = np.arange(VOCAB_SIZE) == 7
-    per_row = np.full(num_rows, length), np.full(num_rows, 20)
-    given = (ids, *per_row, opens_word, random_bits(7, np.arange(num_rows)), 0.15, 3)
-    counts = count_predictions(*given)
-    assert (counts == mask_examples(*given).num_predictions).all()
-    assert counts.max() < round(0.15 * length)

@@ -22,11 +22,6 @@ def test_other_names_give_another_seed_that_fits_an_int64(
     assert 0 <= seed < 2**63
 
 
-def test_a_number_and_its_digits_are_different_names() -> None:
-    assert derive_seed(7, "copy", 1) != derive_seed(7, "copy", "1")
-    assert derive_seed(7, "a", "b") != derive_seed(7, "ab")
-
-
 def test_golden_seeds_do_not_depend_on_the_process() -> None:
     calls = "[d(0), d(12345, 'mask', 'wiki/12', 0), d(7, 'epoch', 3)]"
     code = f"from albert_core.text.seeds import derive_seed as d; print({calls})"
@@ -55,20 +50,6 @@ def test_a_draw_depends_on_its_counter_and_not_on_its_neighbours(
     together = random_bits(seed, np.arange(first, first + count))
     alone = [int(random_bits(seed, first + i)[0]) for i in range(count)]
     assert together.tolist() == alone
-
-
-def test_seeds_and_counters_broadcast() -> None:
-    seeds = np.array([[3], [4]], np.uint64)
-    bits = random_bits(seeds, np.arange(5))
-    assert bits.shape == (2, 5)
-    assert (bits[1] == random_bits(4, np.arange(5))).all()
-
-
-@given(SEEDS)
-def test_uniform_numbers_are_from_0_up_to_but_not_1(seed: int) -> None:
-    numbers = random_uniform(seed, np.arange(100))
-    assert numbers.dtype == np.float64
-    assert ((numbers >= 0) & (numbers < 1)).all()
 
 
 def test_uniform_numbers_are_spread_evenly_and_do_not_follow_each_other() -> None:

@@ -1,7 +1,6 @@
 import io
 import json
 import pickle
-import unicodedata
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -76,20 +75,6 @@ def test_text_is_normalised_as_the_reference_does_it(text: str, expected: str) -
     assert normalise_for_pieces("Émile ZOLA", lower_case=False) == "Emile ZOLA"
 
 
-@given(st.text())
-def test_normalised_text_is_one_line_without_combining_marks(text: str) -> None:
-    line = normalise_for_pieces(text, lower_case=False)
-    assert len(line.splitlines()) <= 1
-    assert not any(map(unicodedata.combining, line))
-
-
-@given(st.text(st.characters(max_codepoint=127)))
-def test_plain_text_is_normalised_once_and_for_all(text: str) -> None:
-    once = normalise_for_pieces(text, lower_case=True)
-    assert once == " ".join(text.split()).lower()
-    assert normalise_for_pieces(once, lower_case=True) == once
-
-
 @needs_the_published_model
 def test_the_published_vocabulary_splits_texts_as_the_reference_does() -> None:
     texts = [row["text"] for row in golden()]
@@ -131,16 +116,6 @@ def test_a_piece_starts_a_word_by_its_first_mark_or_by_what_is_no_letter(
     starts: bool, pieces: list[str]
 ) -> None:
     assert [piece for piece in pieces if starts_word(piece) != starts] == []
-
-
-@given(st.text("abcXYZ" + WORDS_OF_THEIR_OWN, min_size=2))
-def test_letters_and_punctuation_together_start_no_word(piece: str) -> None:
-    assert not starts_word(piece)
-
-
-@given(st.text(min_size=1), st.characters(min_codepoint=128), st.text())
-def test_a_character_beyond_ascii_starts_a_word(before: str, character: str, after: str) -> None:
-    assert starts_word(before + character + after)
 
 
 def test_texts_are_encoded_in_order_and_decode_to_what_the_vocabulary_sees() -> None:
