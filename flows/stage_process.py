@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
+from math import inf
 from typing import IO
 
 from albert_core.stage.command import FAILURE, FAILURE_STATUS, RESULT, RUN_AGAIN_STATUS
@@ -41,10 +42,10 @@ STAGE_MODULES = (
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one stage in seconds; None is no limit."""
+    """Limits of one stage in seconds."""
 
-    silent_seconds: float | None = None
-    seconds: float | None = None
+    silent_seconds: float = inf
+    seconds: float = inf
 
 
 NO_LIMITS = Limits()
@@ -56,11 +57,10 @@ def limits_of(module: str) -> Limits:
     Raises:
         ConfigError: a limit is not a number above 0, or is set for an unknown stage.
     """
-    silent, hours = _limit(SILENT_MINUTES, module), _limit(STAGE_HOURS, module)
-    return Limits(silent and silent * 60, hours and hours * 3600)
+    return Limits(60 * _limit(SILENT_MINUTES, module), 3600 * _limit(STAGE_HOURS, module))
 
 
-def _limit(variable: str, module: str) -> float | None:
+def _limit(variable: str, module: str) -> float:
     numbers: dict[str, float] = {}
     for part in filter(None, os.environ.get(variable, "").replace(" ", "").split(",")):
         name, _, text = part.rpartition("=")
@@ -68,7 +68,7 @@ def _limit(variable: str, module: str) -> float | None:
             numbers[name] = float(text)
         except ValueError:
             numbers[name] = 0.0
-        if not 0 < numbers[name] < float("inf"):
+        if not 0 < numbers[name] < inf:
             raise ConfigError(
                 f"{variable}: {part!r} must be a number above 0, or stage=number, for example "
                 "pretrain=120"
@@ -77,7 +77,7 @@ def _limit(variable: str, module: str) -> float | None:
             raise ConfigError(
                 f"{variable}: there is no stage {name!r}; there is {', '.join(STAGE_MODULES)}"
             )
-    return numbers.get(module.rpartition(".")[2], numbers.get(""))
+    return numbers.get(module.rpartition(".")[2], numbers.get("", inf))
 
 
 _LAST_LINES = 20
@@ -134,7 +134,6 @@ def distributed_argv(argv: Sequence[str], num_processes: int, num_hosts: int = 1
 def run_stage_process(
     argv: Sequence[str],
     log: Callable[[str], None],
-    grace_seconds: float | None = None,
     environment: Mapping[str, str] | None = None,
     limits: Limits = NO_LIMITS,
     on_progress: Callable[[StageProgress], None] = lambda _: None,
@@ -142,11 +141,11 @@ def run_stage_process(
 ) -> str:
     """Run the command line of a stage; return the URI of its manifest.
 
+    If it has to be stopped, it has `stop_seconds` to save what it has.
+
     Args:
         argv: as made by `stage.command.stage_argv`.
         log: called with each line of the stage's output, except those of its result.
-        grace_seconds: time between SIGTERM and SIGKILL when the stage is stopped, for example to
-            save its checkpoint; None for `stop_seconds`.
         environment: variables that the process gets besides this one's.
         limits: how long it may take.
         on_progress: called with the progress that the stage reports.
@@ -156,7 +155,7 @@ def run_stage_process(
         InterruptedStageError: exit status 75, killed, told to stop, or silent for too long.
         StageError: the stage failed, with its own message or its last lines; or took too long.
     """
-    grace_seconds = stop_seconds() if grace_seconds is None else grace_seconds
+    grace_seconds = stop_seconds()
     process = subprocess.Popen(
         tied(argv),
         stdin=subprocess.DEVNULL,
@@ -211,12 +210,12 @@ class _Output:
     def check(self, limits: Limits) -> None:
         """Raise an error if the stage has exceeded a limit."""
         now, seconds, silent = time.monotonic(), limits.seconds, limits.silent_seconds
-        if seconds is not None and now - self._began > seconds:
+        if now - self._began > seconds:
             raise StageError(
                 f"the stage was stopped: it took longer than {seconds / 3600:g} hours. "
                 f"Raise {STAGE_HOURS}; what is done by now is kept."
             )
-        if silent is not None and now - self._last_at > silent:
+        if now - self._last_at > silent:
             raise InterruptedStageError(
                 f"the stage was stopped: it printed nothing for {silent / 60:g} minutes. If that "
                 f"is normal for it, raise {SILENT_MINUTES}."

@@ -156,11 +156,14 @@ def heeds_interrupts() -> Iterator[None]:
 
 @pytest.mark.usefixtures("heeds_interrupts")
 @pytest.mark.parametrize("how", ["patient", "stubborn"])
-def test_an_interruption_stops_the_whole_group(tmp_path: Path, how: str) -> None:
+def test_an_interruption_stops_the_whole_group(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     interrupt = threading.Thread(target=interrupt_when_started, args=(tmp_path,))
     interrupt.start()
+    monkeypatch.setenv("ALBERT_STOP_SECONDS", "1")
     with pytest.raises(KeyboardInterrupt):
-        run_stage_process(argv_of(how, tmp_path), print, grace_seconds=1.0)
+        run_stage_process(argv_of(how, tmp_path), print)
     interrupt.join()
     assert_stopped(tmp_path, saved=how == "patient")
 
@@ -204,8 +207,8 @@ def test_a_stage_has_its_own_limit_or_that_of_all(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("ALBERT_SILENT_MINUTES", "pretrain=120, clean_corpus=0.5, 60")
     monkeypatch.setenv("ALBERT_STAGE_HOURS", "pretrain=48")
     assert limits_of("albert_core.training.pretrain") == Limits(7200.0, 172_800.0)
-    assert limits_of("pipelines.clean_corpus") == Limits(30.0, None)
-    assert limits_of("albert_core.finetuning.finetune") == Limits(3600.0, None)
+    assert limits_of("pipelines.clean_corpus") == Limits(30.0)
+    assert limits_of("albert_core.finetuning.finetune") == Limits(3600.0)
 
 
 @pytest.mark.parametrize(
