@@ -6,7 +6,6 @@ from albert_core.stage.command import stage_main
 from albert_core.stage.manifest import StagePlan
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.tasks.catalogue import TaskFiles, find_task, predicted_with
-from albert_core.training.preemption import ending_when_told_to
 
 STAGE = "finetuning"
 _PLACES = {"train", "dev", "test"}
@@ -98,5 +97,4 @@ def _plan(
 
 
 if __name__ == "__main__":
-    with ending_when_told_to():
-        stage_main(run)
+    stage_main(run)

@@ -28,6 +28,7 @@ from albert_core.intervals import estimate, jackknife_table
 from albert_core.metrics import Sample
 from albert_core.model.execution import device_here
 from albert_core.stage import storage
+from albert_core.stage.command import RunAgain, StopRequest, stop_request
 from albert_core.stage.errors import TaskError, TrainingError
 from albert_core.stage.manifest import Shard, StagePlan, shard_of, shards_in
 from albert_core.stage.results import Estimate, FinetuningResult
@@ -41,7 +42,6 @@ from albert_core.text.seeds import derive_seed, random_bits
 from albert_core.tracking.run import TrackedRun
 from albert_core.tracking.server import output_of
 from albert_core.training.devices import note_machine, noted_machines
-from albert_core.training.preemption import RunAgain, StopRequest, stop_request
 
 MODEL_FOLDER, PREDICTIONS, SUBMISSION = "model", "predictions", "submission"
 _JACKKNIFE = "jackknife"

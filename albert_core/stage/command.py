@@ -11,9 +11,13 @@ import inspect
 import json
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NoReturn
 
 from albert_core.stage import lock, storage
@@ -37,6 +41,60 @@ RUN_AGAIN_STATUS = os.EX_TEMPFAIL
 an order to stop. The same command continues from what is done."""
 
 
+class RunAgain(SystemExit):
+    """A run ends early but in order, and may be run again: it is in its newest checkpoint.
+
+    It was preempted by SIGTERM, or left by another rank.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(RUN_AGAIN_STATUS)
+
+
+class StopRequest:
+    """Whether this process was told to stop."""
+
+    def __init__(self) -> None:
+        self.arrived = False
+        self._ends_at_once = False
+
+    def note(self, _signal: int, _frame: FrameType | None) -> None:
+        """Note SIGTERM, for which the training looks between micro-batches."""
+        self.arrived = True
+        if self._ends_at_once:
+            self._ends_at_once = False
+            raise RunAgain
+
+    @contextmanager
+    def ending_at_once(self) -> Iterator[None]:
+        """End the run when SIGTERM comes in the block, or came before: nothing is left to save.
+
+        Raises:
+            RunAgain: it came.
+        """
+        self._ends_at_once = True
+        try:
+            if self.arrived:
+                raise RunAgain
+            yield
+        finally:
+            self._ends_at_once = False
+
+
+@contextmanager
+def stop_request() -> Iterator[StopRequest]:
+    """Note SIGTERM instead of ending; Python allows it only in a process's main thread."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before: Any = signal.signal(signal.SIGTERM, request.note)
+    try:
+        yield request
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def stage_main(run: Stage) -> NoReturn:
     """Run the stage ``run`` with the process's arguments, and end the process with its status.
 
@@ -44,6 +102,8 @@ def stage_main(run: Stage) -> NoReturn:
     """
     try:
         status = run_command_line(run, sys.argv[1:])
+    except RunAgain:
+        status = RUN_AGAIN_STATUS
     except Exception:  # noqa: BLE001
         say(redacted(traceback.format_exc()).rstrip(), sys.stderr, logging.ERROR)
         status = DEFECT_STATUS

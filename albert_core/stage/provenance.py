@@ -28,7 +28,6 @@ HOW_NOT_WHAT = (
     "albert_core.planning",
     "albert_core.stage",
     "albert_core.tracking",
-    "albert_core.training.preemption",
     "albert_core.training.run_log",
     "pipelines.engine",
 )

@@ -24,7 +24,6 @@ from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole
 from albert_core.tasks.minimal_pairs import PAIRS, PairFiles, find_pairs, pair_digests
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
-from albert_core.training.preemption import ending_when_told_to
 
 if TYPE_CHECKING:
     from albert_core.model.albert import AlbertForPretraining
@@ -207,5 +206,4 @@ def _earlier_result(settings: TrainingSettings) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    with ending_when_told_to():
-        stage_main(run)
+    stage_main(run)

@@ -29,6 +29,7 @@ from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.model_folder import save_model_folder
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage import storage
+from albert_core.stage.command import RunAgain, StopRequest, stop_request
 from albert_core.stage.errors import ConfigError, IntegrityError, TrainingError
 from albert_core.stage.lineage import PRETRAINING, Result, read_work
 from albert_core.stage.log import report_progress
@@ -57,13 +58,7 @@ from albert_core.training.held_out import (
 )
 from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
-from albert_core.training.preemption import (
-    RunAgain,
-    StopRequest,
-    UpdateStopped,
-    stop_request,
-)
-from albert_core.training.ranks import Ranks, shard_state
+from albert_core.training.ranks import Ranks, UpdateStopped, shard_state
 from albert_core.training.run_log import (
     OF_THE_MACHINE,
     RunLog,

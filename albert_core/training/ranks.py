@@ -31,13 +31,17 @@ from torch.utils import _pytree as pytree
 from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import set_layer_execution
-from albert_core.training.preemption import RunAgain, UpdateStopped
+from albert_core.stage.command import RunAgain
 from albert_core.training.shards import Batch, BatchShape, ExampleShards
 
 _LOST = re.compile(r"\[[^\]\s]*gloo/\S+:\d+\] ")
 """How gloo begins what it says of a connection: it has no error class of its own. What it says of
 its arguments begins with "[enforce fail at"."""
 log = logging.getLogger(__name__)
+
+
+class UpdateStopped(Exception):  # noqa: N818  an order, not an error
+    """A rank was told to stop: no rank goes on with the update, which changed nothing."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ import torch
 from albert_core.model.attention import lengths_of
 from albert_core.stage.command import stage_main
 from albert_core.training import pretrain, pretraining
-from albert_core.training.preemption import ending_when_told_to
 from albert_core.training.shards import Batch, UpdateBatch
 from albert_core.training.step import TrainState, Update, train_step
 
@@ -73,5 +72,4 @@ def step_with(faults: dict[str, Any]) -> Callable[..., Update]:
 if __name__ == "__main__":
     faulty = step_with(json.loads(os.environ["FAULTS"]))
     pretraining.train_step = faulty  # type: ignore[attr-defined]
-    with ending_when_told_to():
-        stage_main(pretrain.run)
+    stage_main(pretrain.run)

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
 from albert_core.conversion.huggingface import hf_names, to_hf_state
-from albert_core.conversion.initial_weights import Source, read_source
+from albert_core.conversion.initial_weights import Source, from_tf_variables, read_source, tf_to_hf
 from albert_core.conversion.model_folder import fast_tokenizer
-from albert_core.conversion.tf_release import from_tf_variables, tf_to_hf
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.optimizer import build_optimizer, learning_rate_at

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from albert_core.conversion.tf_release import (
+from albert_core.conversion.initial_weights import (
     from_tf_variables,
     read_tf_config,
     read_tf_tokenizer,

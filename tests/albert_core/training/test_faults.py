@@ -14,12 +14,11 @@ import torch
 
 from albert_core.checkpoint import RECORD, STATE, best_checkpoint
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.stage.command import RUN_AGAIN_STATUS
+from albert_core.stage.command import RUN_AGAIN_STATUS, RunAgain
 from albert_core.stage.errors import ConfigError, TrainingError
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.training import pretrain, pretraining
 from albert_core.training.held_out import evaluate
-from albert_core.training.preemption import RunAgain
 from albert_core.training.step import TrainState
 from pipelines import make_examples, train_vocab
 from pipelines.config import ExampleSettings, VocabularySettings

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from albert_core.stage import lock
+from albert_core.stage.command import RunAgain
 from albert_core.stage.manifest import read_manifest
 from albert_core.tracking.server import open_client
 from albert_core.training import held_out, pretraining
-from albert_core.training.preemption import RunAgain
 from tests.albert_core.made_pairs import write_pairs
 from tests.albert_core.training.conftest import AroundStep
 from tests.albert_core.training_runs import result_of, train, weights_of

@@ -14,12 +14,12 @@ from torch.multiprocessing.spawn import spawn
 
 from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
+from albert_core.stage.command import RunAgain
 from albert_core.stage.errors import ConfigError
 from albert_core.training import devices, pretraining
 from albert_core.training.devices import ranks_of_environment
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.order import example_order
-from albert_core.training.preemption import RunAgain
 from albert_core.training.ranks import Ranks, shard_state
 from albert_core.training.shards import ExampleShards, UpdateBatch
 from albert_core.training.step import Asked, TrainState, Update, train_step
