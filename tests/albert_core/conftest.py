@@ -14,12 +14,17 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield str(tmp_path_factory.mktemp("work"))
 
 
+@pytest.fixture(scope="session")
+def tracking_database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One for all runs, because making one takes longer than a run."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
 @pytest.fixture(scope="module")
-def one_tracking_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Making one takes longer than a run."""
+def one_tracking_database(tracking_database: str) -> Iterator[None]:
+    """Runs of a module, also those in other processes, are tracked in that one."""
     with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("mlflow")
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        patch.setenv("MLFLOW_TRACKING_URI", tracking_database)
         yield
 
 

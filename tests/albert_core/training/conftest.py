@@ -14,7 +14,7 @@ AroundStep = Callable[[Callable[[TrainState], None]], None]
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_tracking_database(one_tracking_database: None) -> None:
-    """Runs of a module, also those in other processes, are tracked in one database."""
+    """All runs are tracked in it."""
 
 
 @pytest.fixture(scope="session")
