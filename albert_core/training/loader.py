@@ -30,8 +30,6 @@ from albert_core.training.shards import Batch, ExampleShards, Rows, UpdateBatch,
 
 _PIECES_PER_BLOCK = 1 << 18
 """About how many pieces are masked together, few enough for the cache."""
-_PIECES_PER_CALL = 1 << 16
-"""About how many pieces the thread makes in one call, so that calls cost next to nothing."""
 _PIECES_AHEAD = 1 << 20
 """About how many pieces wait at most: 20 MB of batches, over a second of a fast GPU's work."""
 _LARGEST_BLOCK = 31 << 20
@@ -176,13 +174,11 @@ class UpdateLoader:
         # A thread has a current GPU of its own, and page-locked memory belongs to one.
         device = torch.cuda.current_device() if self._pin_memory else None
         self._thread = ThreadPoolExecutor(1, "examples", initializer=partial(_begin_thread, device))
-        self._ahead: deque[Future[list[_Part]]] = deque()
-        self._there: deque[_Part] = deque()
+        self._ahead: deque[Future[_Part | None]] = deque()
 
     def __enter__(self) -> Self:
-        per_call = max(_PIECES_PER_CALL, self._max_pieces)
-        for _ in range(max(2, _PIECES_AHEAD // per_call)):
-            self._ahead.append(self._thread.submit(self._make_some))
+        for _ in range(max(2, _PIECES_AHEAD // self._max_pieces)):
+            self._ahead.append(self._thread.submit(next, self._parts, None))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -198,22 +194,11 @@ class UpdateLoader:
 
     def _next(self) -> _Part | None:
         """Return the next micro-batch of this rank, or None after the last."""
-        if not self._there:
-            began = time.perf_counter()
-            self._there.extend(self._ahead.popleft().result())
-            self.waited_seconds += time.perf_counter() - began
-            self._ahead.append(self._thread.submit(self._make_some))
-        return self._there.popleft() if self._there else None
-
-    def _make_some(self) -> list[_Part]:
-        """Return the next micro-batches, none after the last; this runs in the thread."""
-        parts, num_pieces = [], 0
-        for part in self._parts:
-            parts.append(part)
-            num_pieces += part.batch.num_pieces
-            if num_pieces >= _PIECES_PER_CALL:
-                break
-        return parts
+        began = time.perf_counter()
+        part = self._ahead.popleft().result()
+        self.waited_seconds += time.perf_counter() - began
+        self._ahead.append(self._thread.submit(next, self._parts, None))
+        return part
 
     def _make_parts(self, begins: range) -> Iterator[_Part]:
         """Yield the micro-batches of the updates that begin at these places of the order."""

@@ -24,9 +24,13 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(examples: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+def uninterrupted(
+    examples: str, tracking_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> str:
     """The manifest of a run from the first update to the last."""
-    return train(examples, tmp_path_factory.mktemp("whole"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", tracking_database)
+        return train(examples, tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture

@@ -200,7 +200,6 @@ def replace_rows(examples: ExampleShards, monkeypatch: pytest.MonkeyPatch) -> Re
 def test_an_error_in_the_thread_is_raised_where_its_batch_is_taken(
     examples: ExampleShards, replace_rows: Replace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_module, "_PIECES_PER_CALL", 1)
     num_read = 0
 
     def fail_at_the_third(rows: Rows) -> Rows:
@@ -235,7 +234,6 @@ def test_an_error_of_the_consumer_ends_the_thread(examples: ExampleShards) -> No
 def test_the_thread_does_not_run_far_ahead(
     examples: ExampleShards, replace_rows: Replace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_module, "_PIECES_PER_CALL", 1000)
     monkeypatch.setattr(loader_module, "_PIECES_AHEAD", 4000)
     num_read = 0
 
@@ -249,8 +247,8 @@ def test_the_thread_does_not_run_far_ahead(
         iterator = iter(loader)
         for number in range(5):
             next(iterator)
-            time.sleep(0.2)  # far longer than the thread needs
-            assert num_read <= 16 * number + 16 + (4000 + 5 * 1000) // 20
+            time.sleep(0.05)  # far longer than the thread needs
+            assert num_read <= 16 * number + 16 + 4000 // 20
     assert num_read < 5 * 16 + 1000
 
 
