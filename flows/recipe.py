@@ -29,28 +29,13 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from albert_core.config import (
-    EvaluationSettings,
-    FinetuningSettings,
-    ModelSettings,
-    RegistrySettings,
-    ScoringSettings,
-    TrainingSettings,
-)
+import albert_core.config as core
+import pipelines.config as data
 from albert_core.stage import storage
 from albert_core.stage.credentials import WITHOUT_CREDENTIALS
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import digest_of
 from albert_core.stage.settings import Settings, refuse_credentials
-from pipelines.config import (
-    INSTALLED_PYTHON,
-    CleaningSettings,
-    ContaminationSettings,
-    ExampleSettings,
-    SourceSettings,
-    TaskSettings,
-    VocabularySettings,
-)
 
 SHIPPED = Path(__file__).parent / "recipes"
 _DIGEST_DIGITS = 12
@@ -61,18 +46,18 @@ class Recipe(Settings):
     """The settings of every stage, one section each; what a file does not name is the default."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="of files and messages")
-    source: SourceSettings = SourceSettings()
-    cleaning: CleaningSettings = CleaningSettings()
-    vocabulary: VocabularySettings = VocabularySettings()
-    examples: ExampleSettings = ExampleSettings()
-    task: TaskSettings = TaskSettings()
-    model: ModelSettings = ModelSettings()
-    training: TrainingSettings = TrainingSettings()
-    finetuning: FinetuningSettings = FinetuningSettings()
-    evaluation: EvaluationSettings = EvaluationSettings()
-    contamination: ContaminationSettings = ContaminationSettings()
-    scoring: ScoringSettings = ScoringSettings()
-    registry: RegistrySettings = RegistrySettings()
+    source: data.SourceSettings = data.SourceSettings()
+    cleaning: data.CleaningSettings = data.CleaningSettings()
+    vocabulary: data.VocabularySettings = data.VocabularySettings()
+    examples: data.ExampleSettings = data.ExampleSettings()
+    task: data.TaskSettings = data.TaskSettings()
+    model: core.ModelSettings = core.ModelSettings()
+    training: core.TrainingSettings = core.TrainingSettings()
+    finetuning: core.FinetuningSettings = core.FinetuningSettings()
+    evaluation: core.EvaluationSettings = core.EvaluationSettings()
+    contamination: data.ContaminationSettings = data.ContaminationSettings()
+    scoring: core.ScoringSettings = core.ScoringSettings()
+    registry: core.RegistrySettings = core.RegistrySettings()
 
     @model_validator(mode="after")
     def _sequences_have_positions(self) -> Self:
@@ -291,7 +276,7 @@ def _with_absolute(section: Settings, fields: Sequence[str]) -> Settings:
 def _absolute(address: str | list[str]) -> str | list[str]:
     if isinstance(address, list):
         return list(map(storage.absolute, address))
-    return address if address in ("", INSTALLED_PYTHON) else storage.absolute(address)
+    return address if address in ("", data.INSTALLED_PYTHON) else storage.absolute(address)
 
 
 _USUAL = {

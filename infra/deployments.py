@@ -15,12 +15,7 @@ from typing import Any
 import yaml
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import (
-    DeploymentScheduleCreate,
-    DeploymentUpdate,
-    WorkPoolCreate,
-    WorkPoolUpdate,
-)
+from prefect.client.schemas import actions
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.flows import load_flow_from_entrypoint
@@ -83,11 +78,11 @@ def make_pools(client: SyncPrefectClient, names: set[str]) -> None:
     template = pool_template(prefects)
     there = {pool.name: pool for pool in client.read_work_pools()}
     for name in names - there.keys():
-        pool = WorkPoolCreate(name=name, type="process", base_job_template=template)
+        pool = actions.WorkPoolCreate(name=name, type="process", base_job_template=template)
         client.create_work_pool(pool)
     for name in names & there.keys():
         if there[name].base_job_template == prefects:
-            client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
+            client.update_work_pool(name, actions.WorkPoolUpdate(base_job_template=template))
 
 
 def pool_template(template: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,7 +127,7 @@ def deploy(
         there = client.read_deployment_by_name(f"{flow.name}/{name}")
     except ObjectNotFound:
         schedules = [
-            DeploymentScheduleCreate(schedule=CronSchedule(**each))
+            actions.DeploymentScheduleCreate(schedule=CronSchedule(**each))
             for each in entry.get("schedules", [])
         ]
         made = {**of_code, **_with(wanted, forced)}
@@ -141,7 +136,7 @@ def deploy(
     else:
         now = there.model_dump(mode="json", include=set(wanted), exclude_none=True)
         kept = merged(last, {**last, **now}, wanted)
-        update = DeploymentUpdate.model_validate({**of_code, **_with(kept, forced)})
+        update = actions.DeploymentUpdate.model_validate({**of_code, **_with(kept, forced)})
         users = ", ".join(field for field in wanted if kept[field] != wanted[field])
         try:
             client.update_deployment(there.id, update)

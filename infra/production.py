@@ -20,14 +20,7 @@ from tempfile import NamedTemporaryFile
 from albert_core.stage.command import tell_failure
 from albert_core.stage.errors import ConfigError, answers
 from flows.prefect_server import kept_secret
-from infra.services import (
-    LOOPBACK,
-    ServeError,
-    Servers,
-    ServerSettings,
-    refuse_taken,
-    run_until_stopped,
-)
+from infra import services
 
 MEMORY = "memory"
 """As the place of artifacts: an S3 server that keeps them in memory."""
@@ -40,7 +33,7 @@ _SYSTEM_USER = "postgres"
 _DEBIAN = Path("/usr/lib/postgresql")
 
 
-class ProductionSettings(ServerSettings):
+class ProductionSettings(services.ServerSettings):
     """What a team has besides."""
 
     artifacts: str = ""
@@ -55,7 +48,7 @@ class ProductionSettings(ServerSettings):
     """For the files of the databases, on this machine; without it, in `work`."""
 
 
-class Production(Servers):
+class Production(services.Servers):
     """The services of a team, on this machine.
 
     They are `Postgres`, `S3` (with artifacts in memory), `MLflow`, `Prefect`, `worker 1`,
@@ -70,7 +63,7 @@ class Production(Servers):
             settings.postgres_port,
             self.work / "secrets" / "postgres-password",
         )
-        self._s3_url = f"http://{LOOPBACK}:{settings.s3_port}"
+        self._s3_url = f"http://{services.LOOPBACK}:{settings.s3_port}"
         self._artifacts = settings.artifacts or str(self.work / "mlartifacts")
         if settings.artifacts == MEMORY:
             self._artifacts = f"s3://{_BUCKET}/mlflow"
@@ -81,7 +74,7 @@ class Production(Servers):
         Raises:
             ServeError: a port is taken, or a service cannot be started.
         """
-        refuse_taken(LOOPBACK, {POSTGRES: self.settings.postgres_port})
+        services.refuse_taken(services.LOOPBACK, {POSTGRES: self.settings.postgres_port})
         self.prepare()
         if os.geteuid() == 0:  # Postgres is then another user, who has to pass through
             self.work.chmod(self.work.stat().st_mode | stat.S_IXGRP | stat.S_IXOTH)
@@ -105,7 +98,7 @@ class Production(Servers):
         warning = "  IN MEMORY: gone when this stops. ALBERT_ARTIFACTS=s3://bucket/path keeps them."
         facts = {
             "artifacts": self._artifacts + (warning if self.settings.artifacts == MEMORY else ""),
-            "databases": f"Postgres, {LOOPBACK}:{self.postgres.port}, in {self.postgres.folder}",
+            "databases": f"Postgres, port {self.postgres.port}, in {self.postgres.folder}",
             "workers": self.settings.workers,
         }
         return self.greeting(facts, [f"export MLFLOW_TRACKING_URI={self.mlflow_url}"])
@@ -113,7 +106,7 @@ class Production(Servers):
     def _s3_in_memory(self) -> dict[str, str]:
         """Start the S3 server; return what MLflow needs to reach it."""
         port = self.settings.s3_port
-        refuse_taken(LOOPBACK, {S3: port})
+        services.refuse_taken(services.LOOPBACK, {S3: port})
         self.start(
             *(S3, sys.executable, "-m", "infra.memory_s3", str(port), _BUCKET),
             is_up=lambda: answers(f"{self._s3_url}/{_BUCKET}"),
@@ -162,7 +155,7 @@ class Postgres:
 
     def __init__(self, folder: Path, port: int, password_file: Path) -> None:
         self.folder, self.port, self.password_file = folder, port, password_file
-        self._at = ("-h", LOOPBACK, "-p", str(port))
+        self._at = ("-h", services.LOOPBACK, "-p", str(port))
 
     @cached_property
     def _binaries(self) -> Path:
@@ -210,7 +203,7 @@ class Postgres:
 
     def url(self, database: str, driver: str) -> str:
         """Return SQLAlchemy's URL of a database. It has the password: keep it off command lines."""
-        return f"{driver}://{_DATABASE_USER}:{self._password()}@{LOOPBACK}:{self.port}/{database}"
+        return f"{driver}://{_DATABASE_USER}:{self._password()}@{services.LOOPBACK}:{self.port}/{database}"
 
     def _client(self, program: str, *arguments: str) -> str:
         return self._run(
@@ -227,7 +220,9 @@ class Postgres:
             env={**os.environ, "PGPASSWORD": password},
         )
         if done.returncode != 0:
-            raise ServeError(f"Postgres in {self.folder}: {program} failed: {done.stderr.strip()}")
+            raise services.ServeError(
+                f"Postgres in {self.folder}: {program} failed: {done.stderr.strip()}"
+            )
         return done.stdout
 
     def _hand_over(self, folder: Path, file: Path) -> None:
@@ -241,7 +236,7 @@ class Postgres:
         try:
             user = pwd.getpwnam(_SYSTEM_USER)
         except KeyError as error:
-            raise ServeError(
+            raise services.ServeError(
                 f"Postgres does not run as root, and there is no user {_SYSTEM_USER!r}: "
                 "install Debian's package `postgresql`, or do not be root"
             ) from error
@@ -249,7 +244,7 @@ class Postgres:
             os.chown(path, user.pw_uid, user.pw_gid)
         reach = _unprivileged(["test", "-w", str(folder)])
         if subprocess.run(reach, check=False, cwd="/").returncode != 0:
-            raise ServeError(
+            raise services.ServeError(
                 f"the user {_SYSTEM_USER!r}, as whom Postgres runs, cannot enter {folder}: "
                 "a folder above it is closed to others. Open that (`chmod o+x`), or give "
                 "another with --postgres-folder"
@@ -259,7 +254,7 @@ class Postgres:
         try:
             return self.password_file.read_text()
         except FileNotFoundError as error:
-            raise ServeError(
+            raise services.ServeError(
                 f"{self.password_file}, the password of the databases in {self.folder}, is "
                 "missing. Put it back, or give another --postgres-folder for new databases"
             ) from error
@@ -284,7 +279,7 @@ def find_binaries() -> Path:
         return max(versions, key=lambda folder: float(folder.parent.name))
     on_path = shutil.which("initdb")
     if on_path is None:
-        raise ServeError(
+        raise services.ServeError(
             f"Postgres is not on this machine: neither in {_DEBIAN} nor on the PATH. "
             "Install it (Debian: `apt-get install postgresql`)"
         )
@@ -297,7 +292,9 @@ def main() -> int:
         production = Production(ProductionSettings.from_environment())
     except ConfigError as error:
         return tell_failure(error)
-    return run_until_stopped(production, production.start_all, production.start_ended_again)
+    return services.run_until_stopped(
+        production, production.start_all, production.start_ended_again
+    )
 
 
 if __name__ == "__main__":

@@ -7,16 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 
 from prefect.logging.configuration import setup_logging
+from rich import progress as rich_progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Column
 from rich.text import Text
 
@@ -36,10 +28,10 @@ _ONLY_VERBOSE = (
 _FAILED_STATE = "Finished in state Failed"
 
 
-class _Done(ProgressColumn):
+class _Done(rich_progress.ProgressColumn):
     """How much is done of what is to do, and how fast, in the stage's own units."""
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: rich_progress.Task) -> Text:
         unit = task.fields["unit"]
         if not task.total or not unit:
             return Text("")
@@ -49,7 +41,7 @@ class _Done(ProgressColumn):
 
 
 @contextmanager
-def _shown(bars: Progress, stage: str) -> Iterator[stage_task.ShowStage]:
+def _shown(bars: rich_progress.Progress, stage: str) -> Iterator[stage_task.ShowStage]:
     """Show the bar of a stage, with its latest line: losses, rates, counts."""
     bar = bars.add_task(stage.replace("_", " "), total=None, mark=" ", unit="", line="")
 
@@ -97,13 +89,13 @@ def display(verbose: bool) -> Iterator[None]:
         yield
         return
     whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
-    bars = Progress(
-        TextColumn("{task.fields[mark]} {task.description:<13}", table_column=whole),
-        BarColumn(16),
+    bars = rich_progress.Progress(
+        rich_progress.TextColumn("{task.fields[mark]} {task.description:<13}", table_column=whole),
+        rich_progress.BarColumn(16),
         _Done(table_column=whole),
-        TimeElapsedColumn(table_column=whole),
-        TimeRemainingColumn(compact=True, table_column=whole),
-        TextColumn("{task.fields[line]}", style="dim", table_column=rest),
+        rich_progress.TimeElapsedColumn(table_column=whole),
+        rich_progress.TimeRemainingColumn(compact=True, table_column=whole),
+        rich_progress.TextColumn("{task.fields[line]}", style="dim", table_column=rest),
         console=console,
         expand=True,
     )

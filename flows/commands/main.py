@@ -10,27 +10,14 @@ from collections.abc import Sequence
 
 import typer
 
-from flows.commands.models import (
-    audit,
-    convert,
-    lineage,
-    models,
-    promote,
-    rebuild,
-    retention,
-    rollback,
-    send_journals,
-    trace,
-)
-from flows.commands.run import demo, evaluate, plan, pretrain, refresh
-from flows.commands.serve import production, serve
+from flows.commands import models, run, serve
 
 _GROUPS = {
-    "Runs": (demo, pretrain, refresh, evaluate, plan),
-    "Models": (models, promote, rollback),
-    "Provenance": (lineage, trace, rebuild),
-    "Services": (serve, production),
-    "Upkeep": (audit, convert, retention, send_journals),
+    "Runs": (run.demo, run.pretrain, run.refresh, run.evaluate, run.plan),
+    "Models": (models.models, models.promote, models.rollback),
+    "Provenance": (models.lineage, models.trace, models.rebuild),
+    "Services": (serve.serve, serve.production),
+    "Upkeep": (models.audit, models.convert, models.retention, models.send_journals),
 }
 
 app = typer.Typer(

@@ -7,16 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from albert_core.planning import run_plan
 from albert_core.planning.hardware import Hardware
 from albert_core.planning.parameters import PUBLISHED_SIZES
-from albert_core.planning.run_plan import (
-    PAPER,
-    RESERVED_SHARE,
-    SECONDS_PER_HOUR,
-    ExampleSizes,
-    RunPlan,
-    batch_advice,
-)
 from albert_core.planning.training_memory import TrainingMemory
 from albert_core.stage import storage
 from albert_core.stage.manifest import read_manifest
@@ -49,7 +42,7 @@ Rows = list[tuple[str, str]]
 
 def plan_recipe(
     recipe: Recipe, hardware: Hardware, num_devices: int = 1, examples: str | None = None
-) -> RunPlan:
+) -> run_plan.RunPlan:
     """Return what pretraining by this recipe takes.
 
     Args:
@@ -63,11 +56,11 @@ def plan_recipe(
         ConfigError: there are more devices than examples in a batch.
     """
     settings = recipe.examples
-    plan = RunPlan(
+    plan = run_plan.RunPlan(
         model=recipe.model,
         training=recipe.training,
         vocab_size=recipe.vocabulary.largest_size,
-        sizes=ExampleSizes.assumed(settings.max_seq_length, settings.masked_lm_prob),
+        sizes=run_plan.ExampleSizes.assumed(settings.max_seq_length, settings.masked_lm_prob),
         max_seq_length=settings.max_seq_length,
         max_predictions=settings.max_predictions,
         hardware=hardware,
@@ -88,7 +81,7 @@ def plan_recipe(
     )
 
 
-def plan_as_text(name: str, plan: RunPlan) -> str:
+def plan_as_text(name: str, plan: run_plan.RunPlan) -> str:
     """Return the plan of the recipe with this name, for a terminal."""
     counts, hardware = vars(plan.parameters), plan.hardware
     groups = {
@@ -105,7 +98,7 @@ def plan_as_text(name: str, plan: RunPlan) -> str:
             ("price", f"{hardware.price_basis}: {hardware.price_source}"),
         ],
     }
-    if plan.training.batch_size != PAPER.batch_size and plan.training.optimizer == "lamb":
+    if plan.training.batch_size != run_plan.PAPER.batch_size and plan.training.optimizer == "lamb":
         groups["The paper's run with this batch (users' advice, not the paper's)"] = _advice_rows(
             plan
         )
@@ -115,7 +108,7 @@ def plan_as_text(name: str, plan: RunPlan) -> str:
     return Report(title, groups, note=note, commands=command).text()
 
 
-def plan_as_json(plan: RunPlan) -> dict[str, Any]:
+def plan_as_json(plan: run_plan.RunPlan) -> dict[str, Any]:
     """Return the plan's figures, units in their names."""
     memory, hardware = plan.memory, plan.hardware
     whole, checkpointed = _without_and_with_checkpointing(memory)
@@ -139,7 +132,7 @@ def plan_as_json(plan: RunPlan) -> dict[str, Any]:
         **_figures(plan.training, ("num_steps", "batch_size")),
         **_figures(plan, ("num_pieces", "hours", "cost_usd")),
         **_figures(hardware, ("peak_basis", "usd_per_hour", "price_basis", "price_source")),
-        "paper_run_with_this_batch": batch_advice(plan.training.batch_size),
+        "paper_run_with_this_batch": run_plan.batch_advice(plan.training.batch_size),
     }
 
 
@@ -163,23 +156,25 @@ def parameter_table() -> str:
     return "\n".join(lines)
 
 
-def _measured(manifest_uri: str) -> tuple[ExampleSizes, ExamplesResult]:
+def _measured(manifest_uri: str) -> tuple[run_plan.ExampleSizes, ExamplesResult]:
     """Return the mean size of the training examples of this manifest, and its result."""
     folder, manifest = manifest_uri.rpartition("/")[0], read_manifest(manifest_uri)
     shards = manifest.shards_of("train")
     table = pa.concat_tables(read_arrow(storage.join(folder, shard.path)) for shard in shards)
     lengths = pc.list_value_length(table["input_ids"]).to_numpy()
     num_predictions = pc.sum(pc.list_value_length(table["masked_lm_positions"])).as_py()
-    sizes = ExampleSizes.of_lengths(lengths, num_predictions, manifest_uri)
+    sizes = run_plan.ExampleSizes.of_lengths(lengths, num_predictions, manifest_uri)
     return sizes, manifest.result_as(ExamplesResult)
 
 
-def _memory_rows(plan: RunPlan) -> Rows:
+def _memory_rows(plan: run_plan.RunPlan) -> Rows:
     memory, memory_gib = plan.memory, plan.hardware.memory_gib
     executed = "with" if memory.activation_checkpointing else "without"
     fits = "fits" if plan.fits else "does NOT fit"
     whole, checkpointed = _without_and_with_checkpointing(memory)
-    usable = f"{plan.usable_bytes / _GIB:.1f} of {memory_gib:.1f} GiB; {RESERVED_SHARE:.0%} for"
+    usable = (
+        f"{plan.usable_bytes / _GIB:.1f} of {memory_gib:.1f} GiB; {run_plan.RESERVED_SHARE:.0%} for"
+    )
     micro_batch = f"{memory.num_sequences} x {memory.length} pieces, {executed} checkpointing"
     rows = [
         ("usable", f"{usable} libraries and allocator [assumed]"),
@@ -202,7 +197,7 @@ def _without_and_with_checkpointing(memory: TrainingMemory) -> list[TrainingMemo
     return [replace(memory, activation_checkpointing=chosen) for chosen in (False, True)]
 
 
-def _say_memory(plan: RunPlan, memory: TrainingMemory) -> str:
+def _say_memory(plan: run_plan.RunPlan, memory: TrainingMemory) -> str:
     return (
         f"{memory.total / _GIB:.2f} GiB ({memory.state / _GIB:.2f} weights, gradients, optimizer; "
         f"{memory.activations / _GIB:.2f} activations); "
@@ -210,7 +205,7 @@ def _say_memory(plan: RunPlan, memory: TrainingMemory) -> str:
     )
 
 
-def _speed_rows(plan: RunPlan) -> Rows:
+def _speed_rows(plan: run_plan.RunPlan) -> Rows:
     training, sizes = plan.training, plan.example
     recomputing = ", as a quarter is computed again" if training.activation_checkpointing else ""
     utilisation = f"{plan.utilisation:.3f}{recomputing} [{plan.utilisation_basis}]"
@@ -225,7 +220,7 @@ def _speed_rows(plan: RunPlan) -> Rows:
     ]
 
 
-def _say_basis(plan: RunPlan) -> str:
+def _say_basis(plan: run_plan.RunPlan) -> str:
     basis, points = plan.utilisation_basis, plan.reached.by_hidden_size
     if basis != "extrapolated":
         return basis
@@ -235,11 +230,11 @@ def _say_basis(plan: RunPlan) -> str:
     )
 
 
-def _run_rows(plan: RunPlan) -> Rows:
+def _run_rows(plan: run_plan.RunPlan) -> Rows:
     training, hardware = plan.training, plan.hardware
     num_passes = -(-training.batch_size // (plan.memory.num_sequences * plan.num_devices))
     updates = f"{training.num_steps:,} of {training.batch_size:,} examples"
-    seconds = plan.hours * SECONDS_PER_HOUR / training.num_steps
+    seconds = plan.hours * run_plan.SECONDS_PER_HOUR / training.num_steps
     cost = f"{plan.cost_usd:,.2f} USD at {hardware.usd_per_hour:,.2f} an hour and device"
     rows = [
         ("updates", f"{updates}: up to {num_passes:,} micro-batches a device, {seconds:,.3g} s"),
@@ -259,8 +254,8 @@ def _say_hours(hours: float) -> str:
     return f"{hours:,.1f} hours{days}"
 
 
-def _advice_rows(plan: RunPlan) -> Rows:
-    advice, training = batch_advice(plan.training.batch_size), plan.training
+def _advice_rows(plan: run_plan.RunPlan) -> Rows:
+    advice, training = run_plan.batch_advice(plan.training.batch_size), plan.training
     rate = f"{advice['learning_rate']:.3g}; the recipe has {training.learning_rate:g}"
     return [
         ("learning_rate", rate),

@@ -14,26 +14,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from albert_core.stage import storage
+from albert_core.stage import lineage as graph
+from albert_core.stage import provenance, storage
 from albert_core.stage.command import stage_argv
 from albert_core.stage.errors import IntegrityError, SourceError
-from albert_core.stage.lineage import (
-    CORPUS,
-    FINETUNING,
-    MODEL_RESULTS,
-    PRETRAINING,
-    Result,
-    model_folder_of,
-    place_in,
-)
 from albert_core.stage.manifest import Manifest, read_manifest
-from albert_core.stage.provenance import (
-    UNKNOWN_COMMIT,
-    Call,
-    code_commit,
-    code_digest,
-    library_versions,
-)
 from albert_core.stage.results import Machine
 from albert_core.text.tokenizer import SPIECE_MODEL
 from flows.commands.lineage import ModelLineage, source_files
@@ -98,7 +83,9 @@ def check(found: ModelLineage, anyway: bool = False) -> dict[str, list[str]]:
     notes = {}
     for place, result in found.lineage.results.items():
         call = _call_of(result)
-        changed = _source_changes(result, call, anyway) if result.manifest.stage == CORPUS else []
+        changed = (
+            _source_changes(result, call, anyway) if result.manifest.stage == graph.CORPUS else []
+        )
         notes[place] = [*changed, *_code_changes(result.manifest, call)]
     return notes
 
@@ -119,7 +106,7 @@ def rebuild(
     """
     stages: dict[str, Rebuilt] = {}
     for place, result in found.lineage.results.items():
-        new_places = {then: place_in(stage.manifest) for then, stage in stages.items()}
+        new_places = {then: graph.place_in(stage.manifest) for then, stage in stages.items()}
         manifest = run_stage(*_command(result, into, new_places))
         different = {then for then, stage in stages.items() if not stage.is_equal}
         stages[place] = _compared(result, manifest, different, notes[place])
@@ -150,12 +137,12 @@ def as_text(done: Rebuild) -> str:
 def folder_name(found: ModelLineage) -> str:
     """Return the name of the folder to rebuild in."""
     if found.version is None:
-        return place_in(found.title).replace("/", "-") or "model"
+        return graph.place_in(found.title).replace("/", "-") or "model"
     return f"{found.version.name}-{found.version.version}"
 
 
 def _command(
-    result: Result, into: str, new_places: Mapping[str, str]
+    result: graph.Result, into: str, new_places: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment that make ``result`` again."""
     call = _call_of(result)
@@ -171,7 +158,7 @@ def _command(
     if len(machines) != 1:
         return argv, _OWN_REGISTRY
     [machine] = machines
-    if result.manifest.stage == PRETRAINING:
+    if result.manifest.stage == graph.PRETRAINING:
         argv = distributed_argv(argv, int(machine.ranks))
     return argv, {
         **_OWN_REGISTRY,
@@ -181,7 +168,7 @@ def _command(
 
 
 def _machines(made: Manifest) -> list[Machine]:
-    kind = MODEL_RESULTS.get(made.stage)
+    kind = graph.MODEL_RESULTS.get(made.stage)
     return made.result_as(kind).machines if kind else []
 
 
@@ -189,13 +176,15 @@ def _moved(address: str, into: str, new_places: Mapping[str, str]) -> str:
     """Return the rebuilt counterpart of an address, or of each in a JSON list."""
     if address.startswith("["):
         return json.dumps([_moved(each, into, new_places) for each in json.loads(address)])
-    place = place_in(address)
+    place = graph.place_in(address)
     if place not in new_places:
         return address
     return storage.join(into, new_places[place]) + address.partition(place)[2]
 
 
-def _compared(result: Result, manifest: str, different: set[str], notes: Sequence[str]) -> Rebuilt:
+def _compared(
+    result: graph.Result, manifest: str, different: set[str], notes: Sequence[str]
+) -> Rebuilt:
     then, now = result.manifest, read_manifest(manifest)
     old, new = ({shard.path: shard.sha256 for shard in made.shards} for made in (then, now))
     files = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
@@ -204,7 +193,7 @@ def _compared(result: Result, manifest: str, different: set[str], notes: Sequenc
     return Rebuilt(now.stage, result.place, manifest, then.content, is_equal, files, causes)
 
 
-def _causes(result: Result, now: Manifest, different: set[str]) -> Iterator[str]:
+def _causes(result: graph.Result, now: Manifest, different: set[str]) -> Iterator[str]:
     then = result.manifest
     if upstream := sorted(result.inputs & different):
         yield f"it is made of {', '.join(upstream)}, which differs already"
@@ -224,19 +213,20 @@ def _shown(machines: Sequence[Machine]) -> str:
     return json.dumps([machine.model_dump() for machine in machines])
 
 
-def _code_changes(then: Manifest, call: Call) -> Iterator[str]:
-    if code_digest(call.module) != then.code:
-        now = code_commit()[0][:_DIGITS] or "unknown"
-        yield f"the code differs from then: {then.provenance or UNKNOWN_COMMIT}, and now {now}"
+def _code_changes(then: Manifest, call: provenance.Call) -> Iterator[str]:
+    if provenance.code_digest(call.module) != then.code:
+        before = then.provenance or provenance.UNKNOWN_COMMIT
+        now = provenance.code_commit()[0][:_DIGITS] or "unknown"
+        yield f"the code differs from then: {before}, and now {now}"
     if (number := len(then.result.get("versions", []))) > 1:
         yield f"{number} versions of the code trained it in turn"
-    versions = library_versions(*then.libraries)
+    versions = provenance.library_versions(*then.libraries)
     for name, version in then.libraries.items():
         if versions[name] != version:
             yield f"the library {name} was {version} and is {versions[name]}"
 
 
-def _source_changes(corpus: Result, call: Call, anyway: bool) -> list[str]:
+def _source_changes(corpus: graph.Result, call: provenance.Call, anyway: bool) -> list[str]:
     """Return what differs in the source files, as one text; nothing if nothing does."""
     then = source_files(corpus)
     if then is None:
@@ -251,19 +241,19 @@ def _source_changes(corpus: Result, call: Call, anyway: bool) -> list[str]:
     return [f"source files: {changes}"] if changes else []
 
 
-def _call_of(result: Result) -> Call:
-    provenance = result.manifest.provenance
-    if provenance is None or provenance.call is None:
+def _call_of(result: graph.Result) -> provenance.Call:
+    made_by = result.manifest.provenance
+    if made_by is None or made_by.call is None:
         raise IntegrityError(
             f"{result.uri} does not say how the stage was called: it was made by an earlier "
             "version of this project, or as a function. It can't be repeated."
         )
-    return provenance.call
+    return made_by.call
 
 
 def _model_digests(stages: Sequence[Rebuilt]) -> set[str]:
     """Return the digests of the rebuilt models."""
     from albert_core.conversion.model_files import model_digest
 
-    manifests = [s.manifest for s in stages if s.stage in (PRETRAINING, FINETUNING)]
-    return {model_digest(model_folder_of(uri)) for uri in manifests}
+    manifests = [s.manifest for s in stages if s.stage in (graph.PRETRAINING, graph.FINETUNING)]
+    return {model_digest(graph.model_folder_of(uri)) for uri in manifests}

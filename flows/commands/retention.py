@@ -11,22 +11,15 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from albert_core.stage import lineage as graph
 from albert_core.stage import lock, storage
 from albert_core.stage.errors import RegistryError
-from albert_core.stage.lineage import (
-    REGISTRATION,
-    STAGES,
-    Lineage,
-    place_in,
-    read_made_with,
-    read_work,
-)
 from albert_core.stage.manifest import BEGUN, MANIFEST, Account, digest_of, modified_at
 from albert_core.stage.storage import shown_tracking_uri, tracking_uri
 from flows.report import Report
 
 UNITS, PARTS, RECIPES = "units", "parts", "recipes"
-AREAS = (*STAGES, UNITS, PARTS, RECIPES)
+AREAS = (*graph.STAGES, UNITS, PARTS, RECIPES)
 """The folders of a work folder that retention looks at. The others are not results of stages, or
 must stay, as receipts and databases."""
 _SAVING_WORK = {UNITS, PARTS}
@@ -68,7 +61,7 @@ class Entry:
     @property
     def is_result(self) -> bool:
         """Whether a stage made it, or somebody put it where a stage's results are."""
-        return self.area in STAGES
+        return self.area in graph.STAGES
 
 
 @dataclass
@@ -89,7 +82,7 @@ class RetentionPlan:
 
 def plan_retention(
     entries: Collection[Entry],
-    lineage: Lineage,
+    lineage: graph.Lineage,
     made_with: Mapping[str, Collection[str]],
     being_made: Collection[str],
     registered: Mapping[str, str],
@@ -144,7 +137,7 @@ def _current(entries: Iterable[Entry], rules: Rules, now: float) -> Iterator[tup
     for entry in sorted(entries, key=lambda entry: -entry.modified):
         newest[entry.area] += entry.is_finished
         is_new = entry.is_finished and newest[entry.area] <= rules.keep_newest
-        if entry.is_result and place_in(entry.name) != entry.name:
+        if entry.is_result and graph.place_in(entry.name) != entry.name:
             yield entry.name, "no stage made it"
         elif is_new and entry.area not in _SAVING_WORK:
             yield entry.name, f"among the newest {rules.keep_newest} of {entry.area}"
@@ -158,9 +151,11 @@ def plan_for(work: str, rules: Rules, now: float) -> RetentionPlan:
     Raises:
         RegistryError: the registry does not answer.
     """
-    lineage, entries = read_work(work, begun=True), find_entries(work)
+    lineage, entries = graph.read_work(work, begun=True), find_entries(work)
     unfinished = (entry for entry in entries if entry.is_result and not entry.is_finished)
-    made_with = {place: read_made_with(made.folder) for place, made in lineage.results.items()}
+    made_with = {
+        place: graph.read_made_with(made.folder) for place, made in lineage.results.items()
+    }
     being_made = {entry.name for entry in unfinished if _is_held(entry, work)}
     registered = _registered(work, rules, lineage)
     return plan_retention(entries, lineage, made_with, being_made, registered, rules, now)
@@ -194,7 +189,7 @@ def check_registry(work: str) -> None:
     from albert_core.tracking.server import REGISTRATION_TAG
 
     here = {digest_of(uri(work)) for uri in (tracking_uri, shown_tracking_uri)}
-    registrations = read_work(work).of_stage(REGISTRATION)
+    registrations = graph.read_work(work).of_stage(graph.REGISTRATION)
     elsewhere = [r for r in registrations if r.manifest.inputs.get("registry") not in here]
     # `albert serve` serves the registry of the work folder at an address of its own.
     versions = registered_versions(work) if elsewhere and has_registry(work) else []
@@ -257,12 +252,12 @@ def as_text(plan: RetentionPlan, work: str, is_done: bool) -> str:
     return Report(f"{work}: what {'was ' * is_done}{gone}", groups, note=note).text()
 
 
-def _registered(work: str, rules: Rules, lineage: Lineage) -> dict[str, str]:
+def _registered(work: str, rules: Rules, lineage: graph.Lineage) -> dict[str, str]:
     """Return the places that registered versions need, each with one of those versions."""
     from albert_core.registry.versions import registered_versions
 
     needed: dict[str, str] = {}
-    registrations = lineage.of_stage(REGISTRATION)
+    registrations = lineage.of_stage(graph.REGISTRATION)
     for version in registered_versions(work):
         if version.aliases or rules.registered == "all":
             needed |= dict.fromkeys(version.made_of, str(version))

@@ -13,19 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from albert_core.stage import lineage as graph
 from albert_core.stage import storage
 from albert_core.stage.errors import RegistryError
-from albert_core.stage.lineage import (
-    CORPUS,
-    FINETUNING,
-    PRETRAINING,
-    TASK,
-    VOCAB,
-    Lineage,
-    Result,
-    place_in,
-    read_work,
-)  # fmt: skip
 from albert_core.stage.manifest import newest_manifest, sealed, unsealed
 from albert_core.stage.results import ExamplesResult
 from albert_core.training.order import example_order
@@ -85,16 +75,16 @@ def trace(document: str, work: str) -> Trace:
     """
     from albert_core.registry.versions import has_registry, registered_versions
 
-    lineage = read_work(work, begun=True)
+    lineage = graph.read_work(work, begun=True)
     occurrences = find_document(document, lineage)
     uses = list(_uses(document, occurrences, lineage))
     receipts = dict(_receipts(document, work))
-    corpora = {each.place for each in occurrences if each.place.startswith(CORPUS)}
+    corpora = {each.place for each in occurrences if each.place.startswith(graph.CORPUS)}
     how = dict.fromkeys(corpora, "has it") | {use.place: use.how for use in uses}
-    newest = newest_manifest(storage.join(work, CORPUS))
+    newest = newest_manifest(storage.join(work, graph.CORPUS))
     return Trace(
         document=document,
-        in_newest_corpus=newest is not None and f"{CORPUS}/{newest.key}" in corpora,
+        in_newest_corpus=newest is not None and f"{graph.CORPUS}/{newest.key}" in corpora,
         occurrences=occurrences,
         uses=uses,
         versions=dict(_versions(registered_versions(work), how, receipts)),
@@ -140,14 +130,14 @@ def first_use(rows: Iterable[int], num_examples: int, settings: Mapping[str, Any
     return None
 
 
-def _uses(document: str, occurrences: list[Occurrence], lineage: Lineage) -> Iterator[Use]:
+def _uses(document: str, occurrences: list[Occurrence], lineage: graph.Lineage) -> Iterator[Use]:
     """Yield the results made of those that the document is in, inputs first."""
     used: set[str] = set()
     for place, result in lineage.results.items():
         mine = [each for each in occurrences if each.place in result.inputs]
         step, how = _own_use(document, result, mine, lineage) if mine else (None, [])
         before = sorted(result.inputs & used)
-        if before and result.manifest.stage in (PRETRAINING, FINETUNING):
+        if before and result.manifest.stage in (graph.PRETRAINING, graph.FINETUNING):
             how.append(f"made of {', '.join(before)}")
         if how:
             used.add(place)
@@ -156,7 +146,7 @@ def _uses(document: str, occurrences: list[Occurrence], lineage: Lineage) -> Ite
 
 
 def _own_use(
-    document: str, result: Result, mine: list[Occurrence], lineage: Lineage
+    document: str, result: graph.Result, mine: list[Occurrence], lineage: graph.Lineage
 ) -> tuple[int | None, list[str]]:
     """Return the first update that used the document, and how a result used it.
 
@@ -167,11 +157,11 @@ def _own_use(
         lineage: all results.
     """
     stage = result.manifest.stage
-    if stage == VOCAB:
+    if stage == graph.VOCAB:
         return None, ["trained on a sample of a corpus that has it"]
-    if stage == TASK and may_be_in_task(document, result, lineage):
+    if stage == graph.TASK and may_be_in_task(document, result, lineage):
         return None, ["its sentences may be in it: the examples hold it out"]
-    if stage != PRETRAINING:
+    if stage != graph.PRETRAINING:
         return None, []
     step, how = None, []
     if train := [each for each in mine if each.kind == "train"]:
@@ -183,7 +173,9 @@ def _own_use(
     return step, how
 
 
-def _first_step(run: Result, rows: list[int], examples: Result) -> tuple[int | None, str]:
+def _first_step(
+    run: graph.Result, rows: list[int], examples: graph.Result
+) -> tuple[int | None, str]:
     """Return the first update that used one of the examples ``rows``, and a sentence about it."""
     of_it = f"{len(rows):,} examples of it"
     if "continue_from" in run.manifest.inputs:
@@ -195,7 +187,7 @@ def _first_step(run: Result, rows: list[int], examples: Result) -> tuple[int | N
     return step, f"trained on up to {of_it}, first in step {step:,}"
 
 
-def _saved_after(run: Result, step: int) -> list[str]:
+def _saved_after(run: graph.Result, step: int) -> list[str]:
     folder = storage.join(run.folder, "checkpoints")
     steps = {name: name.removeprefix("step-") for name in storage.list_names(folder)}
     return [
@@ -264,7 +256,7 @@ def name_affected_versions(receipt: str, work: str) -> list[str]:
         log.warning("removal: the receipt names no registered versions: %s", error)
         return []
     content = unsealed(receipt)
-    here = {result.place for result in read_work(work).of_stage(CORPUS)}
+    here = {result.place for result in graph.read_work(work).of_stage(graph.CORPUS)}
     found = affected_versions(content, versions, here)
     if content.get(VERSIONS) != found:
         content[VERSIONS] = found
@@ -290,13 +282,13 @@ def affected_versions(
         versions: all registered versions.
         corpora: places of the corpora that were searched.
     """
-    clean = {place_in(checked["manifest"]) for checked in receipt["in_no_shard_of"]}
-    holding = {place_in(uri) for name in _HOLDING for uri in receipt[name]} - clean - {""}
+    clean = {graph.place_in(checked["manifest"]) for checked in receipt["in_no_shard_of"]}
+    holding = {graph.place_in(uri) for name in _HOLDING for uri in receipt[name]} - clean - {""}
     made_of_them, unknown = [], []
     for version in versions:
         places = version.made_of.keys()
         if places & holding:
             made_of_them.append(str(version))
-        elif any(place.startswith(f"{CORPUS}/") for place in places - corpora):
+        elif any(place.startswith(f"{graph.CORPUS}/") for place in places - corpora):
             unknown.append(str(version))
     return {MADE_OF_THEM: sorted(made_of_them), NOT_LOOKED_THROUGH: sorted(unknown)}

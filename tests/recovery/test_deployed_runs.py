@@ -16,20 +16,10 @@ from infra.deployments import main as deploy
 from infra.deployments import make_pools
 from infra.production import Production
 from infra.services import PROJECT
-from tests.generated_text import write_jsonl, write_source
+from tests.generated_text import write_source
 from tests.infra.stack import stack
 from tests.infra.test_deployments import client_of
-from tests.recovery.deployed_runs import (
-    TERMINAL,
-    TRAINING,
-    Order,
-    PrefectApi,
-    digests,
-    flow_process,
-    is_there,
-    num_versions,
-    stage_process,
-)
+from tests.recovery import deployed_runs as running
 from tests.test_end_to_end import ALBERT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
@@ -41,20 +31,20 @@ class Deployed:
     """The stack, and what was done in it."""
 
     production: Production
-    api: PrefectApi
+    api: running.PrefectApi
     folder: Path
     source: Path
 
-    def order(self, name: str) -> Order:
-        return Order(self.source, self.folder / name, f"albert-{name}")
+    def order(self, name: str) -> running.Order:
+        return running.Order(self.source, self.folder / name, f"albert-{name}")
 
-    def start(self, order: Order, deployment: str = "pretrain-albert") -> str:
+    def start(self, order: running.Order, deployment: str = "pretrain-albert") -> str:
         return self.api.start(deployment, **order.parameters())
 
     def finish(self, run_id: str) -> str:
-        return self.api.await_state(run_id, TERMINAL, RUN_SECONDS)
+        return self.api.await_state(run_id, running.TERMINAL, RUN_SECONDS)
 
-    def run(self, order: Order, deployment: str = "pretrain-albert") -> str:
+    def run(self, order: running.Order, deployment: str = "pretrain-albert") -> str:
         run_id = self.start(order, deployment)
         assert self.finish(run_id) == "COMPLETED", self.api.log_of(run_id)
         return run_id
@@ -62,8 +52,8 @@ class Deployed:
     def seconds(self, run_id: str) -> float:
         return float(self.api.ask(f"/flow_runs/{run_id}")["total_run_time"])
 
-    def num_versions(self, order: Order) -> int:
-        return num_versions(self.production.mlflow_url, order.model_name)
+    def num_versions(self, order: running.Order) -> int:
+        return running.num_versions(self.production.mlflow_url, order.model_name)
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +62,13 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_HOME", str(folder / "home"))
         with stack(folder / "stack", ALBERT_RESTARTS="1") as production:
-            api = PrefectApi(production.prefect_url, production.work)
+            api = running.PrefectApi(production.prefect_url, production.work)
             source = write_source(folder / "source", 40)
             yield Deployed(production, api, folder, source)
 
 
 @pytest.fixture(scope="module")
-def first(deployed: Deployed) -> tuple[Order, str]:
+def first(deployed: Deployed) -> tuple[running.Order, str]:
     """A run that nothing disturbs, and its id."""
     order = deployed.order("first")
     return order, deployed.run(order)
@@ -88,7 +78,7 @@ def wait_for_checkpoint(work: Path) -> psutil.Process:
     """Return the training process as soon as it has written a checkpoint."""
     deadline = time.monotonic() + RUN_SECONDS
     while time.monotonic() < deadline:
-        training = stage_process(work, TRAINING)
+        training = running.stage_process(work, running.TRAINING)
         if training and any(work.glob("pretraining/*/checkpoints/step-*")):
             return training
         time.sleep(0.1)
@@ -96,13 +86,13 @@ def wait_for_checkpoint(work: Path) -> psutil.Process:
 
 
 def test_a_repeated_run_takes_seconds_and_registers_nothing_new(
-    deployed: Deployed, first: tuple[Order, str]
+    deployed: Deployed, first: tuple[running.Order, str]
 ) -> None:
     order, run_id = first
-    before = digests(order.work)
+    before = running.digests(order.work)
     again = deployed.run(order)
     assert "to do, because" not in deployed.api.log_of(again)
-    assert digests(order.work) == before
+    assert running.digests(order.work) == before
     assert deployed.num_versions(order) == 1
     refresh = deployed.run(order, "refresh-corpus")
     assert "to do, because" not in deployed.api.log_of(refresh)
@@ -110,45 +100,33 @@ def test_a_repeated_run_takes_seconds_and_registers_nothing_new(
     print(f"seconds: {took}, a refresh with nothing new {deployed.seconds(refresh):.0f}")
 
 
-def test_each_stage_has_a_page_with_its_numbers(
-    deployed: Deployed, first: tuple[Order, str]
-) -> None:
-    artifacts = deployed.api.artifacts_of(first[1])
-    assert {"corpus", "vocab", "examples", "pretraining", "finetuning", "registration"} <= set(
-        artifacts
-    )
-    assert "| documents | 120 in = 120 kept |" in artifacts["corpus"]
-    assert re.search(r"\[MLflow run\]\(http://127.0.0.1:\d+/#/runs/\w+\)", artifacts["pretraining"])
-    assert artifacts["pretrain-progress"] == 100
-
-
 def test_a_cancelled_run_saves_its_training_and_the_next_one_resumes(
-    deployed: Deployed, first: tuple[Order, str]
+    deployed: Deployed, first: tuple[running.Order, str]
 ) -> None:
     order = deployed.order("cancelled")
     run_id = deployed.start(order)
     training = wait_for_checkpoint(order.work)
     deployed.api.cancel(run_id)
     assert deployed.finish(run_id) == "CANCELLED"
-    assert not is_there(training)
+    assert not running.is_there(training)
     assert "told to stop: step" in deployed.api.log_of(run_id)
     deployed.run(order)
-    assert digests(order.work) == digests(first[0].work)
+    assert running.digests(order.work) == running.digests(first[0].work)
 
 
 def test_a_preempted_training_is_tried_again_in_the_same_run_and_resumes(
-    deployed: Deployed, first: tuple[Order, str]
+    deployed: Deployed, first: tuple[running.Order, str]
 ) -> None:
     order = deployed.order("preempted")
     run_id = deployed.start(order)
     wait_for_checkpoint(order.work).terminate()
     assert deployed.finish(run_id) == "COMPLETED"
     assert "ended with status 75" in deployed.api.log_of(run_id)
-    assert digests(order.work) == digests(first[0].work)
+    assert running.digests(order.work) == running.digests(first[0].work)
 
 
 def test_a_run_whose_process_is_killed_is_started_again_as_often_as_it_may_be(
-    deployed: Deployed, first: tuple[Order, str]
+    deployed: Deployed, first: tuple[running.Order, str]
 ) -> None:
     order = deployed.order("killed")
     run_id = deployed.start(order)
@@ -156,7 +134,7 @@ def test_a_run_whose_process_is_killed_is_started_again_as_often_as_it_may_be(
         deadline = time.monotonic() + RUN_SECONDS
         while (
             deployed.api.ask(f"/flow_runs/{run_id}")["run_count"] < count
-            or (process := flow_process(run_id)) is None
+            or (process := running.flow_process(run_id)) is None
         ):
             assert time.monotonic() < deadline, f"start {count} did not come"
             time.sleep(0.5)
@@ -165,11 +143,11 @@ def test_a_run_whose_process_is_killed_is_started_again_as_often_as_it_may_be(
     time.sleep(90)  # in which a third start would have come
     assert deployed.api.state(run_id) == ("CRASHED", "Crashed")
     deployed.run(order)
-    assert digests(order.work) == digests(first[0].work)
+    assert running.digests(order.work) == running.digests(first[0].work)
 
 
 def test_of_two_runs_at_once_one_works_and_the_other_waits(
-    deployed: Deployed, first: tuple[Order, str]
+    deployed: Deployed, first: tuple[running.Order, str]
 ) -> None:
     """One by a worker and one by hand: limits of queues know nothing of the latter."""
     order = deployed.order("twice")
@@ -193,21 +171,8 @@ def test_of_two_runs_at_once_one_works_and_the_other_waits(
     lines = by_hand.stdout + by_hand.stderr + deployed.api.log_of(by_worker)
     assert re.search(r"is being made by process \d+ on .*, since .*: waiting", lines)
     assert lines.count("corpus: to do, because") == lines.count("pretraining: to do, because") == 1
-    assert digests(order.work) == digests(first[0].work)
+    assert running.digests(order.work) == running.digests(first[0].work)
     assert deployed.num_versions(order) == 1
-
-
-def test_one_new_file_is_all_the_work_of_a_refresh(
-    deployed: Deployed, first: tuple[Order, str]
-) -> None:
-    order = first[0]
-    write_jsonl(order.source / "9.jsonl", range(500, 510))
-    try:
-        said = deployed.api.log_of(deployed.run(order, "refresh-corpus"))
-    finally:
-        (order.source / "9.jsonl").unlink()
-    assert "1 new (9.jsonl)" in said
-    assert re.search(r"corpus: 1 of \d+ units of files to clean", said)
 
 
 @pytest.fixture
@@ -227,7 +192,7 @@ def texts(deployed: Deployed) -> Iterator[str]:
 
 
 def test_the_text_is_made_in_the_pool_of_the_refresh(
-    deployed: Deployed, first: tuple[Order, str], texts: str
+    deployed: Deployed, first: tuple[running.Order, str], texts: str
 ) -> None:
     order = deployed.order("elsewhere")
     run_id = deployed.run(order)
@@ -236,7 +201,7 @@ def test_the_text_is_made_in_the_pool_of_the_refresh(
     for stage in ("corpus", "vocab", "examples"):
         assert f"{stage}: to do, because" not in deployed.api.log_of(run_id)
         assert f"{stage}: to do, because" in deployed.api.log_of(refresh["id"])
-    assert digests(order.work) == digests(first[0].work)
+    assert running.digests(order.work) == running.digests(first[0].work)
 
 
 def test_a_refresh_is_cancelled_with_the_run_that_waits_for_it(

@@ -16,19 +16,7 @@ from mlflow import MlflowClient
 from infra.production import Production
 from tests.generated_text import write_source
 from tests.infra.stack import stack
-from tests.recovery.deployed_runs import (
-    TERMINAL,
-    TRAINING,
-    Order,
-    PrefectApi,
-    beam_worker,
-    digests,
-    flow_process,
-    is_there,
-    num_versions,
-    stage_name,
-    stage_process,
-)
+from tests.recovery import deployed_runs as running
 
 VICTIMS = (
     "flow process",
@@ -56,7 +44,7 @@ class KillRuns:
 
     def __init__(self, production: Production, folder: Path) -> None:
         self.production, self.folder = production, folder
-        self.api = PrefectApi(production.prefect_url, production.work)
+        self.api = running.PrefectApi(production.prefect_url, production.work)
         self.random = random.Random(0)
         self.source = write_source(folder / "source", 40)
         self.expected: dict[str, str] = {}
@@ -66,15 +54,15 @@ class KillRuns:
     def undisturbed(self) -> None:
         """Do a run that nothing disturbs, to learn its result and how long it takes."""
         order, run_id, began = self._start()
-        self._find(run_id, lambda: stage_process(order.work, TRAINING))
+        self._find(run_id, lambda: running.stage_process(order.work, running.TRAINING))
         trains = time.monotonic()
-        while stage_process(order.work, TRAINING):
+        while running.stage_process(order.work, running.TRAINING):
             time.sleep(_LOOK_SECONDS)
         self.training_seconds = time.monotonic() - trains
-        state = self.api.await_state(run_id, TERMINAL, RUN_SECONDS)
+        state = self.api.await_state(run_id, running.TERMINAL, RUN_SECONDS)
         assert state == "COMPLETED", f"the undisturbed run is {state}"
         self.run_seconds = time.monotonic() - began
-        self.expected = digests(order.work)
+        self.expected = running.digests(order.work)
 
     def disturbed(self, victim: str) -> list[str]:
         """Do a run and kill ``victim`` at a random moment of it; return what is wrong after it."""
@@ -87,7 +75,7 @@ class KillRuns:
                 print(f"{victim}: the run was over before the moment came; another", flush=True)
         killed = time.monotonic()
         process.kill()
-        state = self.api.await_state(run_id, TERMINAL - {"CRASHED"}, RUN_SECONDS)
+        state = self.api.await_state(run_id, running.TERMINAL - {"CRASHED"}, RUN_SECONDS)
         assert state == "COMPLETED", f"after the {victim} the run is {state}"
         begun = self.api.ask(f"/flow_runs/{run_id}")["run_count"]
         print(
@@ -97,44 +85,46 @@ class KillRuns:
         )
         self._wait_until_up()
         wrong = self._left_running()
-        if digests(order.work) != self.expected:
+        if running.digests(order.work) != self.expected:
             wrong.append("other digests than those of the undisturbed run")
-        if (number := num_versions(self.production.mlflow_url, order.model_name)) != 1:
+        if (number := running.num_versions(self.production.mlflow_url, order.model_name)) != 1:
             wrong.append(f"{number} versions")
         return [f"{victim}: {each}" for each in wrong]
 
-    def _start(self) -> tuple[Order, str, float]:
+    def _start(self) -> tuple[running.Order, str, float]:
         """Return what the next run has to do, its id, and when it began."""
         self.num_orders += 1
         name = f"{self.num_orders:02d}"
-        order = Order(self.source, self.folder / f"run-{name}", f"albert-{name}")
+        order = running.Order(self.source, self.folder / f"run-{name}", f"albert-{name}")
         run_id = self.api.start("pretrain-albert", **order.parameters())
-        self.api.await_state(run_id, {"RUNNING", *TERMINAL}, RUN_SECONDS)
+        self.api.await_state(run_id, {"RUNNING", *running.TERMINAL}, RUN_SECONDS)
         return order, run_id, time.monotonic()
 
-    def _victim(self, victim: str, order: Order, run_id: str) -> tuple[psutil.Process, str]:
+    def _victim(self, victim: str, order: running.Order, run_id: str) -> tuple[psutil.Process, str]:
         """Wait for a random moment at which the victim is there; return it, and the stage."""
         share = self.random.random()
         if victim == "training process":
-            self._find(run_id, lambda: stage_process(order.work, TRAINING))
+            self._find(run_id, lambda: running.stage_process(order.work, running.TRAINING))
             time.sleep(share * 0.9 * self.training_seconds)
-            found = self._find(run_id, lambda: stage_process(order.work, TRAINING))
+            found = self._find(run_id, lambda: running.stage_process(order.work, running.TRAINING))
         elif victim == "Beam worker":
             if share > 0.5:
-                self._find(run_id, lambda: stage_process(order.work, "pipelines.make_examples"))
-            self._find(run_id, lambda: beam_worker(order.work))
+                self._find(
+                    run_id, lambda: running.stage_process(order.work, "pipelines.make_examples")
+                )
+            self._find(run_id, lambda: running.beam_worker(order.work))
             time.sleep(share % 0.5)
-            found = self._find(run_id, lambda: beam_worker(order.work))
+            found = self._find(run_id, lambda: running.beam_worker(order.work))
         else:
             time.sleep(share * 0.95 * self.run_seconds)
-            if self.api.state(run_id)[0] in TERMINAL:
+            if self.api.state(run_id)[0] in running.TERMINAL:
                 raise RunEndedError
             found = self._find(run_id, lambda: self._process(victim, run_id))
-        return found, stage_name(order.work)
+        return found, running.stage_name(order.work)
 
     def _process(self, victim: str, run_id: str) -> psutil.Process | None:
         if victim == "flow process":
-            return flow_process(run_id)
+            return running.flow_process(run_id)
         name = self.random.choice(["worker 1", "worker 2"]) if "worker" in victim else victim
         return self.production.by_name[name].process
 
@@ -142,10 +132,10 @@ class KillRuns:
         looked = 0
         while True:
             found = look()
-            if found is not None and is_there(found):
+            if found is not None and running.is_there(found):
                 return found
             looked += 1
-            if looked % _LOOKS_A_QUESTION == 0 and self.api.state(run_id)[0] in TERMINAL:
+            if looked % _LOOKS_A_QUESTION == 0 and self.api.state(run_id)[0] in running.TERMINAL:
                 raise RunEndedError
             time.sleep(_LOOK_SECONDS)
 
