@@ -16,19 +16,15 @@ def test_a_utilisation_is_linear_in_the_logarithm_of_the_width() -> None:
     assert [share.at(width) for width in widths] == pytest.approx([0.1, 0.1, 0.2, 0.3, 0.3])
 
 
-@pytest.mark.parametrize("name", HARDWARE)
-def test_every_device_has_plausible_figures_with_their_sources(name: str) -> None:
-    hardware = HARDWARE[name]
-    assert hardware.peak_tflops["bfloat16"] > hardware.peak_tflops["float32"] > 0
-    assert hardware.price_source
-    for share in hardware.utilisation.values():
-        widths, shares = zip(*share.by_hidden_size, strict=True)
-        assert list(widths) == sorted(set(widths))
-        assert all(0 < each < 1 for each in shares)
-        assert share.source
-
-
-def test_a_device_is_found_by_each_of_its_names_alone() -> None:
+def test_every_device_has_plausible_figures_with_their_sources_and_names_of_its_own() -> None:
+    for hardware in HARDWARE.values():
+        assert hardware.peak_tflops["bfloat16"] > hardware.peak_tflops["float32"] > 0
+        assert hardware.price_source
+        for share in hardware.utilisation.values():
+            widths, shares = zip(*share.by_hidden_size, strict=True)
+            assert list(widths) == sorted(set(widths))
+            assert all(0 < each < 1 for each in shares)
+            assert share.source
     names = [name for hardware in HARDWARE.values() for name in hardware.device_names]
     assert len(names) == len(set(names))
     assert hardware_called("NVIDIA A100-SXM4-40GB") is find_hardware("a100-40")

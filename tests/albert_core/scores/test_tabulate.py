@@ -5,7 +5,6 @@ import logging
 from pathlib import Path
 from typing import Any, get_args
 
-import pyarrow as pa
 import pytest
 
 from albert_core.config import PublishedRow, ScoringSettings
@@ -13,42 +12,28 @@ from albert_core.scores import tabulate as stage
 from albert_core.scores.table import PUBLISHED
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError
-from albert_core.stage.manifest import Manifest, StagePlan, read_manifest, shard_of
+from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
 from albert_core.stage.results import FinetuningResult, ScoresResult, ZeroShotResult
-from albert_core.text.arrow_files import write_arrow
 from albert_core.tracking.server import experiment_id, open_client
 from tests.albert_core.scores.made_runs import made_pair_scores
 from tests.made_results import made_result
 
-TARGETS = ["no", "yes", "no", "no"]
-
 pytestmark = pytest.mark.usefixtures("one_tracking_database")
 
 
-def finetuned(work: str, seed: int, score: float, task: str = "sst-2", **changes: Any) -> str:
+def finetuned(work: str, seed: int, score: float, **changes: Any) -> str:
     """Return the manifest of a fine-tuning on a task with the labels "yes" and "no"."""
-    plan = StagePlan(
-        "finetuning",
-        {"task": task, "seed": seed},
-        {"model": "a" * 64, "dev": "d" * 64, "train": "e" * 64},
-        "code",
-        {},
-    )
-    folder = plan.folder(work)
-    predictions = f"{folder}/predictions/dev.arrow"
-    write_arrow(pa.table({"target": TARGETS, "score": [score] * 4}), predictions)
+    inputs = {"model": "a" * 64, "dev": "d" * 64, "train": "e" * 64}
+    plan = StagePlan("finetuning", {"task": "sst-2", "seed": seed}, inputs, "code", {})
     client = open_client(work)
-    mlflow_run = client.create_run(experiment_id(client, work), run_name=f"{task}-{seed}")
+    mlflow_run = client.create_run(experiment_id(client, work), run_name=f"sst-2-{seed}")
     fields = {
-        "task": task, "title": task.upper(), "seed": seed,
-        "metric": "accuracy",
+        "task": "sst-2", "title": "SST-2", "seed": seed, "metric": "accuracy",
         "scores": {"accuracy": {"value": score, "low": score - 0.1, "high": score + 0.1}},
         "num_train": 8, "num_examples": 4, "constant_scores": {"accuracy": 0.75},
         "mlflow_run_id": mlflow_run.info.run_id,
     }  # fmt: skip
-    result = made_result("finetuning", **(fields | changes))
-    shards = [shard_of(predictions, folder, "predictions", 4)]
-    return plan.write(work, shards, [], result)
+    return plan.write(work, [], [], made_result("finetuning", **(fields | changes)))
 
 
 def score(work: str, *finetunings: str, **options: Any) -> Manifest:
