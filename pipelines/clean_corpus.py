@@ -67,6 +67,8 @@ _LIBRARIES = (
     "mwparserfromhell",
     "numpy",
     "pyarrow",
+    "pypandoc-binary",
+    "pypdf",
     "sentencex",
     "trafilatura",
     "warcio",

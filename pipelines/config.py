@@ -22,7 +22,27 @@ SourceFormat = Literal[
     "mediawiki-dump",
     "wiki-extracted",
     "jsonl",
+    "csv",
     "parquet",
+    "html",
+    "pdf",
+    "mail",
+    "xml",
+    "asciidoc",
+    "docbook",
+    "docx",
+    "epub",
+    "fb2",
+    "ipynb",
+    "jats",
+    "latex",
+    "markdown",
+    "odt",
+    "org",
+    "pptx",
+    "rst",
+    "rtf",
+    "binary",
     "text",
     "paragraphs",
     "sentences",
@@ -47,9 +67,16 @@ class SourceSettings(Settings):
     encoding: str = Field(
         default="auto", description="of text files; auto: UTF-8, or what the bytes look like"
     )
-    text_field: str = Field(default="text", description="jsonl, parquet: the field with the text")
+    text_field: str = Field(
+        default="text", description="jsonl, csv, parquet: the field with the text"
+    )
     id_field: str = Field(
-        default="id", description="jsonl, parquet: the field with the document's id"
+        default="id", description="jsonl, csv, parquet: the field with the document's id"
+    )
+    xml_element: str = Field(
+        default="",
+        description="xml: the element that holds a document's text; empty: that of TEI, Reuters "
+        "and TREC",
     )
     wiki_namespaces: list[int] = Field(
         default=[0], description="mediawiki-dump: the namespaces to read; 0 is articles"

@@ -11,13 +11,25 @@ documents of what the reader yields.
 import codecs
 import json
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from albert_core.text.records import Document
 from pipelines.config import SourceSettings
-from pipelines.readers import installed_python, plain_text, source_bytes, tables, warc, wikipedia
+from pipelines.readers import (
+    documents,
+    installed_python,
+    markup,
+    plain_text,
+    source_bytes,
+    tables,
+    warc,
+    wikipedia,
+)
 from pipelines.readers.record import Record, check_encoding
 
 LEFT_OUT = frozenset(
@@ -27,11 +39,13 @@ LEFT_OUT = frozenset(
         wikipedia.NOT_WIKITEXT,
         warc.NOT_HTML,
         warc.HTTP_ERROR,
+        plain_text.NOT_TEXT,
     }
 )
 """Reasons of records that are sound, but were not asked for."""
 
 _HEAD_BYTES = 1 << 13
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _BLANK_LINE = re.compile(rb"[ \t\r\f\v]*\n")
 _OBJECT_BEGINS = re.compile(rb'\{[ \t]*"(?:[^"\\\n]|\\.){1,200}"[ \t]*:')
 _GUTENBERG = re.compile(
@@ -68,8 +82,36 @@ class Reader:
     is_one_document: bool = False
     """Whether a file is one document, with the file's name as its id."""
     decodes_lines: bool = False
-    """Whether lines are cut before they are decoded."""
+    """Whether lines are cut before they are decoded; such a file in UTF-16 is recoded."""
 
+
+_XML = rb"(?:<\?xml[^>]*>\s*)?(?:<!--.{0,4000}?-->\s*)*"
+_PANDOC: list[tuple[str, tuple[str, ...], bytes]] = [
+    ("asciidoc", (".adoc", ".asciidoc"), b""),
+    (
+        "docbook",
+        (".dbk", ".docbook"),
+        _XML + rb"(?:<!doctype[^>]{0,200}docbook|<[a-z:]+[^>]{0,400}docbook\.org)",
+    ),
+    ("docx", (".docx",), rb"PK\x03\x04.*word/"),
+    ("epub", (".epub",), rb"PK\x03\x04.{0,100}application/epub\+zip"),
+    ("fb2", (".fb2",), _XML + rb"<FictionBook\b"),
+    ("ipynb", (".ipynb",), b""),
+    (
+        "jats",
+        (".nxml", ".jats"),
+        _XML + rb"(?:<!doctype article[^>]{0,200}(?:jats|nlm)"
+        rb"|<article\b[^>]{0,400}(?:article-type|dtd-version))",
+    ),
+    ("latex", (".tex", ".latex"), rb"(?:%[^\n]*\n|\s)*\\documentclass\b"),
+    ("markdown", (".md", ".markdown"), b""),
+    ("odt", (".odt",), rb"PK\x03\x04.{0,100}application/vnd\.oasis\.opendocument\.text"),
+    ("org", (".org",), b""),
+    ("pptx", (".pptx",), rb"PK\x03\x04.*ppt/"),
+    ("rst", (".rst",), b""),
+    ("rtf", (".rtf",), rb"\{\\rtf"),
+]
+"""Format, endings, and how a file begins; empty: only its name tells it."""
 
 READERS: dict[str, Reader] = {
     "installed-python": Reader(
@@ -83,6 +125,7 @@ READERS: dict[str, Reader] = {
         begins=re.compile(rb"(?:<\?xml[^>]*>\s*)?<mediawiki\b").match,
         boundary=wikipedia.PAGE_LINE,
         has_header=True,
+        decodes_lines=True,
     ),
     "wiki-extracted": Reader(
         wikipedia.read_extracted,
@@ -97,6 +140,7 @@ READERS: dict[str, Reader] = {
         boundary=re.compile(b""),
         decodes_lines=True,
     ),
+    "csv": Reader(tables.read_csv, endings=(".csv", ".tsv"), decodes_lines=True),
     "parquet": Reader(
         tables.read_parquet, endings=(".parquet",), begins=re.compile(rb"PAR1").match
     ),
@@ -104,6 +148,43 @@ READERS: dict[str, Reader] = {
         warc.read,
         endings=(".warc", ".arc", ".wet"),
         begins=re.compile(rb"WARC/[01]\.|filedesc://").match,
+    ),
+    "mail": Reader(
+        documents.read_mail,
+        endings=(".eml", ".mbox"),
+        begins=re.compile(
+            rb"From \S+ .*\d{4}\r?\n|(?:[\w-]+:[^\n]*\n(?:[ \t][^\n]*\n)*)*?message-id:",
+            re.IGNORECASE,
+        ).match,
+    ),
+    "pdf": Reader(
+        documents.read_pdf,
+        endings=(".pdf",),
+        begins=re.compile(rb"%PDF-").match,
+        is_one_document=True,
+    ),
+    **{
+        name: Reader(
+            documents.pandoc_reader(name),
+            endings=endings,
+            begins=re.compile(begins or rb"(?!)", re.IGNORECASE | re.DOTALL).match,
+            is_one_document=True,
+        )
+        for name, endings, begins in _PANDOC
+    },
+    "binary": Reader(plain_text.leave_out, begins=plain_text.BINARY.match),
+    "html": Reader(
+        documents.read_html,
+        endings=(".html", ".htm", ".xhtml"),
+        begins=re.compile(
+            _XML + rb"(?:<!doctype html|<(?:html|head|body|div|p)[\s>])", re.IGNORECASE
+        ).match,
+        is_one_document=True,
+    ),
+    "xml": Reader(
+        markup.read,
+        endings=(".tei", ".sgm", ".sgml"),
+        begins=re.compile(rb"<(?:[?!]|/?[A-Za-z][\w:.-]*(?:\s+[\w:.-]+\s*=|\s*/?>))").match,
     ),
     "gutenberg": Reader(plain_text.read_gutenberg, begins=_GUTENBERG.search, is_one_document=True),
     "paragraphs": Reader(plain_text.read_paragraphs, boundary=_BLANK_LINE, decodes_lines=True),
@@ -142,14 +223,21 @@ def format_of(uri: str, settings: SourceSettings) -> str:
     for told, reader in READERS.items():
         if name.endswith(reader.endings):
             return told
-    head = source_bytes.read_head(uri, _HEAD_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()
+    head = source_bytes.read_head(uri, _HEAD_BYTES)
+    if head.startswith(_UTF16):
+        head = head.decode("utf-16", "replace").encode()
+    head = head.removeprefix(codecs.BOM_UTF8).lstrip()
     return next((told for told, reader in READERS.items() if reader.begins(head)), "text")
 
 
 def can_split(uri: str, format: str) -> bool:  # noqa: A002 - as the settings call it
     """Return whether ranges of the file's bytes can be read, each without what comes before."""
     splittable = READERS[format].boundary is not None and not source_bytes.packed_ending(uri)
-    return splittable and source_bytes.has_random_access(uri)
+    return (
+        splittable
+        and source_bytes.has_random_access(uri)
+        and not source_bytes.read_head(uri, 2).startswith(_UTF16)
+    )
 
 
 def read_documents(
@@ -184,15 +272,26 @@ def read_documents(
     opened = source_bytes.open_range(uri, begin, end, reader.boundary, reader.has_header)
     try:
         with opened as (start, file):
-            for record in reader.read(file, settings):
-                offset = start + record.offset
-                if record.unreadable:
-                    yield Unreadable(uri, offset, record.unreadable, record.content)
-                else:
-                    record_id = _record_id(name, record.key, offset, reader)
-                    yield Document(record_id, record.text, uri, record.lines_are_sentences)
+            is_recoded = reader.decodes_lines and file.peek(2).startswith(_UTF16)
+            with _recoded(file) if is_recoded else nullcontext(file) as content:
+                for record in reader.read(content, settings):
+                    offset = start + record.offset
+                    if record.unreadable:
+                        yield Unreadable(uri, offset, record.unreadable, record.content)
+                    else:
+                        record_id = _record_id(name, record.key, offset, reader)
+                        yield Document(record_id, record.text, uri, record.lines_are_sentences)
     except source_bytes.BrokenFileError as error:
         yield Unreadable(uri, error.offset, error.reason, b"")
+
+
+@contextmanager
+def _recoded(file: BinaryIO) -> Iterator[BinaryIO]:
+    """Return a file in UTF-16 as one in UTF-8, on the disk: it may be large."""
+    with tempfile.TemporaryFile() as recoded:
+        shutil.copyfileobj(codecs.EncodedFile(file, "utf-8", "utf-16", "replace"), recoded)
+        recoded.seek(0)
+        yield recoded
 
 
 def _record_id(name: str, key: str, offset: int, reader: Reader) -> str:

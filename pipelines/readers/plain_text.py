@@ -14,6 +14,7 @@ from pipelines.readers.record import (
     decode_file,
     max_document_bytes,
     text_record,
+    unreadable,
     whole_file,
 )
 
@@ -21,6 +22,23 @@ from pipelines.readers.record import (
 def read_text(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield the one document of the file."""
     yield whole_file(file, settings)
+
+
+NOT_TEXT = "not_text"
+"""Reason of a picture, a sound, a program or an archive."""
+BINARY = re.compile(
+    rb"\x89PNG|\xff\xd8\xff|GIF8|BM.{4}\0\0|II\*\0|MM\0\*|RIFF.{4}|ID3|OggS|fLaC|.{4}ftyp"
+    rb"|PK\x03\x04|Rar!|7z\xbc\xaf|\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd|\x7fELF|MZ.{58}"
+    rb"|\xd0\xcf\x11\xe0|SQLite format 3|\xca\xfe\xba\xbe|wOF[F2]|\0asm",
+    re.DOTALL,
+)
+"""How such a file begins."""
+
+
+def leave_out(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+    """Yield the one reason of a file that holds no text."""
+    del file, settings
+    yield unreadable(NOT_TEXT, 0)
 
 
 def read_paragraphs(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:

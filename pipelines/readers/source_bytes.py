@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import fsspec
+import lz4.frame  # type: ignore[import-untyped]
 import zstandard
 
 from albert_core.stage import storage
@@ -37,8 +38,8 @@ _ANSWER_SECONDS = 300
 _PACKED_BYTES = 1 << 17
 _PIECE_BYTES = 1 << 16
 """Unpacked at a time: bounds the memory, and what is lost where a file breaks off."""
-_ZSTD_PACKED_BYTES = 1 << 9
-"""zstd cannot limit its output; this much unpacks to some 20 MB at most."""
+_FRAME_PACKED_BYTES = 1 << 9
+"""Of a frame that cannot limit its output; this much unpacks to some 20 MB at most."""
 
 
 class BrokenFileError(Exception):
@@ -353,17 +354,19 @@ class _GzipMember:
         return piece
 
 
-class _ZstdMember:
-    """A frame of zstd with the interface of bz2's decompressor."""
+class _Frame:
+    """A frame of zstd or lz4 with the interface of bz2's decompressor.
 
-    def __init__(self) -> None:
-        # Two threads can't share a decompressor.
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
+    These libraries do not limit what they unpack at a time, so they are given little.
+    """
+
+    def __init__(self, frame: Any) -> None:
+        self._frame = frame
         self._pending = memoryview(b"")
 
     @property
     def eof(self) -> bool:
-        return self._frame.eof
+        return bool(self._frame.eof)
 
     @property
     def needs_input(self) -> bool:
@@ -371,15 +374,15 @@ class _ZstdMember:
 
     @property
     def unused_data(self) -> bytes:
-        return self._frame.unused_data + self._pending.tobytes()
+        return (self._frame.unused_data or b"") + self._pending.tobytes()
 
     def decompress(self, data: bytes, max_length: int, /) -> bytes:
         del max_length
         if data:  # given only when nothing is pending
             self._pending = memoryview(data)
-        some = self._pending[:_ZSTD_PACKED_BYTES]
-        self._pending = self._pending[_ZSTD_PACKED_BYTES:]
-        return self._frame.decompress(some)
+        some = self._pending[:_FRAME_PACKED_BYTES]
+        self._pending = self._pending[_FRAME_PACKED_BYTES:]
+        return cast(bytes, self._frame.decompress(some))
 
 
 _MEMBERS: dict[str, Callable[[], Any]] = {
@@ -387,7 +390,12 @@ _MEMBERS: dict[str, Callable[[], Any]] = {
     ".bz2": bz2.BZ2Decompressor,
     ".xz": lzma.LZMADecompressor,
     ".lzma": lzma.LZMADecompressor,
-    ".zst": _ZstdMember,
+    # Two threads can't share a decompressor.
+    ".zst": lambda: _Frame(zstandard.ZstdDecompressor().decompressobj()),
+    ".lz4": lambda: _Frame(lz4.frame.LZ4FrameDecompressor()),
 }
 """Ending -> a new decompressor with the interface of bz2's."""
-_UNPACKING_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+_UNPACKING_ERRORS = (
+    *(OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, zstandard.ZstdError),
+    RuntimeError,  # of lz4
+)

@@ -1,5 +1,7 @@
-"""Tables: JSON lines, such as Dolma's, and Parquet, with a text field and perhaps an id field."""
+"""Tables: JSON lines, such as Dolma's, CSV and Parquet, with a text and perhaps an id field."""
 
+import csv
+import io
 import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -18,7 +20,8 @@ from pipelines.readers.record import (
     unreadable,
 )
 
-NOT_JSON, NOT_PARQUET, NO_TEXT_FIELD = "not_json", "not_parquet", "no_text_field"
+NOT_JSON, NOT_CSV, NOT_PARQUET = "not_json", "not_csv", "not_parquet"
+NO_TEXT_FIELD = "no_text_field"
 
 _ROWS_PER_BATCH = 64
 _BUFFER_BYTES = 1 << 20
@@ -46,6 +49,35 @@ def _of_line(offset: int, line: bytes, settings: SourceSettings) -> Record:
         text = text.encode(errors="replace").decode()
     key = values.get(settings.id_field)
     return Record(text, "" if key is None else str(key), offset=offset)
+
+
+csv.field_size_limit(1 << 28)  # the settings have a lower one
+
+
+def read_csv(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+    """Yield a document for each row after the header; its offset is the row's number.
+
+    Tabs or else commas or semicolons, whichever the header has most of, separate the columns.
+    """
+    encoding = "utf-8-sig" if settings.encoding == AUTO else settings.encoding
+    lines = io.TextIOWrapper(file, encoding, errors="surrogateescape", newline="")
+    header = lines.readline(_BUFFER_BYTES)
+    delimiter = max("\t,;", key=header.count)
+    row = 0
+    try:
+        names = next(csv.reader([header], delimiter=delimiter), [])
+        if settings.text_field not in names:
+            yield unreadable(NO_TEXT_FIELD, 0)
+            return
+        for values in csv.DictReader(lines, names, delimiter=delimiter):
+            text, key = values[settings.text_field], values.get(settings.id_field)
+            content = None if text is None else text.encode(errors="surrogateescape")
+            yield _of_row(row, content, key or None, settings)
+            row += 1
+    except csv.Error:
+        yield unreadable(NOT_CSV, row)
+    finally:
+        lines.detach()  # else the file would be closed with it
 
 
 def read_parquet(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
@@ -99,5 +131,5 @@ def _of_row(row: int, text: bytes | None, key: Any, settings: SourceSettings) ->
     name = f"row-{row}" if key is None else str(key)
     if text is None:
         return unreadable(NO_TEXT_FIELD, row, key=name)
-    # A string of Parquet is UTF-8 whatever the settings say.
+    # Whatever the settings say, a string of Parquet is UTF-8, and one of CSV is by now.
     return text_record(text, settings, row, name, lambda content, _: decode_record(content, AUTO))

@@ -13,11 +13,9 @@ from warcio.statusandheaders import (  # type: ignore[import-untyped]
 )
 
 from pipelines.config import SourceSettings
+from pipelines.readers.documents import decode_page, text_of_page
 from pipelines.readers.record import (
-    AUTO,
     Record,
-    UnreadableError,
-    decode_file,
     max_document_bytes,
     text_record,
     unreadable,
@@ -28,13 +26,10 @@ NOT_HTML, HTTP_ERROR = "not_html", "http_error"
 
 _MAX_LINE_BYTES = 1 << 14
 _SKIP_BYTES = 1 << 20
-_META_BYTES = 4096
 _FLAGS = re.IGNORECASE | re.DOTALL
 _ARC_LINE = re.compile(rb"[a-z]+:\S+ \S+ [0-9]{8,14} .*[0-9]+\s*$")
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
 _HTML_BEGINS = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<(?:!doctype html|html|head)\b", _FLAGS)
-_CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", _FLAGS)
-_META_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?([\w.:-]+)", _FLAGS)
 _BROKEN = (
     ArchiveLoadFailed,
     StatusAndHeadersParserException,
@@ -98,11 +93,10 @@ def _records(found: Any, offset: int, settings: SourceSettings) -> Iterator[Reco
     elif reason := _left_out(found, content_type):
         yield unreadable(reason, offset, content, uri)
     else:
-        decode = partial(
-            _decode if found.rec_type == "conversion" else _decode_page,
-            hint=_charset(content_type, content),
+        decode = decode_page if found.rec_type == "conversion" else text_of_page
+        yield text_record(
+            content, settings, offset, uri, partial(decode, content_type=content_type)
         )
-        yield text_record(content, settings, offset, uri, decode)
 
 
 def _content(found: Any, max_bytes: int) -> bytes:
@@ -134,37 +128,3 @@ def _left_out(found: Any, content_type: str) -> str:
         if not status.startswith("2"):
             return HTTP_ERROR
     return "" if content_type.startswith(_HTML_TYPES) else NOT_HTML
-
-
-def _decode(content: bytes, encoding: str, hint: str) -> str:
-    if encoding == AUTO and hint.lower() in ("utf-8", "utf8"):
-        return content.decode(errors="replace")  # as browsers do
-    return decode_file(content, encoding, hint)
-
-
-def _decode_page(content: bytes, encoding: str, hint: str) -> str:
-    """Return the text of a page without menus, comments and tables; empty if there is none.
-
-    Raises:
-        UnreadableError: "not_decodable", or "not_extractable": a parser failed.
-    """
-    from trafilatura import extract  # takes a second, which other formats need not wait for
-
-    page = _decode(content, encoding, hint)
-    if not page.strip():
-        return ""
-    # All threads share its HTML parser and its XPaths, which lxml locks. Its caches hold pure
-    # results, except that of `deduplicate`, which is off.
-    try:
-        text = extract(page, fast=True, include_comments=False, include_tables=False) or ""
-    except Exception as error:  # whatever it is, the next page may be sound
-        raise UnreadableError("not_extractable") from error
-    return text.encode(errors="replace").decode()
-
-
-def _charset(content_type: str, content: bytes) -> str:
-    """Return the encoding that the server or else the page names, or an empty string."""
-    if found := _CHARSET.search(content_type):
-        return found.group(1)
-    meta = _META_CHARSET.search(content, 0, _META_BYTES)
-    return meta.group(1).decode("ascii", "replace") if meta else ""

@@ -2,13 +2,15 @@
 
 import codecs
 import gzip
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from unittest.mock import ANY
 
 import pyarrow as pa
 
 from pipelines.config import SourceFormat
+from pipelines.readers.documents import PANDOC_FORMATS
 from tests.generated_text import document
+from tests.pipelines.readers import made_documents as made
 from tests.pipelines.readers.reading import (
     DUMP_END,
     DUMP_HEADER,
@@ -441,6 +443,102 @@ DUMPS = [
     of(b""),
 ]
 
+CSV = [
+    of(
+        b'id,text\na,"One, ""1""\ntwo."\n,Three.\n',
+        ("#a", 'One, "1"\ntwo.'),
+        ("#row-1", "Three."),
+    ),
+    of("text;n\nGröße;1\n".encode(), ("#row-0", "Größe")),
+    of(b"text\tid\nOne.\t7\n\nTwo.\n", ("#7", "One."), ("#row-1", "Two.")),
+    of("text\nGr\xf6\n".encode("latin-1"), (0, "not_utf8")),
+    of("text\nGr\xf6\n".encode("latin-1"), ("#row-0", "Grö"), encoding="latin-1"),
+    of(b"a,b\n1,2\n", (0, "no_text_field")),
+    of(b"a,b\n1,2\n", ("#2", "1"), text_field="a", id_field="b"),
+    of(b"n,text\n1\n", (0, "no_text_field")),
+    of(b"text\n" + b"x" * 2000, (0, "too_large"), max_document_mb=0.001),
+]
+
+PAGES = [
+    of(web_page("Größe").encode(), ("", web_text("Größe"))),
+    of(b"", ("", "")),
+]
+
+HEAD = "Running head {}\n"
+PARTS = ["One is a hyph-\nenated word.", "Two is well-\nKnown.", "Three."]
+PDF = [
+    of(
+        made.pdf(*(f"{HEAD.format(n)}{part}\n{n}" for n, part in enumerate(PARTS))),
+        ("", "One is a hyphenated word.\nTwo is well-Known.\nThree."),
+    ),
+    of(made.pdf(""), (0, "no_text_layer")),
+    of(made.pdf("One.")[:900], (0, "not_extractable")),
+]
+
+QUOTING = "Größe.\n\n> Quoted.\nTwo.\n-- \nA. Writer\n"
+POST = b"From a@example.com Mon Jan  1 00:00:00 2024\n"
+MAIL = [
+    of(made.mail(QUOTING), ("#1@example.com", "Größe.\n\nTwo.\n")),
+    of(made.mail("Größe.\n", charset="cp1252"), ("#1@example.com", "Größe.\n")),
+    of(made.mail(web_page("x"), subtype="html"), ("#1@example.com", web_text("x"))),
+    of(
+        b"".join(POST + made.mail(f"{n}.\n", number=n) + b"\n\n" for n in (1, 2)),
+        ("#1@example.com", "1.\n"),
+        ("#2@example.com", "2.\n"),
+    ),
+    of(b"Subject: x\nContent-Type: image/png\n\nx", (0, "not_extractable")),
+]
+
+TEI = """<TEI xmlns="http://www.tei-c.org/ns/1.0" xml:id="b1">
+<teiHeader>Not this.</teiHeader><text><body><head>One</head><p>Gr&#246;&#xDF;e <hi>and</hi>
+  more<note>not this</note> &amp; more.</p><lg><l>First,</l><l>second.</l></lg></body></text>
+</TEI>"""
+REUTERS = b"""<!DOCTYPE lewis SYSTEM "lewis.dtd">
+<REUTERS NEWID="1"><UNKNOWN>&#5;&#5;</UNKNOWN><TEXT>&#2;<TITLE>T</TITLE><BODY>AT&T rose, &lt;T>,
+on Monday.
+    Next.
+&#3;</BODY></TEXT></REUTERS>
+<REUTERS NEWID="2"><TEXT><BODY>Caf&eacute;.</BODY></TEXT></REUTERS>
+"""
+TREC = b"<DOC>\n<DOCNO> A-1 </DOCNO>\n<TEXT>\nOne.\n</TEXT>\n</DOC>\n<DOC><TEXT>Two.</TEXT></DOC>\n"
+BODY = "One\n\nGröße and more & more.\n\nFirst,\n\nsecond."
+BOMB = b"""<!DOCTYPE a [<!ENTITY b "x"><!ENTITY c "&b;&b;"><!ENTITY d SYSTEM "file:///etc/passwd">]>
+<TEI><body><p>&c;&d;.</p></body></TEI>"""
+MARKUP = [
+    of(TEI.encode(), ("#b1", BODY)),
+    of(f'<?xml version="1.0" encoding="utf-16"?>{TEI}'.encode("utf-16"), ("#b1", BODY)),
+    of(
+        REUTERS,
+        ("#1", "AT&T rose, <T>,\non Monday.\n\n    Next.\n"),
+        ("#2", "Café."),
+    ),
+    of(TREC, ("#A-1", "\nOne.\n"), ("#doc-1", "Two.")),
+    of(BOMB, ("#doc-0", "&c;&d;.")),
+    of(
+        b"<c><t>One.</t><t id='x'>Two.</t></c>", ("#doc-0", "One."), ("#x", "Two."), xml_element="t"
+    ),
+    of(b"<catalog><item>x</item></catalog>", (0, "unknown_markup")),
+]
+
+ODD = {
+    "fb2": made.PROSE.replace("An item", "•\xa0An item").replace("The end", "x = 1\n\nThe end"),
+    "odt": made.PROSE.replace("The end", "x = 1\n\nThe end"),
+    "pptx": "A heading\n\nDie  Größe  des  Meeres  kostet $5 and $6 by  code .\n\nAn item\n\n"
+    "Slide 2\n\nx = 1\n\nThe end.\n",
+    "rtf": made.PROSE.replace("An item", "• An item"),
+}
+"""What formats give that do not say what is a list, a block of code, or a word."""
+BY_PANDOC: dict[str, list[Example]] = {
+    name: [of(made.by_pandoc(name), ("", ODD.get(name, made.PROSE)))] for name in PANDOC_FORMATS
+}
+BY_PANDOC["docx"] += [of(made.by_pandoc("docx")[:300], (0, "not_extractable"))]
+BY_PANDOC["latex"] += [
+    of(
+        "Gr\xf6\xdfe in latin-1, encoded so.".encode("latin-1"),
+        ("", "Größe in latin-1, encoded so.\n"),
+    )
+]
+
 EXAMPLES: dict[SourceFormat, list[Example]] = {
     "installed-python": PYTHON,
     "mediawiki-dump": DUMPS,
@@ -452,5 +550,14 @@ EXAMPLES: dict[SourceFormat, list[Example]] = {
     "paragraphs": BLOCKS,
     "sentences": BLOCKS,
     "text": TEXT,
+    "csv": CSV,
+    "html": PAGES,
+    "pdf": PDF,
+    "mail": MAIL,
+    "xml": MARKUP,
+    "binary": [of(made.archive(a="x"), (0, "not_text"))],
+    **cast(dict[SourceFormat, list[Example]], BY_PANDOC),
 }
+QUICK = [name for name in EXAMPLES if name not in PANDOC_FORMATS or name in ("docx", "latex")]
+"""The formats, of those of pandoc an archive and a text."""
 NAMED = [(declared, example) for declared, examples in EXAMPLES.items() for example in examples]

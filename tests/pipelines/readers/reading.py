@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lz4.frame  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,6 +26,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
     ".lzma": lambda content: lzma.compress(content, lzma.FORMAT_ALONE),
+    ".lz4": lambda content: lz4.frame.compress(content, content_checksum=True, block_checksum=True),
     ".zst": zstandard.ZstdCompressor().compress,
 }
 Read = list[Document | Unreadable]

@@ -18,11 +18,13 @@ from pipelines.config import SourceFormat, SourceSettings
 from pipelines.readers import LEFT_OUT, READERS, Unreadable, can_split, format_of, wikipedia
 from pipelines.readers.plain_text import book
 from pipelines.readers.record import MAX_CONTENT_BYTES
-from tests.pipelines.readers.examples import BOOK_START, EXAMPLES, METADATA, NAMED, Example
+from tests.pipelines.readers.examples import BOOK_START, EXAMPLES, METADATA, NAMED, QUICK, Example
+from tests.pipelines.readers.made_documents import by_pandoc
 from tests.pipelines.readers.reading import (
     DUMP_HEADER,
     PACKERS,
     WIKI,
+    Outcome,
     article,
     dump,
     outcomes,
@@ -48,10 +50,26 @@ def test_a_file_gives_the_records_of_the_table(declared: SourceFormat, example: 
         if isinstance(record, Document):
             assert record.source == "memory://readers/f"
             assert record.lines_are_sentences == (declared == "sentences")
-        elif declared not in ("parquet", "warc"):
+        elif declared not in ("csv", "parquet", "warc"):
             assert len(record.content) <= MAX_CONTENT_BYTES
             assert bool(record.content) == (record.reason not in LEFT_OUT)
             assert record.content[:50] in example.content[record.offset : record.offset + 99]
+
+
+@pytest.mark.parametrize(
+    ("declared", "content", "expected"),
+    [
+        ("mediawiki-dump", dump(article(7)).decode(), [("#7", "Title 7\n\nSome text.")]),
+        ("jsonl", '{"id": "a", "text": "Größe"}\n', [("#a", "Größe")]),
+        ("csv", "id,text\na,Größe\n", [("#a", "Größe")]),
+        ("paragraphs", "Größe.\n\nTwo.\n", [("#@0", "Größe.\n"), ("#@10", "Two.\n")]),
+    ],
+)
+def test_lines_in_utf16_are_read(
+    declared: SourceFormat, content: str, expected: list[Outcome]
+) -> None:
+    assert outcomes(read_content(content.encode("utf-16"), declared)) == expected
+    assert not can_split("memory://readers/f", declared)
 
 
 def test_what_is_kept_of_a_bad_record_is_its_content() -> None:
@@ -86,7 +104,21 @@ def test_what_is_kept_of_a_bad_record_is_its_content() -> None:
         ("a.txt", b"\n\n" + WIKI, "wiki-extracted"),
         ("wiki_00.bz2", PACKERS[".bz2"](WIKI), "wiki-extracted"),
         ("wiki_00.zst", PACKERS[".zst"](WIKI), "wiki-extracted"),
-        ("a.txt", b"<document>\nT.", "text"),
+        ("a.txt", b"<document>\nT.", "xml"),
+        ("a.txt", b"<3 for all of you.", "text"),
+        ("a.txt", b"<!DOCTYPE html>\n<p>T.", "html"),
+        ("a", b'<?xml version="1.0"?><book xmlns="http://docbook.org/ns/docbook">', "docbook"),
+        ("a", b'<article article-type="research-article" dtd-version="1.2">', "jats"),
+        ("a", b"%PDF-1.7\n", "pdf"),
+        ("a", b"\\documentclass{article}", "latex"),
+        ("a", b"{\\rtf1\\ansi", "rtf"),
+        ("a", b"Received: x\n by y\nMessage-ID: <1@x>\n", "mail"),
+        ("a", b"\x89PNG\r\n", "binary"),
+        ("a", b"PK\x03\x04 other.txt", "binary"),
+        *(("a", by_pandoc(packed), packed) for packed in ("docx", "epub", "odt", "pptx")),
+        *((f"a.{name}", b"T.", name) for name in ("csv", "rst", "org", "ipynb", "docx", "html")),
+        ("a.md.gz", PACKERS[".gz"](b"T."), "markdown"),
+        ("a", '<mediawiki xmlns="x">'.encode("utf-16"), "mediawiki-dump"),
         ("no_ending", b'{"text": "T."}\n', "jsonl"),
         ("no_ending", b'{"text": "T."}', "jsonl"),
         ("no_ending", b'{"text": "' + b"T. " * 9999, "jsonl"),
@@ -97,7 +129,7 @@ def test_what_is_kept_of_a_bad_record_is_its_content() -> None:
         ("no_ending", b"filedesc://x.arc 0.0.0.0 2008", "warc"),
         ("x.xml.bz2", PACKERS[".bz2"](b"<mediawiki xmlns=..."), "mediawiki-dump"),
         ("x.xml", b'<?xml version="1.0"?>\n<mediawiki xml:lang="en">', "mediawiki-dump"),
-        ("x.xml", b"<?xml version='1.0'?>\n<html>", "text"),
+        ("x.xml", b"<?xml version='1.0'?>\n<html>", "html"),
         ("1.txt", b"The Project Gutenberg EBook of Emma, by Jane Austen", "gutenberg"),
         ("1.txt", b"\xef\xbb\xbfProject Gutenberg's Emma, by Jane Austen", "gutenberg"),
         ("1.txt", b"A\n\n*** START OF THE PROJECT GUTENBERG EBOOK EMMA ***", "gutenberg"),
@@ -171,7 +203,7 @@ def test_every_text_in_utf8_is_read_as_it_is(text: str) -> None:
 # No content ends a reader
 
 
-@pytest.mark.parametrize("declared", READERS)
+@pytest.mark.parametrize("declared", QUICK)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_what_is_read_of_any_bytes_can_be_written(

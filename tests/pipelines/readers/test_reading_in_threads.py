@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.config import SourceFormat
 from pipelines.readers import READERS
-from tests.pipelines.readers.examples import EXAMPLES
+from tests.pipelines.readers.examples import EXAMPLES, QUICK
 from tests.pipelines.readers.reading import CORPORA, PACKERS, Read, article, dump, needs, read
 from tests.threads import NUM_THREADS, forget_what_is_kept, in_threads
 
@@ -70,7 +70,7 @@ def write_files(folder: Path, declared: SourceFormat, number: int = NUM_FILES) -
     return files
 
 
-@pytest.mark.parametrize("declared", EXAMPLES)
+@pytest.mark.parametrize("declared", QUICK)
 def test_threads_read_what_one_does(declared: SourceFormat, tmp_path: Path) -> None:
     files = write_files(tmp_path, declared)
     expected = dict(zip(files, map(read_file, files), strict=True))
@@ -105,7 +105,7 @@ def test_threads_read_of_real_files_what_one_does() -> None:
 
 def test_what_a_process_reads_first_is_read_by_threads_alike(tmp_path: Path) -> None:
     """What a reader imports when it first needs it, all threads import at once."""
-    files = [file for declared in EXAMPLES for file in write_files(tmp_path, declared, 2)]
+    files = [file for declared in QUICK for file in write_files(tmp_path, declared, 2)]
     inputs, results = tmp_path / "inputs", tmp_path / "results"
     inputs.write_bytes(pickle.dumps(files))
     command = [sys.executable, "-W", "error", "-c", READ_IN_THREADS, str(inputs), str(results)]
