@@ -161,7 +161,7 @@ class Pretraining:
         self.writer = CheckpointWriter(
             storage.join(self.folder, CHECKPOINTS), settings.keep_checkpoints
         )
-        unreported = self._begin(checkpoint)
+        self._begin(checkpoint)
         self._check_ranks_agree()
         expected = expected_speed(model, settings, self.examples, ranks, self.state.step)
         self.log: RunLog | None = None
@@ -169,9 +169,7 @@ class Pretraining:
         if ranks.is_first:
             note_machine(self.folder, ranks.world_size, ranks.device)
             vocab_size, tracked = self.examples.result.vocab_size, self._track()
-            self.log = RunLog(
-                model, settings, vocab_size, ranks, expected, memory_before, tracked, unreported
-            )
+            self.log = RunLog(model, settings, vocab_size, ranks, expected, memory_before, tracked)
             self.log.say_plan(self.state.step)
         best = best_checkpoint(self.writer.folder)
         self.best_loss = math.inf if best is None else best[0]
@@ -201,8 +199,7 @@ class Pretraining:
             for batch in loader:
                 update = self._update(batch)
                 if self.log:
-                    num_layers = self.state.model.encoder.num_layers
-                    self.log.add(batch.sizes, update, loader.waited_seconds, num_layers)
+                    self.log.add(self.state, batch.sizes, update, loader.waited_seconds)
                     report_progress(self.state.step, self.settings.num_steps, "steps")
                 if update.skipped:
                     self._note_skipped(update)
@@ -255,8 +252,8 @@ class Pretraining:
         checkpoints = list_checkpoints(self.writer.folder)
         self.log.track_result(manifest, storage.join(self.folder, CURVES), checkpoints)
 
-    def _begin(self, checkpoint: str | None) -> list[dict[str, float]]:
-        """Take over the newest state that there is; return the metrics that are not reported yet.
+    def _begin(self, checkpoint: str | None) -> None:
+        """Take over the newest state that there is.
 
         It is that of the run of the same updates which is furthest: this one, or one that is
         measured otherwise. Else it is that of ``checkpoint``.
@@ -270,13 +267,10 @@ class Pretraining:
             _continue_run(self.state, checkpoint, self.settings, self.plan.inputs)
         self.before = self._scores_before(found[1] if found and is_resumed else None)
         if found is None:
-            return []
-        tensors, record = found
-        self.state.restore(tensors, record, _checkpoints_of(run))
+            return
+        self.state.restore(*found, _checkpoints_of(run))
         if run.manifest.inputs.get(PAIRS) != self.plan.inputs.get(PAIRS):
             self.state.evaluations = [_without_pairs(point) for point in self.state.evaluations]
-        unreported: list[dict[str, float]] = record["window"]
-        return unreported
 
     def _runs_of_same_updates(self) -> list[Result]:
         """Return the runs with these updates, whatever they measure, furthest first.
@@ -410,7 +404,6 @@ class Pretraining:
             return
         record = {
             **self.state.numbers(),
-            "window": list(self.log.unreported),
             "before": {name: score.model_dump() for name, score in self.before.items()},
             "examples": self.plan.inputs["examples"],
             "vocab": self.plan.inputs["vocab"],
@@ -591,6 +584,7 @@ def _continue_run(
             "would change in mid-epoch, so that some would come twice. Give the same seed."
         )
     state.restore(tensors, record, checkpoint)
+    state.unreported = []
     if not same_examples:
         state.examples_taken = state.examples_skipped = 0
         state.evaluations = []

@@ -164,7 +164,6 @@ class RunLog:
         expected: speed of the devices.
         memory_before: bytes from `used_memory` before there was a model.
         tracked: the run in MLflow.
-        unreported: metrics of the updates since the last progress line, if a run is resumed.
     """
 
     def __init__(
@@ -176,11 +175,8 @@ class RunLog:
         expected: ExpectedSpeed,
         memory_before: int,
         tracked: TrackedRun,
-        unreported: Iterable[dict[str, float]],
     ) -> None:
         self.tracked = tracked
-        self.unreported = list(unreported)
-        """Metrics of the updates made since the last progress line."""
         self._model, self._settings, self._vocab_size = model, settings, vocab_size
         self._ranks, self._device, self._expected = ranks, ranks.device, expected
         self._memory_before = memory_before
@@ -204,22 +200,23 @@ class RunLog:
         planned = {"planned_pieces_per_second": speed, "planned_hours": hours}
         self.tracked.log_metrics(step, planned)
 
-    def add(self, sizes: UpdateSizes, update: Update, waited: float, num_layers: int) -> None:
+    def add(self, state: TrainState, sizes: UpdateSizes, update: Update, waited: float) -> None:
         """Add an update.
 
         Args:
+            state: after it.
             sizes: of its batch.
             update: made or skipped.
             waited: seconds that all updates of this process have waited for data.
-            num_layers: that it computed.
         """
         self._window.num_updates += 1
         self._window.num_pieces += sizes.num_pieces
-        model = self._model.model_copy(update={"num_hidden_layers": num_layers})
+        computed = {"num_hidden_layers": state.model.encoder.num_layers}
+        model = self._model.model_copy(update=computed)
         self._window.num_flops += training_flops(model, self._vocab_size, sizes)
         self._window.waited = waited - self._total.waited
         if not update.skipped:
-            self.unreported.append(update.metrics)
+            state.unreported.append(update.metrics)
 
     @contextmanager
     def not_training(self) -> Iterator[None]:
@@ -246,7 +243,7 @@ class RunLog:
         window, num_steps = self._window, self._settings.num_steps
         window.seconds = time.perf_counter() - self._began
         window.cpu_seconds = time.process_time() - self._cpu_began
-        made = self.unreported
+        made = state.unreported
         means = {name: sum(p[name] for p in made) / len(made) for name in (made[0] if made else ())}
         point = {
             **means,
@@ -261,7 +258,7 @@ class RunLog:
         seconds_left = window.seconds / window.num_updates * (num_steps - state.step)
         log.info("pretraining: %s", _progress_line(state.step, num_steps, point, seconds_left))
         self._total.add(window)
-        self._window, self.unreported = _Progress(), []
+        self._window, state.unreported = _Progress(), []
         self._began, self._cpu_began = time.perf_counter(), time.process_time()
 
     def note_scores(self, step: int, scores: dict[str, Estimate]) -> None:

@@ -43,8 +43,8 @@ PAIR_TASKS: dict[str, str | None] = {
 _NUM_SCORES = 4
 """Loss and accuracy of masked LM and of the pairs."""
 _NUMBERS = (
-    "step", "examples_taken", "examples_skipped", "num_skipped", "skipped_in_a_row", "history",
-    "evaluations",
+    "step", "examples_taken", "examples_skipped", "num_skipped", "skipped_in_a_row", "unreported",
+    "history", "evaluations",
 )  # fmt: skip
 """Fields of a `TrainState` that a checkpoint keeps as JSON."""
 
@@ -65,6 +65,8 @@ class TrainState:
     """Updates skipped, because their loss or gradient was not finite."""
     skipped_in_a_row: int = 0
     """Updates skipped since the last that was made."""
+    unreported: list[dict[str, float]] = field(default_factory=list)
+    """Metrics of the updates made since the last progress line."""
     history: list[dict[str, float]] = field(default_factory=list)
     """One point for each progress line."""
     evaluations: list[dict[str, float]] = field(default_factory=list)

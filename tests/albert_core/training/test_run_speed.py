@@ -104,17 +104,15 @@ def reported(
     monkeypatch.setattr(run_log, "time", SimpleNamespace(**now))
     tracked = SimpleNamespace(key="key", seconds=0.0, metrics={})
     tracked.log_metrics = lambda _, metrics: tracked.metrics.update(metrics)
-    log = RunLog(MODEL, TRAINING, 100, ALONE, expected, 0, cast(Any, tracked), [])
+    log = RunLog(MODEL, TRAINING, 100, ALONE, expected, 0, cast(Any, tracked))
     with log.not_training():
         clock.now, clock.worked = 1000.0, 700.0
     clock.now, clock.worked = clock.now + 10 + waits, clock.worked + worked
     sizes = UpdateSizes.of_lengths(np.full(64, 60), 64 * 9)
-    log.add(sizes, Update(metrics={"grad_norm": 1.0}, skipped=False, asked=Asked()), 0.0, 12)
-    state = TrainState(
-        model=cast(Any, None),
-        optimizer=cast(Any, SimpleNamespace(param_groups=[{"lr": 0.1}], trust_ratios=None)),
-        step=1,
-    )
+    shape = SimpleNamespace(encoder=SimpleNamespace(num_layers=12))
+    optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}], trust_ratios=None)
+    state = TrainState(model=cast(Any, shape), optimizer=cast(Any, optimizer), step=1)
+    log.add(state, sizes, Update(metrics={"grad_norm": 1.0}, skipped=False, asked=Asked()), 0.0)
     log.report(state)
     log.summarise(state, {}, 0.0)
     return tracked.metrics["pieces_per_second"], tracked.metrics["speed_to_plan"]
