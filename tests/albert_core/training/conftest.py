@@ -1,5 +1,6 @@
 """Examples and a finished run that the tests of this folder share; none of them writes to these."""
 
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -45,3 +46,13 @@ def around_step(monkeypatch: pytest.MonkeyPatch) -> AroundStep:
         monkeypatch.setattr(pretraining, "train_step", step)
 
     return plant
+
+
+def tell_to_stop_at(step: int) -> Callable[[TrainState], None]:
+    """Return what `around_step` calls to have the run told to stop in update ``step``."""
+
+    def before(state: TrainState) -> None:
+        if state.step == step:
+            signal.raise_signal(signal.SIGTERM)
+
+    return before

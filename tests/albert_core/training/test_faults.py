@@ -5,7 +5,6 @@
 
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from albert_core.training.held_out import evaluate
 from albert_core.training.step import TrainState
 from pipelines import make_examples, train_vocab
 from pipelines.config import ExampleSettings, VocabularySettings
-from tests.albert_core.training.conftest import AroundStep
+from tests.albert_core.training.conftest import AroundStep, tell_to_stop_at
 from tests.albert_core.training_runs import (
     MODEL,
     content_of,
@@ -39,14 +38,6 @@ def spoil_gradient(state: TrainState, factor: float) -> None:
     weight = state.model.encoder.pooler.weight
     planted = weight.register_hook(lambda gradient: gradient * factor)
     weight.register_post_accumulate_grad_hook(lambda _: planted.remove())
-
-
-def tell_to_stop_at(step: int) -> Callable[[TrainState], None]:
-    def before(state: TrainState) -> None:
-        if state.step == step:
-            signal.raise_signal(signal.SIGTERM)
-
-    return before
 
 
 def steps_kept(work: Path) -> list[int]:

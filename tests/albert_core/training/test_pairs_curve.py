@@ -6,15 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from albert_core.stage import lock
 from albert_core.stage.command import RunAgain
 from albert_core.stage.manifest import read_manifest
 from albert_core.tracking.server import open_client
-from albert_core.training import held_out, pretraining
+from albert_core.training import held_out
 from tests.albert_core.made_pairs import write_pairs
-from tests.albert_core.training.conftest import AroundStep
+from tests.albert_core.training.conftest import AroundStep, tell_to_stop_at
 from tests.albert_core.training_runs import result_of, train, weights_of
-from tests.albert_core.training_with_faults import step_with
 
 NAMES = {f"minimal_pairs_accuracy{end}" for end in ("", "_low", "_high")}
 
@@ -77,14 +75,13 @@ def test_an_unfinished_run_without_pairs_is_gone_on_with(
     pairs: Path,
     uninterrupted: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    around_step: AroundStep,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(pretraining, "train_step", step_with({"stop_step": 8}))
-        with pytest.raises(RunAgain):
-            train(examples, tmp_path)
-    lock.release_all()  # as the end of this process would
+    around_step(tell_to_stop_at(8))
+    with pytest.raises(RunAgain):
+        train(examples, tmp_path)
+    around_step(lambda _: None)
     caplog.set_level("INFO")
     again = train(examples, tmp_path, task_folder=pairs)
     assert "step-00000008" in caplog.text
