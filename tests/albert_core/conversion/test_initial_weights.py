@@ -1,6 +1,5 @@
 """What a model starts from: every kind of source, deeper models, and what does not fit."""
 
-import hashlib
 import json
 import logging
 from pathlib import Path
@@ -19,7 +18,7 @@ from transformers import (
     BertForPreTraining,
 )
 
-from albert_core.config import ModelSettings
+from albert_core.checkpoint import save_checkpoint
 from albert_core.conversion.initial_weights import convert_model, load_initial_weights
 from albert_core.conversion.model_folder import read_tokenizer, save_model_folder
 from albert_core.model.albert import AlbertForPretraining
@@ -34,10 +33,8 @@ from tests.albert_core.tiny_model import (
     random_model,
     tiny_settings,
 )
-from tests.albert_core.tiny_tf_release import fake_tensorflow, tf_variables, write_tf_release
+from tests.albert_core.tiny_tf_release import tf_variables, write_tf_release
 from tests.albert_core.tiny_vocab import tiny_vocab
-
-__all__ = ["fake_tensorflow"]
 
 BERT: dict[str, Any] = {"embedding_size": 16, "sharing": "none"}
 
@@ -81,27 +78,21 @@ def test_a_run_gives_the_model_it_ended_with(tmp_path: Path) -> None:
         assert_same_weights(start(uri), model)
     with pytest.raises(ConfigError, match="of the stage 'examples', which makes no model"):
         start(read_manifest(manifest).input_manifests["examples"])
+    with pytest.raises(SourceError, match=r"no manifest.json .* no .index file"):
+        start(tmp_path / "nowhere")
 
 
-def write_checkpoint(folder: Path, settings: ModelSettings) -> AlbertForPretraining:
+def test_a_checkpoint_gives_its_weights_if_they_are_of_the_shape_it_records(
+    tmp_path: Path,
+) -> None:
     model = random_model(seed=1)
-    folder.mkdir()
-    torch.save({"model": model.state_dict(), "optimizer": {}}, folder / "state.pt")
-    digest = hashlib.sha256((folder / "state.pt").read_bytes()).hexdigest()
-    record = {"step": 7, "sha256": digest, "settings": {"model": settings.model_dump()}}
-    (folder / "checkpoint.json").write_text(json.dumps(record))
-    return model
-
-
-def test_a_checkpoint_gives_its_weights(tmp_path: Path) -> None:
-    model = write_checkpoint(tmp_path / "step-00000007", tiny_settings())
+    for step, sharing in ((7, "all"), (8, "none")):
+        settings = {"model": tiny_settings(sharing=sharing).model_dump()}
+        record = {"step": step, "settings": settings}
+        save_checkpoint(str(tmp_path), {"model": model.state_dict()}, record, keep=2)
     assert_same_weights(start(tmp_path / "step-00000007"), model)
-
-
-def test_a_checkpoint_that_is_not_of_the_shape_it_records_is_refused(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "step-00000007", tiny_settings(sharing="none"))
-    with pytest.raises(IntegrityError, match="step-00000007 does not hold the model"):
-        start(tmp_path / "step-00000007")
+    with pytest.raises(IntegrityError, match="step-00000008 does not hold the model"):
+        start(tmp_path / "step-00000008")
 
 
 @pytest.mark.usefixtures("fake_tensorflow")
@@ -116,11 +107,6 @@ def test_a_tf_hub_module_without_the_sentence_order_head_gets_a_new_one(tmp_path
     kernel = tf_variables()["bert/pooler/dense/kernel"]
     np.testing.assert_array_equal(found.encoder.pooler.weight.detach(), kernel.T)
     assert found.sentence_order.weight.std() > 0
-
-
-def test_what_is_nothing_to_start_from_says_what_could_be(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"no manifest.json .* no .index file"):
-        start(tmp_path / "nowhere")
 
 
 # -- what a source may lack

@@ -21,14 +21,11 @@ from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
 from tests.albert_core.tiny_model import load_model, tiny_settings
 from tests.albert_core.tiny_tf_release import (
     TF_CONFIG_VALUES,
-    fake_tensorflow,
     save_variables,
     tf_variables,
     write_tf_release,
 )
 from tests.albert_core.tiny_vocab import tiny_vocab
-
-__all__ = ["fake_tensorflow"]
 
 
 def assert_has_weights(model: AlbertForPretraining, variables: dict[str, np.ndarray]) -> None:
