@@ -174,7 +174,9 @@ def minimal_pairs(
     of_kind: dict[str, list[str]] = defaultdict(list)
     ordered = sorted(sentences, key=lambda sentence: derive_seed(task.seed, "pair", sentence))
     for sentence in ordered:
-        if not is_suitable(sentence, task):
+        num_words = sentence.count(" ") + 1
+        is_whole = sentence[:1].isupper() and sentence.endswith((".", "!", "?"))
+        if not is_whole or not task.min_words <= num_words <= task.max_words:
             dropped["unsuitable"] += 1
         elif found := broken(sentence, task.seed):
             ways[sentence] = found
@@ -193,13 +195,6 @@ def minimal_pairs(
     for found in left.values():
         dropped["over_max_pairs" if pairs.keys() & found else "kind_too_rare"] += 1
     return [pair for kind in KINDS for pair in pairs.get(kind, [])], dropped
-
-
-def is_suitable(sentence: str, task: TaskSettings) -> bool:
-    """Return whether ``sentence`` has the length asked for, and begins and ends as one does."""
-    num_words = sentence.count(" ") + 1
-    is_whole = sentence[:1].isupper() and sentence.endswith((".", "!", "?"))
-    return is_whole and task.min_words <= num_words <= task.max_words
 
 
 def _written(folder: str, pairs: list[Pair], rows: Mapping[str, list[Passage]]) -> Iterator[Shard]:

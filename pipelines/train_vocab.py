@@ -419,8 +419,6 @@ def _explain(message: str, vocab_size: int) -> str:
             f"{asked}, but the text's characters alone need {required.group(2)}. Set it higher, "
             "or lower vocabulary.character_coverage."
         )
-    if "sentences_.empty()" in message or "all_chars_count" in message:
-        return f"{asked}, but there is no text to train on. Give some."
     return f"{asked}, and SentencePiece can't train it: {message}. Give more text."
 
 

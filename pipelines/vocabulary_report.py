@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from albert_core.text.records import NUM_SPECIAL, UNK
-from albert_core.text.tokenizer import Tokenizer
+from albert_core.text.tokenizer import WORD_MARK, Tokenizer
 
-WORD_MARK = "▁"
-"""SentencePiece's blank: a piece that opens a word begins with it."""
 NUM_LISTED = 12
 """Number of unknown characters that are named."""
 _LINES_PER_BATCH = 2000

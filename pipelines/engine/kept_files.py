@@ -24,7 +24,8 @@ def write_note(uri: str, names: Sequence[str], facts: Mapping[str, Any]) -> None
         names: of the files.
         facts: numbers about them that JSON can hold.
     """
-    content = {"checksums": _checksums(uri, names), "facts": dict(facts)}
+    checksums = {name: _checksum(_beside(uri, name)) for name in names}
+    content = {"checksums": checksums, "facts": dict(facts)}
     storage.write_bytes(uri, sealed(content))
 
 
@@ -51,10 +52,6 @@ def damage(uri: str) -> str | None:
         if _checksum(file) != checksum:
             return f"{file} changed after it was written"
     return None
-
-
-def _checksums(uri: str, names: Sequence[str]) -> dict[str, str]:
-    return {name: _checksum(_beside(uri, name)) for name in names}
 
 
 def _beside(uri: str, name: str) -> str:

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections import Counter
-from types import TracebackType
 
 from albert_core.stage import storage
 from albert_core.stage.log import report_progress
@@ -70,15 +69,10 @@ class Progress:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        if error is None:
+        if kind is None:
             log.info("%s", self.last_line())
 
     def line(self) -> str:

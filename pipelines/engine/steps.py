@@ -15,7 +15,7 @@ import hashlib
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from importlib.metadata import requires
 from operator import or_
@@ -43,13 +43,19 @@ class Step:
     function: Callable[..., Iterable[Any]] = iter
     """Of an element and the arguments: gives those of the next step."""
     arguments: tuple[Any, ...] = ()
-    installed: tuple[tuple[str, str], ...] = ()
+    installed: dict[str, str] = field(default_factory=dict)
     """What the process that started the stage has; see `installed`."""
 
     def __call__(self, element: Any) -> Iterator[Any]:
         """Yield what the function gives, unless this worker has other code than the driver."""
-        if differs := _difference(self.installed, installed()):
-            raise ConfigError(f"the worker on {socket.gethostname()} {differs}")
+        here = installed()
+        for name, version in self.installed.items():
+            if here.get(name) != version:
+                raise ConfigError(
+                    f"the worker on {socket.gethostname()} has {name} {here.get(name)}, but the "
+                    f"stage was started with {version}. Install the same versions on all machines, "
+                    "and restart their workers."
+                )
         try:
             yield from self.function(element, *self.arguments)
         except Exception as error:
@@ -123,32 +129,17 @@ def _one(element: Any, function: Callable[..., Any], *arguments: Any) -> Iterato
 
 
 @cache
-def installed() -> tuple[tuple[str, str], ...]:
+def installed() -> dict[str, str]:
     """Return what must be equal on all machines: this project's code and its libraries."""
     digest = hashlib.sha256()
     for package in (albert_core, pipelines):
         for folder in map(Path, package.__path__):
             for path in sorted(folder.rglob("*.py")):
                 digest.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
-    of_project = [line for line in requires(PROJECT) or [] if _is_for_pipelines(line)]
+    of_project = [
+        line
+        for line in requires(PROJECT) or []
+        if "extra ==" not in line or re.search(r"extra == .pipelines", line)
+    ]
     names = sorted(re.split(r"[^\w.-]", line)[0] for line in of_project)
-    return ((PROJECT, f"code {digest.hexdigest()[:12]}"), *library_versions(*names).items())
-
-
-def _is_for_pipelines(requirement: str) -> bool:
-    return "extra ==" not in requirement or bool(re.search(r"extra == .pipelines", requirement))
-
-
-@cache
-def _difference(
-    driver: tuple[tuple[str, str], ...], worker: tuple[tuple[str, str], ...]
-) -> str | None:
-    """Return how a worker differs from the driver, or None."""
-    here = dict(worker)
-    for name, version in driver:
-        if here.get(name) != version:
-            return (
-                f"has {name} {here.get(name)}, but the stage was started with {version}. Install "
-                "the same versions on all machines, and restart their workers."
-            )
-    return None
+    return {PROJECT: f"code {digest.hexdigest()[:12]}"} | library_versions(*names)

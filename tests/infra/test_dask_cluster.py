@@ -25,7 +25,6 @@ from albert_core.stage.command import RUN_AGAIN_STATUS, stage_argv
 from albert_core.stage.manifest import read_manifest
 from tests.generated_text import write_jsonl
 from tests.pipelines.conftest import EXAMPLES, Made, make
-from tests.pipelines.test_transforms import own_pipeline
 from tests.two_hosts import Host, two_hosts
 
 PROJECT = Path(__file__).parents[2]
@@ -178,18 +177,6 @@ def test_two_hosts_and_several_threads_make_the_bytes_of_one_process(
     for stage in ("corpus", "vocab", "examples"):
         expected = read_manifest(getattr(local, stage)).content
         assert read_manifest(made[stage]).content == expected, stage
-
-
-def test_the_pipeline_in_the_documentation_makes_the_accounts_of_one_process(
-    cluster: Cluster, local: Made, tmp_path: Path
-) -> None:
-    without_counters = own_pipeline().partition("for counter in")[0]
-    arguments = (str(local.source), local.vocab, str(tmp_path / "work"))
-    cluster.run(sys.executable, "-c", without_counters, *arguments)
-    [manifest] = (tmp_path / "work" / "examples").glob("*/manifest.json")
-    made = read_manifest(str(manifest))
-    print(*made.accounts, sep="\n")
-    assert made.account("documents") == read_manifest(local.examples).account("documents")
 
 
 def test_both_workers_work_though_the_elements_are_few(

@@ -148,13 +148,16 @@ def test_near_duplicates_of_an_earlier_document_are_dropped(
 
 def test_overlap_with_a_test_set_is_dropped_and_in_the_ledger(clean: Clean, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "s.jsonl", range(4))
-    words = document(2).split()
-    (tmp_path / "test.tsv").write_text("1\t" + " ".join(words[3:20]) + "\n")
-    manifest = clean(source, test_texts=[str(tmp_path / "*.tsv")])
+    quoted = "1\t" + " ".join(document(2).split()[3:20]) + "\n"
+    (tmp_path / "test.tsv.gz").write_bytes(gzip.compress(quoted.encode()))
+    manifest = clean(source, test_texts=[str(tmp_path / "*.tsv.gz")])
     assert dropped(manifest) == {"test_overlap": 1}
     [line] = Path(manifest).with_name("test_overlaps.jsonl").read_text().splitlines()
     assert json.loads(line)["document"] not in ids(manifest)
     assert json.loads(line)["num_ngrams"] == 5
+    (tmp_path / "few.txt").write_text("Only four words here.")
+    with pytest.raises(SourceError, match=r"few.txt, of cleaning.test_texts, has no 13 words"):
+        clean(source, test_texts=[str(tmp_path / "few.txt")])
 
 
 def test_documents_asked_to_be_left_out_are_nowhere(clean: Clean, tmp_path: Path) -> None:
@@ -258,18 +261,6 @@ def test_a_moved_source_is_cleaned_anew(clean: Clean, tmp_path: Path) -> None:
     after = clean(moved)
     assert {row["source"] for row in rows(after)} == {moved.as_uri()}
     assert ids(after) == ids(before)
-
-
-def test_a_packed_test_set_is_unpacked_and_one_without_words_refused(
-    clean: Clean, tmp_path: Path
-) -> None:
-    source = write_jsonl(tmp_path / "s.jsonl", range(4))
-    packed = tmp_path / "test.txt.gz"
-    packed.write_bytes(gzip.compress(document(2).encode()))
-    assert dropped(clean(source, test_texts=[str(packed)])) == {"test_overlap": 1}
-    (tmp_path / "few.txt").write_text("Only four words here.")
-    with pytest.raises(SourceError, match=r"few.txt, of cleaning.test_texts, has no 13 words"):
-        clean(source, test_texts=[str(tmp_path / "few.txt")])
 
 
 def test_an_excluded_id_that_is_not_there_is_said(

@@ -5,10 +5,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from albert_core.config import EvaluationSettings, OwnTaskSettings
 from albert_core.stage.errors import TaskError
@@ -17,13 +14,6 @@ from albert_core.stage.results import ContaminationResult
 from albert_core.text.arrow_files import read_arrow
 from pipelines import contamination
 from pipelines.config import ContaminationSettings
-from pipelines.corpus.overlaps import (
-    NgramIndex,
-    Part,
-    ngram_hashes,
-    overlaps_of,
-    shared_ngrams,
-)
 from tests.albert_core.tasks.task_files import (
     passage,
     squad_question,
@@ -33,7 +23,6 @@ from tests.albert_core.tasks.task_files import (
 )
 from tests.pipelines.conftest import Made, rows_of
 
-WORDS = st.lists(st.sampled_from("abc"), max_size=12).map(" ".join)
 pytestmark = pytest.mark.usefixtures("one_worker")
 
 OTHER = " ".join(f"unseen{number}" for number in range(20))
@@ -157,21 +146,3 @@ def test_two_workers_find_the_same(
 def test_a_folder_without_any_set_is_refused(made: Made, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="has the dev or test set of no task"):
         run(made, tmp_path, tmp_path / "work")
-
-
-@settings(max_examples=50)
-@given(st.lists(WORDS, min_size=1, max_size=5), st.lists(WORDS, max_size=4), st.integers(2, 4))
-def test_a_text_overlaps_if_it_shares_n_words_in_a_row_with_a_document(
-    texts: list[str], documents: list[str], n: int
-) -> None:
-    wanted = NgramIndex.of(ngram_hashes(texts, n))
-    shared = NgramIndex.of(shared_ngrams(documents, wanted, n))
-    found = overlaps_of(Part("text_a", texts, np.arange(len(texts))), shared, n)
-
-    def ngrams(text: str) -> set[tuple[str, ...]]:
-        words = text.split()
-        return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
-
-    of_corpus = set[tuple[str, ...]]().union(*map(ngrams, documents))
-    assert found.of_example.tolist() == [bool(ngrams(text) & of_corpus) for text in texts]
-    assert found.num_long_enough == sum(len(text.split()) >= n for text in texts)

@@ -268,19 +268,6 @@ def test_reports_that_do_not_add_up_are_refused(
     assert not list((tmp_path / "work").rglob("manifest.json"))
 
 
-def test_a_part_left_out_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_pipeline = runner.run_pipeline
-
-    def run_without_a_part(label: str, steps: Any, parts: list[Any], *others: Any) -> list[Any]:
-        return run_pipeline(label, steps, parts[:1], *others)
-
-    tables = documents(range(20)), documents(range(20, 40))
-    make(*tables)
-    monkeypatch.setattr(runner, "run_pipeline", run_without_a_part)
-    with pytest.raises(AccountingError, match=r"expected [\d,]+ train examples, found [\d,]+"):
-        make(*tables, shard_mb=64.0)
-
-
 def test_documents_that_the_corpus_does_not_count_are_refused(make: Make, tmp_path: Path) -> None:
     corpus = Path(write_corpus(tmp_path, documents(range(20))))
     replace_in_manifest(corpus, '"num_documents": 20', '"num_documents": 21')

@@ -257,12 +257,6 @@ def test_the_automatic_size_grows_with_the_text_and_is_never_too_large(tmp_path:
     assert 20 < few.vocab_size < 1_000
 
 
-@pytest.mark.parametrize("sentences", [[], ["", " "]])
-def test_no_text_at_all_says_so(sentences: list[str]) -> None:
-    with pytest.raises(VocabularyError, match="there is no text to train on"):
-        train_vocab.train(iter(sentences), SMALL, 10**6)
-
-
 @pytest.mark.parametrize(
     ("texts", "sample_mb", "message"),
     [

@@ -35,15 +35,6 @@ def test_unknown_characters_are_counted_and_named() -> None:
     assert report.unknown_characters == [("☃", 3), ("Ω", 1)]
 
 
-def test_pieces_and_bytes_are_those_of_the_encoding() -> None:
-    tokenizer, sentences = tiny_vocab(), tiny_sentences(50)
-    report = report_on(*sentences)
-    assert report.num_pieces == sum(len(ids) for ids in tokenizer.encode(sentences))
-    assert report.num_bytes == sum(len(sentence.encode()) for sentence in sentences)
-    assert report.num_words == sum(len(sentence.split()) for sentence in sentences)
-    assert report.pieces_per_word == report.num_pieces / report.num_words
-
-
 @pytest.mark.parametrize(
     ("pieces_per_word", "known_share", "told"),
     [

@@ -18,8 +18,6 @@ from pathlib import Path
 import grpc  # type: ignore[import-untyped]
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from albert_core.stage.command import stage_argv
 from albert_core.stage.errors import AlbertError, ConfigError, OutageError, SourceError
@@ -134,15 +132,8 @@ def test_an_address_where_the_engine_does_not_answer_is_said_soon(
     assert time.monotonic() - begin < (5 if kind is OutageError else 15)
 
 
-@pytest.mark.parametrize(
-    ("name", "address", "master"),
-    [
-        ("flink", "[local]", "flink-master [local]"),
-        ("spark", "local[2]", "spark-master-url local[2]"),
-    ],
-)
 def test_a_job_server_is_started_for_the_stage_and_ends_with_it(
-    name: str, address: str, master: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = tmp_path / "said"
     java = tmp_path / "bin" / "java"
@@ -153,11 +144,11 @@ def test_a_job_server_is_started_for_the_stage_and_ends_with_it(
     monkeypatch.setenv("PATH", str(java.parent), prepend=os.pathsep)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    option = f"--{name}_job_server_jar={tmp_path}/server.jar"
-    environment(monkeypatch, ENGINE=name, ENGINE_ADDRESS=address, BEAM_OPTIONS=option)
+    option = f"--spark_job_server_jar={tmp_path}/server.jar"
+    environment(monkeypatch, ENGINE="spark", ENGINE_ADDRESS="local[2]", BEAM_OPTIONS=option)
     with pytest.raises(ConfigError, match="job server ended at its start") as raised:
         run_toy(ToySettings(), str(tmp_path / "work"))
-    assert f"--{master} " in str(raised.value)
+    assert "--spark-master-url local[2] " in str(raised.value)
     assert not Path(f"/proc/{said.read_text().strip()}").exists()
     assert not list(tmp_path.glob("albert-*"))
 
@@ -178,15 +169,6 @@ def test_the_engine_is_an_option_of_beam_as_well(
     environment(monkeypatch, ENGINE="dask", BEAM_OPTIONS=engine)
     with pytest.raises(OutageError, match=r"nothing answers at .*=localhost:1"):
         choose(tmp_path)
-
-
-@given(st.lists(st.integers()), st.none() | st.integers(1, 50))
-def test_elements_are_dealt_out_once_each(elements: list[int], num_batches: int | None) -> None:
-    batches = runner._dealt(elements, num_batches)
-    assert sorted(e for batch in batches for e in batch) == sorted(elements)
-    assert len(batches) == (len(elements) if num_batches is None else num_batches)
-    sizes = [len(batch) for batch in batches]
-    assert not sizes or max(sizes) - min(sizes) <= 1
 
 
 MESSAGE = "a.gz can't be read: 'x'.\n  Mend it."
@@ -238,8 +220,8 @@ def test_a_store_that_is_unavailable_is_no_defect_of_a_step(
 def test_a_worker_with_other_code_or_libraries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     step = replace(steps.each("Abs", abs), installed=steps.installed())
     assert list(step(-1)) == [1]
-    other = dict(steps.installed()) | {"pyarrow": "1.0"}
-    monkeypatch.setattr(steps, "installed", lambda: tuple(other.items()))
+    other = steps.installed() | {"pyarrow": "1.0"}
+    monkeypatch.setattr(steps, "installed", lambda: other)
     with pytest.raises(ConfigError, match=r"has pyarrow 1.0, but the stage was started with \d"):
         list(step(-1))
 
