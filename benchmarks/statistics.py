@@ -302,7 +302,7 @@ def threshold(number: int, repeats: int) -> dict[str, float]:
     def best(found: tuple[Any, ...], rows: NDArray[np.bool_]) -> float:
         scores, texts, has_answer, belief = found
         of_rows = texts[: int(rows.sum())]
-        return best_threshold(scores.f1[rows], of_rows, has_answer[rows], belief[rows]).value
+        return best_threshold(scores.f1[rows], of_rows, has_answer[rows], belief[rows])[1]
 
     new, both, found = questions(20_000), halves(np.arange(number)), []
     for _ in range(repeats):

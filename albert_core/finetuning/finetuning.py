@@ -171,16 +171,17 @@ class Finetuning:
         """
         if found := load_newest(self.checkpoints.folder, self.plan.key):
             self.finetuner.restore(*found)
-        began, at_begin, last_line = time.perf_counter(), self.finetuner.step, time.perf_counter()
+        last_line = time.perf_counter()
         losses: list[Tensor] = []
         while not self.finetuner.is_done:
             losses.append(self.finetuner.update())
-            now = time.perf_counter()
             is_due = self.finetuner.evaluation_is_due
-            if is_due or now - last_line > _LINE_SECONDS:
+            if is_due or time.perf_counter() - last_line > _LINE_SECONDS:
                 loss = self._mean(losses)
                 found_score = self._evaluate(loss) if is_due else ""
-                self._say(loss, found_score, (now - began) / (self.finetuner.step - at_begin))
+                step = f"step {self.finetuner.step:,}/{self.hyperparameters.num_steps:,}"
+                line = f"{step}  loss {loss:.3f}{found_score}"
+                log.info("%s: %s, seed %d: %s", self.plan.stage, self.task.name, self.seed, line)
                 losses, last_line = [], time.perf_counter()
             self._save_if_due(stop)
         self.checkpoints.wait()
@@ -277,12 +278,6 @@ class Finetuning:
         self.tracked.log_metrics(self.finetuner.step, {"train/loss": loss, **dev})
         best = self.finetuner.best
         return f"  dev {key} {scores[key]:.3f} (best {best.score:.3f} at {best.step:,})"
-
-    def _say(self, loss: float, found: str, seconds_per_step: float) -> None:
-        step, last = self.finetuner.step, self.hyperparameters.num_steps
-        left = int(seconds_per_step * (last - step))
-        line = f"step {step:,}/{last:,}  loss {loss:.3f}{found}  {left // 60}:{left % 60:02d} left"
-        log.info("%s: %s, seed %d: %s", self.plan.stage, self.task.name, self.seed, line)
 
     def _save_if_due(self, stop: StopRequest) -> None:
         if stop.arrived or self.finetuner.step % self.settings.checkpoint_steps == 0:

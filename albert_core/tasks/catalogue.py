@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -15,7 +14,7 @@ from albert_core.stage.results import PASSAGE_SOURCE
 from albert_core.tasks.examples import SPLITS, Examples, Split, Task
 from albert_core.tasks.glue import GLUE, Files, read_glue
 from albert_core.tasks.race import ALL_PASSAGES, GROUPS, LETTERS, read_race
-from albert_core.tasks.reading import READING_THREADS
+from albert_core.tasks.reading import of_each
 from albert_core.tasks.squad import read_squad
 from albert_core.tasks.tables import own_task, read_own
 
@@ -69,8 +68,7 @@ class TaskFiles:
         """Return a digest of the content of ``splits``, or of all, wherever the files are."""
         wanted = [s for s in SPLITS if s in self.splits and (not splits or s in splits)]
         named = [(split, uri) for split in wanted for uri in self.splits[split]]
-        with ThreadPoolExecutor(READING_THREADS) as pool:
-            contents = list(pool.map(sha256_of, [uri for _, uri in named]))
+        contents = of_each(sha256_of, [uri for _, uri in named])
         # RACE's folders name the group of a passage; other names mean nothing.
         groups = [uri.split("/")[-2] if self.task.kind == "choice" else "" for _, uri in named]
         return digest_of(

@@ -4,7 +4,6 @@ Without torch: a flow looks here for what there is to do.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
 from albert_core.stage.manifest import Account, digest_of, sha256_of
 from albert_core.stage.results import PairScore, PairSetScores
-from albert_core.tasks.reading import READING_THREADS, parse_object, read_lines
+from albert_core.tasks.reading import of_each, parse_object, read_lines
 from albert_core.text.seeds import derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 
@@ -73,8 +72,7 @@ def _stem(uri: str) -> str:
 def pair_digests(files: PairFiles) -> dict[str, str]:
     """Return a digest of each set: of the names of its files, and of their content."""
     uris = [uri for of_set in files.values() for uri in of_set]
-    with ThreadPoolExecutor(READING_THREADS) as pool:
-        contents = dict(zip(uris, pool.map(sha256_of, uris), strict=True))
+    contents = dict(zip(uris, of_each(sha256_of, uris), strict=True))
     return {
         name: digest_of([[uri.rpartition("/")[2], contents[uri]] for uri in of_set])
         for name, of_set in files.items()
@@ -192,17 +190,17 @@ def pair_scores(pairs: Sequence[Pair], is_right: Iterable[bool]) -> PairSetScore
     outcomes: dict[tuple[str, str], list[bool]] = {}
     for pair, right in zip(pairs, is_right, strict=True):
         outcomes.setdefault((pair.phenomenon, pair.paradigm), []).append(bool(right))
-    by_phenomenon: dict[str, list[list[bool]]] = {}
-    by_paradigm: dict[str, list[list[bool]]] = {}
-    for (phenomenon, paradigm), found in outcomes.items():
-        by_phenomenon.setdefault(phenomenon, []).append(found)
-        by_paradigm.setdefault(paradigm, []).append(found)
     whole = _score(outcomes.values())
+    groups = [sorted({key[place] for key in outcomes}) for place in (0, 1)]
+    phenomena, paradigms = (
+        {name: _score([outcomes[key] for key in outcomes if key[place] == name]) for name in names}
+        for place, names in enumerate(groups)
+    )
     return PairSetScores(
         accuracy=whole.accuracy,
         num_pairs=whole.num_pairs,
-        phenomena={name: _score(found) for name, found in sorted(by_phenomenon.items())},
-        paradigms={name: _score(found) for name, found in sorted(by_paradigm.items())},
+        phenomena=phenomena,
+        paradigms=paradigms,
     )
 
 

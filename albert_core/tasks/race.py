@@ -8,7 +8,6 @@ Sources: Lai et al. 2017; `race_utils.py` of google-research/albert.
 """
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Annotated, Any, Literal, Self
 
@@ -18,7 +17,7 @@ from pydantic import model_validator
 
 from albert_core.stage.errors import TaskError
 from albert_core.tasks.examples import ChoiceExamples
-from albert_core.tasks.reading import READING_THREADS, Record, parse_record, read_text
+from albert_core.tasks.reading import Record, of_each, parse_record, read_text
 
 GROUPS = ("middle", "high")
 ALL_PASSAGES = "all.txt"
@@ -56,9 +55,8 @@ def read_race(uris: Sequence[str]) -> ChoiceExamples:
     Raises:
         TaskError: a file is missing, or a passage malformed; naming the file and the field.
     """
-    with ThreadPoolExecutor(READING_THREADS) as pool:
-        texts = zip(uris, pool.map(read_text, uris), strict=True)
-        found = [each for uri, text in texts for each in _passages(uri, text)]
+    texts = zip(uris, of_each(read_text, uris), strict=True)
+    found = [each for uri, text in texts for each in _passages(uri, text)]
     place_of: dict[str, str] = {}
     for where, name, _, _ in found:
         if place_of.setdefault(name, where) != where:

@@ -1,6 +1,8 @@
 """What the readers of task files share: text and JSON as they are in files."""
 
 import json
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -9,8 +11,9 @@ from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
 from albert_core.stage.manifest import checked
 
-READING_THREADS = 16
+_THREADS = 16
 """Files of a task that are read at the same time."""
+T = TypeVar("T")
 
 
 class Record(BaseModel):
@@ -20,6 +23,12 @@ class Record(BaseModel):
 
 
 R = TypeVar("R", bound=Record)
+
+
+def of_each(read: Callable[[str], T], uris: Iterable[str]) -> list[T]:
+    """Return what ``read`` returns for each of many files, some of which it reads at a time."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(read, uris))
 
 
 def read_file(uri: str) -> bytes:

@@ -38,19 +38,11 @@ from albert_core.config import ModelSettings, SpanSettings
 from albert_core.metrics import SHARE
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import Account
+from albert_core.tasks import squad
 from albert_core.tasks.examples import Answer, SpanExamples, Task
 from albert_core.tasks.problem import Bools, Head, Inputs, Outputs, Problem, Scored, Sequences
 from albert_core.tasks.span_heads import AnswerabilityHead, StartEndHead
-from albert_core.tasks.squad import (
-    AnswerScores,
-    Floats,
-    apply_threshold,
-    best_threshold,
-    no_answer_probability,
-    score_answers,
-    squad_1_scores,
-    squad_2_scores,
-)
+from albert_core.tasks.squad import Floats
 from albert_core.text.piece_offsets import PieceSpans, encode_with_spans
 from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Ints, ranges
 from albert_core.text.tokenizer import Tokenizer
@@ -306,24 +298,24 @@ class SpanProblem(Problem[SpanExamples]):
         texts, is_answered = ranked.best_texts, ranked.numbers > 0
         scores, null_scores, facts = None, None, dict[str, Any]()
         if examples.is_labelled:
-            scores = score_answers(texts, answers, has_answerless)
+            scores = squad.score_answers(texts, answers, has_answerless)
         if has_answerless:
             null_scores = self._null_scores(ranked)
-            no_answer, threshold = no_answer_probability(null_scores), UNSEARCHED_THRESHOLD
+            no_answer, threshold = squad.no_answer_probability(null_scores), UNSEARCHED_THRESHOLD
             if scores is not None:
                 has_answer = np.array([bool(of_one) for of_one in answers])
                 rows = np.arange(len(texts)) if chosen_on is None else np.flatnonzero(chosen_on)
                 some = [texts[row] for row in rows]
-                threshold = best_threshold(
+                _, threshold = squad.best_threshold(
                     scores.f1[rows], some, has_answer[rows], no_answer[rows]
-                ).value
+                )
                 given = (scores, texts, has_answer, no_answer, threshold)
-                facts["official"] = squad_2_scores(*given)
-                scores = apply_threshold(scores, no_answer, has_answer, threshold)
+                facts["official"] = squad.squad_2_scores(*given)
+                scores = squad.apply_threshold(scores, no_answer, has_answer, threshold)
             is_answered &= no_answer <= threshold
             facts["no_answer_threshold"] = threshold
         elif scores is not None:
-            facts["official"] = squad_1_scores(scores)
+            facts["official"] = squad.squad_1_scores(scores)
         table = _table(examples, answers, ranked, is_answered, null_scores, scores)
         samples = {}
         if scores is not None:
@@ -434,7 +426,9 @@ def first_words_scores(
     """
     words = [paragraph.split() for paragraph in paragraphs]
     tried = [
-        score_answers([" ".join(each[:number]) for each in words], answers, has_answerless=False)
+        squad.score_answers(
+            [" ".join(each[:number]) for each in words], answers, has_answerless=False
+        )
         for number in _NUMBERS_OF_WORDS
     ]
     return {
@@ -502,7 +496,7 @@ def _table(
     ranked: RankedAnswers,
     is_answered: Bools,
     null_scores: Floats | None,
-    scores: AnswerScores | None,
+    scores: squad.AnswerScores | None,
 ) -> pa.Table:
     """Return the table that `SpanProblem` describes."""
     has_span, size = ranked.numbers > 0, len(examples)

@@ -151,16 +151,6 @@ class AnswerScores:
     """(N,), F1 of the words that prediction and answer have in common, 0..1."""
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """The no-answer score above which a question is left without an answer."""
-
-    total: float
-    """Sum of all N scores with this threshold."""
-    value: float
-    """The highest no-answer score at which a prediction is still kept."""
-
-
 @lru_cache(_REMEMBERED_TEXTS)
 def normalise_answer(text: str) -> str:
     """Return ``text`` in lower case without ASCII punctuation, articles and needless blanks."""
@@ -222,9 +212,9 @@ def squad_2_scores(
                 f"{prefix}total": int(rows.sum()),
             }
     for name, raw in (("exact", scores.exact_match), ("f1", scores.f1)):
-        best = best_threshold(raw, predictions, has_answer, no_answer_scores)
-        found[f"best_{name}"] = 100.0 * best.total / len(raw)
-        found[f"best_{name}_thresh"] = best.value
+        total, value = best_threshold(raw, predictions, has_answer, no_answer_scores)
+        found[f"best_{name}"] = 100.0 * total / len(raw)
+        found[f"best_{name}_thresh"] = value
     return found
 
 
@@ -237,7 +227,7 @@ def apply_threshold(
         scores: of the predictions as they are.
         no_answer_scores: (N,).
         has_answer: (N,).
-        threshold: see `Threshold.value`.
+        threshold: see `best_threshold`.
     """
     is_left = no_answer_scores > threshold
     exact_match, f1 = (
@@ -249,7 +239,7 @@ def apply_threshold(
 
 def best_threshold(
     scores: Floats, predictions: Sequence[str], has_answer: Bools, no_answer_scores: Floats
-) -> Threshold:
+) -> tuple[float, float]:
     """Return the threshold with the best score, searched as in the official evaluation.
 
     Questions are answered one after the other, in the order of their no-answer scores and then of
@@ -262,6 +252,10 @@ def best_threshold(
         predictions: N texts, "" where no answer is predicted.
         has_answer: (N,).
         no_answer_scores: (N,), finite.
+
+    Returns:
+        The sum of all N scores with this threshold; and the threshold, the highest no-answer score
+        at which a prediction is still kept.
     """
     gives_text = np.array([bool(text) for text in predictions])
     order = np.argsort(no_answer_scores, kind="stable")
@@ -270,7 +264,7 @@ def best_threshold(
     sums = np.cumsum(np.concatenate([[float((~has_answer).sum())], gains]))
     best = int(sums.argmax())
     value = 0.0 if best == 0 else float(no_answer_scores[order[best - 1]])
-    return Threshold(float(sums[best]), value)
+    return float(sums[best]), value
 
 
 def no_answer_probability(logits: Floats) -> Floats:

@@ -51,7 +51,8 @@ class PooledHead(Head):
         settings: of the encoder.
         num_outputs: scores for each sequence.
         dropout_prob: of the pooled [CLS].
-        num_options: sequences of each unit, whose scores are compared with each other.
+        num_options: sequences of each unit, whose scores are compared with each other. If both
+            numbers are 1, the score is a number, and the loss its squared error.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class PooledHead(Head):
     ) -> None:
         super().__init__()
         self.num_options = num_options
+        self.is_number = num_outputs == num_options == 1
         self.dropout = nn.Dropout(dropout_prob)
         self.classifier = dense_layer(settings.hidden_size, num_outputs, settings.initializer_range)
 
@@ -74,21 +76,11 @@ class PooledHead(Head):
     def loss(
         self, encoder: AlbertModel, batch: SequenceBatch, targets: Mapping[str, Tensor]
     ) -> Tensor:
-        """Return the mean cross-entropy, in nats; targets int64 (units,)."""
-        return F.cross_entropy(self.outputs(encoder, batch)[LOGITS], targets[TARGET])
-
-
-class RegressionHead(PooledHead):
-    """One number; the loss is its squared error."""
-
-    def __init__(self, settings: ModelSettings, dropout_prob: float) -> None:
-        super().__init__(settings, 1, dropout_prob)
-
-    def loss(
-        self, encoder: AlbertModel, batch: SequenceBatch, targets: Mapping[str, Tensor]
-    ) -> Tensor:
-        """Return the mean squared error; targets float (units,)."""
-        return F.mse_loss(self.outputs(encoder, batch)[LOGITS].squeeze(1), targets[TARGET].float())
+        """Return the mean cross-entropy, in nats; targets (units,) of labels or numbers."""
+        logits, target = self.outputs(encoder, batch)[LOGITS], targets[TARGET]
+        if self.is_number:
+            return F.mse_loss(logits.squeeze(1), target.float())
+        return F.cross_entropy(logits, target)
 
 
 class TextProblem(Problem[TextExamples]):
@@ -120,9 +112,7 @@ class TextProblem(Problem[TextExamples]):
 
     def head(self, settings: ModelSettings, dropout_prob: float) -> Head:
         """Return a head with a score for each label, or with one number."""
-        if self.task.kind == "regression":
-            return RegressionHead(settings, dropout_prob)
-        return PooledHead(settings, len(self.task.labels), dropout_prob)
+        return PooledHead(settings, len(self.task.labels) or 1, dropout_prob)
 
     def score(
         self,

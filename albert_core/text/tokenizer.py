@@ -1,10 +1,12 @@
 """Text to piece ids: ALBERT's normalisation, then SentencePiece; which pieces start a word."""
 
 import re
+import threading
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
-from itertools import chain, pairwise
+from itertools import chain, count, pairwise, repeat
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +17,12 @@ from numpy.typing import NDArray
 from albert_core.stage import storage
 from albert_core.stage.errors import IntegrityError
 from albert_core.stage.manifest import checked
-from albert_core.text.records import SPECIAL_PIECES
-from albert_core.text.word_table import WordTable
+from albert_core.text.records import SPECIAL_PIECES, Ints
 
 SPIECE_MODEL = "spiece.model"
 WORD_MARK = "▁"
+MAX_PIECES = 1 << 21
+"""The most that a table of words holds: half a million in 100 MB. Then it starts over."""
 _WORD_OF_ITS_OWN = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')
 _ASCII_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _BEYOND_ASCII = re.compile("[^\x00-\x7f]+")
@@ -80,6 +83,74 @@ def starts_word(piece: str) -> bool:
     if piece.startswith((WORD_MARK, "<")) or piece in _WORD_OF_ITS_OWN:
         return True
     return any(c not in _ASCII_LETTERS and c not in _WORD_OF_ITS_OWN for c in piece)
+
+
+class WordTable:
+    """Maps words to the ids of their pieces; each is split into pieces once, when it first occurs.
+
+    Any number of threads may use it.
+
+    Args:
+        encode: returns the ids of each of a list of words; they depend only on the word.
+    """
+
+    def __init__(self, encode: Callable[[list[str]], list[list[int]]]) -> None:
+        self._encode = encode
+        self._adding = threading.Lock()  # held to number words and to take the arrays they are in
+        self._clear()
+
+    def _clear(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._table = _Table(np.zeros(0, np.int32), np.zeros(1, np.int64))
+
+    def pieces_of(self, words: pa.Array) -> tuple[NDArray[np.int32], Ints]:
+        """Return the pieces of W words, an array of strings.
+
+        Returns:
+            Ids int32 (N,), laid end to end; and the number of them in each word, int64 (W,),
+            which sum to N.
+        """
+        distinct = words.dictionary_encode()
+        with self._adding:
+            numbers = self._number(distinct.dictionary.to_pylist())
+            table = self._table
+        begins = table.bounds[numbers]
+        word = distinct.indices.to_numpy()
+        lengths = (table.bounds[numbers + 1] - begins)[word]
+        # Place i of the result is place i - shift of the table, where the shift is the word's.
+        shifts = np.cumsum(lengths) - lengths - begins[word]
+        return table.pieces[np.arange(lengths.sum()) - np.repeat(shifts, lengths)], lengths
+
+    def _number(self, words: list[str]) -> Ints:
+        """Return the place of each of ``words`` in the table, which has all of them afterwards."""
+        if len(self._table.pieces) > MAX_PIECES:
+            self._clear()
+        numbers = np.fromiter(map(self._numbers.get, words, repeat(-1)), np.int64, len(words))
+        unknown = np.flatnonzero(numbers < 0)
+        if len(unknown):
+            numbers[unknown] = np.arange(len(unknown)) + len(self._table.bounds) - 1
+            self._add([words[place] for place in unknown.tolist()])
+        return numbers
+
+    def _add(self, words: list[str]) -> None:
+        encoded = self._encode(words)
+        before = self._table
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        pieces = np.fromiter(chain.from_iterable(encoded), np.int32, int(lengths.sum()))
+        # The numbers come last: a word with a number is in the table, even after an error.
+        self._table = _Table(
+            np.append(before.pieces, pieces),
+            np.append(before.bounds, before.bounds[-1] + np.cumsum(lengths)),
+        )
+        self._numbers.update(zip(words, count(len(before.bounds) - 1), strict=False))
+
+
+class _Table(NamedTuple):
+    """The pieces of all words, laid end to end; never changed, only replaced."""
+
+    pieces: NDArray[np.int32]
+    bounds: Ints
+    """Word n has the pieces from bounds[n] to bounds[n + 1]."""
 
 
 class Tokenizer:

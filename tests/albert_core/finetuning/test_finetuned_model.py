@@ -90,17 +90,6 @@ def test_the_folder_is_read_as_it_was_written_also_by_transformers(
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-def test_config_json_has_the_labels(tmp_path: Path) -> None:
-    save_tiny_finetuned(str(tmp_path), "mnli")
-    config = transformers.AutoConfig.from_pretrained(tmp_path)
-    assert config.id2label == {0: "contradiction", 1: "entailment", 2: "neutral"}
-    assert config.label2id["neutral"] == 2
-    save_tiny_finetuned(str(tmp_path), "sts-b")
-    config = transformers.AutoConfig.from_pretrained(tmp_path)
-    assert (config.num_labels, config.problem_type) == (1, "regression")
-    assert config.finetuning_task == "sts-b"
-
-
 def test_of_a_head_without_a_class_in_transformers_the_encoder_is_read(tmp_path: Path) -> None:
     encoder, head = save_tiny_finetuned(str(tmp_path), "squad-2.0")
     assert same(FinetunedModel(str(tmp_path)).head.state_dict(), head.state_dict())

@@ -13,7 +13,7 @@ from albert_core.finetuning.loop import PAPER, Finetuner, Hyperparameters, hyper
 from albert_core.model.albert import AlbertModel
 from albert_core.stage.errors import ConfigError
 from albert_core.tasks.problem import Head, Inputs, Sequences
-from albert_core.tasks.texts import TARGET, PooledHead, RegressionHead
+from albert_core.tasks.texts import TARGET, PooledHead
 from tests.albert_core.tiny_model import tiny_settings
 
 MODEL = tiny_settings(
@@ -127,7 +127,7 @@ def test_a_number_is_learned() -> None:
     targets = np.arange(48) % 2 * 2.0 - 1
     inputs = made_inputs(48, targets=targets)
     wanted = {"num_steps": 80, "learning_rate": 5e-3}
-    finetuner = trained(made_finetuner(RegressionHead(MODEL, 0.0), inputs, wanted))
+    finetuner = trained(made_finetuner(PooledHead(MODEL, 1, 0.0), inputs, wanted))
     assert np.abs(finetuner.outputs(inputs)["logits"][:, 0] - targets).mean() < 0.3
 
 

@@ -25,7 +25,7 @@ from albert_core.registry.versions import (
     registered_versions,
 )
 from albert_core.stage.results import TaskDifference
-from albert_core.text import word_table
+from albert_core.text import tokenizer
 from albert_core.tracking.server import open_client
 from flows.commands.main import main
 
@@ -35,7 +35,7 @@ FELL = TaskDifference(
     task="rte", candidate=0.6, champion=0.7, difference=-0.1,
     low=-0.15, high=-0.05, num_clusters=277, best=0.7, fell=True,
 )  # fmt: skip
-WITH_LOCK = inspect.getsource(word_table)
+WITH_LOCK = inspect.getsource(tokenizer)
 WITHOUT_LOCK = WITH_LOCK.replace("threading.Lock()", "nullcontext()")
 
 

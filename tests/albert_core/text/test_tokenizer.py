@@ -5,15 +5,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import sentencepiece
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_core.stage.errors import IntegrityError
+from albert_core.text import tokenizer
 from albert_core.text.records import CLS, MASK, NUM_SPECIAL, SEP, UNK
-from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer, normalise_for_pieces, starts_word
+from albert_core.text.tokenizer import (
+    SPIECE_MODEL,
+    Tokenizer,
+    WordTable,
+    normalise_for_pieces,
+    starts_word,
+)
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
+from tests.threads import in_threads
 
 MODELS = Path(__file__).parents[4] / "shared/data/models"
 PUBLISHED = MODELS / "30k-clean.model"
@@ -151,8 +161,8 @@ def test_a_tokenizer_is_loaded_from_its_folder_and_travels_to_worker_processes(
     loaded = Tokenizer.load(str(tmp_path), lower_case)
     assert loaded.pieces == original.pieces
     sentences = [*tiny_sentences(5), "BADI"]
-    for tokenizer in (loaded, pickle.loads(pickle.dumps(loaded))):
-        assert tokenizer.encode(sentences) == original.encode(sentences)
+    for each in (loaded, pickle.loads(pickle.dumps(loaded))):
+        assert each.encode(sentences) == original.encode(sentences)
 
 
 @pytest.mark.parametrize(
@@ -233,3 +243,52 @@ def test_documents_in_many_scripts_are_encoded_line_by_line() -> None:
     expected = published().encode(lines)
     assert pieces.tolist() == [piece for ids in expected for piece in ids]
     assert lengths.tolist() == list(map(len, expected))
+
+
+def codes(words: list[str]) -> list[list[int]]:
+    return [list(map(ord, word)) for word in words]
+
+
+def look_up(table: WordTable, words: list[str]) -> list[list[int]]:
+    pieces, lengths = table.pieces_of(pa.array(words, pa.large_string()))
+    return [part.tolist() for part in np.split(pieces, np.cumsum(lengths)[:-1])] if words else []
+
+
+@settings(deadline=None)  # the first call of Arrow takes longer than all others
+@given(st.lists(st.lists(st.text("abé", max_size=3))))
+def test_each_call_gives_the_pieces_of_its_words(calls: list[list[str]]) -> None:
+    table = WordTable(codes)
+    for words in calls:
+        assert look_up(table, words) == codes(words)
+
+
+def test_a_word_is_split_once() -> None:
+    met: list[str] = []
+
+    def encode(words: list[str]) -> list[list[int]]:
+        met.extend(words)
+        return codes(words)
+
+    table = WordTable(encode)
+    for words in (["a", "b", "a"], ["b", "", "c"], ["", "a"]):
+        look_up(table, words)
+    assert met == ["a", "b", "", "c"]
+
+
+def test_a_full_table_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "MAX_PIECES", 3)
+    table = WordTable(codes)
+    for words in (["ab", "cde"], ["ab", "f"], ["cde", "f", "ab"]):
+        assert look_up(table, words) == codes(words)
+
+
+@pytest.mark.parametrize("max_pieces", [tokenizer.MAX_PIECES, 60])
+def test_threads_that_share_a_table_get_the_pieces_of_their_words(
+    max_pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words that all of them meet, in different order, and a table that begins anew."""
+    monkeypatch.setattr(tokenizer, "MAX_PIECES", max_pieces)
+    table = WordTable(codes)
+    calls = [[f"{(start * size) % 97}" for size in range(1, 9)] for start in range(1, 400)]
+    said = in_threads(lambda words: look_up(table, words), calls)
+    assert said == [codes(words) for words in calls]
