@@ -32,6 +32,8 @@ _PIECES_PER_BLOCK = 1 << 18
 """About how many pieces are masked together, few enough for the cache."""
 _PIECES_AHEAD = 1 << 20
 """About how many pieces wait at most: 20 MB of batches, over a second of a fast GPU's work."""
+_MICRO_BATCHES_AHEAD = 64
+"""Micro-batches that wait at most, however small."""
 _LARGEST_BLOCK = 31 << 20
 """Bytes: just below the largest block that glibc learns from."""
 
@@ -177,7 +179,7 @@ class UpdateLoader:
         self._ahead: deque[Future[_Part | None]] = deque()
 
     def __enter__(self) -> Self:
-        for _ in range(max(2, _PIECES_AHEAD // self._max_pieces)):
+        for _ in range(min(max(2, _PIECES_AHEAD // self._max_pieces), _MICRO_BATCHES_AHEAD)):
             self._ahead.append(self._thread.submit(next, self._parts, None))
         return self
 
