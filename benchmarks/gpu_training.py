@@ -344,7 +344,10 @@ def page(result: dict[str, Any]) -> str:
         if not cases:
             continue
         if mark == "pieces_per_s":
-            cases = {n: each | {"goal": GOALS.get(n, math.nan)} for n, each in cases.items()}
+            cases = {
+                n: each | {"goal_share_of_peak": GOALS.get(n, math.nan)}
+                for n, each in cases.items()
+            }
         names = [name for name in next(iter(cases.values())) if name != "table"]
         rows = [[case, *(_shown(each[name]) for name in names)] for case, each in cases.items()]
         heads = ["case", *(name.replace("_", " ") for name in names)]
