@@ -215,7 +215,10 @@ def _changes(work: str, corpus: str) -> Changes:
         for uri, files in [*earlier.items(), (folder, now)]
         for file in files
         if (current := now_at.get(file.uri) or now_at.get(file.name))
-        and _is_version_of(file, current)
+        # What it was, and not a file of another source.
+        and (
+            file.uri == current.uri or file.sha256 == current.sha256 or not storage.exists(file.uri)
+        )
     ]
     changed = {current.uri for _, file, current in versions if file.sha256 != current.sha256}
     for uri, file, current in versions:
@@ -231,11 +234,6 @@ def _file_lists(work: str) -> Iterator[tuple[str, list[SourceFile]]]:
         folder = storage.join(work, CORPUS, name)
         if storage.exists(storage.join(folder, SOURCE_FILES)):
             yield folder, read_files(storage.join(folder, SOURCE_FILES))
-
-
-def _is_version_of(file: SourceFile, now: SourceFile) -> bool:
-    """Return whether ``file`` is what ``now`` was, and not a file of another source."""
-    return file.uri == now.uri or file.sha256 == now.sha256 or not storage.exists(file.uri)
 
 
 def _excluded_ids(corpus: Manifest) -> list[str]:

@@ -18,6 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -74,21 +75,6 @@ _LEFT_OUT = ("blank", "too_long", "reserved_character")
 log = logging.getLogger(STAGE)
 
 
-@dataclass(frozen=True, slots=True)
-class SampleShares:
-    """Which shares of the documents are used, 0..1."""
-
-    train: float
-    measure: float
-
-    def uses_of(self, position: int) -> Iterator[str]:
-        """Yield what the document at ``position`` is used for."""
-        if position < self.train * _POSITIONS:
-            yield _TRAIN
-        if position >= (1 - self.measure) * _POSITIONS:
-            yield _MEASURE
-
-
 @dataclass(frozen=True)
 class Sampling:
     """What every worker needs to know to sample."""
@@ -101,10 +87,28 @@ class Sampling:
     train: bool = True
     """Whether the sample is to train on as well, not only to measure on."""
 
-    @property
-    def shares(self) -> SampleShares:
-        """The shares of the documents to sample."""
-        return shares_for(self.vocabulary.sample_mb if self.train else 0.0, self.text_bytes)
+    @cached_property
+    def train_share(self) -> float:
+        """Share of the documents to train on, 0..1."""
+        return sample_share(self.vocabulary.sample_mb, self.text_bytes) if self.train else 0.0
+
+    @cached_property
+    def measured_share(self) -> float:
+        """Share of the documents to measure on: `REPORT_MB` at most.
+
+        Where all is trained on, the vocabulary is measured on some of the same text.
+        """
+        share = sample_share(REPORT_MB, self.text_bytes)
+        return share if self.train_share == 1 else min(share, 1 - self.train_share)
+
+    def uses_of(self, document_id: str) -> tuple[int, list[str]]:
+        """Return the document's position, and what it is used for."""
+        position = derive_seed(self.vocabulary.seed, "vocab-sample", document_id)
+        is_used = {
+            _TRAIN: position < self.train_share * _POSITIONS,
+            _MEASURE: position >= (1 - self.measured_share) * _POSITIONS,
+        }
+        return position, [use for use, is_so in is_used.items() if is_so]
 
 
 def run(vocabulary: VocabularySettings, corpus: str, work: str) -> str:
@@ -250,7 +254,7 @@ def train_on_samples(
     Raises:
         VocabularyError: the text cannot carry a vocabulary of this size.
     """
-    vocabulary, shares = sampling.vocabulary, sampling.shares
+    vocabulary, share = sampling.vocabulary, sampling.train_share
     counts = sum((Counter(report["counts"]) for report in reports), Counter[str]())
     if not given:
         _require_sentences(counts, vocabulary)
@@ -261,19 +265,9 @@ def train_on_samples(
     report = measure(
         Tokenizer(model, vocabulary.lower_case),
         _documents(files, use),
-        seen_in_training=bool(given) or use == _TRAIN or shares.train == 1,
+        seen_in_training=bool(given) or use == _TRAIN or share == 1,
     )
-    return _write(plan, work, model, shares, counts, report)
-
-
-def shares_for(train_mb: float, text_bytes: int) -> SampleShares:
-    """Return the shares for so much text to train on, and up to `REPORT_MB` more to measure on.
-
-    Where all is trained on, the vocabulary is measured on some of the same text.
-    """
-    train = sample_share(train_mb, text_bytes) if train_mb else 0.0
-    measured = sample_share(REPORT_MB, text_bytes)
-    return SampleShares(train, measured if train == 1 else min(measured, 1 - train))
+    return _write(plan, work, model, share, counts, report)
 
 
 def sample_share(sample_mb: float, text_bytes: int) -> float:
@@ -289,12 +283,11 @@ def sample_shard(documents: pa.Table, name: str, sampling: Sampling) -> dict[str
 
     A line is the document's position and its sentences, normalised.
     """
-    vocabulary, shares = sampling.vocabulary, sampling.shares
+    vocabulary = sampling.vocabulary
     counts: Counter[str] = Counter(documents=documents.num_rows)
     lines: dict[str, list[str]] = {}
     for row, document_id in enumerate(documents["id"].to_pylist()):
-        position = derive_seed(vocabulary.seed, "vocab-sample", document_id)
-        uses = list(shares.uses_of(position))
+        position, uses = sampling.uses_of(document_id)
         if not uses:
             continue
         counts.update(uses)
@@ -306,7 +299,7 @@ def sample_shard(documents: pa.Table, name: str, sampling: Sampling) -> dict[str
     files = {use: storage.join(sampling.scratch, use, f"{name}.tsv") for use in lines}
     for use, uri in files.items():
         storage.write_bytes(uri, "\n".join(lines[use]).encode())
-    for account in _accounts(counts) if shares.train else []:
+    for account in _accounts(counts) if sampling.train else []:
         steps.count(STAGE, account)
     return {"files": files, "counts": counts}
 
@@ -426,7 +419,7 @@ def _write(
     plan: StagePlan,
     work: str,
     model: bytes,
-    shares: SampleShares,
+    train_share: float,
     counts: Counter[str],
     report: VocabularyReport,
 ) -> str:
@@ -448,12 +441,12 @@ def _write(
     result = VocabularyResult(
         vocab_size=size,
         lower_case=plan.settings["lower_case"],
-        trained=shares.train > 0,
-        sample_share=shares.train,
+        trained=train_share > 0,
+        sample_share=train_share,
         pieces_per_word=report.pieces_per_word,
         unknown_piece_share=report.unknown_piece_share,
     )
-    return plan.write(work, shards, _accounts(counts) if shares.train else [], result)
+    return plan.write(work, shards, _accounts(counts) if train_share else [], result)
 
 
 def vocab_file(tokenizer: Tokenizer) -> bytes:

@@ -5,9 +5,8 @@ import re
 import shutil
 import struct
 from collections.abc import Iterator
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from albert_core.text.records import DOCUMENT_SCHEMA
 from albert_core.text.tokenizer import Tokenizer
 from pipelines import train_vocab
 from pipelines.config import VocabularySettings
-from pipelines.train_vocab import SampleShares, sample_share, shares_for
+from pipelines.train_vocab import Sampling, sample_share
 from tests.albert_core.tiny_vocab import tiny_sentences
 from tests.made_results import replace_in_manifest
 from tests.pipelines.conftest import write_corpus
@@ -98,6 +97,10 @@ def model_of(texts: Texts, work: Path, settings: VocabularySettings, num_shards:
     return (folder / "spiece.model").read_bytes()
 
 
+def sampling_of(sample_mb: float, text_bytes: int) -> Sampling:
+    return Sampling(SMALL.model_copy(update={"sample_mb": sample_mb}), text_bytes, scratch="")
+
+
 def fields_of(message: bytes) -> Iterator[tuple[int, Any]]:
     """Yield the field numbers and raw values of a protobuf message.
 
@@ -166,17 +169,19 @@ def test_text_is_lower_cased_and_stripped_of_accents_before_training(tmp_path: P
 def test_the_share_sampled_is_the_largest_power_of_two_that_fits() -> None:
     for sample_mb, share in ((100, 1), (99.9, 0.5), (50, 0.5), (49, 0.25), (0.1, 2**-10)):
         assert sample_share(sample_mb, 100_000_000) == share
-    for train_mb, train in ((100, 1), (50, 1 / 2), (0, 0)):  # what is measured on is aside
-        assert shares_for(train_mb, 64_000_000) == SampleShares(train, 1 / 16)
+    for train_mb, train in ((100, 1), (32, 1 / 2), (60, 1 / 2)):
+        sampling = sampling_of(train_mb, 64_000_000)
+        assert (sampling.train_share, sampling.measured_share) == (train, 1 / 16)
+    assert replace(sampling, train=False).train_share == 0
+    assert sampling_of(2, 4_000_000).measured_share == 1 / 2
 
 
 def test_a_smaller_sample_is_a_part_of_a_larger_one() -> None:
-    draw = Random(0)
-    for position in (draw.randrange(1 << 63) for _ in range(1000)):
-        uses = [set(SampleShares(2**-n, 2**-n).uses_of(position)) for n in range(4)]
-        assert all(smaller <= larger for larger, smaller in pairwise(uses))
-        assert uses[0] == {"train", "measure"}
-        assert len(uses[2]) < 2  # what is measured on was not trained on
+    samplings = [sampling_of(megabytes, 40_000_000) for megabytes in (40, 20, 10)]
+    for number in range(1000):
+        uses = [set(sampling.uses_of(f"d{number}")[1]) for sampling in samplings]
+        assert uses[0] >= {"train"} >= uses[1] - {"measure"} >= uses[2] - {"measure"}
+        assert len(uses[1]) < 2  # what is measured on was not trained on
 
 
 def test_the_number_of_shards_does_not_change_the_vocabulary(tmp_path: Path) -> None:
