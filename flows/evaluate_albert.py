@@ -2,8 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, cast
@@ -30,21 +29,11 @@ MNLI = "mnli"
 
 
 @dataclass(frozen=True)
-class Planned:
-    """One fine-tuning."""
-
-    task: str
-    seed: int
-    from_mnli: bool
-    """Whether it starts from the fine-tuning on MNLI with the same seed."""
-
-
-@dataclass(frozen=True)
 class PlannedTasks:
     """All fine-tunings of an evaluation, and the tasks that it cannot do."""
 
-    runs: list[Planned]
-    """MNLI comes first if others start from it."""
+    tasks: list[str]
+    """MNLI comes first, because others may start from it."""
     missing: dict[str, str]
     """Task -> why it is not done."""
     has_pairs: bool
@@ -86,11 +75,9 @@ def planned(
             f"evaluation.from_mnli names {', '.join(starting)}, but the files of MNLI are not "
             "there. Add them, or remove these tasks from the setting."
         )
-    if starting:
-        tasks = [MNLI, *(name for name in tasks if name != MNLI)]
-    seeds = range(evaluation.seed, evaluation.seed + evaluation.num_seeds)
-    runs = [Planned(task, seed, from_mnli=task in starting) for task in tasks for seed in seeds]
-    return PlannedTasks(runs, reasons, has_pairs)
+    first = [MNLI] if starting or MNLI in tasks else []
+    tasks = [*first, *(name for name in tasks if name != MNLI)]
+    return PlannedTasks(tasks, reasons, has_pairs)
 
 
 PROCESSES = "ALBERT_FINETUNING_PROCESSES"
@@ -106,37 +93,27 @@ def num_processes() -> int:
     return whole_number(PROCESSES, max(1, len(visible_devices())))
 
 
-class Slots:
-    """Places for the processes that run at a time.
+def free_slots(number: int, devices: list[str]) -> SimpleQueue[dict[str, str]]:
+    """Return the environment variables of each process that may run at a time.
 
     Args:
-        number: number of places.
-        devices: the GPUs, which the places get in turn; without any, they share the CPU cores.
+        number: of processes.
+        devices: the GPUs, which they get in turn; without any, they share the CPU cores.
     """
-
-    def __init__(self, number: int, devices: list[str]) -> None:
-        self._free: SimpleQueue[dict[str, str]] = SimpleQueue()
-        threads = str(max(1, len(os.sched_getaffinity(0)) // number))
-        for place in range(number):
-            environment = {} if number == 1 or _THREADS in os.environ else {_THREADS: threads}
-            if devices and number > 1:
-                environment[VISIBLE] = devices[place % len(devices)]
-            self._free.put(environment)
-
-    @contextmanager
-    def taken(self) -> Iterator[dict[str, str]]:
-        """Wait for a free place; give the environment variables of a process there."""
-        environment = self._free.get()
-        try:
-            yield environment
-        finally:
-            self._free.put(environment)
+    free = SimpleQueue[dict[str, str]]()
+    threads = str(max(1, len(os.sched_getaffinity(0)) // number))
+    for place in range(number):
+        environment = {} if number == 1 or _THREADS in os.environ else {_THREADS: threads}
+        if devices and number > 1:
+            environment[VISIBLE] = devices[place % len(devices)]
+        free.put(environment)
+    return free
 
 
 TASK_RUNNER = cast(
     TaskRunner[PrefectFuture[Any]], ThreadPoolTaskRunner[Any](max_workers=num_processes())
 )
-SLOTS = Slots(num_processes(), visible_devices())
+SLOTS = free_slots(num_processes(), visible_devices())
 
 
 @flow(name="evaluate-albert", task_runner=TASK_RUNNER, **FLOW_OPTIONS)
@@ -254,16 +231,13 @@ def score_pairs(run: RecipeRun, model_folder: str, task_folder: str) -> str:
 @stage_task("finetune", "finetune {task}, seed {seed}")
 def finetune(run: RecipeRun, model_folder: str, task_folder: str, task: str, seed: int) -> str:
     """Stage: model + task + seed -> fine-tuned model and its scores."""
-    with SLOTS.taken() as environment:
-        return run_stage(
-            "albert_core.finetuning.finetune",
-            run,
-            environment,
-            model_folder=model_folder,
-            task_folder=task_folder,
-            task=task,
-            seed=str(seed),
-        )
+    inputs = {"model_folder": model_folder, "task_folder": task_folder, "task": task}
+    environment = SLOTS.get()
+    try:
+        module = "albert_core.finetuning.finetune"
+        return run_stage(module, run, environment, **inputs, seed=str(seed))
+    finally:
+        SLOTS.put(environment)
 
 
 @stage_task("contamination")
@@ -299,17 +273,21 @@ def finetune_all(
     run: RecipeRun, wanted: PlannedTasks, model_folder: str, task_folder: str
 ) -> list[str]:
     """Fine-tune on every task with every seed, MNLI first; return the manifests."""
-    first = [each for each in wanted.runs if each.task == MNLI]
-    others = [each for each in wanted.runs if each.task != MNLI]
-    done = finetune_each(run, [(each, model_folder) for each in first], task_folder)
-    of_seed = {each.seed: model_folder_of(uri) for each, uri in zip(first, done, strict=True)}
-    starts = [of_seed[each.seed] if each.from_mnli else model_folder for each in others]
-    return [*done, *finetune_each(run, list(zip(others, starts, strict=True)), task_folder)]
+    evaluation = run.recipe.evaluation
+    seeds = range(evaluation.seed, evaluation.seed + evaluation.num_seeds)
+    first = [MNLI] if MNLI in wanted.tasks else []
+    done = finetune_each([(run, model_folder, task_folder, MNLI, n) for _ in first for n in seeds])
+    of_seed = dict(zip(seeds, map(model_folder_of, done), strict=False))
+    others = [
+        (run, of_seed[n] if task in evaluation.from_mnli else model_folder, task_folder, task, n)
+        for task in wanted.tasks[len(first) :]
+        for n in seeds
+    ]
+    return [*done, *finetune_each(others)]
 
 
-def finetune_each(run: RecipeRun, runs: list[tuple[Planned, str]], task_folder: str) -> list[str]:
-    """Fine-tune each from its model folder, several at a time; return the manifests."""
-    calls = [(run, start, task_folder, each.task, each.seed) for each, start in runs]
+def finetune_each(calls: list[tuple[RecipeRun, str, str, str, int]]) -> list[str]:
+    """Call `finetune` with each of these arguments, several at a time; return the manifests."""
     if num_processes() == 1 or not in_flow_run():  # in this thread, which Ctrl-C reaches
         return [finetune(*call) for call in calls]
     return [future.result() for future in [finetune.submit(*call) for call in calls]]

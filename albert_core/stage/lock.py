@@ -74,19 +74,11 @@ class Owner(Settings):
         )
 
     @classmethod
-    def parse(cls, content: bytes) -> Self | None:
-        """Return the owner in ``content``; None if that is half written."""
-        try:
-            return cls.model_validate_json(content)
-        except ValidationError:
-            return None
-
-    @classmethod
     def load(cls, uri: str) -> Self | None:
         """Return the owner in the file at ``uri``; None if it is absent or half written."""
         try:
-            return cls.parse(storage.read_bytes(uri))
-        except FileNotFoundError:
+            return cls.model_validate_json(storage.read_bytes(uri))
+        except (FileNotFoundError, ValidationError):
             return None
 
     def write(self, uri: str) -> None:
@@ -116,7 +108,7 @@ class Lease:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        self._seen: tuple[int, bytes] = (0, b"")
+        self._seen: tuple[int, Owner | None] = (0, None)
         self._seen_at = 0.0
         self._number = 0
         self._over = threading.Event()
@@ -180,15 +172,11 @@ class Lease:
         return found is None or found.model_copy(update={"since": owner.since}) == owner
 
     def _is_free(self, number: int) -> bool:
-        try:
-            content = storage.read_bytes(self._file(number))
-        except FileNotFoundError:
-            return False  # released just now; look again
-        holder = Owner.parse(content)
+        holder = Owner.load(self._file(number))
         if holder is not None and holder.has_ended():
             return True
-        if (number, content) != self._seen:
-            self._seen, self._seen_at = (number, content), time.monotonic()
+        if (number, holder) != self._seen:
+            self._seen, self._seen_at = (number, holder), time.monotonic()
         return time.monotonic() - self._seen_at > LEASE_SECONDS
 
     def _newest(self) -> int:

@@ -4,7 +4,6 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from albert_core.stage.provenance import Call, called_as
 from flows.commands.main import main
 from flows.evaluate_albert import (
     PROCESSES,
-    Slots,
     evaluate_albert,
+    free_slots,
     num_processes,
     planned,
 )
@@ -269,7 +268,7 @@ def test_what_can_not_be_done_is_said(
 
 
 def test_minimal_pairs_are_enough_unless_a_missing_task_was_asked_for() -> None:
-    assert planned(settings(), [], {}, has_pairs=True).runs == []
+    assert planned(settings(), [], {}, has_pairs=True).tasks == []
     with pytest.raises(TaskError, match="there is no task to fine-tune on"):
         planned(settings(tasks=["race"]), [], MISSING, has_pairs=True)
 
@@ -284,9 +283,8 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def taken_together(number: int, devices: list[str]) -> list[dict[str, str]]:
-    slots = Slots(number, devices)
-    with ExitStack() as stack:
-        return [stack.enter_context(slots.taken()) for _ in range(number)]
+    slots = free_slots(number, devices)
+    return [slots.get() for _ in range(number)]
 
 
 def test_processes_share_the_devices_or_else_the_cores(plain: pytest.MonkeyPatch) -> None:
