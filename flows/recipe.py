@@ -6,7 +6,6 @@ repeated by hand. Prefect keeps parameters in its database, and checks them by t
 before it does: `Address` is a text that may be a URI, without credentials.
 """
 
-import difflib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,10 +15,9 @@ from functools import partial
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeGuard, cast
+from typing import Annotated, Any, Self, cast
 
 from pydantic import (
-    BaseModel,
     Field,
     SerializerFunctionWrapHandler,
     WithJsonSchema,
@@ -35,11 +33,10 @@ from albert_core.stage import storage
 from albert_core.stage.credentials import WITHOUT_CREDENTIALS
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import digest_of
-from albert_core.stage.settings import Settings, refuse_credentials
+from albert_core.stage.settings import Settings, near, refuse_credentials
 
 SHIPPED = Path(__file__).parent / "recipes"
 _DIGEST_DIGITS = 12
-_MAX_OFFERED = 16
 
 
 class Recipe(Settings):
@@ -103,11 +100,9 @@ def load_recipe(
         values = {"name": "defaults", **recipe}
     if source is not None:
         values["source"] = {"uri": source}
-    _refuse_unknown(values, Recipe, uri)
     changed = deepcopy(values)
     for override in overrides:
         _apply(changed, override)
-        _refuse_unknown(changed, Recipe, f"--set {override}")
     return _anchored(_read(changed, values, overrides, uri))
 
 
@@ -156,7 +151,7 @@ def _recipe_uri(recipe: str) -> str:
     if storage.local_path(recipe) is None or Path(recipe).is_file():
         return recipe
     raise ConfigError(
-        f"there is no recipe {recipe!r}{_near(recipe, shipped_recipes())}. "
+        f"there is no recipe {recipe!r}{near(recipe, shipped_recipes())}. "
         "Give one of these names, or the path of a TOML file."
     )
 
@@ -217,35 +212,6 @@ def _toml_value(text: str) -> Any:
     except (ValueError, RecursionError):  # also a number of thousands of digits
         return text
     return parsed["value"] if len(parsed) == 1 else text
-
-
-def _refuse_unknown(values: Mapping[str, Any], model: type[BaseModel], where: str) -> None:
-    if lines := _unknown(values, model, ""):
-        raise ConfigError(f"{where}: " + "\n  ".join(lines))
-
-
-def _unknown(values: Mapping[str, Any], model: type[BaseModel], prefix: str) -> list[str]:
-    lines = []
-    for key, value in values.items():
-        field = model.model_fields.get(key)
-        if field is None:
-            lines.append(
-                f"unknown setting {prefix + key!r}{_near(key, model.model_fields, prefix)}"
-            )
-        elif isinstance(value, Mapping) and _is_model(field.annotation):
-            lines += _unknown(value, field.annotation, f"{prefix}{key}.")
-    return lines
-
-
-def _is_model(annotation: Any) -> TypeGuard[type[BaseModel]]:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def _near(name: str, known: Sequence[str] | Mapping[str, Any], prefix: str = "") -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    if close:
-        return f"; did you mean {prefix + close[0]!r}?"
-    return f"; there is {', '.join(prefix + each for each in list(known)[:_MAX_OFFERED])}"
 
 
 _ADDRESSES = {

@@ -310,7 +310,7 @@ class ServerSettings(BaseModel):
         try:
             return cls.model_validate({name: value for name, value in given.items() if value})
         except ValidationError as error:
-            raise ConfigError(f"the environment: {describe(error)}") from None
+            raise ConfigError(f"the environment: {describe(error, cls)}") from None
 
     @field_validator("work", "postgres_folder", mode="before", check_fields=False)
     @classmethod

@@ -1,8 +1,9 @@
 """Settings: the strict base of those in recipes, and a machine's in environment variables."""
 
 import ctypes
+import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Self
 
@@ -10,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from albert_core.stage.credentials import WITHOUT_CREDENTIALS, has_credentials, redacted
 from albert_core.stage.errors import ConfigError
+
+_MAX_OFFERED = 16
 
 
 def _check_texts(schema: dict[str, Any]) -> None:
@@ -52,7 +55,7 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ConfigError(f"{where}: {describe(error)}") from None
+            raise ConfigError(f"{where}: {describe(error, cls)}") from None
         except OverflowError as error:
             raise ConfigError(f"{where}: a number is too large ({error})") from None
 
@@ -82,18 +85,37 @@ def refuse_credentials(values: Any, where: str) -> None:
         )
 
 
-def describe(error: ValidationError) -> str:
+def describe(error: ValidationError, model: type[BaseModel]) -> str:
     """Return a line for each mistake: the setting's path, what was expected, what was found."""
     lines = []
     for mistake in error.errors():
         path = ".".join(str(part) for part in mistake["loc"]) or "the settings"
         if mistake["type"] == "extra_forbidden":
-            lines.append(f"unknown setting {path!r}; remove it or correct its spelling")
+            lines.append(f"unknown setting {path!r}{_known_near(path.split('.'), model)}")
         elif mistake["type"] == "missing":
             lines.append(f"setting {path!r} is missing")
         else:
             lines.append(f"{path}: {mistake['msg']}, got {mistake['input']!r}")
     return "\n  ".join(lines)
+
+
+def _known_near(path: Sequence[str], model: type[BaseModel]) -> str:
+    """Return what the setting at a path in a model may have been meant to be, for a message."""
+    *sections, name = path
+    for section in sections:
+        field = model.model_fields.get(section)
+        if not (field and isinstance(field.annotation, type)):
+            return "; remove it or correct its spelling"
+        model = field.annotation
+    prefix = "".join(f"{section}." for section in sections)
+    return near(prefix + name, [prefix + known for known in model.model_fields])
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    """Return which of the known names was meant, or some of them, for the end of a message."""
+    if close := difflib.get_close_matches(name, known, n=1):
+        return f"; did you mean {close[0]!r}?"
+    return f"; there is {', '.join(known[:_MAX_OFFERED])}"
 
 
 def whole_number(variable: str, default: int) -> int:
