@@ -371,23 +371,13 @@ def curves_of(lines: Iterable[Line]) -> list[Curve]:
     return [Curve(*key, list(by_seed.values())) for key, by_seed in found.items()]
 
 
-def best_peers(curves: Sequence[Curve]) -> list[Curve]:
-    """Return the best peer of each optimizer and budget, among those with the most seeds."""
-    groups: dict[tuple[str, float], list[Curve]] = {}
-    for curve in curves:
-        if curve.optimizer:
-            groups.setdefault((curve.optimizer, curve.budget), []).append(curve)
-    return [
-        min(group, key=lambda curve: (-len(curve.lines), np.mean(curve.last("masked_lm_loss"))))
-        for group in groups.values()
-    ]
-
-
 def tuned_peer(curves: Sequence[Curve]) -> Curve | None:
-    """Return the best peer of the largest budget; None if there is no peer."""
-    best = best_peers(curves)
-    key = lambda curve: (-curve.budget, np.mean(curve.last("masked_lm_loss")))  # noqa: E731
-    return min(best, key=key, default=None)
+    """Return the best peer of the largest budget, of those with the most seeds; or None."""
+
+    def order(curve: Curve) -> tuple[float, ...]:
+        return -curve.budget, -len(curve.lines), float(np.mean(curve.last("masked_lm_loss")))
+
+    return min((curve for curve in curves if curve.optimizer), key=order, default=None)
 
 
 def mean_and_reach(values: Sequence[float]) -> str:
@@ -402,14 +392,9 @@ def mean_and_reach(values: Sequence[float]) -> str:
 
 
 def shown(lines: Sequence[Line]) -> str:
-    """Return all curves in Markdown: ours and the best peers, and then the search for those."""
+    """Return all curves in Markdown."""
     curves = curves_of(lines)
-    peers, tuned = best_peers(curves), tuned_peer(curves)
-    first = [*peers, *(curve for curve in curves if not curve.optimizer)]
-    rest = [curve for curve in curves if curve.optimizer and curve not in peers]
-    parts = [_table(first, tuned)]
-    if rest:
-        parts.append(_table(rest, tuned))
+    parts = [_table(curves, tuned_peer(curves))]
     parts.append(f"unigram loss {lines[0]['unigram_nats']:.3f}; ± is the 95 % t interval of seeds")
     if unfinished := [_of(line) for line in lines if _is_unfinished(line)]:
         parts.append("ended early, budget or schedule unused: " + "; ".join(unfinished))
