@@ -47,12 +47,11 @@ class Candidate:
     """See `gate`."""
     lineage: Lineage
     served_by: str
-    """The module that `mlflow.pyfunc` runs, one file that ends with `mlflow.models.set_model`."""
+    """The module that `mlflow.pyfunc` runs, one file that ends with `mlflow.models.set_model`. What
+    it reaches of this project goes along."""
     signature: ModelSignature
     example: Mapping[str, Any]
     """A row of its input."""
-    takes_along: str = ""
-    """A module of this project that it imports: it and all it reaches go along. Empty: none."""
 
     @property
     def score(self) -> float | None:

@@ -23,7 +23,8 @@ ROLLING_BACK_TAG = "rolling_back_to"
 """Of the registered model: the version that a roll-back makes champion, until it is done."""
 FAULT = (
     "answers wrongly where a server asks it from several threads. Register its fine-tuning again "
-    "with the present code (docs/evaluation.md), promote that version, and restart its servers"
+    "with the present code (python -m albert_core.registry.register_finetuned), promote that "
+    "version, and restart its servers"
 )
 _WORD_TABLE_FILE = "code/albert_core/contract/word_table.py"
 _TASK_FILE = "artifacts/model/task.json"

@@ -26,7 +26,6 @@ _LIBRARIES = (
     "pyarrow", "pydantic", "fsspec", "protobuf", "scipy",
 )  # fmt: skip
 _SERVED_MODULE = "albert_core.registry.served_task_model"
-_TAKES_ALONG = "albert_core.finetuning.finetuned_model"
 _TEXT = "The cup is on the table."
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "choice": {"article": _TEXT, "question": "Where is the cup?"},
@@ -66,7 +65,6 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         served_by=_SERVED_MODULE,
         signature=signature_of(task["kind"]),
         example=example,
-        takes_along=_TAKES_ALONG,
     )
     plan = StagePlan(
         stage=REGISTRATION,

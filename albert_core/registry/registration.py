@@ -343,7 +343,7 @@ def _model_files(
             mlflow_model=Model(run_id=run_id, model_id=model_id),
             python_model=code.origin,
             artifacts={server.MODEL_ARTIFACT: str(folder)},
-            code_paths=_copied_code(candidate.takes_along, scratch / "code"),
+            code_paths=_copied_code(candidate.served_by, scratch / "code"),
             signature=candidate.signature,
             input_example=candidate.example,
             pip_requirements=[  # without "+cpu" and its like, which PyPI lacks
@@ -357,10 +357,8 @@ def _model_files(
 
 
 def _copied_code(module: str, folder: Path) -> list[str] | None:
-    """Write ``module`` and all that it reaches below ``folder``; return the packages' folders."""
-    if not module:
-        return None
-    sources = reachable_sources(module)
+    """Write all that ``module`` reaches below ``folder``; return the packages' folders, if any."""
+    sources = {name: text for name, text in reachable_sources(module).items() if name != module}
     for package in {name.rpartition(".")[0] for name in sources} - {""}:
         sources.setdefault(package, "")
     for name, source in sources.items():
@@ -369,4 +367,4 @@ def _copied_code(module: str, folder: Path) -> list[str] | None:
         path = place / "__init__.py" if is_package else place.with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source, encoding="utf-8")
-    return sorted(str(path) for path in folder.iterdir())
+    return sorted(str(path) for path in folder.iterdir()) if sources else None

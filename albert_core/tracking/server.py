@@ -141,7 +141,7 @@ def local_copy(uri: str, scratch: str) -> Path:
     return path.absolute()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Output:
     """A model or a checkpoint that a run made. Its values go through JSON."""
 
@@ -176,27 +176,15 @@ def output_of(manifest: str, digest: str) -> Output:
     result = made.result_as(MODEL_RESULTS[made.stage])
     folder = storage.join(manifest.rpartition("/")[0], result.model_folder)
     if isinstance(result, FinetuningResult):
-        return Output(
-            kind="fine-tuned",
-            folder=folder,
-            digest=digest,
-            step=result.best_step,
-            task=result.task,
-            params=flat(made.settings | {"used": result.hyperparameters}),
-            measured="dev/",
-            data=data_set(f"{result.title}/dev", made.inputs["dev"]),
-        )
+        params = flat(made.settings | {"used": result.hyperparameters})
+        dev = data_set(f"{result.title}/dev", made.inputs["dev"])
+        step, task = result.best_step, result.task
+        return Output("fine-tuned", folder, digest, step, task, params, "dev/", dev)
     assert isinstance(result, PretrainingResult)
     examples = made.inputs.get("examples")
-    return Output(
-        kind="pretrained",
-        folder=folder,
-        digest=digest,
-        step=result.step,
-        params=flat(result.settings),
-        measured="held_out/",
-        data=data_set("examples/held_out", examples) if examples else None,
-    )
+    held_out = data_set("examples/held_out", examples) if examples else None
+    params = flat(result.settings)
+    return Output("pretrained", folder, digest, result.step, "", params, "held_out/", held_out)
 
 
 def log_output(client: MlflowClient, run_id: str, output: Output, key: str = "") -> LoggedModel:
@@ -286,17 +274,15 @@ def add_transformers(folder: Path) -> None:
     content.save(str(described))
 
 
-def flat(values: Mapping[str, Any]) -> dict[str, str]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return settings as parameters, nested ones by their path; long values are cut."""
-    return {name: str(value)[:_MAX_PARAM_CHARACTERS] for name, value in _flat(values)}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    found: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            found |= flat(value, f"{prefix}{name}.")
         else:
-            yield prefix + name, value
+            found[prefix + name] = str(value)[:_MAX_PARAM_CHARACTERS]
+    return found
 
 
 def _measured(client: MlflowClient, run_id: str, output: Output, model_id: str) -> Iterator[Metric]:
