@@ -25,7 +25,7 @@ SOURCES := albert_core pipelines flows infra tests benchmarks
 FLOW_OPTIONS = --recipe $(call quoted,$(RECIPE)) --work $(call quoted,$(WORK)) \
 	$(if $(SOURCE),--source $(call quoted,$(SOURCE))) $(foreach setting,$(SET),--set $(call quoted,$(setting)))
 SERVED = $(if $(filter-out file,$(origin RECIPE)),--recipe $(call quoted,$(RECIPE))) $(if $(SOURCE),--source $(call quoted,$(SOURCE))) $(if $(TASKS),--task-folder $(call quoted,$(TASKS)))
-DATA_BENCHMARKS := data_pipeline text_functions near_duplicates
+DATA_BENCHMARKS := data_pipeline text_functions
 BENCHMARKS := $(DATA_BENCHMARKS) loader training_step finetuning minimal_pairs tracking statistics
 
 .PHONY: help install demo refresh evaluate models rollback plan serve production test test-long test-engines check format bench bench-data \

@@ -18,12 +18,13 @@ import torch
 from albert_core.config import ModelSettings
 from albert_core.conversion.huggingface import hf_config, to_hf_state
 from albert_core.model.albert import AlbertForPretraining
+from albert_core.stage.manifest import read_manifest
 from albert_core.tasks.likelihoods import log_likelihoods
 from albert_core.tasks.minimal_pairs import find_pairs, read_pairs
 from albert_core.text.records import CLS, MASK, SEP
 from albert_core.text.tokenizer import WORD_MARK, Tokenizer
 from benchmarks import harness
-from benchmarks.english_text import documents_of, write_english
+from benchmarks.english_text import documents_of, make_examples
 
 SETTINGS = ModelSettings(
     embedding_size=64,
@@ -117,12 +118,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="albert-bench-") as folder:
-        text, inputs = Path(folder) / "text", {"work": str(Path(folder) / "work")}
-        write_english(text, TEXT_BYTES)
         sizes = {"vocabulary.vocab_size": VOCAB_SIZE, "vocabulary.model": ""}
-        recipe = harness.write_recipe(Path(folder) / "recipe.json", text, **sizes)
-        inputs["corpus"] = harness.run_stage("clean_corpus", recipe, 1, **inputs).manifest
-        vocab = harness.run_stage("train_vocab", recipe, 1, **inputs).manifest.rpartition("/")[0]
+        _, examples = make_examples(Path(folder), TEXT_BYTES, [128], **sizes)
+        inputs = read_manifest(examples[128]).input_manifests
+        vocab = inputs["vocab"].rpartition("/")[0]
         sentences, origin = pairs_to_score(inputs["corpus"])
         both = {"ours": (ours, vocab, tuple(sentences)), "peer": (theirs, vocab, tuple(sentences))}
         found = harness.in_turns(both, options.rounds)

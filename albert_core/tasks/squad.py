@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +47,7 @@ class _Paragraph(Record):
 
 
 class _Article(Record):
-    title: str = ""
+    title: Any = ""
     paragraphs: list[_Paragraph]
 
 
