@@ -12,7 +12,6 @@ import pytest
 from albert_core.registry.versions import CLAIM, promotion_lock
 from albert_core.stage import storage
 from albert_core.tracking.server import open_client
-from flows.commands.main import main
 from tests.albert_core.made_scores import pretrained, scored
 from tests.mlflow_server import MlflowServer
 
@@ -85,10 +84,7 @@ def test_who_decides_for_long_is_not_taken_for_dead(locked: str) -> None:
 
 
 def test_of_registrations_at_the_same_time_the_best_ends_as_champion(
-    mlflow_server: MlflowServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    mlflow_server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
     monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
@@ -96,7 +92,7 @@ def test_of_registrations_at_the_same_time_the_best_ends_as_champion(
     recipe = f"{work}/recipe.json"
     storage.write_bytes(recipe, f'{{"registry": {{"model_name": "{name}"}}}}'.encode())
     started = []
-    for seed in range(3):
+    for seed in range(2):
         model = pretrained(work, seed)
         command = [sys.executable, "-m", "albert_core.registry.register", f"--recipe={recipe}"]
         command += [f"--pretraining={model}", f"--scores={scored(work, model, 0.5 + seed / 10)}"]
@@ -104,11 +100,11 @@ def test_of_registrations_at_the_same_time_the_best_ends_as_champion(
             subprocess.Popen([*command, f"--work={work}"], stdout=subprocess.PIPE, text=True)
         )
     texts = [process.communicate()[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0], texts
+    assert [process.returncode for process in started] == [0, 0], texts
     client = open_client(work)
     champion = client.get_model_version_by_alias(name, "champion")
-    assert champion.tags["score.sst-2"] == "0.7"
-    found = [client.get_model_version(name, str(number)) for number in (1, 2, 3)]
+    assert champion.tags["score.sst-2"] == "0.6"
+    found = [client.get_model_version(name, str(number)) for number in (1, 2)]
     verdicts = [version.tags["decision.verdict"] for version in found]
     compared = [version.tags["decision.against"] for version in found]
     assert verdicts.count("first") == compared.count("") == 1
@@ -117,9 +113,3 @@ def test_of_registrations_at_the_same_time_the_best_ends_as_champion(
             better = version.tags["score"] > client.get_model_version(name, against).tags["score"]
             assert verdict == ("promoted" if better else "refused")
     assert not claims(work, name)
-    other = next(version.version for version in found if version.version != champion.version)
-    assert main(["rollback", name, f"--to={other}", f"--work={work}"]) == 0
-    assert client.get_model_version_by_alias(name, "champion").version == other
-    assert main(["rollback", name, f"--work={work}"]) == 0
-    assert client.get_model_version_by_alias(name, "champion").version == champion.version
-    assert f"version {champion.version} is champion instead" in capsys.readouterr().out

@@ -347,17 +347,6 @@ def test_a_deleted_version_is_registered_again(work: str, client: MlflowClient) 
 # -- who becomes champion
 
 
-def test_a_better_one_becomes_champion(work: str, client: MlflowClient) -> None:
-    register(work, "better", 0, 0.70)
-    better = register(work, "better", 1, 0.75)
-    assert (better.alias, better.verdict, better.against) == ("champion", "promoted", "1")
-    assert better.difference == pytest.approx(0.05)
-    assert 0 < (better.lower_bound or 0) < 0.05
-    assert holder(client, "better", "champion") == "2"
-    assert holder(client, "better", "previous") == "1"
-    assert "candidate" not in client.get_registered_model("better").aliases
-
-
 def test_one_that_is_no_better_stays_candidate_with_the_reason(
     work: str, client: MlflowClient
 ) -> None:
