@@ -148,10 +148,7 @@ class TrainingMemory:
     def _newton_schulz(self) -> int:
         """What Muon takes for the largest matrix, which every rank has whole; 0 without it."""
         sides = muon_matrices(self.model) if self.by_muon else ()
-        return max(
-            (_FLOAT32 * (3 * rows * columns + 3 * rows * rows) for rows, columns in sides),
-            default=0,
-        )
+        return max((_FLOAT32 * 3 * rows * (columns + rows) for rows, columns in sides), default=0)
 
     @property
     def _gathered(self) -> int:
