@@ -16,7 +16,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -259,15 +259,34 @@ def train_on_samples(
     if not given:
         _require_sentences(counts, vocabulary)
     files = [report["files"] for report in reports]
-    sentences = (sentence for document in _documents(files, _TRAIN) for sentence in document)
-    model = given or train(sentences, vocabulary, sampling.text_bytes)
+    model = given or train(
+        lambda: (sentence for document in _documents(files, _TRAIN) for sentence in document),
+        vocabulary,
+        sampling.text_bytes,
+    )
     use = _MEASURE if counts[_MEASURE] else _TRAIN
     report = measure(
         Tokenizer(model, vocabulary.lower_case),
         _documents(files, use),
         seen_in_training=bool(given) or use == _TRAIN or share == 1,
     )
+    _require_known(report, trained=not given)
     return _write(plan, work, model, share, counts, report)
+
+
+def _require_known(report: VocabularyReport, trained: bool) -> None:
+    """Warn of a vocabulary that does not know the text's characters; refuse one trained so."""
+    unknown = 1 - report.known_character_share
+    if unknown <= _MANY_UNKNOWN:
+        return
+    message = (
+        f"{unknown:.1%} of the text's characters are unknown to the vocabulary, of which the model "
+        "will learn nothing. Raise vocabulary.sample_mb, vocabulary.vocab_size or "
+        "vocabulary.character_coverage"
+    )
+    if trained and unknown > _TOO_MANY_UNKNOWN:
+        raise VocabularyError(f"{message}.")
+    log.warning("%s: %s", STAGE, message)
 
 
 def sample_share(sample_mb: float, text_bytes: int) -> float:
@@ -345,6 +364,12 @@ def _documents(files: Iterable[dict[str, str]], use: str) -> Iterator[list[str]]
         yield lines.pop().split("\t")[1:]
 
 
+_MANY_UNKNOWN, _TOO_MANY_UNKNOWN = 0.01, 0.1
+"""Shares of the characters from which there is a warning, and an error."""
+_REQUIRED = re.compile(r"required_chars.*?\d+ vs (\d+)")
+"""In SentencePiece's message: the pieces that the characters alone need."""
+
+
 def auto_size(text_bytes: int) -> int:
     """Return how many pieces a text of this size trains well: 4,000 of 16 MB.
 
@@ -354,15 +379,18 @@ def auto_size(text_bytes: int) -> int:
     return min(max(100 * hundreds, _LEAST_AUTO_SIZE), LARGEST_AUTO_SIZE)
 
 
-def train(sentences: Iterator[str], vocabulary: VocabularySettings, text_bytes: int) -> bytes:
+def train(
+    sentences: Callable[[], Iterator[str]], vocabulary: VocabularySettings, text_bytes: int
+) -> bytes:
     """Return the serialised SentencePiece model trained on ``sentences``.
 
     The options are those of the published vocabulary, except for sampling and threads.
     Lower-casing is not among them: the sentences are lower-cased already.
 
     Args:
-        sentences: to train on.
-        vocabulary: settings; with "auto", a text that carries fewer pieces gets what it carries.
+        sentences: returns what to train on.
+        vocabulary: settings; with "auto", a text that carries fewer pieces gets what it carries,
+            and one of more characters than pieces gets a quarter more pieces than characters.
         text_bytes: size of the text that the sentences were drawn from.
 
     Raises:
@@ -371,8 +399,21 @@ def train(sentences: Iterator[str], vocabulary: VocabularySettings, text_bytes: 
 
     Source: google-research/albert, README, "Sentencepiece".
     """
+    if vocabulary.vocab_size != "auto":
+        return _train(sentences(), vocabulary, vocabulary.vocab_size)
+    size = auto_size(text_bytes)
+    try:
+        return _train(sentences(), vocabulary, size)
+    except VocabularyError as error:
+        required = _REQUIRED.search(str(error.__cause__))
+        larger = int(required[1]) * 5 // 4 if required else 0
+        if not size < larger <= LARGEST_AUTO_SIZE:
+            raise
+    return _train(sentences(), vocabulary, larger)
+
+
+def _train(sentences: Iterator[str], vocabulary: VocabularySettings, size: int) -> bytes:
     is_auto = vocabulary.vocab_size == "auto"
-    size = auto_size(text_bytes) if vocabulary.vocab_size == "auto" else vocabulary.vocab_size
     log.info("%s: training %s%s pieces", STAGE, "at most " if is_auto else "", f"{size:,}")
     model = io.BytesIO()
     try:
@@ -407,9 +448,9 @@ def _explain(message: str, vocab_size: int) -> str:
             f"{asked}, but the text carries at most {largest.group(1)} pieces. Set it to that or "
             "less, or give more text."
         )
-    if required := re.search(r"required_chars.*?(\d+) vs (\d+)", message):
+    if required := _REQUIRED.search(message):
         return (
-            f"{asked}, but the text's characters alone need {required.group(2)}. Set it higher, "
+            f"{asked}, but the text's characters alone need {required.group(1)}. Set it higher, "
             "or lower vocabulary.character_coverage."
         )
     return f"{asked}, and SentencePiece can't train it: {message}. Give more text."

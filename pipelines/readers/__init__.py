@@ -91,7 +91,8 @@ _PANDOC: list[tuple[str, tuple[str, ...], bytes]] = [
     (
         "docbook",
         (".dbk", ".docbook"),
-        _XML + rb"(?:<!doctype[^>]{0,200}docbook|<[a-z:]+[^>]{0,400}docbook\.org)",
+        _XML + rb"(?:<!doctype[^>]{0,200}docbook"
+        rb"|(?:<!doctype[^>]{0,200}>\s*)?<[a-z:]+[^>]{0,400}docbook\.org)",
     ),
     ("docx", (".docx",), rb"PK\x03\x04.*word/"),
     ("epub", (".epub",), rb"PK\x03\x04.{0,100}application/epub\+zip"),

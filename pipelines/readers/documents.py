@@ -8,6 +8,7 @@ their own line, footnotes, menus, quoted mail and the running heads of pages are
 import email
 import email.policy
 import io
+import logging
 import re
 import subprocess
 from collections import Counter
@@ -31,6 +32,9 @@ from pipelines.readers.record import (
 )
 
 NOT_EXTRACTABLE, NO_TEXT_LAYER = "not_extractable", "no_text_layer"
+
+for _name in ("pypdf", "trafilatura"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 Read = Callable[[BinaryIO, SourceSettings], Iterator[Record]]
 

@@ -39,8 +39,7 @@ _BROKEN = (
     AttributeError,  # raised for a response without an address
 )
 
-for _name in ("warcio", "trafilatura"):
-    logging.getLogger(_name).setLevel(logging.CRITICAL)
+logging.getLogger("warcio").setLevel(logging.CRITICAL)
 
 
 def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:

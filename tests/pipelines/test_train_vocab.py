@@ -226,7 +226,7 @@ def test_sentencepiece_passes_over_what_is_counted_as_left_out() -> None:
     settings = SMALL.model_copy(update={"character_coverage": 1.0})
 
     def knows(sentence: str) -> bool:
-        model = train_vocab.train(iter([*tiny_sentences(400), sentence]), settings, 10**6)
+        model = train_vocab.train(lambda: iter([*tiny_sentences(400), sentence]), settings, 10**6)
         return "q" in Tokenizer(model).pieces
 
     longest = "q" + " ba" * ((train_vocab.MAX_SENTENCE_BYTES - 1) // 3)
@@ -260,6 +260,18 @@ def test_the_automatic_size_grows_with_the_text_and_is_never_too_large(tmp_path:
     assert sizes == [1_000, 4_000, 10_000, 30_000]
     few = result_of(made_up(2), tmp_path, VocabularySettings(vocab_size="auto"))
     assert 20 < few.vocab_size < 1_000
+    characters = [chr(0x4E00 + number) for number in range(1_500)]
+    chinese = {str(n): "".join(characters[n:]) + "。" for n in range(0, 1_500, 30)}
+    many = result_of(chinese, tmp_path / "many", VocabularySettings(vocab_size="auto"))
+    assert 1_300 < many.vocab_size < 2_000
+
+
+def test_a_vocabulary_that_knows_too_few_characters_is_refused(tmp_path: Path) -> None:
+    """Each document has characters of its own, of which the sample has a quarter."""
+    texts = {str(n): chr(0x4E00 + n) * 50 + "。" for n in range(400)}
+    settings = VocabularySettings(vocab_size="auto", sample_mb=0.01)
+    with pytest.raises(VocabularyError, match=r"\d\d\.\d% of the text's characters are unknown"):
+        made_of(texts, tmp_path, settings)
 
 
 @pytest.mark.parametrize(
