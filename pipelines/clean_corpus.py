@@ -64,7 +64,6 @@ _LIBRARIES = (
     "ftfy",
     "jusText",
     "lxml",
-    "mwparserfromhell",
     "numpy",
     "pyarrow",
     "pypandoc-binary",

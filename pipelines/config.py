@@ -81,10 +81,6 @@ class SourceSettings(Settings):
     wiki_namespaces: list[int] = Field(
         default=[0], description="mediawiki-dump: the namespaces to read; 0 is articles"
     )
-    wiki_parser: Literal["fast", "full"] = Field(
-        default="fast",
-        description="mediawiki-dump: full is mwparserfromhell, some ten times slower",
-    )
     max_document_mb: float = Field(
         default=64.0, gt=0, description="MB; a larger record is counted as unreadable"
     )

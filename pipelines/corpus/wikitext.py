@@ -1,9 +1,8 @@
 """Pure: wiki markup to plain text, one paragraph, heading or list item a line.
 
-Two functions give text of the same form. `plain_text` scans for the pairs of MediaWiki (templates,
-tables, links, elements) and is made for whole dumps: its time grows with the length of the text and
-not with its nesting. `plain_text_by_parser` walks the tree of mwparserfromhell, which is slower and
-treats more markup correctly.
+`plain_text` scans for the pairs of MediaWiki (templates, tables, links, elements) and is made for
+whole dumps: its time grows with the length of the text and not with its nesting. mwparserfromhell,
+which makes a tree, takes ten times as long.
 
 Only its wiki knows what a template shows: templates are removed, except the few in `_INLINE` that
 carry words of a sentence.
@@ -13,9 +12,6 @@ import html
 import re
 from collections.abc import Callable, Collection, Iterator
 from operator import itemgetter
-from typing import Any
-
-from albert_core.stage.errors import ConfigError
 
 # In the languages of the large Wikipedias; the English names are valid on all of them.
 _FILE_NAMES = (
@@ -119,26 +115,6 @@ def plain_text(markup: str, left_out: Collection[str] = LEFT_OUT) -> str:
     return _tidy(_without_quotes(text))
 
 
-def plain_text_by_parser(markup: str, left_out: Collection[str] = LEFT_OUT) -> str:
-    """Return what `plain_text` does, from the tree that mwparserfromhell makes of ``markup``.
-
-    Raises:
-        ConfigError: mwparserfromhell is not installed.
-    """
-    try:
-        import mwparserfromhell
-    except ImportError as error:
-        raise ConfigError(
-            "source.wiki_parser 'full' needs mwparserfromhell: "
-            "pip install -e '.[wiki]' in the project's folder, or set it to 'fast'"
-        ) from error
-    try:
-        tree = mwparserfromhell.parse(markup)  # makes its own parser: safe in threads
-    except mwparserfromhell.parser.ParserError:  # as it says, a bug of its own
-        return plain_text(markup, left_out)
-    return _tidy(_QUOTES.sub("", _shown(tree, left_out)))
-
-
 # What pairs
 
 
@@ -232,24 +208,16 @@ def _resolve_templates(text: str, depth: int = 0) -> str:
 def _template(content: str, depth: int) -> str:
     """Return what the template ``{{content}}`` shows in a sentence, if that is known."""
     name, _, rest = content.partition("|")
-    show = _inline(name)
+    key = name.strip().lower().replace("_", " ")
+    show = _INLINE.get("lang-" if key.startswith("lang-") else key)
     if show is None or depth == _MAX_DEPTH:
         return ""
     rest = _PLAIN_LINK.sub(r"\1", _resolve_templates(rest, depth + 1))
-    return _shown_by(show, _resolve_links(rest, LEFT_OUT).split("|"))
-
-
-def _shown_by(show: Callable[[list[str]], str], values: list[str]) -> str:
-    plain = [value.strip() for value in values if not _NAMED.match(value)]
+    values = _resolve_links(rest, LEFT_OUT).split("|")
     try:
-        return show(plain)
+        return show([value.strip() for value in values if not _NAMED.match(value)])
     except (IndexError, ValueError):  # fewer values than it needs
         return ""
-
-
-def _inline(name: str) -> Callable[[list[str]], str] | None:
-    key = name.strip().lower().replace("_", " ")
-    return _INLINE.get(key) or (_INLINE["lang-"] if key.startswith("lang-") else None)
 
 
 def _measure(values: list[str]) -> str:
@@ -433,57 +401,3 @@ def _with_text(lines: list[tuple[int, str]]) -> list[str]:
 
 def _unescaped(entity: re.Match[str]) -> str:
     return html.unescape(entity[0]).replace("\u00a0", " ")
-
-
-# The tree of mwparserfromhell
-
-
-def _shown(code: Any, left_out: Collection[str]) -> str:
-    return "".join(_shown_node(node, left_out) for node in code.nodes)
-
-
-def _shown_node(node: Any, left_out: Collection[str]) -> str:
-    kind = type(node).__name__
-    if kind == "Wikilink":
-        text = node.title if node.text is None else node.text
-        silent = _shows_nothing(str(node.title), left_out)
-        return "" if silent else _shown(text, left_out).lstrip(":")
-    show = _NODES.get(kind)
-    return show(node, left_out) if show else ""
-
-
-def _shown_template(node: Any, left_out: Collection[str]) -> str:
-    show = _inline(str(node.name))
-    if show is None:
-        return ""
-    values = [_shown(each.value, left_out) for each in node.params if not each.showkey]
-    return _shown_by(show, values)
-
-
-def _shown_tag(node: Any, left_out: Collection[str]) -> str:
-    name = str(node.tag).strip().lower()
-    if name == "nowiki":
-        return str(node.contents).translate(_MARKUP)
-    if re.fullmatch(_SILENT, name):
-        return ""
-    if node.wiki_markup and node.self_closing:
-        return str(node.wiki_markup)  # of a list item
-    around = "\n\n" if re.fullmatch(_BLOCKS, name) else ""
-    return around + (_shown(node.contents, left_out) if node.contents else "") + around
-
-
-def _shown_heading(node: Any, left_out: Collection[str]) -> str:
-    equals = "=" * node.level
-    return f"{equals}{_shown(node.title, left_out)}{equals}"
-
-
-_NODES: dict[str, Callable[[Any, Collection[str]], str]] = {
-    "Text": lambda node, _: str(node),
-    "HTMLEntity": lambda node, _: str(node),
-    "ExternalLink": lambda node, left_out: (
-        _shown(node.title, left_out) if node.title else "" if node.brackets else str(node.url)
-    ),
-    "Template": _shown_template,
-    "Tag": _shown_tag,
-    "Heading": _shown_heading,
-}

@@ -11,13 +11,12 @@ WikiExtractor writes ``<doc id="12" url="..." title="...">``, the article, ``</d
 import codecs
 import html
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import BinaryIO
 from xml.etree import ElementTree as ET
 
 from pipelines.config import SourceSettings
-from pipelines.corpus import wikitext
+from pipelines.corpus.wikitext import LEFT_OUT, plain_text
 from pipelines.readers.record import (
     TOO_LARGE,
     Block,
@@ -65,14 +64,14 @@ def read_dump(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     Raises:
         Exception: whatever reading ``file`` raises, after the pages before.
     """
-    clean = _cleaner(settings, wikitext.LEFT_OUT)
+    left_out = LEFT_OUT
     for offset, piece in _pieces(file, max_document_bytes(settings)):
         before, *pages = piece.split(_BEGIN)
         if names := _unseen_names(before):
-            clean = _cleaner(settings, wikitext.LEFT_OUT | names)
+            left_out = LEFT_OUT | names
         position = offset + len(before)
         for page in pages:
-            yield _article(_BEGIN + page, position, settings, clean)
+            yield _article(_BEGIN + page, position, settings, left_out)
             position += len(_BEGIN + page)
         if not pages and not _BETWEEN.fullmatch(before):
             yield unreadable(BROKEN_XML, offset, before)
@@ -112,14 +111,8 @@ def _unseen_names(header: bytes) -> frozenset[str]:
     )
 
 
-def _cleaner(settings: SourceSettings, left_out: frozenset[str]) -> Callable[[str], str]:
-    full = settings.wiki_parser == "full"
-    strip = wikitext.plain_text_by_parser if full else wikitext.plain_text
-    return partial(strip, left_out=left_out)
-
-
 def _article(
-    page: bytes, offset: int, settings: SourceSettings, clean: Callable[[str], str]
+    page: bytes, offset: int, settings: SourceSettings, left_out: frozenset[str]
 ) -> Record:
     """Return the article in ``page``, from ``<page>`` to ``</page>``, or why there is none."""
     head = page[: max(page.find(b"<revision>"), 0)] or page
@@ -137,7 +130,7 @@ def _article(
         return unreadable(BROKEN_XML, offset, page, key)
     if not is_wikitext:
         return unreadable(NOT_WIKITEXT, offset, key=key)
-    body = clean(text)
+    body = plain_text(text, left_out)
     return Record(text=f"{title}\n\n{body}" if body else "", key=key, offset=offset)
 
 

@@ -1,13 +1,11 @@
-import sys
 import time
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from albert_core.stage.errors import ConfigError
 from pipelines.corpus import wikitext
-from pipelines.corpus.wikitext import LEFT_OUT, plain_text, plain_text_by_parser
+from pipelines.corpus.wikitext import LEFT_OUT, plain_text
 
 EXAMPLES = {
     "bold_and_italic": ("'''Rome''' is ''old'', '''''very''''' old.", "Rome is old, very old."),
@@ -59,10 +57,6 @@ EXAMPLES = {
     "lone_ends": ("a }} b ]] c [[ d {{ e", "a b c d e"),
     "nothing": ("", ""),
 }  # fmt: skip
-NOT_BY_PARSER = {
-    *("apostrophe_before_italic", "apostrophe_after_italic", "table_not_closed", "not_a_tag"),
-    *("ref_not_closed", "comment_not_closed", "magic_words", "language_variants", "lone_ends"),
-}
 NESTED = [
     *("[[", "]]", "{{", "}}", "{|\n", "\n|}", "<ref>", "</ref>", "<ref", "<!--", "-", "''", "'''"),
     *("a'''b", " ", "(", " )", ",", "( ", "(,", "=", "\n=", "\n*", "&", "&#", "-{", "__", "|"),
@@ -74,21 +68,6 @@ NESTED = [
 def test_markup_becomes_the_words_that_it_shows(name: str) -> None:
     markup, shown = EXAMPLES[name]
     assert plain_text(markup) == shown
-
-
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in NOT_BY_PARSER])
-def test_the_full_parser_gives_text_of_the_same_form(name: str) -> None:
-    pytest.importorskip("mwparserfromhell")
-    markup, shown = EXAMPLES[name]
-    assert plain_text_by_parser(markup) == shown
-
-
-def test_without_the_full_parser_the_error_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "mwparserfromhell", None)
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[wiki\]'"):
-        plain_text_by_parser("a")
 
 
 def test_namespaces_of_the_dump_are_left_out() -> None:

@@ -380,10 +380,3 @@ def test_the_error_of_a_broken_archive_comes_after_the_pages_before() -> None:
     assert [next(records).key, next(records).key] == ["1", "2"]
     with pytest.raises(EOFError, match="end-of-stream"):
         next(records)
-
-
-def test_the_full_parser_reads_the_same_pages() -> None:
-    pytest.importorskip("mwparserfromhell")
-    content = dump(article(1, "'''A''' {{b}} [[c|d]].&lt;ref&gt;e&lt;/ref&gt;"), article(2, ns="1"))
-    full = read_content(content, "mediawiki-dump", wiki_parser="full")
-    assert full == read_content(content, "mediawiki-dump")

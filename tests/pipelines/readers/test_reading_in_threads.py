@@ -37,7 +37,7 @@ READ_IN_THREADS = """
 import pickle, sys
 from tests.pipelines.readers.test_reading_in_threads import File, read_file
 from tests.threads import in_threads
-assert not {"trafilatura", "mwparserfromhell"} & set(sys.modules)
+assert "trafilatura" not in sys.modules
 with open(sys.argv[1], "rb") as inputs:
     files = pickle.load(inputs)
 with open(sys.argv[2], "wb") as results:
@@ -50,11 +50,10 @@ class File(NamedTuple):
 
     path: Path
     declared: SourceFormat
-    wiki_parser: str = "full"
 
 
 def read_file(file: File) -> Read:
-    return read(file.path, file.declared, wiki_parser=file.wiki_parser)
+    return read(file.path, file.declared)
 
 
 def write_files(folder: Path, declared: SourceFormat, number: int = NUM_FILES) -> list[File]:
@@ -66,7 +65,7 @@ def write_files(folder: Path, declared: SourceFormat, number: int = NUM_FILES) -
         ending = endings[each % len(endings)]
         path = folder / f"{declared}-{each}{ending}"
         path.write_bytes(PACKERS.get(ending, bytes)(contents[each % len(contents)]))
-        files.append(File(path, declared, "full" if each % 2 else "fast"))
+        files.append(File(path, declared))
     return files
 
 
