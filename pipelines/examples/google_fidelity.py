@@ -17,6 +17,7 @@ Source: create_pretraining_data.py in google-research/albert.
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
@@ -35,7 +36,7 @@ _TRIES_TO_DIFFER = 10
 
 @dataclass(slots=True)
 class _Pair:
-    """One pair; pieces and sentences are numbered as in `Sentences`."""
+    """One pair; pieces and sentences are numbered as in `Sentences`, and the fields as there."""
 
     document: int
     a: tuple[int, int]
@@ -68,28 +69,19 @@ def google_pairs(
         if random.random() < short_seq_prob:
             target = _randint(random, 2, max_num_pieces)
         maker.cut(document, random, target, pairs)
-    first = sentences.first[[pair.document for pair in pairs]]
-    place = np.array([pair.first for pair in pairs], np.int64) - first
-    key_of = dict(zip(documents.tolist(), keys, strict=True))
-    document_keys = np.array([key_of[pair.document] for pair in pairs], np.uint64)
-
-    def column(values: list[int]) -> NDArray[np.int32]:
-        return np.array(values, np.int32)
-
-    made = SegmentPairs(
-        key=random_bits(document_keys, place),
-        document=column([pair.document for pair in pairs]),
-        start_a=column([pair.a[0] for pair in pairs]),
-        end_a=column([pair.a[1] for pair in pairs]),
-        start_b=column([pair.b[0] for pair in pairs]),
-        end_b=column([pair.b[1] for pair in pairs]),
-        label=np.array([pair.label for pair in pairs], np.uint8),
-        first_sentence=column([pair.first for pair in pairs]),
-        last_sentence=column([pair.stop - 1 for pair in pairs]),
-        other_document=column([pair.other for pair in pairs]),
-        other_first_sentence=column([pair.other_first for pair in pairs]),
-        other_last_sentence=column([pair.other_stop - 1 for pair in pairs]),
-    )
+    rows = [
+        (p.document, *p.a, *p.b, p.label, p.first, p.stop, p.other, p.other_first, p.other_stop)
+        for p in pairs
+    ]
+    columns = list(np.array(rows, np.int32).reshape(-1, 11).T)
+    document, first_sentence = columns[0], columns[6]
+    columns[5] = columns[5].astype(np.uint8)
+    for stop in (7, 10):  # from one past the last sentence to the last one
+        columns[stop] -= 1
+    key_of = np.zeros(len(sentences.first), np.uint64)
+    key_of[documents] = keys
+    key = random_bits(key_of[document], first_sentence - sentences.first[document])
+    made = SegmentPairs(key, *columns)
     borrowed = sum(
         maker.bounds[pair.other_stop] - maker.bounds[pair.other_first]
         for pair in pairs
@@ -165,17 +157,6 @@ def _truncate(
     return (ends[0], ends[1]), (ends[2], ends[3])
 
 
-@dataclass(slots=True)
-class NgramCounts:
-    """What became of the n-grams tried, by their length in words; compared in `tests/parity`."""
-
-    drawn: Counter[int]
-    accepted: Counter[int]
-    overlapping: int = 0
-    crossing_sep: int = 0
-    accepted_pieces: int = 0
-
-
 def google_masks(
     input_ids: NDArray[np.integer],
     lengths: Ints,
@@ -184,7 +165,6 @@ def google_masks(
     masked_lm_prob: float,
     max_ngram: int,
     max_predictions: int,
-    counts: NgramCounts | None = None,
 ) -> Masked:
     """Mask R examples laid end to end, as google-research/albert does.
 
@@ -196,7 +176,6 @@ def google_masks(
         masked_lm_prob: share of the pieces to predict, including special ones, 0..1.
         max_ngram: words in the longest span.
         max_predictions: most predictions in an example.
-        counts: what became of the n-grams is added to it, if given.
 
     Returns:
         The masked examples. Each has min(max_predictions, round(masked_lm_prob * length))
@@ -211,7 +190,8 @@ def google_masks(
         random = Random(seed)  # noqa: S311
         ids = input_ids[begin : begin + length]
         budget = min(max_predictions, max(1, round(length * masked_lm_prob)))
-        covered = _cover(words_of(ids, opens_word), budget, cumulative, random, counts)
+        tried = try_ngrams(words_of(ids, opens_word), budget, cumulative, random)
+        covered = [position for _, span, is_taken in tried if is_taken for position in span]
         for position in covered:
             result[begin + position] = _replacement(int(ids[position]), len(opens_word), random)
         positions += sorted(covered)
@@ -237,43 +217,29 @@ def words_of(ids: NDArray[np.integer], opens_word: NDArray[np.bool_]) -> list[li
     return [where[i:j] for i, j in pairwise(bounds)]
 
 
-def _cover(
-    words: list[list[int]],
-    budget: int,
-    cumulative: list[float],
-    random: Random,
-    counts: NgramCounts | None,
-) -> list[int]:
-    """Return the positions that are predicted, in the order in which they were chosen."""
-    chosen: list[int] = []
+def try_ngrams(
+    words: list[list[int]], budget: int, cumulative: list[float], random: Random
+) -> Iterator[tuple[int, list[int], bool]]:
+    """Yield the n-grams as they are tried: words drawn, positions, and whether it is predicted.
+
+    One that is too long for what is left of the budget, even if it is shortened, has no positions;
+    of another one that is not predicted, some already are.
+    """
     covered: set[int] = set()
     order = list(range(len(words)))
     for i in range(len(order)):
-        if len(chosen) >= budget:
+        if len(covered) >= budget:
             break
         j = i + int(random.random() * (len(order) - i))  # a shuffle, only as far as needed
         order[i], order[j] = order[j], order[i]
         draw = random.random()
-        n = 1 + sum(draw >= bound for bound in cumulative[:-1])
-        if counts is not None:
-            counts.drawn[n] += 1
-        span = _span(words, order[i], n)
-        while len(chosen) + len(span) > budget and n > 1:
-            n -= 1
-            span = _span(words, order[i], n)
-        if len(chosen) + len(span) > budget:
-            continue
-        if not covered.isdisjoint(span):
-            if counts is not None:
-                counts.overlapping += 1
-            continue
-        covered.update(span)
-        chosen += span
-        if counts is not None:
-            counts.accepted[n] += 1
-            counts.accepted_pieces += len(span)
-            counts.crossing_sep += span[-1] - span[0] >= len(span)
-    return chosen
+        drawn = 1 + sum(draw >= bound for bound in cumulative[:-1])
+        shortened = (_span(words, order[i], n) for n in range(drawn, 0, -1))
+        span = next((span for span in shortened if len(covered) + len(span) <= budget), [])
+        is_taken = bool(span) and covered.isdisjoint(span)
+        if is_taken:
+            covered.update(span)
+        yield drawn, span, is_taken
 
 
 def _span(words: list[list[int]], first: int, n: int) -> list[int]:

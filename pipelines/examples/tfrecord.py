@@ -17,7 +17,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import pyarrow as pa
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from numpy.typing import NDArray
 
 from albert_core.stage import storage
@@ -68,45 +68,30 @@ def _masked_crc(content: bytes) -> bytes:
     return struct.pack("<I", ((crc >> 15 | crc << 17) + _CRC_MASK_DELTA) & 0xFFFFFFFF)
 
 
+_DECLARATION = """
+name: "albert/tf_example.proto" package: "albert" syntax: "proto3"
+message_type { name: "FloatList"
+  field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT } }
+message_type { name: "Int64List"
+  field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type { name: "Feature"
+  field { name: "float_list" number: 2 type: TYPE_MESSAGE type_name: ".albert.FloatList" }
+  field { name: "int64_list" number: 3 type: TYPE_MESSAGE type_name: ".albert.Int64List" } }
+message_type { name: "Features"
+  field { name: "feature" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE
+    type_name: ".albert.Features.FeatureEntry" }
+  nested_type { name: "FeatureEntry" options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_STRING }
+    field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".albert.Feature" } } }
+message_type { name: "Example"
+  field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".albert.Features" } }
+"""
+"""`tf.train.Example` without TensorFlow: tensorflow/core/example/{example,feature}.proto."""
+
+
 def _example_message() -> Any:
-    """Return the message class of `tf.train.Example`, declared without TensorFlow.
-
-    Source: tensorflow/core/example/{example,feature}.proto.
-    """
-    field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(
-        name="albert/tf_example.proto", package="albert", syntax="proto3"
-    )
-    repeated, single = field.LABEL_REPEATED, field.LABEL_OPTIONAL
-
-    def message(name: str, *fields: dict[str, Any]) -> Any:
-        declared = file.message_type.add(name=name)
-        for values in fields:
-            declared.field.add(**values)
-        return declared
-
-    values = {"name": "value", "number": 1, "label": repeated}
-    message("FloatList", values | {"type": field.TYPE_FLOAT})
-    message("Int64List", values | {"type": field.TYPE_INT64})
-
-    def nested(name: str, number: int, kind: str, label: int = single) -> dict[str, Any]:
-        return {
-            "name": name,
-            "number": number,
-            "label": label,
-            "type": field.TYPE_MESSAGE,
-            "type_name": f".albert.{kind}",
-        }
-
-    message("Feature", nested("float_list", 2, "FloatList"), nested("int64_list", 3, "Int64List"))
-    features = message("Features", nested("feature", 1, "Features.FeatureEntry", repeated))
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    entry.field.add(name="key", number=1, label=single, type=field.TYPE_STRING)
-    entry.field.add(**nested("value", 2, "Feature"))
-    message("Example", nested("features", 1, "Features"))
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
+    pool.Add(text_format.Parse(_DECLARATION, descriptor_pb2.FileDescriptorProto()))
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("albert.Example"))
 
 

@@ -1,4 +1,3 @@
-from collections import Counter
 from functools import partial
 from random import Random
 
@@ -8,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from albert_core.text.masking import Masked
+from albert_core.text.masking import Masked, span_length_weights
 from albert_core.text.records import CLS, MASK, NUM_SPECIAL, SEP
 from albert_core.text.seeds import random_bits
-from pipelines.examples.google_fidelity import NgramCounts, google_masks, google_pairs
+from pipelines.examples.google_fidelity import google_masks, google_pairs, try_ngrams, words_of
 from pipelines.examples.pairs import ALONE, BORROWED, TRUNCATED, Objective
 from tests.pipelines.examples.test_pairs import DOCUMENTS, OBJECTIVES, SEEDS, SIZES, cut_all
 
@@ -112,22 +111,13 @@ def test_pieces_are_replaced_80_10_10_by_any_piece_of_the_vocabulary() -> None:
 
 
 def test_ngrams_are_drawn_in_the_ratio_of_1_to_n_and_go_on_across_sep() -> None:
-    ids = rows(300, 200)
-    counts = NgramCounts(Counter(), Counter())
-    google_masks(
-        ids.ravel(),
-        np.full(300, 200),
-        OPENS_WORD,
-        random_bits(1, np.arange(300)),
-        0.15,
-        3,
-        77,
-        counts,
-    )
-    drawn = np.array([counts.drawn[n] for n in (1, 2, 3)])
+    words = words_of(rows(1, 200)[0], OPENS_WORD)
+    cumulative = np.cumsum(span_length_weights(3)).tolist()
+    tried = [each for n in range(300) for each in try_ngrams(words, 30, cumulative, Random(n))]
+    drawn = np.bincount([n for n, *_ in tried])[1:]
     assert drawn / drawn.sum() == pytest.approx([6 / 11, 3 / 11, 2 / 11], abs=0.02)
-    assert counts.crossing_sep > 0
-    assert counts.overlapping > 0
+    assert any(span[-1] - span[0] >= len(span) for _, span, is_taken in tried if is_taken)
+    assert any(span and not is_taken for _, span, is_taken in tried)
 
 
 def test_a_piece_that_goes_on_with_a_word_is_glued_to_it_even_across_sep() -> None:
