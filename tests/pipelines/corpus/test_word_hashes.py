@@ -89,22 +89,6 @@ def test_case_and_punctuation_are_no_matter(one: str, other: str) -> None:
     assert hashes_by_text([one]) == hashes_by_text([other])
 
 
-@pytest.mark.parametrize(
-    ("text", "num_words"),
-    [
-        ("日本語", 3),
-        ("ภาษา", 4),
-        ("한국어 위키", 2),
-        ("iPhone手机5", 4),
-        ("", 0),
-        ("!? –", 0),
-        ("a" * 999, 1),
-    ],
-)
-def test_number_of_words(text: str, num_words: int) -> None:
-    assert len(hashes_by_text([text])[0]) == num_words
-
-
 @given(st.integers(0, MAX_HASHED_BYTES - 1), st.integers(1, MAX_HASHED_BYTES))
 def test_a_change_of_any_byte_changes_the_hash(place: int, length: int) -> None:
     word = "a" * max(length, place + 1)
@@ -141,12 +125,6 @@ def test_ngrams_leave_the_words_as_they_were() -> None:
     words = np.arange(5, dtype=np.uint64)
     hash_ngrams(words, 1)
     assert words.tolist() == [0, 1, 2, 3, 4]
-
-
-def test_every_bit_of_an_ngrams_hash_is_set_in_half_of_them() -> None:
-    words, _ = hash_words([" ".join(f"w{i}" for i in range(20_000))])
-    bits = np.unpackbits(hash_ngrams(words, 5).view(np.uint8).reshape(-1, 8), axis=1)
-    assert np.abs(bits.mean(axis=0) - 0.5).max() < 5 * 0.5 / 20_000**0.5
 
 
 @given(st.lists(st.integers(0, BATCH_CHARACTERS * 2), max_size=8))

@@ -124,22 +124,6 @@ def test_sentences_that_are_too_long_are_cut_at_every_end_alike() -> None:
     assert lost / 2000 == pytest.approx(np.full(4, 39 / 4), rel=0.05)
 
 
-def test_neither_length_nor_place_of_a_cut_tells_the_order() -> None:
-    first_is_longer = 0
-    for seed in range(2000):
-        [first], [second] = first_and_second(cut([50, 50], seed, 61))
-        sizes = first[1] - first[0], second[1] - second[0]
-        assert abs(sizes[0] - sizes[1]) == 1
-        first_is_longer += sizes[0] > sizes[1]
-    assert 900 < first_is_longer < 1100
-
-
-def test_a_document_of_one_sentence_gives_no_pair() -> None:
-    pairs, counts = cut_all([[20]], seed=1, max_num_pieces=61)
-    assert len(pairs) == 0
-    assert counts[ALONE] == 20
-
-
 def test_the_last_sentence_is_not_left_alone_where_another_can_be_spared() -> None:
     pairs, counts = cut_all([[20, 20, 20, 20]], seed=1, max_num_pieces=61, short=0.0)
     assert pairs.last_sentence.tolist() == [1, 3]

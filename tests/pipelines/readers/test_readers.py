@@ -5,7 +5,7 @@ import io
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -21,7 +21,6 @@ from pipelines.readers.record import MAX_CONTENT_BYTES
 from tests.pipelines.readers.examples import BOOK_START, EXAMPLES, METADATA, NAMED, QUICK, Example
 from tests.pipelines.readers.made_documents import by_pandoc
 from tests.pipelines.readers.reading import (
-    DUMP_HEADER,
     PACKERS,
     WIKI,
     Outcome,
@@ -193,13 +192,6 @@ def test_an_unknown_encoding_is_a_mistake_in_the_settings(encoding: str) -> None
         read_content(b"T.", "text", encoding=encoding)
 
 
-@settings(deadline=None)
-@given(st.text())
-def test_every_text_in_utf8_is_read_as_it_is(text: str) -> None:
-    [found] = texts(read_content(text.encode(), "text"))
-    assert found == text.removeprefix("\ufeff")
-
-
 # No content ends a reader
 
 
@@ -322,21 +314,6 @@ def test_without_the_marks_all_is_kept(text: str) -> None:
     assert book(text) == text
 
 
-def test_words_of_the_book_about_its_production_stay() -> None:
-    text = "The next variation which their visit afforded was\nproduced by the entrance."
-    assert book(BOOK_START + text) == text
-
-
-@given(
-    st.lists(
-        st.sampled_from([HEADER, SMALL_PRINT, BODY, "\n\n", "*END*THE SMALL PRINT!\n"])
-        | st.text(max_size=9)
-    )
-)
-def test_any_order_of_marks_has_a_book(parts: list[str]) -> None:
-    assert len(book("".join(parts))) <= len("".join(parts))
-
-
 # Dumps of MediaWiki
 
 
@@ -352,31 +329,3 @@ def test_a_page_too_large_is_not_held_and_the_next_is_read(
     assert max(len(bad.content) for bad in split(records)[1]) < 3000
     found = outcomes(read_content(dump(huge), "mediawiki-dump", max_document_mb=0.001))
     assert [reason for _, reason in found] == ["too_large", "broken_xml"]
-
-
-@settings(max_examples=20, deadline=None)
-@given(block=st.integers(1, 64))
-def test_the_size_of_a_read_changes_nothing(block: int) -> None:
-    content = dump(article(1), article(2, "a & b"), article(3, ns="2"), article(4))
-    expected = read_content(content, "mediawiki-dump")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wikipedia, "_BLOCK_BYTES", block)
-        assert read_content(content, "mediawiki-dump") == expected
-
-
-class Breaking(io.BytesIO):
-    """A file that fails once its content has been read, as a broken archive does."""
-
-    def read1(self, size: int | None = -1) -> bytes:
-        block = super().read1(size)
-        if not block:
-            raise EOFError("ended before the end-of-stream marker")
-        return block
-
-
-def test_the_error_of_a_broken_archive_comes_after_the_pages_before() -> None:
-    file = Breaking((DUMP_HEADER + article(1) + article(2) + article(3)[:99]).encode())
-    records = wikipedia.read_dump(cast(BinaryIO, file), SourceSettings())
-    assert [next(records).key, next(records).key] == ["1", "2"]
-    with pytest.raises(EOFError, match="end-of-stream"):
-        next(records)

@@ -4,8 +4,6 @@ import pickle
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +12,7 @@ import pytest
 from pipelines.config import SourceFormat
 from pipelines.readers import READERS
 from tests.pipelines.readers.examples import EXAMPLES, QUICK
-from tests.pipelines.readers.reading import CORPORA, PACKERS, Read, article, dump, needs, read
+from tests.pipelines.readers.reading import PACKERS, Read, article, dump, read
 from tests.threads import NUM_THREADS, forget_what_is_kept, in_threads
 
 PROJECT = Path(__file__).parents[3]
@@ -82,26 +80,6 @@ def test_threads_read_what_one_does(declared: SourceFormat, tmp_path: Path) -> N
             assert in_threads(read_file, inputs) == [expected[file] for file in inputs]
 
 
-REAL: list[File] = [
-    File(CORPORA / name, "auto")
-    for name in (
-        "mediawiki_dumps/full/enwiki-table-markup.xml.bz2",
-        "jsonl_dolma/cc_en_head-0174.jsonl.gz",
-        "gutenberg/Die-Verwandlung_22367/22367-8.txt",
-        "bert_sample/sample_text.txt",
-        "messy/random_letter_garbage/0.txt",
-        "warc/aut/badexample.arc.gz",
-    )
-]
-
-
-@needs("mediawiki_dumps")
-def test_threads_read_of_real_files_what_one_does() -> None:
-    expected = list(map(read_file, REAL))
-    forget_what_is_kept()
-    assert in_threads(read_file, REAL * 2) == expected * 2
-
-
 def test_what_a_process_reads_first_is_read_by_threads_alike(tmp_path: Path) -> None:
     """What a reader imports when it first needs it, all threads import at once."""
     files = [file for declared in QUICK for file in write_files(tmp_path, declared, 2)]
@@ -119,16 +97,3 @@ def test_threads_that_parse_leave_the_filters_of_warnings_as_they_were(tmp_path:
     in_threads(read_file, files * 8)
     assert warnings.filters is filters
     assert list(warnings.filters) == before
-
-
-def test_other_threads_are_warned_while_files_are_parsed(tmp_path: Path) -> None:
-    source = File(tmp_path / "a.py", "installed-python")
-    source.path.write_text(INVALID_ESCAPES * 50)
-
-    def warn() -> None:
-        for _ in range(50):
-            with pytest.raises(UserWarning, match="of this thread"):
-                warnings.warn("of this thread", stacklevel=1)
-
-    tasks: list[Callable[[], object]] = [partial(read_file, source), warn]
-    in_threads(lambda task: task(), tasks * 20)
