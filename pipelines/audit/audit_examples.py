@@ -20,17 +20,8 @@ from albert_core.stage.manifest import MANIFEST, Manifest, Shard, read_manifest,
 from albert_core.stage.results import VocabularyResult
 from albert_core.text.seeds import UInt64s, random_bits
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
-from pipelines.audit.checks import (
-    Expected,
-    Finding,
-    Tally,
-    by_chance,
-    fault_of,
-    judge,
-    measure,
-    none_of,
-    tails,
-)
+from pipelines.audit import checks
+from pipelines.audit.checks import Expected, Finding, Tally
 from pipelines.audit.rows import Rows, hash_of, read_batches, read_rows
 
 _SAMPLE = 5 << 40
@@ -160,7 +151,7 @@ class _Audit:
             if is_twin:
                 self.of_twins.update({"rows": len(rows), **rows.faults})
                 continue
-            sound = measure(rows, self.tally)
+            sound = checks.measure(rows, self.tally)
             for hashes in (sound.documents, sound.others):
                 if hashes is not None:
                     self.documents[file.kind].append(np.unique(hashes[hashes != 0]))
@@ -194,7 +185,7 @@ class _Audit:
         yield from self._judge_files()
         yield self._judge_sizes()
         if self.tally.counts["rows"]:
-            yield from judge(self.tally)
+            yield from checks.judge(self.tally)
         if self.of_twins:
             yield from self._judge_twins()
         yield from self._judge_documents()
@@ -229,18 +220,21 @@ class _Audit:
             if file.uri in self.rows:
                 sizes[file.kind].append(self.rows[file.uri])
         found = [
-            (tails(size, sum(of_kind), 1 / len(of_kind)), f"{kind}: {size:,} of {sum(of_kind):,}")
+            (
+                checks.tails(size, sum(of_kind), 1 / len(of_kind)),
+                f"{kind}: {size:,} of {sum(of_kind):,}",
+            )
             for kind, of_kind in sizes.items()
             for size in of_kind
         ]
         probability, said = min(found, default=(1.0, "no shard"))
-        return by_chance("shard sizes", said, "evenly spread", probability * len(found))
+        return checks.by_chance("shard sizes", said, "evenly spread", probability * len(found))
 
     def _judge_twins(self) -> Iterator[Finding]:
         """Judge TFRecord shards that have an Arrow shard beside them."""
         for check in ("padding", "segment ids"):
             total = self.of_twins["rows"]
-            yield none_of(
+            yield checks.none_of(
                 f"TFRecord {check}", self.of_twins[check], total, f"rows of wrong {check}"
             )
         contents = self.contents
@@ -258,7 +252,7 @@ class _Audit:
         train, held_out = (used.get(kind, _NO_HASHES) for kind in _KINDS)
         both = len(np.intersect1d(train, held_out))
         what = f"held-out documents are also trained on ({len(train):,} are)"
-        yield none_of("held-out split", both, len(held_out), what)
+        yield checks.none_of("held-out split", both, len(held_out), what)
         if self.corpus:
             yield self._judge_accounts(np.concatenate(list(used.values())))
 
@@ -282,7 +276,9 @@ class _Audit:
         if self.tokenizer is None or not self.sampled:
             return Finding(check, "needs --corpus, --vocab and Arrow shards", "", None)
         encode = self.tokenizer.encode
-        faults = [fault_of(row, self.texts, encode, self.expected) for _, row in self.sampled]
+        faults = [
+            checks.fault_of(row, self.texts, encode, self.expected) for _, row in self.sampled
+        ]
         names = sorted({fault for fault in faults if fault is not None})
         listed = ", ".join(f"{faults.count(name):,} {name}" for name in names)
         found = f"of {len(faults):,} rows looked up: {listed or 'all as their labels say'}"

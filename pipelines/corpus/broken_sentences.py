@@ -280,30 +280,18 @@ def _pronoun_case(of: _Sentence, i: int) -> str | None:
     return None
 
 
-_RULES: Mapping[str, Mapping[str, Callable[[_Sentence, int], str | None]]] = {
-    "word_order": {"neighbours_swapped": _neighbours_swapped},
-    "agreement": {
-        "this_and_these": _this_and_these,
-        "pronoun_and_verb": _pronoun_and_verb,
-        "noun_and_verb": _noun_and_verb,
-        "there_is": _there_is,
-    },
-    "articles": {"a_and_an": _a_and_an, "article_of_several": _article_of_several},
-    "function_words": {
-        "of_dropped": _of_dropped,
-        "to_dropped": _to_dropped,
-        "the_dropped": _the_dropped,
-        "be_dropped": _be_dropped,
-        "to_added": _to_added,
-        "the_added": _the_added,
-    },
-    "verb_and_pronoun_forms": {
-        "infinitive_changed": _infinitive_changed,
-        "finite_changed": _finite_changed,
-        "pronoun_case": _pronoun_case,
-    },
+_RULES: Mapping[str, tuple[Callable[[_Sentence, int], str | None], ...]] = {
+    "word_order": (_neighbours_swapped,),
+    "agreement": (_this_and_these, _pronoun_and_verb, _noun_and_verb, _there_is),
+    "articles": (_a_and_an, _article_of_several),
+    "function_words": (
+        *(_of_dropped, _to_dropped, _the_dropped, _be_dropped),
+        *(_to_added, _the_added),
+    ),
+    "verb_and_pronoun_forms": (_infinitive_changed, _finite_changed, _pronoun_case),
 }
-KINDS: dict[str, str] = {kind: family for family, rules in _RULES.items() for kind in rules}
+_KIND_OF = {rule: rule.__name__.lstrip("_") for rules in _RULES.values() for rule in rules}
+KINDS: dict[str, str] = {_KIND_OF[rule]: of for of, rules in _RULES.items() for rule in rules}
 """Each way to break a sentence, and the group that it belongs to."""
 
 
@@ -316,9 +304,8 @@ def broken(sentence: str, seed: int) -> dict[str, str]:
     """
     of = _Sentence(sentence)
     found = {}
-    for rules in _RULES.values():
-        for kind, rule in rules.items():
-            ways = [way for i in range(len(of.words)) if (way := rule(of, i)) is not None]
-            if ways:
-                found[kind] = ways[derive_seed(seed, kind, sentence) % len(ways)]
+    for rule, kind in _KIND_OF.items():
+        ways = [way for i in range(len(of.words)) if (way := rule(of, i)) is not None]
+        if ways:
+            found[kind] = ways[derive_seed(seed, kind, sentence) % len(ways)]
     return found

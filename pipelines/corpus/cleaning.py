@@ -149,45 +149,25 @@ def _reject_reason(text: str, rules: CleaningSettings) -> str | None:
 
 _NARROW: Final = {chr(code): to for code, to in {**LIGATURES, **WIDTH_MAP}.items()}
 """Full-width forms and ligatures, and what ftfy replaces them with."""
-_ASCII_LETTERS: Final = "A-Za-z"
 _ALL: Final = "\0-\uffff"
+_ACCENTED: Final = "{lower_accented}{upper_accented}"
+_CLOSING: Final = "{box}{end_punctuation}{currency}{numeric}"
 _UNLIKELY_PAIRS: Final = [
     # (left, right) for each alternative of BADNESS_RE, as character classes in which {name} is a
     # category of ftfy; of an alternative of three characters or more, two neighbours.
     (
-        (
-            "{bad}{lower_accented}{upper_accented}{box}{start_punctuation}{end_punctuation}"
-            "{currency}{numeric}{law}{lower_common}{upper_common}"
-        ),
+        _ACCENTED + _CLOSING + "{bad}{start_punctuation}{law}{lower_common}{upper_common}",
         "{bad}",
     ),
-    (
-        "{bad}",
-        (
-            "{lower_accented}{upper_accented}{box}{start_punctuation}{end_punctuation}{currency}"
-            "{numeric}{law}"
-        ),
-    ),
-    (
-        "{lower_accented}{lower_common}{box}{end_punctuation}{currency}{numeric}",
-        "{upper_accented}",
-    ),
-    ("{box}{end_punctuation}{currency}{numeric}", "{lower_accented}"),
-    ("{lower_accented}{upper_accented}{box}{end_punctuation}", "{currency}"),
+    ("{bad}", _ACCENTED + _CLOSING + "{start_punctuation}{law}"),
+    ("{lower_accented}{lower_common}" + _CLOSING, "{upper_accented}"),
+    (_CLOSING, "{lower_accented}"),
+    (_ACCENTED + "{box}{end_punctuation}", "{currency}"),
     ("{upper_accented}{box}", "{numeric}{law}"),
-    (
-        "{lower_accented}{upper_accented}{box}{currency}{end_punctuation}{numeric}",
-        "{start_punctuation}",
-    ),
-    ("{lower_accented}{upper_accented}{currency}{numeric}{box}{law}", "{end_punctuation}"),
+    (_ACCENTED + _CLOSING, "{start_punctuation}"),
+    (_ACCENTED + "{currency}{numeric}{box}{law}", "{end_punctuation}"),
     ("{box}", "{kaomoji}"),
-    (
-        (
-            "{lower_accented}{upper_accented}{currency}{numeric}{start_punctuation}{end_punctuation}"
-            "{law}"
-        ),
-        "{box}",
-    ),
+    (_ACCENTED + "{currency}{numeric}{start_punctuation}{end_punctuation}{law}", "{box}"),
     ("{upper_accented}", "°"),
     ("ÂÃÎÐ", " ¡€œŠš¢£Ÿž\xa0\xad®©°·»´–—{start_punctuation}{end_punctuation}"),
     ("×", "²³"),
@@ -200,7 +180,7 @@ _UNLIKELY_PAIRS: Final = [
     ("ВГРСΒΓΞΟ", "{c1}{bad}{start_punctuation}{end_punctuation}{currency}°µ"),
     ("Г", "ў"),
     ("βā", "€"),
-    ("Œœ", f"^{_ASCII_LETTERS}"),
+    ("Œœ", "^A-Za-z"),
     ("{c1}" + "".join(map(chr, CONTROL_CHARS)), _ALL),  # each is replaced wherever it stands
 ]
 _COMPOSING, _SPECIAL = 1 << 30, 1 << 31

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +74,7 @@ def google_pairs(
         (p.document, *p.a, *p.b, p.label, p.first, p.stop, p.other, p.other_first, p.other_stop)
         for p in pairs
     ]
-    columns = list(np.array(rows, np.int32).reshape(-1, 11).T)
+    columns: list[Any] = list(np.array(rows, np.int32).reshape(-1, 11).T)
     document, first_sentence = columns[0], columns[6]
     columns[5] = columns[5].astype(np.uint8)
     for stop in (7, 10):  # from one past the last sentence to the last one

@@ -222,6 +222,7 @@ ROW_DAMAGES: list[tuple[str, Callable[[Values], Values]]] = [
     ("vocabulary", lambda row: {"masked_lm_labels": [150, *row["masked_lm_labels"][1:]]}),
     ("positions", lambda row: {"masked_lm_positions": row["masked_lm_positions"][::-1]}),
     ("special pieces", lambda row: {"masked_lm_positions": [0, *row["masked_lm_positions"][1:]]}),
+    ("padding", lambda row: {"input_ids": [*row["input_ids"][:-2], 0, 3]}),
     ("size", lambda row: {"sentence_order_label": 2}),
     ("size", lambda row: {"input_ids": row["input_ids"] * 2000}),
     ("layout", lambda row: {"segment_b_start": 2}),

@@ -318,14 +318,13 @@ def test_a_text_without_words_is_like_no_text_with_words() -> None:
     assert not (empty == words).any()
 
 
-@pytest.mark.parametrize("num_words", [8, 20, 60, 200, 1000])
-@pytest.mark.parametrize("kept", [0.95, 0.8, 0.5])
+@pytest.mark.parametrize(
+    ("num_words", "kept"), [(8, 0.8), (20, 0.5), (20, 0.95), (200, 0.8), (1000, 0.5)]
+)
 def test_texts_agree_in_a_bin_as_often_as_they_are_similar_also_for_short_texts(
     num_words: int, kept: float
 ) -> None:
     replaced = max(1, round(num_words * (1 - kept)))
-    if num_words - replaced < 5:
-        pytest.skip("no shingle in common")
     true = true_similarity(num_words, replaced)
     one, two = signatures_of(text_pairs(80_000 // (num_words + 200), num_words, replaced))
     found = np.mean(one == two, axis=1)
@@ -335,16 +334,6 @@ def test_texts_agree_in_a_bin_as_often_as_they_are_similar_also_for_short_texts(
     assert abs(found.mean() - true) < 4 * error / len(found) ** 0.5
     if num_words >= 1000:
         assert found.std() < 1.15 * (true * (1 - true) / NUM_BINS) ** 0.5
-
-
-@pytest.mark.parametrize("replaced", [40, 80, 130, 200])
-def test_texts_meet_in_a_band_as_often_as_theory_says(replaced: int) -> None:
-    one, two = signatures_of(text_pairs(300, 800, replaced))
-    for setting in (0.5, 0.7, 0.8, 0.9):
-        cut = bands_for(setting)
-        theory = recall_of(true_similarity(800, replaced), *cut)
-        met = (band_hashes(one, *cut) == band_hashes(two, *cut)).any(axis=1).mean()
-        assert abs(met - theory) < 4 * (theory * (1 - theory) / 300) ** 0.5 + 0.005
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
