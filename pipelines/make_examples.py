@@ -9,7 +9,6 @@ refresh, or after a run that was killed, only those of changed corpus shards are
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -255,22 +254,20 @@ def _make_part(part: tuple[str, Shard], plan: ExamplePlan) -> str:
     return uri
 
 
-def _each_shard(parts: list[str], plan: ExamplePlan) -> Iterator[tuple[str, str]]:
-    """Write the list of all parts once; yield where it is for each example shard."""
+def _each_shard(parts: list[str], plan: ExamplePlan) -> list[str]:
+    """Write the list of all parts once; return the names of the shards."""
     example_part.write_part_list(parts, plan.part_list)
-    for name in plan.shards:
-        yield name, plan.part_list
+    return list(plan.shards)
 
 
-def _write_shard(shard: tuple[str, str], plan: ExamplePlan) -> tuple[str, dict[str, Any]]:
-    name, part_list = shard
+def _write_shard(name: str, plan: ExamplePlan) -> tuple[str, dict[str, Any]]:
     settings = plan.settings
     kind, number = plan.shards[name]
     total = plan.num_shards[kind]
     low, high = (-(-_NUM_PLACES * k // total) for k in (number, number + 1))
     batches = [
         batch
-        for part in example_part.read_part_list(part_list)
+        for part in example_part.read_part_list(plan.part_list)
         for batch in example_part.rows_between(part, kind, low, high - 1)
     ]
     rows = merged(batches, example_part.example_schema(settings))
