@@ -234,9 +234,11 @@ def try_ngrams(
         j = i + int(random.random() * (len(order) - i))  # a shuffle, only as far as needed
         order[i], order[j] = order[j], order[i]
         draw = random.random()
-        drawn = 1 + sum(draw >= bound for bound in cumulative[:-1])
-        shortened = (_span(words, order[i], n) for n in range(drawn, 0, -1))
-        span = next((span for span in shortened if len(covered) + len(span) <= budget), [])
+        n = drawn = 1 + sum(draw >= bound for bound in cumulative[:-1])
+        span = _span(words, order[i], n)
+        while len(span) > budget - len(covered):
+            n -= 1
+            span = _span(words, order[i], n)  # empty if even the first word is too long
         is_taken = bool(span) and covered.isdisjoint(span)
         if is_taken:
             covered.update(span)
