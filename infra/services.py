@@ -32,6 +32,8 @@ _MARK = "ALBERT_SERVICE"
 """Variable in the environment of a service and of everything that it starts."""
 _START_SECONDS = 180.0
 _KILL_SECONDS = 5.0
+_ALONE_SECONDS = 15.0
+"""For a service of which nothing else runs: it has nothing to save."""
 
 
 class ServeError(AlbertError):
@@ -123,7 +125,9 @@ class Service:
         family = self.family()
         _send({self.process}, signal.SIGINT)
         _send(family - {self.process}, signal.SIGTERM)
-        _, alive = psutil.wait_procs(family, timeout=stop_seconds())
+        _, alive = psutil.wait_procs(family, timeout=min(_ALONE_SECONDS, stop_seconds()))
+        if set(alive) - {self.process}:  # a training saves
+            _, alive = psutil.wait_procs(alive, timeout=stop_seconds())
         _send(alive, signal.SIGKILL)
         psutil.wait_procs(alive, timeout=_KILL_SECONDS)
 

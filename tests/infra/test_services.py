@@ -157,6 +157,16 @@ def test_what_ignores_the_signals_is_killed_with_what_it_started(
     assert not any(map(runs, family))
 
 
+def test_a_service_that_hangs_alone_is_not_waited_for_as_a_training_is(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.services._ALONE_SECONDS", 0.5)
+    monkeypatch.setenv("ALBERT_STOP_SECONDS", "600")
+    service = start(services, f"import signal; signal.signal(2, signal.SIG_IGN); {SLEEPER}")
+    services.stop()
+    assert not runs(service.process)
+
+
 def test_what_saves_when_it_is_stopped_has_time_for_it(services: Services, tmp_path: Path) -> None:
     saving = "trap 'sleep 1; touch saved; exit' TERM; touch ready; while :; do sleep 0.1; done"
     child = (
