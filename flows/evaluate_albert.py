@@ -234,8 +234,9 @@ def finetune(run: RecipeRun, model_folder: str, task_folder: str, task: str, see
     inputs = {"model_folder": model_folder, "task_folder": task_folder, "task": task}
     environment = SLOTS.get()
     try:
-        module = "albert_core.finetuning.finetune"
-        return run_stage(module, run, environment, **inputs, seed=str(seed))
+        return run_stage(
+            "albert_core.finetuning.finetune", run, environment, **inputs, seed=str(seed)
+        )
     finally:
         SLOTS.put(environment)
 

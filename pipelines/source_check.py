@@ -6,7 +6,7 @@ from itertools import islice
 from albert_core.stage.errors import SourceError
 from pipelines.config import ExampleSettings, SourceSettings
 from pipelines.examples.pairs import is_held_out
-from pipelines.readers import Unreadable, format_of, read_documents
+from pipelines.readers import LEFT_OUT, Unreadable, format_of, read_documents
 from pipelines.source_files import files_of
 
 _SMALL_BYTES = 1 << 20
@@ -35,7 +35,9 @@ def check_source(source: SourceSettings, examples: ExampleSettings) -> None:
                 reasons[record.reason] += 1
             else:
                 held_out[is_held_out(record.id, examples)] += 1
-    if reasons and not held_out and source.max_unreadable_share < 1:
+    # The rest of a larger folder that begins with pictures may well be text.
+    is_certain = is_small or LEFT_OUT.isdisjoint(reasons)
+    if reasons and not held_out and is_certain and source.max_unreadable_share < 1:
         why = ", ".join(f"{reason} {number}" for reason, number in reasons.items())
         raise SourceError(
             f"no record of the source can be read ({why} of {reasons.total()} looked at, beginning "

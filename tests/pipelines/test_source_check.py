@@ -9,6 +9,7 @@ from pipelines.config import ExampleSettings, SourceSettings
 from pipelines.source_check import check_source
 
 PICTURE = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\xff\xfe\x80"
+NOISE = b"\x00\xff\xfe\x80"
 
 
 def check(folder: Path) -> None:
@@ -23,13 +24,25 @@ def test_a_folder_with_text_passes_also_with_a_picture_in_it(tmp_path: Path) -> 
     check(tmp_path)
 
 
-@pytest.mark.parametrize("size", [1, 2 << 20])
-def test_a_folder_of_pictures_is_no_source(size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "large", "reason"),
+    [(PICTURE, PICTURE, "not_text"), (NOISE, NOISE * (1 << 19), "not_decodable")],
+)
+def test_a_folder_without_text_is_no_source(
+    content: bytes, large: bytes, reason: str, tmp_path: Path
+) -> None:
     for number in range(3):
-        (tmp_path / f"{number}.png").write_bytes(PICTURE)
-    (tmp_path / "large.png").write_bytes(PICTURE * size)
-    with pytest.raises(SourceError, match=r"no record .* can be read \(not_decodable \d of \d"):
+        (tmp_path / f"{number}.txt").write_bytes(content)
+    (tmp_path / "large.txt").write_bytes(large)
+    with pytest.raises(SourceError, match=rf"no record .* can be read \({reason} \d of \d"):
         check(tmp_path)
+
+
+def test_a_large_folder_may_begin_with_pictures(tmp_path: Path) -> None:
+    for number in range(9):
+        (tmp_path / f"{number}.png").write_bytes(PICTURE)
+    (tmp_path / "text.txt").write_text("The text. " * (1 << 17))
+    check(tmp_path)
 
 
 def test_three_small_files_are_too_few_to_hold_some_out(tmp_path: Path) -> None:
