@@ -11,6 +11,7 @@ import io
 import logging
 import re
 import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from email.message import EmailMessage
@@ -123,7 +124,25 @@ PANDOC_FORMATS: Final = {
 """Our name of a format -> pandoc's."""
 _PACKED: Final = frozenset({"docx", "epub", "odt", "pptx"})
 """Formats that are archives, not text."""
-_PROSE_FILTER: Final = Path(__file__).with_name("prose.lua")
+_PROSE_FILTER: Final = """
+local function nothing() return {} end
+local function content(element) return element.content end
+local function items(list)
+  local blocks = {}
+  for _, item in ipairs(list.content) do
+    for _, block in ipairs(item) do table.insert(blocks, block) end
+  end
+  return blocks
+end
+return {{
+  CodeBlock = nothing, RawBlock = nothing, RawInline = nothing, Table = nothing, Note = nothing,
+  Image = nothing, Figure = nothing, HorizontalRule = nothing, Strikeout = nothing,
+  BlockQuote = content, BulletList = items, OrderedList = items,
+  Emph = content, Strong = content, Underline = content, SmallCaps = content,
+  Math = function(math) if math.mathtype == "DisplayMath" then return {} end end,
+}}
+"""
+"""For pandoc: it keeps headings, paragraphs and the items of lists, without marks for emphasis."""
 _MAX_MEMORY: Final = "4G"
 _MAX_SECONDS: Final = 900
 
@@ -148,17 +167,21 @@ def _by_pandoc(format: str, content: bytes, encoding: str) -> str:  # noqa: A002
 
     if format not in _PACKED:
         content = decode_file(content, encoding, declared_encoding(content)).encode()
-    command = [
-        str(Path(pypandoc.__file__).with_name("files") / "pandoc"),  # not one of the PATH
-        *("+RTS", f"-M{_MAX_MEMORY}", "-RTS", "--sandbox", f"--lua-filter={_PROSE_FILTER}"),
-        *("--from", PANDOC_FORMATS[format], "--to", "plain", "--wrap", "none"),
-    ]
-    try:
-        done = subprocess.run(
-            command, input=content, capture_output=True, check=True, timeout=_MAX_SECONDS
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        raise UnreadableError(NOT_EXTRACTABLE) from error
+    with tempfile.NamedTemporaryFile("w", suffix=".lua") as prose_filter:
+        prose_filter.write(_PROSE_FILTER)
+        prose_filter.flush()
+        command = [
+            str(Path(pypandoc.__file__).with_name("files") / "pandoc"),  # not one of the PATH
+            *("+RTS", f"-M{_MAX_MEMORY}", "-RTS", "--sandbox"),
+            *(f"--lua-filter={prose_filter.name}", "--from", PANDOC_FORMATS[format]),
+            *("--to", "plain", "--wrap", "none"),
+        ]
+        try:
+            done = subprocess.run(
+                command, input=content, capture_output=True, check=True, timeout=_MAX_SECONDS
+            )
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            raise UnreadableError(NOT_EXTRACTABLE) from error
     return done.stdout.decode(errors="replace")
 
 
