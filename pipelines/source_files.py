@@ -285,11 +285,18 @@ def _matching(uri: str) -> Iterator[SourceFile]:
         found, base = fs.glob(path, detail=True), re.split(r"[*?[]", path)[0].rpartition("/")[0]
     else:
         return
+    left_out = Counter[str]()
     for each, info in found.items():
         name = str(each).removeprefix(base).lstrip("/")
-        hidden = any(part.startswith(".") for part in name.split("/"))
-        if not hidden and info["type"] == "file":
+        if any(part.startswith(".") for part in name.split("/")):
+            left_out["hidden files"] += 1
+        elif info["type"] == "file":
             yield _listed(name, str(fs.unstrip_protocol(each)), info)
+        elif info["type"] != "directory":
+            left_out["pipes, sockets and links to nothing"] += 1
+    if left_out:
+        numbers = ", ".join(f"{number} {what}" for what, number in left_out.items())
+        log.warning("%s: left out %s", redacted(uri), numbers)
 
 
 def _say_other_host(url: str, info: Mapping[str, Any]) -> None:

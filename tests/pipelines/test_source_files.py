@@ -100,10 +100,23 @@ def test_a_relative_source_is_named_from_where_it_was_given(
     assert storage.read_bytes(file.uri) == b"abc"
 
 
-def test_hidden_files_and_folders_are_left_out(source: str) -> None:
+def test_hidden_files_and_folders_are_left_out(
+    source: str, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in (".DS_Store", ".git/config", "AA/.wiki_02.tmp"):
         storage.write_bytes(storage.join(source, name), b"x")
     assert names(source) == sorted(FILES)
+    assert "left out 3 hidden files" in caplog.text
+
+
+def test_what_is_no_file_is_left_out_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.txt").write_text("abc")
+    (tmp_path / "link.txt").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    assert names(str(tmp_path)) == ["a.txt"]
+    assert "left out 2 pipes, sockets and links to nothing" in caplog.text
 
 
 @pytest.mark.parametrize(
