@@ -39,6 +39,6 @@ def test_what_one_machine_refreshed_another_finds_done_and_trains_on(tmp_path: P
             output[command] = done.stdout
     for stage in ("corpus", "vocab", "examples"):
         assert f"{stage}: done, wrote s3://albert/work/" in output["refresh"]
-        assert f"{stage}: done already (s3://albert/work/" in output["pretrain"]
+        assert f"done already, s3://albert/work/{stage}/" in output["pretrain"]
     assert "pretraining: done, wrote s3://albert/work/" in output["pretrain"]
     assert re.search(r"model +albert-tiny, version 1", output["pretrain"])
