@@ -115,7 +115,12 @@ def _moments(columns: Floats) -> Floats:
 def _pearson(sums: Floats) -> Floats:
     count, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
     count = np.maximum(count, 1)
-    spreads = [np.maximum(sq - s * s / count, 0.0) for s, sq in ((x, xx), (y, yy))]
+    spreads = [sq - s * s / count for s, sq in ((x, xx), (y, yy))]
+    # What is left of equal numbers is rounding.
+    spreads = [
+        np.where(spread > 1e-12 * sq, spread, 0.0)
+        for spread, sq in zip(spreads, (xx, yy), strict=True)
+    ]
     found = _ratio(xy - x * y / count, np.sqrt(spreads[0]) * np.sqrt(spreads[1]))
     return np.clip(found, -1.0, 1.0)
 

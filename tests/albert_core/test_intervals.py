@@ -53,6 +53,14 @@ def test_an_interval_contains_the_truth_about_19_times_in_20(name: str) -> None:
     assert coverage(name, 100)["now"] >= 0.88
 
 
+def test_a_correlation_of_what_is_equal_without_a_cluster_is_0() -> None:
+    """Sums leave rounding of the numbers that are equal."""
+    column = np.append(np.zeros(27), 1)
+    clusters = np.where(np.arange(28) == 26, 6, 5)
+    made = jackknife(METRICS["pearson"].of(column, column), clusters)
+    assert made.without[0] == 0
+
+
 @pytest.mark.parametrize("metric", sorted(set(METRICS) - {"spearman"}))
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
