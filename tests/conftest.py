@@ -37,6 +37,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name no test by the bytes of a file, which may hold the second in which it was packed.
+
+    Each worker collects for itself, and all must find the same names.
+    """
+    return "bytes" if isinstance(val, bytes) else None
+
+
 @pytest.fixture(autouse=True)
 def no_thread_is_left_at_work() -> Iterator[None]:
     """Fail a test that leaves a thread at work: it would meddle with one that knows nothing of it.
