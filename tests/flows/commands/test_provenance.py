@@ -345,7 +345,10 @@ def test_a_model_of_the_flow_and_of_two_ranks_is_rebuilt_by_one_command(
     different = typed("--anyway", f"--into={tmp_path}/other", "--json")
     assert different.returncode == 1
     stages = {each["stage"]: each for each in json.loads(different.stdout)["stages"]}
-    assert stages["corpus"]["causes"] == ["its input source_files has changed"]
+    assert stages["corpus"]["causes"] == [
+        "its input source_files has changed",
+        "source files: 1 changed (1.jsonl)",
+    ]
     assert not stages["pretraining"]["is_equal"]
 
 
