@@ -74,6 +74,12 @@ def first(deployed: Deployed) -> tuple[running.Order, str]:
     return order, deployed.run(order)
 
 
+@pytest.fixture(scope="module")
+def made(first: tuple[running.Order, str]) -> dict[str, str]:
+    """What that run made; a refresh that comes later adds an audit."""
+    return running.digests(first[0].work)
+
+
 def wait_for_checkpoint(work: Path) -> psutil.Process:
     """Return the training process as soon as it has written a checkpoint."""
     deadline = time.monotonic() + RUN_SECONDS
@@ -86,13 +92,12 @@ def wait_for_checkpoint(work: Path) -> psutil.Process:
 
 
 def test_a_repeated_run_takes_seconds_and_registers_nothing_new(
-    deployed: Deployed, first: tuple[running.Order, str]
+    deployed: Deployed, first: tuple[running.Order, str], made: dict[str, str]
 ) -> None:
     order, run_id = first
-    before = running.digests(order.work)
     again = deployed.run(order)
     assert "to do, because" not in deployed.api.log_of(again)
-    assert running.digests(order.work) == before
+    assert running.digests(order.work) == made
     assert deployed.num_versions(order) == 1
     refresh = deployed.run(order, "refresh-corpus")
     [due] = re.findall(r"(\w+): to do, because", deployed.api.log_of(refresh))
@@ -102,7 +107,7 @@ def test_a_repeated_run_takes_seconds_and_registers_nothing_new(
 
 
 def test_a_cancelled_run_saves_its_training_and_the_next_one_resumes(
-    deployed: Deployed, first: tuple[running.Order, str]
+    deployed: Deployed, made: dict[str, str]
 ) -> None:
     order = deployed.order("cancelled")
     run_id = deployed.start(order)
@@ -112,22 +117,22 @@ def test_a_cancelled_run_saves_its_training_and_the_next_one_resumes(
     assert not running.is_there(training)
     assert "told to stop: step" in deployed.api.log_of(run_id)
     deployed.run(order)
-    assert running.digests(order.work) == running.digests(first[0].work)
+    assert running.digests(order.work) == made
 
 
 def test_a_preempted_training_is_tried_again_in_the_same_run_and_resumes(
-    deployed: Deployed, first: tuple[running.Order, str]
+    deployed: Deployed, made: dict[str, str]
 ) -> None:
     order = deployed.order("preempted")
     run_id = deployed.start(order)
     wait_for_checkpoint(order.work).terminate()
     assert deployed.finish(run_id) == "COMPLETED"
     assert "ended with status 75" in deployed.api.log_of(run_id)
-    assert running.digests(order.work) == running.digests(first[0].work)
+    assert running.digests(order.work) == made
 
 
 def test_a_run_whose_process_is_killed_is_started_again_as_often_as_it_may_be(
-    deployed: Deployed, first: tuple[running.Order, str]
+    deployed: Deployed, made: dict[str, str]
 ) -> None:
     order = deployed.order("killed")
     run_id = deployed.start(order)
@@ -144,11 +149,11 @@ def test_a_run_whose_process_is_killed_is_started_again_as_often_as_it_may_be(
     time.sleep(90)  # in which a third start would have come
     assert deployed.api.state(run_id) == ("CRASHED", "Crashed")
     deployed.run(order)
-    assert running.digests(order.work) == running.digests(first[0].work)
+    assert running.digests(order.work) == made
 
 
 def test_of_two_runs_at_once_one_works_and_the_other_waits(
-    deployed: Deployed, first: tuple[running.Order, str]
+    deployed: Deployed, made: dict[str, str]
 ) -> None:
     """One by a worker and one by hand: limits of queues know nothing of the latter."""
     order = deployed.order("twice")
@@ -172,7 +177,7 @@ def test_of_two_runs_at_once_one_works_and_the_other_waits(
     lines = by_hand.stdout + by_hand.stderr + deployed.api.log_of(by_worker)
     assert re.search(r"is being made by process \d+ on .*, since .*: waiting", lines)
     assert lines.count("corpus: to do, because") == lines.count("pretraining: to do, because") == 1
-    assert running.digests(order.work) == running.digests(first[0].work)
+    assert running.digests(order.work) == made
     assert deployed.num_versions(order) == 1
 
 
@@ -193,7 +198,7 @@ def texts(deployed: Deployed) -> Iterator[str]:
 
 
 def test_the_text_is_made_in_the_pool_of_the_refresh(
-    deployed: Deployed, first: tuple[running.Order, str], texts: str
+    deployed: Deployed, made: dict[str, str], texts: str
 ) -> None:
     order = deployed.order("elsewhere")
     run_id = deployed.run(order)
@@ -202,7 +207,9 @@ def test_the_text_is_made_in_the_pool_of_the_refresh(
     for stage in ("corpus", "vocab", "examples"):
         assert f"{stage}: to do, because" not in deployed.api.log_of(run_id)
         assert f"{stage}: to do, because" in deployed.api.log_of(refresh["id"])
-    assert running.digests(order.work) == running.digests(first[0].work)
+    found = running.digests(order.work)
+    assert found.pop("audit")  # by the refresh
+    assert found == made
 
 
 def test_a_refresh_is_cancelled_with_the_run_that_waits_for_it(
