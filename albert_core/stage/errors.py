@@ -94,6 +94,8 @@ _NO_CREDENTIALS = {
     "botocore": {"NoCredentialsError", "PartialCredentialsError"},
     "google": {"DefaultCredentialsError"},
 }
+_REFUSED = (401, 403, 407)
+"""HTTP statuses by which a server asks for other credentials."""
 _OF_THE_DISK = {
     errno.ENOSPC: "make room",
     errno.EDQUOT: "make room, or raise the quota",
@@ -127,6 +129,11 @@ def explained(error: BaseException) -> str:
             return (
                 f"the store asks for credentials, and there are none ({redacted(str(cause))}). Set "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what else the store takes."
+            )
+        if getattr(cause, "status", None) in _REFUSED:
+            return (
+                f"the server refuses the request ({_line_of(cause)}). Give credentials that have "
+                "the right to it (FSSPEC_HTTP_CLIENT_KWARGS for http), or another address."
             )
         if _DAMAGED_DATABASE.search(str(cause)) or _is_of_damaged_rows(cause):
             return (

@@ -10,8 +10,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
 from sqlalchemy import create_engine, text
+from yarl import URL
 
 from albert_core.stage import errors
 from albert_core.stage.errors import (
@@ -24,6 +27,7 @@ from albert_core.stage.errors import (
     is_transient,
 )
 
+PAGE = URL("http://a/b")
 ERRORS = [
     kind
     for _, kind in inspect.getmembers(errors, inspect.isclass)
@@ -118,6 +122,14 @@ def test_an_error_that_was_dealt_with_is_no_cause(is_hidden: bool) -> None:
         (
             library_error("botocore.exceptions", "NoCredentialsError")(),
             "there are none .Unable to locate credentials.*AWS_ACCESS_KEY_ID",
+        ),
+        (
+            aiohttp.ClientResponseError(
+                aiohttp.RequestInfo(PAGE, "GET", CIMultiDictProxy(CIMultiDict()), PAGE),
+                (),
+                status=401,
+            ),
+            r"server refuses the request \(401.*http://a/b'\)\. Give credentials",
         ),
         (
             library_error("sqlite3", "DatabaseError", "database disk image is malformed")(),
