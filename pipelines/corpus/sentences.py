@@ -1,29 +1,30 @@
 """Pure: the sentences of a text, by the rules of its language.
 
-sentencex knows full stops and abbreviations, but takes a quotation for one sentence. So quotes are
-hidden from it: one that closes after a full stop becomes an exclamation mark, one that opens a
-sentence a blank, and any other a letter. Positions stay the same, and where sentencex ends a
-sentence the text is cut. Then what is no end is taken back: after an abbreviation that sentencex
-does not know, and before a lower-case letter (``"Oh!" cried she``).
+sentencex knows full stops and abbreviations, but takes a quotation for one sentence. So what
+misleads it is hidden, one character for another: a full stop after an abbreviation that it does not
+know becomes a blank, and so does a quote that opens a sentence; one that closes after a full stop
+becomes an exclamation mark, and any other quote a letter. Where sentencex ends a sentence the text
+is cut, except before a lower-case letter (``"Oh!" cried she``).
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
+from functools import cache
+from itertools import accumulate
 from typing import Final
 
 import sentencex
 
 _ENDS: Final = ".!?…。！？؟"
 _QUOTES: Final = '"“”„«»‹›「」『』'
-_CLOSING: Final = re.compile(
-    rf"""[)\]"'“’”»«›‹」』](?<=[{_ENDS}].)[)\]"'“’”»«›‹」』]*(?=\s|\Z)"""
-    rf"|[”」』](?<=[{_ENDS}].)"  # no blank follows in Chinese and Japanese
+_OPENING: Final = "\"'“„‘‚«»‹›「『("
+_CLOSING: Final = r""")\]"'“’”»«›‹」』"""
+_CLOSING_WITHOUT_BLANK: Final = "”」』"
+"""Closing quotes that no blank follows in Chinese and Japanese."""
+_BLANK: Final = " \xa0\u202f"
+_LOWER_CASE: Final = re.compile(
+    rf"[{_BLANK}{_OPENING}»›—–-]*[{''.join(filter(str.islower, map(chr, range(0x10000))))}]"
 )
-_CLOSING_IN_FRENCH: Final = re.compile(rf"[ \xa0\u202f](?<=[{_ENDS}].)»(?=\s|\Z)")
-_OPENING: Final = re.compile(
-    rf"""["'“„‘‚«»‹›「『(](?<![^\s{_ENDS}”」』].)["'“„‘‚«»‹›「『(]*[\xa0\u202f ]?(?=[^\W_])"""
-)
-_FIRST_LETTER: Final = re.compile(r"""[ \xa0\u202f"'“„‘‚«»‹›(—–-]*([^\W\d_])""")
 _ABBREVIATIONS: Final = {
     "ar": "د أ م",
     "de": "Hr Hrn Fr S",
@@ -38,15 +39,16 @@ _ABBREVIATIONS: Final = {
     ),
 }
 """Words that a full stop abbreviates in the middle of a sentence, beside those of sentencex."""
-_KNOWN: Final = {code: frozenset(words.split()) for code, words in _ABBREVIATIONS.items()}
 _WORDS: Final = {
-    "de": ("Art", "art"),
-    "en": ("ark", "art", "con", "id", "ill", "may", "me", "miss", "no", "ore"),
-    "es": ("mar", "no"),
-    "fr": ("art", "sec"),
-    "it": ("fin", "no", "re", "si", "via"),
+    "de": "Art art",
+    "en": "ark art con id ill may me miss no ore",
+    "es": "mar no",
+    "fr": "art sec",
+    "it": "fin no re si via",
 }
 """Ordinary words that sentencex takes for abbreviations, such as ``me`` for Maine."""
+_WITH_INITIALS: Final = frozenset({"fr", "ru"})
+"""Languages in which sentencex takes the initial of a name, ``V. Hugo``, for a sentence's end."""
 _WITH_ORDINALS: Final = frozenset({"de"})
 """Languages in which a full stop makes a small number an ordinal: ``im 19. Jahrhundert``."""
 
@@ -59,49 +61,81 @@ def split_sentences(text: str, language: str) -> list[str]:
         language: ISO 639 code; an unknown one is split by general rules.
     """
     # An empty line separates paragraphs for sentencex, which is faster on a whole text.
-    text = text.replace("\n", "\n\n")
-    return list(filter(None, map(str.strip, _parts(text, language))))
+    hidden = _hidden(text, language).replace("\n", "\n\n")
+    parts = [part for part in sentencex.segment(language, hidden) if part[0] != "\n"]
+    ends = frozenset(accumulate(map(len, text.split("\n"))))
+    return _cut(text.replace("\n", ""), parts, ends)
 
 
-def _parts(text: str, language: str) -> Iterator[str]:
-    """Yield ``text``, cut where a sentence ends."""
-    hidden = _hidden(text, language)
-    begin = end = 0
-    for part in filter(None, map(str.strip, sentencex.segment(language, hidden))):
-        end = hidden.index(part, end) + len(part)  # it leaves out some blanks
-        if _is_end(text, end, language):
-            yield text[begin:end]
+def _cut(text: str, parts: Iterable[str], paragraph_ends: frozenset[int]) -> list[str]:
+    """Return ``text`` cut where a part of it ends, unless a lower-case letter follows."""
+    sentences = []
+    begin = end = place = 0
+    for part in parts:
+        if part[0].isupper() or place in paragraph_ends or not _LOWER_CASE.match(text, end):
+            if sentence := text[begin:end].strip():
+                sentences.append(sentence)
             begin = end
-    yield text[begin:]
+        end = place + len(part.rstrip())
+        place += len(part)
+    if sentence := text[begin:].strip():
+        sentences.append(sentence)
+    return sentences
 
 
 def _hidden(text: str, language: str) -> str:
-    """Return ``text`` without what misleads sentencex; each sentence ends where it did."""
-    for word in _WORDS.get(language, ()):
-        text = text.replace(f" {word}. ", f" {'x' * len(word)}. ")
-    text = _CLOSING.sub(lambda found: "!" * len(found[0]), text)
-    if language == "fr":
-        text = _CLOSING_IN_FRENCH.sub("!!", text)
-    text = _OPENING.sub(lambda found: " " * len(found[0]), text)
+    """Return ``text`` without what misleads sentencex, character for character."""
+    for mark in _ENDS:
+        if mark in text:
+            text = _after_mark(mark, language).sub(_instead, text)
+    for quote in _OPENING:
+        if quote in text:
+            text = _opening(quote).sub(lambda found: " " * len(found[0]), text)
     for quote in _QUOTES:
         text = text.replace(quote, "x")
     return text
 
 
-def _is_end(text: str, end: int, language: str) -> bool:
-    """Return whether a sentence ends at ``end``, where sentencex sees one end."""
-    following = text[end : end + 2]
-    if following[:1] == "\n":
-        return True
-    if not following[1:].isupper():
-        first = _FIRST_LETTER.match(text, end)
-        if first and first[1].islower():
-            return False
-    if text[end - 1] != ".":
-        return True
-    word = text[text.rfind(" ", 0, end) + 1 : end - 1]
-    if word.isdecimal():
-        return len(word) > 2 or language not in _WITH_ORDINALS
-    if word in _WORDS.get(language, ()):
-        return not following[1:].isdecimal()
-    return word.lstrip("(\"'«“„»") not in _KNOWN.get(language, ())
+def _instead(found: re.Match[str]) -> str:
+    """Return what stands for a mark and the quotes that close behind it."""
+    if found.lastgroup:
+        return " "
+    return (found[0][0] + "!" * (len(found[0]) - 1)) if len(found[0]) > 1 else "!"
+
+
+@cache
+def _after_mark(mark: str, language: str) -> re.Pattern[str]:
+    """Return what finds a mark that ends no sentence, as a group, or that surely ends one.
+
+    It begins with the mark itself, which makes the search fast.
+    """
+    kinds = [rf"[{_CLOSING}]+(?=\s|\Z)", rf"[{_CLOSING}]*[{_CLOSING_WITHOUT_BLANK}]"]
+    if language == "fr":
+        kinds.append(rf"[{_BLANK}]»(?=\s|\Z)")
+    if mark == ".":
+        if language in _WORDS:
+            kinds.append(_word_before(_WORDS[language].split(), " ") + r"(?= [^\d.])")
+        abbreviations = _ABBREVIATIONS.get(language, "").split()
+        if language in _WITH_INITIALS:
+            abbreviations.append("[^\\W\\d_a-zß-ÿа-яё]")
+        if language in _WITH_ORDINALS:
+            abbreviations += [r"\d", r"\d\d"]
+        if abbreviations:
+            before = _word_before(abbreviations, " \n(\"'«“„»")
+            kinds.append(f"(?P<no_end>{before}(?=.))")
+    return re.compile(f"{re.escape(mark)}(?:{'|'.join(kinds)})")
+
+
+def _word_before(words: Iterable[str], before: str) -> str:
+    """Return a pattern for what stands behind one of the words and a mark.
+
+    Args:
+        words: patterns, all of a fixed width.
+        before: what may stand before the word, beside nothing.
+    """
+    return "(?:" + "|".join(f"(?<={word}.)(?<![^{before}]{word}.)" for word in words) + ")"
+
+
+@cache
+def _opening(quote: str) -> re.Pattern[str]:
+    return re.compile(rf"[{quote}](?<![^\s{_ENDS}”」』].)[{_OPENING}]*[{_BLANK}]?(?=[^\W_])")
