@@ -22,7 +22,10 @@ def main() -> int:
     work = servers.work
 
     def start() -> str:
+        from albert_core.tracking.server import create_database
+
         servers.prepare()
+        create_database(work / "mlflow.db")
         servers.start_mlflow(
             *("--backend-store-uri", f"sqlite:///{work / 'mlflow.db'}"),
             *("--no-serve-artifacts", "--default-artifact-root", str(work / "mlartifacts")),

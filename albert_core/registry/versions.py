@@ -26,7 +26,7 @@ from mlflow.exceptions import MlflowException
 
 from albert_core.conversion.model_files import check_model
 from albert_core.stage import storage
-from albert_core.stage.errors import RegistryError
+from albert_core.stage.errors import RegistryError, explained
 from albert_core.stage.lineage import SOURCE_FILES, Lineage, Result, place_in
 from albert_core.stage.manifest import MANIFEST, checked, digest_of, read_manifest
 from albert_core.stage.storage import TRACKING_URI, shown_tracking_uri, tracking_uri
@@ -82,9 +82,9 @@ def open_registry(work: str) -> Iterator[MlflowClient]:
     try:
         yield open_client(work)
     except MlflowException as error:
+        said = explained(error) or f"{error}. Check {TRACKING_URI} and that its server runs."
         raise RegistryError(
-            f"the registry at {shown_tracking_uri(work)} refuses or does not answer: {error}. "
-            f"Check {TRACKING_URI} and that its server runs."
+            f"the registry at {shown_tracking_uri(work)} refuses or does not answer: {said}"
         ) from error
 
 
@@ -174,8 +174,9 @@ def model_folder_of(model_uri: str, work: str) -> str:
         folder = _local_copy(files, client.tracking_uri, work) / "artifacts" / MODEL_ARTIFACT
     if not (folder / "config.json").exists():
         raise RegistryError(
-            f"{model_uri} holds no model folder in Hugging Face's layout: it was not registered "
-            "by this project. Give one that was, or a folder."
+            f"{model_uri} holds no model folder in Hugging Face's layout in {files}: it was not "
+            "registered by this project, or its files are gone. Put them back, or give another "
+            "version or a folder."
         )
     if digest := version.tags.get(DIGEST_TAG):
         check_model(str(folder), digest)

@@ -139,7 +139,7 @@ def tell_failure(error: Exception) -> int:
     passes = is_transient(error)
     message = str(error) if isinstance(error, AlbertError) else explained(error)
     if passes and not message:
-        said = redacted(f"{type(error).__name__}: {error}")
+        said = redacted(f"{type(error).__name__}: {error}".partition("\n")[0])
         message = f"a server or store is unavailable ({said})"
     if not message:
         raise error

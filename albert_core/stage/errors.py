@@ -99,6 +99,7 @@ _REFUSED = (401, 403, 407)
 _OF_THE_DISK = {
     errno.ENOSPC: "make room",
     errno.EDQUOT: "make room, or raise the quota",
+    errno.EFBIG: "raise the limit (`ulimit -f`), or take a disk for larger files",
     errno.EROFS: "give a folder that can be written to",
     errno.EACCES: "give this user the right to it, or another folder",
     errno.EPERM: "give this user the right to it, or another folder",
@@ -107,19 +108,33 @@ _OF_THE_DISK = {
     errno.EIO: "look at the disk, which fails",
 }
 """Numbers of errors that a user or a disk causes -> what to do."""
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 _TOLD_BY_A_WORKER = re.compile(r"\[Errno (\d+)\] [^\n]*")
 """Matches such an error in the text of another one."""
+_OF_A_DATABASE = {
+    "database or disk is full": errno.ENOSPC,
+    "attempt to write a readonly database": errno.EROFS,
+    "unable to open database file": errno.EACCES,
+    "disk I/O error": errno.EIO,
+}
+"""What SQLite says of such errors, which SQLAlchemy and MLflow take for outages."""
 _DAMAGED_DATABASE = re.compile(
-    r"database disk image is malformed|file is not a database|Could not decode to UTF-8 column"
+    r"database disk image is malformed|file is not a database|Could not decode to UTF-8 column|"
+    r"table \w+ already exists|no such table"
 )
 
 
 def is_transient(error: BaseException) -> bool:
     """Return whether the same call may succeed later, judged by the error and its causes.
 
-    A mistake in the settings never does, even if it shows as a server that does not answer.
+    A mistake in the settings never does, even if it shows as a server that does not answer; nor
+    does a database that is damaged or has no room.
     """
-    return not isinstance(error, ConfigError) and any(map(_is_outage, _causes(error)))
+    causes = list(_causes(error))
+    is_ours = isinstance(error, ConfigError) or any(
+        _said_of_database(cause) or _is_of_damage(cause) for cause in causes
+    )
+    return not is_ours and any(map(_is_outage, causes))
 
 
 def explained(error: BaseException) -> str:
@@ -135,21 +150,42 @@ def explained(error: BaseException) -> str:
                 f"the server refuses the request ({_line_of(cause)}). Give credentials that have "
                 "the right to it (FSSPEC_HTTP_CLIENT_KWARGS for http), or another address."
             )
-        if _DAMAGED_DATABASE.search(str(cause)) or _is_of_damaged_rows(cause):
+        if _is_of_damage(cause):
             return (
                 f"a database is damaged ({_line_of(cause)}). Put back a copy of mlflow.db or "
                 "prefect.db, or move it away: then its runs and versions are no longer listed."
             )
-        told = _TOLD_BY_A_WORKER.search(str(cause))
-        number = getattr(cause, "errno", None) or (int(told[1]) if told else None)
+        number, said = _fault_of_disk(cause)
         if number in _OF_THE_DISK:
-            said = redacted(told[0] if told else str(cause))
             return f"{said}: {_OF_THE_DISK[number]}, then run the same command: it goes on."
     return ""
 
 
-def _is_of_damaged_rows(error: BaseException) -> bool:
-    """Return whether a database's driver met bytes that are no text."""
+def lacks_room(error: BaseException) -> bool:
+    """Return whether a disk or a database takes nothing more, until somebody makes room."""
+    return any(_fault_of_disk(cause)[0] in _NO_ROOM for cause in _causes(error))
+
+
+def _fault_of_disk(error: BaseException) -> tuple[int, str]:
+    """Return number and message of a system's error, which other errors may tell of; 0: none."""
+    if of_database := _said_of_database(error):
+        return _OF_A_DATABASE[of_database], of_database
+    told = _TOLD_BY_A_WORKER.search(str(error))
+    number = getattr(error, "errno", None) or (int(told[1]) if told else 0)
+    return number, redacted(told[0] if told else str(error))
+
+
+def _said_of_database(error: BaseException) -> str:
+    """Return what SQLite says of its file, here or at a server; "" if it says nothing of it."""
+    if _package(type(error)) not in ("sqlite3", "sqlalchemy", "mlflow"):
+        return ""
+    return next((said for said in _OF_A_DATABASE if said in str(error)), "")
+
+
+def _is_of_damage(error: BaseException) -> bool:
+    """Return whether a database is damaged; also if its driver met bytes that are no text."""
+    if _DAMAGED_DATABASE.search(str(error)):
+        return True
     frames = traceback.walk_tb(error.__traceback__)
     return isinstance(error, UnicodeDecodeError) and any(
         str(frame.f_globals.get("__name__")).startswith("sqlalchemy.") for frame, _ in frames

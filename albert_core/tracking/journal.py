@@ -23,14 +23,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import IO, Any, Self, cast
+from typing import IO, Any, Self
 
 from mlflow import MlflowClient, entities
 from mlflow.exceptions import MlflowException
 
 from albert_core.stage import storage
 from albert_core.stage.credentials import redacted
-from albert_core.stage.errors import OutageError
+from albert_core.stage.errors import OutageError, lacks_room
 from albert_core.stage.manifest import digest_of
 from albert_core.stage.storage import TRACKING_URI, shown_tracking_uri
 from albert_core.tracking import server
@@ -39,7 +39,7 @@ JOURNALS = "mlflow_journals"
 """Folder in the work folder."""
 JOURNAL_TAG = "journal"
 """Tag of a run, by which it is found if the answer with its id was lost."""
-SENT, LIVING, ELSEWHERE = "sent", "living", "elsewhere"
+SENT, LIVING, ELSEWHERE, DAMAGED = "sent", "living", "elsewhere", "damaged"
 """What became of a journal; see `send_left`."""
 
 _MAX_ENTRIES = 1000
@@ -48,6 +48,7 @@ _RETRY_SECONDS = (1, 2, 4, 8, 16, 30, 30, 30, 30)
 """Pauses before the retries of an entry that fails while the server answers: the artifact store may
 be unavailable by itself."""
 _NOT_RETRIED = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED")
+_HEADER = {"server", "folder", "name", "tags", "time"}
 _NOT_BATCHED = {"artifact", "child", "dataset", "end", "model", "uses"}
 
 log = logging.getLogger("tracking")
@@ -268,10 +269,16 @@ class Journal:
         del self._unsent[: len(entries)]
 
     def _check_server(self, error: Exception) -> None:
-        """Raise ServerUnavailableError if the server does not answer, which explains ``error``."""
+        """Raise ServerUnavailableError if the server does not answer, which explains ``error``.
+
+        Nor does it take anything, for now, where its database or its disk is full.
+        """
         try:
             self._client.search_experiments(max_results=1)
+            is_full = lacks_room(error)
         except Exception:  # noqa: BLE001
+            is_full = True
+        if is_full:
             raise ServerUnavailableError(said(error)) from error
 
     def _do(self, entries: list[Entry]) -> None:
@@ -367,7 +374,8 @@ def send_left(work: str, folder: str = "", before: Path | None = None) -> Iterat
 
     Yields:
         For each journal: SENT; LIVING where another process or thread sends it, or just did; or
-        ELSEWHERE where it is meant for another tracking server.
+        ELSEWHERE where it is meant for another tracking server; or DAMAGED where its first line
+        names no run, and it is set aside.
 
     Raises:
         ServerUnavailableError: the server does not answer.
@@ -379,8 +387,14 @@ def send_left(work: str, folder: str = "", before: Path | None = None) -> Iterat
             continue
         with closing(journal):
             entries = journal.read()
-            if entries and entries[0].get("server") != shown_tracking_uri(work):
+            here = shown_tracking_uri(work)
+            if entries and entries[0].get("server", here) != here:
                 yield ELSEWHERE
+                continue
+            if entries and not entries[0].keys() >= _HEADER:
+                aside = path.replace(path.with_suffix(".damaged"))
+                log.warning("%s names no run: it is damaged, and set aside", aside)
+                yield DAMAGED
                 continue
             if entries:  # a power failure leaves an empty file
                 journal.send()
@@ -402,8 +416,9 @@ def send_journals(work: str) -> str:
             f"MLflow at {server} does not answer ({error}). Start it, or set {TRACKING_URI}; "
             "nothing is lost."
         ) from error
+    damaged = f"{found[DAMAGED]} damaged and set aside, " if found[DAMAGED] else ""
     return (
-        f"{found[SENT]} sent, {found[LIVING]} of living processes, {found[ELSEWHERE]} "
+        f"{found[SENT]} sent, {damaged}{found[LIVING]} of living processes, {found[ELSEWHERE]} "
         f"for another server than {server}; they are in {journal_folder(work)}"
     )
 
@@ -423,8 +438,9 @@ def _may_succeed(error: Exception) -> bool:
 
 def _parsed(line: bytes) -> Entry:
     """Return the entry of a line; an empty one if a power failure damaged the line."""
-    with suppress(ValueError):
-        return cast(Entry, json.loads(line))
+    with suppress(ValueError, RecursionError):
+        entry = json.loads(line)
+        return entry if isinstance(entry, dict) else {}
     return {}
 
 

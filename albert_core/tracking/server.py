@@ -8,6 +8,7 @@ registered version always do. Checkpoints stay where they are.
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 
 for _library in ("alembic", "mlflow"):
     logging.getLogger(_library).setLevel(logging.WARNING)
+# It prints the traceback of what it raises.
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns at every retry
 
 
@@ -70,11 +73,25 @@ def open_client(work: str) -> MlflowClient:
     path = uri.removeprefix("sqlite:///")
     if path == uri:
         return MlflowClient(uri, registry_uri)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock"):  # two processes that create the tables together break them
-        client = MlflowClient(uri, registry_uri)
-        client.search_experiments(max_results=1)
-    return client
+    create_database(Path(path))
+    return MlflowClient(uri, registry_uri)
+
+
+def create_database(path: Path) -> None:
+    """Create MLflow's database, if it is not there: whole or not at all.
+
+    MLflow cannot go on with a part of the tables, which a full disk, a kill or two processes that
+    create them together would leave.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock"):
+        if path.exists() and path.stat().st_size:
+            return
+        unfinished = path.with_name(f"{path.name}.new")
+        for left in (unfinished, Path(f"{unfinished}-journal")):  # by a killed process
+            left.unlink(missing_ok=True)
+        MlflowClient(f"sqlite:///{unfinished}").search_experiments(max_results=1)
+        unfinished.replace(path)
 
 
 def experiment_name() -> str:
@@ -110,7 +127,8 @@ def experiment_id(client: MlflowClient, work: str, name: str = "") -> str:
 def known_run_id(folder: str) -> str:
     """Return the id of the run of a stage's folder; empty if the folder does not have it yet."""
     uri = storage.join(folder, RUN_ID)
-    return storage.read_bytes(uri).decode().strip() if storage.exists(uri) else ""
+    noted = storage.read_bytes(uri).decode(errors="replace").strip() if storage.exists(uri) else ""
+    return noted if re.fullmatch(r"[\w-]+", noted) else ""  # a damaged one finds no run either
 
 
 def upload(client: MlflowClient, run_id: str, uri: str, artifact_folder: str | None) -> None:

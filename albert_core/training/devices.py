@@ -6,6 +6,7 @@ in one of them differ by rounding.
 """
 
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -15,12 +16,13 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from pydantic import TypeAdapter
+from pydantic import ValidationError
 
 from albert_core.config import Precision
 from albert_core.model.execution import device_here
 from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError
+from albert_core.stage.errors import ConfigError, IntegrityError
+from albert_core.stage.manifest import sealed, unsealed
 from albert_core.stage.results import Machine
 from albert_core.stage.settings import MEETING_FILE
 from albert_core.training.ranks import Ranks
@@ -30,7 +32,9 @@ _WAITS = timedelta(minutes=30)
 writes and reports, which takes it minutes; a lost connection is noticed at once."""
 MACHINES = "machines.json"
 """Beside a run's manifest: what it ran on, from its first process to its last."""
-_MACHINES = TypeAdapter(list[Machine])
+_LIST = "machines"
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -110,11 +114,20 @@ def note_machine(folder: str, world_size: int, device: torch.device) -> None:
     )
     before = noted_machines(folder)
     if now not in before:
-        content = _MACHINES.dump_json([*before, now], indent=1) + b"\n"
-        storage.write_bytes(storage.join(folder, MACHINES), content)
+        noted = [machine.model_dump() for machine in (*before, now)]
+        storage.write_bytes(storage.join(folder, MACHINES), sealed({_LIST: noted}))
 
 
 def noted_machines(folder: str) -> list[Machine]:
-    """Return what the run in ``folder`` computed on, each once; several if it was moved."""
+    """Return what the run in ``folder`` computed on, each once; several if it was moved.
+
+    Of a damaged list nothing is known any more, which is logged.
+    """
     uri = storage.join(folder, MACHINES)
-    return _MACHINES.validate_json(storage.read_bytes(uri)) if storage.exists(uri) else []
+    if not storage.exists(uri):
+        return []
+    try:
+        return [Machine(**each) for each in unsealed(uri)[_LIST]]
+    except (IntegrityError, KeyError, TypeError, ValidationError) as error:
+        log.warning("%s: what the run computed on before is not known any more (%s)", uri, error)
+        return []

@@ -64,6 +64,10 @@ def mlflow_error(code: str) -> Callable[[], Exception]:
     return make
 
 
+def database_error(said: str) -> Callable[[], Exception]:
+    return library_error("sqlalchemy.exc", "OperationalError", "select 1", {}, Exception(said))
+
+
 def caused_by(cause: BaseException, error: Exception) -> Exception:
     error.__cause__ = cause
     return error
@@ -79,7 +83,8 @@ def caused_by(cause: BaseException, error: Exception) -> Exception:
             "botocore.exceptions", "EndpointConnectionError", endpoint_url="http://store"
         ),
         library_error("requests.exceptions", "ConnectTimeout", "no answer"),
-        library_error("sqlalchemy.exc", "OperationalError", "select 1", {}, Exception("closed")),
+        database_error("closed"),
+        database_error("database is locked"),
         mlflow_error("TEMPORARILY_UNAVAILABLE"),
         lambda: OSError(errno.EBUSY, "SlowDown"),
         lambda: caused_by(refused(), RegistryError("the registry does not answer")),
@@ -99,6 +104,8 @@ def test_an_outage_is_transient(make: Callable[[], Exception]) -> None:
         mlflow_error("RESOURCE_DOES_NOT_EXIST"),
         lambda: caused_by(ValueError("a defect"), RegistryError("refused")),
         lambda: caused_by(refused(), ConfigError("nothing answers at this address")),
+        lambda: caused_by(database_error("database or disk is full")(), RegistryError("refused")),
+        database_error("table datasets already exists"),
     ],
 )
 def test_a_mistake_is_not_transient(make: Callable[[], Exception]) -> None:
@@ -123,6 +130,7 @@ def test_an_error_that_was_dealt_with_is_no_cause(is_hidden: bool) -> None:
             library_error("botocore.exceptions", "NoCredentialsError")(),
             "there are none .Unable to locate credentials.*AWS_ACCESS_KEY_ID",
         ),
+        (database_error("database or disk is full")(), "^database or disk is full: make room"),
         (
             aiohttp.ClientResponseError(
                 aiohttp.RequestInfo(PAGE, "GET", CIMultiDictProxy(CIMultiDict()), PAGE),

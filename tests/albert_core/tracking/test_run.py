@@ -1,13 +1,15 @@
 """Runs in MLflow, on a SQLite file of their own."""
 
+import errno
 import logging
 import os
+import sqlite3
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +91,11 @@ def test_a_run_that_the_server_does_not_have_is_replaced(work: str, client: Mlfl
     with TrackedRun(work, folder, "gone") as run:
         assert run.run_id not in (None, first.run_id)
     assert storage.read_bytes(f"{folder}/{RUN_ID}").decode() == run.run_id
-    storage.write_bytes(f"{folder}/{RUN_ID}", b"0" * 32)
-    with TrackedRun(work, folder, "gone") as unknown:
-        assert unknown.run_id not in (None, "0" * 32)
-    assert (run.num_failures, unknown.num_failures) == (0, 0)
+    for noted in (b"0" * 32, b"\xff/.."):
+        storage.write_bytes(f"{folder}/{RUN_ID}", noted)
+        with TrackedRun(work, folder, "gone") as unknown:
+            assert unknown.run_id not in (None, "0" * 32)
+        assert (run.num_failures, unknown.num_failures) == (0, 0)
 
 
 def test_one_refused_entry_does_not_hold_up_the_next(work: str, client: MlflowClient) -> None:
@@ -105,21 +108,26 @@ def test_one_refused_entry_does_not_hold_up_the_next(work: str, client: MlflowCl
     assert history(client, run.run_id, "loss") == [(1, 1.0)]
 
 
-def test_an_artifact_store_that_is_unavailable_for_a_while_gets_all_files(
-    work: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error", [ConnectionError("the bucket does not answer"), OSError(errno.ENOSPC, "no space")]
+)
+def test_an_artifact_store_that_takes_nothing_for_a_while_gets_all_files(
+    error: Exception, work: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries, real = [], server.upload
 
     def upload(*given: Any) -> None:
         tries.append(given)
         if len(tries) < 5:
-            raise ConnectionError("the bucket does not answer")
+            raise error
         real(*given)
 
     monkeypatch.setattr(server, "upload", upload)
     monkeypatch.setattr(journal, "_RETRY_SECONDS", (0.1,) * 4)
+    monkeypatch.setattr(tracked_run_module, "RETRY_SECONDS", 0.0)
     Path(work, "report.txt").write_text("all is well")
-    run = TrackedRun(work, f"{work}/away-store", "away-store")
+    folder = f"{work}/away-{type(error).__name__}"
+    run = TrackedRun(work, folder, "away-store")
     run.log_artifact(f"{work}/report.txt")
     run.log_metrics(1, {"loss": 1.0})
     deadline = time.monotonic() + 60
@@ -181,6 +189,9 @@ def test_processes_that_start_together_make_one_whole_database(tmp_path: Path) -
         "work = sys.argv[1]; print(experiment_id(open_client(work), work))"
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW")}
+    left = tmp_path / "mlflow.db.new"
+    with closing(sqlite3.connect(left)) as half:  # of a process that was killed meanwhile
+        half.execute("create table datasets (name text)")
     started = [
         subprocess.Popen(
             [sys.executable, "-c", code, str(tmp_path)],

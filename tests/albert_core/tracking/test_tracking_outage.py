@@ -222,13 +222,15 @@ def test_a_journal_without_a_header_holds_up_no_other(
     begun = left.with_suffix(".tmp")
     begun.touch()  # of a process that was killed as it began
     (left.parent / "1-host-2~pretraining-a.jsonl").touch()
+    (left.parent / "1-host-3~pretraining-a.jsonl").write_text("[]\n")
     with monkeypatch.context() as full:
         full.setattr(os, "pwrite", lambda file, line, at: 0)
         with pytest.raises(OSError, match="No space left"):
             Journal.begin(work, folder, {"name": "full"})
-    send_journals(work)
+    assert "2 sent, 1 damaged and set aside" in send_journals(work)
     assert run_of(client, folder).info.status == "KILLED"
-    assert list(left.parent.iterdir()) == [begun]
+    damaged = left.parent / "1-host-3~pretraining-a.damaged"
+    assert sorted(left.parent.iterdir()) == sorted([begun, damaged])
 
 
 def test_a_journal_that_comes_late_adds_its_points_and_ends_nothing(

@@ -17,6 +17,7 @@ from albert_core.stage.command import RUN_AGAIN_STATUS, RunAgain
 from albert_core.stage.errors import ConfigError, TrainingError
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.training import pretrain, pretraining
+from albert_core.training.devices import MACHINES
 from albert_core.training.held_out import evaluate
 from albert_core.training.step import TrainState
 from pipelines import make_examples, train_vocab
@@ -95,7 +96,7 @@ def test_too_many_skipped_updates_in_a_row_end_the_run_and_leave_its_checkpoint(
 @pytest.mark.parametrize(
     ("step", "is_truncated"),
     [(0, False), (5, False), (9, True)],
-    ids=["newest checkpoint", "a later one", "newest but one, as that is truncated"],
+    ids=["newest checkpoint", "a later one", "newest but one, as that and a list are truncated"],
 )
 def test_a_run_told_to_stop_amid_an_update_saves_what_was_before_and_goes_on_as_if_never_stopped(
     step: int,
@@ -119,8 +120,12 @@ def test_a_run_told_to_stop_amid_an_update_saves_what_was_before_and_goes_on_as_
     around_step(lambda _: None)
     if is_truncated:
         newest.write_bytes(newest.read_bytes()[:1000])
+        machines = newest.parents[2] / MACHINES
+        machines.write_bytes(machines.read_bytes()[:10])
     resumed = train(examples, tmp_path)
     assert (f"passing over {newest.parent}: " in caplog.text) == is_truncated
+    assert ("computed on before is not known" in caplog.text) == is_truncated
+    assert len(result_of(resumed).machines) == 1
     assert ("step-00000008" if is_truncated else newest.parent.name) in caplog.text.partition(
         "resuming from "
     )[2].partition("\n")[0]
