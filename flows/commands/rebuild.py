@@ -231,7 +231,7 @@ def _source_changes(corpus: graph.Result, call: provenance.Call, anyway: bool) -
     then = source_files(corpus)
     if then is None:
         return ["its list of source files is gone, so they can't be checked first"]
-    now = list_source(SourceSettings.read(call.recipe["source"], corpus.uri))
+    now = list_source(SourceSettings.read(call.recipe["source"], corpus.uri)).files
     changes = describe_changes(*([replace(file, modified="") for file in f] for f in (then, now)))
     if changes and not anyway:
         raise SourceError(

@@ -145,6 +145,9 @@ READERS: dict[str, Reader] = {
     "parquet": Reader(
         tables.read_parquet, endings=(".parquet",), begins=re.compile(rb"PAR1").match
     ),
+    "arrow": Reader(
+        tables.read_arrow, endings=(".arrow", ".feather"), begins=re.compile(rb"ARROW1").match
+    ),
     "warc": Reader(
         warc.read,
         endings=(".warc", ".arc", ".wet"),

@@ -1,10 +1,10 @@
-"""Tables: JSON lines, such as Dolma's, CSV and Parquet, with a text and perhaps an id field."""
+"""Tables with a text and perhaps an id field: JSON lines, such as Dolma's, CSV, Parquet, Arrow."""
 
 import csv
 import io
 import json
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +20,8 @@ from pipelines.readers.record import (
     unreadable,
 )
 
-NOT_JSON, NOT_CSV, NOT_PARQUET = "not_json", "not_csv", "not_parquet"
+NOT_JSON, NOT_CSV = "not_json", "not_csv"
+NOT_PARQUET, NOT_ARROW = "not_parquet", "not_arrow"
 NO_TEXT_FIELD = "no_text_field"
 
 _ROWS_PER_BATCH = 64
@@ -97,6 +98,53 @@ def read_parquet(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
             row += 1
     except (pa.ArrowException, OSError, ValueError):
         yield unreadable(NOT_PARQUET, row)
+
+
+_ARROW_FILE: Final = b"ARROW1\0\0"
+"""Begins an Arrow file, which is a stream with an index behind it."""
+_BYTES_OF: Final = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+
+
+def read_arrow(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+    """Yield a document for each row of an Arrow stream or file; its offset is the row's number.
+
+    One that breaks off is "not_arrow" after the batches before the break.
+    """
+    row = 0
+    try:
+        if cast(io.BufferedReader, file).peek(len(_ARROW_FILE)).startswith(_ARROW_FILE):
+            file.read(len(_ARROW_FILE))
+        table = pa.ipc.open_stream(file)
+        if not _has_text(table.schema, settings.text_field):
+            yield unreadable(NO_TEXT_FIELD, 0)
+            return
+        for batch in table:
+            for text, key in _checked_rows(batch, settings):
+                yield _of_row(row, text, key, settings)
+                row += 1
+    except (pa.ArrowException, OSError, ValueError, MemoryError):
+        yield unreadable(NOT_ARROW, row)
+
+
+def _checked_rows(
+    batch: pa.RecordBatch, settings: SourceSettings
+) -> Iterator[tuple[bytes | None, Any]]:
+    """Yield the text and the id of each row, after a look at what says where they lie.
+
+    Raises:
+        ArrowException: they lie outside the batch.
+    """
+    texts = batch.column(settings.text_field)
+    texts = texts.view(_BYTES_OF.get(texts.type, texts.type))  # bad UTF-8 is found row by row
+    has_key = batch.schema.names.count(settings.id_field) == 1
+    keys = batch.column(settings.id_field) if has_key else pa.nulls(len(texts))
+    for column in (texts, keys):
+        column.validate(full=True)
+    for begin in range(0, len(texts), _ROWS_PER_BATCH):
+        some = texts.slice(begin, _ROWS_PER_BATCH).cast(pa.large_binary())
+        yield from zip(
+            some.to_pylist(), keys.slice(begin, _ROWS_PER_BATCH).to_pylist(), strict=True
+        )
 
 
 def _has_text(schema: pa.Schema, name: str) -> bool:

@@ -7,7 +7,8 @@ from tests.made_results import made_result
 
 ACCOUNTS = {
     "corpus": [
-        Account(what="documents", total=1000, kept=900, dropped={"too_short": 60, "duplicate": 40})
+        Account(what="documents", total=1000, kept=900, dropped={"too_short": 60, "duplicate": 40}),
+        Account(what="source files", total=9, kept=8, dropped={"broken_link": 1}),
     ],
     "examples": [
         Account(what="documents", total=900, kept=890, dropped={"too_short": 10}),

@@ -31,6 +31,7 @@ def test_the_report_has_the_numbers_of_every_stage() -> None:
     accounts = "2,000,000 in = 1,990,000 kept, 10,000 dropped (overflow 10,000)"
     gate = "0.1250 against 0.1000 of version 2: +0.0250 [+0.0050, +0.0450]"
     expected = {
+        "files left out, broken link": "1",
         "documents read": "1,000",
         "documents kept": "900",
         "  dropped, too short": "60",

@@ -3,6 +3,7 @@ import importlib.metadata
 import json
 import os
 from pathlib import Path
+from unittest.mock import ANY
 from uuid import uuid4
 
 import pytest
@@ -37,12 +38,12 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def names(uri: str, file_share: float = 1.0) -> list[str]:
-    return [file.name for file in list_source(SourceSettings(uri=uri, file_share=file_share))]
+    return [file.name for file in list_source(SourceSettings(uri=uri, file_share=file_share)).files]
 
 
 def test_a_folder_is_all_its_files_by_name(source: str) -> None:
     assert names(source) == names(f"{source}/") == sorted(FILES)
-    for file in list_source(SourceSettings(uri=source)):
+    for file in list_source(SourceSettings(uri=source)).files:
         assert file.num_bytes == len(FILES[file.name])
         assert file.sha256 == storage.sha256_of(file.uri)
         assert file.modified
@@ -83,7 +84,7 @@ def test_names_and_digests_do_not_change_when_the_source_moves(tmp_path: Path) -
         for name, content in FILES.items():
             storage.write_bytes(str(folder / name), content)
         for uri in (str(folder), f"{folder}/**"):
-            files = list_source(SourceSettings(uri=uri))
+            files = list_source(SourceSettings(uri=uri)).files
             digests.add(tuple((file.name, file.sha256) for file in files))
     assert len(digests) == 1
 
@@ -94,29 +95,56 @@ def test_a_relative_source_is_named_from_where_it_was_given(
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "a.txt").write_text("abc")
     monkeypatch.chdir(tmp_path)
-    [file] = list_source(SourceSettings(uri="source"))
+    [file] = list_source(SourceSettings(uri="source")).files
     monkeypatch.chdir("/")
     assert file.name == "a.txt"
     assert storage.read_bytes(file.uri) == b"abc"
 
 
-def test_hidden_files_and_folders_are_left_out(
-    source: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_hidden_files_are_skipped_and_counted(source: str) -> None:
     for name in (".DS_Store", ".git/config", "AA/.wiki_02.tmp"):
         storage.write_bytes(storage.join(source, name), b"x")
-    assert names(source) == sorted(FILES)
-    assert "left out 3 hidden files" in caplog.text
+    for uri in (source, f"{source}/**"):
+        listing = list_source(SourceSettings(uri=uri))
+        assert [file.name for file in listing.files] == sorted(FILES)
+        assert listing.skipped == ({"hidden": 3} if uri == source else ANY)
 
 
-def test_what_is_no_file_is_left_out_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_files_of_a_dataset_are_read_and_what_describes_it_is_skipped(source: str) -> None:
+    for name in ("train/data-0.arrow", "train/cache-1.arrow", "train/state.json"):
+        storage.write_bytes(storage.join(source, "set", name), b"x")
+    for name in ("set/dataset_dict.json", "set/train/dataset_info.json", "BB/state.json"):
+        storage.write_bytes(storage.join(source, name), b"x")
+    listing = list_source(SourceSettings(uri=source))
+    read = sorted([*FILES, "BB/state.json", "set/train/data-0.arrow"])
+    assert [file.name for file in listing.files] == read
+    assert listing.skipped == {"beside_dataset": 4}
+
+
+@pytest.mark.parametrize("glob", ["", "/**"])
+def test_every_entry_of_a_folder_is_read_or_counted_under_its_reason(
+    tmp_path: Path, glob: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "a.txt").write_text("abc")
-    (tmp_path / "link.txt").symlink_to("nowhere")
+    links = {"b.txt": "a.txt", "up": "..", "gone": "nowhere", "x": "y", "y": "x", "p": "pipe"}
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
     os.mkfifo(tmp_path / "pipe")
-    assert names(str(tmp_path)) == ["a.txt"]
-    assert "left out 2 pipes, sockets and links to nothing" in caplog.text
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad-\xff.txt")).write_text("text")
+    listing = list_source(SourceSettings(uri=f"{tmp_path}{glob}"))
+    assert [(file.name, file.num_bytes) for file in listing.files] == [("a.txt", 3), ("b.txt", 3)]
+    reasons = {"broken_link": 3, "linked_folder": 1, "name_not_utf8": 1, "special_file": 2}
+    assert listing.skipped == reasons
+    assert "left out 3 broken_link, 1 linked_folder, 1 name_not_utf8, 2 spec" in caplog.text
+
+
+def test_a_folder_that_may_not_be_listed_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, _: not path.endswith("closed"))
+    with pytest.raises(SourceError, match="closed may not be listed"):
+        names(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -144,24 +172,22 @@ def test_a_source_that_is_not_one_says_what_to_give(
             clean_corpus.find_done(settings, CleaningSettings(), str(tmp_path))
 
 
-def test_a_name_that_is_not_utf8_is_said_with_the_file(tmp_path: Path) -> None:
-    Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad-\xff.txt")).write_text("text")
-    with pytest.raises(SourceError, match=r"/bad-\\xff\.txt is not UTF-8 .*Rename the file"):
-        names(str(tmp_path))
-
-
 def test_a_larger_sample_holds_the_smaller_one(tmp_path: Path) -> None:
     for number in range(100):
         (tmp_path / f"{number}.txt").touch()
     tenth, half, again = (names(str(tmp_path), share) for share in (0.1, 0.5, 0.5))
     assert 0 < len(tenth) < 25
+    listing = list_source(SourceSettings(uri=str(tmp_path), file_share=0.1))
+    assert listing.skipped == {"not_in_sample": 100 - len(tenth)}
     assert 35 < len(half) < 65
     assert half == again
     assert set(tenth) < set(half)
 
 
 def test_several_sources_are_named_by_their_folders(source: str) -> None:
-    files = list_source(SourceSettings(uri=[f"{source}/AA", f"{source}/BB/*", f"{source}/a.txt"]))
+    files = list_source(
+        SourceSettings(uri=[f"{source}/AA", f"{source}/BB/*", f"{source}/a.txt"])
+    ).files
     assert [file.name for file in files] == ["AA/wiki_00", "AA/wiki_01", "BB/wiki_00", "a.txt"]
 
 
@@ -171,7 +197,7 @@ def test_a_file_of_the_same_size_and_time_is_not_read_again(
     for name, content in FILES.items():
         storage.write_bytes(str(tmp_path / name), content)
     settings = SourceSettings(uri=str(tmp_path))
-    before = list_source(settings)
+    before = list_source(settings).files
     storage.write_bytes(str(tmp_path / "a.txt"), b"xyz")
     read: list[str] = []
     digest = storage.sha256_of
@@ -181,15 +207,15 @@ def test_a_file_of_the_same_size_and_time_is_not_read_again(
         return digest(uri)
 
     monkeypatch.setattr(storage, "sha256_of", noted)
-    after = list_source(settings, before)
+    after = list_source(settings, before).files
     assert [Path(uri).name for uri in read] == ["a.txt"]
-    assert after == list_source(settings)
+    assert after == list_source(settings).files
 
 
 def test_the_installed_distributions_are_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
     only = [importlib.metadata.distribution("pytest")]
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: only)
-    files = list_source(SourceSettings(uri=INSTALLED_PYTHON))
+    files = list_source(SourceSettings(uri=INSTALLED_PYTHON)).files
     found = {file.name for file in files}
     assert "_pytest/fixtures.py" in found
     assert sum(name.endswith(".dist-info/METADATA") for name in found) == 1

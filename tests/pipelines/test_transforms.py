@@ -23,6 +23,7 @@ from albert_core.stage.manifest import Manifest, read_manifest
 from albert_core.stage.results import CorpusResult
 from albert_core.text.records import Document
 from pipelines import clean_corpus
+from pipelines.clean_corpus import FILES
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.engine import runner
 from pipelines.engine.engines import Engine
@@ -64,10 +65,12 @@ def counters(result: Any) -> dict[str, dict[str, int]]:
 
 
 def accounts(*manifests: str) -> dict[str, dict[str, int]]:
-    """Return the accounts of manifests as the counters name them."""
+    """Return the accounts of manifests that pipelines count, as the counters name them."""
     found = {}
     for manifest in map(read_manifest, manifests):
         for account in manifest.accounts:
+            if account.what == FILES:
+                continue
             what = account.what.partition(",")[0].replace(" ", "_")
             by_name = Counter(kept=account.kept, **account.dropped)
             found[f"albert.{manifest.stage}.{what}"] = dict(+by_name)

@@ -16,6 +16,7 @@ from tests.pipelines.readers.reading import (
     DUMP_HEADER,
     WIKI,
     Outcome,
+    arrow,
     article,
     dump,
     json_lines,
@@ -204,6 +205,8 @@ TEXTS = [document(number, 5) for number in range(90)]
 NUMBERED: list[Outcome] = [(f"#row-{n}", text) for n, text in enumerate(TEXTS)]
 WORDS = ["Größe.", "Two.", "Two."]
 KINDS = (pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string()))
+KEYED: list[Outcome] = [("#7", "Größe."), ("#row-1", "Two."), ("#9", "Two.")]
+ARROW_KINDS = (pa.ipc.new_stream, pa.ipc.new_file)
 PARQUET = [
     *(
         of(
@@ -219,7 +222,7 @@ PARQUET = [
     of(parquet({"text": TEXTS}, row_group_size=40), *NUMBERED),
     of(
         parquet({"text": WORDS, "id": [7, None, 9]}),
-        *(("#7", "Größe."), ("#row-1", "Two."), ("#9", "Two.")),
+        *KEYED,
     ),
     *(
         of(
@@ -253,6 +256,25 @@ PARQUET = [
         for content in (b"", b"{}\n" * 100, gzip.compress(parquet({"text": ["T."]})))
     ),
     *(of(parquet({"text": TEXTS})[:length], (0, "not_parquet")) for length in (9, 900, -9)),
+]
+
+OUTSIDE = arrow({"text": ["x" * 0x0A0B]}).replace(b"\x0b\x0a\0\0", b"\x0b\x0a\0\x0f")
+"""A table that says that its text ends outside of it."""
+ARROW = [
+    *(of(arrow({"text": TEXTS}, kind=kind), *NUMBERED) for kind in ARROW_KINDS),
+    *(
+        of(arrow({"id": [7, None, 9], "text": pa.array(WORDS).cast(kind)}), *KEYED)
+        for kind in KINDS
+    ),
+    of(arrow({"body": ["T."]}), (0, "no_text_field")),
+    of(
+        arrow({"text": pa.array([b"One.", None, b"\xff", b"x" * 2000, b"Two."])}),
+        *(("#row-0", "One."), (1, "no_text_field"), (2, "not_utf8"), (3, "too_large")),
+        ("#row-4", "Two."),
+        max_document_mb=0.001,
+    ),
+    of(arrow({"text": TEXTS})[:-900], *NUMBERED[:80], (80, "not_arrow")),
+    *(of(content, (0, "not_arrow")) for content in (b"", b"{}\n" * 100, OUTSIDE)),
 ]
 
 FIRST, SECOND = (web_record(f"http://a/{n}", web_page(f"Größe {n}.").encode()) for n in (1, 2))
@@ -545,6 +567,7 @@ EXAMPLES: dict[SourceFormat, list[Example]] = {
     "wiki-extracted": EXTRACTED,
     "jsonl": JSONL,
     "parquet": PARQUET,
+    "arrow": ARROW,
     "warc": WEB,
     "gutenberg": GUTENBERG,
     "paragraphs": BLOCKS,

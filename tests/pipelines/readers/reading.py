@@ -92,6 +92,15 @@ def parquet(columns: dict[str, Any], **options: Any) -> bytes:
     return content.getvalue()
 
 
+def arrow(columns: dict[str, Any], *, kind: Any = pa.ipc.new_stream, rows: int = 40) -> bytes:
+    """Return a table as an Arrow stream or file, in batches of some rows."""
+    content = io.BytesIO()
+    table = pa.table(columns)
+    with kind(content, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return content.getvalue()
+
+
 WIKI = b"""<doc id="12" url="https://x/wiki?curid=12" title="Anarchism">
 Anarchism
 
