@@ -1,15 +1,25 @@
 """Settings of the model, pretraining, fine-tuning and the registry."""
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from albert_core.stage.settings import Settings
+from albert_core.stage.settings import Settings, has_fast_bfloat16
 
 Sharing = Literal["all", "attention", "ffn", "none"]
 Activation = Literal["gelu_new", "gelu", "relu", "tanh", "linear"]
 Schedule = Literal["linear", "constant", "google"]
 Precision = Literal["float32", "bfloat16"]
+
+
+def _decided(asked: Any) -> Any:
+    if asked != "auto":
+        return asked
+    return "bfloat16" if has_fast_bfloat16() else "float32"
+
+
+AskedPrecision = Annotated[Precision, BeforeValidator(_decided)]
+"""Or "auto", which is decided where the settings are read, so that keys have what was decided."""
 
 
 class ModelSettings(Settings, use_attribute_docstrings=True):
@@ -116,8 +126,9 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     weight_decay: float = Field(0.01, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     """global norm"""
-    precision: Precision = "float32"
-    """of the matrix products; weights stay float32"""
+    precision: AskedPrecision = "float32"
+    """of the matrix products; weights stay float32. auto: bfloat16 where this machine's GPUs, or
+    else its processor, multiply in it themselves"""
     activation_checkpointing: bool = False
     """compute activations again in the backward pass: less memory"""
     compile: bool = False
@@ -242,8 +253,9 @@ class FinetuningSettings(TaskHyperparameters):
     schedule: Schedule = "linear"
     weight_decay: float = Field(0.01, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
-    precision: Precision = "float32"
-    """of the matrix products; weights stay float32"""
+    precision: AskedPrecision = "float32"
+    """of the matrix products; weights stay float32. auto: bfloat16 where this machine's GPUs, or
+    else its processor, multiply in it themselves"""
     deterministic: bool = False
     """the same bits each time on CUDA too, by slower algorithms; a CPU always gives them"""
     patience: int = Field(0, ge=0)

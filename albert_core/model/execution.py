@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from albert_core.config import Precision
 from albert_core.stage.errors import ConfigError
-from albert_core.stage.settings import VISIBLE, visible_devices
+from albert_core.stage.settings import VISIBLE, has_fast_bfloat16, visible_devices
 
 IGNORED = -100
 """The label of padding: it adds nothing to a loss, and no prediction can equal it."""
@@ -130,6 +130,12 @@ def device_here(
         if local_rank == 0:
             threads = torch.get_num_threads()
             log.info("on the CPU, %d threads, products in %s", threads, precision)
+            if precision == "bfloat16" and not has_fast_bfloat16():
+                log.warning(
+                    "this processor has no products in bfloat16, and an update may take many times "
+                    'as long as with precision = "float32" (training.precision, '
+                    "finetuning.precision)"
+                )
         return torch.device("cpu")
     name = torch.cuda.get_device_name()
     if precision == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):

@@ -108,7 +108,12 @@ _OF_THE_DISK = {
     errno.EIO: "look at the disk, which fails",
 }
 """Numbers of errors that a user or a disk causes -> what to do."""
+MORE_MEMORY = "lower micro_batch_size, ALBERT_WORKERS or what else runs here, or take more memory"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+_NO_MEMORY = re.compile(
+    r"can't allocate memory|Cannot allocate memory|out of memory", re.IGNORECASE
+)
+"""Matches what torch and the system say of memory."""
 _TOLD_BY_A_WORKER = re.compile(r"\[Errno (\d+)\] [^\n]*")
 """Matches such an error in the text of another one."""
 _OF_A_DATABASE = {
@@ -155,6 +160,9 @@ def explained(error: BaseException) -> str:
                 f"a database is damaged ({_line_of(cause)}). Put back a copy of mlflow.db or "
                 "prefect.db, or move it away: then its runs and versions are no longer listed."
             )
+        if isinstance(cause, MemoryError) or _NO_MEMORY.search(str(cause)):
+            told = _line_of(cause) or type(cause).__name__
+            return f"memory ran out ({told}): {MORE_MEMORY}, then run the same command: it goes on."
         number, said = _fault_of_disk(cause)
         if number in _OF_THE_DISK:
             return f"{said}: {_OF_THE_DISK[number]}, then run the same command: it goes on."

@@ -5,6 +5,7 @@ import difflib
 import os
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -137,6 +138,11 @@ TRAINING_HOSTS = "ALBERT_TRAINING_HOSTS"
 MEETING_FILE = "ALBERT_MEETING_FILE"
 """Variable with the file in which the ranks of one host meet; the launcher sets it."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_FIRST_WITH_BFLOAT16 = 8
+"""Major compute capability: Ampere's."""
+_CPU_INFO = Path("/proc/cpuinfo")
+_CPUS_WITH_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
+"""Words of Linux for Intel's and AMD's processors, and Arm's."""
 STOP_SECONDS = "ALBERT_STOP_SECONDS"
 """Variable with the time that a process has from SIGTERM until it is killed."""
 
@@ -168,6 +174,34 @@ def visible_devices() -> list[str]:
         nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
         nvml.nvmlShutdown()
     return [str(number) for number in range(count.value)]
+
+
+def has_fast_bfloat16() -> bool:
+    """Return whether all GPUs here, or else this processor, multiply in bfloat16 themselves.
+
+    Without torch. On a TPU, which multiplies float32 so, the question does not arise: False.
+    """
+    if "PJRT_DEVICE" in os.environ:
+        return False
+    if visible_devices():
+        return _least_capability() >= _FIRST_WITH_BFLOAT16
+    told = _CPU_INFO.read_text(errors="replace") if _CPU_INFO.exists() else ""
+    return not _CPUS_WITH_BFLOAT16.isdisjoint(told.split())
+
+
+def _least_capability() -> int:
+    """Return the major compute capability of the oldest GPU of this host."""
+    nvml, count, device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint(0), ctypes.c_void_p()
+    major, minor, found = ctypes.c_int(0), ctypes.c_int(0), []
+    nvml.nvmlInit_v2()
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    for number in range(count.value):
+        nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device))
+        both = ctypes.byref(major), ctypes.byref(minor)
+        nvml.nvmlDeviceGetCudaComputeCapability(device, *both)
+        found.append(major.value)
+    nvml.nvmlShutdown()
+    return min(found, default=0)
 
 
 def training_processes(batch_size: int) -> int:

@@ -69,9 +69,11 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_unless_the_cpu_is_asked_for(
     with pytest.raises(ConfigError, match=r"2 NVIDIA GPU.* built without CUDA.*VISIBLE_DEVICES= "):
         device_here("float32")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(execution, "has_fast_bfloat16", lambda: False)
     with caplog.at_level("INFO"):
         assert device_here("bfloat16") == torch.device("cpu")
     assert "on the CPU" in caplog.text
+    assert "this processor has no products in bfloat16" in caplog.text
 
 
 @pytest.fixture

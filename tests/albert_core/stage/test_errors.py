@@ -131,6 +131,9 @@ def test_an_error_that_was_dealt_with_is_no_cause(is_hidden: bool) -> None:
             "there are none .Unable to locate credentials.*AWS_ACCESS_KEY_ID",
         ),
         (database_error("database or disk is full")(), "^database or disk is full: make room"),
+        (MemoryError(), r"^memory ran out \(MemoryError\): lower micro_batch_size"),
+        (RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: 9"), "^memory ran"),
+        (library_error("torch", "OutOfMemoryError", "CUDA out of memory. Tried")(), "^memory ran"),
         (
             aiohttp.ClientResponseError(
                 aiohttp.RequestInfo(PAGE, "GET", CIMultiDictProxy(CIMultiDict()), PAGE),

@@ -9,6 +9,8 @@ from typing import Self
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
+from albert_core.config import FinetuningSettings, TrainingSettings
+from albert_core.stage import settings
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.settings import (
     TRAINING_PROCESSES,
@@ -154,21 +156,42 @@ NVML_OF_TWO = """
 int nvmlInit_v2(void) { return 0; }
 int nvmlShutdown(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned number, long *device) { *device = number; return 0; }
+int nvmlDeviceGetCudaComputeCapability(long device, int *major, int *minor)
+{ *major = device ? OLDEST : 9; *minor = 0; return 0; }
 """
 
 
+@pytest.mark.parametrize(("oldest", "precision"), [(7, "float32"), (8, "bfloat16")])
 def test_without_a_variable_a_pod_with_gpus_2_and_5_has_devices_0_and_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    oldest: int, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CUDA counts what the pod has from 0; the driver's library here is one of two functions."""
+    """CUDA counts what the pod has from 0; the driver's library here is one of five functions."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
     library, source = tmp_path / "libnvidia-ml.so.1", tmp_path / "nvml.c"
     source.write_text(NVML_OF_TWO)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    asked = ["-shared", "-fPIC", f"-DOLDEST={oldest}"]
+    subprocess.run(["cc", *asked, "-o", library, source], check=True)
     load = ctypes.CDLL
     monkeypatch.setattr("ctypes.CDLL", lambda name: load(str(tmp_path / name)))
     assert visible_devices() == ["0", "1"]
+    assert TrainingSettings.read({"precision": "auto"}, "here").precision == precision
     monkeypatch.setattr("ctypes.CDLL", lambda name: load(str(tmp_path / "no-driver" / name)))
     assert visible_devices() == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision"), [("avx2 avx512f", "float32"), ("avx512f avx512_bf16", "bfloat16")]
+)
+def test_the_processor_decides_an_automatic_precision_where_there_is_no_gpu(
+    flags: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(settings, "_CPU_INFO", tmp_path / "cpuinfo")
+    settings._CPU_INFO.write_text(f"flags\t\t: fpu {flags} sse2\n")
+    for section in (TrainingSettings, FinetuningSettings):
+        assert section.read({"precision": "auto"}, "here").model_dump()["precision"] == precision
+    with pytest.raises(ConfigError, match=r"training: precision: .*'float32' or 'bfloat16'"):
+        TrainingSettings.read({"precision": "float16"}, "training")
