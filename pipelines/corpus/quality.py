@@ -2,17 +2,23 @@
 
 A rule takes the `Profile` of one text, which is counted once for all rules, and returns whether the
 text is to be dropped. Words are separated by white space. The rules about words and their
-repetition do not apply to scripts without spaces (Chinese, Japanese, Thai), and those about the
-length of words and stop words apply only to text in mostly ASCII letters.
+repetition stand aside in scripts without spaces (Chinese, Japanese, Thai), those about the length
+of words and stop words in text that is not in mostly ASCII letters, and those about bullets and
+ellipses at lines in a text of one line.
 
-Sources: Gopher, Rae et al. 2021, table A1; C4, Raffel et al. 2020, section 2.2.
+Sources: Gopher, Rae et al. 2021, table A1; C4, Raffel et al. 2020, section 2.2; jusText, Pomikálek
+2011, section 4.3, for the density of stop words.
 """
 
+import pkgutil
 import re
+import string
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import justext
 import numpy as np
 import numpy.typing as npt
 
@@ -24,12 +30,16 @@ _NO_LETTERS: Final = bytes(c for c in range(0x80) if c not in _LETTERS and c not
 _ONE_LINE: Final = bytes.maketrans(b"\n", b" ")
 _LATIN_BYTES: Final = 1.4
 """Most bytes of UTF-8 per character of a Latin text. Cyrillic has 1.8, Chinese 3."""
-_IS_UNSPACED: Final = np.zeros(0x10000, bool)
-"""Thai and Lao, Burmese, Khmer, kana, and Chinese characters of the basic plane."""
-for _first, _last in ((0xE00, 0xEFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF)):
-    _IS_UNSPACED[_first : _last + 1] = True
-_IS_UNSPACED[0x3400:0xA000] = True
-_UNSPACED_CHARACTERS_PER_WORD: Final = 2
+_UNSPACED, _HANGUL = 1, 2
+_SCRIPTS: Final = np.zeros(0x10000, np.uint8)
+"""Thai, Lao and Tibetan, Burmese, Khmer, kana, and Chinese characters of the basic plane; Hangul
+syllables."""
+for _first, _last in ((0xE00, 0xFFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF)):
+    _SCRIPTS[_first : _last + 1] = _UNSPACED
+_SCRIPTS[0x3400:0xA000] = _UNSPACED
+_SCRIPTS[0xAC00:0xD7A4] = _HANGUL
+_DENSE_CHARACTERS_PER_WORD: Final = 2
+"""Of the scripts above. A Korean word with its particles is about two English ones."""
 _MAX_UNSPACED_SHARE: Final = 0.3
 """Largest share of unspaced characters with which white space still separates the words."""
 
@@ -45,12 +55,18 @@ class Profile:
     language: str
     """The language of the corpus: an ISO 639 code, or auto."""
     num_words: int
+    """As many as English needs, about: see `_DENSE_CHARACTERS_PER_WORD`."""
+    num_spaced_words: int
+    """Separated by white space."""
     num_characters: int
     """Without white space."""
     most_letters: int
     """ASCII letters, and whatever is not ASCII."""
     most_alphabetic_words: int
     """Words with an ASCII letter, or with anything that is not ASCII."""
+    num_dense: int
+    """Characters of scripts without spaces, and Hangul syllables: each says as much as two letters
+    or more."""
     is_spaced: bool
     """Whether white space separates the words."""
     num_lines: int
@@ -78,31 +94,54 @@ def profile_of(text: str, language: str) -> Profile:
     else:
         bare = 1
     num_words, num_characters = num_blanks + 1, len(text) - num_blanks
-    num_unspaced = 0
+    num_unspaced = num_dense = 0
     if len(data) > _LATIN_BYTES * len(text):
-        codes = np.frombuffer(text.encode("utf-16-le"), "<u2")
-        num_unspaced = int(np.count_nonzero(_IS_UNSPACED[codes]))
+        scripts = _SCRIPTS[np.frombuffer(text.encode("utf-16-le"), "<u2")]
+        num_dense = int(np.count_nonzero(scripts))
+        num_unspaced = int(np.count_nonzero(scripts == _UNSPACED))
     return Profile(
         text=text,
         data=data,
         language=language,
-        num_words=num_words + num_unspaced // _UNSPACED_CHARACTERS_PER_WORD,
+        num_words=max(
+            num_words + num_unspaced // _DENSE_CHARACTERS_PER_WORD,
+            num_dense // _DENSE_CHARACTERS_PER_WORD,
+        ),
+        num_spaced_words=num_words,
         num_characters=num_characters,
         most_letters=kept.size - num_blanks - (len(data) - len(text)),
         most_alphabetic_words=num_words - bare,
+        num_dense=num_dense,
         is_spaced=num_unspaced <= _MAX_UNSPACED_SHARE * num_characters,
         num_lines=data.count(b"\n") + 1,
-        num_ellipses=data.count(b"...") + text.count("…"),
+        num_ellipses=_num_ellipses(text, data),
     )
 
 
+def _num_ellipses(text: str, data: bytes) -> int:
+    """Return the number of ellipses; that of Chinese and Japanese prose (……) is none."""
+    if b"..." not in data and "…" not in text:
+        return 0
+    return sum(found[0] != "……" for found in _ELLIPSIS.finditer(text))
+
+
 def too_few_letters(profile: Profile, min_share: float) -> bool:
-    """Fewer than ``min_share`` of the characters without white space are letters of any script."""
-    least = min_share * profile.num_characters
+    """Fewer than ``min_share`` of the characters without white space are letters of any script.
+
+    Prose full of numbers is kept. Vowel signs and other marks are letters, and a character of a
+    dense script counts as two.
+    """
+    dense = profile.num_dense
+    least = min_share * (profile.num_characters + dense)
     if profile.most_letters - profile.most_foreign >= least:
         return False
-    others = [c for c in frozenset(profile.text) if not (c.isascii() or c.isalpha())]
-    return profile.most_letters - sum(map(profile.text.count, others)) < least
+    others = [c for c in frozenset(profile.text) if not (c.isascii() or _is_letter(c))]
+    letters = profile.most_letters + dense - sum(map(profile.text.count, others))
+    return letters < least and not is_prose(profile)
+
+
+def _is_letter(character: str) -> bool:
+    return character.isalpha() or unicodedata.category(character) in ("Mn", "Mc")
 
 
 # Gopher.
@@ -114,8 +153,9 @@ MAX_BULLET_LINES: Final = 0.9
 MAX_ELLIPSIS_LINES: Final = 0.3
 MIN_ALPHABETIC_WORDS: Final = 0.8
 MIN_STOP_WORDS: Final = 2
-BULLETS: Final = ("•", "-", "*")
-ELLIPSES: Final = ("...", "…")
+BULLETS: Final = ("•", "- ", "* ")
+_ELLIPSIS: Final = re.compile(r"\.{3,}|…+")
+_CUT_SHORT: Final = re.compile(r"(?:\.{3}|(?<!…)…)$", re.MULTILINE)
 STOP_WORDS: Final = {
     "en": ("the", "of", "and", "to", "that", "with", "be", "have"),
     "de": ("der", "die", "und", "in", "zu", "das", "mit", "ist"),
@@ -125,25 +165,43 @@ STOP_WORDS: Final = {
     "nl": ("de", "het", "van", "een", "en", "dat", "met", "is"),
     "pt": ("de", "que", "do", "da", "em", "para", "com", "os"),
 }
-"""English: those of Gopher. Others: eight of the most frequent words of the language."""
+"""English: those of Gopher. Others: eight of the most frequent words of the language. Most texts
+have two of them; those that have not are asked for the many of `_frequent_words`."""
+_LISTED_WORDS: Final = 300
+"""Taken of the list of a language other than the text's."""
+_LISTED_CHARACTERS: Final = 10_000
+"""The part of a text, around its middle, in which listed words are counted."""
+_PUNCTUATION: Final = string.punctuation + "“”„«»‹›‘’—–…،؟।"
+MIN_LISTED_SHARE: Final = 0.22
+"""Least share of prose's words that are frequent in its language. Short prose has 0.23 and more,
+numbers counted; menus, lists of works and code have 0.21 at most."""
+MIN_RELATED_SHARE: Final = 0.16
+"""The same in any other language, of prose whose language is not sure, such as a dialect. Random
+letters have 0.15 at most."""
 MIN_LANGUAGE_PROBABILITY: Final = 0.5
-"""Least probability with which a text counts as being in another language than its corpus."""
+"""Least probability with which a text counts as being in a language."""
 
 
 def mean_word_length(profile: Profile) -> bool:
-    """The mean length of the words is outside 3 to 10 characters."""
+    """The mean length of the words is outside 3 to 10 characters, and it is no prose."""
     mean = profile.num_characters / profile.num_words
-    return profile.is_latin and not MIN_MEAN_WORD_LENGTH <= mean <= MAX_MEAN_WORD_LENGTH
+    if not profile.is_latin or MIN_MEAN_WORD_LENGTH <= mean <= MAX_MEAN_WORD_LENGTH:
+        return False
+    return not is_prose(profile)
 
 
 def symbols(profile: Profile) -> bool:
     """More than one hash, or more than one ellipsis, for ten words."""
     most = MAX_SYMBOLS_PER_WORD * profile.num_words
-    return profile.num_ellipses > most or profile.data.count(b"#") > most
+    if profile.num_ellipses > most:
+        return True
+    return profile.data.count(b"#") > most and len(re.findall(b"#+", profile.data)) > most
 
 
 def bullet_lines(profile: Profile) -> bool:
-    """More than 90 % of the lines begin with a bullet."""
+    """More than 90 % of two lines or more begin with a bullet."""
+    if profile.num_lines == 1:
+        return False
     others, enough = 0, (1 - MAX_BULLET_LINES) * profile.num_lines
     begin = 0
     while others < enough:  # seldom more than a tenth of the lines
@@ -155,48 +213,85 @@ def bullet_lines(profile: Profile) -> bool:
 
 
 def ellipsis_lines(profile: Profile) -> bool:
-    """More than 30 % of the lines end with an ellipsis."""
+    """More than 30 % of two lines or more end with an ellipsis."""
     most = MAX_ELLIPSIS_LINES * profile.num_lines
-    if profile.num_ellipses <= most:
+    if profile.num_lines == 1 or profile.num_ellipses <= most:
         return False
-    return sum(line.endswith(ELLIPSES) for line in profile.text.split("\n")) > most
+    return len(_CUT_SHORT.findall(profile.text)) > most
 
 
 def few_alphabetic_words(profile: Profile) -> bool:
-    """Fewer than 80 % of the words have a letter."""
+    """Fewer than 80 % of the words have a letter, and it is no prose."""
     if not profile.is_spaced:
         return False
-    least = MIN_ALPHABETIC_WORDS * profile.num_words
+    least = MIN_ALPHABETIC_WORDS * profile.num_spaced_words
     if profile.most_alphabetic_words - profile.most_foreign >= least:
         return False
     words = profile.text.split()
-    return sum(word.isalpha() or any(map(str.isalpha, word)) for word in words) < least
+    alphabetic = sum(word.isalpha() or any(map(str.isalpha, word)) for word in words)
+    return alphabetic < least and not is_prose(profile)
 
 
 def no_stop_words(profile: Profile) -> bool:
-    """Fewer than two of the language's eight stop words occur.
+    """Fewer than two of eight stop words of the corpus's language, and it is no prose.
 
-    A text that fails in the language of its corpus is checked in its own language; languages
-    without a list pass.
+    A text in a language without a list passes.
     """
     declared = "en" if profile.language == "auto" else profile.language
-    if not profile.is_latin or declared not in STOP_WORDS or _has_stop_words(profile, declared):
+    if not profile.is_latin or _has_stop_words(profile, STOP_WORDS.get(declared, ())):
         return False
-    own, probability = detect_languages([profile.text])[0]
-    if own == declared or probability < MIN_LANGUAGE_PROBABILITY:
-        return True
-    return own in STOP_WORDS and not _has_stop_words(profile, own)
+    return not is_prose(profile)
 
 
-def _has_stop_words(profile: Profile, language: str) -> bool:
-    stop_words = STOP_WORDS[language]
+def _has_stop_words(profile: Profile, stop_words: tuple[str, ...]) -> bool:
     seen = 0
     for word in stop_words:  # most texts have the first two
         seen += f" {word} ".encode() in profile.data
         if seen == MIN_STOP_WORDS:
             return True
-    words = frozenset(re.findall(r"\w+", profile.text.lower()))
-    return len(words.intersection(stop_words)) >= MIN_STOP_WORDS
+    return False
+
+
+def is_prose(profile: Profile) -> bool:
+    """Return whether enough of the words are frequent ones of a language, or it has no list.
+
+    Other languages than the text's own are asked for short texts, which are taken for another
+    language, and for dialects.
+    """
+    own, probability = detect_languages([profile.text])[0]
+    is_sure = probability >= MIN_LANGUAGE_PROBABILITY
+    lists = _frequent_words()
+    if is_sure and own not in lists:
+        return True
+    begin = max(0, (len(profile.text) - _LISTED_CHARACTERS) // 2)
+    part = profile.text[begin : begin + _LISTED_CHARACTERS].lower()
+    words = list(filter(None, (word.strip(_PUNCTUATION) for word in part.split())))
+
+    def has(share: float, listed: frozenset[str]) -> bool:
+        return sum(map(listed.__contains__, words)) >= max(1, share * len(words))
+
+    if is_sure and any(has(MIN_LISTED_SHARE, listed) for listed, _ in lists[own]):
+        return True
+    share = MIN_LISTED_SHARE if is_sure else MIN_RELATED_SHARE
+    return any(has(share, top) for each in lists.values() for _, top in each)
+
+
+@loaded_once
+def _frequent_words() -> dict[str, list[tuple[frozenset[str], frozenset[str]]]]:
+    """Return by language the frequent words of jusText's lists, all and the most frequent.
+
+    A list has the language that it is detected as. Words that are always capitalised are left out:
+    names of months fill archives.
+    """
+    lists = dict[str, list[tuple[frozenset[str], frozenset[str]]]]()
+    for name in sorted(justext.get_stoplists()):
+        content = pkgutil.get_data("justext", f"stoplists/{name}.txt")
+        assert content, name
+        words = [word for word in content.decode().split() if word == word.lower()]
+        language, _ = detect_languages([" ".join(words)])[0]
+        top = frozenset(words[:_LISTED_WORDS])
+        lists.setdefault(language, []).append((frozenset(words), top))
+    return lists
 
 
 # Gopher, repetition.

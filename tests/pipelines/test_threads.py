@@ -164,6 +164,7 @@ def test_threads_load_once_what_they_share(made: MadeByBeam, tmp_path: Path) -> 
         lambda: example_part.read_part_list(parts),
         language._detector,
         cleaning._tables,
+        quality._frequent_words,
         quality._powers,
     ]
     for load in loads:
