@@ -183,6 +183,12 @@ class VocabularySettings(Settings):
         description="MB of text to train on, with some 20 bytes of memory for each byte; of more "
         "text a sample is taken",
     )
+    sampling_temperature: float = Field(
+        default=2.0,
+        ge=1,
+        description="T: a script of a folder with n bytes of the text gets n^(1/T) of the sample; "
+        "1: its own share. Source: Conneau et al. 2020, XLM-R, section 3.1",
+    )
     model: str = Field(
         default="",
         description="URI of a SentencePiece model to use as it is, such as the published "

@@ -1,10 +1,13 @@
 """Stage 2: a clean corpus to a SentencePiece vocabulary with ALBERT's special pieces.
 
-SentencePiece's own sampling is not reproducible, so documents are sampled here, by the hash of
-their ids: a share of 1, 1/2, 1/4, ... of them, the same ones in every run. A smaller share is
-a part of a larger one, and a corpus that changes a little keeps its share, so that its vocabulary
-changes only with the documents sampled. The result depends on the order of the sentences, which is
-that of the hashes, and on the number of threads, which is a setting.
+SentencePiece's own sampling is not reproducible, so sentences are sampled here, by the hashes of
+their documents' ids: a share of 1, 1/2, 1/4, ... of them, the same ones in every run, from eight
+times as many documents, so that a few long ones don't fill the sample. Each script of each folder
+of the source, a stratum, has a share of its own: the larger ones give less, so that a language of
+which there is little text gets pieces too. A smaller share is a part of a larger one, and a corpus
+that changes a little keeps its shares, so that its vocabulary changes only with the sentences
+sampled. The result depends on the order of the sentences, which is that of the hashes, and on the
+number of threads, which is a setting.
 
 Training holds some twenty bytes for each byte of the sample: 2 GB for 100 MB.
 """
@@ -15,12 +18,14 @@ import json
 import logging
 import math
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import sentencepiece
 
@@ -42,7 +47,7 @@ from albert_core.stage.manifest import (
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import CorpusResult, VocabularyResult
 from albert_core.text.records import MASK, PAD, SPECIAL_PIECES, UNK
-from albert_core.text.seeds import derive_seed
+from albert_core.text.seeds import derive_seed, random_uniform
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer, normalise_for_pieces
 from pipelines.config import LARGEST_AUTO_SIZE, VocabularySettings
 from pipelines.engine import steps
@@ -62,6 +67,15 @@ MAX_SENTENCE_BYTES = 4192
 """SentencePiece skips longer lines silently, so they are counted here."""
 REPORT_MB = 5.0
 """MB of text, at most, that the vocabulary is measured on."""
+_LARGEST_MEASURED_SHARE = 1 / 8
+_MORE_DOCUMENTS = 8
+"""So many times larger is the share of the documents than that of their sentences, at most."""
+_COUNTED_PER_SAMPLED = 10
+"""MB of text, for each one sampled, by which the sizes of the strata are estimated."""
+_SLACK = 1 + 1e-9
+"""By which a stratum may be larger than its part, for rounding."""
+_SCRIPT_CHARACTERS = 300
+"""Taken from the middle of a text, to know its script."""
 _RESERVED = re.compile("[\0\N{LOWER FIVE EIGHTHS BLOCK}]")
 """SentencePiece skips lines with one of these too."""
 _LEAST_AUTO_SIZE = 1_000
@@ -69,7 +83,7 @@ _POSITIONS = 1 << 63
 """A document's id gives it a position in [0, this); the first ones are trained on, the last
 measured."""
 _TRAIN, _MEASURE = "train", "measure"
-_LEFT_OUT = ("blank", "too_long", "reserved_character")
+_LEFT_OUT = ("not_sampled", "blank", "too_long", "reserved_character")
 """Why a sentence is not trained on."""
 
 log = logging.getLogger(STAGE)
@@ -86,11 +100,32 @@ class Sampling:
     """Folder for the samples."""
     train: bool = True
     """Whether the sample is to train on as well, not only to measure on."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of each stratum, in a part of the text; empty until they are counted."""
+
+    @cached_property
+    def takes_all(self) -> bool:
+        """Whether the whole text is trained on."""
+        return self.train and self.text_bytes <= self.vocabulary.sample_mb * 1e6
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """Share of the sentences of each stratum to train on, 0..1."""
+        if self.takes_all:
+            return {}
+        scale = self.text_bytes / max(1, sum(self.sizes.values()))
+        sizes = {stratum: size * scale for stratum, size in self.sizes.items()}
+        return stratum_shares(
+            sizes, self.vocabulary.sample_mb * 1e6, self.vocabulary.sampling_temperature
+        )
 
     @cached_property
     def train_share(self) -> float:
-        """Share of the documents to train on, 0..1."""
-        return sample_share(self.vocabulary.sample_mb, self.text_bytes) if self.train else 0.0
+        """Share of the text to train on, 0..1."""
+        if not self.train or self.takes_all:
+            return float(self.train)
+        drawn = sum(self.sizes[stratum] * share for stratum, share in self.shares.items())
+        return drawn / max(1, sum(self.sizes.values()))
 
     @cached_property
     def measured_share(self) -> float:
@@ -99,16 +134,38 @@ class Sampling:
         Where all is trained on, the vocabulary is measured on some of the same text.
         """
         share = sample_share(REPORT_MB, self.text_bytes)
-        return share if self.train_share == 1 else min(share, 1 - self.train_share)
+        return min(share, _LARGEST_MEASURED_SHARE) if self.train and not self.takes_all else share
 
-    def uses_of(self, document_id: str) -> tuple[int, list[str]]:
-        """Return the document's position, and what it is used for."""
-        position = derive_seed(self.vocabulary.seed, "vocab-sample", document_id)
-        is_used = {
-            _TRAIN: position < self.train_share * _POSITIONS,
-            _MEASURE: position >= (1 - self.measured_share) * _POSITIONS,
-        }
-        return position, [use for use, is_so in is_used.items() if is_so]
+    def position_of(self, document_id: str) -> int:
+        """Return the document's place in [0, `_POSITIONS`)."""
+        return derive_seed(self.vocabulary.seed, "vocab-sample", document_id)
+
+    def is_counted(self, position: int) -> bool:
+        """Return whether the document is one of those by which strata are estimated."""
+        most = _COUNTED_PER_SAMPLED * self.vocabulary.sample_mb
+        return position < sample_share(most, self.text_bytes) * _POSITIONS
+
+    def is_measured(self, position: int) -> bool:
+        """Return whether the vocabulary is measured on the document."""
+        return position >= (1 - self.measured_share) * _POSITIONS
+
+    @cached_property
+    def _share_of_all(self) -> float:
+        """Share of the sentences to train on if all strata had the same one."""
+        return sample_share(self.vocabulary.sample_mb, self.text_bytes)
+
+    def may_be_used(self, position: int) -> bool:
+        """Return whether the document is measured on, or trained on if its stratum is small."""
+        largest = max([self._share_of_all, *self.shares.values()]) * self.train
+        return self.is_measured(position) or position < largest * _MORE_DOCUMENTS * _POSITIONS
+
+    def share_trained(self, position: int, stratum: str) -> float:
+        """Return the share of the document's sentences to train on, 0..1."""
+        if not self.train or (self.is_measured(position) and not self.takes_all):
+            return 0.0
+        share = self.shares.get(stratum, self._share_of_all)
+        of_documents = min(1.0, share * _MORE_DOCUMENTS)
+        return share / of_documents if position < of_documents * _POSITIONS else 0.0
 
 
 def run(vocabulary: VocabularySettings, corpus: str, work: str) -> str:
@@ -133,6 +190,10 @@ def run(vocabulary: VocabularySettings, corpus: str, work: str) -> str:
     text_bytes = read_manifest(corpus).result_as(CorpusResult).text_bytes
     with scratch_folder(plan.folder(work)) as scratch:
         sampling = Sampling(vocabulary, text_bytes, scratch, train=not model)
+        if sampling.train and not sampling.takes_all:
+            what = f"{STAGE}: counting scripts"
+            counted = each_shard(count_strata, sampling, corpus=corpus, what=what, scratch=scratch)
+            sampling = replace(sampling, sizes=sum_of(counted))
         what = f"{STAGE}: sampling"
         reports = each_shard(sample_shard, sampling, corpus=corpus, what=what, scratch=scratch)
         made = train_on_samples(reports, sampling, plan, work, model)
@@ -254,7 +315,7 @@ def train_on_samples(
     Raises:
         VocabularyError: the text cannot carry a vocabulary of this size.
     """
-    vocabulary, share = sampling.vocabulary, sampling.train_share
+    vocabulary, share = sampling.vocabulary, reports[0]["share"]
     counts = sum((Counter(report["counts"]) for report in reports), Counter[str]())
     if not given:
         _require_sentences(counts, vocabulary)
@@ -289,12 +350,63 @@ def _require_known(report: VocabularyReport, trained: bool) -> None:
     log.warning("%s: %s", STAGE, message)
 
 
-def sample_share(sample_mb: float, text_bytes: int) -> float:
+def sample_share(sample_mb: float, text_bytes: float) -> float:
     """Return the largest of 1, 1/2, 1/4, ... that is at most ``sample_mb`` of the text."""
     share = 1.0
     while share * text_bytes > sample_mb * 1e6:
         share /= 2
     return share
+
+
+def stratum_shares(
+    sizes: Mapping[str, float], sample_bytes: float, temperature: float
+) -> dict[str, float]:
+    """Return the share of each stratum to sample: the largest of 1, 1/2, 1/4, ... that fits.
+
+    A stratum of n bytes gets a part of the sample in proportion to n^(1/temperature). What is less
+    than its part is taken whole, and the others share the rest.
+    """
+    weights = {stratum: size ** (1 / temperature) for stratum, size in sizes.items() if size}
+    left, total, shares = sample_bytes, sum(weights.values()), dict[str, float]()
+    for stratum in sorted(weights, key=lambda each: (sizes[each], each)):  # whole ones come first
+        part = min(left * weights[stratum] / total, sizes[stratum])
+        shares[stratum] = sample_share(part / 1e6 * _SLACK, sizes[stratum])
+        left, total = left - part, total - weights[stratum]
+    return shares
+
+
+def sum_of(counted: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the bytes of each stratum in all shards, the strata in alphabetical order."""
+    return dict(sorted(sum(map(Counter, counted), Counter[str]()).items()))
+
+
+def count_strata(documents: pa.Table, _: str, sampling: Sampling) -> dict[str, int]:
+    """Return the bytes of each stratum in the counted documents of a shard."""
+    sizes: Counter[str] = Counter()
+    for row, document_id in enumerate(documents["id"].to_pylist()):
+        if sampling.is_counted(sampling.position_of(document_id)):
+            text = documents["text"][row].as_py()
+            sizes[stratum_of(document_id, text)] += len(text.encode())
+    return dict(sizes)
+
+
+def stratum_of(document_id: str, text: str) -> str:
+    """Return the first folder of the document's path and its script, such as ``books/CYRILLIC``."""
+    folder, is_folder, _ = document_id.partition("#")[0].partition("/")
+    begin = max(0, (len(text) - _SCRIPT_CHARACTERS) // 2)
+    part = text[begin : begin + _SCRIPT_CHARACTERS]
+    found: Counter[str] = Counter(LATIN=1)
+    if not part.isascii():
+        for character, number in Counter(part).items():
+            found[_script(character)] += number * character.isalpha()
+    script, _ = max(found.items(), key=lambda each: (each[1], each[0]))
+    return f"{folder if is_folder else ''}/{script}"
+
+
+@lru_cache(maxsize=1 << 16)
+def _script(character: str) -> str:
+    """Return the script of a letter: the first word of its name, as in CYRILLIC SMALL LETTER A."""
+    return unicodedata.name(character, "").partition(" ")[0]
 
 
 def sample_shard(documents: pa.Table, name: str, sampling: Sampling) -> dict[str, Any]:
@@ -305,28 +417,39 @@ def sample_shard(documents: pa.Table, name: str, sampling: Sampling) -> dict[str
     vocabulary = sampling.vocabulary
     counts: Counter[str] = Counter(documents=documents.num_rows)
     lines: dict[str, list[str]] = {}
+
+    def normalised(sentence: str) -> str:
+        return normalise_for_pieces(sentence, vocabulary.lower_case)
+
+    def write(use: str, position: int, sentences: Iterable[str]) -> None:
+        counts[use] += 1
+        lines.setdefault(use, []).append("\t".join([f"{position:016x}", *sentences]))
+
     for row, document_id in enumerate(documents["id"].to_pylist()):
-        position, uses = sampling.uses_of(document_id)
-        if not uses:
+        position = sampling.position_of(document_id)
+        if not sampling.may_be_used(position):
             continue
-        counts.update(uses)
-        text = documents["text"][row].as_py()  # of the sampled documents only
-        sentences = [normalise_for_pieces(s, vocabulary.lower_case) for s in text.split("\n")]
-        for use in uses:
-            kept = list(_usable(sentences, counts)) if use == _TRAIN else sentences
-            lines.setdefault(use, []).append("\t".join([f"{position:016x}", *kept]))
+        text = documents["text"][row].as_py()
+        share = sampling.share_trained(position, stratum_of(document_id, text))
+        sentences = text.split("\n")
+        if share:
+            is_drawn = random_uniform(position, np.arange(len(sentences))) < share
+            drawn = [s for s, is_so in zip(sentences, is_drawn.tolist(), strict=True) if is_so]
+            counts.update(sentences=len(sentences), not_sampled=len(sentences) - len(drawn))
+            write(_TRAIN, position, _usable(map(normalised, drawn), counts))
+        if sampling.is_measured(position):
+            write(_MEASURE, position, map(normalised, sentences))
     files = {use: storage.join(sampling.scratch, use, f"{name}.tsv") for use in lines}
     for use, uri in files.items():
         storage.write_bytes(uri, "\n".join(lines[use]).encode())
     for account in _accounts(counts) if sampling.train else []:
         steps.count(STAGE, account)
-    return {"files": files, "counts": counts}
+    return {"files": files, "counts": counts, "share": sampling.train_share}
 
 
 def _usable(sentences: Iterable[str], counts: Counter[str]) -> Iterator[str]:
-    """Yield the sentences that SentencePiece will not skip, and count all."""
+    """Yield the sentences that SentencePiece will not skip, and count those and the others."""
     for sentence in sentences:
-        counts["sentences"] += 1
         if not sentence or sentence.isspace():
             counts["blank"] += 1
         elif len(sentence.encode()) > MAX_SENTENCE_BYTES:

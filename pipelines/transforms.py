@@ -11,6 +11,7 @@ workers see, and stays there. A worker holds one group of documents at a time.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -25,7 +26,7 @@ from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.lineage import CORPUS, EXAMPLES
 from albert_core.stage.manifest import Account, StagePlan
-from albert_core.text.arrow_files import read_arrow
+from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, Document
 from albert_core.text.seeds import derive_seed
 from pipelines import make_examples, train_vocab
@@ -39,7 +40,13 @@ from pipelines.examples.part import HELD_OUT, TRAIN
 from pipelines.make_examples import ExamplePlan, accounts_of, example_plan_of
 from pipelines.readers import Unreadable, read_documents
 from pipelines.source_files import SourceFile, SourceRange, files_of, ranges_of, with_format
-from pipelines.train_vocab import Sampling, sample_shard, train_on_samples
+from pipelines.train_vocab import (
+    Sampling,
+    count_strata,
+    sample_shard,
+    sum_of,
+    train_on_samples,
+)
 
 _NUM_PARTITIONS = 4
 """In which the hashes of documents are exchanged."""
@@ -149,7 +156,11 @@ class TrainVocabulary(beam.PTransform[Any, Any]):
         stage = train_vocab.plan_of(self.vocabulary, self.given, documents=uuid4().hex)
         chain = [
             *_grouping(self.num_groups),
-            steps.each("Sample", _sample, sampling),
+            steps.each("Hold", _hold, sampling),
+            steps.gather("Counted"),
+            steps.each_to_many("Shares", _with_shares, sampling),
+            steps.deal("Deal"),
+            steps.each("Sample", _sample),
             steps.gather("Together"),
             steps.each("Train", train_on_samples, sampling, stage, self.work, self.given),
         ]
@@ -283,9 +294,28 @@ def _table_of(documents: Iterable[Document]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA)
 
 
-def _sample(group: Group, sampling: Sampling) -> dict[str, Any]:
+def _hold(group: Group, sampling: Sampling) -> tuple[int, dict[str, int]]:
+    """Write the documents, which are read when the strata of all groups are counted."""
     number, documents = group
-    return sample_shard(_table_of(documents), f"{number:05d}", sampling)
+    table = _table_of(documents)
+    write_arrow(table, _held(number, sampling))
+    return number, count_strata(table, "", sampling)
+
+
+def _held(number: int, sampling: Sampling) -> str:
+    return storage.join(sampling.scratch, "held", f"{number:05d}.arrow")
+
+
+def _with_shares(
+    counted: list[tuple[int, dict[str, int]]], sampling: Sampling
+) -> Iterator[tuple[int, Sampling]]:
+    sized = replace(sampling, sizes=sum_of(sizes for _, sizes in counted))
+    return ((number, sized) for number, _ in counted)
+
+
+def _sample(numbered: tuple[int, Sampling]) -> dict[str, Any]:
+    number, sampling = numbered
+    return sample_shard(read_arrow(_held(number, sampling)), f"{number:05d}", sampling)
 
 
 def _make_part(group: Group, plan: ExamplePlan) -> str:

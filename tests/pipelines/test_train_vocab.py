@@ -35,6 +35,8 @@ REFERENCE_PIECES = [
 """Ids 0 to 12 of the published vocabulary."""
 SMALL = VocabularySettings(vocab_size=120, num_threads=1)
 
+SENTENCES = "sampled sentences"
+
 OF_THE_RUN = {1, 2, 4, 11, 16}
 """Fields of the trainer's settings that differ: input, model_prefix, vocab_size,
 input_sentence_size (of SentencePiece's own sampling) and num_threads."""
@@ -98,7 +100,8 @@ def model_of(texts: Texts, work: Path, settings: VocabularySettings, num_shards:
 
 
 def sampling_of(sample_mb: float, text_bytes: int) -> Sampling:
-    return Sampling(SMALL.model_copy(update={"sample_mb": sample_mb}), text_bytes, scratch="")
+    settings = SMALL.model_copy(update={"sample_mb": sample_mb})
+    return Sampling(settings, text_bytes, scratch="", sizes={"/LATIN": text_bytes})
 
 
 def fields_of(message: bytes) -> Iterator[tuple[int, Any]]:
@@ -173,15 +176,62 @@ def test_the_share_sampled_is_the_largest_power_of_two_that_fits() -> None:
         sampling = sampling_of(train_mb, 64_000_000)
         assert (sampling.train_share, sampling.measured_share) == (train, 1 / 16)
     assert replace(sampling, train=False).train_share == 0
-    assert sampling_of(2, 4_000_000).measured_share == 1 / 2
+    assert sampling_of(2, 4_000_000).measured_share == 1 / 8
+
+
+def test_a_small_stratum_gives_more_of_its_sentences() -> None:
+    sizes = {"en": 64e6, "ko": 4e6, "ar": 1e6, "el": 1e3}
+    shares = {
+        1: {"en": 1 / 8, "ko": 1 / 8, "ar": 1 / 8, "el": 1 / 8},
+        2: {"en": 1 / 16, "ko": 1 / 4, "ar": 1 / 2, "el": 1},
+        100: {"en": 1 / 16, "ko": 1 / 2, "ar": 1, "el": 1},
+    }
+    for temperature, expected in shares.items():
+        found = train_vocab.stratum_shares(sizes, 9e6, temperature)
+        assert found == expected
+        assert sum(sizes[stratum] * share for stratum, share in found.items()) <= 9e6
+
+
+@pytest.mark.parametrize(
+    ("document_id", "text", "stratum"),
+    [
+        ("wiki/AA/01#7", "Берлин — the capital", "wiki/LATIN"),
+        ("01.txt#a/b", "Берлин — столица", "/CYRILLIC"),
+        ("x/1", "123", "x/LATIN"),
+        ("x/1", "서울은 大韓民國의 수도", "x/HANGUL"),
+    ],
+)
+def test_a_stratum_is_a_folder_and_a_script(document_id: str, text: str, stratum: str) -> None:
+    assert train_vocab.stratum_of(document_id, text) == stratum
+
+
+def test_a_few_documents_in_another_script_are_known(tmp_path: Path) -> None:
+    """Of forty documents one is in Greek letters; an eighth of the text is sampled."""
+    greek = "\n".join(chr(0x3B1 + number) * 3 for number in range(24) if number != 17)
+    texts = {**made_up(80), "greek": greek}
+    settings = SMALL.model_copy(update={"sample_mb": 0.008, "character_coverage": 1.0})
+    tokenizer = Tokenizer(model_of(texts, tmp_path, settings))
+    assert set(greek) - {"\n"} <= set("".join(tokenizer.pieces))
+
+
+def test_a_long_document_does_not_fill_the_sample(tmp_path: Path) -> None:
+    sentences = "\n".join(tiny_sentences(400))
+    manifest, _ = made_of(
+        {**made_up(40), "long": sentences}, tmp_path, SMALL.model_copy(update={"sample_mb": 0.02})
+    )
+    assert manifest.account("documents").kept > 30
+    drawn = manifest.account(SENTENCES)
+    assert 100 < drawn.dropped["not_sampled"] < drawn.total
 
 
 def test_a_smaller_sample_is_a_part_of_a_larger_one() -> None:
     samplings = [sampling_of(megabytes, 40_000_000) for megabytes in (40, 20, 10)]
     for number in range(1000):
-        uses = [set(sampling.uses_of(f"d{number}")[1]) for sampling in samplings]
-        assert uses[0] >= {"train"} >= uses[1] - {"measure"} >= uses[2] - {"measure"}
-        assert len(uses[1]) < 2  # what is measured on was not trained on
+        places = [sampling.position_of(f"d{number}") for sampling in samplings]
+        shares = [s.share_trained(p, "/LATIN") for s, p in zip(samplings, places, strict=True)]
+        assert shares == sorted(shares, reverse=True)
+        assert shares[0] == 1
+        assert not (shares[1] and samplings[1].is_measured(places[1]))
 
 
 def test_the_number_of_shards_does_not_change_the_vocabulary(tmp_path: Path) -> None:
@@ -198,7 +248,7 @@ def test_a_document_outside_the_sample_does_not_change_the_vocabulary(tmp_path: 
     for name in ("new-1", "new-2", "new-3", "new-4"):
         after, other = made_of({**made_up(60), name: "ba bo bu be bi"}, tmp_path, settings)
         assert after.result_as(VocabularyResult).sample_share == 0.5
-        if after.account("documents").kept == before.account("documents").kept:
+        if after.account(SENTENCES).kept == before.account(SENTENCES).kept:
             models.add((other / "spiece.model").read_bytes())
     assert models == {(folder / "spiece.model").read_bytes()}
 
@@ -212,7 +262,7 @@ def test_every_document_and_sentence_is_accounted_for(tmp_path: Path) -> None:
     }
     manifest, _ = made_of(texts, tmp_path)
     assert manifest.account("documents").kept == 43
-    sentences = manifest.account("sampled sentences")
+    sentences = manifest.account(SENTENCES)
     assert sentences.total == 40 * 10 + 1 + 2 + 2
     assert sentences.dropped == {"too_long": 1, "reserved_character": 1, "blank": 2}
     sampled, _ = made_of(texts, tmp_path, SMALL.model_copy(update={"sample_mb": 0.02}))
@@ -398,4 +448,4 @@ def test_the_report_is_in_the_manifest_and_of_documents_aside_if_there_are_some(
     manifest, folder = made_of(made_up(60), tmp_path, settings)
     report = json.loads((folder / "report.json").read_text())
     assert not report["seen_in_training"]
-    assert 0 < report["num_documents"] < 60 - manifest.account("documents").kept
+    assert 0 < report["num_documents"] <= 60 - manifest.account("documents").kept
