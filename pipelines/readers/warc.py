@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, BinaryIO, cast
 
+import brotli
 from warcio.exceptions import ArchiveLoadFailed  # type: ignore[import-untyped]
 from warcio.recordloader import ArcWarcRecordLoader  # type: ignore[import-untyped]
 from warcio.statusandheaders import (  # type: ignore[import-untyped]
@@ -102,7 +103,15 @@ def _content(found: Any, max_bytes: int) -> bytes:
     """Return the record's content, unpacked; if it is too large, the beginning."""
     if found.length > max_bytes:  # not unpacked: that would hold a whole chunk
         return cast(bytes, found.raw_stream.read(max_bytes + 1))
-    return cast(bytes, found.content_stream().read(max_bytes + 1))
+    coded = found.http_headers.get_header("Content-Encoding", "") if found.http_headers else ""
+    if coded.strip().lower() != "br":
+        return cast(bytes, found.content_stream().read(max_bytes + 1))
+    found.http_headers.remove_header("Content-Encoding")  # warcio fails with brotli 1.2
+    packed = found.content_stream().read()
+    try:
+        return brotli.Decompressor().process(packed, output_buffer_limit=max_bytes + 1)
+    except brotli.error:  # some archives unpack a page and keep its header
+        return cast(bytes, packed)
 
 
 def _is_answer(found: Any, uri: str) -> bool:

@@ -5,6 +5,7 @@ import gzip
 from typing import Any, NamedTuple, cast
 from unittest.mock import ANY
 
+import brotli
 import pyarrow as pa
 
 from pipelines.config import SourceFormat
@@ -314,6 +315,15 @@ WEB = [
     of(web_record("http://a/1", HTML, kind=""), OF_FIRST),
     of(web_record("http://a/1", b"x", kind=""), (0, "not_html")),
     of(web_record("http://a/1", gzip.compress(HTML), Content_Encoding="gzip"), OF_FIRST),
+    *(
+        of(web_record("http://a/1", content, Content_Encoding="br"), OF_FIRST)
+        for content in (brotli.compress(HTML), HTML)
+    ),
+    of(
+        web_record("http://a/1", brotli.compress(b"x" * 10**7), Content_Encoding="br"),
+        (0, "too_large"),
+        max_document_mb=1,
+    ),
     of(
         web_record(
             "http://a/1",
