@@ -41,6 +41,7 @@ from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.corpus.overlaps import ngram_hashes, strings_of
 from pipelines.engine import steps
 from pipelines.engine.progress import Progress
+from pipelines.readers import WHAT_TO_DO
 from pipelines.readers.source_bytes import BrokenFileError, open_content, packed_ending
 from pipelines.repeated_documents import Marked, Sent, find_repeated, send_hashes, write_shard
 from pipelines.source_files import (
@@ -299,6 +300,8 @@ def _finish(
     asked = sum(len(unit.excluded_ids) for unit in units)
     if counts[EXCLUDED] < asked:
         log.warning("%s: found %d of %d ids to leave out", STAGE, counts[EXCLUDED], asked)
+    for reason in counts & Counter(dict.fromkeys(WHAT_TO_DO, 1)):
+        log.warning("%s: %d %s %s", STAGE, counts[reason], reason, WHAT_TO_DO[reason])
     counts[KEPT] = sum(shard.num_rows for shard in shards if shard.kind == "documents")
     documents = _account(counts, _num_records(units, num_parts=len(reports)))
     if num_unreadable > source.max_unreadable_share * documents.total:

@@ -25,6 +25,7 @@ SourceFormat = Literal[
     "csv",
     "parquet",
     "arrow",
+    "archive",
     "html",
     "pdf",
     "mail",

@@ -37,7 +37,10 @@ def filesystem(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
         fs, path = url_to_fs(uri if is_chain else uri.replace("::", _COLONS))
         return fs, path.replace(_COLONS, "::")
     except (ImportError, ValueError) as error:
-        raise SourceError(f"{uri}: {error}. Check the part before '://'.") from error
+        raise SourceError(
+            f"{uri}: {error}. Check the part before '://', or install what it needs: s3:// needs "
+            "s3fs, gs:// gcsfs, and hf:// huggingface_hub."
+        ) from error
 
 
 def join(uri: str, *parts: str) -> str:

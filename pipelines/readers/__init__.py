@@ -15,12 +15,13 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import BinaryIO
+from dataclasses import dataclass, replace
+from typing import IO, BinaryIO
 
 from albert_core.text.records import Document
 from pipelines.config import SourceSettings
 from pipelines.readers import (
+    archives,
     documents,
     installed_python,
     markup,
@@ -30,7 +31,7 @@ from pipelines.readers import (
     warc,
     wikipedia,
 )
-from pipelines.readers.record import Record, check_encoding
+from pipelines.readers.record import Record, check_encoding, unreadable
 
 LEFT_OUT = frozenset(
     {
@@ -40,9 +41,26 @@ LEFT_OUT = frozenset(
         warc.NOT_HTML,
         warc.HTTP_ERROR,
         plain_text.NOT_TEXT,
+        archives.HIDDEN_MEMBER,
+        archives.SPECIAL_MEMBER,
     }
 )
 """Reasons of records that are sound, but were not asked for."""
+NESTED_ARCHIVE = "nested_archive"
+WHAT_TO_DO = {
+    plain_text.OLD_OFFICE: "are files of Word, Excel or Outlook in their format before 2007; "
+    "convert them, for example with `soffice --headless --convert-to docx *.doc`",
+    plain_text.OTHER_ARCHIVE: "are archives or packed files of a kind that is not read, or without "
+    "its ending; unpack them",
+    archives.BOMB: "are zip archives that unpack to 200 times their size; unpack them if you trust "
+    "them",
+    archives.ENCRYPTED: "are encrypted members of archives; unpack these",
+    NESTED_ARCHIVE: "are archives in archives; unpack the outer ones",
+    documents.NO_TEXT_LAYER: "are PDFs of pictures only; recognise their text first, for example "
+    "with `ocrmypdf`",
+    markup.UNKNOWN_MARKUP: "are markup of no known kind; give source.xml_element",
+}
+"""For a reason what its records are, and how they can be read."""
 
 _HEAD_BYTES = 1 << 13
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -176,6 +194,11 @@ READERS: dict[str, Reader] = {
         )
         for name, endings, begins in _PANDOC
     },
+    "archive": Reader(
+        lambda file, settings: archives.read(file, settings, _read_member),
+        endings=(".zip", ".tar"),
+        begins=re.compile(rb".{257}ustar", re.DOTALL).match,
+    ),
     "binary": Reader(plain_text.leave_out, begins=plain_text.BINARY.match),
     "html": Reader(
         documents.read_html,
@@ -223,11 +246,16 @@ def format_of(uri: str, settings: SourceSettings) -> str:
     """
     if settings.format != "auto":
         return settings.format
-    name = uri.lower().removesuffix(source_bytes.packed_ending(uri))
-    for told, reader in READERS.items():
-        if name.endswith(reader.endings):
-            return told
-    head = source_bytes.read_head(uri, _HEAD_BYTES)
+    return _format_by_name(uri) or _format_by_head(source_bytes.read_head(uri, _HEAD_BYTES))
+
+
+def _format_by_name(name: str) -> str:
+    """Return the format that the ending of a name tells, or an empty string."""
+    name = name.lower().removesuffix(source_bytes.packed_ending(name))
+    return next((told for told, reader in READERS.items() if name.endswith(reader.endings)), "")
+
+
+def _format_by_head(head: bytes) -> str:
     if head.startswith(_UTF16):
         head = head.decode("utf-16", "replace").encode()
     head = head.removeprefix(codecs.BOM_UTF8).lstrip()
@@ -281,12 +309,29 @@ def read_documents(
                 for record in reader.read(content, settings):
                     offset = start + record.offset
                     if record.unreadable:
-                        yield Unreadable(uri, offset, record.unreadable, record.content)
+                        member = f"#{record.key}" if format == "archive" and record.key else ""
+                        yield Unreadable(uri + member, offset, record.unreadable, record.content)
                     else:
                         record_id = _record_id(name, record.key, offset, reader)
                         yield Document(record_id, record.text, uri, record.lines_are_sentences)
     except source_bytes.BrokenFileError as error:
         yield Unreadable(uri, error.offset, error.reason, b"")
+
+
+def _read_member(name: str, file: IO[bytes], settings: SourceSettings) -> Iterator[Record]:
+    """Yield the records of an archive's member, with its name before their own ids."""
+    settings = settings.model_copy(update={"format": "auto"})
+    with source_bytes.open_member(name, file) as content:
+        told = _format_by_name(name) or _format_by_head(content.peek(_HEAD_BYTES)[:_HEAD_BYTES])
+        if told == "archive":
+            yield unreadable(NESTED_ARCHIVE, 0, name.encode(errors="replace"), name)
+            return
+        reader = READERS[told]
+        is_recoded = reader.decodes_lines and content.peek(2).startswith(_UTF16)
+        with _recoded(content) if is_recoded else nullcontext(content) as readable:
+            for record in reader.read(readable, settings):
+                key = _record_id(name, record.key, record.offset, reader)
+                yield replace(record, key=name if record.unreadable else key)
 
 
 @contextmanager

@@ -24,8 +24,8 @@ def read_text(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     yield whole_file(file, settings)
 
 
-NOT_TEXT = "not_text"
-"""Reason of a picture, a sound, a program or an archive."""
+NOT_TEXT, OLD_OFFICE, OTHER_ARCHIVE = "not_text", "old_office", "other_archive"
+"""Reasons of a picture, a sound or a program; of Word, Excel or mail before 2007; of an archive."""
 BINARY = re.compile(
     rb"\x89PNG|\xff\xd8\xff|GIF8|BM.{4}\0\0|II\*\0|MM\0\*|RIFF.{4}|ID3|OggS|fLaC|.{4}ftyp"
     rb"|PK\x03\x04|Rar!|7z\xbc\xaf|\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd|\x7fELF|MZ.{58}"
@@ -35,10 +35,19 @@ BINARY = re.compile(
 """How such a file begins."""
 
 
+_PACKED = re.compile(rb"Rar!|7z\xbc\xaf|\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd")
+
+
 def leave_out(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
-    """Yield the one reason of a file that holds no text."""
-    del file, settings
-    yield unreadable(NOT_TEXT, 0)
+    """Yield the one reason of a file that holds no text, or none that is read."""
+    del settings
+    head = file.read(8)
+    if head.startswith(b"\xd0\xcf\x11\xe0"):
+        yield unreadable(OLD_OFFICE, 0, head)
+    elif _PACKED.match(head):
+        yield unreadable(OTHER_ARCHIVE, 0, head)
+    else:
+        yield unreadable(NOT_TEXT, 0)
 
 
 def read_paragraphs(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:

@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import fsspec
 import lz4.frame  # type: ignore[import-untyped]
@@ -102,11 +102,27 @@ def open_content(uri: str, block_bytes: int = _BLOCK_BYTES) -> "Iterator[io.Buff
     Raises:
         BrokenFileError: on opening, or on reading where the content breaks off.
     """
-    with _open(uri, block_bytes) as file:
-        ending = packed_ending(uri)
-        raw = _Unpacked(file, _MEMBERS[ending]) if ending else file
-        with io.BufferedReader(raw, _BUFFER_BYTES) as content:
-            yield content
+    with _open(uri, block_bytes) as file, _unpacked(file, uri) as content:
+        yield content
+
+
+@contextmanager
+def open_member(name: str, file: IO[bytes]) -> "Iterator[io.BufferedReader[Any]]":
+    """Open the content of a member of an archive, unpacked by its ending.
+
+    Raises:
+        BrokenFileError: on reading where the content breaks off.
+    """
+    with _Member(file) as member, _unpacked(member, name) as content:
+        yield content
+
+
+@contextmanager
+def _unpacked(file: "_Plain", name: str) -> "Iterator[io.BufferedReader[Any]]":
+    ending = packed_ending(name)
+    raw = _Unpacked(file, _MEMBERS[ending]) if ending else file
+    with io.BufferedReader(raw, _BUFFER_BYTES) as content:
+        yield content
 
 
 @contextmanager
@@ -205,6 +221,9 @@ class _Stream(io.RawIOBase):
 class _Plain(_Stream):
     """A file of fsspec up to ``stop``; all its errors are BrokenFileError."""
 
+    reason = NOT_READABLE
+    """Of its errors."""
+
     def __init__(self, file: Any) -> None:
         super().__init__(file)
         self.stop: int | None = None
@@ -243,10 +262,21 @@ class _Plain(_Stream):
             size = rest if size < 0 else min(size, rest)
         try:
             data = cast(bytes, self._file.read(size))
+        except BrokenFileError:  # of the archive around it
+            raise
         except Exception as error:
-            raise BrokenFileError(NOT_READABLE, self._offset) from error
+            raise BrokenFileError(self.reason, self._offset) from error
         self._offset += len(data)
         return data
+
+
+class _Member(_Plain):
+    """A member of an archive, which is read from its beginning to its end."""
+
+    reason = CORRUPT
+
+    def seekable(self) -> bool:
+        return False
 
 
 def _open(uri: str, block_bytes: int) -> _Plain:
@@ -387,6 +417,7 @@ class _Frame:
 
 _MEMBERS: dict[str, Callable[[], Any]] = {
     ".gz": _GzipMember,
+    ".tgz": _GzipMember,
     ".bz2": bz2.BZ2Decompressor,
     ".xz": lzma.LZMADecompressor,
     ".lzma": lzma.LZMADecompressor,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, BinaryIO, cast
 
-import brotli
+import brotli  # type: ignore[import-untyped]
 from warcio.exceptions import ArchiveLoadFailed  # type: ignore[import-untyped]
 from warcio.recordloader import ArcWarcRecordLoader  # type: ignore[import-untyped]
 from warcio.statusandheaders import (  # type: ignore[import-untyped]

@@ -2,10 +2,11 @@
 
 import codecs
 import gzip
+import zipfile
 from typing import Any, NamedTuple, cast
 from unittest.mock import ANY
 
-import brotli
+import brotli  # type: ignore[import-untyped]
 import pyarrow as pa
 
 from pipelines.config import SourceFormat
@@ -571,6 +572,42 @@ BY_PANDOC["latex"] += [
     )
 ]
 
+MEMBERS = {
+    "a.txt": GERMAN.encode("latin-1"),
+    "b/c.jsonl.gz": gzip.compress(json_lines({"id": "a", "text": "One."}) + b"{"),
+    "d.gz": gzip.compress(b"x" * 99)[:-20],
+    "e": made.archive({"a.txt": b"x"}),
+    "f.zip": made.archive({"a.txt": b"x"}),
+    ".g.txt": b"x",
+    "h.arrow": arrow({"text": ["One."]}),
+}
+OF_MEMBERS: list[Outcome] = [
+    ("#a.txt", GERMAN),
+    *(("#b/c.jsonl.gz#a", "One."), (1, "not_json"), (2, "truncated_archive"), (3, "not_text")),
+    *((4, "nested_archive"), (5, "hidden_member"), ("#h.arrow#row-0", "One.")),
+]
+ZIP, TAR = made.archive(MEMBERS), made.tar(MEMBERS)
+AT_FIRST: Outcome = (0, "corrupt_archive")
+ARCHIVES = [
+    of(ZIP, *OF_MEMBERS),
+    of(
+        ZIP.replace(GERMAN.encode("latin-1"), b"x" * len(GERMAN)),
+        (0, "corrupt_archive"),
+        *OF_MEMBERS[1:],
+    ),
+    of(ZIP[:-9], (0, "corrupt_archive")),
+    of(made.archive({"a": bytes(10**6)}, packing=zipfile.ZIP_DEFLATED), (0, "archive_bomb")),
+    of(TAR, *OF_MEMBERS, (7, "special_member")),
+    of(TAR[:900], ("#a.txt", GERMAN), (1, "corrupt_archive")),
+    of(made.tar({"a": b"x"}, comment="x" * (1 << 21)), (0, "corrupt_archive")),
+]
+
+LEFT_OUT = [
+    (ZIP, "not_text"),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "old_office"),
+    (b"7z\xbc\xaf\x27\x1c", "other_archive"),
+]
+
 EXAMPLES: dict[SourceFormat, list[Example]] = {
     "installed-python": PYTHON,
     "mediawiki-dump": DUMPS,
@@ -588,7 +625,8 @@ EXAMPLES: dict[SourceFormat, list[Example]] = {
     "pdf": PDF,
     "mail": MAIL,
     "xml": MARKUP,
-    "binary": [of(made.archive(a="x"), (0, "not_text"))],
+    "binary": [of(content, (0, reason)) for content, reason in LEFT_OUT],
+    "archive": ARCHIVES,
     **cast(dict[SourceFormat, list[Example]], BY_PANDOC),
 }
 QUICK = [name for name in EXAMPLES if name not in PANDOC_FORMATS or name in ("docx", "latex")]

@@ -2,6 +2,7 @@
 
 import io
 import subprocess
+import tarfile
 import zipfile
 from email.message import EmailMessage
 from functools import cache
@@ -67,9 +68,22 @@ def mail(text: str, *, subtype: str = "plain", number: int = 1, charset: str = "
     return message.as_bytes()
 
 
-def archive(**files: str) -> bytes:
+def archive(files: dict[str, bytes], *, packing: int = zipfile.ZIP_STORED) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as packed:
-        for name, text in files.items():
-            packed.writestr(zipfile.ZipInfo(name), text)
+        for name, file in files.items():
+            packed.writestr(zipfile.ZipInfo(name), file, packing)
+    return content.getvalue()
+
+
+def tar(files: dict[str, bytes], **headers: str) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", pax_headers=headers) as packed:
+        for name, file in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(file)
+            packed.addfile(info, io.BytesIO(file))
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        packed.addfile(link)
     return content.getvalue()

@@ -23,6 +23,7 @@ from pipelines.readers import Unreadable, format_of, read_documents
 CORPORA = Path(__file__).parents[4] / "shared/data/corpora"
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
+    ".tgz": gzip.compress,
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
     ".lzma": lambda content: lzma.compress(content, lzma.FORMAT_ALONE),

@@ -19,7 +19,7 @@ from pipelines.readers import LEFT_OUT, READERS, Unreadable, can_split, format_o
 from pipelines.readers.plain_text import book
 from pipelines.readers.record import MAX_CONTENT_BYTES
 from tests.pipelines.readers.examples import BOOK_START, EXAMPLES, METADATA, NAMED, QUICK, Example
-from tests.pipelines.readers.made_documents import by_pandoc
+from tests.pipelines.readers.made_documents import by_pandoc, tar
 from tests.pipelines.readers.reading import (
     PACKERS,
     WIKI,
@@ -49,7 +49,7 @@ def test_a_file_gives_the_records_of_the_table(declared: SourceFormat, example: 
         if isinstance(record, Document):
             assert record.source == "memory://readers/f"
             assert record.lines_are_sentences == (declared == "sentences")
-        elif declared not in ("csv", "parquet", "arrow", "warc"):
+        elif declared not in ("csv", "parquet", "arrow", "archive", "warc"):
             assert len(record.content) <= MAX_CONTENT_BYTES
             assert bool(record.content) == (record.reason not in LEFT_OUT)
             assert record.content[:50] in example.content[record.offset : record.offset + 99]
@@ -114,6 +114,9 @@ def test_what_is_kept_of_a_bad_record_is_its_content() -> None:
         ("a", b"Received: x\n by y\nMessage-ID: <1@x>\n", "mail"),
         ("a", b"\x89PNG\r\n", "binary"),
         ("a", b"PK\x03\x04 other.txt", "binary"),
+        ("a.zip", b"", "archive"),
+        ("a.tar.gz", b"", "archive"),
+        ("a.tgz", gzip.compress(tar({"a": b"x"}), mtime=0), "archive"),
         *(("a", by_pandoc(packed), packed) for packed in ("docx", "epub", "odt", "pptx")),
         *((f"a.{name}", b"T.", name) for name in ("csv", "rst", "org", "ipynb", "docx", "html")),
         ("a.md.gz", PACKERS[".gz"](b"T."), "markdown"),
