@@ -254,7 +254,10 @@ class ExampleSettings(Settings):
     held_out_share: float = Field(
         default=0.01, gt=0, lt=1, description="share of the documents kept from training, 0..1"
     )
-    tfrecord: bool = Field(default=True, description="also write TFRecord shards")
+    tfrecord: bool = Field(
+        default=False,
+        description="also write TFRecord shards, which run_pretraining.py of the reference reads",
+    )
     shard_mb: float = Field(default=64.0, gt=0, description="approximate MB of an Arrow shard")
     compression: Literal["none", "zstd"] = Field(
         default="none", description="of Arrow shards; only uncompressed ones are mapped into memory"

@@ -1,4 +1,4 @@
-"""Stage 3: clean documents to example shards, globally shuffled, in Arrow and TFRecord.
+"""Stage 3: clean documents to example shards, globally shuffled, in Arrow.
 
 Each corpus shard becomes a part: its examples, in the order of their places in the shuffle. Each
 example shard is what all parts have between two places. Only names travel through Beam: one for

@@ -1,10 +1,9 @@
 """Text to piece ids: ALBERT's normalisation, then SentencePiece; which pieces start a word."""
 
-import re
 import threading
 import unicodedata
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from itertools import chain, count, pairwise, repeat
 from typing import NamedTuple
 
@@ -25,7 +24,8 @@ MAX_PIECES = 1 << 21
 """The most that a table of words holds: half a million in 100 MB. Then it starts over."""
 _WORD_OF_ITS_OWN = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')
 _ASCII_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-_BEYOND_ASCII = re.compile("[^\x00-\x7f]+")
+_ASCII = bytes(range(0x80))
+_FEW = 32
 _BLANKS = bytes.maketrans(b"\t\v\f\r\x1c\x1d\x1e\x1f", b" " * 8)
 """The blanks of ASCII text besides space and line end; all become spaces."""
 _LOWER_CASE_AND_BLANKS = bytes(range(256)).lower().translate(_BLANKS)
@@ -36,43 +36,52 @@ def normalise_for_pieces(text: str, lower_case: bool) -> str:
 
     Source: google-research/albert `tokenization.py`, `preprocess_text`.
     """
-    text = _BEYOND_ASCII.sub(_decomposed, " ".join(text.split()))
+    text = _decomposed(" ".join(text.split()))
     return text.lower() if lower_case else text
 
 
 def normalise_document(text: bytes, lower_case: bool) -> bytes:
     """Return UTF-8 ``text`` with each line normalised as by `normalise_for_pieces`.
 
-    However, blanks at its ends and runs of blanks stay. ASCII lines are never decoded, which is
-    quick for documents of many lines.
+    However, blanks at its ends and runs of blanks stay.
     """
     if not text.isascii():
-        text = b"\n".join(
-            line if line.isascii() else _beyond_ascii(line.decode(), lower_case)
-            for line in text.split(b"\n")
-        )
+        text = _decomposed(text.decode()).encode()
+        foreign = text.translate(None, _ASCII).decode()
+        if lower_case and foreign != foreign.lower():
+            text = text.decode().lower().encode()
     return text.translate(_LOWER_CASE_AND_BLANKS if lower_case else _BLANKS)
 
 
-def _beyond_ascii(line: str, lower_case: bool) -> bytes:
-    decomposed = _BEYOND_ASCII.sub(_decomposed, line)
-    return (decomposed.lower() if lower_case else decomposed).encode()
+def _decomposed(text: str) -> str:
+    """Return NFKD of ``text`` without combining characters, its blanks beyond ASCII made spaces.
 
-
-def _decomposed(run: re.Match[str]) -> str:
-    return _decompose(run[0])
-
-
-@lru_cache(maxsize=1 << 16)
-def _decompose(run: str) -> str:
-    """Return NFKD of ``run`` without combining characters, with blanks made spaces.
-
-    Runs give the same as whole texts: characters are decomposed one by one, and only combining
-    ones are reordered. There are few different runs, so their results are kept.
+    Text in Latin letters has few different characters beyond ASCII: they are replaced one by one,
+    which is quicker.
     """
-    blanks_made_spaces = "".join(" " if c.isspace() else c for c in run)
-    decomposed = unicodedata.normalize("NFKD", blanks_made_spaces)
-    return "".join(c for c in decomposed if not unicodedata.combining(c))
+    if text.isascii():
+        return text
+    foreign = text.encode("utf-8", "surrogatepass").translate(None, _ASCII)
+    characters = frozenset(foreign.decode("utf-8", "surrogatepass"))
+    if len(characters) > _FEW:
+        return _decomposed_at_once(text)
+    for character in characters:
+        text = text.replace(character, _decomposed_at_once(character))
+    return text
+
+
+def _decomposed_at_once(text: str) -> str:
+    text = unicodedata.normalize("NFKD", text)
+    for character in _accents_and_blanks().intersection(text):
+        text = text.replace(character, " " if character.isspace() else "")
+    return text
+
+
+@cache
+def _accents_and_blanks() -> frozenset[str]:
+    """Return all combining characters, and the blanks beyond ASCII."""
+    known = map(chr, range(0x80, 0x20000))  # Unicode has none in its further planes
+    return frozenset(c for c in known if unicodedata.combining(c) or c.isspace())
 
 
 def starts_word(piece: str) -> bool:

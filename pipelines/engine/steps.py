@@ -11,6 +11,7 @@ Elements of several bundles are processed in threads of one worker. A step funct
 immutable, of its own thread, or behind a lock, and nothing else.
 """
 
+import gc
 import hashlib
 import re
 import socket
@@ -48,6 +49,7 @@ class Step:
 
     def __call__(self, element: Any) -> Iterator[Any]:
         """Yield what the function gives, unless this worker has other code than the driver."""
+        _freeze_what_is_loaded()
         here = installed()
         for name, version in self.installed.items():
             if here.get(name) != version:
@@ -126,6 +128,15 @@ def count(stage: str, account: Account) -> None:
 
 def _one(element: Any, function: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
     yield function(element, *arguments)
+
+
+@cache
+def _freeze_what_is_loaded() -> None:
+    """Exempt the modules of this worker from garbage collection.
+
+    They and Beam's are a million objects, and looking through them took a tenth of a stage's time.
+    """
+    gc.freeze()
 
 
 @cache

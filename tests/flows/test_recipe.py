@@ -48,7 +48,7 @@ def test_every_shipped_recipe_loads(name: str) -> None:
     [
         ("training.num_steps=300", "training", "num_steps", 300),
         ("training.learning_rate=3e-4", "training", "learning_rate", 3e-4),
-        ("examples.tfrecord=false", "examples", "tfrecord", False),
+        ("examples.tfrecord=true", "examples", "tfrecord", True),
         ("registry.model_name=my model", "registry", "model_name", "my model"),
         ('registry.model_name="2018"', "registry", "model_name", "2018"),
         ("source.uri=memory://a=b.txt", "source", "uri", "memory://a=b.txt"),

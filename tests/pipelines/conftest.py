@@ -14,7 +14,9 @@ from tests.generated_text import write_jsonl
 from tests.made_results import made_result
 
 VOCABULARY = VocabularySettings(vocab_size=150)
-EXAMPLES = ExampleSettings(max_seq_length=64, dupe_factor=2, held_out_share=0.2, shard_mb=0.02)
+EXAMPLES = ExampleSettings(
+    max_seq_length=64, dupe_factor=2, held_out_share=0.2, shard_mb=0.02, tfrecord=True
+)
 
 
 @dataclass(frozen=True)

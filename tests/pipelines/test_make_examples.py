@@ -34,9 +34,7 @@ from tests.made_results import made_result, replace_in_manifest
 from tests.pipelines.conftest import write_corpus
 
 Make = Callable[..., str]
-SETTINGS = ExampleSettings(
-    max_seq_length=64, dupe_factor=2, held_out_share=0.2, shard_mb=0.02, tfrecord=False
-)
+SETTINGS = ExampleSettings(max_seq_length=64, dupe_factor=2, held_out_share=0.2, shard_mb=0.02)
 ALL_PLACES = 0, 2**64 - 1
 
 pytestmark = pytest.mark.usefixtures("one_worker")

@@ -33,7 +33,9 @@ FOREIGN = (
 )
 """Mojibake, a ligature and letters that compose, in German."""
 EXAMPLES = [
-    ExampleSettings(max_seq_length=64, dupe_factor=2, held_out_share=0.2, shard_mb=0.006),
+    ExampleSettings(
+        max_seq_length=64, dupe_factor=2, held_out_share=0.2, shard_mb=0.006, tfrecord=True
+    ),
     ExampleSettings(
         max_seq_length=64, dupe_factor=1, held_out_share=0.2, shard_mb=0.006, fidelity="google"
     ),

@@ -32,7 +32,12 @@ from tests.pipelines.conftest import make as make_few
 SHARED = Path(__file__).parents[3].parent / "shared"
 LENGTH = 128
 SETTINGS = ExampleSettings(
-    max_seq_length=LENGTH, dupe_factor=2, held_out_share=0.1, shard_mb=0.05, short_seq_prob=0.3
+    max_seq_length=LENGTH,
+    dupe_factor=2,
+    held_out_share=0.1,
+    shard_mb=0.05,
+    short_seq_prob=0.3,
+    tfrecord=True,
 )
 
 
