@@ -28,6 +28,9 @@ SERVED = $(if $(filter-out file,$(origin RECIPE)),--recipe $(call quoted,$(RECIP
 DATA_BENCHMARKS := data_pipeline text_functions
 BENCHMARKS := $(DATA_BENCHMARKS) loader training_step finetuning minimal_pairs tracking statistics
 
+# Tests start hundreds of processes: each would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install demo refresh evaluate models rollback plan serve production test test-long test-engines check format bench bench-data \
 	bench-train bench-learning bench-loader bench-finetune bench-tracking bench-gpu clean
 .DEFAULT_GOAL := help

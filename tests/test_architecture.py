@@ -17,22 +17,14 @@ def test_nobody_imports_whom_they_may_not_know() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "flows.pretrain_albert",
-        "flows.refresh_corpus",
-        "flows.evaluate_albert",
-        "flows.commands.lineage",
-        "flows.commands.main",
-        "flows.commands.rebuild",
-        "flows.commands.retention",
-        "flows.commands.trace",
-        "infra.serve",
-    ],
+FLOWS = (
+    *("flows.pretrain_albert", "flows.refresh_corpus", "flows.evaluate_albert", "infra.serve"),
+    *(f"flows.commands.{name}" for name in ("lineage", "main", "rebuild", "retention", "trace")),
 )
-def test_a_flow_is_read_without_the_heavy_libraries(module: str) -> None:
-    assert loaded_by(module) & HEAVY == set()
+
+
+def test_flows_and_commands_are_read_without_the_heavy_libraries() -> None:
+    assert loaded_by(*FLOWS) & HEAVY == set()
 
 
 CORE = {"config", "conversion", "intervals", "metrics", "stage", "text", "tracking"}
@@ -59,25 +51,20 @@ def test_a_stage_reaches_these_rooms_of_albert_core(stage: str, rooms: set[str])
 
 
 def test_what_stages_do_is_planned_without_the_heavy_libraries() -> None:
-    stages = (
-        *ROOMS_OF,
-        *(f"pipelines.{name}" for name in ("make_task", "contamination", "removal")),
-    )
-    assert loaded_by(", ".join(stages)) & (HEAVY | {"prefect", "pandas"}) == set()
+    others = ("make_task", "contamination", "removal")
+    stages = (*ROOMS_OF, FINETUNED, *(f"pipelines.{name}" for name in others))
+    shared = ("albert_core.stage.manifest", "albert_core.text.tokenizer", "albert_core.config")
+    assert loaded_by(*stages, *shared) & (HEAVY | {"prefect", "pandas"}) == set()
 
 
 def test_text_pipelines_are_read_without_torch() -> None:
-    modules = "pipelines.engine.runner, pipelines.transforms"
-    assert loaded_by(modules) & (HEAVY - {"apache_beam"}) == set()
+    loaded = loaded_by("pipelines.engine.runner", "pipelines.transforms")
+    assert loaded & (HEAVY - {"apache_beam"}) == set()
 
 
-def test_what_text_and_training_share_is_read_without_the_heavy_libraries() -> None:
-    modules = "albert_core.stage.manifest, albert_core.text.tokenizer, albert_core.config"
-    assert loaded_by(modules) & (HEAVY | {"prefect"}) == set()
-
-
-def loaded_by(modules: str) -> set[str]:
+def loaded_by(*modules: str) -> set[str]:
     """Return the packages that importing ``modules`` loads."""
-    code = f"import sys, {modules}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    names = ", ".join(modules)
+    code = f"import sys, {names}; print(*{{name.split('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())

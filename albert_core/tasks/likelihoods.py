@@ -5,7 +5,16 @@ turn, together with the later pieces of its word, and the log-probabilities that
 the masked pieces are added up. If the later pieces were not masked, they would give a rare word
 away, and it would seem likely.
 
-Dimensions: N sentences, S pieces of a sequence, B masked sequences of a forward pass.
+A sentence is encoded once for each of its pieces, and these sequences are much alike. This does not
+compute
+
+- what goes into the first attention again and again: it depends on a piece and its position alone;
+- keys and values of the last layer, where a single query looks at each sequence. Its score of a
+  piece is q . (K x), which is (q K) . x. What it sees is the mean of V x, which is V times the mean
+  of x.
+
+Dimensions: N sentences, S pieces of a sequence, B masked sequences of a forward pass; in
+`encode_at` R different pairs of a piece and its position, H hidden, N heads, D head size.
 
 Source: Salazar et al. 2020; Kauf and Ivanova 2023, arXiv 2305.10588, "PLL-word-l2r".
 """
@@ -16,10 +25,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.execution import weights_laid_out_once
-from albert_core.model.one_position import encode_at
+from albert_core.model.albert import AlbertForPretraining, AlbertModel, Attention
+from albert_core.model.attention import Layout
+from albert_core.model.execution import attend, weights_laid_out_once
 from albert_core.stage.errors import TaskError
 from albert_core.tasks.minimal_pairs import Pair
 from albert_core.text.records import CLS, MASK, SEP, Ints
@@ -128,3 +138,61 @@ def _log_p(
     logits = model.masked_lm(x, model.encoder.embeddings.word.weight)
     log_p = torch.log_softmax(logits.float(), dim=1).gather(1, labels[:, None])[:, 0]
     return log_p.cpu().double().numpy()
+
+
+def encode_at(encoder: AlbertModel, input_ids: Tensor, positions: Tensor) -> Tensor:
+    """Return what `AlbertModel.forward` does at one position of each sequence, up to rounding.
+
+    It is faster inside `weights_laid_out_once`.
+
+    Args:
+        encoder: in evaluation mode.
+        input_ids: int64 (B, S), without padding; all pieces have token type 0.
+        positions: int64 (B,), in 0..S-1.
+
+    Returns:
+        (B, H).
+    """
+    number, length = input_ids.shape
+    piece_at_position = input_ids * length + torch.arange(length, device=input_ids.device)
+    different, places = piece_at_position.flatten().unique(return_inverse=True)
+    ids, layout = different // length, Layout((), positions=different % length)
+    x = encoder.projection(encoder.embeddings(ids, torch.zeros_like(ids), layout))  # (R, H)
+    *inner, last = encoder.route[: encoder.num_layers * encoder.settings.inner_group_num]
+    for step, (attention, feed_forward) in enumerate(inner):
+        block = encoder.attentions[attention]
+        assert isinstance(block, Attention)
+        rows = [projection(x) for projection in (block.query, block.key, block.value)]
+        if step == 0:
+            x, *rows = (each.index_select(0, places) for each in (x, *rows))
+        query, key, value = (
+            each.view(number, length, block.num_heads, -1).transpose(1, 2) for each in rows
+        )  # (B, N, S, D)
+        seen = attend(query, key, value, None, 0.0).transpose(1, 2).reshape(x.shape)
+        x = encoder.feed_forwards[feed_forward](block.norm(x + block.output(seen)))
+    if not inner:
+        x = x.index_select(0, places)
+    attention, feed_forward = last
+    block = encoder.attentions[attention]
+    assert isinstance(block, Attention)
+    whole = x.unflatten(0, (number, length))
+    x = whole[torch.arange(number, device=positions.device), positions]
+    x = block.norm(x + block.output(_seen_by_one(block, x, whole)))
+    result: Tensor = encoder.feed_forwards[feed_forward](x)
+    return result
+
+
+def _seen_by_one(attention: Attention, asking: Tensor, x: Tensor) -> Tensor:
+    """Return what the heads of ``asking`` (B, H) see in the sequences ``x`` (B, S, H), as (B, H).
+
+    The bias of the keys adds the same to all scores of a query, so it has no effect.
+    """
+    heads = (attention.num_heads, -1)
+    query = attention.query(asking).unflatten(1, heads).transpose(0, 1)  # (N, B, D)
+    query = query * query.shape[-1] ** -0.5
+    query = (query @ attention.key.weight.unflatten(0, heads)).transpose(0, 1)  # (B, N, H)
+    weights = torch.softmax(query @ x.transpose(1, 2), dim=-1)  # (B, N, S)
+    mean = (weights @ x).transpose(0, 1)  # (N, B, H)
+    values = mean @ attention.value.weight.unflatten(0, heads).transpose(1, 2)  # (N, B, D)
+    seen: Tensor = values.transpose(0, 1).flatten(1) + attention.value.bias
+    return seen

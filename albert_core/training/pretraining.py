@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -44,7 +44,6 @@ from albert_core.stage.results import Estimate, PretrainingResult
 from albert_core.tasks.minimal_pairs import PAIRS, PairFiles
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
-from albert_core.tracking.run import TrackedRun
 from albert_core.training.cooccurrence import initialise_from_counts
 from albert_core.training.devices import note_machine, noted_machines, ranks_of_environment
 from albert_core.training.held_out import (
@@ -76,6 +75,9 @@ from albert_core.training.step import (
     layers_at,
     train_step,
 )
+
+if TYPE_CHECKING:
+    from albert_core.tracking.run import TrackedRun
 
 MODEL_FOLDER, METRICS, CURVES = "model", "metrics.jsonl", "curves.png"
 
@@ -306,7 +308,9 @@ class Pretraining:
                 "other ranks another. Give a work folder that all of them share."
             )
 
-    def _track(self) -> TrackedRun:
+    def _track(self) -> "TrackedRun":
+        from albert_core.tracking.run import TrackedRun  # a second of MLflow, for one rank only
+
         run = TrackedRun(self.work, self.folder, PRETRAINING)
         run.log_params(self.resolved)
         manifest = self.plan.input_manifests["examples"]

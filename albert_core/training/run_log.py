@@ -23,8 +23,6 @@ from albert_core.planning.run_plan import SECONDS_PER_HOUR, ExampleSizes, RunPla
 from albert_core.stage.errors import IntegrityError
 from albert_core.stage.lineage import model_folder_of
 from albert_core.stage.results import Estimate, ExamplesResult
-from albert_core.tracking.run import MetricsEndpoint, SystemMetrics, TrackedRun
-from albert_core.tracking.server import output_of
 from albert_core.training.held_out import PAIRS_ACCURACY, point_of
 from albert_core.training.ranks import Ranks
 from albert_core.training.shards import ExampleShards, UpdateSizes
@@ -32,6 +30,8 @@ from albert_core.training.step import TrainState, Update
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from albert_core.tracking.run import TrackedRun
 
 OF_THE_MACHINE = frozenset(
     {
@@ -174,8 +174,10 @@ class RunLog:
         ranks: Ranks,
         expected: ExpectedSpeed,
         memory_before: int,
-        tracked: TrackedRun,
+        tracked: "TrackedRun",
     ) -> None:
+        from albert_core.tracking.run import MetricsEndpoint, SystemMetrics
+
         self.tracked = tracked
         self._model, self._settings, self._vocab_size = model, settings, vocab_size
         self._ranks, self._device, self._expected = ranks, ranks.device, expected
@@ -296,6 +298,8 @@ class RunLog:
             curves: URI of their picture.
             checkpoints: URI of each.
         """
+        from albert_core.tracking.server import output_of
+
         model = output_of(manifest, model_digest(model_folder_of(manifest)))
         self.tracked.log_model(model)
         for uri in checkpoints:

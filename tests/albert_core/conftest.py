@@ -1,23 +1,36 @@
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from tests.mlflow_server import MlflowServer
 
 
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's tables, to be copied: making them takes longer than most tests."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def work(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A work folder with an MLflow database of its own, whatever the environment names."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.delenv("MLFLOW_REGISTRY_URI", raising=False)
-        yield str(tmp_path_factory.mktemp("work"))
+        folder = tmp_path_factory.mktemp("work")
+        shutil.copy(empty_database, folder)
+        yield str(folder)
 
 
 @pytest.fixture(scope="session")
-def tracking_database(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One for all runs, because making one takes longer than a run."""
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+def tracking_database(empty_database: Path) -> str:
+    """One for all runs."""
+    return f"sqlite:///{shutil.copy(empty_database, empty_database.with_name('runs.db'))}"
 
 
 @pytest.fixture(scope="module")

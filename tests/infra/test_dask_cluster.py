@@ -58,7 +58,7 @@ for name, toy in json.loads(sys.argv[1]).items():
     except Exception as error:
         print(json.dumps([name, type(error).__name__, str(error)]))
 """
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @dataclass

@@ -24,7 +24,7 @@ from tests.recovery.deployed_runs import PrefectApi
 
 PROJECT = Path(__file__).parents[2]
 ALBERT, PREFECT = (Path(sys.executable).with_name(name) for name in ("albert", "prefect"))
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 FLOW = """
 import os

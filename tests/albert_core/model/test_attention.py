@@ -16,7 +16,7 @@ from albert_core.model import albert, attention, execution
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.attention import Layout, attend_packed, layout_of, lengths_of
 from albert_core.model.execution import products_in, set_layer_execution
-from albert_core.model.one_position import encode_at
+from albert_core.tasks.likelihoods import encode_at
 from tests.albert_core.tiny_model import tiny_settings
 
 NUM_HEADS, HEAD_SIZE = 2, 4

@@ -83,6 +83,7 @@ def test_who_decides_for_long_is_not_taken_for_dead(locked: str) -> None:
     assert order == ["first", "second"]
 
 
+@pytest.mark.long
 def test_of_registrations_at_the_same_time_the_best_ends_as_champion(
     mlflow_server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

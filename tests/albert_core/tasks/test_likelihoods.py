@@ -9,10 +9,9 @@ from transformers import AlbertConfig, AlbertForMaskedLM
 
 from albert_core.conversion.huggingface import hf_config, to_hf_state
 from albert_core.model.albert import AlbertForPretraining, AlbertModel
-from albert_core.model.one_position import encode_at
 from albert_core.stage.errors import TaskError
 from albert_core.tasks import likelihoods
-from albert_core.tasks.likelihoods import is_right, log_likelihoods
+from albert_core.tasks.likelihoods import encode_at, is_right, log_likelihoods
 from albert_core.tasks.minimal_pairs import Pair
 from albert_core.text.records import CLS, MASK, SEP
 from albert_core.text.tokenizer import Tokenizer
