@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError, IntegrityError, TrainingError
-from albert_core.stage.manifest import DAMAGED, MANIFEST, sealed, unsealed
+from albert_core.stage import errors, manifest, storage
 
 STATE, RECORD = "state.pt", "checkpoint.json"
 """Tensors; and their description, written last: a folder without it is no checkpoint."""
@@ -92,7 +90,7 @@ class CheckpointWriter:
             if older
             else "There is no older one"
         )
-        raise TrainingError(
+        raise errors.TrainingError(
             f"the checkpoint of step {step:,} could not be written to {self.folder}: "
             f"{type(error).__name__}: {error}. {rest}. Make room or mend the storage, then run "
             "the same command: it goes on from there."
@@ -137,7 +135,7 @@ def save_checkpoint(
             with storage.open_atomic(storage.join(uri, STATE)) as file:
                 torch.save(state, file)
             digest = storage.sha256_of(storage.join(uri, STATE))
-        storage.write_bytes(storage.join(uri, RECORD), sealed(record | {"sha256": digest}))
+        storage.write_bytes(storage.join(uri, RECORD), manifest.sealed(record | {"sha256": digest}))
     except Exception:
         if not storage.exists(storage.join(uri, RECORD)):
             storage.remove(uri)
@@ -156,7 +154,7 @@ def best_checkpoint(folder: str) -> tuple[float, str] | None:
     """
     measured: list[tuple[float, str]] = []
     for uri in list_checkpoints(folder):
-        with suppress(IntegrityError, ValueError):
+        with suppress(errors.IntegrityError, ValueError):
             loss = read_record(uri).get(HELD_OUT_LOSS)
             if loss is not None and math.isfinite(loss):
                 measured.append((loss, uri))
@@ -173,15 +171,15 @@ def find_checkpoint(uri: str) -> str:
     Raises:
         ConfigError: there is none.
     """
-    folder = uri.rpartition("/")[0] if uri.endswith(f"/{MANIFEST}") else uri.rstrip("/")
+    folder = uri.rpartition("/")[0] if uri.endswith(f"/{manifest.MANIFEST}") else uri.rstrip("/")
     if storage.exists(storage.join(folder, RECORD)):
         return folder
     for place in (storage.join(folder, CHECKPOINTS), folder):
         for found, _, _ in _good_checkpoints(place):
             return found
-    raise ConfigError(
-        f"there is no good checkpoint at {uri}. Give the folder of a run, its {MANIFEST}, or a "
-        f"checkpoint: a folder with {RECORD}."
+    raise errors.ConfigError(
+        f"there is no good checkpoint at {uri}. Give the folder of a run, its {manifest.MANIFEST}, "
+        f"or a checkpoint: a folder with {RECORD}."
     )
 
 
@@ -201,7 +199,7 @@ def load_checkpoint(uri: str) -> tuple[dict[str, Any], dict[str, Any]]:
     record = read_record(uri)
     path = storage.join(uri, STATE)
     if not storage.exists(path) or storage.sha256_of(path) != record["sha256"]:
-        raise IntegrityError(
+        raise errors.IntegrityError(
             f"{path} is not the file that {RECORD} describes: it changed after it was written."
         )
     content = io.BytesIO(storage.read_bytes(path))
@@ -219,9 +217,9 @@ def read_record(uri: str) -> dict[str, Any]:
     Raises:
         IntegrityError: it describes no checkpoint, or changed after it was written.
     """
-    record = unsealed(storage.join(uri, RECORD))
+    record = manifest.unsealed(storage.join(uri, RECORD))
     if not {"step", "sha256"} <= record.keys():
-        raise IntegrityError(f"{storage.join(uri, RECORD)} describes no checkpoint.")
+        raise errors.IntegrityError(f"{storage.join(uri, RECORD)} describes no checkpoint.")
     return record
 
 
@@ -238,7 +236,7 @@ def load_newest(folder: str, examples: str) -> tuple[dict[str, Any], dict[str, A
     """
     for uri, state, record in _good_checkpoints(folder):
         if record["examples"] != examples:
-            raise TrainingError(
+            raise errors.TrainingError(
                 f"{uri} was trained on examples {record['examples'][:12]}, but these are "
                 f"{examples[:12]}. Give the same examples, or train in another folder."
             )
@@ -246,12 +244,12 @@ def load_newest(folder: str, examples: str) -> tuple[dict[str, Any], dict[str, A
         return state, record
     if damaged := list_checkpoints(folder):
         fs, path = storage.filesystem(folder)
-        aside = f"{path.rpartition('/')[0]}/{DAMAGED}"
+        aside = f"{path.rpartition('/')[0]}/{manifest.DAMAGED}"
         fs.makedirs(aside, exist_ok=True)
         fs.mv(path, f"{aside}/{CHECKPOINTS}-{time.time_ns()}", recursive=True)
-        raise IntegrityError(
+        raise errors.IntegrityError(
             f"none of the {len(damaged)} checkpoints in {folder} is as it was written. They are "
-            f"set aside in the folder {DAMAGED} beside it; the next run begins anew."
+            f"set aside in the folder {manifest.DAMAGED} beside it; the next run begins anew."
         )
     return None
 
@@ -261,7 +259,7 @@ def _good_checkpoints(folder: str) -> Iterator[tuple[str, dict[str, Any], dict[s
     for uri in reversed(list_checkpoints(folder)):
         try:
             state, record = load_checkpoint(uri)
-        except (IntegrityError, ValueError) as error:
+        except (errors.IntegrityError, ValueError) as error:
             log.warning("passing over %s: %s", uri, error)
         else:
             yield uri, state, record

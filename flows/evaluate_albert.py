@@ -12,13 +12,8 @@ from prefect.futures import PrefectFuture
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from albert_core.config import EvaluationSettings
-from albert_core.stage import storage
-from albert_core.stage.errors import TaskError
-from albert_core.stage.lineage import TASK, model_folder_of
+from albert_core.stage import errors, lineage, results, settings, storage
 from albert_core.stage.manifest import MANIFEST, newest_manifest, read_manifest
-from albert_core.stage.results import ScoresResult
-from albert_core.stage.settings import VISIBLE, visible_devices, whole_number
-from albert_core.stage.storage import work_folder
 from flows.flow_run import FLOW_OPTIONS, in_flow_run, show_report, start_run
 from flows.recipe import Address, RecipeName, RecipeRun
 from flows.report import build_scores_report
@@ -61,17 +56,17 @@ def planned(
     known = [*present, *missing]
     asked = evaluation.tasks or known
     if unknown := [name for name in asked if name not in known]:
-        raise TaskError(
+        raise errors.TaskError(
             f"there is no task {unknown[0]!r} to fine-tune on; there is {', '.join(known)}."
         )
     tasks = [name for name in present if name in asked]
     reasons = {name: f"there is no {what}" for name, what in missing.items() if name in asked}
     if not tasks and (evaluation.tasks or not has_pairs):
         why = "\n  ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        raise TaskError(f"there is no task to fine-tune on:\n  {why}")
+        raise errors.TaskError(f"there is no task to fine-tune on:\n  {why}")
     starting = [name for name in tasks if name in evaluation.from_mnli]
     if starting and MNLI not in present:
-        raise TaskError(
+        raise errors.TaskError(
             f"evaluation.from_mnli names {', '.join(starting)}, but the files of MNLI are not "
             "there. Add them, or remove these tasks from the setting."
         )
@@ -90,7 +85,7 @@ def num_processes() -> int:
     Raises:
         ConfigError: the variable is not a whole number above 0.
     """
-    return whole_number(PROCESSES, max(1, len(visible_devices())))
+    return settings.whole_number(PROCESSES, max(1, len(settings.visible_devices())))
 
 
 def free_slots(number: int, devices: list[str]) -> SimpleQueue[dict[str, str]]:
@@ -105,7 +100,7 @@ def free_slots(number: int, devices: list[str]) -> SimpleQueue[dict[str, str]]:
     for place in range(number):
         environment = {} if number == 1 or _THREADS in os.environ else {_THREADS: threads}
         if devices and number > 1:
-            environment[VISIBLE] = devices[place % len(devices)]
+            environment[settings.VISIBLE] = devices[place % len(devices)]
         free.put(environment)
     return free
 
@@ -113,7 +108,7 @@ def free_slots(number: int, devices: list[str]) -> SimpleQueue[dict[str, str]]:
 TASK_RUNNER = cast(
     TaskRunner[PrefectFuture[Any]], ThreadPoolTaskRunner[Any](max_workers=num_processes())
 )
-SLOTS = free_slots(num_processes(), visible_devices())
+SLOTS = free_slots(num_processes(), settings.visible_devices())
 
 
 @flow(name="evaluate-albert", task_runner=TASK_RUNNER, **FLOW_OPTIONS)
@@ -151,7 +146,7 @@ def evaluate_albert(
         *([f"evaluation.tasks={json.dumps(tasks)}"] if tasks else []),
         *([f"evaluation.num_seeds={seeds}"] if seeds else []),
     ]
-    run = start_run(recipe or own_recipe(model, work_folder(work)), None, work, overrides)
+    run = start_run(recipe or own_recipe(model, storage.work_folder(work)), None, work, overrides)
     return report(evaluate(run, model, folder_of_tasks(run, task_folder), corpus))
 
 
@@ -278,7 +273,7 @@ def finetune_all(
     seeds = range(evaluation.seed, evaluation.seed + evaluation.num_seeds)
     first = [MNLI] if MNLI in wanted.tasks else []
     done = finetune_each([(run, model_folder, task_folder, MNLI, n) for _ in first for n in seeds])
-    of_seed = dict(zip(seeds, map(model_folder_of, done), strict=False))
+    of_seed = dict(zip(seeds, map(lineage.model_folder_of, done), strict=False))
     others = [
         (run, of_seed[n] if task in evaluation.from_mnli else model_folder, task_folder, task, n)
         for task in wanted.tasks[len(first) :]
@@ -297,7 +292,7 @@ def finetune_each(calls: list[tuple[RecipeRun, str, str, str, int]]) -> list[str
 def report(scores: str) -> str:
     """Show the table on Prefect's and MLflow's pages, and return it as text."""
     manifest, folder = read_stage(scores)
-    result = manifest.result_as(ScoresResult)
+    result = manifest.result_as(results.ScoresResult)
     page = storage.join(folder, result.page)
     show_report(build_scores_report(result, page), "evaluate-albert")
     return f"{result.text}\n\nThe same as a page: {page}"
@@ -316,10 +311,10 @@ def folder_of_tasks(run: RecipeRun, task_folder: str | None) -> str:
         return storage.absolute(given)
     if evaluation.own_tasks:
         return ""
-    manifest = newest_manifest(storage.join(run.work, TASK))
+    manifest = newest_manifest(storage.join(run.work, lineage.TASK))
     if manifest is None:
-        raise TaskError(
+        raise errors.TaskError(
             f"{run.work} holds no generated task: give task_folder, the folder with the tasks' "
             "files, or run the flow pretrain-albert first"
         )
-    return storage.join(run.work, TASK, manifest.key)
+    return storage.join(run.work, lineage.TASK, manifest.key)

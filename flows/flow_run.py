@@ -34,12 +34,9 @@ from prefect.runtime import flow_run as this_flow_run
 from prefect.states import Cancelling, Crashed
 from pydantic import BaseModel
 
-from albert_core.stage import storage
-from albert_core.stage.credentials import hide_credentials_in_logs
-from albert_core.stage.errors import IntegrityError
+from albert_core.stage import credentials, errors, storage
 from albert_core.stage.log import FLOW_RUN, FORMAT, is_json, use_format
 from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
-from albert_core.stage.storage import work_folder
 from flows.recipe import Recipe, RecipeRun, load_recipe, save_recipe
 from flows.report import Report
 
@@ -71,9 +68,9 @@ def start_run(
         overrides: see `load_recipe`.
     """
     resolved = load_recipe(recipe, overrides or (), source)
-    folder = work_folder(work)
+    folder = storage.work_folder(work)
     uri = save_recipe(resolved, folder)
-    hide_credentials_in_logs()
+    credentials.hide_credentials_in_logs()
     is_json()  # refuses a wrong ALBERT_LOG_FORMAT
     flow_run_id = this_flow_run.id
     if flow_run_id and flow_run_id not in _tracked and find_spec("mlflow"):
@@ -157,7 +154,7 @@ class TrackedFlow:
 
         try:
             manifest, folder = read_manifest(uri), uri.rpartition("/")[0]
-        except (IntegrityError, OSError):  # a command that leaves no manifest
+        except (errors.IntegrityError, OSError):  # a command that leaves no manifest
             return
         tracks_itself = "mlflow_run_id" in manifest.result
         if tracks_itself or storage.exists(storage.join(folder, RUN_ID)):

@@ -21,8 +21,7 @@ from prefect import settings
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 
-from albert_core.stage import storage
-from albert_core.stage.errors import OutageError, answers
+from albert_core.stage import errors, storage
 from flows.stage_process import tied
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def _served_at(folder: Path | None) -> str:
         serves = abs(started - noted["started"]) < _CLOCK_SECONDS
     except (OSError, ValueError, LookupError, TypeError, psutil.Error):
         return ""
-    return url if serves and answers(f"{url}/health") else ""
+    return url if serves and errors.answers(f"{url}/health") else ""
 
 
 def kept_secret(file: Path, user: str = "") -> str:
@@ -228,9 +227,9 @@ def _start(port: int, folder: Path | None, secret: str) -> "subprocess.Popen[byt
 
 def _wait_until_up(process: "subprocess.Popen[bytes]", url: str) -> None:
     deadline = time.monotonic() + _START_SECONDS
-    while not answers(f"{url}/health"):
+    while not errors.answers(f"{url}/health"):
         if process.poll() is not None or time.monotonic() > deadline:
-            raise OutageError(
+            raise errors.OutageError(
                 f"Prefect's server does not answer at {url} (status {process.poll()}). Give "
                 "PREFECT_API_URL, the address of one that does, or look at what it printed."
             )

@@ -29,10 +29,7 @@ from pydantic.fields import FieldInfo
 
 import albert_core.config as core
 import pipelines.config as data
-from albert_core.stage import storage
-from albert_core.stage.credentials import WITHOUT_CREDENTIALS
-from albert_core.stage.errors import ConfigError
-from albert_core.stage.manifest import digest_of
+from albert_core.stage import credentials, errors, manifest, storage
 from albert_core.stage.settings import Settings, near, refuse_credentials
 
 SHIPPED = Path(__file__).parent / "recipes"
@@ -63,7 +60,7 @@ class Recipe(Settings):
             ("finetuning", self.finetuning.max_seq_length),
         ):
             if length is not None and length > self.model.max_position_embeddings:
-                raise ConfigError(
+                raise errors.ConfigError(
                     f"{section}.max_seq_length is {length}, but model.max_position_embeddings is "
                     f"only {self.model.max_position_embeddings}: shorten the one or raise the other"
                 )
@@ -108,7 +105,7 @@ def load_recipe(
 
 def save_recipe(recipe: Recipe, work: str) -> str:
     """Write the resolved recipe below ``work``, named by its content; return its URI."""
-    digest = digest_of(recipe.model_dump(mode="json"))[:_DIGEST_DIGITS]
+    digest = manifest.digest_of(recipe.model_dump(mode="json"))[:_DIGEST_DIGITS]
     uri = storage.join(work, "recipes", f"{recipe.name}-{digest}.json")
     content = (recipe.model_dump_json(indent=1) + "\n").encode()
     if not storage.exists(uri) or storage.read_bytes(uri) != content:
@@ -150,7 +147,7 @@ def _recipe_uri(recipe: str) -> str:
         return str(SHIPPED / f"{recipe}.toml")
     if storage.local_path(recipe) is None or Path(recipe).is_file():
         return recipe
-    raise ConfigError(
+    raise errors.ConfigError(
         f"there is no recipe {recipe!r}{near(recipe, shipped_recipes())}. "
         "Give one of these names, or the path of a TOML file."
     )
@@ -160,7 +157,7 @@ def _read_toml(uri: str) -> dict[str, Any]:
     try:
         return tomllib.loads(storage.read_bytes(uri).decode())
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{uri} cannot be read as a recipe: {error}") from error
+        raise errors.ConfigError(f"{uri} cannot be read as a recipe: {error}") from error
 
 
 def _read(
@@ -169,24 +166,24 @@ def _read(
     """Return the recipe of ``values``; blame the overrides for what is wrong only with them."""
     try:
         return Recipe.read(values, uri)
-    except ConfigError as error:
+    except errors.ConfigError as error:
         if not overrides:
             raise
         Recipe.read(in_file, uri)
         message = str(error).removeprefix(f"{uri}: ")
         named = [each for each in overrides if ".".join(_keys_of(each)) in message]
         given = " ".join(f"--set {each}" for each in named or overrides)
-        raise ConfigError(f"{given}: {message}") from None
+        raise errors.ConfigError(f"{given}: {message}") from None
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
     keys = _keys_of(override)
     if not keys:
-        raise ConfigError(f"--set {override!r} is not of the form section.field=value")
+        raise errors.ConfigError(f"--set {override!r} is not of the form section.field=value")
     for name in keys[:-1]:
         values = values.setdefault(name, {})
         if not isinstance(values, dict):
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"--set {override}: {name!r} is a setting, not a section with settings"
             )
     values[keys[-1]] = _toml_value(override.partition("=")[2].strip())
@@ -323,7 +320,7 @@ def with_form(settings: RecipeChanges, overrides: Sequence[str] | None) -> list[
     return [*changes, *(overrides or [])]
 
 
-_ADDRESS = {"type": "string", "pattern": WITHOUT_CREDENTIALS}
+_ADDRESS = {"type": "string", "pattern": credentials.WITHOUT_CREDENTIALS}
 RecipeName = Annotated[
     str,
     WithJsonSchema(

@@ -14,8 +14,7 @@ from prefect.events.filters import EventFilter, EventIDFilter
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run as this_flow_run
 
-from albert_core.stage import storage
-from albert_core.stage.command import NO_RESULT
+from albert_core.stage import command, storage
 from albert_core.stage.errors import OutageError, StageError
 from albert_core.stage.manifest import read_manifest
 from flows.flow_run import FLOW_OPTIONS, in_flow_run, show_report, start_run, tracked_flow
@@ -101,7 +100,7 @@ def audit_shards(run: RecipeRun, examples: str) -> str:
 def removal_receipt(run: RecipeRun, corpus: str, examples: str) -> str:
     """Certify that documents which are gone from the corpus are in no shard; name the versions."""
     receipt = run_stage("pipelines.removal", run, corpus=corpus, examples=examples)
-    if receipt != NO_RESULT:
+    if receipt != command.NO_RESULT:
         from flows.commands.trace import name_affected_versions
 
         name_affected_versions(receipt, run.work)
@@ -229,7 +228,7 @@ def report(run: RecipeRun, receipt: str, **manifests: str) -> str:
     made = {stage: read_manifest(manifest) for stage, manifest in manifests.items()}
     uris = {**manifests, "receipt": receipt}
     affected: list[str] = []
-    if receipt != NO_RESULT:
+    if receipt != command.NO_RESULT:
         from flows.commands.trace import named_versions
 
         affected = named_versions(receipt)

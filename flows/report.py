@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from albert_core.stage import results, storage
+from albert_core.stage import manifest, results, storage
 from albert_core.stage.command import NO_RESULT
-from albert_core.stage.manifest import Manifest
 
 Row = tuple[str, str]
 """A name and a value."""
@@ -71,7 +70,7 @@ class Report:
             yield from (f"    {line}" for line in self.commands.splitlines())
 
 
-def build_report(recipe_name: str, made: Mapping[str, Manifest], tracking: str) -> Report:
+def build_report(recipe_name: str, made: Mapping[str, manifest.Manifest], tracking: str) -> Report:
     """Return the report of the flow pretrain-albert; every number comes from a manifest.
 
     Args:
@@ -114,7 +113,7 @@ def build_scores_report(scores: results.ScoresResult, page: str) -> Report:
 
 def build_text_report(
     recipe_name: str,
-    made: Mapping[str, Manifest],
+    made: Mapping[str, manifest.Manifest],
     uris: Mapping[str, str],
     affected: Sequence[str] = (),
 ) -> Report:
@@ -154,7 +153,7 @@ def build_text_report(
     )
 
 
-def stage_report(made: Manifest, uri: str, tracking: str) -> Report:
+def stage_report(made: manifest.Manifest, uri: str, tracking: str) -> Report:
     """Return the numbers and links of one stage.
 
     Args:
@@ -211,7 +210,7 @@ def _is_server(tracking: str) -> bool:
     return tracking.startswith("http")
 
 
-def _text_rows(corpus: Manifest, examples: Manifest) -> list[Row]:
+def _text_rows(corpus: manifest.Manifest, examples: manifest.Manifest) -> list[Row]:
     documents, made = corpus.account("documents"), examples.result_as(results.ExamplesResult)
     dropped = {_words(reason): n for reason, n in documents.dropped.items() if n}
     split = f"{made.num_train:,} to train + {made.num_held_out:,} held out"
@@ -319,7 +318,7 @@ def _order_note(after: Mapping[str, results.Estimate]) -> str:
     )
 
 
-def _links(made: Manifest, uri: str, tracking: str) -> Iterator[str]:
+def _links(made: manifest.Manifest, uri: str, tracking: str) -> Iterator[str]:
     yield f"- manifest: `{uri}`"
     if run_id := made.result.get("mlflow_run_id"):
         page = f"[MLflow run]({tracking}/#/runs/{run_id})"

@@ -17,9 +17,8 @@ from typing import Self
 import psutil
 from pydantic import BaseModel, ValidationError, field_validator
 
-from albert_core.stage import storage
+from albert_core.stage import errors, storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
-from albert_core.stage.errors import AlbertError, ConfigError, answers
 from albert_core.stage.settings import describe, stop_seconds
 from flows.prefect_server import AUTH_FILE, USER, guarded, kept_secret, server_command
 from flows.recipe import load_recipe
@@ -36,7 +35,7 @@ _ALONE_SECONDS = 15.0
 """For a service of which nothing else runs: it has nothing to save."""
 
 
-class ServeError(AlbertError):
+class ServeError(errors.AlbertError):
     """A service could not be started, or ended unexpectedly."""
 
 
@@ -262,7 +261,7 @@ def run_until_stopped(
             time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt:
         print("\nstopping", flush=True)
-    except (AlbertError, OSError) as error:
+    except (errors.AlbertError, OSError) as error:
         print(f"{FAILURE}{error}", file=sys.stderr, flush=True)
         status = FAILURE_STATUS
     finally:
@@ -314,14 +313,14 @@ class ServerSettings(BaseModel):
         try:
             return cls.model_validate({name: value for name, value in given.items() if value})
         except ValidationError as error:
-            raise ConfigError(f"the environment: {describe(error, cls)}") from None
+            raise errors.ConfigError(f"the environment: {describe(error, cls)}") from None
 
     @field_validator("work", "postgres_folder", mode="before", check_fields=False)
     @classmethod
     def _is_here(cls, text: str | Path) -> Path:
         path = storage.local_path(str(text))
         if path is None:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{text} is not on this machine, where the databases and logs of the services have "
                 "to be. Give a local folder here, and workers with ALBERT_WORK at that place"
             )
@@ -382,7 +381,7 @@ class Servers(Services):
             *(MLFLOW, sys.executable, "-m", "mlflow", "server", "--workers", "1"),
             *("--host", self.host, "--port", str(self.ports[MLFLOW]), *options),
             environment=environment,
-            is_up=lambda: answers(f"{self.mlflow_url}/health"),
+            is_up=lambda: errors.answers(f"{self.mlflow_url}/health"),
         )
 
     def start_prefect(self, database: str, workers: Sequence[str]) -> None:
@@ -401,7 +400,7 @@ class Servers(Services):
         self.start(
             *(PREFECT, *server_command(self.host, self.ports[PREFECT], "--log-level", "warning")),
             environment={"PREFECT_SERVER_DATABASE_CONNECTION_URL": database, **_PATIENCE, **auth},
-            is_up=lambda: answers(f"{self.prefect_url}/api/health"),
+            is_up=lambda: errors.answers(f"{self.prefect_url}/api/health"),
         )
         self.wait_until_up(PREFECT)
         print("deploying the flows", flush=True)

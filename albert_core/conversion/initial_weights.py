@@ -41,23 +41,9 @@ from torch import Tensor
 
 from albert_core.checkpoint import RECORD, load_checkpoint
 from albert_core.config import ModelSettings
-from albert_core.conversion.huggingface import (
-    ALBERT_DEFAULTS,
-    OPTIONAL_PARTS,
-    PROJECTION,
-    from_hf_state,
-)
-from albert_core.conversion.model_files import CONFIG, WEIGHTS
-from albert_core.conversion.model_folder import (
-    check_vocabulary,
-    read_model_folder,
-    read_tokenizer,
-    save_model_folder,
-)
+from albert_core.conversion import huggingface, model_files, model_folder
 from albert_core.model.albert import AlbertForPretraining, block_route
-from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
-from albert_core.stage.lineage import model_folder_of
+from albert_core.stage import errors, lineage, storage
 from albert_core.stage.manifest import MANIFEST
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
@@ -82,7 +68,7 @@ _TENSORS = {
 }
 _MODULES = {
     "bert/embeddings/LayerNorm": "albert.embeddings.LayerNorm",
-    "bert/encoder/embedding_hidden_mapping_in": PROJECTION,
+    "bert/encoder/embedding_hidden_mapping_in": huggingface.PROJECTION,
     "bert/pooler/dense": "albert.pooler",
     "cls/predictions/transform/dense": "predictions.dense",
     "cls/predictions/transform/LayerNorm": "predictions.LayerNorm",
@@ -143,12 +129,12 @@ def convert_model(source: str, folder: str) -> None:
     found = read_source(source)
     tokenizer = found.tokenizer()
     if tokenizer is None:
-        raise IntegrityError(
+        raise errors.IntegrityError(
             f"{found.where} has no SentencePiece vocabulary, so no text can be read. Give the "
             "model folder of a finished run, or put the model's spiece.model there."
         )
-    check_vocabulary(found.vocab_size, tokenizer, f"the model in {found.where}")
-    save_model_folder(found.start(found.settings), tokenizer, folder)
+    model_folder.check_vocabulary(found.vocab_size, tokenizer, f"the model in {found.where}")
+    model_folder.save_model_folder(found.start(found.settings), tokenizer, folder)
 
 
 @dataclass(frozen=True)
@@ -170,7 +156,7 @@ class Source:
         if is_tf_release(self.where):
             return read_tf_tokenizer(self.where)
         if storage.exists(storage.join(self.where, SPIECE_MODEL)):
-            return read_tokenizer(self.where)
+            return model_folder.read_tokenizer(self.where)
         return None
 
     def start(self, settings: ModelSettings) -> AlbertForPretraining:
@@ -189,7 +175,7 @@ class Source:
             self.settings.num_hidden_layers,
             self.where,
         )
-        for part, title in OPTIONAL_PARTS.items():
+        for part, title in huggingface.OPTIONAL_PARTS.items():
             if any(name.startswith(f"{part}.") for name in missing):
                 log.warning("%s has no %s: a new one is drawn", self.where, title)
         return model
@@ -207,25 +193,25 @@ def read_source(uri: str) -> Source:
     uri = uri.rstrip("/")
     manifest = uri if uri.endswith(f"/{MANIFEST}") else storage.join(uri, MANIFEST)
     if uri == manifest or storage.exists(manifest):
-        return _read_model_folder(model_folder_of(manifest))
+        return _read_model_folder(lineage.model_folder_of(manifest))
     if storage.exists(storage.join(uri, RECORD)):
         return _read_checkpoint(uri)
-    if storage.exists(storage.join(uri, CONFIG)):
+    if storage.exists(storage.join(uri, model_files.CONFIG)):
         return _read_model_folder(uri)
     if is_tf_release(uri):
         settings = read_tf_config(uri)
         return Source(uri, settings, from_tf_variables(read_tf_variables(uri), settings, uri))
-    raise SourceError(
+    raise errors.SourceError(
         f"{uri} is nothing to start from: it has no {MANIFEST} (a finished run), no {RECORD} (a "
-        f"checkpoint), no {CONFIG} (a model folder) and no .index file (a TF release). Give the "
-        "URI of one of these."
+        f"checkpoint), no {model_files.CONFIG} (a model folder) and no .index file (a TF release). "
+        "Give the URI of one of these."
     )
 
 
 def _read_model_folder(folder: str) -> Source:
-    state, settings, architecture = read_model_folder(folder)
-    where = storage.join(folder, WEIGHTS)
-    return Source(folder, settings, from_hf_state(state, settings, where, architecture))
+    state, settings, architecture = model_folder.read_model_folder(folder)
+    where = storage.join(folder, model_files.WEIGHTS)
+    return Source(folder, settings, huggingface.from_hf_state(state, settings, where, architecture))
 
 
 def _read_checkpoint(uri: str) -> Source:
@@ -237,7 +223,7 @@ def _read_checkpoint(uri: str) -> Source:
             model = AlbertForPretraining(settings, len(tensors[_WORDS]))
         model.load_state_dict(tensors, assign=True)
     except (KeyError, RuntimeError) as error:
-        raise IntegrityError(
+        raise errors.IntegrityError(
             f"{uri} does not hold the model that it describes: {error}. Give another checkpoint."
         ) from error
     return Source(uri, settings, tensors)
@@ -257,7 +243,7 @@ def _check_fit(source: Source, settings: ModelSettings, vocab_size: int) -> None
     if there > here:
         differences.append(f"num_hidden_layers is {there} there and only {here} here")
     if differences:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{source.where} does not fit the model: {'; '.join(differences)}. Change the model's "
             "settings, or start from other weights."
         )
@@ -277,7 +263,7 @@ def _check_vocabulary(source: Source, vocabulary: Tokenizer) -> None:
     if own.lower_case != vocabulary.lower_case:
         differences.append(f"lower_case is {own.lower_case} there and {vocabulary.lower_case} here")
     if differences:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{source.where} was trained with another vocabulary: {differences[0]}. Make the "
             "examples with its vocabulary, or start from other weights."
         )
@@ -311,7 +297,7 @@ def _origins(source: Source, settings: ModelSettings) -> tuple[dict[int, int], d
         other = theirs[source_layer * num_blocks + inner]
         for origin, block, from_block in zip(origins, own, other, strict=True):
             if origin.setdefault(block, from_block) != from_block:
-                raise ConfigError(
+                raise errors.ConfigError(
                     f"{source.where} does not fit the model: sharing is {shared.sharing!r} in "
                     f"{shared.num_hidden_groups} groups there and {settings.sharing!r} in "
                     f"{settings.num_hidden_groups} here, so that one block would start from "
@@ -345,11 +331,11 @@ def read_tf_config(uri: str) -> ModelSettings:
     """
     where = storage.join(_folder(uri), TF_CONFIG)
     if not storage.exists(where):
-        raise IntegrityError(
+        raise errors.IntegrityError(
             f"{where} is missing: it says which shape the checkpoint has. Copy it from the "
             "release's archive."
         )
-    config = ALBERT_DEFAULTS | json.loads(storage.read_bytes(where))
+    config = huggingface.ALBERT_DEFAULTS | json.loads(storage.read_bytes(where))
     fields = {name: config[name] for name in ModelSettings.model_fields if name in config}
     if fields.get("hidden_act") == "gelu":
         fields["hidden_act"] = "gelu_new"
@@ -371,7 +357,7 @@ def read_tf_tokenizer(uri: str) -> Tokenizer:
     folder = _folder(uri)
     models = [name for name in storage.list_names(folder) if name.endswith(".model")]
     if len(models) != 1:
-        raise IntegrityError(
+        raise errors.IntegrityError(
             f"{folder} has the SentencePiece models {models or 'none'}, expected one, as in "
             "30k-clean.model. Put the release's vocabulary there, and no other."
         )
@@ -395,7 +381,7 @@ def read_tf_variables(uri: str) -> dict[str, NDArray[np.float32]]:
     try:
         tensorflow: Any = importlib.import_module("tensorflow")
     except ImportError as error:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{prefix} is a checkpoint of TensorFlow, which is not installed. Run "
             "`pip install tensorflow` (tensorflow-cpu will do) in this environment to read it."
         ) from error
@@ -405,7 +391,7 @@ def read_tf_variables(uri: str) -> dict[str, NDArray[np.float32]]:
             names = filter(_is_weight, reader.get_variable_to_shape_map())
             return {name: reader.get_tensor(name) for name in names}
         except tensorflow.errors.OpError as error:
-            raise IntegrityError(
+            raise errors.IntegrityError(
                 f"{prefix}: TensorFlow cannot read it ({error.message}). Fetch it again."
             ) from error
 
@@ -428,11 +414,11 @@ def from_tf_variables(
     num_layers, num_groups = settings.num_hidden_layers, settings.num_hidden_groups
     groups = [int(layer / num_layers * num_groups) for layer in range(num_layers)]
     if groups != [layer * num_groups // num_layers for layer in range(num_layers)]:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{where}: by a rounding error the reference divides {num_layers} layers into "
             f"{num_groups} groups unevenly: {groups}. This project has no such model."
         )
-    return from_hf_state(tf_to_hf(variables), settings, where, "albert", groups)
+    return huggingface.from_hf_state(tf_to_hf(variables), settings, where, "albert", groups)
 
 
 def tf_to_hf(variables: Mapping[str, NDArray[np.float32]]) -> dict[str, Tensor]:
@@ -467,7 +453,7 @@ def _hf_name(name: str) -> str:
         prefix = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}"
         hf_module = f"{prefix}.{_BLOCK_MODULES[part]}" if part in _BLOCK_MODULES else None
     if hf_module is None or leaf not in _LEAVES:
-        raise IntegrityError(
+        raise errors.IntegrityError(
             f"the TF checkpoint has the variable {name}, which is none of ALBERT's pretraining "
             "model. Leave out the variables of fine-tuning heads."
         )
@@ -484,7 +470,7 @@ def _prefix(uri: str) -> str:
         return uri
     found = [name.removesuffix(INDEX) for name in storage.list_names(uri) if name.endswith(INDEX)]
     if len(found) != 1:
-        raise SourceError(
+        raise errors.SourceError(
             f"{uri} has the TF checkpoints {found or 'none'}, expected one. Give the prefix of "
             "one: the path of its .index file without .index."
         )

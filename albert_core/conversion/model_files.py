@@ -4,8 +4,7 @@ import json
 from functools import cache
 from typing import Any
 
-from albert_core.stage import storage
-from albert_core.stage.errors import IntegrityError
+from albert_core.stage import errors, storage
 from albert_core.stage.manifest import (
     MANIFEST,
     checked,
@@ -37,7 +36,7 @@ def model_digest(model_folder: str) -> str:
         uri = storage.join(model_folder, name)
         fs, path = storage.filesystem(uri)
         if not fs.exists(path):
-            raise IntegrityError(
+            raise errors.IntegrityError(
                 f"{uri} is missing: a model folder contains {', '.join(MODEL_CONTENT)}. Give the "
                 "folder of a finished pretraining, or models:/<name>@champion."
             )
@@ -50,7 +49,7 @@ def check_model(model_folder: str, digest: str) -> None:
     """Raise IntegrityError unless the content of ``model_folder`` has this `model_digest`."""
     uris = {name: storage.join(model_folder, name) for name in MODEL_CONTENT}
     if digest_of([[name, sha256_of(uri)] for name, uri in uris.items()]) != digest:
-        raise IntegrityError(
+        raise errors.IntegrityError(
             f"{model_folder} does not contain the model that was found there first: a file "
             "changed after it was written. Copy or make the model again."
         )
@@ -88,7 +87,7 @@ def read_task(folder: str) -> dict[str, Any]:
     """
     uri = storage.join(folder, TASK)
     if not storage.exists(uri):
-        raise IntegrityError(
+        raise errors.IntegrityError(
             f"{uri} is missing: {folder} is not the folder of a fine-tuned model. Give the folder "
             "that a fine-tuning wrote."
         )
@@ -97,7 +96,7 @@ def read_task(folder: str) -> dict[str, Any]:
         if not {"task", "settings"} <= described.keys():
             raise ValueError('it has no "task" or no "settings"')
     except (ValueError, AttributeError, RecursionError) as error:
-        raise IntegrityError(
+        raise errors.IntegrityError(
             f"{uri} does not describe a task ({error}). Copy or write it again."
         ) from error
     return described

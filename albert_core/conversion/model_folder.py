@@ -32,21 +32,11 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from torch import Tensor
 
 from albert_core.config import ModelSettings
-from albert_core.conversion.huggingface import (
-    Architecture,
-    architecture_of,
-    canonical_state,
-    from_hf_state,
-    hf_config,
-    read_hf_config,
-    ties,
-    to_hf_state,
-)
+from albert_core.conversion import huggingface
 from albert_core.conversion.model_files import CONFIG, TOKENIZER_CONFIG, WEIGHTS
 from albert_core.model.albert import AlbertForPretraining, AlbertModel
-from albert_core.stage import storage
+from albert_core.stage import manifest, storage
 from albert_core.stage.errors import IntegrityError, VocabularyError
-from albert_core.stage.manifest import checked
 from albert_core.text.records import SPECIAL_PIECES, UNK
 from albert_core.text.tokenizer import SPIECE_MODEL, WORD_MARK, Tokenizer
 
@@ -70,11 +60,13 @@ def save_model_folder(model: AlbertForPretraining, tokenizer: Tokenizer, folder:
     """
     settings, vocab_size = model.encoder.settings, len(model.masked_lm.bias)
     check_vocabulary(vocab_size, tokenizer, "the model")
-    twice = ties(architecture_of(settings))
-    state = {hf: t.cpu().clone() for hf, t in to_hf_state(model).items() if hf not in twice}
+    twice = huggingface.ties(huggingface.architecture_of(settings))
+    state = {
+        hf: t.cpu().clone() for hf, t in huggingface.to_hf_state(model).items() if hf not in twice
+    }
     files = {
         WEIGHTS: safetensors.torch.save(state, metadata={"format": "pt"}),
-        CONFIG: json.dumps(hf_config(settings, vocab_size), indent=1).encode(),
+        CONFIG: json.dumps(huggingface.hf_config(settings, vocab_size), indent=1).encode(),
         **tokenizer_files(tokenizer, settings.max_position_embeddings),
     }
     for name, content in files.items():
@@ -95,8 +87,10 @@ def encoder_to_hf_state(encoder: AlbertModel) -> dict[str, Tensor]:
     with torch.device("meta"):
         model = AlbertForPretraining(encoder.settings, len(encoder.embeddings.word.weight))
     model.encoder = encoder
-    prefix = f"{architecture_of(encoder.settings)}."
-    return {name: t for name, t in to_hf_state(model).items() if name.startswith(prefix)}
+    prefix = f"{huggingface.architecture_of(encoder.settings)}."
+    return {
+        name: t for name, t in huggingface.to_hf_state(model).items() if name.startswith(prefix)
+    }
 
 
 def load_encoder(folder: str) -> tuple[AlbertModel, Tokenizer]:
@@ -127,10 +121,10 @@ def split_model_folder(folder: str) -> tuple[AlbertModel, dict[str, Tensor]]:
     """
     state, settings, architecture = read_model_folder(folder)
     where, prefix = storage.join(folder, WEIGHTS), f"{architecture}."
-    state = canonical_state(state, architecture)
+    state = huggingface.canonical_state(state, architecture)
     heads = {name: tensor for name, tensor in state.items() if not name.startswith(prefix)}
     of_encoder = {name: state[name] for name in state.keys() - heads.keys()}
-    tensors = from_hf_state(of_encoder, settings, where, architecture)
+    tensors = huggingface.from_hf_state(of_encoder, settings, where, architecture)
     if "encoder.pooler.weight" not in tensors:
         raise IntegrityError(f"{where} has no pooler. `albert convert` writes one with a new one.")
     own = {name.removeprefix("encoder."): tensor for name, tensor in tensors.items()}
@@ -140,7 +134,9 @@ def split_model_folder(folder: str) -> tuple[AlbertModel, dict[str, Tensor]]:
     return encoder, heads
 
 
-def read_model_folder(folder: str) -> tuple[dict[str, Tensor], ModelSettings, Architecture]:
+def read_model_folder(
+    folder: str,
+) -> tuple[dict[str, Tensor], ModelSettings, huggingface.Architecture]:
     """Return the tensors in ``folder`` by Hugging Face's names, and what config.json describes.
 
     Raises:
@@ -148,7 +144,7 @@ def read_model_folder(folder: str) -> tuple[dict[str, Tensor], ModelSettings, Ar
         ConfigError: config.json describes a model that this project does not have.
     """
     config = _read_json(folder, CONFIG)
-    settings, architecture = read_hf_config(config, storage.join(folder, CONFIG))
+    settings, architecture = huggingface.read_hf_config(config, storage.join(folder, CONFIG))
     try:
         state = safetensors.torch.load(_read(folder, WEIGHTS))
     except SafetensorError as error:
@@ -185,7 +181,7 @@ def _read(folder: str, name: str) -> bytes:
             f"{uri} is missing: a model folder has {CONFIG}, {WEIGHTS}, {SPIECE_MODEL} and "
             f"{TOKENIZER_CONFIG}. Copy the missing file there."
         )
-    return storage.read_bytes(checked(uri))
+    return storage.read_bytes(manifest.checked(uri))
 
 
 def tokenizer_files(tokenizer: Tokenizer, max_seq_length: int) -> dict[str, bytes]:

@@ -27,11 +27,8 @@ from albert_core.finetuning.loop import Finetuner, hyperparameters_of
 from albert_core.intervals import estimate, jackknife_table
 from albert_core.metrics import Sample
 from albert_core.model.execution import device_here
-from albert_core.stage import storage
-from albert_core.stage.command import RunAgain, StopRequest, stop_request
-from albert_core.stage.errors import TaskError, TrainingError
+from albert_core.stage import command, errors, results, storage
 from albert_core.stage.manifest import Shard, StagePlan, shard_of, shards_in
-from albert_core.stage.results import Estimate, FinetuningResult
 from albert_core.tasks.catalogue import TaskFiles, read_examples
 from albert_core.tasks.examples import Examples, Split, Task
 from albert_core.tasks.problem import Bools, Inputs, Outputs, Scored
@@ -73,7 +70,7 @@ class Predicted:
         return f"{PREDICTIONS}/{self.name}.arrow"
 
     @property
-    def estimates(self) -> dict[str, Estimate]:
+    def estimates(self) -> dict[str, results.Estimate]:
         """The scores with their intervals, by metric; none without labels."""
         return {name: estimate(each, self.clusters) for name, each in self.scored.samples.items()}
 
@@ -158,11 +155,11 @@ class Finetuning:
             TrainingError: the loss is not finite.
             RunAgain: SIGTERM was received; this ends the process and is not an error.
         """
-        with self.tracked, stop_request() as stop:
+        with self.tracked, command.stop_request() as stop:
             self.train(stop)
             return self.finish()
 
-    def train(self, stop: StopRequest) -> None:
+    def train(self, stop: command.StopRequest) -> None:
         """Do all updates that no checkpoint has, and evaluate from time to time.
 
         Raises:
@@ -222,7 +219,7 @@ class Finetuning:
     def _labelled_inputs(self, split: Split, examples: Examples) -> Inputs:
         inputs = self._inputs(examples)
         if not inputs.targets:
-            raise TaskError(
+            raise errors.TaskError(
                 f"{self.files.splits[split][0]}: the {split} set of {self.task.name!r} has no "
                 "labels, which training and scoring need. Give one that has."
             )
@@ -260,8 +257,8 @@ class Finetuning:
             raise self._not_finite("the loss", loss)
         return loss
 
-    def _not_finite(self, what: str, found: float) -> TrainingError:
-        return TrainingError(
+    def _not_finite(self, what: str, found: float) -> errors.TrainingError:
+        return errors.TrainingError(
             f"{what} of fine-tuning on {self.task.name} is {found} by step "
             f"{self.finetuner.step}. Lower finetuning.learning_rate or raise "
             "finetuning.warmup_steps."
@@ -279,14 +276,14 @@ class Finetuning:
         best = self.finetuner.best
         return f"  dev {key} {scores[key]:.3f} (best {best.score:.3f} at {best.step:,})"
 
-    def _save_if_due(self, stop: StopRequest) -> None:
+    def _save_if_due(self, stop: command.StopRequest) -> None:
         if stop.arrived or self.finetuner.step % self.settings.checkpoint_steps == 0:
             record = self.finetuner.numbers() | {"examples": self.plan.key}
             self.checkpoints.save(self.finetuner.tensors(), record)
         if stop.arrived:
             self.checkpoints.wait()
             log.info("%s: stopped on request at step %d", self.plan.stage, self.finetuner.step)
-            raise RunAgain
+            raise command.RunAgain
 
     def _predict(self) -> Iterator[Predicted]:
         """Yield the predictions for dev, then for test and for other tasks' splits."""
@@ -326,11 +323,11 @@ class Finetuning:
 
     def _result(
         self, found: list[Predicted], cross_fitted: Mapping[str, Sample], shards: list[Shard]
-    ) -> FinetuningResult:
+    ) -> results.FinetuningResult:
         metric = self.task.metrics[0]
         dev = {name: estimate(each, self.dev.clusters) for name, each in cross_fitted.items()}
         log.info("%s: %s, dev %s %s", self.plan.stage, self.task.name, metric, dev[metric])
-        return FinetuningResult(
+        return results.FinetuningResult(
             task=self.task.name,
             title=self.task.title,
             kind=self.task.kind,
@@ -404,7 +401,7 @@ def submission_files(task: Task, split: Split, predictions: pa.Table) -> dict[st
 
 def _number(task: Task, value: float) -> str:
     if not np.isfinite(value):
-        raise TaskError(f"predictions of {task.name!r}: {value!r} is no finite number.")
+        raise errors.TaskError(f"predictions of {task.name!r}: {value!r} is no finite number.")
     return f"{np.clip(value, *STS_B_RANGE) if task.name == 'sts-b' else value:.6g}"
 
 

@@ -17,9 +17,8 @@ from albert_core.conversion.model_files import model_digest
 from albert_core.intervals import CLUSTER_SHARE
 from albert_core.registry.gate import ByTask, Decision, Measured
 from albert_core.registry.versions import MANIFEST_TAG, RegisteredVersion, fetch
+from albert_core.stage import errors, results, storage
 from albert_core.stage import lineage as stages
-from albert_core.stage import results, storage
-from albert_core.stage.errors import RegistryError
 from albert_core.stage.lineage import Lineage, model_folder_of, place_in
 from albert_core.stage.manifest import Manifest, digest_of, read_manifest
 from albert_core.text.arrow_files import read_arrow
@@ -162,7 +161,7 @@ def read_scores(scores: str, digest: str) -> dict[str, Measured]:
     started = {model_digest(model_folder_of(uri)) for uri in own} if others else set()
     for uri in others:
         if (other := found[uri].inputs["model"]) not in started:
-            raise RegistryError(
+            raise errors.RegistryError(
                 f"{scores} has scores of the model {other[:12]} (in {uri}), expected the model "
                 f"{digest[:12]}. Fine-tune that one on all tasks and score it."
             )
@@ -208,7 +207,7 @@ def _measure_run(uri: str, result: results.FinetuningResult, data: str) -> Measu
     names = list(result.scores) if result.kind == "spans" else [result.metric]
     score = mean(result.scores[name].value for name in names)
     if not math.isfinite(score):
-        raise RegistryError(
+        raise errors.RegistryError(
             f"{uri}: {', '.join(names)} on {result.task} is {score}, expected a number. A model "
             "that answers so is not registered; fine-tune again with a lower learning rate."
         )

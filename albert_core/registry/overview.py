@@ -13,10 +13,7 @@ from datetime import UTC, datetime
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from albert_core.registry import versions
-from albert_core.registry.candidate import THREADS_TAG
-from albert_core.registry.registration import DECISION_TAG, MOVED_TAG
-from albert_core.registry.versions import RegisteredVersion
+from albert_core.registry import candidate, registration, versions
 from albert_core.stage.errors import RegistryError
 
 ROLLING_BACK_TAG = "rolling_back_to"
@@ -74,8 +71,8 @@ def explain_version(name: str, number: str, work: str) -> str:
     with versions.open_registry(work) as client:
         version = _version(client, name, number)
         lines = [f"{name}, version {number}: {_decision_of(version)}{_mark(client, version)}"]
-    against = version.tags.get(f"{DECISION_TAG}.against", "")
-    for task in json.loads(version.tags.get(f"{DECISION_TAG}.tasks", "[]")):
+    against = version.tags.get(f"{registration.DECISION_TAG}.against", "")
+    for task in json.loads(version.tags.get(f"{registration.DECISION_TAG}.tasks", "[]")):
         fell = "  fell" if task["fell"] else ""
         lines.append(
             f"  {task['task']:<12} {task['candidate']:.4f} against {task['champion']:.4f} of "
@@ -137,7 +134,7 @@ def _version_before(client: MlflowClient, name: str) -> str:
     return previous.version
 
 
-def _promote(client: MlflowClient, version: RegisteredVersion, reason: str) -> str:
+def _promote(client: MlflowClient, version: versions.RegisteredVersion, reason: str) -> str:
     name, number = version.name, version.version
     champion = versions.champion_of(client, name)
     if champion is not None and champion.version == number:
@@ -146,18 +143,18 @@ def _promote(client: MlflowClient, version: RegisteredVersion, reason: str) -> s
         raise RegistryError(f"version {number} of {name} {FAULT}.")
     instead = "" if champion is None else f" instead of version {champion.version}"
     at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    client.set_model_version_tag(name, number, MOVED_TAG, f"{at}{instead}: {reason}")
+    client.set_model_version_tag(name, number, registration.MOVED_TAG, f"{at}{instead}: {reason}")
     versions.make_champion(client, version)
     return f"{name}: version {number} is champion{instead}"
 
 
-def has_fault(client: MlflowClient, version: RegisteredVersion) -> bool:
+def has_fault(client: MlflowClient, version: versions.RegisteredVersion) -> bool:
     """Return whether ``version`` carries the word table without a lock, and uses it.
 
     Raises:
         MlflowException: the registry or its files do not answer. An OSError likewise.
     """
-    if THREADS_TAG in version.tags:
+    if candidate.THREADS_TAG in version.tags:
         return False
     with tempfile.TemporaryDirectory() as scratch:
         table = versions.fetch(client, version, _WORD_TABLE_FILE, scratch)
@@ -167,7 +164,7 @@ def has_fault(client: MlflowClient, version: RegisteredVersion) -> bool:
         return task is None or json.loads(task.read_text())["task"]["kind"] != "spans"
 
 
-def _mark(client: MlflowClient, version: RegisteredVersion) -> str:
+def _mark(client: MlflowClient, version: versions.RegisteredVersion) -> str:
     """Return what is to be said of the code of ``version`` after a semicolon; "" if nothing is."""
     try:
         return f"; {FAULT}" if has_fault(client, version) else ""
@@ -175,7 +172,7 @@ def _mark(client: MlflowClient, version: RegisteredVersion) -> str:
         return f"; its code can't be read now ({type(error).__name__})"
 
 
-def _versions(client: MlflowClient, name: str) -> dict[str, RegisteredVersion]:
+def _versions(client: MlflowClient, name: str) -> dict[str, versions.RegisteredVersion]:
     """Return the versions of ``name`` by number, the newest first."""
     found = {version.version: version for version in versions.versions_of(client, name)}
     if not found:
@@ -185,7 +182,7 @@ def _versions(client: MlflowClient, name: str) -> dict[str, RegisteredVersion]:
     return found
 
 
-def _version(client: MlflowClient, name: str, number: str) -> RegisteredVersion:
+def _version(client: MlflowClient, name: str, number: str) -> versions.RegisteredVersion:
     found = _versions(client, name)
     if number not in found:
         raise RegistryError(
@@ -194,8 +191,8 @@ def _version(client: MlflowClient, name: str, number: str) -> RegisteredVersion:
     return found[number]
 
 
-def _decision_of(version: RegisteredVersion) -> str:
-    verdict = version.tags.get(f"{DECISION_TAG}.verdict", "")
-    said = f"{verdict}: {version.tags[DECISION_TAG]}" if verdict else "not decided yet"
-    by_hand = version.tags.get(MOVED_TAG)
+def _decision_of(version: versions.RegisteredVersion) -> str:
+    verdict = version.tags.get(f"{registration.DECISION_TAG}.verdict", "")
+    said = f"{verdict}: {version.tags[registration.DECISION_TAG]}" if verdict else "not decided yet"
+    by_hand = version.tags.get(registration.MOVED_TAG)
     return said + (f"; champion by hand, {by_hand}" if by_hand else "")

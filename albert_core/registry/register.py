@@ -15,20 +15,15 @@ from urllib.request import urlopen
 
 from albert_core.config import RegistrySettings
 from albert_core.conversion.model_files import model_digest
-from albert_core.stage import storage
-from albert_core.stage.command import stage_main
-from albert_core.stage.credentials import redacted
-from albert_core.stage.lineage import REGISTRATION, Lineage, model_folder_of, read_lineage
+from albert_core.stage import command, credentials, lineage, results, storage
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.stage.results import RegistrationResult
-from albert_core.stage.storage import shown_tracking_uri, tracking_uri
 
 SERVED_MODULE = "albert_core.registry.served_model"
 SERVED_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas")
 _SERVER_SECONDS = 3
 
-log = logging.getLogger(REGISTRATION)
+log = logging.getLogger(lineage.REGISTRATION)
 
 
 def run(
@@ -57,14 +52,14 @@ def run(
     from albert_core.tracking.server import output_of
 
     plan = _plan(registry, pretraining, scores, work)
-    made_of = [read_lineage(uri).results.values() for uri in (pretraining, scores)]
+    made_of = [lineage.read_lineage(uri).results.values() for uri in (pretraining, scores)]
     candidate = Candidate(
         name=registry.model_name,
         trained=pretraining,
         output=output_of(pretraining, plan.inputs["model"]),
         measured=read_scores(scores, plan.inputs["model"]),
         over_seeds=True,
-        lineage=Lineage(chain(*made_of)),
+        lineage=lineage.Lineage(chain(*made_of)),
         served_by=SERVED_MODULE,
         signature=signature_of("pretrained"),
         example={"text": "The [MASK] is on the table."},
@@ -81,14 +76,14 @@ def find_done(registry: RegistrySettings, pretraining: str, scores: str, work: s
     done = _plan(registry, pretraining, scores, work).done(work)
     if done is None:
         return None
-    result = read_manifest(done).result_as(RegistrationResult)
+    result = read_manifest(done).result_as(results.RegistrationResult)
     aliases = _aliases(_registry_uri(work), result.name, result.version)
     is_true = aliases is not None and ("champion" in aliases) == (result.alias == "champion")
     return done if is_true and result.verdict != "undecided" else None
 
 
 def _registry_uri(work: str) -> str:
-    return os.environ.get("MLFLOW_REGISTRY_URI") or tracking_uri(work)
+    return os.environ.get("MLFLOW_REGISTRY_URI") or storage.tracking_uri(work)
 
 
 def _aliases(registry: str, name: str, version: str) -> set[str] | None:
@@ -102,7 +97,7 @@ def _aliases(registry: str, name: str, version: str) -> set[str] | None:
         if registry.startswith(("http://", "https://")):
             return _aliases_on_server(registry, name, version)
     except (OSError, ValueError, LookupError, sqlite3.Error) as error:
-        log.debug("%s does not say what is registered: %s", redacted(registry), error)
+        log.debug("%s does not say what is registered: %s", credentials.redacted(registry), error)
     return None
 
 
@@ -126,13 +121,13 @@ def _aliases_on_server(server: str, name: str, version: str) -> set[str] | None:
 def _plan(registry: RegistrySettings, pretraining: str, scores: str, work: str) -> StagePlan:
     manifest = read_manifest(pretraining)
     return StagePlan(
-        stage=REGISTRATION,
+        stage=lineage.REGISTRATION,
         settings={"registry": registry.model_dump()},
         inputs={
             "pretraining": manifest.content,
             "scores": digest_of(read_manifest(scores).inputs),
-            "model": model_digest(model_folder_of(pretraining)),
-            "registry": digest_of(shown_tracking_uri(work)),
+            "model": model_digest(lineage.model_folder_of(pretraining)),
+            "registry": digest_of(storage.shown_tracking_uri(work)),
         },
         code=digest_of([code_digest(__name__), code_digest(SERVED_MODULE)])[:16],
         libraries=library_versions(*SERVED_LIBRARIES),
@@ -144,4 +139,4 @@ def _plan(registry: RegistrySettings, pretraining: str, scores: str, work: str) 
 
 
 if __name__ == "__main__":
-    stage_main(run)
+    command.stage_main(run)

@@ -29,20 +29,11 @@ from albert_core.registry import versions
 from albert_core.registry.candidate import Candidate
 from albert_core.registry.gate import ByTask, Decision, first_gate, gate
 from albert_core.registry.versions import RegisteredVersion
-from albert_core.stage.errors import RegistryError
-from albert_core.stage.lineage import FINETUNING, REGISTRATION
+from albert_core.stage import errors, lineage, results, storage
 from albert_core.stage.manifest import StagePlan, read_manifest, sha256_of
 from albert_core.stage.provenance import reachable_sources
-from albert_core.stage.results import (
-    FinetuningResult,
-    RegistrationResult,
-    TaskDifference,
-    Verdict,
-)
-from albert_core.stage.storage import TRACKING_URI, tracking_uri
-from albert_core.tracking import server
+from albert_core.tracking import run, server
 from albert_core.tracking.journal import ServerUnavailableError, send_left
-from albert_core.tracking.run import run_name
 
 DECISION_TAG = "decision"
 """The sentence; what stands after a point in the names of others is a part of the decision."""
@@ -84,7 +75,7 @@ _COLUMNS: dict[str, tuple[_Columns, _Columns]] = {
 """Kind of model -> the columns that it takes and returns, as `served_model.py` and
 `FinetunedModel.predict` say."""
 
-log = logging.getLogger(REGISTRATION)
+log = logging.getLogger(lineage.REGISTRATION)
 
 
 def signature_of(kind: str) -> ModelSignature:
@@ -135,8 +126,8 @@ def enter(
         if is_champion != decision.is_promoted:
             now = f"version {champion.version} is" if champion else "none is"
             reason += f"; the alias was moved after the registration: now {now} champion"
-        log.info("%s: %s: %s, %s", REGISTRATION, version.uri, decision.verdict, reason)
-        result = RegistrationResult(
+        log.info("%s: %s: %s, %s", lineage.REGISTRATION, version.uri, decision.verdict, reason)
+        result = results.RegistrationResult(
             name=version.name,
             version=version.version,
             alias=versions.CHAMPION if is_champion else None,
@@ -145,7 +136,7 @@ def enter(
             model_uri=version.uri,
             mlflow_run_id=version.mlflow_run_id,
         )
-    if done and read_manifest(done).result_as(RegistrationResult) == result:
+    if done and read_manifest(done).result_as(results.RegistrationResult) == result:
         return done
     return plan.write(work, [], [], result)
 
@@ -202,11 +193,11 @@ def _kept(verdict: str, tags: Mapping[str, str]) -> Decision:
     parts = (json.loads(tags.get(f"{DECISION_TAG}.{name}", "null")) for name in _PARTS)
     difference, lower_bound, tasks = parts
     return Decision(
-        verdict=cast(Verdict, verdict),
+        verdict=cast(results.Verdict, verdict),
         reason=tags.get(DECISION_TAG, "it is the champion already"),
         difference=difference,
         lower_bound=lower_bound,
-        tasks=tuple(TaskDifference(**task) for task in tasks or ()),
+        tasks=tuple(results.TaskDifference(**task) for task in tasks or ()),
     )
 
 
@@ -239,8 +230,8 @@ def _champion_measured(client: MlflowClient, champion: RegisteredVersion, scores
     if scores:
         try:
             return candidates.read_scores(scores, champion.tags.get(server.DIGEST_TAG, ""))
-        except RegistryError as error:
-            log.warning("%s: the champion changed meanwhile: %s", REGISTRATION, error)
+        except errors.RegistryError as error:
+            log.warning("%s: the champion changed meanwhile: %s", lineage.REGISTRATION, error)
     return candidates.read_measured(client, champion)
 
 
@@ -267,7 +258,7 @@ def _register(
             raise
     about = {tag: model.tags[tag] for tag in ("recipe", "text") if tag in model.tags}
     tags = candidate.tags(plan.key) | about
-    with _fluent_uri(tracking_uri(work)):
+    with _fluent_uri(storage.tracking_uri(work)):
         made = client.create_model_version(
             name, model.model_uri, run_id, tags=tags, model_id=model.model_id
         )
@@ -282,8 +273,8 @@ def _scores(candidate: Candidate, model_id: str) -> Iterator[Metric]:
     """Yield how the candidate does, at its step and on the dev sets that it was scored on."""
     now, step = int(time.time() * 1000), candidate.output.step
     data = {}
-    for result in candidate.lineage.of_stage(FINETUNING):
-        tuned = result.manifest.result_as(FinetuningResult)
+    for result in candidate.lineage.of_stage(lineage.FINETUNING):
+        tuned = result.manifest.result_as(results.FinetuningResult)
         data[tuned.task] = server.data_set(f"{tuned.title}/dev", result.manifest.inputs["dev"])
     for task, each in candidate.measured.items():
         yield Metric(f"dev/{task}", each.score, now, step, model_id, *data.get(task, (None, None)))
@@ -304,7 +295,7 @@ def _source_run(client: MlflowClient, plan: StagePlan, work: str, candidate: Can
     experiment, folder = server.experiment_id(client, work), plan.folder(work)
     for left in client.search_runs([experiment], f"tags.stage_folder = '{folder}'", max_results=1):
         return str(left.info.run_id)
-    name = run_name(REGISTRATION, {"model": candidate.name}, plan.key)
+    name = run.run_name(lineage.REGISTRATION, {"model": candidate.name}, plan.key)
     made = client.create_run(experiment, run_name=name, tags={"stage_folder": folder})
     client.set_terminated(made.info.run_id)
     return str(made.info.run_id)
@@ -313,15 +304,15 @@ def _source_run(client: MlflowClient, plan: StagePlan, work: str, candidate: Can
 @contextmanager
 def _fluent_uri(uri: str) -> Iterator[None]:
     """Point MLflow's global functions at ``uri``, and back at what the environment says."""
-    before = os.environ.get(TRACKING_URI)
+    before = os.environ.get(storage.TRACKING_URI)
     mlflow.set_tracking_uri(uri)
     try:
         yield
     finally:
         mlflow.set_tracking_uri("")
-        os.environ.pop(TRACKING_URI, None)
+        os.environ.pop(storage.TRACKING_URI, None)
         if before is not None:
-            os.environ[TRACKING_URI] = before
+            os.environ[storage.TRACKING_URI] = before
 
 
 def _model_files(

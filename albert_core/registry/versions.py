@@ -25,8 +25,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from albert_core.conversion.model_files import check_model
-from albert_core.stage import storage
-from albert_core.stage.errors import RegistryError, explained
+from albert_core.stage import errors, storage
 from albert_core.stage.lineage import SOURCE_FILES, Lineage, Result, place_in
 from albert_core.stage.manifest import MANIFEST, checked, digest_of, read_manifest
 from albert_core.stage.storage import TRACKING_URI, shown_tracking_uri, tracking_uri
@@ -82,8 +81,8 @@ def open_registry(work: str) -> Iterator[MlflowClient]:
     try:
         yield open_client(work)
     except MlflowException as error:
-        said = explained(error) or f"{error}. Check {TRACKING_URI} and that its server runs."
-        raise RegistryError(
+        said = errors.explained(error) or f"{error}. Check {TRACKING_URI} and that its server runs."
+        raise errors.RegistryError(
             f"the registry at {shown_tracking_uri(work)} refuses or does not answer: {said}"
         ) from error
 
@@ -173,7 +172,7 @@ def model_folder_of(model_uri: str, work: str) -> str:
         files = place_of_files(client, version)
         folder = _local_copy(files, client.tracking_uri, work) / "artifacts" / MODEL_ARTIFACT
     if not (folder / "config.json").exists():
-        raise RegistryError(
+        raise errors.RegistryError(
             f"{model_uri} holds no model folder in Hugging Face's layout in {files}: it was not "
             "registered by this project, or its files are gone. Put them back, or give another "
             "version or a folder."
@@ -207,7 +206,7 @@ def read_version(model_uri: str, work: str) -> tuple[RegisteredVersion, Lineage]
         manifests = sorted(folder.rglob(MANIFEST)) if folder else []
         results = [_result(path, version) for path in manifests]
     if not results:
-        raise RegistryError(
+        raise errors.RegistryError(
             f"{version.uri} has no manifests among its files: it was not registered by this "
             "project."
         )
@@ -264,7 +263,7 @@ def _version_at(client: MlflowClient, model_uri: str, work: str) -> RegisteredVe
         get = version_with if alias else numbered_version
         if found := get(client, name, alias or number):
             return found
-    raise RegistryError(
+    raise errors.RegistryError(
         f"{model_uri} is not in the registry at {shown_tracking_uri(work)}: expected "
         "models:/<name>@<alias> or models:/<name>/<version> of a registered model. Register one "
         f"under this name first, or set {TRACKING_URI} to the registry that has it."

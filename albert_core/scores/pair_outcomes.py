@@ -11,11 +11,8 @@ from albert_core.conversion.initial_weights import read_source
 from albert_core.conversion.model_folder import check_vocabulary, read_tokenizer
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import device_here
-from albert_core.stage import storage
-from albert_core.stage.errors import TaskError
+from albert_core.stage import errors, manifest, results, storage
 from albert_core.stage.log import report_progress
-from albert_core.stage.manifest import StagePlan, shard_of
-from albert_core.stage.results import ZeroShotResult
 from albert_core.tasks.likelihoods import is_right
 from albert_core.tasks.minimal_pairs import Pair, PairFiles, pair_scores, read_pairs, that_fit
 from albert_core.text.arrow_files import write_arrow
@@ -30,7 +27,7 @@ _PAIRS_AT_A_TIME = 5000
 log = logging.getLogger("zero-shot")
 
 
-def write_outcomes(plan: StagePlan, work: str, model_folder: str, files: PairFiles) -> str:
+def write_outcomes(plan: manifest.StagePlan, work: str, model_folder: str, files: PairFiles) -> str:
     """Score the model on all sets; write outcomes and result; return the manifest.
 
     Args:
@@ -62,13 +59,13 @@ def write_outcomes(plan: StagePlan, work: str, model_folder: str, files: PairFil
         good, bad, paradigms, phenomena = zip(*pairs, strict=True)
         columns = {"phenomena": phenomena, "paradigms": paradigms, "good": good, "bad": bad}
         write_arrow(pa.table({**columns, "is_right": right}), f"{uri}.arrow", "zstd")
-        shards.append(shard_of(f"{uri}.arrow", folder, OUTCOMES, len(pairs)))
+        shards.append(manifest.shard_of(f"{uri}.arrow", folder, OUTCOMES, len(pairs)))
     if not scores:
-        raise TaskError(
+        raise errors.TaskError(
             f"no pair of {', '.join(files)} fits the {max_pieces} positions of the model in "
             f"{model_folder}. Give shorter sentences, or tasks without minimal pairs."
         )
-    return plan.write(work, shards, accounts, ZeroShotResult(sets=scores))
+    return plan.write(work, shards, accounts, results.ZeroShotResult(sets=scores))
 
 
 def load_with_head(folder: str) -> tuple[AlbertForPretraining, Tokenizer]:
@@ -80,7 +77,7 @@ def load_with_head(folder: str) -> tuple[AlbertForPretraining, Tokenizer]:
     """
     source = read_source(folder)
     if not any(name.startswith(_HEAD) for name in source.tensors):
-        raise TaskError(
+        raise errors.TaskError(
             f"{folder} has no masked LM head, which minimal pairs are scored with. Give the folder "
             "of a pretrained model, or tasks without minimal pairs."
         )

@@ -13,14 +13,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from albert_core.metrics import LOWER_IS_BETTER
-from albert_core.stage.results import (
-    Estimate,
-    FinetuningResult,
-    MetricResult,
-    PairScore,
-    PairSetScores,
-    TaskScoresResult,
-)
+from albert_core.stage import results
 
 
 @dataclass(frozen=True)
@@ -86,12 +79,12 @@ class ScoreTable:
     """A model on all tasks, published rows to lay beside it, and what is missing."""
 
     model: str
-    tasks: Mapping[str, TaskScoresResult]
+    tasks: Mapping[str, results.TaskScoresResult]
     """Task -> scores: the paper's tasks in its order, then others by name."""
     published: Sequence[PublishedScores]
     missing: Mapping[str, str]
     """Title of a task that was not scored -> why."""
-    minimal_pairs: Mapping[str, PairSetScores]
+    minimal_pairs: Mapping[str, results.PairSetScores]
     """Set of minimal pairs -> scores of the pretrained model."""
 
     @property
@@ -109,11 +102,11 @@ class ScoreTable:
 
 def build_table(
     model: str,
-    runs: Iterable[FinetuningResult],
+    runs: Iterable[results.FinetuningResult],
     overlaps: Mapping[str, float] | None = None,
     published: Sequence[PublishedScores] = (),
     missing: Mapping[str, str] | None = None,
-    minimal_pairs: Mapping[str, PairSetScores] | None = None,
+    minimal_pairs: Mapping[str, results.PairSetScores] | None = None,
 ) -> ScoreTable:
     """Return the table of ``runs``.
 
@@ -129,7 +122,7 @@ def build_table(
         ValueError: a seed of a task comes twice, or runs of one task differ in their dev set, so
             that there is no median of them.
     """
-    of_task: dict[str, list[FinetuningResult]] = {}
+    of_task: dict[str, list[results.FinetuningResult]] = {}
     for run in runs:
         of_task.setdefault(run.task, []).append(run)
     known = [task for task in _ORDER if task in of_task]
@@ -145,7 +138,7 @@ def build_table(
     )
 
 
-def estimates_of(run: FinetuningResult) -> dict[str, Estimate]:
+def estimates_of(run: results.FinetuningResult) -> dict[str, results.Estimate]:
     """Return a fine-tuning's scores on dev by metric, the key metric first.
 
     Those on another labelled set are called "<metric> of <set>".
@@ -157,12 +150,14 @@ def estimates_of(run: FinetuningResult) -> dict[str, Estimate]:
     return found
 
 
-def of_pairs(score: PairScore) -> MetricResult:
+def of_pairs(score: results.PairScore) -> results.MetricResult:
     """Return a score on minimal pairs, for which nothing is trained, as that of a metric."""
-    return MetricResult(median=score.accuracy, by_seed={}, constant_answer=PairScore.CHANCE)
+    return results.MetricResult(
+        median=score.accuracy, by_seed={}, constant_answer=results.PairScore.CHANCE
+    )
 
 
-def beats_constant(name: str, metric: MetricResult) -> bool | None:
+def beats_constant(name: str, metric: results.MetricResult) -> bool | None:
     """Return whether the whole interval is better than the best constant answer, if it is known."""
     if metric.constant_answer is None:
         return None
@@ -170,7 +165,9 @@ def beats_constant(name: str, metric: MetricResult) -> bool | None:
     return is_better(metric.constant_answer)
 
 
-def _summary(runs: Sequence[FinetuningResult], overlap: float | None) -> TaskScoresResult:
+def _summary(
+    runs: Sequence[results.FinetuningResult], overlap: float | None
+) -> results.TaskScoresResult:
     runs = sorted(runs, key=lambda run: run.seed)
     first = runs[0]
     seeds = [run.seed for run in runs]
@@ -180,7 +177,7 @@ def _summary(runs: Sequence[FinetuningResult], overlap: float | None) -> TaskSco
             f"{first.task}: seeds {seeds} on dev sets of {sorted(sizes)} examples. Give one run "
             "for each seed, all of the same task files."
         )
-    return TaskScoresResult(
+    return results.TaskScoresResult(
         title=first.title,
         num_examples=first.num_examples,
         num_train=first.num_train,
@@ -189,18 +186,18 @@ def _summary(runs: Sequence[FinetuningResult], overlap: float | None) -> TaskSco
     )
 
 
-def _over_seeds(name: str, runs: Sequence[FinetuningResult]) -> MetricResult:
+def _over_seeds(name: str, runs: Sequence[results.FinetuningResult]) -> results.MetricResult:
     found = [(estimates_of(run)[name], run) for run in runs]
     ranked = sorted(found, key=lambda each: each[0].value, reverse=name in LOWER_IS_BETTER)
     middle, run = ranked[(len(ranked) - 1) // 2]
-    return MetricResult(
+    return results.MetricResult(
         median=middle,
         by_seed={str(run.seed): estimate.value for estimate, run in ranked},
         constant_answer=run.constant_scores.get(name),
     )
 
 
-def _paper_score(name: str, task: TaskScoresResult) -> float:
+def _paper_score(name: str, task: results.TaskScoresResult) -> float:
     """Return what a task counts in the paper's Avg: (F1 + EM) / 2 of SQuAD, else the key metric."""
     counted = [*task.metrics.values()][: 2 if name.startswith("squad") else 1]
     return mean(metric.median.value for metric in counted)
@@ -312,7 +309,7 @@ def _in_columns(
     return [(name, *row) for name, row in zip(names, [titles.values(), ours, *theirs], strict=True)]
 
 
-def score_cell(name: str, task: TaskScoresResult) -> str:
+def score_cell(name: str, task: results.TaskScoresResult) -> str:
     """Return a task's score as GLUE's table or the paper's has it: two metrics for some tasks."""
     key, *others = task.metrics
     shown = [key, *(other for other in others if other == _SECOND_METRICS.get(name))]
@@ -334,7 +331,7 @@ def _detail_rows(table: ScoreTable) -> Rows:
 
 
 def _detail_row(
-    task: TaskScoresResult, name: str, metric: MetricResult, is_key: bool
+    task: results.TaskScoresResult, name: str, metric: results.MetricResult, is_key: bool
 ) -> tuple[str, ...]:
     shown = _error if name in LOWER_IS_BETTER else percent
     by_seed, has_range = list(metric.by_seed.items()), len(metric.by_seed) > 1
@@ -374,7 +371,7 @@ def _pair_rows(table: ScoreTable) -> Rows:
     return [header, *rows] if rows else []
 
 
-def _constant(name: str, metric: MetricResult) -> str:
+def _constant(name: str, metric: results.MetricResult) -> str:
     """Return the score of the best constant answer, marked if it is not surely beaten."""
     if metric.constant_answer is None:
         return _DASH

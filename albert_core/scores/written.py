@@ -13,11 +13,8 @@ from matplotlib.figure import Figure
 from albert_core.config import ScoringSettings
 from albert_core.scores import table as tables
 from albert_core.scores.table import ScoreTable
-from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError
-from albert_core.stage.lineage import ZERO_SHOT
+from albert_core.stage import errors, lineage, results, storage
 from albert_core.stage.manifest import Manifest, StagePlan, shard_of
-from albert_core.stage.results import FinetuningResult, MetricResult, ScoresResult, ZeroShotResult
 from albert_core.tracking.run import TrackedRun
 
 DATA, MARKDOWN, PAGE, PICTURE = "scores.json", "scores.md", "scores.html", "scores.png"
@@ -51,18 +48,18 @@ def write_table(
     digests = {manifest.inputs["model"] for manifest in done.values()}
     if pairs and (scored := pairs.inputs["model"]) not in digests:
         if done:
-            raise ConfigError(
-                f"{plan.input_manifests[ZERO_SHOT]} has scores of the model {scored[:12]}, which "
-                "no fine-tuning starts from. Score the model that was fine-tuned."
+            raise errors.ConfigError(
+                f"{plan.input_manifests[lineage.ZERO_SHOT]} has scores of the model {scored[:12]}, "
+                "which no fine-tuning starts from. Score the model that was fine-tuned."
             )
         digests = {scored}
-    minimal_pairs = pairs.result_as(ZeroShotResult).sets if pairs else {}
-    runs = [manifest.result_as(FinetuningResult) for manifest in done.values()]
+    minimal_pairs = pairs.result_as(results.ZeroShotResult).sets if pairs else {}
+    runs = [manifest.result_as(results.FinetuningResult) for manifest in done.values()]
     published = [tables.PUBLISHED[name] for name in scoring.published]
     try:
         table = tables.build_table(model, runs, overlaps, published, absent, minimal_pairs)
     except ValueError as error:
-        raise ConfigError(f"these fine-tunings make no table: {error}") from error
+        raise errors.ConfigError(f"these fine-tunings make no table: {error}") from error
     folder = plan.folder(work)
     contents = {
         DATA: (json.dumps(as_data(table), indent=1) + "\n").encode(),
@@ -78,7 +75,7 @@ def write_table(
             work,
             [shard_of(file, folder, plan.stage, len(table.tasks)) for file in uris],
             [],
-            ScoresResult(
+            results.ScoresResult(
                 model=model,
                 average=table.average,
                 scores=_medians(table),
@@ -108,7 +105,7 @@ def _track(tracked: TrackedRun, table: ScoreTable, done: Mapping[str, Manifest])
     tracked.log_metrics(0, metrics)
     sets = {}
     for uri, manifest in done.items():
-        tuned = manifest.result_as(FinetuningResult)
+        tuned = manifest.result_as(results.FinetuningResult)
         for split, digest in manifest.inputs.items():
             sets[f"{tuned.title}/{split}", digest] = uri, split
         tracked.adopt(manifest.stage, uri.rpartition("/")[0], tuned.mlflow_run_id)
@@ -282,7 +279,7 @@ def draw(table: ScoreTable) -> Figure:
     return figure
 
 
-def _interval(key: MetricResult) -> list[float]:
+def _interval(key: results.MetricResult) -> list[float]:
     """Return the ends of the interval in per cent; without one, the score itself."""
     ends = (key.median.low, key.median.high)
     return [100 * (key.median.value if end is None else end) for end in ends]

@@ -20,11 +20,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-from albert_core.stage import lock, storage
-from albert_core.stage.credentials import redacted
-from albert_core.stage.errors import AlbertError, ConfigError, explained, is_transient
-from albert_core.stage.log import say, set_up_log
-from albert_core.stage.provenance import Call, called_as
+from albert_core.stage import credentials, errors, lock, log, provenance, storage
 from albert_core.stage.settings import Settings, refuse_credentials
 
 Stage = Callable[..., str]
@@ -105,7 +101,7 @@ def stage_main(run: Stage) -> NoReturn:
     except RunAgain:
         status = RUN_AGAIN_STATUS
     except Exception:  # noqa: BLE001
-        say(redacted(traceback.format_exc()).rstrip(), sys.stderr, logging.ERROR)
+        log.say(credentials.redacted(traceback.format_exc()).rstrip(), sys.stderr, logging.ERROR)
         status = DEFECT_STATUS
     # The interpreter's own shutdown can hang: on a thread that a library left running, or on a
     # lock that such a thread (gRPC's) held when it was stopped.
@@ -119,15 +115,15 @@ def run_command_line(run: Stage, argv: Sequence[str]) -> int:
     """Run the stage ``run`` with ``argv``, print its result or its message; return the status."""
     logging.getLogger("apache_beam").setLevel(logging.ERROR)
     try:
-        set_up_log(_module_of(run))
+        log.set_up_log(_module_of(run))
         arguments, recipe = _arguments(run, argv)
-        with called_as(_call(run, arguments, recipe)):
+        with provenance.called_as(_call(run, arguments, recipe)):
             manifest = run(**arguments)
     except Exception as error:  # noqa: BLE001 - a defect is raised again
         return tell_failure(error)
     finally:
         lock.release_all()
-    say(f"{RESULT}{manifest}", sys.stdout)
+    log.say(f"{RESULT}{manifest}", sys.stdout)
     return 0
 
 
@@ -136,14 +132,14 @@ def tell_failure(error: Exception) -> int:
 
     A defect is raised again, and nothing is printed.
     """
-    passes = is_transient(error)
-    message = str(error) if isinstance(error, AlbertError) else explained(error)
+    passes = errors.is_transient(error)
+    message = str(error) if isinstance(error, errors.AlbertError) else errors.explained(error)
     if passes and not message:
-        said = redacted(f"{type(error).__name__}: {error}".partition("\n")[0])
+        said = credentials.redacted(f"{type(error).__name__}: {error}".partition("\n")[0])
         message = f"a server or store is unavailable ({said})"
     if not message:
         raise error
-    say(f"{FAILURE}{message}", sys.stderr, logging.ERROR)
+    log.say(f"{FAILURE}{message}", sys.stderr, logging.ERROR)
     return RUN_AGAIN_STATUS if passes else FAILURE_STATUS
 
 
@@ -179,13 +175,13 @@ def _arguments(run: Stage, argv: Sequence[str]) -> tuple[dict[str, Any], dict[st
     }, recipe
 
 
-def _call(run: Stage, arguments: Mapping[str, Any], recipe: Mapping[str, Any]) -> Call:
+def _call(run: Stage, arguments: Mapping[str, Any], recipe: Mapping[str, Any]) -> provenance.Call:
     sections = {
         n: v.model_dump(mode="json") for n, v in arguments.items() if isinstance(v, Settings)
     }
     others = {n: str(v) for n, v in arguments.items() if n not in sections and n != "work"}
     rest = {name: values for name, values in recipe.items() if name not in sections}
-    return Call(module=_module_of(run), recipe=sections, options=others, rest=rest)
+    return provenance.Call(module=_module_of(run), recipe=sections, options=others, rest=rest)
 
 
 def _module_of(run: Stage) -> str:
@@ -195,11 +191,11 @@ def _module_of(run: Stage) -> str:
 
 def _read_recipe(uri: str) -> dict[str, Any]:
     if not uri or not storage.exists(uri):
-        raise ConfigError(f"{uri!r} is missing: give --recipe a resolved recipe (JSON).")
+        raise errors.ConfigError(f"{uri!r} is missing: give --recipe a resolved recipe (JSON).")
     try:
         recipe = json.loads(storage.read_bytes(uri))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{uri} is not JSON: {error}. Give a resolved recipe.") from error
+        raise errors.ConfigError(f"{uri} is not JSON: {error}. Give a resolved recipe.") from error
     if not isinstance(recipe, dict):
-        raise ConfigError(f"{uri} holds no object of sections. Give a resolved recipe.")
+        raise errors.ConfigError(f"{uri} holds no object of sections. Give a resolved recipe.")
     return recipe

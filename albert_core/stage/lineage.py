@@ -12,8 +12,7 @@ from functools import cached_property
 from graphlib import TopologicalSorter
 from typing import Any
 
-from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError, IntegrityError
+from albert_core.stage import errors, storage
 from albert_core.stage.manifest import BEGUN, KEY_DIGITS, MANIFEST, Manifest, checked, read_manifest
 from albert_core.stage.results import FinetuningResult, ModelResult, PretrainingResult
 
@@ -134,7 +133,7 @@ def model_folder_of(manifest: str) -> str:
     """
     made = read_manifest(manifest)
     if made.stage not in MODEL_RESULTS:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{manifest} is of the stage {made.stage!r}, which makes no model. Give the manifest "
             "of a pretraining run."
         )
@@ -165,7 +164,7 @@ def read_lineage(address: str) -> Lineage:
     uri = storage.absolute(address)
     manifest = uri if uri.endswith(f"/{MANIFEST}") else manifest_of(uri)
     if manifest is None:
-        raise IntegrityError(
+        raise errors.IntegrityError(
             f"there is no {MANIFEST} at {uri} or above it. Give models:/<name>@<alias>, or a "
             "folder below a work folder."
         )
@@ -198,7 +197,7 @@ def _results(work: str, stages: Sequence[str], begun: bool) -> Iterator[Result]:
             if uri := _manifest_in(storage.join(work, stage, name), begun):
                 try:
                     yield Result(uri, read_manifest(uri))
-                except IntegrityError as error:
+                except errors.IntegrityError as error:
                     log.warning("leaving out %s", error)
 
 

@@ -27,8 +27,7 @@ from typing import Self
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from albert_core.stage import storage
-from albert_core.stage.settings import Settings
+from albert_core.stage import settings, storage
 
 CLAIMS = "claims"
 """The folder of all claims, in the work folder."""
@@ -43,7 +42,7 @@ _NUMBER = re.compile(r"([0-9]{6,})\.json")
 log = logging.getLogger(__name__)
 
 
-class Owner(Settings):
+class Owner(settings.Settings):
     """A process, which may be one rank of a training."""
 
     host: str

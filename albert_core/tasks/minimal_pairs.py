@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from albert_core.intervals import mean_share
-from albert_core.stage import storage
+from albert_core.stage import results, storage
 from albert_core.stage.errors import TaskError
 from albert_core.stage.manifest import Account, digest_of, sha256_of
-from albert_core.stage.results import PairScore, PairSetScores
 from albert_core.tasks.reading import of_each, parse_object, read_lines
 from albert_core.text.seeds import derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
@@ -180,7 +179,7 @@ def sample_of(sets: Mapping[str, Sequence[Pair]], number: int) -> list[Pair]:
     return [pairs[row] for row in np.sort(np.lexsort((draws, turns))[:number])]
 
 
-def pair_scores(pairs: Sequence[Pair], is_right: Iterable[bool]) -> PairSetScores:
+def pair_scores(pairs: Sequence[Pair], is_right: Iterable[bool]) -> results.PairSetScores:
     """Return how often a model was right: on the whole set, by phenomenon and by paradigm.
 
     Args:
@@ -196,7 +195,7 @@ def pair_scores(pairs: Sequence[Pair], is_right: Iterable[bool]) -> PairSetScore
         {name: _score([outcomes[key] for key in outcomes if key[place] == name]) for name in names}
         for place, names in enumerate(groups)
     )
-    return PairSetScores(
+    return results.PairSetScores(
         accuracy=whole.accuracy,
         num_pairs=whole.num_pairs,
         phenomena=phenomena,
@@ -204,6 +203,6 @@ def pair_scores(pairs: Sequence[Pair], is_right: Iterable[bool]) -> PairSetScore
     )
 
 
-def _score(paradigms: Iterable[Sequence[bool]]) -> PairScore:
+def _score(paradigms: Iterable[Sequence[bool]]) -> results.PairScore:
     right, number = np.array([[sum(found), len(found)] for found in paradigms]).T
-    return PairScore(accuracy=mean_share(right, number), num_pairs=int(number.sum()))
+    return results.PairScore(accuracy=mean_share(right, number), num_pairs=int(number.sum()))

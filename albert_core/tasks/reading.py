@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from albert_core.stage import storage
+from albert_core.stage import manifest, storage
 from albert_core.stage.errors import TaskError
-from albert_core.stage.manifest import checked
 
 _THREADS = 16
 """Files of a task that are read at the same time."""
@@ -39,7 +38,7 @@ def read_file(uri: str) -> bytes:
         TaskError: there is none.
     """
     try:
-        return storage.read_bytes(checked(uri))
+        return storage.read_bytes(manifest.checked(uri))
     except FileNotFoundError:
         raise TaskError(f"{uri} is missing. Give the URI of an existing file.") from None
 

@@ -38,11 +38,9 @@ from albert_core.config import ModelSettings, SpanSettings
 from albert_core.metrics import SHARE
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import Account
-from albert_core.tasks import squad
+from albert_core.tasks import span_heads, squad
 from albert_core.tasks.examples import Answer, SpanExamples, Task
 from albert_core.tasks.problem import Bools, Head, Inputs, Outputs, Problem, Scored, Sequences
-from albert_core.tasks.span_heads import AnswerabilityHead, StartEndHead
-from albert_core.tasks.squad import Floats
 from albert_core.text.piece_offsets import PieceSpans, encode_with_spans
 from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Ints, ranges
 from albert_core.text.tokenizer import Tokenizer
@@ -278,8 +276,8 @@ class SpanProblem(Problem[SpanExamples]):
     def head(self, settings: ModelSettings, dropout_prob: float) -> Head:
         """Return the head of SQuAD 1.1, or the one that ``answer_head`` names for 2.0."""
         if self.has_answerability:
-            return AnswerabilityHead(settings, dropout_prob)
-        return StartEndHead(settings, self.settings.n_best)
+            return span_heads.AnswerabilityHead(settings, dropout_prob)
+        return span_heads.StartEndHead(settings, self.settings.n_best)
 
     def score(
         self,
@@ -335,7 +333,7 @@ class SpanProblem(Problem[SpanExamples]):
         paragraphs = [examples.paragraphs[number] for number in examples.paragraph_of]
         return first_words_scores(paragraphs, answers)
 
-    def _null_scores(self, ranked: "RankedAnswers") -> Floats:
+    def _null_scores(self, ranked: "RankedAnswers") -> squad.Floats:
         """Return the logit (N,) that a question has no answer."""
         has_span = ranked.numbers > 0
         logits = ranked.null_scores.copy()
@@ -356,11 +354,11 @@ class RankedAnswers:
     """(A,), first character in the paragraph."""
     ends: Ints
     """(A,), the character after the last."""
-    scores: Floats
+    scores: squad.Floats
     """(A,), those of start and end, summed."""
     numbers: Ints
     """(N,), answers to each question, at most ``n_best``; 0 if no span is valid."""
-    null_scores: Floats
+    null_scores: squad.Floats
     """(N,), the least of the head's ``null_scores`` over the windows of the question."""
 
     @property
@@ -439,7 +437,7 @@ def first_words_scores(
 
 def _candidates(
     outputs: Outputs, windows: Windows, part: slice, examples: SpanExamples, settings: SpanSettings
-) -> tuple[Ints, Ints, Ints, Floats]:
+) -> tuple[Ints, Ints, Ints, squad.Floats]:
     """Return the valid spans of the windows ``part``: question, first and last character, score."""
     offsets, lengths = windows.offsets[part, None], windows.lengths[part, None]
     start = outputs["starts"][part] - offsets  # (W, K), counted in the window's paragraph
@@ -495,7 +493,7 @@ def _table(
     answers: list[tuple[str, ...]],
     ranked: RankedAnswers,
     is_answered: Bools,
-    null_scores: Floats | None,
+    null_scores: squad.Floats | None,
     scores: squad.AnswerScores | None,
 ) -> pa.Table:
     """Return the table that `SpanProblem` describes."""

@@ -17,18 +17,8 @@ from albert_core.config import ModelSettings
 from albert_core.metrics import LOWER_IS_BETTER, METRICS, SHARE, Sample
 from albert_core.model.albert import AlbertModel
 from albert_core.stage.manifest import Account
+from albert_core.tasks import problem
 from albert_core.tasks.examples import ChoiceExamples, TextExamples
-from albert_core.tasks.problem import (
-    Bools,
-    Head,
-    Inputs,
-    Outputs,
-    Problem,
-    Scored,
-    SequenceBatch,
-    Sequences,
-    dense_layer,
-)
 from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Ints
 from albert_core.text.tokenizer import Tokenizer
 
@@ -44,7 +34,7 @@ _BLANK = "_"
 Pieces = list[int]
 
 
-class PooledHead(Head):
+class PooledHead(problem.Head):
     """Dropout and one dense layer on the pooled [CLS]: a score for each label or option.
 
     Args:
@@ -62,9 +52,11 @@ class PooledHead(Head):
         self.num_options = num_options
         self.is_number = num_outputs == num_options == 1
         self.dropout = nn.Dropout(dropout_prob)
-        self.classifier = dense_layer(settings.hidden_size, num_outputs, settings.initializer_range)
+        self.classifier = problem.dense_layer(
+            settings.hidden_size, num_outputs, settings.initializer_range
+        )
 
-    def outputs(self, encoder: AlbertModel, batch: SequenceBatch) -> dict[str, Tensor]:
+    def outputs(self, encoder: AlbertModel, batch: problem.SequenceBatch) -> dict[str, Tensor]:
         """Return the logits, float32 (units, labels or options); of the last layer only [CLS]."""
         first = encoder.encode(
             batch.input_ids, batch.token_type_ids, batch.runs, rows=batch.first_positions
@@ -74,7 +66,7 @@ class PooledHead(Head):
         return {LOGITS: logits.view(len(logits) // self.num_options, -1)}
 
     def loss(
-        self, encoder: AlbertModel, batch: SequenceBatch, targets: Mapping[str, Tensor]
+        self, encoder: AlbertModel, batch: problem.SequenceBatch, targets: Mapping[str, Tensor]
     ) -> Tensor:
         """Return the mean cross-entropy, in nats; targets (units,) of labels or numbers."""
         logits, target = self.outputs(encoder, batch)[LOGITS], targets[TARGET]
@@ -83,20 +75,22 @@ class PooledHead(Head):
         return F.cross_entropy(logits, target)
 
 
-class TextProblem(Problem[TextExamples]):
+class TextProblem(problem.Problem[TextExamples]):
     """A text, or a pair of texts, has one of some labels, or a number."""
 
-    def inputs(self, examples: TextExamples, tokenizer: Tokenizer, max_seq_length: int) -> Inputs:
+    def inputs(
+        self, examples: TextExamples, tokenizer: Tokenizer, max_seq_length: int
+    ) -> problem.Inputs:
         """Return [CLS] a [SEP], or [CLS] a [SEP] b [SEP]; what is too long loses its tail."""
         firsts = tokenizer.encode(examples.texts_a)
         if examples.texts_b is None:
             room, num_pieces = max_seq_length - 2, _total(firsts)
-            sequences = Sequences.of([(a[:room], None) for a in firsts])
+            sequences = problem.Sequences.of([(a[:room], None) for a in firsts])
         else:
             seconds = tokenizer.encode(examples.texts_b)
             room, num_pieces = max_seq_length - NUM_SPECIAL_IN_PAIR, _total(firsts + seconds)
             pairs = zip(firsts, seconds, strict=True)
-            sequences = Sequences.of([cut_pair(a, b, room) for a, b in pairs])
+            sequences = problem.Sequences.of([cut_pair(a, b, room) for a, b in pairs])
         num_skipped = sum(examples.skipped.values())
         rows = Account(
             what="rows",
@@ -104,23 +98,23 @@ class TextProblem(Problem[TextExamples]):
             kept=len(examples),
             dropped=dict(examples.skipped),
         )
-        return Inputs(
+        return problem.Inputs(
             sequences=sequences,
             targets={} if examples.targets is None else {TARGET: examples.targets},
             accounts=[rows, _pieces(num_pieces, sequences, max_seq_length - room)],
         )
 
-    def head(self, settings: ModelSettings, dropout_prob: float) -> Head:
+    def head(self, settings: ModelSettings, dropout_prob: float) -> problem.Head:
         """Return a head with a score for each label, or with one number."""
         return PooledHead(settings, len(self.task.labels) or 1, dropout_prob)
 
     def score(
         self,
-        outputs: Outputs,
-        inputs: Inputs,
+        outputs: problem.Outputs,
+        inputs: problem.Inputs,
         examples: TextExamples,
-        chosen_on: Bools | None = None,
-    ) -> Scored:
+        chosen_on: problem.Bools | None = None,
+    ) -> problem.Scored:
         """Return the most probable label of each text with all probabilities, or its number."""
         logits, targets = outputs[LOGITS], examples.targets
         columns: dict[str, Any] = {"id": pa.array(examples.ids, pa.string())}
@@ -135,7 +129,7 @@ class TextProblem(Problem[TextExamples]):
         samples = {}
         if targets is not None:
             samples = {name: METRICS[name].of(targets, predictions) for name in self.task.metrics}
-        return Scored(pa.table(columns), samples)
+        return problem.Scored(pa.table(columns), samples)
 
     def constant_scores(self, examples: TextExamples) -> dict[str, float]:
         """Return the scores of the best label for each metric, or of the mean of the numbers.
@@ -153,10 +147,12 @@ class TextProblem(Problem[TextExamples]):
         }
 
 
-class ChoiceProblem(Problem[ChoiceExamples]):
+class ChoiceProblem(problem.Problem[ChoiceExamples]):
     """One of several options answers a question about an article."""
 
-    def inputs(self, examples: ChoiceExamples, tokenizer: Tokenizer, max_seq_length: int) -> Inputs:
+    def inputs(
+        self, examples: ChoiceExamples, tokenizer: Tokenizer, max_seq_length: int
+    ) -> problem.Inputs:
         """Return [CLS] article [SEP] question and option [SEP] for each option.
 
         A question with an option keeps its last `MAX_QUESTION_PIECES` pieces; the article loses
@@ -176,30 +172,30 @@ class ChoiceProblem(Problem[ChoiceExamples]):
         )
         room = max_seq_length - NUM_SPECIAL_IN_PAIR
         longest = min(MAX_QUESTION_PIECES, room)
-        sequences = Sequences.of(
+        sequences = problem.Sequences.of(
             [
                 (context[: room - min(len(ids), longest)], ids[-longest:])
                 for context, ids in zip(contexts, asked, strict=True)
             ]
         )
-        return Inputs(
+        return problem.Inputs(
             sequences=sequences,
             targets={} if examples.targets is None else {TARGET: examples.targets},
             accounts=[_pieces(_total(contexts + asked), sequences, NUM_SPECIAL_IN_PAIR)],
             sequences_per_unit=num_options,
         )
 
-    def head(self, settings: ModelSettings, dropout_prob: float) -> Head:
+    def head(self, settings: ModelSettings, dropout_prob: float) -> problem.Head:
         """Return a head with one score for each option."""
         return PooledHead(settings, 1, dropout_prob, num_options=len(self.task.labels))
 
     def score(
         self,
-        outputs: Outputs,
-        inputs: Inputs,
+        outputs: problem.Outputs,
+        inputs: problem.Inputs,
         examples: ChoiceExamples,
-        chosen_on: Bools | None = None,
-    ) -> Scored:
+        chosen_on: problem.Bools | None = None,
+    ) -> problem.Scored:
         """Return the most probable option of each question, and its letter."""
         logits, targets = outputs[LOGITS], examples.targets
         predictions = logits.argmax(axis=1)
@@ -209,9 +205,9 @@ class ChoiceProblem(Problem[ChoiceExamples]):
             **_label_columns(self.task.labels, predictions, targets, logits),
         }
         samples = {} if targets is None else self._samples(predictions == targets, examples.groups)
-        return Scored(pa.table(columns), samples)
+        return problem.Scored(pa.table(columns), samples)
 
-    def _samples(self, is_right: Bools, groups: list[str]) -> dict[str, Sample]:
+    def _samples(self, is_right: problem.Bools, groups: list[str]) -> dict[str, Sample]:
         """Return the accuracy over all questions, and over those of each group by itself."""
         group_of = np.array(groups)
         chosen = {f"{ACCURACY}_{group}": group_of == group for group in dict.fromkeys(groups)}
@@ -263,7 +259,7 @@ def _total(encoded: Sequence[Pieces]) -> int:
     return sum(map(len, encoded))
 
 
-def _pieces(total: int, sequences: Sequences, num_special: int) -> Account:
+def _pieces(total: int, sequences: problem.Sequences, num_special: int) -> Account:
     """Return the account of ``total`` pieces; sequences have ``num_special`` ones besides."""
     kept = len(sequences.input_ids) - num_special * len(sequences)
     return Account(what="pieces", total=total, kept=kept, dropped={"too_long": total - kept})

@@ -4,8 +4,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from albert_core.stage import storage
-from albert_core.stage.manifest import checked
+from albert_core.stage import manifest, storage
 
 Compression = Literal["none", "zstd"]
 
@@ -44,6 +43,6 @@ def read_arrow(uri: str) -> pa.Table:
     Raises:
         IntegrityError: it is of a stage's result, and changed after it was written.
     """
-    if storage.local_path(checked(uri)) is None:
+    if storage.local_path(manifest.checked(uri)) is None:
         return pa.ipc.open_file(pa.BufferReader(storage.read_bytes(uri))).read_all()
     return open_arrow(uri).read_all()

@@ -13,9 +13,7 @@ import pyarrow.compute as pc
 import sentencepiece
 from numpy.typing import NDArray
 
-from albert_core.stage import storage
-from albert_core.stage.errors import IntegrityError
-from albert_core.stage.manifest import checked
+from albert_core.stage import errors, manifest, storage
 from albert_core.text.records import SPECIAL_PIECES, Ints
 
 SPIECE_MODEL = "spiece.model"
@@ -191,13 +189,13 @@ class Tokenizer:
         try:
             self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
-            raise IntegrityError(
+            raise errors.IntegrityError(
                 f"the vocabulary is no SentencePiece model ({error}). Train it again."
             ) from error
         size = min(len(SPECIAL_PIECES), self.vocab_size)
         found = tuple(self.processor.id_to_piece(i) for i in range(size))
         if found != SPECIAL_PIECES:
-            raise IntegrityError(
+            raise errors.IntegrityError(
                 f"the vocabulary begins with {found}, expected {SPECIAL_PIECES}. "
                 "Train it with this project, or use the published 30k-clean.model."
             )
@@ -211,7 +209,7 @@ class Tokenizer:
         Raises:
             IntegrityError: the file changed after a stage wrote it, or is no such vocabulary.
         """
-        model = storage.read_bytes(checked(storage.join(folder, SPIECE_MODEL)))
+        model = storage.read_bytes(manifest.checked(storage.join(folder, SPIECE_MODEL)))
         return cls(model, lower_case, split_digit_commas)
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[bytes, bool, bool]]:

@@ -28,11 +28,7 @@ from typing import IO, Any, Self
 from mlflow import MlflowClient, entities
 from mlflow.exceptions import MlflowException
 
-from albert_core.stage import storage
-from albert_core.stage.credentials import redacted
-from albert_core.stage.errors import OutageError, lacks_room
-from albert_core.stage.manifest import digest_of
-from albert_core.stage.storage import TRACKING_URI, shown_tracking_uri
+from albert_core.stage import credentials, errors, manifest, storage
 from albert_core.tracking import server
 
 JOURNALS = "mlflow_journals"
@@ -261,7 +257,7 @@ class Journal:
                     return
                 pause = next(self._pauses, 0) if _may_succeed(error) else 0
                 if not pause:
-                    server = shown_tracking_uri(self._work)
+                    server = storage.shown_tracking_uri(self._work)
                     self.note_lost(f"MLflow at {server} refuses an entry", error)
                     break
                 time.sleep(pause)
@@ -275,7 +271,7 @@ class Journal:
         """
         try:
             self._client.search_experiments(max_results=1)
-            is_full = lacks_room(error)
+            is_full = errors.lacks_room(error)
         except Exception:  # noqa: BLE001
             is_full = True
         if is_full:
@@ -355,7 +351,7 @@ def journal_folder(work: str) -> Path:
     """
     local = storage.local_path(work)
     if local is None:
-        return Path(tempfile.gettempdir(), f"albert-{digest_of(work)[:12]}", JOURNALS)
+        return Path(tempfile.gettempdir(), f"albert-{manifest.digest_of(work)[:12]}", JOURNALS)
     return local.absolute() / JOURNALS
 
 
@@ -387,7 +383,7 @@ def send_left(work: str, folder: str = "", before: Path | None = None) -> Iterat
             continue
         with closing(journal):
             entries = journal.read()
-            here = shown_tracking_uri(work)
+            here = storage.shown_tracking_uri(work)
             if entries and entries[0].get("server", here) != here:
                 yield ELSEWHERE
                 continue
@@ -408,13 +404,13 @@ def send_journals(work: str) -> str:
     Raises:
         OutageError: the server does not answer. What did not arrive is kept.
     """
-    server = shown_tracking_uri(work)
+    server = storage.shown_tracking_uri(work)
     try:
         found = Counter(send_left(work))
     except ServerUnavailableError as error:
-        raise OutageError(
-            f"MLflow at {server} does not answer ({error}). Start it, or set {TRACKING_URI}; "
-            "nothing is lost."
+        raise errors.OutageError(
+            f"MLflow at {server} does not answer ({error}). Start it, or set "
+            f"{storage.TRACKING_URI}; nothing is lost."
         ) from error
     damaged = f"{found[DAMAGED]} damaged and set aside, " if found[DAMAGED] else ""
     return (
@@ -425,7 +421,7 @@ def send_journals(work: str) -> str:
 
 def said(error: BaseException) -> str:
     """Return an error's type and the first line of its message, without credentials."""
-    reason = next(iter(redacted(str(error)).splitlines()), "")[:200]
+    reason = next(iter(credentials.redacted(str(error)).splitlines()), "")[:200]
     return f"{type(error).__name__}: {reason}"
 
 

@@ -32,10 +32,8 @@ from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
 from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
-from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError
+from albert_core.stage import errors, storage
 from albert_core.stage.log import note_ids
-from albert_core.stage.storage import shown_tracking_uri
 from albert_core.tracking.journal import LIVING, Journal, ServerUnavailableError, said, send_left
 from albert_core.tracking.server import PARENT_TAG, Output, experiment_name, flat
 
@@ -85,7 +83,7 @@ class TrackedRun:
         parent, stage = os.environ.get(PARENT_VARIABLE), self._folder.split("/")[-2]
         tags = {**(tags or {}), **json.loads(os.environ.get(TAGS_VARIABLE) or "{}")}
         header = {
-            "server": shown_tracking_uri(work),
+            "server": storage.shown_tracking_uri(work),
             "experiment": experiment_name(),
             "folder": self._folder,
             "name": run_name(name, tags, self.key, began),
@@ -215,7 +213,7 @@ class TrackedRun:
             log.warning(
                 "MLflow at %s is %s: %d entries of this run wait in %s. The next run in this work "
                 "folder sends them, or: albert send-journals --work %s",
-                shown_tracking_uri(self._work),
+                storage.shown_tracking_uri(self._work),
                 "slow" if self._unavailable_since is None else "unavailable",
                 self.num_waiting,
                 self._journal.path,
@@ -273,7 +271,7 @@ class TrackedRun:
         self._unavailable_since = time.monotonic()
         log.warning(
             "MLflow at %s does not answer (%s); the run goes on, and what it logs waits in %s",
-            shown_tracking_uri(self._work),
+            storage.shown_tracking_uri(self._work),
             error if isinstance(error, ServerUnavailableError) else said(error),
             self._journal.path,
         )
@@ -322,7 +320,7 @@ class MetricsEndpoint:
         if not (text := os.environ.get(PORT)):
             return None
         if not text.isdecimal():
-            raise ConfigError(f"{PORT}={text!r} must be a number, of a free port")
+            raise errors.ConfigError(f"{PORT}={text!r} must be a number, of a free port")
         host = os.environ.get(HOST) or _LOOPBACK
         try:
             return cls(host, int(text), run)

@@ -21,12 +21,8 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric
 from mlflow.exceptions import MlflowException
 
-from albert_core.stage import storage
-from albert_core.stage.lineage import MODEL_RESULTS
+from albert_core.stage import lineage, results, settings, storage
 from albert_core.stage.manifest import read_manifest
-from albert_core.stage.results import FinetuningResult, PretrainingResult
-from albert_core.stage.settings import whole_number
-from albert_core.stage.storage import tracking_uri
 
 EXPERIMENT, EXPERIMENT_NAME = "albert", "MLFLOW_EXPERIMENT_NAME"
 """The experiment; and MLflow's own variable, which names another one."""
@@ -68,7 +64,7 @@ logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns 
 
 def open_client(work: str) -> MlflowClient:
     """Return a client of the tracking server and registry at `tracking_uri`."""
-    uri = tracking_uri(work)
+    uri = storage.tracking_uri(work)
     registry_uri = os.environ.get("MLFLOW_REGISTRY_URI") or uri
     path = uri.removeprefix("sqlite:///")
     if path == uri:
@@ -114,7 +110,7 @@ def experiment_id(client: MlflowClient, work: str, name: str = "") -> str:
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
-    is_server = tracking_uri(work).startswith(("http:", "https:", "databricks"))
+    is_server = storage.tracking_uri(work).startswith(("http:", "https:", "databricks"))
     place = None if is_server else storage.absolute(storage.join(work, "mlartifacts"))
     try:
         return str(client.create_experiment(name, place, _EXPERIMENT_TAGS))
@@ -191,14 +187,14 @@ def output_of(manifest: str, digest: str) -> Output:
         digest: of the model's files.
     """
     made = read_manifest(manifest)
-    result = made.result_as(MODEL_RESULTS[made.stage])
+    result = made.result_as(lineage.MODEL_RESULTS[made.stage])
     folder = storage.join(manifest.rpartition("/")[0], result.model_folder)
-    if isinstance(result, FinetuningResult):
+    if isinstance(result, results.FinetuningResult):
         params = flat(made.settings | {"used": result.hyperparameters})
         dev = data_set(f"{result.title}/dev", made.inputs["dev"])
         step, task = result.best_step, result.task
         return Output("fine-tuned", folder, digest, step, task, params, "dev/", dev)
-    assert isinstance(result, PretrainingResult)
+    assert isinstance(result, results.PretrainingResult)
     examples = made.inputs.get("examples")
     held_out = data_set("examples/held_out", examples) if examples else None
     params = flat(result.settings)
@@ -317,7 +313,7 @@ def _is_small(output: Output) -> bool:
     if output.kind == CHECKPOINT or not storage.exists(output.folder):
         return False
     fs, path = storage.filesystem(output.folder)
-    return int(fs.du(path)) <= whole_number(_TRACKED_MB, 10) * 1_000_000
+    return int(fs.du(path)) <= settings.whole_number(_TRACKED_MB, 10) * 1_000_000
 
 
 def _upload(client: MlflowClient, model_id: str, run_id: str, folder: str) -> None:

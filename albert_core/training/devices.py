@@ -20,11 +20,7 @@ from pydantic import ValidationError
 
 from albert_core.config import Precision
 from albert_core.model.execution import device_here
-from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError, IntegrityError
-from albert_core.stage.manifest import sealed, unsealed
-from albert_core.stage.results import Machine
-from albert_core.stage.settings import MEETING_FILE
+from albert_core.stage import errors, manifest, results, settings, storage
 from albert_core.training.ranks import Ranks
 
 _WAITS = timedelta(minutes=30)
@@ -65,7 +61,7 @@ def ranks_of_environment(
     has_gpu = device.type == "cuda"
     if has_gpu:
         if local_rank >= torch.cuda.device_count():
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"there is no GPU for process {local_rank} of this host, whose GPUs are 0 to "
                 f"{torch.cuda.device_count() - 1}. Start as many as there are GPUs: see "
                 "ALBERT_TRAINING_PROCESSES and CUDA_VISIBLE_DEVICES."
@@ -74,7 +70,7 @@ def ranks_of_environment(
     votes = None
     if world_size > 1:
         _end_with_the_launcher()
-        meeting = os.environ.get(MEETING_FILE)
+        meeting = os.environ.get(settings.MEETING_FILE)
         with Ranks(rank, world_size, device).ending_when_alone():
             dist.init_process_group(
                 "nccl" if has_gpu else "gloo",
@@ -106,7 +102,7 @@ def _end_with_the_launcher() -> None:
 
 def note_machine(folder: str, world_size: int, device: torch.device) -> None:
     """Add what this process computes on to the list in the run's ``folder``, unless it is there."""
-    now = Machine(
+    now = results.Machine(
         ranks=world_size,
         threads=torch.get_num_threads(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
@@ -115,10 +111,10 @@ def note_machine(folder: str, world_size: int, device: torch.device) -> None:
     before = noted_machines(folder)
     if now not in before:
         noted = [machine.model_dump() for machine in (*before, now)]
-        storage.write_bytes(storage.join(folder, MACHINES), sealed({_LIST: noted}))
+        storage.write_bytes(storage.join(folder, MACHINES), manifest.sealed({_LIST: noted}))
 
 
-def noted_machines(folder: str) -> list[Machine]:
+def noted_machines(folder: str) -> list[results.Machine]:
     """Return what the run in ``folder`` computed on, each once; several if it was moved.
 
     Of a damaged list nothing is known any more, which is logged.
@@ -127,7 +123,7 @@ def noted_machines(folder: str) -> list[Machine]:
     if not storage.exists(uri):
         return []
     try:
-        return [Machine(**each) for each in unsealed(uri)[_LIST]]
-    except (IntegrityError, KeyError, TypeError, ValidationError) as error:
+        return [results.Machine(**each) for each in manifest.unsealed(uri)[_LIST]]
+    except (errors.IntegrityError, KeyError, TypeError, ValidationError) as error:
         log.warning("%s: what the run computed on before is not known any more (%s)", uri, error)
         return []

@@ -13,13 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.model_files import manifest_beside
-from albert_core.stage import storage
-from albert_core.stage.command import stage_main
-from albert_core.stage.errors import ConfigError
-from albert_core.stage.lineage import PRETRAINING, manifest_of, place_in
+from albert_core.stage import command, errors, lineage, results, storage
 from albert_core.stage.manifest import MANIFEST, StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.stage.results import ExamplesResult, VocabularyResult
 from albert_core.stage.settings import TRAINING_HOSTS, training_processes, whole_number
 from albert_core.tasks.minimal_pairs import PAIRS, PairFiles, find_pairs, pair_digests
 from albert_core.text.seeds import derive_seed
@@ -68,15 +64,15 @@ def run(
     plan, start, files = _plan(model, training, examples, task_folder, ranks)
     if done := plan.find(work):
         return done
-    max_seq_length = read_manifest(examples).result_as(ExamplesResult).max_seq_length
+    max_seq_length = read_manifest(examples).result_as(results.ExamplesResult).max_seq_length
     if max_seq_length > model.max_position_embeddings:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"examples have up to {max_seq_length} pieces, but "
             f"model.max_position_embeddings is {model.max_position_embeddings}. Raise it, or "
             "lower examples.max_seq_length."
         )
     if training.shallow_share and (model.sharing != "all" or model.num_hidden_groups > 1):
-        raise ConfigError(
+        raise errors.ConfigError(
             f"training.shallow_share is {training.shallow_share}, but layers that come later can "
             "begin with the weights of the first only where all share them. Set model.sharing = "
             "'all' and model.num_hidden_groups = 1, or leave training.shallow_share out."
@@ -115,12 +111,12 @@ def _plan(
     num_ranks: int,
 ) -> tuple[StagePlan, _Start, PairFiles]:
     manifest = read_manifest(examples)
-    result = manifest.result_as(ExamplesResult)
+    result = manifest.result_as(results.ExamplesResult)
     start = _starting_point(training, model, result.vocab_manifest)
     files = find_pairs(task_folder)
     task = manifest_beside(task_folder) if files else None
     plan = StagePlan(
-        stage=PRETRAINING,
+        stage=lineage.PRETRAINING,
         settings={
             "model": model.model_dump(),
             "training": training.of_result,
@@ -191,7 +187,7 @@ def _starting_point(
 
 def _read_vocabulary(manifest: str) -> Tokenizer:
     """Return the vocabulary of the manifest at this URI."""
-    lower_case = read_manifest(manifest).result_as(VocabularyResult).lower_case
+    lower_case = read_manifest(manifest).result_as(results.VocabularyResult).lower_case
     return Tokenizer.load(manifest.rpartition("/")[0], lower_case)
 
 
@@ -201,9 +197,9 @@ def _earlier_result(settings: TrainingSettings) -> dict[str, str]:
     For an unfinished run it is the manifest that it began with.
     """
     source = settings.continue_from or settings.initial_model
-    manifest = manifest_of(source) if source else None
-    return {place_in(manifest).partition("/")[0]: manifest} if manifest else {}
+    manifest = lineage.manifest_of(source) if source else None
+    return {lineage.place_in(manifest).partition("/")[0]: manifest} if manifest else {}
 
 
 if __name__ == "__main__":
-    stage_main(run)
+    command.stage_main(run)

@@ -28,9 +28,7 @@ from albert_core.checkpoint import (
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.model_folder import save_model_folder
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.stage import storage
-from albert_core.stage.command import RunAgain, StopRequest, stop_request
-from albert_core.stage.errors import ConfigError, IntegrityError, TrainingError
+from albert_core.stage import command, errors, storage
 from albert_core.stage.lineage import PRETRAINING, Result, read_work
 from albert_core.stage.log import report_progress
 from albert_core.stage.manifest import (
@@ -44,7 +42,7 @@ from albert_core.stage.results import Estimate, PretrainingResult
 from albert_core.tasks.minimal_pairs import PAIRS, PairFiles
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
-from albert_core.training.cooccurrence import initialise_from_counts
+from albert_core.training import cooccurrence, run_log
 from albert_core.training.devices import note_machine, noted_machines, ranks_of_environment
 from albert_core.training.held_out import (
     PAIRS_ACCURACY,
@@ -58,14 +56,6 @@ from albert_core.training.held_out import (
 from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
 from albert_core.training.ranks import Ranks, UpdateStopped, shard_state
-from albert_core.training.run_log import (
-    OF_THE_MACHINE,
-    RunLog,
-    draw_curves,
-    expected_speed,
-    say_scores,
-    used_memory,
-)
 from albert_core.training.shards import ExampleShards, UpdateBatch
 from albert_core.training.step import (
     PAIR_TASKS,
@@ -115,7 +105,7 @@ def pretrain(
         RunAgain: SIGTERM came, or another rank is gone. No error: the process's exit.
     """
     devices = ranks_of_environment(training.precision, training.deterministic)
-    with stop_request() as stop, devices as ranks:
+    with command.stop_request() as stop, devices as ranks:
         pairs = read_sample(pair_files, vocabulary, model.max_position_embeddings, ranks)
         with stop.ending_at_once():
             pretraining = Pretraining(
@@ -137,12 +127,12 @@ class Pretraining:
         settings: TrainingSettings,
         pairs: PairSample,
         ranks: Ranks,
-        stop: StopRequest,
+        stop: command.StopRequest,
         checkpoint: str | None,
         weights: AlbertForPretraining | None,
     ) -> None:
         if settings.batch_size < ranks.world_size:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"training.batch_size is {settings.batch_size}, but there are {ranks.world_size} "
                 "ranks: each needs an example of every batch. Raise it, or start fewer."
             )
@@ -156,7 +146,7 @@ class Pretraining:
         self.held_out = ExampleShards(examples, "held_out")
         self.pair_task = PAIR_TASKS[self.examples.result.objective]
         given = () if weights is None else weights.parameters()
-        memory_before = used_memory(ranks.device) - sum(
+        memory_before = run_log.used_memory(ranks.device) - sum(
             weight.nbytes for weight in given if weight.device == ranks.device
         )
         self.state = initial_state(model, settings, self.examples, ranks, weights)
@@ -165,13 +155,15 @@ class Pretraining:
         )
         self._begin(checkpoint)
         self._check_ranks_agree()
-        expected = expected_speed(model, settings, self.examples, ranks, self.state.step)
-        self.log: RunLog | None = None
+        expected = run_log.expected_speed(model, settings, self.examples, ranks, self.state.step)
+        self.log: run_log.RunLog | None = None
         """Only on the first rank, which alone reports and writes."""
         if ranks.is_first:
             note_machine(self.folder, ranks.world_size, ranks.device)
             vocab_size, tracked = self.examples.result.vocab_size, self._track()
-            self.log = RunLog(model, settings, vocab_size, ranks, expected, memory_before, tracked)
+            self.log = run_log.RunLog(
+                model, settings, vocab_size, ranks, expected, memory_before, tracked
+            )
             self.log.say_plan(self.state.step)
         best = best_checkpoint(self.writer.folder)
         self.best_loss = math.inf if best is None else best[0]
@@ -222,7 +214,7 @@ class Pretraining:
         state, examples = self.state, self.examples.result
         metrics = storage.join(self.folder, METRICS)
         storage.write_bytes(metrics, "".join(map(_metrics_line, state.history)).encode())
-        curves = draw_curves(state.history, state.evaluations, examples, self.pair_task)
+        curves = run_log.draw_curves(state.history, state.evaluations, examples, self.pair_task)
         storage.write_bytes(storage.join(self.folder, CURVES), curves)
         result = PretrainingResult(
             step=state.step,
@@ -303,7 +295,7 @@ class Pretraining:
     def _check_ranks_agree(self) -> None:
         steps = torch.tensor(self.state.step, dtype=torch.float64, device=self.ranks.device)
         if self.ranks.sum(steps).item() != self.state.step * self.ranks.world_size:
-            raise TrainingError(
+            raise errors.TrainingError(
                 f"rank {self.ranks.rank} finds step {self.state.step:,} in {self.folder}, and "
                 "other ranks another. Give a work folder that all of them share."
             )
@@ -344,7 +336,7 @@ class Pretraining:
         in_a_row, metrics = self.state.skipped_in_a_row, update.metrics
         if in_a_row > self.settings.max_skipped_steps:
             self._wait_for_checkpoint()
-            raise TrainingError(
+            raise errors.TrainingError(
                 f"{in_a_row} updates in a row were skipped by step {self.state.step:,}, "
                 f"but training.max_skipped_steps is {self.settings.max_skipped_steps}: the last "
                 f"has gradient norm {metrics['grad_norm']:.3g} and masked LM loss "
@@ -396,7 +388,7 @@ class Pretraining:
         known = record and {name: Estimate(**score) for name, score in record["before"].items()}
         scores = known or self._scores()
         if self.ranks.is_first:
-            log.info("%s: held-out, before: %s", PRETRAINING, say_scores(scores))
+            log.info("%s: held-out, before: %s", PRETRAINING, run_log.say_scores(scores))
         return scores
 
     def _save(self) -> None:
@@ -422,7 +414,7 @@ class Pretraining:
         try:
             with self.stop.ending_at_once():
                 yield
-        except RunAgain:
+        except command.RunAgain:
             self.writer.wait()
             if self.stop.arrived:
                 self._say_that_it_stops()
@@ -432,7 +424,7 @@ class Pretraining:
         self._save()
         self._wait_for_checkpoint()
         self._say_that_it_stops()
-        raise RunAgain
+        raise command.RunAgain
 
     def _say_that_it_stops(self) -> None:
         if self.log:
@@ -474,7 +466,7 @@ def initial_state(
     if network is None:
         network = AlbertForPretraining(model, examples.result.vocab_size)
         if settings.initial_weights == "counts" and ranks.is_first:
-            initialise_from_counts(network, examples)
+            cooccurrence.initialise_from_counts(network, examples)
     ranks.take_first(network.state_dict().values())
     network = ranks.place(network, settings)
     if settings.shard_state and ranks.world_size > 1:
@@ -517,7 +509,10 @@ def next_update(
 
 
 def _metrics_line(point: dict[str, float]) -> str:
-    return json.dumps({n: value for n, value in point.items() if n not in OF_THE_MACHINE}) + "\n"
+    return (
+        json.dumps({n: value for n, value in point.items() if n not in run_log.OF_THE_MACHINE})
+        + "\n"
+    )
 
 
 def _checkpoints_of(run: Result) -> str:
@@ -561,29 +556,29 @@ def _continue_run(
     """
     tensors, record = load_checkpoint(checkpoint)
     if "settings" not in record:
-        raise IntegrityError(f"{checkpoint} is no checkpoint of a pretraining.")
+        raise errors.IntegrityError(f"{checkpoint} is no checkpoint of a pretraining.")
     seed = record["settings"]["training"]["seed"]
     same_examples = record["examples"] == inputs["examples"]
     if record["vocab"] != inputs["vocab"]:
-        raise TrainingError(
+        raise errors.TrainingError(
             f"{checkpoint} was trained with vocabulary {record['vocab'][:12]}, but these examples "
             f"were made with {inputs['vocab'][:12]}: the same piece would mean something else. "
             "Make the examples with the vocabulary of the run that is continued: with "
             "vocabulary.refresh = keep, or vocabulary.model = its spiece.model."
         )
     if not (same_examples or settings.accept_other_examples):
-        raise TrainingError(
+        raise errors.TrainingError(
             f"{checkpoint} was trained on examples {record['examples'][:12]}, but these are "
             f"{inputs['examples'][:12]}. Give the same examples, or set "
             "training.accept_other_examples = true to begin these from their first."
         )
     if record["step"] >= settings.num_steps:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{checkpoint} is at step {record['step']:,}, but training.num_steps, which counts "
             f"from the beginning, is {settings.num_steps:,}: there is nothing to do. Raise it."
         )
     if same_examples and seed != settings.seed:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{checkpoint} has training.seed {seed}, this run {settings.seed}: the examples' order "
             "would change in mid-epoch, so that some would come twice. Give the same seed."
         )

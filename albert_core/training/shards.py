@@ -27,10 +27,8 @@ from torch import Tensor
 
 from albert_core.model.attention import Runs
 from albert_core.model.execution import IGNORED
-from albert_core.stage import storage
+from albert_core.stage import manifest, results, storage
 from albert_core.stage.errors import ConfigError, IntegrityError, ShapeError, TrainingError
-from albert_core.stage.manifest import Shard, check_shard, digest_of, read_manifest
-from albert_core.stage.results import ExamplesResult
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.records import Ints, ranges
 from albert_core.training.order import padded_length
@@ -258,8 +256,8 @@ class ExampleShards:
     """
 
     def __init__(self, manifest_uri: str, kind: str) -> None:
-        self.manifest = read_manifest(manifest_uri)
-        self.result = self.manifest.result_as(ExamplesResult)
+        self.manifest = manifest.read_manifest(manifest_uri)
+        self.result = self.manifest.result_as(results.ExamplesResult)
         folder = manifest_uri.rpartition("/")[0]
         self._blocks: list[pa.RecordBatch] = []
         self._document_ids: list[pa.Array] = []
@@ -368,7 +366,7 @@ class UpdateBatch:
 # Copies of shards that lie elsewhere
 
 
-def _files_here(shards: Sequence[Shard], folder: str) -> list[str]:
+def _files_here(shards: Sequence[manifest.Shard], folder: str) -> list[str]:
     """Return the path on this host of a file for each of ``shards``, whose content was checked.
 
     Those of a local folder are where they are. For others there must be room in TMPDIR. Copies that
@@ -384,7 +382,7 @@ def _files_here(shards: Sequence[Shard], folder: str) -> list[str]:
     """
     if storage.local_path(folder) is not None:
         for shard in shards:
-            check_shard(shard, folder)
+            manifest.check_shard(shard, folder)
         return [storage.join(folder, shard.path) for shard in shards]
     copies = _folder_for([shard.sha256 for shard in shards])
     files = [copies / f"{shard.sha256}.arrow" for shard in shards]
@@ -409,7 +407,7 @@ def _folder_for(digests: Sequence[str]) -> Path:
     root.mkdir(mode=0o700, exist_ok=True)
     if root.stat().st_uid != os.getuid():
         raise ConfigError(f"{root} belongs to another user. Set TMPDIR to a folder of your own.")
-    name = digest_of(list(digests))[:16]
+    name = manifest.digest_of(list(digests))[:16]
     if name not in _in_use:
         _in_use[name] = os.open(root / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(_in_use[name], fcntl.LOCK_SH)
@@ -436,7 +434,7 @@ def _check_room(copies: Path, needed: int) -> None:
         )
 
 
-def _copy(shard: Shard, folder: str, file: Path) -> None:
+def _copy(shard: manifest.Shard, folder: str, file: Path) -> None:
     """Copy ``shard`` to ``file``, unless it is there; check it, unless another rank has."""
     launch = os.environ.get("TORCHELASTIC_RUN_ID") or uuid4().hex  # the same for all ranks
     checked = file.with_suffix(".checked")
@@ -447,7 +445,7 @@ def _copy(shard: Shard, folder: str, file: Path) -> None:
             uri = storage.join(folder, shard.path)
             fs, path = storage.filesystem(uri)
             if not fs.exists(path):
-                check_shard(shard, folder)
+                manifest.check_shard(shard, folder)
             with (
                 fs.open(path, "rb", block_size=_CHUNK_BYTES) as source,
                 storage.open_atomic(str(file)) as copy,
@@ -455,7 +453,7 @@ def _copy(shard: Shard, folder: str, file: Path) -> None:
                 shutil.copyfileobj(source, copy, _CHUNK_BYTES)
             if storage.sha256_of(str(file)) != shard.sha256:
                 file.unlink()
-                check_shard(shard, folder)
+                manifest.check_shard(shard, folder)
                 raise IntegrityError(
                     f"{uri} is as it was written, but its copy {file} is not. Check the disk, and "
                     "run the same command again."

@@ -7,13 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from albert_core.planning import run_plan
+from albert_core.planning import parameters, run_plan
 from albert_core.planning.hardware import Hardware
-from albert_core.planning.parameters import PUBLISHED_SIZES
 from albert_core.planning.training_memory import TrainingMemory
-from albert_core.stage import storage
+from albert_core.stage import results, storage
 from albert_core.stage.manifest import read_manifest
-from albert_core.stage.results import ExamplesResult
 from albert_core.text.arrow_files import read_arrow
 from flows.recipe import Recipe
 from flows.report import Report
@@ -145,7 +143,7 @@ def parameter_table() -> str:
     header = ("table", "model", "without pooler", "with pooler", "with heads", "paper", "is ours")
     lines = [_TABLE_ROW.format(*header)]
     lines.append("-" * len(lines[0]))
-    for published in PUBLISHED_SIZES:
+    for published in parameters.PUBLISHED_SIZES:
         counts = [f"{count:,}" for count in published.counts.by_convention().values()]
         printed, matching = "", ""
         if published.millions is not None:
@@ -156,7 +154,7 @@ def parameter_table() -> str:
     return "\n".join(lines)
 
 
-def _measured(manifest_uri: str) -> tuple[run_plan.ExampleSizes, ExamplesResult]:
+def _measured(manifest_uri: str) -> tuple[run_plan.ExampleSizes, results.ExamplesResult]:
     """Return the mean size of the training examples of this manifest, and its result."""
     folder, manifest = manifest_uri.rpartition("/")[0], read_manifest(manifest_uri)
     shards = manifest.shards_of("train")
@@ -164,7 +162,7 @@ def _measured(manifest_uri: str) -> tuple[run_plan.ExampleSizes, ExamplesResult]
     lengths = pc.list_value_length(table["input_ids"]).to_numpy()
     num_predictions = pc.sum(pc.list_value_length(table["masked_lm_positions"])).as_py()
     sizes = run_plan.ExampleSizes.of_lengths(lengths, num_predictions, manifest_uri)
-    return sizes, manifest.result_as(ExamplesResult)
+    return sizes, manifest.result_as(results.ExamplesResult)
 
 
 def _memory_rows(plan: run_plan.RunPlan) -> Rows:

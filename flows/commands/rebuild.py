@@ -14,12 +14,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from albert_core.stage import command, errors, provenance, results, storage
 from albert_core.stage import lineage as graph
-from albert_core.stage import provenance, storage
-from albert_core.stage.command import stage_argv
-from albert_core.stage.errors import IntegrityError, SourceError
 from albert_core.stage.manifest import Manifest, read_manifest
-from albert_core.stage.results import Machine
 from albert_core.text.tokenizer import SPIECE_MODEL
 from flows.commands.lineage import ModelLineage, source_files
 from flows.report import Report
@@ -153,7 +150,7 @@ def _command(
     recipe = storage.join(into, "recipes", f"{result.place.replace('/', '-')}.json")
     storage.write_bytes(recipe, json.dumps(sections, indent=1).encode())
     options = {name: _moved(value, into, new_places) for name, value in call.options.items()}
-    argv = stage_argv(call.module, recipe, **options, work=into)
+    argv = command.stage_argv(call.module, recipe, **options, work=into)
     machines = _machines(result.manifest)
     if len(machines) != 1:
         return argv, _OWN_REGISTRY
@@ -167,7 +164,7 @@ def _command(
     }
 
 
-def _machines(made: Manifest) -> list[Machine]:
+def _machines(made: Manifest) -> list[results.Machine]:
     kind = graph.MODEL_RESULTS.get(made.stage)
     return made.result_as(kind).machines if kind else []
 
@@ -209,7 +206,7 @@ def _causes(result: graph.Result, now: Manifest, different: set[str]) -> Iterato
         yield f"it was made on {_shown(old)} and is on {_shown(new)}"
 
 
-def _shown(machines: Sequence[Machine]) -> str:
+def _shown(machines: Sequence[results.Machine]) -> str:
     return json.dumps([machine.model_dump() for machine in machines])
 
 
@@ -234,7 +231,7 @@ def _source_changes(corpus: graph.Result, call: provenance.Call, anyway: bool) -
     now = list_source(SourceSettings.read(call.recipe["source"], corpus.uri)).files
     changes = describe_changes(*([replace(file, modified="") for file in f] for f in (then, now)))
     if changes and not anyway:
-        raise SourceError(
+        raise errors.SourceError(
             f"{corpus.place}: source files: {changes}. The model can't come out equal. Put the "
             "files back as they were, or give --anyway to see what differs."
         )
@@ -244,7 +241,7 @@ def _source_changes(corpus: graph.Result, call: provenance.Call, anyway: bool) -
 def _call_of(result: graph.Result) -> provenance.Call:
     made_by = result.manifest.provenance
     if made_by is None or made_by.call is None:
-        raise IntegrityError(
+        raise errors.IntegrityError(
             f"{result.uri} does not say how the stage was called: it was made by an earlier "
             "version of this project, or as a function. It can't be repeated."
         )

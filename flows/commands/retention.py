@@ -11,11 +11,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from albert_core.stage import errors, lock, storage
 from albert_core.stage import lineage as graph
-from albert_core.stage import lock, storage
-from albert_core.stage.errors import RegistryError
 from albert_core.stage.manifest import BEGUN, MANIFEST, Account, digest_of, modified_at
-from albert_core.stage.storage import shown_tracking_uri, tracking_uri
 from flows.report import Report
 
 UNITS, PARTS, RECIPES = "units", "parts", "recipes"
@@ -188,7 +186,7 @@ def check_registry(work: str) -> None:
     from albert_core.registry.versions import has_registry, registered_versions
     from albert_core.tracking.server import REGISTRATION_TAG
 
-    here = {digest_of(uri(work)) for uri in (tracking_uri, shown_tracking_uri)}
+    here = {digest_of(uri(work)) for uri in (storage.tracking_uri, storage.shown_tracking_uri)}
     registrations = graph.read_work(work).of_stage(graph.REGISTRATION)
     elsewhere = [r for r in registrations if r.manifest.inputs.get("registry") not in here]
     # `albert serve` serves the registry of the work folder at an address of its own.
@@ -196,10 +194,11 @@ def check_registry(work: str) -> None:
     keys = {version.tags.get(REGISTRATION_TAG) for version in versions}
     for result in elsewhere:
         if result.manifest.key not in keys:
-            raise RegistryError(
-                f"{result.uri} was registered elsewhere than in {shown_tracking_uri(work)}: what "
-                "its version needs would not be seen. Set MLFLOW_TRACKING_URI as it was then, or, "
-                "if only the address of the registry changed, give --other-registry."
+            raise errors.RegistryError(
+                f"{result.uri} was registered elsewhere than in "
+                f"{storage.shown_tracking_uri(work)}: what its version needs would not be seen. "
+                "Set MLFLOW_TRACKING_URI as it was then, or, if only the address of the registry "
+                "changed, give --other-registry."
             )
 
 

@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from albert_core.stage import errors, manifest, results, storage
 from albert_core.stage import lineage as graph
-from albert_core.stage import storage
-from albert_core.stage.errors import RegistryError
-from albert_core.stage.manifest import newest_manifest, sealed, unsealed
-from albert_core.stage.results import ExamplesResult
 from albert_core.training.order import example_order
 from flows.report import Report, Row
 from pipelines.removal import VERSIONS, Occurrence, find_document, may_be_in_task
@@ -81,7 +78,7 @@ def trace(document: str, work: str) -> Trace:
     receipts = dict(_receipts(document, work))
     corpora = {each.place for each in occurrences if each.place.startswith(graph.CORPUS)}
     how = dict.fromkeys(corpora, "has it") | {use.place: use.how for use in uses}
-    newest = newest_manifest(storage.join(work, graph.CORPUS))
+    newest = manifest.newest_manifest(storage.join(work, graph.CORPUS))
     return Trace(
         document=document,
         in_newest_corpus=newest is not None and f"{graph.CORPUS}/{newest.key}" in corpora,
@@ -181,7 +178,7 @@ def _first_step(
     if "continue_from" in run.manifest.inputs:
         return None, f"trained on up to {of_it}, after another run"
     settings = run.manifest.settings["training"]
-    step = first_use(rows, examples.manifest.result_as(ExamplesResult).num_train, settings)
+    step = first_use(rows, examples.manifest.result_as(results.ExamplesResult).num_train, settings)
     if step is None:
         return None, f"ended before the first of {of_it}"
     return step, f"trained on up to {of_it}, first in step {step:,}"
@@ -222,7 +219,7 @@ def _receipts(document: str, work: str) -> Iterator[tuple[str, list[str]]]:
     folder = storage.join(work, "receipts")
     for name in storage.list_names(folder):
         uri = storage.join(folder, name)
-        if name.endswith(".json") and document in unsealed(uri)["documents"]:
+        if name.endswith(".json") and document in manifest.unsealed(uri)["documents"]:
             yield uri, named_versions(uri)
 
 
@@ -252,15 +249,15 @@ def name_affected_versions(receipt: str, work: str) -> list[str]:
         return []
     try:
         versions = registered_versions(work)
-    except RegistryError as error:
+    except errors.RegistryError as error:
         log.warning("removal: the receipt names no registered versions: %s", error)
         return []
-    content = unsealed(receipt)
+    content = manifest.unsealed(receipt)
     here = {result.place for result in graph.read_work(work).of_stage(graph.CORPUS)}
     found = affected_versions(content, versions, here)
     if content.get(VERSIONS) != found:
         content[VERSIONS] = found
-        storage.write_bytes(receipt, sealed(content))
+        storage.write_bytes(receipt, manifest.sealed(content))
     for version in found[MADE_OF_THEM]:
         log.warning("removal: %s was made of removed documents", version)
     return found[MADE_OF_THEM]
@@ -268,7 +265,7 @@ def name_affected_versions(receipt: str, work: str) -> list[str]:
 
 def named_versions(receipt: str) -> list[str]:
     """Return the versions that the receipt at this URI says were made of what it names."""
-    content = unsealed(receipt)
+    content = manifest.unsealed(receipt)
     return list(content.get(VERSIONS, {}).get(MADE_OF_THEM, []))
 
 

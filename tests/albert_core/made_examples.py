@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from albert_core.stage import storage
-from albert_core.stage.manifest import MANIFEST, StagePlan, shard_of
+from albert_core.stage import manifest, storage
 from albert_core.stage.settings import Settings
 from albert_core.text.masking import mask_examples
 from albert_core.text.records import CLS, EXAMPLE_SCHEMA, NUM_SPECIAL, SEP
@@ -68,7 +67,7 @@ def made_examples(
         max_predictions=max_predictions,
         num_train=num_examples,
         vocab_size=tokenizer.vocab_size,
-        vocab_manifest=storage.join(vocab_folder, MANIFEST),
+        vocab_manifest=storage.join(vocab_folder, manifest.MANIFEST),
     )
     cuts = np.linspace(0, num_examples, num_shards + 1).astype(int).tolist()
     shards = [table.slice(begin, end - begin) for begin, end in pairwise(cuts)]
@@ -84,7 +83,7 @@ def write_examples(
     rows_per_batch: int | None = None,
 ) -> str:
     """Write each of ``shards`` as a shard of training examples; return their manifest's URI."""
-    plan = StagePlan("examples", settings, {}, "code", {})
+    plan = manifest.StagePlan("examples", settings, {}, "code", {})
     folder = plan.folder(work)
     options = pa.ipc.IpcWriteOptions(compression=compression)
     written = []
@@ -95,7 +94,7 @@ def write_examples(
             pa.ipc.new_file(file, EXAMPLE_SCHEMA, options=options) as writer,
         ):
             writer.write_table(table, rows_per_batch)
-        written.append(shard_of(uri, folder, "train", len(table)))
+        written.append(manifest.shard_of(uri, folder, "train", len(table)))
     return plan.write(work, written, [], result)
 
 

@@ -9,8 +9,7 @@ import numpy as np
 from albert_core.conversion.model_files import model_digest
 from albert_core.intervals import estimate, jackknife_table
 from albert_core.metrics import SHARE
-from albert_core.stage import storage
-from albert_core.stage.manifest import MANIFEST, StagePlan, read_manifest
+from albert_core.stage import manifest, storage
 from albert_core.text.arrow_files import write_arrow
 from tests.albert_core.tiny_model import save_tiny_model
 from tests.made_results import made_result
@@ -22,7 +21,7 @@ SPREAD = 0.005
 
 def write_stage(work: str, name: str, **changes: Any) -> str:
     """Return the manifest of a stage that wrote nothing else."""
-    plan = StagePlan(
+    plan = manifest.StagePlan(
         name,
         changes.get("settings", {}),
         changes.get("inputs", {}),
@@ -82,8 +81,8 @@ def scored(
 
 def scores_of(work: str, finetunings: Sequence[str]) -> str:
     """Return the manifest of the scores of these fine-tunings."""
-    manifests = {f"finetuning-{read_manifest(uri).key}": uri for uri in finetunings}
-    inputs = {name: read_manifest(uri).content for name, uri in manifests.items()}
+    manifests = {f"finetuning-{manifest.read_manifest(uri).key}": uri for uri in finetunings}
+    inputs = {name: manifest.read_manifest(uri).content for name, uri in manifests.items()}
     return write_stage(work, "scores", inputs=inputs, input_manifests=manifests)
 
 
@@ -97,9 +96,9 @@ def finetuned(
     constant: float = 0.1,
 ) -> str:
     """Return the manifest of one fine-tuning of the model with this accuracy."""
-    beside = f"{model_folder.rpartition('/')[0]}/{MANIFEST}"
+    beside = f"{model_folder.rpartition('/')[0]}/{manifest.MANIFEST}"
     before = {"pretraining": beside} if storage.exists(beside) else {}
-    plan = StagePlan(
+    plan = manifest.StagePlan(
         "finetuning",
         {"finetuning": {"num_steps": 1}, "task": task, "seed": seed},
         {"model": model_digest(model_folder), "train": "train", "dev": dev},

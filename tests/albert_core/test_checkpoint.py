@@ -10,19 +10,7 @@ from uuid import uuid4
 import pytest
 import torch
 
-from albert_core.checkpoint import (
-    HELD_OUT_LOSS,
-    RECORD,
-    STATE,
-    CheckpointWriter,
-    best_checkpoint,
-    checkpoint_digest,
-    find_checkpoint,
-    list_checkpoints,
-    load_checkpoint,
-    load_newest,
-    save_checkpoint,
-)
+from albert_core import checkpoint
 from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, IntegrityError, TrainingError
 
@@ -39,17 +27,19 @@ def state_of(step: int) -> dict[str, Any]:
 
 def save(folder: str | Path, *steps: int, keep: int = 10, examples: str = EXAMPLES) -> list[str]:
     return [
-        save_checkpoint(str(folder), state_of(step), {"step": step, "examples": examples}, keep)
+        checkpoint.save_checkpoint(
+            str(folder), state_of(step), {"step": step, "examples": examples}, keep
+        )
         for step in steps
     ]
 
 
 def steps_in(folder: str | Path) -> list[int]:
-    return [int(uri.rpartition("-")[2]) for uri in list_checkpoints(str(folder))]
+    return [int(uri.rpartition("-")[2]) for uri in checkpoint.list_checkpoints(str(folder))]
 
 
 def newest_step(folder: str | Path) -> int | None:
-    found = load_newest(str(folder), EXAMPLES)
+    found = checkpoint.load_newest(str(folder), EXAMPLES)
     return None if found is None else int(found[1]["step"])
 
 
@@ -64,7 +54,7 @@ def test_a_checkpoint_is_read_back_as_it_was_written(where: str, tmp_path: Path)
     folder = str(tmp_path / "checkpoints") if where == "local" else f"memory://{uuid4().hex}"
     [uri] = save(folder, 7)
     assert uri == f"{folder}/step-00000007"
-    state, record = load_checkpoint(uri)
+    state, record = checkpoint.load_checkpoint(uri)
     torch.testing.assert_close(state, state_of(7), rtol=0, atol=0)
     assert record["step"] == 7
     assert record["examples"] == EXAMPLES
@@ -80,10 +70,10 @@ def test_the_newest_checkpoint_is_that_of_the_last_step_and_only_the_last_ones_a
 
 def test_a_half_written_checkpoint_is_none_and_can_be_written_again(tmp_path: Path) -> None:
     [_, uri] = save(tmp_path, 1, 2)
-    Path(uri, RECORD).unlink()
-    Path(uri, STATE).write_bytes(b"half")
+    Path(uri, checkpoint.RECORD).unlink()
+    Path(uri, checkpoint.STATE).write_bytes(b"half")
     (tmp_path / "step-00000003").mkdir()
-    (tmp_path / "step-00000003" / f".{STATE}.host-1-01234567.tmp").write_bytes(b"half")
+    (tmp_path / "step-00000003" / f".{checkpoint.STATE}.host-1-01234567.tmp").write_bytes(b"half")
     (tmp_path / "notes.txt").touch()
     assert steps_in(tmp_path) == [1]
     assert newest_step(tmp_path) == 1
@@ -98,10 +88,10 @@ def cut_in_half(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "harm"),
     [
-        (STATE, damage),
-        (STATE, Path.unlink),
-        (RECORD, cut_in_half),
-        *((RECORD, partial(Path.write_bytes, data=data)) for data in (b"{}", b"null")),
+        (checkpoint.STATE, damage),
+        (checkpoint.STATE, Path.unlink),
+        (checkpoint.RECORD, cut_in_half),
+        *((checkpoint.RECORD, partial(Path.write_bytes, data=data)) for data in (b"{}", b"null")),
     ],
 )
 def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
@@ -117,11 +107,11 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
 def test_without_a_good_checkpoint_a_run_stops_once_and_then_begins_anew(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     for uri in save(folder, 1, 2):
-        damage(Path(uri, STATE))
+        damage(Path(uri, checkpoint.STATE))
     with pytest.raises(IntegrityError, match=r"none of the 2 checkpoints in .* next run begins"):
         newest_step(folder)
     assert newest_step(folder) is None
-    assert len(list((tmp_path / "damaged").rglob(STATE))) == 2
+    assert len(list((tmp_path / "damaged").rglob(checkpoint.STATE))) == 2
 
 
 def test_a_checkpoint_of_other_examples_is_refused(tmp_path: Path) -> None:
@@ -130,7 +120,7 @@ def test_a_checkpoint_of_other_examples_is_refused(tmp_path: Path) -> None:
         TrainingError,
         match=r"step-00000001 was trained on examples ffffffffffff, but these are eeeeeeeeeeee",
     ):
-        load_newest(str(tmp_path), EXAMPLES)
+        checkpoint.load_newest(str(tmp_path), EXAMPLES)
 
 
 # While the training goes on
@@ -147,15 +137,15 @@ def test_a_checkpoint_is_of_the_moment_it_was_asked_for(
         write(*arguments)
 
     monkeypatch.setattr("torch.save", slow)
-    writer = CheckpointWriter(str(tmp_path), keep=2)
+    writer = checkpoint.CheckpointWriter(str(tmp_path), keep=2)
     state = state_of(1)
     writer.save(state, {"step": 1, "examples": EXAMPLES})
     state["model"]["weight"].zero_()
     state["optimizer"]["moments"][0].fill_(7)
-    assert list_checkpoints(str(tmp_path)) == []
+    assert checkpoint.list_checkpoints(str(tmp_path)) == []
     may_write.set()
     writer.wait()
-    found, _ = load_checkpoint(str(tmp_path / "step-00000001"))
+    found, _ = checkpoint.load_checkpoint(str(tmp_path / "step-00000001"))
     torch.testing.assert_close(found, state_of(1), rtol=0, atol=0)
 
 
@@ -174,7 +164,7 @@ class FullFile:
 def test_a_write_that_failed_is_an_error_of_the_storage_and_leaves_the_older_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer, write = CheckpointWriter(str(tmp_path), keep=1), torch.save
+    writer, write = checkpoint.CheckpointWriter(str(tmp_path), keep=1), torch.save
     writer.save(state_of(1), {"step": 1, "examples": EXAMPLES})
     writer.wait()
     full_file: Any = FullFile
@@ -194,10 +184,10 @@ def test_a_write_that_failed_is_an_error_of_the_storage_and_leaves_the_older_one
 
 def test_the_best_is_kept_besides_the_last_ones(tmp_path: Path) -> None:
     for step, loss in enumerate([math.nan, 3.0, None, 4.0, 3.5], start=1):
-        record = {"step": step, "examples": EXAMPLES, HELD_OUT_LOSS: loss}
-        save_checkpoint(str(tmp_path), state_of(step), record, keep=2)
+        record = {"step": step, "examples": EXAMPLES, checkpoint.HELD_OUT_LOSS: loss}
+        checkpoint.save_checkpoint(str(tmp_path), state_of(step), record, keep=2)
     assert steps_in(tmp_path) == [2, 4, 5]
-    assert best_checkpoint(str(tmp_path)) == (3.0, f"{tmp_path}/step-00000002")
+    assert checkpoint.best_checkpoint(str(tmp_path)) == (3.0, f"{tmp_path}/step-00000002")
 
 
 # An address
@@ -209,18 +199,18 @@ def test_the_best_is_kept_besides_the_last_ones(tmp_path: Path) -> None:
 )
 def test_a_run_means_its_newest_good_checkpoint(tmp_path: Path, address: str) -> None:
     [*_, bad] = save(tmp_path / "run" / "checkpoints", 1, 2, 3)
-    damage(Path(bad, STATE))
-    found = find_checkpoint(f"{tmp_path}/{address}")
+    damage(Path(bad, checkpoint.STATE))
+    found = checkpoint.find_checkpoint(f"{tmp_path}/{address}")
     assert found == str(tmp_path / "run" / "checkpoints" / "step-00000002")
-    record = json.loads(Path(found, RECORD).read_bytes())
-    assert checkpoint_digest(found) == record["sha256"]
+    record = json.loads(Path(found, checkpoint.RECORD).read_bytes())
+    assert checkpoint.checkpoint_digest(found) == record["sha256"]
 
 
 def test_an_address_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"no good checkpoint at .*run\. Give the folder of a run"
     ):
-        find_checkpoint(str(tmp_path / "run"))
+        checkpoint.find_checkpoint(str(tmp_path / "run"))
 
 
 def test_loading_runs_no_code(tmp_path: Path) -> None:
@@ -229,10 +219,10 @@ def test_loading_runs_no_code(tmp_path: Path) -> None:
             return Path.touch, (tmp_path / "ran",)
 
     uri = storage.join(str(tmp_path), "step-00000001")
-    with storage.open_atomic(storage.join(uri, STATE)) as file:
+    with storage.open_atomic(storage.join(uri, checkpoint.STATE)) as file:
         torch.save({"model": Payload()}, file)
-    record = {"step": 1, "sha256": storage.sha256_of(storage.join(uri, STATE))}
-    storage.write_bytes(storage.join(uri, RECORD), json.dumps(record).encode())
+    record = {"step": 1, "sha256": storage.sha256_of(storage.join(uri, checkpoint.STATE))}
+    storage.write_bytes(storage.join(uri, checkpoint.RECORD), json.dumps(record).encode())
     with pytest.raises(Exception, match=r"[Ww]eights"):
-        load_checkpoint(uri)
+        checkpoint.load_checkpoint(uri)
     assert not (tmp_path / "ran").exists()

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from albert_core.stage import storage
-from albert_core.stage.lineage import Lineage
-from albert_core.stage.results import PASSAGE_SOURCE
+from albert_core.stage import lineage, results, storage
 from flows.recipe import RecipeRun
 from tests.flows.made_manifests import made_manifest
 from tests.flows.tiny_way import Tiny, make_tiny
@@ -76,7 +74,7 @@ class FakeStages:
         key = f"{inputs['task']}-{inputs['seed']}" if stage == "finetuning" else "0"
         folder = storage.join(run.work, stage, key)
         for split in ("train", "dev"):
-            storage.write_bytes(f"{folder}/{PASSAGE_SOURCE}/{split}.jsonl", _PASSAGES)
+            storage.write_bytes(f"{folder}/{results.PASSAGE_SOURCE}/{split}.jsonl", _PASSAGES)
         if stage == "task":
             storage.write_bytes(f"{folder}/minimal_pairs/generated.jsonl", b"")
         manifest = made_manifest(stage).model_copy(update={"key": key})
@@ -102,7 +100,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     versions = SimpleNamespace(
         champion_to_beat=lambda name, pretraining, work: fake.champion,
         model_folder_of=lambda model_uri, work: f"/found/{model_uri[8:]}",
-        read_version=lambda model_uri, work: (None, Lineage([])),
+        read_version=lambda model_uri, work: (None, lineage.Lineage([])),
     )
     monkeypatch.setitem(sys.modules, "albert_core.registry.versions", versions)
     monkeypatch.setattr(registry_room, "versions", versions, raising=False)

@@ -14,8 +14,7 @@ from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from albert_core.config import EvaluationSettings, RegistrySettings
 from albert_core.finetuning.loop import Hyperparameters, hyperparameters_of
 from albert_core.registry import register
-from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError, TaskError
+from albert_core.stage import errors, storage
 from albert_core.stage.provenance import Call, called_as
 from flows.commands.main import main
 from flows.evaluate_albert import (
@@ -133,7 +132,7 @@ def test_several_run_at_a_time_and_with_the_corpus_known_the_overlap_is_looked_f
 def test_without_a_folder_the_task_generated_last_is_done_and_there_must_be_one(
     stages: FakeStages, tmp_path: Path
 ) -> None:
-    with pytest.raises(TaskError, match="holds no generated task: give task_folder"):
+    with pytest.raises(errors.TaskError, match="holds no generated task: give task_folder"):
         evaluate_albert.fn("/m", work=str(tmp_path))
     stages.run_stage("pipelines.make_task", RecipeRun(load_recipe("tiny"), "", str(tmp_path)))
     evaluate_albert("/m", seeds=1, work=str(tmp_path))
@@ -263,13 +262,13 @@ def settings(**changes: Any) -> EvaluationSettings:
 def test_what_can_not_be_done_is_said(
     changes: dict[str, Any], present: list[str], message: str
 ) -> None:
-    with pytest.raises(TaskError, match=message):
+    with pytest.raises(errors.TaskError, match=message):
         planned(settings(**changes), present, MISSING, has_pairs=False)
 
 
 def test_minimal_pairs_are_enough_unless_a_missing_task_was_asked_for() -> None:
     assert planned(settings(), [], {}, has_pairs=True).tasks == []
-    with pytest.raises(TaskError, match="there is no task to fine-tune on"):
+    with pytest.raises(errors.TaskError, match="there is no task to fine-tune on"):
         planned(settings(tasks=["race"]), [], MISSING, has_pairs=True)
 
 
@@ -292,7 +291,7 @@ def test_processes_share_the_devices_or_else_the_cores(plain: pytest.MonkeyPatch
     plain.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert num_processes() == 2
     plain.setenv(PROCESSES, "two")
-    with pytest.raises(ConfigError, match="must be a whole number, at least 1"):
+    with pytest.raises(errors.ConfigError, match="must be a whole number, at least 1"):
         num_processes()
     assert taken_together(1, ["0", "1"]) == [{}]
     environments = taken_together(3, ["4", "6"])

@@ -11,13 +11,7 @@ import pytest
 from albert_core.checkpoint import RECORD, STATE, load_checkpoint
 from albert_core.conversion.model_files import MODEL_CONTENT, TASK, read_task
 from albert_core.conversion.model_folder import load_encoder
-from albert_core.stage.errors import AlbertError, StageError
-from albert_core.stage.lineage import (
-    MADE_WITH,
-    SOURCE_FILES,
-    STAGES,
-    read_made_with,
-)
+from albert_core.stage import errors, lineage
 from albert_core.stage.manifest import BEGUN, MANIFEST, read_manifest, sha256_of
 from pipelines.clean_unit import UNIT_DONE
 from pipelines.engine import kept_files
@@ -45,8 +39,8 @@ def flip(path: Path, bit: int) -> None:
 READERS: dict[str, Callable[[str, str], object]] = {
     **dict.fromkeys((MANIFEST, BEGUN), lambda uri, _: read_manifest(uri)),
     **dict.fromkeys((STATE, RECORD), lambda _, folder: load_checkpoint(folder)),
-    SOURCE_FILES: lambda uri, _: read_files(uri),
-    MADE_WITH: lambda _, folder: read_made_with(folder),
+    lineage.SOURCE_FILES: lambda uri, _: read_files(uri),
+    lineage.MADE_WITH: lambda _, folder: lineage.read_made_with(folder),
     TASK: lambda _, folder: read_task(folder),
     **dict.fromkeys(MODEL_CONTENT, lambda _, folder: load_encoder(folder)),
 }
@@ -60,7 +54,7 @@ def read(path: Path) -> None:
         notes = {folder / UNIT_DONE, folder / f"{path.name.partition('.')[0]}.json"}
         [note] = filter(Path.exists, notes)
         if damaged := kept_files.damage(str(note)):
-            raise AlbertError(damaged)
+            raise errors.AlbertError(damaged)
     elif path.name in READERS and path.parts[-3] != "vocab":
         READERS[path.name](uri, str(folder))
     else:
@@ -73,7 +67,7 @@ def results_in(work: str) -> list[Path]:
         path
         for path in Path(work).rglob("*")
         if path.is_file()
-        and path.relative_to(work).parts[0] in (*STAGES, *_CACHES)
+        and path.relative_to(work).parts[0] in (*lineage.STAGES, *_CACHES)
         and path.name not in _NOT_READ
     )
 
@@ -98,7 +92,7 @@ def passed_on_by_readers(work: str, number: int) -> list[tuple[str, int]]:
         try:
             read(path)
             passed_on.append((str(path.relative_to(work)), bit))
-        except AlbertError:
+        except errors.AlbertError:
             shutil.rmtree(result_of(path) / "damaged", ignore_errors=True)
         for file, content in before.items():
             if not file.exists() or file.read_bytes() != content:
@@ -129,7 +123,7 @@ def test_what_was_damaged_is_made_again_by_the_next_run(damaged: str, copied: Ti
     for stage in HEALED[damaged]:
         for manifest in Path(copied.work).glob(f"{stage}/*/{MANIFEST}"):
             manifest.unlink()
-    with suppress(StageError):  # if a stage reads it
+    with suppress(errors.StageError):  # if a stage reads it
         make_tiny(copied.source, copied.work)
     assert contents(make_tiny(copied.source, copied.work)) == before
     read(path)

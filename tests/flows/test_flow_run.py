@@ -20,16 +20,7 @@ from albert_core.stage.manifest import Manifest
 from albert_core.tracking.journal import journals_of
 from albert_core.tracking.run import PARENT_VARIABLE, TrackedRun
 from albert_core.tracking.server import PARENT_TAG, RUN_ID
-from flows.flow_run import (
-    FLOW_OPTIONS,
-    NOTE_TAG,
-    about,
-    end_orphaned_tasks,
-    given,
-    stage_environment,
-    start_run,
-    tracked_flow,
-)
+from flows import flow_run
 from flows.recipe import RecipeChanges, RecipeRun, load_recipe
 from pipelines.config import SourceSettings
 from tests.flows.made_manifests import made_manifest
@@ -40,13 +31,13 @@ def test_a_run_is_what_the_recipe_and_the_folder_say(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ALBERT_WORK", raising=False)
-    assert start_run("tiny", None, None, None).work == f"{tmp_path}/work"
+    assert flow_run.start_run("tiny", None, None, None).work == f"{tmp_path}/work"
     monkeypatch.setenv("ALBERT_WORK", "elsewhere")
-    run = start_run("tiny", None, None, ["training.seed=3"])
+    run = flow_run.start_run("tiny", None, None, ["training.seed=3"])
     assert run.work == f"{tmp_path}/elsewhere"
     assert run.recipe.training.seed == 3
     assert Path(run.recipe_uri).is_file()
-    assert start_run("tiny", None, "mine", None).work == f"{tmp_path}/mine"
+    assert flow_run.start_run("tiny", None, "mine", None).work == f"{tmp_path}/mine"
 
 
 @task
@@ -73,7 +64,7 @@ def set_states(ended: State[UUID], state: State[None], orphan: UUID) -> FlowRun:
         return client.read_flow_run(ended.state_details.flow_run_id)
 
 
-@flow(name="refresh-corpus", on_running=[end_orphaned_tasks])
+@flow(name="refresh-corpus", on_running=[flow_run.end_orphaned_tasks])
 def next_one() -> UUID:
     return ran()
 
@@ -93,7 +84,7 @@ def test_a_run_that_crashed_and_begins_again_ends_its_own_tasks() -> None:
     ended = flow(name="pretrain-albert")(next_one.fn)(return_state=True)
     orphan: UUID = ended.result()
     again = set_states(ended, Running(), orphan)
-    end_orphaned_tasks(next_one, again, Running())
+    flow_run.end_orphaned_tasks(next_one, again, Running())
     with get_client(sync_client=True) as client:
         assert client.read_task_run(orphan).state_type == "CRASHED"
 
@@ -112,7 +103,7 @@ def make(run: RecipeRun, stage: str) -> str:
         return uri
     if stage == "pretraining":
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in stage_environment().items():
+            for name, value in flow_run.stage_environment().items():
                 patch.setenv(name, value)
             with TrackedRun(run.work, folder, f"{stage}-1") as tracked:
                 tracked.log_metrics(1, {"loss": 1.0})
@@ -123,10 +114,10 @@ def make(run: RecipeRun, stage: str) -> str:
     return uri
 
 
-@flow(name="made-flow", **FLOW_OPTIONS)
+@flow(name="made-flow", **flow_run.FLOW_OPTIONS)
 def made_flow(work: str, fails: bool = False, recipe: str = "tiny") -> None:
-    run = start_run(recipe, None, work, ["training.seed=3"])
-    tracked = tracked_flow()
+    run = flow_run.start_run(recipe, None, work, ["training.seed=3"])
+    tracked = flow_run.tracked_flow()
     assert tracked
     for stage in ("vocab", "pretraining"):
         tracked.note_stage(make(run, stage), began=0.0)
@@ -159,7 +150,7 @@ def test_the_runs_of_the_stages_are_nested_in_that_of_their_flow(
     assert {run.info.status for run in (parent, vocab, pretraining)} == {"FINISHED"}
     assert parent.info.run_name.startswith("made-flow: ")
     assert parent.data.tags["prefect_flow_run"]
-    assert parent.data.tags[NOTE_TAG] == "# what was done"
+    assert parent.data.tags[flow_run.NOTE_TAG] == "# what was done"
     assert parent.data.params.keys() == {"recipe", "work", "fails"}
     assert parent.data.metrics["held_out/masked_lm_loss"] == 5.75
     assert vocab.data.metrics["vocab_size"] == made_manifest("vocab").result["vocab_size"]
@@ -212,14 +203,21 @@ def test_a_flow_goes_on_without_mlflow_and_tells_it_later(
 
 def test_a_flow_run_is_about_a_model_and_a_text_by_name() -> None:
     recipe = load_recipe("tiny", [], "/data/wiki/**/*.txt")
-    assert about(recipe, None) == {"recipe": "tiny", "model": "albert-tiny", "text": "wiki"}
+    assert flow_run.about(recipe, None) == {
+        "recipe": "tiny",
+        "model": "albert-tiny",
+        "text": "wiki",
+    }
     several = recipe.model_copy(update={"source": SourceSettings(uri=["s3://b/books", "/a"])})
-    assert about(several, None)["text"] == "books and 1 more"
-    assert about(recipe, "models:/a@champion") == {"recipe": "tiny", "model": "a@champion"}
+    assert flow_run.about(several, None)["text"] == "books and 1 more"
+    assert flow_run.about(recipe, "models:/a@champion") == {"recipe": "tiny", "model": "a@champion"}
 
 
 def test_a_form_that_says_nothing_is_no_parameter() -> None:
     said = RecipeChanges.model_validate({"training": {"num_steps": 7}})
     parameters = {"settings": said, "work": None, "overrides": [], "recipe": "tiny"}
-    assert given(parameters) == {"settings": {"training": {"num_steps": 7}}, "recipe": "tiny"}
-    assert given({"settings": RecipeChanges()}) == {}
+    assert flow_run.given(parameters) == {
+        "settings": {"training": {"num_steps": 7}},
+        "recipe": "tiny",
+    }
+    assert flow_run.given({"settings": RecipeChanges()}) == {}

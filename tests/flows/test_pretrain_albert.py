@@ -11,11 +11,9 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.events import Event
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
-from albert_core.stage import storage
-from albert_core.stage.errors import OutageError, StageError
-from flows import refresh_corpus
+from albert_core.stage import errors, storage
+from flows import recipe, refresh_corpus
 from flows.pretrain_albert import pretrain_albert
-from flows.recipe import NotDoneError, RecipeRun, load_recipe
 from tests.flows.conftest import STAGE_OF, FakeStages
 from tests.flows.made_manifests import made_manifest
 
@@ -67,7 +65,7 @@ def test_the_recipes_own_tasks_go_before_the_generated_one(
 def test_a_refresh_ends_with_the_examples_and_what_was_removed_and_is_then_done(
     stages: FakeStages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(NotDoneError):  # the server was not told of the change yet
+    with pytest.raises(recipe.NotDoneError):  # the server was not told of the change yet
         refresh_corpus.refresh_corpus.fn("tiny", work=str(tmp_path))
     text = refresh_corpus.refresh_corpus("tiny", work=str(tmp_path))
     made = ["corpus", "vocab", "examples", "audit", "removal"]
@@ -109,7 +107,7 @@ def wait_for_refresh(
     patch.setattr(refresh_corpus, "_is_elsewhere", lambda: True)
     patch.setattr(refresh_corpus, "_has_text", lambda _: ready.pop(0))
     patch.setattr(refresh_corpus, "run_deployment", run_deployment)
-    run = RecipeRun(load_recipe("tiny"), "recipe.json", str(tmp_path))
+    run = recipe.RecipeRun(recipe.load_recipe("tiny"), "recipe.json", str(tmp_path))
     refresh_corpus.refresh_in_its_pool.fn(run, "tiny", "text.txt", ["a.b=1"], None)
     return asked
 
@@ -126,10 +124,10 @@ def test_text_from_another_pool_is_waited_for_unless_it_is_there(
 @pytest.mark.parametrize(
     ("state", "error", "message"),
     [
-        (Crashed(), OutageError, "run loud-toad, was killed"),
-        (Failed(message="no text"), StageError, "run loud-toad: Failed. no text"),
-        (Cancelled(), StageError, "run loud-toad: Cancelled"),
-        (Completed(), StageError, "its text is not in .*the same version of the code"),
+        (Crashed(), errors.OutageError, "run loud-toad, was killed"),
+        (Failed(message="no text"), errors.StageError, "run loud-toad: Failed. no text"),
+        (Cancelled(), errors.StageError, "run loud-toad: Cancelled"),
+        (Completed(), errors.StageError, "its text is not in .*the same version of the code"),
     ],
 )
 def test_a_refresh_without_the_text_ends_the_run_that_waits(
@@ -168,7 +166,7 @@ def tell(work: Path, key: str) -> bool:
     manifest = made_manifest("examples").model_copy(update={"key": key})
     uri = f"{work}/examples/{key}/manifest.json"
     storage.write_bytes(uri, manifest.model_dump_json().encode())
-    run = RecipeRun(load_recipe("tiny"), "recipe.json", str(work))
+    run = recipe.RecipeRun(recipe.load_recipe("tiny"), "recipe.json", str(work))
     return refresh_corpus.tell_of_change(run, uri, "tiny", "text.txt", ["a.b=1"])
 
 

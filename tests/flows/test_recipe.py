@@ -14,12 +14,7 @@ from prefect import Flow
 from prefect.utilities.schema_tools import ValidationError as ParametersError
 from prefect.utilities.schema_tools import is_valid_schema, validate
 
-from albert_core.config import (
-    FinetuningSettings,
-    ModelSettings,
-    TaskHyperparameters,
-    TrainingSettings,
-)
+from albert_core import config
 from albert_core.stage.credentials import WITHOUT_CREDENTIALS, has_credentials
 from albert_core.stage.errors import ConfigError
 from flows.evaluate_albert import evaluate_albert
@@ -213,9 +208,9 @@ def test_a_recipe_is_to_the_step_the_model_that_its_first_line_names(name: str) 
     title, num_steps, model = PUBLISHED[name]
     recipe = load_recipe(name)
     assert (SHIPPED / f"{name}.toml").read_text().startswith(f"# {title}")
-    assert recipe.model == ModelSettings(**model)
+    assert recipe.model == config.ModelSettings(**model)
     micro_batch_size = recipe.training.micro_batch_size
-    assert recipe.training == TrainingSettings(
+    assert recipe.training == config.TrainingSettings(
         num_steps=num_steps, micro_batch_size=micro_batch_size, precision="bfloat16"
     )
     assert recipe.training.batch_size % micro_batch_size == 0
@@ -225,7 +220,7 @@ def test_a_recipe_is_to_the_step_the_model_that_its_first_line_names(name: str) 
 
 def test_what_no_recipe_of_the_paper_names_is_the_paper_s() -> None:
     # Source: paper section 4.1; google-research/albert, run_pretraining.py.
-    training, recipe = TrainingSettings(), Recipe(name="defaults")
+    training, recipe = config.TrainingSettings(), Recipe(name="defaults")
     assert (training.optimizer, training.learning_rate) == ("lamb", 0.00176)
     assert (training.batch_size, training.warmup_steps, training.schedule) == (4096, 3125, "linear")
     assert (training.weight_decay, training.max_grad_norm) == (0.01, 1.0)
@@ -234,9 +229,9 @@ def test_what_no_recipe_of_the_paper_names_is_the_paper_s() -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_fine_tuning_is_as_in_table_14_but_for_race_of_version_2(name: str) -> None:
-    race = {"race": TaskHyperparameters(learning_rate=1e-5, encoder_dropout_prob=0.0)}
+    race = {"race": config.TaskHyperparameters(learning_rate=1e-5, encoder_dropout_prob=0.0)}
     per_task = race if name.endswith("-v2") else {}
-    expected = FinetuningSettings(per_task=per_task, precision="bfloat16")
+    expected = config.FinetuningSettings(per_task=per_task, precision="bfloat16")
     assert load_recipe(name).finetuning == expected
 
 
@@ -263,7 +258,7 @@ def test_the_form_has_a_dozen_settings_with_the_descriptions_and_bounds_of_the_r
     assert len(fields) == 12
     assert all("description" in shape for _, shape in fields)
     steps = schema["$defs"]["TrainingChanges"]["properties"]["num_steps"]
-    assert steps["description"] == TrainingSettings.model_fields["num_steps"].description
+    assert steps["description"] == config.TrainingSettings.model_fields["num_steps"].description
     assert (steps["type"], steps["minimum"]) == ("integer", 1)
 
 

@@ -9,9 +9,7 @@ from prefect.client.orchestration import get_client
 from prefect.events import Event
 from prefect.events.filters import EventFilter
 
-from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError, StageError
-from albert_core.stage.log import StageProgress
+from albert_core.stage import errors, log, storage
 from flows import stage_task as stage_task_module
 from flows.recipe import NotDoneError, RecipeRun, load_recipe, save_recipe
 from flows.stage_task import (
@@ -91,7 +89,7 @@ def test_a_stage_that_lost_a_worker_is_tried_again(run_in_folder: RecipeRun) -> 
 
 @pytest.mark.usefixtures("prefect_server")
 def test_a_users_mistake_is_not_tried_again(run_in_folder: RecipeRun) -> None:
-    with pytest.raises(StageError, match=r"^there is no corpus$"):
+    with pytest.raises(errors.StageError, match=r"^there is no corpus$"):
         fake_flow(run_in_folder, "missing")
     assert tries(run_in_folder) == 1
 
@@ -118,7 +116,7 @@ def test_training_on_several_devices_is_launched_by_the_launcher(
     assert command_of(TRAINING, run_in_folder, examples="e") == [argv[0], *launcher, *argv[1:]]
     assert command_of("fake_stage", run_in_folder)[1:3] == ["-m", "fake_stage"]
     monkeypatch.setenv("ALBERT_TRAINING_PROCESSES", "0")
-    with pytest.raises(ConfigError, match="ALBERT_TRAINING_PROCESSES='0' must be"):
+    with pytest.raises(errors.ConfigError, match="ALBERT_TRAINING_PROCESSES='0' must be"):
         command_of(TRAINING, run_in_folder)
 
 
@@ -151,7 +149,7 @@ def test_progress_is_told_now_and_then_and_at_the_end_also_after_an_outage(
     monkeypatch.setattr(stage_task_module, "_SECONDS_BETWEEN_REPORTS", 0.02)
     with progress_page("clean_corpus") as report:
         for step in range(1, 62):
-            report(StageProgress(step, 100.0, "steps"))
+            report(log.StageProgress(step, 100.0, "steps"))
             time.sleep(0.005)
     assert artifacts.keys == ["clean-corpus-progress"]
     assert artifacts.shares == sorted(artifacts.shares)

@@ -10,27 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from albert_core.conversion.initial_weights import (
-    from_tf_variables,
-    read_tf_config,
-    read_tf_tokenizer,
-    tf_to_hf,
-)
+from albert_core.conversion import initial_weights
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
+from tests.albert_core import tiny_tf_release
 from tests.albert_core.tiny_model import load_model, tiny_settings
-from tests.albert_core.tiny_tf_release import (
-    TF_CONFIG_VALUES,
-    save_variables,
-    tf_variables,
-    write_tf_release,
-)
 from tests.albert_core.tiny_vocab import tiny_vocab
 
 
 def assert_has_weights(model: AlbertForPretraining, variables: dict[str, np.ndarray]) -> None:
     """Compare with the variables; whether their names are understood, parity with traces shows."""
-    expected = from_tf_variables(variables, model.encoder.settings, "here")
+    expected = initial_weights.from_tf_variables(variables, model.encoder.settings, "here")
     torch.testing.assert_close(dict(model.state_dict()), expected, rtol=0, atol=0)
 
 
@@ -39,35 +29,35 @@ def assert_has_weights(model: AlbertForPretraining, variables: dict[str, np.ndar
 def test_a_release_gives_its_weights_shape_and_vocabulary(
     groups: int, inner: int, embedding: int, tmp_path: Path
 ) -> None:
-    variables = tf_variables(groups, inner, embedding)
+    variables = tiny_tf_release.tf_variables(groups, inner, embedding)
     shape = {"num_hidden_groups": groups, "inner_group_num": inner, "embedding_size": embedding}
-    write_tf_release(tmp_path, variables, **shape)
+    tiny_tf_release.write_tf_release(tmp_path, variables, **shape)
     for uri in (str(tmp_path), str(tmp_path / "model.ckpt-best")):
         model = load_model(uri)
         assert len(model.encoder.attentions) == groups * inner
         assert isinstance(model.encoder.projection, nn.Identity) is (embedding == 16)
         assert_has_weights(model, variables)
-        tokenizer = read_tf_tokenizer(uri)
+        tokenizer = initial_weights.read_tf_tokenizer(uri)
         assert tokenizer.pieces == tiny_vocab().pieces
         assert (tokenizer.lower_case, tokenizer.split_digit_commas) == (True, True)
 
 
 def test_the_config_of_a_release_means_what_it_does_in_the_reference(tmp_path: Path) -> None:
     (tmp_path / "albert_config.json").write_text("{}")
-    assert read_tf_config(str(tmp_path)).hidden_size == 4096  # as in the reference
-    write_tf_release(tmp_path, {})
-    assert read_tf_config(str(tmp_path)).hidden_act == "gelu_new"  # "gelu" there
-    write_tf_release(tmp_path, {}, hidden_act="swish")
+    assert initial_weights.read_tf_config(str(tmp_path)).hidden_size == 4096  # as in the reference
+    tiny_tf_release.write_tf_release(tmp_path, {})
+    assert initial_weights.read_tf_config(str(tmp_path)).hidden_act == "gelu_new"  # "gelu" there
+    tiny_tf_release.write_tf_release(tmp_path, {}, hidden_act="swish")
     with pytest.raises(ConfigError, match=r"albert_config.json: hidden_act: .*'swish'"):
-        read_tf_config(str(tmp_path))
+        initial_weights.read_tf_config(str(tmp_path))
 
 
 @pytest.mark.usefixtures("fake_tensorflow")
 def test_a_release_is_read_from_any_store(tmp_path: Path) -> None:
-    write_tf_release(tmp_path, tf_variables())
+    tiny_tf_release.write_tf_release(tmp_path, tiny_tf_release.tf_variables())
     fsspec.filesystem("memory").put(f"{tmp_path}/", "/release", recursive=True)
     try:
-        assert_has_weights(load_model("memory://release"), tf_variables())
+        assert_has_weights(load_model("memory://release"), tiny_tf_release.tf_variables())
     finally:
         fsspec.filesystem("memory").rm("/release", recursive=True)
 
@@ -75,21 +65,21 @@ def test_a_release_is_read_from_any_store(tmp_path: Path) -> None:
 def test_without_tensorflow_the_message_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_tf_release(tmp_path, tf_variables())
+    tiny_tf_release.write_tf_release(tmp_path, tiny_tf_release.tf_variables())
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(ConfigError, match=r"model.ckpt-best .* Run `pip install tensorflow`"):
         load_model(tmp_path)
 
 
 def test_what_a_release_lacks_or_has_twice_is_named(tmp_path: Path) -> None:
-    write_tf_release(tmp_path, {})
+    tiny_tf_release.write_tf_release(tmp_path, {})
     (tmp_path / "model.ckpt-5000.index").write_bytes(b"")
     two = r"\['model.ckpt-5000', 'model.ckpt-best'\], expected one"
     with pytest.raises(SourceError, match=two):
         load_model(tmp_path)
     (tmp_path / "30k-clean.model").unlink()
     with pytest.raises(IntegrityError, match="the SentencePiece models none, expected one"):
-        read_tf_tokenizer(str(tmp_path))
+        initial_weights.read_tf_tokenizer(str(tmp_path))
     (tmp_path / "albert_config.json").unlink()
     with pytest.raises(IntegrityError, match=r"albert_config.json is missing"):
         load_model(tmp_path)
@@ -98,7 +88,7 @@ def test_what_a_release_lacks_or_has_twice_is_named(tmp_path: Path) -> None:
 def test_groups_that_the_reference_cuts_unevenly_are_refused() -> None:
     settings = tiny_settings(num_hidden_layers=22, num_hidden_groups=22)
     with pytest.raises(ConfigError, match="22 layers into 22 groups unevenly"):
-        from_tf_variables(tf_variables(22), settings, "here")
+        initial_weights.from_tf_variables(tiny_tf_release.tf_variables(22), settings, "here")
 
 
 WRITE_BY_TENSORFLOW = """
@@ -140,10 +130,13 @@ def test_a_checkpoint_that_tensorflow_wrote_gives_its_weights_to_the_bit(
     groups: int, inner: int, tmp_path: Path
 ) -> None:
     """ALBERT_TF_PYTHON must be of this interpreter's version: its tensorflow is imported here."""
-    python, variables = os.environ["ALBERT_TF_PYTHON"], tf_variables(groups, inner)
-    save_variables(tmp_path / "variables.npz", variables)
+    python, variables = os.environ["ALBERT_TF_PYTHON"], tiny_tf_release.tf_variables(groups, inner)
+    tiny_tf_release.save_variables(tmp_path / "variables.npz", variables)
     folder = tmp_path / "release"
-    config = TF_CONFIG_VALUES | {"num_hidden_groups": groups, "inner_group_num": inner}
+    config = tiny_tf_release.TF_CONFIG_VALUES | {
+        "num_hidden_groups": groups,
+        "inner_group_num": inner,
+    }
     folder.mkdir()
     (folder / "albert_config.json").write_text(json.dumps(config))
     prefix = folder / "model.ckpt-best"
@@ -152,9 +145,9 @@ def test_a_checkpoint_that_tensorflow_wrote_gives_its_weights_to_the_bit(
     library = run_python(python, where).strip()
     given = (sys.executable, READ_BY_US, library, str(folder), str(tmp_path / "found.pt"))
     assert run_python(*given) == ""
-    settings = read_tf_config(str(folder))
+    settings = initial_weights.read_tf_config(str(folder))
     tensors = torch.load(tmp_path / "found.pt", weights_only=True)
-    expected = from_tf_variables(variables, settings, "here")
+    expected = initial_weights.from_tf_variables(variables, settings, "here")
     torch.testing.assert_close(tensors, expected, rtol=0, atol=0)
     [data] = folder.glob("*.data-*")
     data.write_bytes(data.read_bytes()[::-1])
@@ -164,7 +157,7 @@ def test_a_checkpoint_that_tensorflow_wrote_gives_its_weights_to_the_bit(
 def test_tf_variables_get_their_names_and_optimizer_state_is_left_out() -> None:
     block = "bert/encoder/transformer/group_1/inner_group_0"
     kernel = np.arange(6, dtype=np.float32).reshape(2, 3)
-    found = tf_to_hf(
+    found = initial_weights.tf_to_hf(
         {
             "global_step": np.array([7], np.float32),
             f"module/{block}/ffn_1/intermediate/output/dense/kernel:0": kernel,
@@ -187,4 +180,4 @@ def test_tf_variables_get_their_names_and_optimizer_state_is_left_out() -> None:
 )
 def test_an_unknown_tf_variable_is_refused_by_name(name: str) -> None:
     with pytest.raises(IntegrityError, match=f"the variable {name}, which"):
-        tf_to_hf({name: np.zeros(2, np.float32)})
+        initial_weights.tf_to_hf({name: np.zeros(2, np.float32)})

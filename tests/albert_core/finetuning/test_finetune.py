@@ -21,7 +21,7 @@ from albert_core.finetuning.finetuning import halves, submission_files
 from albert_core.finetuning.loop import Finetuner
 from albert_core.metrics import METRICS
 from albert_core.scores.table import build_table, estimates_of, score_cell
-from albert_core.stage import storage
+from albert_core.stage import results, storage
 from albert_core.stage.errors import (
     AlbertError,
     ConfigError,
@@ -30,18 +30,11 @@ from albert_core.stage.errors import (
     TrainingError,
 )
 from albert_core.stage.manifest import Manifest, StagePlan, check_shard, read_manifest, shards_in
-from albert_core.stage.results import FinetuningResult
 from albert_core.tasks.catalogue import TASKS
 from albert_core.tasks.examples import Split
 from albert_core.text.arrow_files import read_arrow
 from albert_core.tracking.server import open_client
-from tests.albert_core.tasks.task_files import (
-    squad_question,
-    write,
-    write_glue,
-    write_race,
-    write_squad,
-)
+from tests.albert_core.tasks import task_files
 from tests.albert_core.tiny_model import MAX_POSITIONS, save_tiny_model
 from tests.albert_core.tiny_vocab import tiny_sentences
 from tests.made_results import made_result
@@ -69,13 +62,13 @@ def model_folder(pretraining: str) -> str:
 def task_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("task")
     test = "".join(f"{row}\tbado kelu\n" for row in range(7))
-    write(folder / "CoLA/test.tsv", f"index\tsentence\n{test}")
+    task_files.write(folder / "CoLA/test.tsv", f"index\tsentence\n{test}")
     for split, num_rows in {"train": 200, "dev": 60}.items():
         rows = (
             f"x\t{row % 2}\t\t{LABEL_WORDS[row % 2]} {' '.join(sentence.split()[: row % 5])}\n"
             for row, sentence in enumerate(tiny_sentences(num_rows, seed=num_rows))
         )
-        write(folder / f"CoLA/{split}.tsv", "".join(rows))
+        task_files.write(folder / f"CoLA/{split}.tsv", "".join(rows))
     return str(folder)
 
 
@@ -104,8 +97,8 @@ def finetune(
     return uri
 
 
-def result_of(uri: str) -> FinetuningResult:
-    return read_manifest(uri).result_as(FinetuningResult)
+def result_of(uri: str) -> results.FinetuningResult:
+    return read_manifest(uri).result_as(results.FinetuningResult)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +111,7 @@ def finished(
 
 def read_predictions(manifest: Manifest, work: str, split: str) -> pa.Table:
     folder = f"{work}/finetuning/{manifest.key}"
-    path = manifest.result_as(FinetuningResult).predictions[split]
+    path = manifest.result_as(results.FinetuningResult).predictions[split]
     (shard,) = [shard for shard in manifest.shards if shard.path == path]
     check_shard(shard, folder)
     return read_arrow(f"{folder}/{path}")
@@ -127,7 +120,7 @@ def read_predictions(manifest: Manifest, work: str, split: str) -> pa.Table:
 def test_a_task_that_can_be_learned_is_learned_and_the_predictions_give_the_score(
     finished: tuple[Manifest, str], pretraining: str
 ) -> None:
-    result = finished[0].result_as(FinetuningResult)
+    result = finished[0].result_as(results.FinetuningResult)
     assert (result.task, result.metric, result.num_examples) == ("cola", "matthews", 60)
     assert result.score.value > 0.9
     assert (result.num_clusters, result.num_choices) == (60, 3)
@@ -146,7 +139,7 @@ def test_the_test_set_is_predicted_in_the_servers_format(finished: tuple[Manifes
     manifest, work = finished
     assert read_predictions(manifest, work, "test").num_rows == 7
     files = ["submission/CoLA.dev.tsv", "submission/CoLA.tsv"]
-    assert manifest.result_as(FinetuningResult).submission == files
+    assert manifest.result_as(results.FinetuningResult).submission == files
     lines = storage.read_bytes(f"{work}/finetuning/{manifest.key}/{files[1]}").decode().splitlines()
     assert lines[:2] == ["index\tprediction", "0\t0"]
     assert len(lines) == 8
@@ -156,7 +149,8 @@ def test_the_fine_tuned_model_can_be_fine_tuned_again(
     finished: tuple[Manifest, str], task_folder: str, tmp_path: Path
 ) -> None:
     manifest, work = finished
-    folder = f"{work}/finetuning/{manifest.key}/{manifest.result_as(FinetuningResult).model_folder}"
+    model_folder = manifest.result_as(results.FinetuningResult).model_folder
+    folder = f"{work}/finetuning/{manifest.key}/{model_folder}"
     again = finetune(folder, task_folder, str(tmp_path), num_steps=1, warmup_steps=0)
     assert result_of(again).num_steps == 1
     assert load_encoder(folder)[0].settings.hidden_dropout_prob == 0
@@ -166,7 +160,7 @@ def test_mlflow_has_the_curves_and_the_fine_tuned_model_with_its_score(
     finished: tuple[Manifest, str],
 ) -> None:
     manifest, work = finished
-    client, result = open_client(work), manifest.result_as(FinetuningResult)
+    client, result = open_client(work), manifest.result_as(results.FinetuningResult)
     run = client.get_run(str(result.mlflow_run_id))
     assert run.info.run_name.startswith("CoLA, seed 1: ")
     assert run.info.status == "FINISHED"
@@ -198,7 +192,7 @@ def test_the_same_again_is_done_already_also_with_a_copy_of_the_model(
 ) -> None:
     manifest, work = finished
     shutil.copytree(model_folder, tmp_path / "copy")
-    write(tmp_path / "manifest.json", "another program's")
+    task_files.write(tmp_path / "manifest.json", "another program's")
     for folder in (model_folder, f"{tmp_path}/copy"):
         caplog.clear()
         with caplog.at_level(logging.INFO):
@@ -288,16 +282,16 @@ def test_other_seeds_give_other_models(model_folder: str, task_folder: str, tmp_
 def all_task_files(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The tasks of the paper, each in the layout in which it is distributed."""
     folder = tmp_path_factory.mktemp("tasks")
-    write_glue(folder / "glue")
+    task_files.write_glue(folder / "glue")
     columns = "Lexical Semantics\tPredicate-Argument Structure\tLogic\tKnowledge\tDomain"
     content = f"{columns}\tPremise\tHypothesis\tLabel\n\t\t\t\t\tA.\tB.\tneutral\n"
-    write(folder / "glue/diagnostic/diagnostic-full.tsv", content)
-    write_race(folder / "RACE")
-    answered = squad_question("q1", ("cat", 2))
-    unanswered = squad_question("q2", is_impossible=True)
+    task_files.write(folder / "glue/diagnostic/diagnostic-full.tsv", content)
+    task_files.write_race(folder / "RACE")
+    answered = task_files.squad_question("q1", ("cat", 2))
+    unanswered = task_files.squad_question("q2", is_impossible=True)
     for split in ("train", "dev"):
-        write_squad(folder / f"squad/{split}-v1.1.json", [answered])
-        write_squad(folder / f"squad/{split}-v2.0.json", [answered, unanswered])
+        task_files.write_squad(folder / f"squad/{split}-v1.1.json", [answered])
+        task_files.write_squad(folder / f"squad/{split}-v2.0.json", [answered, unanswered])
     return str(folder)
 
 
@@ -324,9 +318,12 @@ def test_every_kind_of_task_is_fine_tuned_and_scored_from_its_original_layout(
 def test_a_dev_set_of_unanswerable_questions_alone_is_scored(
     model_folder: str, tmp_path: Path
 ) -> None:
-    questions = [squad_question("q1", ("cat", 2)), squad_question("q2", is_impossible=True)]
-    write_squad(tmp_path / "train-v2.0.json", questions)
-    write_squad(tmp_path / "dev-v2.0.json", questions[1:])
+    questions = [
+        task_files.squad_question("q1", ("cat", 2)),
+        task_files.squad_question("q2", is_impossible=True),
+    ]
+    task_files.write_squad(tmp_path / "train-v2.0.json", questions)
+    task_files.write_squad(tmp_path / "dev-v2.0.json", questions[1:])
     uri = finetune(model_folder, str(tmp_path), f"{tmp_path}/work", "squad-2.0", **FEW)
     result = result_of(uri)
     assert result.scores["f1"].value == result.constant_scores["f1"] == 1.0
@@ -397,8 +394,8 @@ def test_what_cannot_be_done_is_refused(
 
 
 def test_a_malformed_file_is_found_before_the_training(model_folder: str, tmp_path: Path) -> None:
-    write_glue(tmp_path / "glue")
-    write_race(tmp_path / "RACE")
+    task_files.write_glue(tmp_path / "glue")
+    task_files.write_race(tmp_path / "RACE")
     with (tmp_path / "glue/CoLA/test.tsv").open("a") as file:
         file.write("too\tmany\tfields\n")
     for passage in (tmp_path / "RACE/train").glob("*/*.txt"):

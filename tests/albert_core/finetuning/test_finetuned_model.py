@@ -17,15 +17,10 @@ from albert_core.conversion.model_folder import load_encoder
 from albert_core.finetuning.finetuned_model import FinetunedModel
 from albert_core.registry import register_finetuned
 from albert_core.registry.versions import model_folder_of
-from albert_core.stage import storage
-from albert_core.stage.errors import IntegrityError, TaskError
+from albert_core.stage import errors, storage
 from albert_core.tasks.catalogue import TASKS
 from albert_core.tracking.server import open_client
-from tests.albert_core.tiny_finetuned import (
-    made_finetuning,
-    register_tiny,
-    save_tiny_finetuned,
-)
+from tests.albert_core import tiny_finetuned
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 
 BERT = {"embedding_size": 16, "sharing": "none"}
@@ -59,7 +54,7 @@ def test_the_folder_is_read_as_it_was_written_also_by_transformers(
     task: str, shape: dict[str, Any], tmp_path: Path
 ) -> None:
     more = {"classifier_dropout_prob": 0.25}
-    encoder, head = save_tiny_finetuned(str(tmp_path), task, shape, **more)
+    encoder, head = tiny_finetuned.save_tiny_finetuned(str(tmp_path), task, shape, **more)
     ours = FinetunedModel(str(tmp_path))
     assert ours.task == TASKS[task]
     assert ours.settings == {"max_seq_length": 48, **more}
@@ -91,7 +86,7 @@ def test_the_folder_is_read_as_it_was_written_also_by_transformers(
 
 
 def test_of_a_head_without_a_class_in_transformers_the_encoder_is_read(tmp_path: Path) -> None:
-    encoder, head = save_tiny_finetuned(str(tmp_path), "squad-2.0")
+    encoder, head = tiny_finetuned.save_tiny_finetuned(str(tmp_path), "squad-2.0")
     assert same(FinetunedModel(str(tmp_path)).head.state_dict(), head.state_dict())
     ids = torch.arange(5, 17)[None]
     model = transformers.AutoModel.from_pretrained(tmp_path).eval()
@@ -111,13 +106,13 @@ def test_a_folder_without_a_task_or_with_a_damaged_one_is_refused(
 ) -> None:
     if content is not None:
         storage.write_bytes(f"{tmp_path}/task.json", content)
-    with pytest.raises(IntegrityError, match=rf"task\.json {message}"):
+    with pytest.raises(errors.IntegrityError, match=rf"task\.json {message}"):
         FinetunedModel(str(tmp_path))
 
 
 @pytest.mark.parametrize("task", ["sst-2", "mnli", "sts-b"])
 def test_predictions_are_those_of_transformers(task: str, tmp_path: Path) -> None:
-    save_tiny_finetuned(str(tmp_path), task)
+    tiny_finetuned.save_tiny_finetuned(str(tmp_path), task)
     found = FinetunedModel(str(tmp_path)).predict(ROWS[task])
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
@@ -139,13 +134,13 @@ def test_predictions_are_those_of_transformers(task: str, tmp_path: Path) -> Non
 def test_an_option_is_the_most_probable_one_and_an_answer_a_slice_of_its_context(
     tmp_path: Path,
 ) -> None:
-    save_tiny_finetuned(f"{tmp_path}/race", "race")
+    tiny_finetuned.save_tiny_finetuned(f"{tmp_path}/race", "race")
     found = FinetunedModel(f"{tmp_path}/race").predict(ROWS["race"])
     for row, said in zip(ROWS["race"], found, strict=True):
         assert said["option"] == row["options"][said["index"]]
         assert said["probability"] == max(said["probabilities"])
         assert sum(said["probabilities"]) == pytest.approx(1, abs=1e-5)
-    save_tiny_finetuned(f"{tmp_path}/squad", "squad-1.1")
+    tiny_finetuned.save_tiny_finetuned(f"{tmp_path}/squad", "squad-1.1")
     for said in FinetunedModel(f"{tmp_path}/squad").predict(ROWS["squad-1.1"]):
         assert said["answer"]
         assert said["answer"] == CONTEXT[said["start"] : said["end"]]
@@ -156,7 +151,7 @@ def test_an_option_is_the_most_probable_one_and_an_answer_a_slice_of_its_context
 def test_the_threshold_of_dev_decides_whether_there_is_an_answer(
     threshold: float, is_answered: bool, tmp_path: Path
 ) -> None:
-    save_tiny_finetuned(str(tmp_path), "squad-2.0", no_answer_threshold=threshold)
+    tiny_finetuned.save_tiny_finetuned(str(tmp_path), "squad-2.0", no_answer_threshold=threshold)
     for row in FinetunedModel(str(tmp_path)).predict(ROWS["squad-2.0"]):
         assert bool(row["answer"]) is is_answered
         assert (row["start"] is None) is not is_answered
@@ -164,7 +159,7 @@ def test_the_threshold_of_dev_decides_whether_there_is_an_answer(
 
 
 def test_rows_together_get_the_same_predictions_as_alone(tmp_path: Path) -> None:
-    save_tiny_finetuned(str(tmp_path), "mnli")
+    tiny_finetuned.save_tiny_finetuned(str(tmp_path), "mnli")
     model = FinetunedModel(str(tmp_path))
     for row, said in zip(ROWS["mnli"], model.predict(ROWS["mnli"]), strict=True):
         (alone,) = model.predict([row])
@@ -187,15 +182,15 @@ def test_rows_together_get_the_same_predictions_as_alone(tmp_path: Path) -> None
 def test_a_row_without_a_text_is_refused(
     task: str, rows: list[dict[str, Any]], message: str, tmp_path: Path
 ) -> None:
-    save_tiny_finetuned(str(tmp_path), task)
-    with pytest.raises(TaskError, match=message):
+    tiny_finetuned.save_tiny_finetuned(str(tmp_path), task)
+    with pytest.raises(errors.TaskError, match=message):
         FinetunedModel(str(tmp_path)).predict(rows)
 
 
 def test_a_new_process_predicts_the_same_with_the_versions_own_code(work: str) -> None:
     tasks = ["mnli", "squad-2.0"]
     for task in tasks:
-        assert register_tiny(work, task, 0.5).model_uri == f"models:/tiny-{task}/1"
+        assert tiny_finetuned.register_tiny(work, task, 0.5).model_uri == f"models:/tiny-{task}/1"
     folders = {task: model_folder_of(f"models:/tiny-{task}@champion", work) for task in tasks}
     code = f"""
 import json, mlflow.pyfunc, mlflow.transformers
@@ -236,7 +231,10 @@ print(json.dumps([albert_core.finetuning.finetuned_model.__file__, said, mnli]))
 
 def test_the_gate_decides_by_the_examples_of_the_same_dev_set(work: str) -> None:
     scores = {1: 0.5, 2: 0.25, 3: 0.75}
-    made = [register_tiny(work, "rte", score, seed=seed) for seed, score in scores.items()]
+    made = [
+        tiny_finetuned.register_tiny(work, "rte", score, seed=seed)
+        for seed, score in scores.items()
+    ]
     assert [each.verdict for each in made] == ["first", "refused", "promoted"]
     _, worse, better = made
     champion = open_client(work).get_model_version_by_alias("tiny-rte", "champion")
@@ -247,11 +245,11 @@ def test_the_gate_decides_by_the_examples_of_the_same_dev_set(work: str) -> None
 
 
 def test_a_model_that_changed_after_it_was_written_is_not_registered(work: str) -> None:
-    uri = made_finetuning(work, "rte", 0.5, seed=9)
+    uri = tiny_finetuned.made_finetuning(work, "rte", 0.5, seed=9)
     weights = Path(uri).parent / "model/model.safetensors"
     before, content = weights.stat(), bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
     os.utime(weights, (before.st_atime, before.st_mtime))
-    with pytest.raises(IntegrityError, match="changed after it was written"):
+    with pytest.raises(errors.IntegrityError, match="changed after it was written"):
         register_finetuned.run(RegistrySettings(), uri, "changed", work)

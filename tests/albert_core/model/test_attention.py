@@ -13,9 +13,6 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from albert_core.model import albert, attention, execution
-from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.attention import Layout, attend_packed, layout_of, lengths_of
-from albert_core.model.execution import products_in, set_layer_execution
 from albert_core.tasks.likelihoods import encode_at
 from tests.albert_core.tiny_model import tiny_settings
 
@@ -48,7 +45,7 @@ def with_gradients(seen: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 def test_attention_in_buckets_is_that_of_each_sequence_by_itself(
     runs: list[tuple[int, int]], allowed: int, data: st.DataObject
 ) -> None:
-    lengths = lengths_of(runs)
+    lengths = attention.lengths_of(runs)
     num_pieces = sum(lengths)
     inputs = drawn(num_pieces), drawn(num_pieces), drawn(num_pieces)
     rows = data.draw(
@@ -56,9 +53,9 @@ def test_attention_in_buckets_is_that_of_each_sequence_by_itself(
     )  # in any order, some asked for twice, of some sequences none
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(attention, "_PADDING_ALLOWED", allowed)
-        layout = layout_of(runs, CPU, NUM_HEADS, HEAD_SIZE)
+        layout = attention.layout_of(runs, CPU, NUM_HEADS, HEAD_SIZE)
         asking = inputs[0] if rows is None else inputs[0][rows]
-        found = attend_packed(asking, *inputs[1:], layout, None, 0.0, rows)
+        found = attention.attend_packed(asking, *inputs[1:], layout, None, 0.0, rows)
         result = with_gradients(found, inputs)
     expected = one_by_one(*inputs, lengths)
     if rows is not None:
@@ -71,9 +68,9 @@ def test_attention_in_buckets_is_that_of_each_sequence_by_itself(
 def test_attention_run_by_run_is_that_of_each_sequence_by_itself(
     runs: list[tuple[int, int]],
 ) -> None:
-    lengths = lengths_of(runs)
+    lengths = attention.lengths_of(runs)
     inputs = drawn(sum(lengths)), drawn(sum(lengths)), drawn(sum(lengths))
-    found = attend_packed(*inputs, Layout(runs), None, 0.0)
+    found = attention.attend_packed(*inputs, attention.Layout(runs), None, 0.0)
     torch.testing.assert_close(
         with_gradients(found, inputs), with_gradients(one_by_one(*inputs, lengths), inputs)
     )
@@ -107,7 +104,7 @@ def use_kernel(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
 
 def packed(runs: tuple[tuple[int, int], ...]) -> dict[str, Any]:
     """Return random inputs of a packed batch."""
-    lengths = torch.tensor(lengths_of(runs))
+    lengths = torch.tensor(attention.lengths_of(runs))
     first, num_pieces = lengths.cumsum(0) - lengths, int(lengths.sum())
     return {
         "input_ids": torch.randint(0, VOCAB_SIZE, (num_pieces,)),
@@ -122,7 +119,7 @@ def test_all_sequences_in_one_kernel_give_what_the_cpu_gives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch.manual_seed(0)
-    model = AlbertForPretraining(MODEL, VOCAB_SIZE).double()
+    model = albert.AlbertForPretraining(MODEL, VOCAB_SIZE).double()
     inputs = packed(((2, 20), (3, 7), (1, 5), (1, 2)))
     found = []
     for has_kernel in (False, True):
@@ -138,10 +135,10 @@ def test_all_sequences_in_one_kernel_give_what_the_cpu_gives(
 
 def test_padded_sequences_go_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
     use_kernel(monkeypatch, None)  # to call it would be an error
-    layout = layout_of(((2, 3),), CPU, 2, 4)
+    layout = attention.layout_of(((2, 3),), CPU, 2, 4)
     query, key, value = torch.randn(3, 6, 2, 4)
     mask = torch.tensor([[True, True, False], [True, True, True]])[:, None, None]
-    assert attend_packed(query, key, value, layout, mask, 0.0).shape == (6, 2, 4)
+    assert attention.attend_packed(query, key, value, layout, mask, 0.0).shape == (6, 2, 4)
 
 
 @pytest.mark.parametrize("dropout_prob", [0.0, 0.1])
@@ -155,8 +152,8 @@ def test_the_kernel_takes_what_it_is_given(
             torch.empty(30, 4, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
         )
         ends = torch.empty(4, dtype=torch.int32)
-        layout = Layout((), ends=ends, longest=12)
-        seen = attend_packed(query, key, value, layout, None, dropout_prob)
+        layout = attention.Layout((), ends=ends, longest=12)
+        seen = attention.attend_packed(query, key, value, layout, None, dropout_prob)
         assert (seen.shape, seen.dtype) == ((30, 4, 64), query.dtype)
         for gradient in torch.autograd.grad(seen.sum(), (query, key, value)):
             assert gradient.shape == (30, 4, 64)
@@ -182,12 +179,12 @@ opaque_kernel.register_autograd(lambda _, gradient: (gradient,) * 3 + (None,) * 
 def test_a_block_is_one_graph(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use_kernel(monkeypatch, opaque_kernel)
     torch._dynamo.reset()
-    encoder = AlbertForPretraining(MODEL, VOCAB_SIZE).encoder
+    encoder = albert.AlbertForPretraining(MODEL, VOCAB_SIZE).encoder
     runs = ((3, 20), (2, 9), (1, 5))
     x = torch.randn(83, MODEL.hidden_size, dtype=torch.bfloat16, requires_grad=True)
     rows = torch.arange(6) if block == "attention for some rows" else None
-    arguments = x, layout_of(runs, CPU, NUM_HEADS, HEAD_SIZE), None, rows
-    with products_in("bfloat16", CPU):
+    arguments = x, attention.layout_of(runs, CPU, NUM_HEADS, HEAD_SIZE), None, rows
+    with execution.products_in("bfloat16", CPU):
         if block == "feed forward":
             explained = torch._dynamo.explain(encoder.feed_forwards[0])(x)
         else:
@@ -209,8 +206,8 @@ def test_evaluation_training_and_minimal_pairs_share_a_few_compiled_graphs(
     counters.clear()
     counter = CompileCounter()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
-    model = AlbertForPretraining(MODEL.model_copy(update={"sharing": sharing}), VOCAB_SIZE)
-    set_layer_execution(model.encoder.blocks, True, checkpointing)
+    model = albert.AlbertForPretraining(MODEL.model_copy(update={"sharing": sharing}), VOCAB_SIZE)
+    execution.set_layer_execution(model.encoder.blocks, True, checkpointing)
     draw = Random(0)
 
     def batch() -> dict[str, Any]:
@@ -221,7 +218,7 @@ def test_evaluation_training_and_minimal_pairs_share_a_few_compiled_graphs(
         model.eval()
         with torch.no_grad():
             for _ in range(4):
-                with products_in("bfloat16", CPU):
+                with execution.products_in("bfloat16", CPU):
                     model.forward_packed(**batch())
                 ids = torch.randint(0, VOCAB_SIZE, (draw.randint(2, 9), draw.randint(3, 20)))
                 encode_at(model.encoder, ids, torch.ones(len(ids), dtype=torch.int64))
@@ -229,7 +226,7 @@ def test_evaluation_training_and_minimal_pairs_share_a_few_compiled_graphs(
 
     evaluate()
     for _ in range(4):
-        with products_in("bfloat16", CPU):
+        with execution.products_in("bfloat16", CPU):
             logits, orders = model.forward_packed(**batch())
         (logits.float().square().sum() + orders.float().square().sum()).backward()
     once = counter.frame_count

@@ -12,16 +12,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from albert_core.model import execution
-from albert_core.model.execution import (
-    IGNORED,
-    Linear,
-    attend,
-    cross_entropy,
-    device_here,
-    gelu_tanh,
-    recomputation_contexts,
-    weights_laid_out_once,
-)
 from albert_core.stage.errors import ConfigError
 
 MASKS = [None, torch.tensor([[True, True, False], [True, True, True]])[:, None, None]]
@@ -67,11 +57,11 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_unless_the_cpu_is_asked_for(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     with pytest.raises(ConfigError, match=r"2 NVIDIA GPU.* built without CUDA.*VISIBLE_DEVICES= "):
-        device_here("float32")
+        execution.device_here("float32")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(execution, "has_fast_bfloat16", lambda: False)
     with caplog.at_level("INFO"):
-        assert device_here("bfloat16") == torch.device("cpu")
+        assert execution.device_here("bfloat16") == torch.device("cpu")
     assert "on the CPU" in caplog.text
     assert "this processor has no products in bfloat16" in caplog.text
 
@@ -90,9 +80,9 @@ def tesla_t4(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("tesla_t4")
 def test_bfloat16_is_refused_where_it_would_be_emulated() -> None:
-    assert device_here("float32", local_rank=1) == torch.device("cuda", 1)
+    assert execution.device_here("float32", local_rank=1) == torch.device("cuda", 1)
     with pytest.raises(ConfigError, match=r'Tesla T4 .* Set precision = "float32"'):
-        device_here("bfloat16")
+        execution.device_here("bfloat16")
 
 
 @pytest.mark.usefixtures("tesla_t4")
@@ -103,9 +93,9 @@ def test_only_who_asks_for_the_same_bits_on_cuda_pays_for_them(
     monkeypatch.setattr("torch.utils.deterministic.fill_uninitialized_memory", True)
     try:
         with caplog.at_level("INFO"):
-            device_here("float32")
+            execution.device_here("float32")
             assert not torch.are_deterministic_algorithms_enabled()
-            device_here("float32", deterministic=True)
+            execution.device_here("float32", deterministic=True)
         assert torch.are_deterministic_algorithms_enabled()
         # With warnings only, the backward pass of flash attention would not be deterministic.
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
@@ -122,10 +112,10 @@ def test_only_who_asks_for_the_same_bits_on_cuda_pays_for_them(
 # Dense layers
 
 
-def made(num_rows: int = 40) -> tuple[Linear, Tensor]:
+def made(num_rows: int = 40) -> tuple[execution.Linear, Tensor]:
     """Return a layer and its input, whose gradient is needed too."""
     torch.manual_seed(0)
-    return Linear(24, 24), torch.randn(num_rows, 24, requires_grad=True)
+    return execution.Linear(24, 24), torch.randn(num_rows, 24, requires_grad=True)
 
 
 def used_thrice(layer: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -159,7 +149,7 @@ def test_a_weight_is_laid_out_once_a_pass_with_the_results_of_the_plain_layer(
     layer, x = made()
     for number in (1, 2):
         plain = used_thrice(layer, x)
-        with weights_laid_out_once():
+        with execution.weights_laid_out_once():
             torch.testing.assert_close(used_thrice(layer, x), plain)
         assert len(laid_out) == number
         with torch.no_grad():
@@ -174,9 +164,11 @@ def test_a_block_computed_again_after_the_pass_uses_the_same_layout(
     layer, x = made()
     enabled = dtype == torch.bfloat16
     with torch.autocast("cpu", dtype, enabled=enabled, cache_enabled=False):
-        with weights_laid_out_once():
+        with execution.weights_laid_out_once():
             kept = layer(x)
-            again = checkpoint(layer, x, use_reentrant=False, context_fn=recomputation_contexts)
+            again = checkpoint(
+                layer, x, use_reentrant=False, context_fn=execution.recomputation_contexts
+            )
     gradients = [torch.autograd.grad(y.sum(), [layer.weight, x]) for y in (kept, again)]
     torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
     assert len(laid_out) == 1
@@ -190,7 +182,7 @@ def test_what_is_laid_out_is_freed_with_the_pass(
     layer, x = made()
     gc.disable()  # by counting references alone
     try:
-        with weights_laid_out_once():
+        with execution.weights_laid_out_once():
             y = layer(torch.tanh(layer(x))).sum()
         if is_trained:
             y.backward()
@@ -203,7 +195,7 @@ def test_what_is_laid_out_is_freed_with_the_pass(
 @needs_products
 def test_only_the_uses_that_a_backward_pass_reaches_count_and_none_counts_twice() -> None:
     layer, x = made()
-    with weights_laid_out_once():
+    with execution.weights_laid_out_once():
         first, second, apart = layer(x).sum(), layer(torch.tanh(x)).sum(), layer(x * 2).sum()
     for found, expected in (
         (first + second, layer(x).sum() + layer(torch.tanh(x)).sum()),
@@ -222,7 +214,7 @@ def test_the_value_and_slope_of_every_bfloat16_are_the_exact_ones_rounded() -> N
     numbers = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
     x = numbers[numbers.isfinite()].clone().requires_grad_()
     exact = x.detach().double().requires_grad_()
-    value, exact_value = gelu_tanh(x), F.gelu(exact, approximate="tanh")
+    value, exact_value = execution.gelu_tanh(x), F.gelu(exact, approximate="tanh")
     assert torch.equal(value, exact_value.bfloat16())
     value.sum().backward()
     small = exact.detach().abs() < 1e30  # beyond it, the square of float64's slope overflows
@@ -236,9 +228,9 @@ def test_the_value_and_slope_of_every_bfloat16_are_the_exact_ones_rounded() -> N
 def test_tables_first_used_for_inference_do_for_training() -> None:
     execution._bfloat16_tables.cache_clear()
     with torch.inference_mode():
-        gelu_tanh(torch.ones(2, dtype=torch.bfloat16))
+        execution.gelu_tanh(torch.ones(2, dtype=torch.bfloat16))
     x = torch.ones(2, 3, dtype=torch.bfloat16, requires_grad=True)
-    gelu_tanh(x.t()).sum().backward()
+    execution.gelu_tanh(x.t()).sum().backward()
     torch.testing.assert_close(x.grad, torch.full((2, 3), 1.0829, dtype=torch.bfloat16))
 
 
@@ -258,7 +250,7 @@ def test_attention_by_products_is_the_fused_one(
     mask: Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return attend(query, key, value, mask, 0.0)
+        return execution.attend(query, key, value, mask, 0.0)
 
     inputs = heads(torch.float64)
     fused = attention(*inputs)
@@ -269,15 +261,15 @@ def test_attention_by_products_is_the_fused_one(
 
 @pytest.mark.parametrize("mask", MASKS, ids=["unpadded", "padded"])
 def test_attention_in_bfloat16_is_that_of_float32_but_for_rounding(mask: Tensor | None) -> None:
-    expected = attend(*heads(torch.float32), mask, 0.0)
-    found = attend(*heads(torch.bfloat16), mask, 0.0)
+    expected = execution.attend(*heads(torch.float32), mask, 0.0)
+    found = execution.attend(*heads(torch.bfloat16), mask, 0.0)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=0.03)
 
 
 def test_dropout_drops_weights_in_bfloat16_too() -> None:
     inputs = heads(torch.bfloat16)
-    first, second = (attend(*inputs, None, 0.5) for _ in range(2))
+    first, second = (execution.attend(*inputs, None, 0.5) for _ in range(2))
     assert not torch.equal(first, second)
 
 
@@ -289,12 +281,12 @@ def test_the_loss_and_its_gradient_a_few_rows_at_a_time_are_those_of_the_whole(
 ) -> None:
     monkeypatch.setattr(execution, "_LOGITS_PER_BLOCK", 11)  # two rows of five
     drawn = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
-    labels = torch.tensor([1, 2, 4, IGNORED, 3, 1, 2])
+    labels = torch.tensor([1, 2, 4, execution.IGNORED, 3, 1, 2])
     logits = drawn.double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: cross_entropy(x, labels, 3.0), [logits])
+    assert torch.autograd.gradcheck(lambda x: execution.cross_entropy(x, labels, 3.0), [logits])
     for dtype in (torch.float32, torch.bfloat16):
         found, expected = (drawn.to(dtype, copy=True).requires_grad_() for _ in range(2))
-        cross_entropy(found, labels, 6).backward()
+        execution.cross_entropy(found, labels, 6).backward()
         F.cross_entropy(expected.float(), labels).backward()
         assert found.grad is not None
         assert found.grad.dtype == dtype

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from albert_core.config import ModelSettings, Precision
 from albert_core.model import albert, execution
-from albert_core.model.albert import AlbertForPretraining
 from albert_core.planning.training_memory import TrainingMemory
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.step import masked_lm_loss, sentence_order_loss
@@ -53,7 +52,7 @@ class Step:
 
     def __init__(self, planned: TrainingMemory) -> None:
         self.is_bfloat16 = planned.precision == "bfloat16"
-        self.model = AlbertForPretraining(planned.model, VOCAB_SIZE)
+        self.model = albert.AlbertForPretraining(planned.model, VOCAB_SIZE)
         if planned.activation_checkpointing:
             execution.set_layer_execution(
                 self.model.encoder.blocks, compiled=False, activation_checkpointing=True

@@ -20,9 +20,7 @@ from albert_core.registry import register as stage
 from albert_core.registry import registration, versions
 from albert_core.registry.candidate import measure, read_scores
 from albert_core.registry.gate import gate
-from albert_core.registry.versions import champion_to_beat, model_folder_of, read_version
-from albert_core.stage import storage
-from albert_core.stage.errors import RegistryError
+from albert_core.stage import errors, storage
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import RegistrationResult
 from albert_core.tracking.run import TrackedRun
@@ -107,7 +105,7 @@ def test_a_score_that_is_no_number_is_not_registered(work: str) -> None:
     uri = finetuned(work, model_of(pretrained(work, 0)), "rte", 0.5, 0)
     manifest = read_manifest(uri)
     manifest.result["scores"]["accuracy"]["value"] = float("nan")
-    with pytest.raises(RegistryError, match="accuracy on rte is nan, expected a number"):
+    with pytest.raises(errors.RegistryError, match="accuracy on rte is nan, expected a number"):
         measure({uri: manifest}, {"rte": "data"})
 
 
@@ -138,7 +136,7 @@ def test_the_first_version_is_champion_and_its_page_says_why(
 def test_its_tags_and_its_run_lead_down_to_the_corpus(
     first: RegistrationResult, work: str, client: MlflowClient
 ) -> None:
-    version, lineage = read_version("models:/tiny@champion", work)
+    version, lineage = versions.read_version("models:/tiny@champion", work)
     for name in ("corpus", "vocab", "examples", "pretraining", "finetuning", "task", "scores"):
         manifest = read_manifest(version.tags[f"manifest.{name}"].split(", ")[0])
         assert manifest.stage == name
@@ -185,7 +183,7 @@ def test_a_version_of_a_tracked_training_is_an_output_of_that_training(
 
 
 def test_the_version_is_self_contained_and_has_no_pickle(work: str) -> None:
-    folder = Path(model_folder_of("models:/tiny@champion", work))
+    folder = Path(versions.model_folder_of("models:/tiny@champion", work))
     root = folder.parents[1]
     files = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     assert [name for name in files if name.endswith(".safetensors")] == [
@@ -228,7 +226,7 @@ print(json.dumps(result))
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    folder = model_folder_of("models:/tiny/1", work)
+    folder = versions.model_folder_of("models:/tiny/1", work)
     model, tokenizer = load_model(folder).eval(), read_tokenizer(folder)
     [before], [after] = tokenizer.encode(["bado"]), tokenizer.encode(["kelu ra vo sa."])
     text = torch.tensor([[2, *before, 4, *after, 3]])
@@ -332,7 +330,7 @@ def test_a_registry_whose_files_are_unavailable_decides_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr("mlflow.artifacts.download_artifacts", away)
-        with pytest.raises((ConnectionError, RegistryError), match="does not answer"):
+        with pytest.raises((ConnectionError, errors.RegistryError), match="does not answer"):
             register(work, "away", 1, 0.75)
     assert register(work, "away", 1, 0.75).verdict == "promoted"
 
@@ -436,7 +434,7 @@ def test_an_alias_that_a_person_moved_is_reported_and_left(work: str, client: Ml
 
 def test_the_scores_of_another_model_are_refused(work: str) -> None:
     one, other = pretrained(work, 0), pretrained(work, 1)
-    with pytest.raises(RegistryError, match="Fine-tune that one"):
+    with pytest.raises(errors.RegistryError, match="Fine-tune that one"):
         stage.run(RegistrySettings(), one, scored(work, other, 0.5), work=work)
 
 
@@ -460,9 +458,9 @@ def test_a_task_may_start_from_the_model_fine_tuned_on_mnli(work: str) -> None:
 
 
 def test_the_champion_to_beat_is_the_champion_unless_it_is_the_candidate(work: str) -> None:
-    assert champion_to_beat("tiny", pretrained(work, 1), work) == "models:/tiny/1"
-    assert champion_to_beat("tiny", pretrained(work, 0), work) == ""
-    assert champion_to_beat("nobody", pretrained(work, 0), work) == ""
+    assert versions.champion_to_beat("tiny", pretrained(work, 1), work) == "models:/tiny/1"
+    assert versions.champion_to_beat("tiny", pretrained(work, 0), work) == ""
+    assert versions.champion_to_beat("nobody", pretrained(work, 0), work) == ""
 
 
 # -- the files of a version
@@ -472,11 +470,11 @@ def test_a_model_on_another_machine_is_downloaded_once(
     work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versions, "_local_folder", lambda _: None)
-    folder = model_folder_of("models:/tiny@champion", work)
+    folder = versions.model_folder_of("models:/tiny@champion", work)
     assert folder.startswith(f"{work}/registered_models/")
     assert model_digest(folder) == model_digest(model_of(pretrained(work, 0)))
     monkeypatch.setattr("mlflow.artifacts.download_artifacts", None)
-    assert model_folder_of("models:/tiny/1", work) == folder
+    assert versions.model_folder_of("models:/tiny/1", work) == folder
 
 
 @pytest.mark.parametrize(
@@ -488,11 +486,11 @@ def test_a_model_on_another_machine_is_downloaded_once(
     ],
 )
 def test_a_model_that_does_not_exist_is_reported(work: str, uri: str, message: str) -> None:
-    with pytest.raises(RegistryError, match=message):
-        model_folder_of(uri, work)
+    with pytest.raises(errors.RegistryError, match=message):
+        versions.model_folder_of(uri, work)
 
 
-@pytest.mark.parametrize("ask", [model_folder_of, read_version])
+@pytest.mark.parametrize("ask", [versions.model_folder_of, versions.read_version])
 def test_a_version_that_is_not_this_projects_is_refused(
     ask: Callable[[str, str], Any], work: str, client: MlflowClient, tmp_path: Path
 ) -> None:
@@ -500,7 +498,7 @@ def test_a_version_that_is_not_this_projects_is_refused(
         client.create_registered_model("foreign")
     run = client.create_run(experiment_id(client, work))
     made = client.create_model_version("foreign", str(tmp_path), run.info.run_id)
-    with pytest.raises(RegistryError, match="not registered by this project"):
+    with pytest.raises(errors.RegistryError, match="not registered by this project"):
         ask(f"models:/foreign/{made.version}", work)
 
 
@@ -509,5 +507,5 @@ def test_an_unavailable_registry_is_reported_without_its_credentials(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(RegistryError, match=r"at http://\*\*\*@127\.0\.0\.1:9 refuses"):
-        model_folder_of("models:/tiny/1", str(tmp_path))
+    with pytest.raises(errors.RegistryError, match=r"at http://\*\*\*@127\.0\.0\.1:9 refuses"):
+        versions.model_folder_of("models:/tiny/1", str(tmp_path))

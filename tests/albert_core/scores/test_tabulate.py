@@ -10,8 +10,7 @@ import pytest
 from albert_core.config import PublishedRow, ScoringSettings
 from albert_core.scores import tabulate as stage
 from albert_core.scores.table import PUBLISHED
-from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError, IntegrityError
+from albert_core.stage import errors, storage
 from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
 from albert_core.stage.results import FinetuningResult, ScoresResult, ZeroShotResult
 from albert_core.tracking.server import experiment_id, open_client
@@ -101,7 +100,7 @@ def test_the_table_is_written_in_all_forms_and_is_the_parent_of_its_runs_in_mlfl
     ],
 )
 def test_malformed_arguments_are_said(finetunings: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises((ConfigError, IntegrityError), match=message):
+    with pytest.raises((errors.ConfigError, errors.IntegrityError), match=message):
         stage.run(ScoringSettings(), "mine", finetunings, work=str(tmp_path))
 
 
@@ -138,7 +137,7 @@ def test_minimal_pairs_are_in_the_table_its_data_and_mlflow_also_without_a_task(
 def test_what_does_not_go_together_makes_no_table(tmp_path: Path) -> None:
     work = str(tmp_path)
     one, other = finetuned(work, 1, 0.5), finetuned(work, 2, 0.5, num_examples=5)
-    with pytest.raises(ConfigError, match="make no table: sst-2"):
+    with pytest.raises(errors.ConfigError, match="make no table: sst-2"):
         score(work, one, other)
-    with pytest.raises(ConfigError, match="which no fine-tuning starts from"):
+    with pytest.raises(errors.ConfigError, match="which no fine-tuning starts from"):
         score(work, one, zero_shot=scored_pairs(work, "b" * 64))

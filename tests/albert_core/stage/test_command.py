@@ -9,20 +9,13 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
-from albert_core.stage.command import (
-    FAILURE,
-    FAILURE_STATUS,
-    RESULT,
-    RUN_AGAIN_STATUS,
-    run_command_line,
-)
+from albert_core.stage import command, settings
 from albert_core.stage.errors import RegistryError, SourceError
-from albert_core.stage.settings import Settings
 
 PROJECT = Path(__file__).parents[3]
 
 
-class SourceSettings(Settings):
+class SourceSettings(settings.Settings):
     """Settings of the stage."""
 
     uri: str
@@ -67,7 +60,7 @@ def recipe(folder: Path, content: object) -> str:
 
 def main(recipe_uri: str, *more: str) -> int:
     with own_logging():
-        return run_command_line(
+        return command.run_command_line(
             run, [f"--recipe={recipe_uri}", "--old-corpus=c", "--work=w", *more]
         )
 
@@ -76,10 +69,10 @@ def failure(recipe_uri: str, capsys: pytest.CaptureFixture[str], status: int = 2
     """Run the stage, which fails with a message and nothing else; return the message."""
     assert main(recipe_uri) == status
     output, errors = capsys.readouterr()
-    assert RESULT not in output
-    assert errors.startswith(FAILURE)
+    assert command.RESULT not in output
+    assert errors.startswith(command.FAILURE)
     assert "Traceback" not in errors
-    return errors.removeprefix(FAILURE)
+    return errors.removeprefix(command.FAILURE)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +100,11 @@ def test_the_last_line_is_the_manifest_made_by_the_options_and_own_sections_of_t
 @pytest.mark.parametrize(
     ("uri", "status", "expected"),
     [
-        ("nothing", FAILURE_STATUS, "source 'nothing' has no file. Give another.\n"),
-        ("registry", RUN_AGAIN_STATUS, "no answer\n"),
+        ("nothing", command.FAILURE_STATUS, "source 'nothing' has no file. Give another.\n"),
+        ("registry", command.RUN_AGAIN_STATUS, "no answer\n"),
         (
             "refused",
-            RUN_AGAIN_STATUS,
+            command.RUN_AGAIN_STATUS,
             "a server or store is unavailable (ConnectionRefusedError: Connection refused)\n",
         ),
     ],
@@ -119,7 +112,7 @@ def test_the_last_line_is_the_manifest_made_by_the_options_and_own_sections_of_t
 def test_an_error_of_the_user_and_an_outage_are_one_message_and_a_status(
     uri: str, status: int, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (FAILURE_STATUS, RUN_AGAIN_STATUS) == (2, 75)
+    assert (command.FAILURE_STATUS, command.RUN_AGAIN_STATUS) == (2, 75)
     assert failure(recipe(tmp_path, {"source": {"uri": uri}}), capsys, status) == expected
 
 
@@ -159,7 +152,7 @@ def test_help_and_a_wrong_command_line_say_how_the_stage_is_called(
     capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, expected: str
 ) -> None:
     with own_logging(), pytest.raises(SystemExit) as caught:
-        run_command_line(run, arguments)
+        command.run_command_line(run, arguments)
     assert caught.value.code == status
     said = "".join(capsys.readouterr())
     assert f"usage: python -m {__name__}" in said
@@ -187,4 +180,4 @@ def test_a_thread_left_running_does_not_keep_a_stage_from_its_end(
     done = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, timeout=60)
     assert done.returncode == status
     assert said in done.stderr
-    assert (RESULT in done.stdout) == (status == 0)
+    assert (command.RESULT in done.stdout) == (status == 0)

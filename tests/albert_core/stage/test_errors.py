@@ -17,21 +17,12 @@ from sqlalchemy import create_engine, text
 from yarl import URL
 
 from albert_core.stage import errors
-from albert_core.stage.errors import (
-    AlbertError,
-    ConfigError,
-    OutageError,
-    RegistryError,
-    SourceError,
-    explained,
-    is_transient,
-)
 
 PAGE = URL("http://a/b")
 ERRORS = [
     kind
     for _, kind in inspect.getmembers(errors, inspect.isclass)
-    if kind.__module__ == errors.__name__ and kind is not AlbertError
+    if kind.__module__ == errors.__name__ and kind is not errors.AlbertError
 ]
 
 
@@ -39,7 +30,7 @@ ERRORS = [
 def test_every_error_is_in_the_tree_and_no_value_error_so_that_pydantic_lets_it_through(
     kind: type[Exception],
 ) -> None:
-    assert issubclass(kind, AlbertError)
+    assert issubclass(kind, errors.AlbertError)
     assert not issubclass(kind, ValueError | AssertionError)
     assert f"─ {kind.__name__} " in str(errors.__doc__)
 
@@ -78,7 +69,7 @@ def caused_by(cause: BaseException, error: Exception) -> Exception:
     [
         refused,
         TimeoutError,
-        OutageError,
+        errors.OutageError,
         library_error(
             "botocore.exceptions", "EndpointConnectionError", endpoint_url="http://store"
         ),
@@ -87,36 +78,38 @@ def caused_by(cause: BaseException, error: Exception) -> Exception:
         database_error("database is locked"),
         mlflow_error("TEMPORARILY_UNAVAILABLE"),
         lambda: OSError(errno.EBUSY, "SlowDown"),
-        lambda: caused_by(refused(), RegistryError("the registry does not answer")),
+        lambda: caused_by(refused(), errors.RegistryError("the registry does not answer")),
     ],
 )
 def test_an_outage_is_transient(make: Callable[[], Exception]) -> None:
-    assert is_transient(make())
+    assert errors.is_transient(make())
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: SourceError("no file"),
+        lambda: errors.SourceError("no file"),
         lambda: FileNotFoundError(errno.ENOENT, "no file"),
         lambda: PermissionError(errno.EACCES, "no"),
         lambda: ValueError("a defect"),
         mlflow_error("RESOURCE_DOES_NOT_EXIST"),
-        lambda: caused_by(ValueError("a defect"), RegistryError("refused")),
-        lambda: caused_by(refused(), ConfigError("nothing answers at this address")),
-        lambda: caused_by(database_error("database or disk is full")(), RegistryError("refused")),
+        lambda: caused_by(ValueError("a defect"), errors.RegistryError("refused")),
+        lambda: caused_by(refused(), errors.ConfigError("nothing answers at this address")),
+        lambda: caused_by(
+            database_error("database or disk is full")(), errors.RegistryError("refused")
+        ),
         database_error("table datasets already exists"),
     ],
 )
 def test_a_mistake_is_not_transient(make: Callable[[], Exception]) -> None:
-    assert not is_transient(make())
+    assert not errors.is_transient(make())
 
 
 @pytest.mark.parametrize("is_hidden", [True, False])
 def test_an_error_that_was_dealt_with_is_no_cause(is_hidden: bool) -> None:
-    error = SourceError("the file has no text")
+    error = errors.SourceError("the file has no text")
     error.__context__, error.__suppress_context__ = refused(), is_hidden
-    assert is_transient(error) is not is_hidden
+    assert errors.is_transient(error) is not is_hidden
 
 
 @pytest.mark.parametrize(
@@ -150,12 +143,14 @@ def test_an_error_that_was_dealt_with_is_no_cause(is_hidden: bool) -> None:
 )
 def test_a_fault_of_a_user_or_a_disk_is_one_sentence(error: Exception, said: str) -> None:
     for each in (error, caused_by(error, ValueError("a library's own"))):
-        assert re.search(said, explained(each))
-        assert "\n" not in explained(each)
+        assert re.search(said, errors.explained(each))
+        assert "\n" not in errors.explained(each)
 
 
 def test_a_defect_is_not_explained_away() -> None:
-    assert explained(ValueError("x")) == explained(FileNotFoundError(2, "no", "x")) == ""
+    assert (
+        errors.explained(ValueError("x")) == errors.explained(FileNotFoundError(2, "no", "x")) == ""
+    )
 
 
 def test_bytes_that_are_no_text_are_a_damage_of_a_database_only_where_one_is_read(
@@ -171,7 +166,7 @@ def test_bytes_that_are_no_text_are_a_damage_of_a_database_only_where_one_is_rea
         pytest.raises(Exception, match="decode") as raised,
     ):
         connection.execute(text("select name from runs")).all()
-    assert "a database is damaged" in explained(raised.value)
+    assert "a database is damaged" in errors.explained(raised.value)
     with pytest.raises(UnicodeDecodeError) as elsewhere:
         b"\xff".decode()
-    assert explained(elsewhere.value) == ""
+    assert errors.explained(elsewhere.value) == ""

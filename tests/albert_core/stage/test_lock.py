@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from albert_core.stage import lock, storage
-from albert_core.stage.lock import Lease, LockFile, Owner
 from tests.s3_server import serve_s3
 
 MAKER = """
@@ -101,8 +100,8 @@ def read_until(process: "subprocess.Popen[str]", word: str) -> list[str]:
     raise AssertionError(lines)
 
 
-def somebody(**changes: object) -> Owner:
-    return Owner.this_process().model_copy(update=changes)
+def somebody(**changes: object) -> lock.Owner:
+    return lock.Owner.this_process().model_copy(update=changes)
 
 
 def never() -> bool:
@@ -154,7 +153,7 @@ def test_all_ranks_of_a_launch_are_one_maker(make: Makers, tmp_path: Path) -> No
 
 
 def test_at_most_one_of_many_gets_the_lease(s3: str, tmp_path: Path) -> None:
-    leases = [Lease(f"{s3}/{tmp_path.name}/many") for _ in range(8)]
+    leases = [lock.Lease(f"{s3}/{tmp_path.name}/many") for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         got = list(pool.map(lambda each: each.take(somebody()), leases))
     assert sum(got) <= 1
@@ -170,7 +169,7 @@ def test_a_lease_that_is_not_renewed_runs_out(
 ) -> None:
     uri = f"{s3}/{tmp_path.name}/silent"
     somebody(host="elsewhere", machine="another").write(f"{uri}/000007.json")
-    next_one = Lease(uri)
+    next_one = lock.Lease(uri)
     assert not next_one.take(somebody())
     assert str(next_one.holder()).startswith(f"process {os.getpid()} on elsewhere, since ")
     monkeypatch.setattr(lock, "LEASE_SECONDS", 0.3)
@@ -186,7 +185,7 @@ def test_a_lease_that_is_renewed_stays(
     monkeypatch.setattr(lock, "LEASE_SECONDS", 2.0)
     monkeypatch.setattr(lock, "RENEW_SECONDS", 0.2)
     uri = f"{s3}/{tmp_path.name}/renewed"
-    holder, onlooker = Lease(uri), Lease(uri)
+    holder, onlooker = lock.Lease(uri), lock.Lease(uri)
     assert holder.take(somebody(since="long ago"))
     deadline = time.monotonic() + 3
     while time.monotonic() < deadline:
@@ -216,7 +215,7 @@ def test_where_the_file_system_has_no_locks_a_lease_is_taken(
     def without_locks(*_: object) -> bool:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(LockFile, "take", without_locks)
+    monkeypatch.setattr(lock.LockFile, "take", without_locks)
     assert lock.take(str(tmp_path), "corpus-1", never)
     assert storage.list_names(str(tmp_path / "claims" / "corpus-1")) == ["000001.json"]
     lock.release_all()

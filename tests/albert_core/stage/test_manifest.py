@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from albert_core.stage import storage
+from albert_core.stage import settings, storage
 from albert_core.stage.errors import AccountingError, IntegrityError
 from albert_core.stage.manifest import (
     Account,
@@ -24,7 +24,6 @@ from albert_core.stage.manifest import (
     shard_of,
     unsealed,
 )
-from albert_core.stage.settings import Settings
 
 PLAN = StagePlan(
     stage="corpus",
@@ -38,7 +37,7 @@ GOLDEN_KEY = "cb99e3015fc1a537"
 DOCUMENTS = Account(what="documents", total=10, kept=7, dropped={"empty": 1, "too_short": 2})
 
 
-class ToyResult(Settings):
+class ToyResult(settings.Settings):
     """A stage's result."""
 
     num_documents: int
@@ -58,7 +57,7 @@ def shard(content: bytes, folder: str, name: str = "documents-00000.arrow") -> S
 
 def finish(work: Path, plan: StagePlan = PLAN) -> str:
     """Write the manifest of a stage without files; return its URI."""
-    return plan.write(str(work), [], [DOCUMENTS], Settings())
+    return plan.write(str(work), [], [DOCUMENTS], settings.Settings())
 
 
 def test_an_account_adds_up_and_is_shown_as_a_sentence() -> None:

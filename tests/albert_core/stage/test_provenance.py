@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from albert_core.stage import provenance
-from albert_core.stage.command import run_command_line
+from albert_core.stage import command, provenance
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.stage.provenance import code_commit, code_digest, library_versions
 from albert_core.stage.settings import Settings
@@ -179,7 +178,7 @@ def test_the_call_of_a_stage_by_its_command_line_is_recorded(tmp_path: Path) -> 
     recipe.write_text(json.dumps({"shape": {"size": 7}, "other": {"x": 1}}))
     argv = [f"--recipe={recipe}", "--old-corpus=s3://x/y", f"--work={tmp_path}"]
     with own_logging():
-        assert run_command_line(run, argv) == 0
+        assert command.run_command_line(run, argv) == 0
     [uri] = tmp_path.rglob("manifest.json")
     made_by = read_manifest(str(uri)).provenance
     assert made_by is not None

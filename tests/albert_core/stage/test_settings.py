@@ -10,19 +10,10 @@ import pytest
 from pydantic import Field, ValidationError, model_validator
 
 from albert_core.config import FinetuningSettings, TrainingSettings
-from albert_core.stage import settings
-from albert_core.stage.errors import ConfigError
-from albert_core.stage.settings import (
-    TRAINING_PROCESSES,
-    Settings,
-    training_processes,
-    visible_devices,
-    worker_count,
-)
-from albert_core.stage.storage import TRACKING_URI, shown_tracking_uri, tracking_uri
+from albert_core.stage import errors, settings, storage
 
 
-class Oven(Settings):
+class Oven(settings.Settings):
     """Settings with one of each: a number in a range, a word, a flag."""
 
     degrees: float = Field(ge=30, le=300)
@@ -30,7 +21,7 @@ class Oven(Settings):
     fan: bool = False
 
 
-class Kitchen(Settings):
+class Kitchen(settings.Settings):
     """Settings in settings, and a rule between them."""
 
     oven: Oven
@@ -49,7 +40,7 @@ def test_a_default_stands_in_and_a_whole_number_may_be_given_for_a_float() -> No
 
 
 def test_a_misspelt_setting_is_refused_by_its_path() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(errors.ConfigError) as caught:
         Kitchen.read({"oven": {"degrees": 220.0, "dsh": "cake"}}, "my.toml")
     assert str(caught.value) == ("my.toml: unknown setting 'oven.dsh'; did you mean 'oven.dish'?")
 
@@ -78,7 +69,7 @@ def test_a_misspelt_setting_is_refused_by_its_path() -> None:
 def test_each_mistake_is_a_line_that_says_where_it_is_and_what_was_expected(
     values: dict[str, object], expected: list[str]
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(errors.ConfigError) as caught:
         Kitchen.read(values, "my.toml")
     message = str(caught.value)
     assert message.startswith("my.toml: ")
@@ -103,31 +94,31 @@ def test_settings_cannot_be_changed() -> None:
 def test_runs_are_kept_in_the_work_folder_or_here_if_that_is_in_a_store(
     work: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(TRACKING_URI, raising=False)
+    monkeypatch.delenv(storage.TRACKING_URI, raising=False)
     monkeypatch.chdir(tmp_path)
-    assert tracking_uri(work) == f"sqlite:///{expected.format(cwd=tmp_path)}"
+    assert storage.tracking_uri(work) == f"sqlite:///{expected.format(cwd=tmp_path)}"
 
 
 def test_the_server_that_the_environment_names_comes_first_and_is_shown_without_its_password(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(TRACKING_URI, "https://ann:parole@mlflow.example.org")
-    assert tracking_uri("work") == "https://ann:parole@mlflow.example.org"
-    assert shown_tracking_uri("work") == "https://***@mlflow.example.org"
+    monkeypatch.setenv(storage.TRACKING_URI, "https://ann:parole@mlflow.example.org")
+    assert storage.tracking_uri("work") == "https://ann:parole@mlflow.example.org"
+    assert storage.shown_tracking_uri("work") == "https://***@mlflow.example.org"
 
 
 def test_there_are_as_many_workers_as_the_environment_says_or_as_there_are_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ALBERT_WORKERS", "16")
-    assert worker_count() == 16
+    assert settings.worker_count() == 16
     for text in ("0", "1.5", "²", ""):
         monkeypatch.setenv("ALBERT_WORKERS", text)
-        with pytest.raises(ConfigError, match=r"ALBERT_WORKERS=.* must be a whole number"):
-            worker_count()
+        with pytest.raises(errors.ConfigError, match=r"ALBERT_WORKERS=.* must be a whole number"):
+            settings.worker_count()
     monkeypatch.delenv("ALBERT_WORKERS")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 5})
-    assert worker_count() == 3
+    assert settings.worker_count() == 3
 
 
 @pytest.mark.parametrize(
@@ -143,13 +134,13 @@ def test_there_are_as_many_workers_as_the_environment_says_or_as_there_are_cores
 def test_every_visible_device_trains_unless_the_environment_says_otherwise(
     visible: str, devices: list[str], ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(TRAINING_PROCESSES, raising=False)
+    monkeypatch.delenv(settings.TRAINING_PROCESSES, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert visible_devices() == devices
-    assert training_processes(batch_size=32) == ranks
-    assert training_processes(batch_size=1) == 1
-    monkeypatch.setenv(TRAINING_PROCESSES, "3")
-    assert training_processes(batch_size=1) == 3
+    assert settings.visible_devices() == devices
+    assert settings.training_processes(batch_size=32) == ranks
+    assert settings.training_processes(batch_size=1) == 1
+    monkeypatch.setenv(settings.TRAINING_PROCESSES, "3")
+    assert settings.training_processes(batch_size=1) == 3
 
 
 NVML_OF_TWO = """
@@ -176,10 +167,10 @@ def test_without_a_variable_a_pod_with_gpus_2_and_5_has_devices_0_and_1(
     subprocess.run(["cc", *asked, "-o", library, source], check=True)
     load = ctypes.CDLL
     monkeypatch.setattr("ctypes.CDLL", lambda name: load(str(tmp_path / name)))
-    assert visible_devices() == ["0", "1"]
+    assert settings.visible_devices() == ["0", "1"]
     assert TrainingSettings.read({"precision": "auto"}, "here").precision == precision
     monkeypatch.setattr("ctypes.CDLL", lambda name: load(str(tmp_path / "no-driver" / name)))
-    assert visible_devices() == []
+    assert settings.visible_devices() == []
 
 
 @pytest.mark.parametrize(
@@ -193,5 +184,5 @@ def test_the_processor_decides_an_automatic_precision_where_there_is_no_gpu(
     settings._CPU_INFO.write_text(f"flags\t\t: fpu {flags} sse2\n")
     for section in (TrainingSettings, FinetuningSettings):
         assert section.read({"precision": "auto"}, "here").model_dump()["precision"] == precision
-    with pytest.raises(ConfigError, match=r"training: precision: .*'float32' or 'bfloat16'"):
+    with pytest.raises(errors.ConfigError, match=r"training: precision: .*'float32' or 'bfloat16'"):
         TrainingSettings.read({"precision": "float16"}, "training")

@@ -8,8 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from albert_core.stage import storage
-from albert_core.stage.errors import SourceError
+from albert_core.stage import errors, storage
 from tests.s3_server import serve_s3
 
 
@@ -116,7 +115,7 @@ def test_two_colons_in_a_name_are_no_chain_of_file_systems(folder: str) -> None:
 
 
 def test_an_unknown_protocol_is_an_error_that_says_where_to_look() -> None:
-    with pytest.raises(SourceError, match=r"nowhere://x: .*nowhere.* the part before '://'"):
+    with pytest.raises(errors.SourceError, match=r"nowhere://x: .*nowhere.* the part before '://'"):
         storage.exists("nowhere://x")
 
 

@@ -16,14 +16,7 @@ from albert_core.tasks.catalogue import (
     read_examples,
 )
 from albert_core.tasks.examples import TextExamples
-from tests.albert_core.tasks.task_files import (
-    DATA,
-    squad_question,
-    write,
-    write_glue,
-    write_race,
-    write_squad,
-)
+from tests.albert_core.tasks import task_files
 
 SQUAD_NAMES = ("train-v1.1.json", "dev-v1.1.json", "train-v2.0.json", "dev-v2.0.json")
 
@@ -31,15 +24,17 @@ SQUAD_NAMES = ("train-v1.1.json", "dev-v1.1.json", "train-v2.0.json", "dev-v2.0.
 @pytest.fixture
 def everything(tmp_path: Path) -> Path:
     """A folder with the files of all tasks."""
-    write_glue(tmp_path / "all/glue")
-    write_race(tmp_path / "all/RACE")
+    task_files.write_glue(tmp_path / "all/glue")
+    task_files.write_race(tmp_path / "all/RACE")
     for name in SQUAD_NAMES:
-        write_squad(tmp_path / "all/squad" / name, [squad_question("q1", ("cat", 2))])
+        task_files.write_squad(
+            tmp_path / "all/squad" / name, [task_files.squad_question("q1", ("cat", 2))]
+        )
     return tmp_path / "all"
 
 
 def own(folder: Path, name: str = "mine", dev: str = "mine.tsv") -> OwnTaskSettings:
-    path = write(folder / "mine.tsv", "text\tlabel\nA.\tx\nB.\ty\n")
+    path = task_files.write(folder / "mine.tsv", "text\tlabel\nA.\tx\nB.\ty\n")
     return OwnTaskSettings(name=name, train=path, dev=f"{folder}/{dev}", text_columns=["text"])
 
 
@@ -64,9 +59,9 @@ def test_one_archive_or_task_alone_is_found_as_well(everything: Path) -> None:
 
 def test_archives_are_found_two_folders_further_down(tmp_path: Path) -> None:
     for split in ("train", "dev"):
-        question = squad_question("q1", ("cat", 2))
-        write_squad(tmp_path / f"squad/v1.1/{split}-v1.1.json", [question])
-    write_race(tmp_path / "reading/RACE")
+        question = task_files.squad_question("q1", ("cat", 2))
+        task_files.write_squad(tmp_path / f"squad/v1.1/{split}-v1.1.json", [question])
+    task_files.write_race(tmp_path / "reading/RACE")
     assert names_of(tmp_path) == ["squad-1.1", "race"]
 
 
@@ -110,7 +105,7 @@ def test_without_any_files_all_tasks_are_missing_but_own_ones(tmp_path: Path) ->
 def test_of_two_folders_the_one_with_a_training_set_is_taken(tmp_path: Path) -> None:
     row = "sentence1\tsentence2\tlabel\nA.\tB.\tentailment\n"
     for name in ("a/RTE/dev.tsv", "a/RTE/test.tsv", "b/RTE/train.tsv"):
-        write(tmp_path / name, row)
+        task_files.write(tmp_path / name, row)
     files = find_files(TASKS["rte"], str(tmp_path))
     assert files.splits == {"train": (f"{tmp_path}/b/RTE/train.tsv",)}
 
@@ -133,7 +128,7 @@ def test_the_task_made_from_held_out_documents_is_found_with_the_labels_of_its_f
     ]
     for split in ("train", "dev"):
         assert "passage-source" not in names_of(tmp_path)
-        write(tmp_path / f"passage-source/{split}.jsonl", "\n".join(lines))
+        task_files.write(tmp_path / f"passage-source/{split}.jsonl", "\n".join(lines))
     files = find_task("passage-source", str(tmp_path))
     assert [each.task for each in present_tasks(str(tmp_path))[0]] == [files.task]
     assert (files.task.labels, files.task.metrics[0]) == (("a", "b"), "accuracy")
@@ -154,10 +149,10 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_the_digest_is_that_of_the_content_wherever_it_is(everything: Path, tmp_path: Path) -> None:
     there = everything.rename(tmp_path / "there")
-    write_glue(everything)
-    write_race(everything / "any name")
+    task_files.write_glue(everything)
+    task_files.write_race(everything / "any name")
     for name in SQUAD_NAMES:
-        write_squad(everything / name, [squad_question("q1", ("cat", 2))])
+        task_files.write_squad(everything / name, [task_files.squad_question("q1", ("cat", 2))])
     for task in TASKS.values():
         files, again = (find_files(task, str(folder)) for folder in (there, everything))
         assert files.digest() == again.digest()
@@ -176,8 +171,8 @@ def test_the_digest_is_that_of_the_content_wherever_it_is(everything: Path, tmp_
     assert find_files(TASKS["race"], str(there)).digest("test") != before["test"]
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the real data isn't here")
+@pytest.mark.skipif(not task_files.DATA.exists(), reason="the real data isn't here")
 def test_of_the_real_data_what_is_there_is_found() -> None:
-    present, missing = present_tasks(str(DATA))
+    present, missing = present_tasks(str(task_files.DATA))
     assert missing.keys() == {"mnli-mm", "squad-1.1", "squad-2.0", "race"}
     assert len(present) == 10

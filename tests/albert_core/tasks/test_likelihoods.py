@@ -10,9 +10,8 @@ from transformers import AlbertConfig, AlbertForMaskedLM
 from albert_core.conversion.huggingface import hf_config, to_hf_state
 from albert_core.model.albert import AlbertForPretraining, AlbertModel
 from albert_core.stage.errors import TaskError
-from albert_core.tasks import likelihoods
+from albert_core.tasks import likelihoods, minimal_pairs
 from albert_core.tasks.likelihoods import encode_at, is_right, log_likelihoods
-from albert_core.tasks.minimal_pairs import Pair
 from albert_core.text.records import CLS, MASK, SEP
 from albert_core.text.tokenizer import Tokenizer
 from tests.albert_core.tiny_model import random_model
@@ -112,7 +111,7 @@ def test_a_model_is_right_only_where_the_good_sentence_is_strictly_more_likely()
         SENTENCES[:2], key=lambda text: -log_likelihoods(model, tokenizer, [text], CPU)[0]
     )
     couples = [(likely, unlikely), (unlikely, likely), (likely, likely.upper())]  # the same pieces
-    pairs = [Pair(*couple, "a", "a") for couple in couples]
+    pairs = [minimal_pairs.Pair(*couple, "a", "a") for couple in couples]
     assert is_right(model, tokenizer, pairs, CPU).tolist() == [True, False, False]
 
 

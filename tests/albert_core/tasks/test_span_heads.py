@@ -6,13 +6,7 @@ import torch
 from torch import Tensor
 
 from albert_core.model.albert import AlbertModel
-from albert_core.tasks.problem import Head, SequenceBatch, Sequences
-from albert_core.tasks.span_heads import (
-    BEAM_SIZE,
-    AnswerabilityHead,
-    StartEndHead,
-    best,
-)
+from albert_core.tasks import problem, span_heads
 from tests.albert_core.tiny_model import spread, tiny_settings
 
 VOCAB_SIZE = 50
@@ -31,8 +25,8 @@ class Case:
         spread(self.encoder, 0.3)
         draw, rows = np.random.default_rng(3), np.array(ORDER)
         pairs = [[draw.integers(5, VOCAB_SIZE, n).tolist() for n in pair] for pair in LENGTHS]
-        sequences = Sequences.of([(a, b) for a, b in pairs])
-        self.batch: SequenceBatch = sequences.batch(rows, torch.device("cpu"))
+        sequences = problem.Sequences.of([(a, b) for a, b in pairs])
+        self.batch: problem.SequenceBatch = sequences.batch(rows, torch.device("cpu"))
         size = int(sequences.lengths.max())
         self.ids = torch.zeros(len(rows), size, dtype=torch.long)
         self.types = torch.zeros_like(self.ids)
@@ -63,14 +57,14 @@ class Case:
         return x  # type: ignore[no-any-return]
 
 
-def start_end(num_candidates: int) -> StartEndHead:
-    head = StartEndHead(SETTINGS, num_candidates)
+def start_end(num_candidates: int) -> span_heads.StartEndHead:
+    head = span_heads.StartEndHead(SETTINGS, num_candidates)
     spread(head, 0.5)
     return head.double().eval()
 
 
-def answerability() -> AnswerabilityHead:
-    head = AnswerabilityHead(SETTINGS, dropout_prob=0.1)
+def answerability() -> span_heads.AnswerabilityHead:
+    head = span_heads.AnswerabilityHead(SETTINGS, dropout_prob=0.1)
     spread(head, 0.5)
     return head.double().eval()
 
@@ -106,7 +100,7 @@ def test_the_start_and_end_outputs_are_the_best_positions() -> None:
 
 
 def plain_answerability(
-    head: AnswerabilityHead, x: Tensor, p_mask: Tensor, starts: Tensor
+    head: span_heads.AnswerabilityHead, x: Tensor, p_mask: Tensor, starts: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probabilities of start and end, and the logit of no answer.
 
@@ -155,23 +149,25 @@ def test_the_answerability_outputs_are_the_references_beam() -> None:
     zeros = torch.zeros(len(x), dtype=torch.long)
     start, _, impossible = plain_answerability(head, x, case.p_mask, zeros)
     torch.testing.assert_close(found["null_scores"], impossible)
-    scores, places = start.topk(BEAM_SIZE, dim=1)
+    scores, places = start.topk(span_heads.BEAM_SIZE, dim=1)
     real = scores > -1e29
     assert not real.all()
     torch.testing.assert_close(found["start_scores"][real], scores[real])
     assert (found["start_scores"][~real] == -torch.inf).all()
     assert (found["starts"] == places)[real].all()
-    for rank in range(BEAM_SIZE):
+    for rank in range(span_heads.BEAM_SIZE):
         _, end, _ = plain_answerability(head, x, case.p_mask, places[:, rank])
-        end_scores, ends = end.topk(BEAM_SIZE, dim=1)
+        end_scores, ends = end.topk(span_heads.BEAM_SIZE, dim=1)
         kept = (end_scores > -1e29) & real[:, rank, None]
         torch.testing.assert_close(found["end_scores"][:, rank][kept], end_scores[kept])
         assert (found["ends"][:, rank] == ends)[kept].all()
 
 
-@pytest.mark.parametrize("head", [StartEndHead(SETTINGS, 5), AnswerabilityHead(SETTINGS, 0.1)])
+@pytest.mark.parametrize(
+    "head", [span_heads.StartEndHead(SETTINGS, 5), span_heads.AnswerabilityHead(SETTINGS, 0.1)]
+)
 def test_every_weight_of_a_head_learns_and_half_precision_gives_scores_in_float32(
-    head: Head,
+    head: problem.Head,
 ) -> None:
     case = Case(torch.float32)
     head.loss(case.encoder, case.batch, case.targets).backward()
@@ -192,7 +188,7 @@ def test_every_weight_of_a_head_learns_and_half_precision_gives_scores_in_float3
 
 def test_dropout_is_on_answerability_alone() -> None:
     case = Case()
-    heads: list[tuple[Head, bool]] = [(answerability(), True), (start_end(5), False)]
+    heads: list[tuple[problem.Head, bool]] = [(answerability(), True), (start_end(5), False)]
     for head, differs in heads:
         head.train()
         with torch.no_grad():
@@ -202,7 +198,7 @@ def test_dropout_is_on_answerability_alone() -> None:
 
 def test_of_equal_scores_the_earlier_is_better() -> None:
     scores = torch.tensor([[1.0, 2.0, 2.0, 1.0], [-torch.inf, 0.0, -torch.inf, -torch.inf]])
-    values, places = best(scores, 3)
+    values, places = span_heads.best(scores, 3)
     assert places.tolist() == [[1, 2, 0], [1, 0, 0]]
     assert values[1].tolist() == [0.0, -torch.inf, -torch.inf]
-    assert best(scores, 6)[1].shape == (2, 6)
+    assert span_heads.best(scores, 6)[1].shape == (2, 6)

@@ -15,8 +15,7 @@ from albert_core.config import FinetuningSettings, ModelSettings, SpanSettings
 from albert_core.finetuning.loop import Finetuner, Hyperparameters
 from albert_core.model.albert import AlbertModel
 from albert_core.stage.errors import ConfigError
-from albert_core.tasks import spans
-from albert_core.tasks.catalogue import TASKS
+from albert_core.tasks import catalogue, spans, squad
 from albert_core.tasks.examples import Answer, SpanExamples, Task
 from albert_core.tasks.problem import Inputs, Outputs, Scored
 from albert_core.tasks.span_heads import AnswerabilityHead, StartEndHead
@@ -29,7 +28,6 @@ from albert_core.tasks.spans import (
     span_inputs,
     span_targets,
 )
-from albert_core.tasks.squad import read_squad, score_answers
 from albert_core.text.piece_offsets import encode_with_spans
 from albert_core.text.records import CLS, SEP
 from albert_core.text.tokenizer import Tokenizer
@@ -37,7 +35,7 @@ from tests.albert_core.tasks.made_spans import made_questions, one_question
 from tests.albert_core.tasks.task_files import DATA
 from tests.albert_core.tiny_vocab import tiny_vocab
 
-SQUAD_1, SQUAD_2 = TASKS["squad-1.1"], TASKS["squad-2.0"]
+SQUAD_1, SQUAD_2 = catalogue.TASKS["squad-1.1"], catalogue.TASKS["squad-2.0"]
 MAX_SEQ_LENGTH = 48
 TINY = ModelSettings(
     embedding_size=32,
@@ -256,7 +254,7 @@ def test_a_question_above_the_best_threshold_is_left_without_an_answer(head: str
     official = found.facts["official"]
     assert (official["f1"], official["best_f1"]) == pytest.approx((200 / 3, 200 / 3))
     assert (official["HasAns_f1"], official["NoAns_f1"]) == (50.0, 100.0)
-    again = score_answers(table["prediction"].to_pylist(), table["answers"].to_pylist(), True)
+    again = squad.score_answers(table["prediction"].to_pylist(), table["answers"].to_pylist(), True)
     assert again.f1.tolist() == table["f1"].to_pylist()
 
 
@@ -305,7 +303,7 @@ def test_a_model_that_knows_the_targets_is_nearly_always_right(name: str, task: 
     path, vocab = DATA / "squad" / name, DATA.parent / "models/30k-clean.model"
     if not (path.exists() and vocab.exists()):
         pytest.skip(f"{path} or {vocab} is absent")
-    examples = read_squad(str(path), task.has_answerless)
+    examples = squad.read_squad(str(path), task.has_answerless)
     problem = SpanProblem(task, SpanSettings())
     inputs = problem.inputs(examples, Tokenizer(vocab.read_bytes()), 384)
     starts, ends = (inputs.targets[f"{name}_positions"][:, None] for name in ("start", "end"))

@@ -11,14 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albert_core.stage.errors import TaskError
+from albert_core.tasks import squad
 from albert_core.tasks.examples import Answer
-from albert_core.tasks.squad import (
-    best_threshold,
-    read_squad,
-    score_answers,
-    squad_1_scores,
-    squad_2_scores,
-)
 from tests.albert_core.tasks.task_files import DATA, squad_question, write, write_squad
 
 SQUAD = DATA / "squad"
@@ -37,7 +31,7 @@ needs_data = pytest.mark.skipif(not DATA.exists(), reason="the real data isn't h
 def test_the_published_files_are_read_whole_and_answers_are_where_they_say(
     name: str, has_answerless: bool, num_questions: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    examples = read_squad(str(SQUAD / name), has_answerless)
+    examples = squad.read_squad(str(SQUAD / name), has_answerless)
     assert len(examples) == len(examples.questions) == num_questions
     assert examples.paragraph_of.max() == len(examples.paragraphs) - 1
     for row, answers in enumerate(examples.answers):
@@ -51,13 +45,13 @@ def test_the_published_files_are_read_whole_and_answers_are_where_they_say(
 def test_a_file_that_is_cut_off_is_refused_with_where() -> None:
     name = SQUAD / "train_prefix/train-v1.1.truncated_at_1280000.json"
     with pytest.raises(TaskError, match=r"char 1280000\), of 1,280,000 .* cut off"):
-        read_squad(str(name), has_answerless=False)
+        squad.read_squad(str(name), has_answerless=False)
 
 
 def test_questions_know_their_paragraph_and_keep_all_their_answers(tmp_path: Path) -> None:
     questions = [squad_question("q1", ("A 𝔘t", 0), ("𝔘t", 2)), squad_question("q2", ("sat", 5))]
     path = write_squad(tmp_path / "dev.json", questions, context="A 𝔘t sat.")
-    found = read_squad(path, has_answerless=False)
+    found = squad.read_squad(path, has_answerless=False)
     assert (found.ids, found.paragraphs) == (["q1", "q2"], ["A 𝔘t sat."])
     assert found.paragraph_of.tolist() == [0, 0]
     assert found.answers == [(Answer("A 𝔘t", 0), Answer("𝔘t", 2)), (Answer("sat", 5),)]
@@ -66,7 +60,7 @@ def test_questions_know_their_paragraph_and_keep_all_their_answers(tmp_path: Pat
 def test_plausible_answers_are_ignored(tmp_path: Path) -> None:
     plausible = [{"text": "sat", "answer_start": 6}]
     questions = [squad_question("q1", is_impossible=True, plausible_answers=plausible)]
-    found = read_squad(write_squad(tmp_path / "dev.json", questions), has_answerless=True)
+    found = squad.read_squad(write_squad(tmp_path / "dev.json", questions), has_answerless=True)
     assert found.answers == [()]
 
 
@@ -77,7 +71,7 @@ def test_an_answer_that_is_elsewhere_is_taken_from_the_nearest_place_and_logged(
     questions = [squad_question("q7", ("cat", said))]
     path = write_squad(tmp_path / "dev.json", questions, context="cat cat cat")
     with caplog.at_level(logging.WARNING):
-        found = read_squad(path, has_answerless=False)
+        found = squad.read_squad(path, has_answerless=False)
     assert found.answers == [(Answer("cat", start),)]
     if said != start:
         assert f"{path}, article 'Cats', question id 'q7': answer_start {said}" in caplog.text
@@ -88,7 +82,7 @@ def test_the_log_names_ten_moved_answers_and_counts_all(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     questions = [squad_question(f"q{number}", ("cat", 1)) for number in range(12)]
-    read_squad(write_squad(tmp_path / "dev.json", questions), has_answerless=False)
+    squad.read_squad(write_squad(tmp_path / "dev.json", questions), has_answerless=False)
     assert len(caplog.records) == 11
     assert "12 answers" in caplog.text
 
@@ -123,7 +117,7 @@ def test_a_malformed_question_is_refused_with_its_path(
     tmp_path: Path, questions: list[Any], message: str
 ) -> None:
     with pytest.raises(TaskError, match=message):
-        read_squad(write_squad(tmp_path / "dev.json", questions), has_answerless=False)
+        squad.read_squad(write_squad(tmp_path / "dev.json", questions), has_answerless=False)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +137,7 @@ def test_a_file_of_another_kind_is_refused(
     if content is not None:
         write(tmp_path / "dev.json", content)
     with pytest.raises(TaskError, match=message):
-        read_squad(str(tmp_path / "dev.json"), has_answerless=False)
+        squad.read_squad(str(tmp_path / "dev.json"), has_answerless=False)
 
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden/squad_evaluation.json").read_text())
@@ -159,7 +153,7 @@ def columns(case: dict[str, Any]) -> tuple[list[str], list[list[str]], Any]:
 
 def test_scores_of_1_1_are_those_of_the_official_script() -> None:
     predictions, answers, _ = columns(CASES[0])
-    found = squad_1_scores(score_answers(predictions, answers, has_answerless=False))
+    found = squad.squad_1_scores(squad.score_answers(predictions, answers, has_answerless=False))
     assert found == pytest.approx(CASES[0]["scores"], abs=1e-9)
 
 
@@ -169,11 +163,11 @@ def test_scores_of_2_0_are_those_of_the_official_script(
     case: dict[str, Any], key: str, threshold: float
 ) -> None:
     predictions, answers, no_answer = columns(case)
-    scores = score_answers(predictions, answers, has_answerless=True)
+    scores = squad.score_answers(predictions, answers, has_answerless=True)
     assert scores.exact_match.tolist() == case["exact_match"]
     assert scores.f1.tolist() == case["f1"]
     has_answer = np.array([bool(each) for each in answers])
-    found = squad_2_scores(scores, predictions, has_answer, no_answer, threshold)
+    found = squad.squad_2_scores(scores, predictions, has_answer, no_answer, threshold)
     assert found == pytest.approx(case[key], abs=1e-9)
     for name in ("best_exact_thresh", "best_f1_thresh"):
         assert found[name] == case[key][name]
@@ -186,7 +180,7 @@ def test_scores_of_2_0_are_those_of_the_official_script(
 def test_texts_without_words_are_equal_and_share_words_by_the_rules_of_2_0_only(
     prediction: str, has_answerless: bool, expected: tuple[int, int]
 ) -> None:
-    found = score_answers([prediction], [["The!"]], has_answerless)
+    found = squad.score_answers([prediction], [["The!"]], has_answerless)
     assert (found.exact_match[0], found.f1[0]) == expected
 
 
@@ -215,6 +209,6 @@ def test_no_other_place_to_stop_is_better_than_the_best_threshold(
     stop = totals.index(max(totals))
     has_answer, scores, predictions, no_answer = zip(*questions, strict=True)
     columns = (np.array(scores), predictions, np.array(has_answer), np.array(no_answer))
-    total, value = best_threshold(*columns)
+    total, value = squad.best_threshold(*columns)
     assert total == pytest.approx(max(totals))
     assert value == (surest_first[stop - 1][3] if stop else 0.0)

@@ -16,18 +16,16 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from albert_core.stage import storage
-from albert_core.stage.errors import ConfigError
+from albert_core.stage import errors, storage
 from albert_core.tracking import journal, server
 from albert_core.tracking import run as tracked_run_module
 from albert_core.tracking.run import MetricsEndpoint, SystemMetrics, TrackedRun
-from albert_core.tracking.server import RUN_ID, Output, open_client
 from tests.mlflow_server import free_port
 
 
 @pytest.fixture(scope="module")
 def client(work: str) -> MlflowClient:
-    return open_client(work)
+    return server.open_client(work)
 
 
 def history(client: MlflowClient, run_id: str | None, name: str) -> list[tuple[int, float]]:
@@ -49,7 +47,7 @@ def test_a_run_holds_settings_curves_data_sets_and_files(work: str, client: Mlfl
     run.finish("FINISHED")
 
     assert run.num_failures == 0
-    assert run.run_id == storage.read_bytes(f"{folder}/{RUN_ID}").decode()
+    assert run.run_id == storage.read_bytes(f"{folder}/{server.RUN_ID}").decode()
     found = client.get_run(run.run_id)
     assert found.info.status == "FINISHED"
     assert found.info.run_name.startswith("whole: abc, 20")
@@ -90,9 +88,9 @@ def test_a_run_that_the_server_does_not_have_is_replaced(work: str, client: Mlfl
     client.delete_run(str(first.run_id))
     with TrackedRun(work, folder, "gone") as run:
         assert run.run_id not in (None, first.run_id)
-    assert storage.read_bytes(f"{folder}/{RUN_ID}").decode() == run.run_id
+    assert storage.read_bytes(f"{folder}/{server.RUN_ID}").decode() == run.run_id
     for noted in (b"0" * 32, b"\xff/.."):
-        storage.write_bytes(f"{folder}/{RUN_ID}", noted)
+        storage.write_bytes(f"{folder}/{server.RUN_ID}", noted)
         with TrackedRun(work, folder, "gone") as unknown:
             assert unknown.run_id not in (None, "0" * 32)
         assert (run.num_failures, unknown.num_failures) == (0, 0)
@@ -178,7 +176,7 @@ def test_a_process_that_exits_without_ending_its_run_ends_it_as_failed(
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
-    run_id = storage.read_bytes(f"{work}/silent/{RUN_ID}").decode()
+    run_id = storage.read_bytes(f"{work}/silent/{server.RUN_ID}").decode()
     assert client.get_run(run_id).info.status == "FAILED"
     assert history(client, run_id, "loss") == [(1, 1.0)]
 
@@ -229,7 +227,7 @@ def test_the_latest_metrics_are_shown_to_prometheus(
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
     monkeypatch.setenv("ALBERT_METRICS_PORT", "many")
-    with pytest.raises(ConfigError, match="must be a number"):
+    with pytest.raises(errors.ConfigError, match="must be a number"):
         MetricsEndpoint.of_environment("abc")
     monkeypatch.delenv("ALBERT_METRICS_PORT")
     assert MetricsEndpoint.of_environment("abc") is None
@@ -264,7 +262,7 @@ def test_the_experiment_is_the_one_of_mlflows_own_variable(
 def test_what_a_run_made_and_used_is_an_output_and_an_input_once_each(
     work: str, client: MlflowClient
 ) -> None:
-    made = Output(
+    made = server.Output(
         kind="checkpoint",
         folder=f"{work}/nowhere",
         digest="abc",

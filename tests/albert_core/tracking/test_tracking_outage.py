@@ -13,8 +13,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from albert_core.stage import storage
-from albert_core.stage.errors import OutageError
+from albert_core.stage import errors, storage
 from albert_core.tracking import run as tracked_run_module
 from albert_core.tracking.journal import Journal, journal_folder, journals_of, send_journals
 from albert_core.tracking.run import TrackedRun
@@ -175,7 +174,7 @@ def test_a_run_whose_process_is_gone_is_ended_as_killed(
         wait_until(is_left_to_its_process)
         process.send_signal(signal.SIGKILL)
     gate.is_shut = True
-    with pytest.raises(OutageError, match="does not answer"):
+    with pytest.raises(errors.OutageError, match="does not answer"):
         send_journals(work)
     gate.is_shut = False
     assert "1 sent" in send_journals(work)

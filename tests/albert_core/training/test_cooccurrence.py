@@ -11,16 +11,8 @@ from hypothesis import strategies as st
 
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.text.records import NUM_SPECIAL
-from albert_core.training.cooccurrence import (
-    WINDOW,
-    log_frequencies,
-    near_counts,
-    word_vectors,
-)
+from albert_core.training import cooccurrence, pretraining, ranks, shards
 from albert_core.training.held_out import evaluate
-from albert_core.training.pretraining import initial_state
-from albert_core.training.ranks import ALONE
-from albert_core.training.shards import ExampleShards
 from tests.albert_core.training_runs import make_days
 
 VOCAB_SIZE = 9
@@ -34,10 +26,10 @@ def test_pieces_are_near_those_of_their_own_sequence_within_the_window(
     for pieces in sequences:
         for i, left in enumerate(pieces):
             for j, right in enumerate(pieces):
-                if 0 < abs(i - j) <= WINDOW and min(left, right) >= NUM_SPECIAL:
+                if 0 < abs(i - j) <= cooccurrence.WINDOW and min(left, right) >= NUM_SPECIAL:
                     expected[left, right] += 1 / abs(i - j)
     numbers = np.repeat(np.arange(len(sequences)), [len(pieces) for pieces in sequences])
-    found = near_counts(np.concatenate(sequences), numbers, VOCAB_SIZE).toarray()
+    found = cooccurrence.near_counts(np.concatenate(sequences), numbers, VOCAB_SIZE).toarray()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -45,14 +37,16 @@ def test_pieces_that_stand_near_the_same_ones_have_like_vectors() -> None:
     generator = np.random.default_rng(0)
     group = generator.integers(0, 2, 3000)  # a sequence has pieces 5 to 9, or 10 to 14
     pieces = (5 + 5 * group[:, None] + generator.integers(0, 5, (3000, 6))).ravel()
-    vectors = word_vectors(near_counts(pieces, np.repeat(np.arange(3000), 6), 16), 8)
+    vectors = cooccurrence.word_vectors(
+        cooccurrence.near_counts(pieces, np.repeat(np.arange(3000), 6), 16), 8
+    )
     likeness = vectors @ vectors.T
     assert likeness[5:10, 5:10].min() > 5 * likeness[5:10, 10:15].abs().max()
     assert not vectors[15].any()
 
 
 def test_the_bias_is_the_log_of_how_often_a_piece_is_asked_for() -> None:
-    found = log_frequencies(np.array([7, 7, 7, 5]), VOCAB_SIZE)
+    found = cooccurrence.log_frequencies(np.array([7, 7, 7, 5]), VOCAB_SIZE)
     assert torch.logsumexp(found, 0).item() == pytest.approx(0, abs=1e-6)
     assert found[7] > found[5] > found[6] == found[0]
 
@@ -71,7 +65,7 @@ def test_counts_begin_below_the_loss_of_the_best_constant_prediction(
         sharing=sharing,
     )
     settings = TrainingSettings(initial_weights="counts")
-    train, held_out = (ExampleShards(uri, kind) for kind in ("train", "held_out"))
-    state = initial_state(model, settings, train, ALONE)
+    train, held_out = (shards.ExampleShards(uri, kind) for kind in ("train", "held_out"))
+    state = pretraining.initial_state(model, settings, train, ranks.ALONE)
     scores = evaluate(state.model, held_out, len(held_out), "sentence_order")
     assert scores["masked_lm_loss"].value < train.result.unigram_nats

@@ -20,8 +20,7 @@ from albert_core.training import pretrain, pretraining
 from albert_core.training.devices import MACHINES
 from albert_core.training.held_out import evaluate
 from albert_core.training.step import TrainState
-from pipelines import make_examples, train_vocab
-from pipelines.config import ExampleSettings, VocabularySettings
+from pipelines import config, make_examples, train_vocab
 from tests.albert_core.training.conftest import AroundStep, tell_to_stop_at
 from tests.albert_core.training_runs import (
     MODEL,
@@ -182,9 +181,9 @@ def test_new_text_is_gone_on_with_because_the_vocabulary_was_kept(
     assert read_manifest(uri).account("examples trained on").total == 4 * 8
     monkeypatch.setenv("ALBERT_WORKERS", "1")
     corpus = read_manifest(more).input_manifests["corpus"]
-    asked = VocabularySettings(vocab_size=95, refresh="train")
+    asked = config.VocabularySettings(vocab_size=95, refresh="train")
     vocab = train_vocab.run(asked, corpus, str(tmp_path))
-    settings = ExampleSettings(**read_manifest(more).settings)
+    settings = config.ExampleSettings(**read_manifest(more).settings)
     others = make_examples.run(settings, corpus, vocab, str(tmp_path))
     with pytest.raises(TrainingError, match="the same piece would mean something else"):
         train(others, tmp_path, **continued, accept_other_examples=True)

@@ -19,9 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from albert_core.config import TrainingSettings
 from albert_core.model import albert, attention, execution
-from albert_core.model.albert import AlbertForPretraining
-from albert_core.training import step
-from albert_core.training.shards import Batch, UpdateSizes
+from albert_core.training import shards, step
 from flows.recipe import load_recipe
 
 NUM_SEQUENCES, LENGTH, NUM_PREDICTIONS, VOCAB_SIZE = 64, 512, 77, 30_000
@@ -81,13 +79,13 @@ def test_a_micro_batch_of_base_keeps_within_its_budget_and_waits_for_nothing() -
     kernels = Kernels()
     with FakeTensorMode():
         attention._layout_on(runs, CPU)  # made once a batch, and kept
-        model = AlbertForPretraining(load_recipe("base-v2").model, VOCAB_SIZE)
+        model = albert.AlbertForPretraining(load_recipe("base-v2").model, VOCAB_SIZE)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         ids, firsts, masked = (
             torch.zeros(n, dtype=torch.int64) for n in (num_pieces, NUM_SEQUENCES, num_predictions)
         )
-        batch = Batch(
+        batch = shards.Batch(
             input_ids=ids,
             token_type_ids=ids,
             runs=runs,
@@ -96,7 +94,7 @@ def test_a_micro_batch_of_base_keeps_within_its_budget_and_waits_for_nothing() -
             masked_lm_labels=masked,
             sentence_order_labels=firsts,
         )
-        sizes = UpdateSizes(
+        sizes = shards.UpdateSizes(
             num_sequences=NUM_SEQUENCES,
             num_pieces=num_pieces,
             sum_of_squares=num_pieces * LENGTH,

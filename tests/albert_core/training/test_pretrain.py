@@ -23,9 +23,7 @@ from albert_core.stage.command import RUN_AGAIN_STATUS
 from albert_core.stage.errors import ConfigError
 from albert_core.stage.manifest import read_manifest
 from albert_core.tracking.server import open_client
-from albert_core.training import launcher, pretrain, pretraining, run_log
-from albert_core.training.launcher import launch, status_of
-from albert_core.training.ranks import Ranks
+from albert_core.training import launcher, pretrain, pretraining, ranks, run_log
 from tests.albert_core.training_runs import (
     MODEL,
     make_days,
@@ -82,8 +80,8 @@ def test_more_ranks_than_examples_in_a_batch_are_refused(
     examples: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def nine_ranks(*_: object) -> Iterator[Ranks]:
-        yield Ranks(0, 9, torch.device("cpu"))
+    def nine_ranks(*_: object) -> Iterator[ranks.Ranks]:
+        yield ranks.Ranks(0, 9, torch.device("cpu"))
 
     monkeypatch.setattr(pretraining, "ranks_of_environment", nine_ranks)
     with pytest.raises(ConfigError, match="batch_size is 8, but there are 9 ranks"):
@@ -251,7 +249,7 @@ def test_hosts_that_do_not_meet_in_time_are_to_be_started_again(
     host: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = [f"--node-rank={host}", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    status = launch(["--nnodes=2", *address, "--rdzv-conf=timeout=1", "never.py"])
+    status = launcher.launch(["--nnodes=2", *address, "--rdzv-conf=timeout=1", "never.py"])
     assert status == RUN_AGAIN_STATUS
     assert "the 2 hosts did not meet at 127.0.0.1:" in caplog.text
 
@@ -275,7 +273,7 @@ def test_a_run_on_several_hosts_meets_under_a_name_of_its_own() -> None:
 )
 def test_the_launcher_says_whether_to_run_again(exitcodes: list[int], status: int) -> None:
     failures = {rank: SimpleNamespace(exitcode=code) for rank, code in enumerate(exitcodes)}
-    assert status_of(cast(Any, failures)) == status
+    assert launcher.status_of(cast(Any, failures)) == status
 
 
 @pytest.mark.long

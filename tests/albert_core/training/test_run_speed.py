@@ -10,13 +10,6 @@ from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.planning.hardware import HARDWARE
 from albert_core.training import run_log
 from albert_core.training.ranks import ALONE, Ranks
-from albert_core.training.run_log import (
-    ExpectedSpeed,
-    RunLog,
-    expected_speed,
-    peak_memory,
-    used_memory,
-)
 from albert_core.training.shards import ExampleShards, UpdateSizes
 from albert_core.training.step import Asked, TrainState, Update
 from tests.albert_core.made_examples import made_examples
@@ -46,11 +39,11 @@ class TwoGpus(Ranks):
         return 2 * tensor
 
 
-def on_two_gpus(examples: ExampleShards, monkeypatch: pytest.MonkeyPatch) -> ExpectedSpeed:
+def on_two_gpus(examples: ExampleShards, monkeypatch: pytest.MonkeyPatch) -> run_log.ExpectedSpeed:
     on_cpu = torch.tensor
     monkeypatch.setattr(torch, "tensor", lambda value, dtype, device: on_cpu(value, dtype=dtype))
     ranks = TwoGpus(0, 2, torch.device("cuda", 0))
-    return expected_speed(MODEL, TRAINING, examples, ranks)
+    return run_log.expected_speed(MODEL, TRAINING, examples, ranks)
 
 
 def test_the_peak_of_known_gpus_is_the_vendors_times_their_number(
@@ -100,11 +93,11 @@ def reported(
     """
     clock = SimpleNamespace(now=0.0, worked=0.0)
     now = {"perf_counter": lambda: clock.now, "process_time": lambda: clock.worked}
-    expected = expected_speed(MODEL, TRAINING, examples, ALONE)
+    expected = run_log.expected_speed(MODEL, TRAINING, examples, ALONE)
     monkeypatch.setattr(run_log, "time", SimpleNamespace(**now))
     tracked = SimpleNamespace(key="key", seconds=0.0, metrics={})
     tracked.log_metrics = lambda _, metrics: tracked.metrics.update(metrics)
-    log = RunLog(MODEL, TRAINING, 100, ALONE, expected, 0, cast(Any, tracked))
+    log = run_log.RunLog(MODEL, TRAINING, 100, ALONE, expected, 0, cast(Any, tracked))
     with log.not_training():
         clock.now, clock.worked = 1000.0, 700.0
     clock.now, clock.worked = clock.now + 10 + waits, clock.worked + worked
@@ -125,10 +118,10 @@ def test_the_peak_above_what_was_there_before_has_what_was_freed_and_no_mapped_f
     mapped = tmp_path / "shard"
     mapped.write_bytes(b"1" * (64 << 20))
     CLEAR_REFS.write_text("5")  # the peak begins anew
-    before = used_memory(ALONE.device)
+    before = run_log.used_memory(ALONE.device)
     pages = np.memmap(mapped, mode="r")
     tensor = torch.ones(50 << 20)
     assert tensor.sum() + int(pages.sum()) > 0
     del tensor
-    assert 195 << 20 < peak_memory(ALONE.device, before) < 240 << 20
-    assert used_memory(ALONE.device) - before < 40 << 20
+    assert 195 << 20 < run_log.peak_memory(ALONE.device, before) < 240 << 20
+    assert run_log.used_memory(ALONE.device) - before < 40 << 20

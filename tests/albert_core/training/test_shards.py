@@ -16,9 +16,8 @@ from torch import Tensor
 
 from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.stage import storage
+from albert_core.stage import manifest, storage
 from albert_core.stage.errors import ConfigError, IntegrityError, ShapeError, TrainingError
-from albert_core.stage.manifest import read_manifest
 from albert_core.text.records import CLS, EXAMPLE_SCHEMA, MASK, SEP
 from albert_core.training import shards as shards_module
 from albert_core.training.loader import UpdateLoader
@@ -26,9 +25,7 @@ from albert_core.training.optimizer import build_optimizer
 from albert_core.training.ranks import ALONE, Ranks
 from albert_core.training.shards import Batch, BatchShape, ExampleShards, Rows, UpdateBatch
 from albert_core.training.step import TrainState, train_step
-from tests.albert_core import made_examples
-from tests.albert_core.made_examples import assert_equal
-from tests.albert_core.tiny_model import tiny_settings
+from tests.albert_core import made_examples, tiny_model
 from tests.albert_core.tiny_vocab import tiny_vocab
 from tests.made_results import made_result
 from tests.s3_server import serve_s3
@@ -113,7 +110,7 @@ def test_rows_come_in_the_order_asked_for_from_all_shards(
 ) -> None:
     one_by_one = Rows.join([many.rows(np.array([number])) for number in numbers])
     together = many.rows(np.array(numbers))
-    assert_equal(together.batch(), one_by_one.batch())
+    made_examples.assert_equal(together.batch(), one_by_one.batch())
     lengths, num_predictions = many.sizes(np.array(numbers))
     assert lengths.tolist() == together.lengths.tolist()
     assert num_predictions.tolist() == together.num_predictions.tolist()
@@ -138,7 +135,7 @@ def test_how_a_shard_is_written_does_not_change_its_examples(
     uri = write_examples(str(tmp_path / "other"), [EXAMPLES], **options)
     numbers = np.array([4, 0, 3, 1, 2, 0])
     other = ExampleShards(uri, "train").rows(numbers)
-    assert_equal(other.batch(), examples.rows(numbers).batch())
+    made_examples.assert_equal(other.batch(), examples.rows(numbers).batch())
 
 
 @pytest.fixture
@@ -187,7 +184,7 @@ def test_copies_that_no_process_uses_make_room_for_others(
     monkeypatch.setattr(shards_module, "_in_use", {})
     ExampleShards(second, "train")
     [left] = copies.glob("*/*.arrow")
-    assert left.stem == read_manifest(second).shards_of("train")[0].sha256
+    assert left.stem == manifest.read_manifest(second).shards_of("train")[0].sha256
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100))
     with pytest.raises(ConfigError, match=r"has room for 0\.0 GB, .* Set TMPDIR to a folder on"):
         ExampleShards(first, "train")
@@ -221,7 +218,7 @@ def test_the_memory_of_a_rank_does_not_grow_with_the_shards_in_a_store(
         assert sum(file.stat().st_size for file in copies.glob("*/*")) > 40e6
         assert own_memory() - before < 25e6
         found = shards.rows(np.arange(0, 60_000, 1000))
-    assert_equal(found.batch(), expected.batch())
+    made_examples.assert_equal(found.batch(), expected.batch())
 
 
 def own_memory() -> int:
@@ -273,7 +270,7 @@ PADDING = PaddingRanks(0, 1, torch.device("cpu"))
 def gradients_of(batch: UpdateBatch) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Return the metrics of an update and its gradients, in float64."""
     torch.manual_seed(1)
-    shape = tiny_settings(max_position_embeddings=64)
+    shape = tiny_model.tiny_settings(max_position_embeddings=64)
     model = AlbertForPretraining(shape, tiny_vocab().vocab_size).double()
     state = TrainState(model=model, optimizer=build_optimizer(model, "adamw", 1.0, 0.0))
     found: dict[str, Tensor] = {}

@@ -16,13 +16,7 @@ import torch
 from albert_core.config import ModelSettings
 from albert_core.stage.errors import ConfigError
 from albert_core.training.devices import ranks_of_environment
-from tests.albert_core.training_runs import (
-    MODEL,
-    make_days,
-    run_with_faults,
-    weights_of,
-    with_settings,
-)
+from tests.albert_core import training_runs
 
 TINY = ModelSettings(
     embedding_size=64,
@@ -32,7 +26,7 @@ TINY = ModelSettings(
     intermediate_size=512,
 )
 """The model of the recipe tiny."""
-UPDATES = with_settings(num_steps=6, batch_size=16)
+UPDATES = training_runs.with_settings(num_steps=6, batch_size=16)
 NUM_PIECES = UPDATES.micro_batch_size * 96
 """Of a padded batch."""
 with_xla = pytest.mark.skipif(
@@ -44,7 +38,7 @@ with_xla = pytest.mark.skipif(
 def examples(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of many lengths."""
     folder = tmp_path_factory.mktemp("days")
-    return make_days(folder, seed=0, num_documents=300, short_seq_prob=0.4)
+    return training_runs.make_days(folder, seed=0, num_documents=300, short_seq_prob=0.4)
 
 
 def python_with_xla(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -118,19 +112,19 @@ def test_a_run_on_xla_that_was_killed_resumes_to_the_same_bits(
         folder.mkdir()
         for status in statuses:
             faults = {"kill_step": 6} if status else {}
-            done = run_with_faults(
+            done = training_runs.run_with_faults(
                 folder,
-                with_settings(batch_size=16),
+                training_runs.with_settings(batch_size=16),
                 examples,
                 faults=faults,
-                model=MODEL.model_copy(update={"hidden_dropout_prob": 0.1}),
+                model=training_runs.MODEL.model_copy(update={"hidden_dropout_prob": 0.1}),
                 python=os.environ["ALBERT_XLA_PYTHON"],
                 PYTHONPATH=str(Path.cwd()),
                 PJRT_DEVICE="CPU",
             )
             assert done.returncode == status, done.stdout + done.stderr
         [manifest] = folder.glob("work/pretraining/*/manifest.json")
-        weights.append(weights_of(str(manifest)))
+        weights.append(training_runs.weights_of(str(manifest)))
     torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=0)
 
 

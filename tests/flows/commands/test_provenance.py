@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 
 from albert_core.registry.versions import RegisteredVersion
-from albert_core.stage import lineage
-from albert_core.stage.errors import IntegrityError, SourceError
+from albert_core.stage import errors, lineage, provenance
 from albert_core.stage.lineage import PRETRAINING, Lineage, Result, place_in
 from albert_core.stage.manifest import Manifest, StagePlan, read_manifest
-from albert_core.stage.provenance import Call, called_as
 from albert_core.stage.settings import Settings
 from albert_core.stage.storage import sha256_of
 from albert_core.text.arrow_files import read_arrow
@@ -178,7 +176,7 @@ def test_a_changed_missing_or_new_source_file_is_named_before_anything_is_made(
     changed.write_text(changed.read_text().replace("river", "brook", 1))
     (source / "2.jsonl").unlink()
     write_jsonl(source / "3.jsonl", [900])
-    with pytest.raises(SourceError, match="source files: ") as told:
+    with pytest.raises(errors.SourceError, match="source files: ") as told:
         check(found)
     for line in ("1 new (3.jsonl)", "1 removed (2.jsonl)", "1 changed (1.jsonl)"):
         assert line in str(told.value)
@@ -219,7 +217,7 @@ def module_of(manifest: Manifest) -> str:
 
 def called(module: str, plan: StagePlan, work: Path, **options: str) -> Result:
     """Return the empty result of a stage that was called by its command line."""
-    with called_as(Call(module=module, recipe={}, options=options)):
+    with provenance.called_as(provenance.Call(module=module, recipe={}, options=options)):
         uri = plan.write(str(work), [], [], Settings())
     return Result(uri, read_manifest(uri))
 
@@ -315,7 +313,7 @@ def test_what_differs_beforehand_or_was_made_without_a_call_is_told_before_anyth
     assert "the code differs from then" in notes[0]
     assert "numpy was 0.1 and is " in notes[1]
     uri = StagePlan("vocab", {}, {}, "code", {}).write(str(tmp_path), [], [], Settings())
-    with pytest.raises(IntegrityError, match="does not say how the stage was called"):
+    with pytest.raises(errors.IntegrityError, match="does not say how the stage was called"):
         check(read_model_lineage(uri, ""))
 
 

@@ -14,23 +14,14 @@ from hypothesis import strategies as st
 
 from albert_core.stage import lock, storage
 from albert_core.stage.lineage import STAGES, place_in, read_work
-from albert_core.stage.lock import Owner
 from albert_core.stage.manifest import StagePlan, check_shard, shard_of
 from albert_core.stage.settings import Settings
+from flows.commands import retention
 from flows.commands.main import main
-from flows.commands.retention import (
-    Entry,
-    RetentionPlan,
-    Rules,
-    delete,
-    find_entries,
-    plan_for,
-    plan_retention,
-)
 from tests.albert_core.stage.test_lineage import graphs, lineage_of, place_of, reached
 from tests.flows.tiny_way import Tiny
 
-NOTHING_NEW = Rules(keep_newest=0, keep_days=0)
+NOTHING_NEW = retention.Rules(keep_newest=0, keep_days=0)
 
 
 def plan(number: int, stage: str = "corpus", **made_of: str) -> StagePlan:
@@ -55,16 +46,16 @@ def age(folder: str, days: float) -> None:
         os.utime(path, (then, then))
 
 
-def planned(work: str, rules: Rules = NOTHING_NEW) -> RetentionPlan:
-    return plan_for(work, rules, time.time())
+def planned(work: str, rules: retention.Rules = NOTHING_NEW) -> retention.RetentionPlan:
+    return retention.plan_for(work, rules, time.time())
 
 
-def reasons(work: str, rules: Rules = NOTHING_NEW) -> dict[str, str]:
+def reasons(work: str, rules: retention.Rules = NOTHING_NEW) -> dict[str, str]:
     return {entry.name: why for entry, why in planned(work, rules).kept.items()}
 
 
 def bytes_in(work: str) -> int:
-    return sum(entry.num_bytes for entry in find_entries(work))
+    return sum(entry.num_bytes for entry in retention.find_entries(work))
 
 
 def check_is_whole(work: str) -> None:
@@ -132,11 +123,11 @@ def test_a_deletion_that_is_killed_leaves_no_manifest_without_its_shards_or_inpu
         with monkeypatch.context() as patch:
             patch.setattr(storage, "remove", killed)
             with pytest.raises(KeyboardInterrupt):
-                delete(made, work)
+                retention.delete(made, work)
         lock.release_all()
         check_is_whole(work)
-    delete(planned(work), work)
-    assert find_entries(work) == []
+    retention.delete(planned(work), work)
+    assert retention.find_entries(work) == []
 
 
 def test_what_is_being_made_stays_however_old_it_is(old: tuple[str, list[str]]) -> None:
@@ -148,7 +139,7 @@ def test_what_is_being_made_stays_however_old_it_is(old: tuple[str, list[str]]) 
     storage.write_bytes(f"{work}/units/old/unit.json", b"{}")
     age(work, 400)
     other = lock._claim_at(storage.join(work, lock.CLAIMS, f"examples-{running.key}"))
-    assert other.take(Owner.this_process())
+    assert other.take(lock.Owner.this_process())
     try:
         assert reasons(work) == {
             f"examples/{running.key}": "it is being made",
@@ -167,7 +158,7 @@ def test_all_that_a_registered_version_is_made_of_stays_and_what_only_saves_work
     assert {entry.area for entry in made.kept} == set(STAGES) - {"audit", "contamination"}
     assert set(made.kept.values()) == {"models:/albert-tiny/1 @champion is made of it"}
     assert {entry.area for entry in made.superfluous} == {"units", "parts", "recipes"}
-    delete(made, copied.work)
+    retention.delete(made, copied.work)
     assert not list(Path(copied.work).glob("units/*/*")) + list(Path(copied.work).glob("parts/*"))
     check_is_whole(copied.work)
 
@@ -200,18 +191,22 @@ NOW = 1_000_000_000.0
 DAY = 86_400.0
 
 
-def entry(name: str, days: float = 100, num_bytes: int = 10, is_finished: bool = True) -> Entry:
-    return Entry(name, num_bytes, NOW - days * DAY, is_finished)
+def entry(
+    name: str, days: float = 100, num_bytes: int = 10, is_finished: bool = True
+) -> retention.Entry:
+    return retention.Entry(name, num_bytes, NOW - days * DAY, is_finished)
 
 
 def plan_of(
     graph: list[set[int]],
-    entries: list[Entry],
-    rules: Rules,
+    entries: list[retention.Entry],
+    rules: retention.Rules,
     registered: Mapping[str, str],
     made_with: Mapping[str, Collection[str]] | None = None,
-) -> RetentionPlan:
-    return plan_retention(entries, lineage_of(graph), made_with or {}, (), registered, rules, NOW)
+) -> retention.RetentionPlan:
+    return retention.plan_retention(
+        entries, lineage_of(graph), made_with or {}, (), registered, rules, NOW
+    )
 
 
 @settings(deadline=None)
@@ -232,7 +227,7 @@ def test_nothing_that_a_kept_result_was_made_of_is_ever_deleted(
         for place in places
     ]
     versions = {place_of(n): "models:/m/1" for n in registered}
-    plan = plan_of(graph, entries, Rules(keep_newest, keep_days), versions)
+    plan = plan_of(graph, entries, retention.Rules(keep_newest, keep_days), versions)
     kept = {each.name for each in plan.kept}
     gone = [each.name for each in plan.superfluous]
     assert sorted([*kept, *gone]) == sorted(places)
@@ -257,7 +252,7 @@ def test_each_thing_kept_says_why() -> None:
     entries = [entry(place_of(n)) for n in range(4)]
     entries += [entry(place_of(4), days=90), entry(place_of(5), days=1, is_finished=False)]
     entries.append(entry("corpus/mine", days=500))
-    plan = plan_of(graph, entries, Rules(1, 30), {place_of(3): "models:/m/1 @champion"})
+    plan = plan_of(graph, entries, retention.Rules(1, 30), {place_of(3): "models:/m/1 @champion"})
     assert {each.name: why for each, why in plan.kept.items()} == {
         place_of(0): f"{place_of(3)} is made of it",
         place_of(1): "among the newest 1 of vocab",
@@ -276,5 +271,5 @@ def test_units_and_parts_of_current_results_stay_and_those_of_registered_ones_ne
     entries += [entry(f"units/{name}") for name in "abc"] + [entry("units/d", days=1)]
     versions = {old: "models:/m/1"}
     made_with = {old: {"units/a", "units/b"}, new: {"units/b", "units/c"}}
-    plan = plan_of(graph, entries, Rules(1, 30), versions, made_with)
+    plan = plan_of(graph, entries, retention.Rules(1, 30), versions, made_with)
     assert [each.name for each in plan.superfluous] == ["units/a"]
