@@ -52,7 +52,7 @@ def test_a_stage_reaches_these_rooms_of_albert_core(stage: str, rooms: set[str])
 
 def test_what_stages_do_is_planned_without_the_heavy_libraries() -> None:
     others = ("make_task", "contamination", "removal")
-    stages = (*ROOMS_OF, FINETUNED, *(f"pipelines.{name}" for name in others))
+    stages = (*ROOMS_OF, *(f"pipelines.{name}" for name in others))
     shared = ("albert_core.stage.manifest", "albert_core.text.tokenizer", "albert_core.config")
     assert loaded_by(*stages, *shared) & (HEAVY | {"prefect", "pandas"}) == set()
 
