@@ -122,7 +122,7 @@ def test_every_stage_has_a_place() -> None:
     stages = set()
     for part in ("albert_core", "pipelines"):
         for source in (file.read_text() for file in PROJECT.glob(f"{part}/**/*.py")):
-            for name in re.findall(r"^ +stage=([A-Z_]+),$", source, re.MULTILINE):
+            for name in re.findall(r"^ +stage=(?:lineage\.)?([A-Z_]+),$", source, re.MULTILINE):
                 given = re.findall(rf'^{name} = "?(\w+)"?$', source, re.MULTILINE) or [name]
                 stages.add(getattr(lineage, given[0], given[0]))
     assert stages == set(lineage.STAGES)
