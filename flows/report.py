@@ -142,6 +142,7 @@ def build_text_report(
             "Text": [
                 ("source files", f"{corpus.num_source_files:,}"),
                 ("clean text", f"{corpus.text_bytes / 1e6:,.1f} MB"),
+                ("sentences cut, too long", f"{corpus.num_sentences_cut:,}"),
                 *_text_rows(made["corpus"], made["examples"]),
                 ("vocabulary", f"{vocab_size:,} pieces{f', kept from {kept}' if kept else ''}"),
                 ("audit", checked),

@@ -322,6 +322,7 @@ def _finish(
         num_documents=documents.kept,
         num_source_files=len(listing.files),
         text_bytes=sum(report["text_bytes"] for report in reports),
+        num_sentences_cut=sum(report["num_sentences_cut"] for report in reports),
     )
     return plan.write(work, shards, [documents, _account_of_files(listing)], result)
 

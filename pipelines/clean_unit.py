@@ -24,7 +24,7 @@ from pipelines.corpus.cleaning import content_hash, normalise_text, reject_reaso
 from pipelines.corpus.duplicates import HASH_BYTES, NUM_BINS, signatures
 from pipelines.corpus.language import detect_languages
 from pipelines.corpus.overlaps import NgramIndex, find_overlaps
-from pipelines.corpus.sentences import split_sentences
+from pipelines.corpus.sentences import cut_long, split_sentences
 from pipelines.corpus.word_hashes import cut_by_size
 from pipelines.engine import kept_files
 from pipelines.engine.progress import report_done, warn
@@ -53,7 +53,7 @@ PART_SCHEMA = pa.schema(
     ]
 )
 SIGNATURE = pa.field("signature", pa.list_(pa.uint32(), NUM_BINS))
-_COUNTS = b"counts"
+_COUNTS, _NUM_CUT = b"counts", b"num_sentences_cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,11 @@ def counts_of(schema: pa.Schema) -> Counter[str]:
     return Counter(json.loads(schema.metadata[_COUNTS]))
 
 
+def num_sentences_cut_of(schema: pa.Schema) -> int:
+    """Return how many sentences of a part were too long, and therefore cut."""
+    return int(schema.metadata[_NUM_CUT])
+
+
 def _part(unit: Unit, index: int) -> Part:
     number = (unit.number << PART_BITS) + index
     uri = storage.join(unit.folder, f"{index:05d}.arrow")
@@ -193,8 +198,10 @@ def _clean_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
         ledger: list[dict[str, object]] = []
         documents = [record for record in records if isinstance(record, Document)]
         tables = [PART_SCHEMA.empty_table()]
+        num_cut = 0
         for batch in cut_by_size(documents, _memory_of, _BATCH_BYTES):
-            table = _clean_batch(batch, job, excluded, ledger)
+            table, num_cut_here = _clean_batch(batch, job, excluded, ledger)
+            num_cut += num_cut_here
             reasons = table["reason"]
             counts.update(reasons.to_pylist())
             stays = pc.equal(reasons, KEPT)
@@ -203,7 +210,7 @@ def _clean_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
             tables.append(table.filter(stays))
         _write_lines(part.overlaps, ledger)
         whole = _with_signatures(pa.concat_tables(tables), job)
-        yield whole.replace_schema_metadata({_COUNTS: json.dumps(counts)})
+        yield whole.replace_schema_metadata({_COUNTS: json.dumps(counts), _NUM_CUT: str(num_cut)})
 
 
 def _clean_batch(
@@ -211,19 +218,11 @@ def _clean_batch(
     job: CleaningJob,
     excluded: frozenset[str],
     ledger: list[dict[str, object]],
-) -> pa.Table:
+) -> tuple[pa.Table, int]:
+    """Return the documents with their fingerprints, and how many of their sentences were cut."""
     texts = [normalise_text(d.text, lines_are_sentences=d.lines_are_sentences) for d in documents]
     reasons = [reason or KEPT for reason in reject_reasons(texts, job.cleaning)]
-    to_split = [
-        row
-        for row, document in enumerate(documents)
-        if reasons[row] == KEPT and not document.lines_are_sentences
-    ]
-    languages = [job.cleaning.language] * len(to_split)
-    if job.cleaning.language == AUTO:
-        languages = [each for each, _ in detect_languages([texts[row] for row in to_split])]
-    for row, language in zip(to_split, languages, strict=True):
-        texts[row] = "\n".join(split_sentences(texts[row], language))
+    num_cut = _split(texts, documents, reasons, job.cleaning)
     hashes = [content_hash(text) for text in texts]
     if excluded:
         for row, document in enumerate(documents):
@@ -232,7 +231,31 @@ def _clean_batch(
     if job.test_ngrams:
         _mark_overlaps(documents, texts, reasons, job, ledger)
     ids, sources = [d.id for d in documents], [d.source for d in documents]
-    return pa.table([ids, texts, sources, reasons, hashes], schema=PART_SCHEMA)
+    return pa.table([ids, texts, sources, reasons, hashes], schema=PART_SCHEMA), num_cut
+
+
+def _split(
+    texts: list[str], documents: list[Document], reasons: list[str], cleaning: CleaningSettings
+) -> int:
+    """Put the texts kept one sentence a line; return how many sentences were too long."""
+    kept = [row for row, reason in enumerate(reasons) if reason == KEPT]
+    to_split = [row for row in kept if not documents[row].lines_are_sentences]
+    languages = [cleaning.language] * len(to_split)
+    if cleaning.language == AUTO:
+        languages = [each for each, _ in detect_languages([texts[row] for row in to_split])]
+    sentences = {
+        row: split_sentences(texts[row], language)
+        for row, language in zip(to_split, languages, strict=True)
+    }
+    num_cut = 0
+    for row in kept:
+        lines = sentences.get(row) or texts[row].split("\n")
+        too_long = sum(length > cleaning.max_sentence_characters for length in map(len, lines))
+        if too_long:
+            lines = list(cut_long(lines, cleaning.max_sentence_characters))
+        texts[row] = "\n".join(lines)
+        num_cut += too_long
+    return num_cut
 
 
 def ids_of(document_id: str, hashed: bytes) -> tuple[str, str]:

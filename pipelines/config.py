@@ -123,6 +123,11 @@ class CleaningSettings(Settings):
         min_length=2,
         description="ISO 639 code, for the sentence splitter; auto: each document's own",
     )
+    max_sentence_characters: int = Field(
+        default=2000,
+        ge=100,
+        description="a longer sentence is cut at a full stop, semicolon, colon, comma or blank",
+    )
     keep_languages: list[str] = Field(
         default=[], description="ISO 639-1 codes; other documents are dropped. Empty: keep all"
     )

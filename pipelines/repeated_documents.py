@@ -20,7 +20,7 @@ from albert_core.stage.manifest import shard_of
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, Ints
 from albert_core.text.seeds import UInt64s
-from pipelines.clean_unit import KEPT, PART_BITS, Part, counts_of, ids_of
+from pipelines.clean_unit import KEPT, PART_BITS, Part, counts_of, ids_of, num_sentences_cut_of
 from pipelines.config import CleaningSettings
 from pipelines.corpus import duplicates
 
@@ -118,7 +118,7 @@ def write_shard(
     part = marks[0].part
     table = read_arrow(part.uri)
     reasons = np.array(table["reason"].to_pylist(), object)
-    counts = counts_of(table.schema)
+    counts, num_sentences_cut = counts_of(table.schema), num_sentences_cut_of(table.schema)
     for mark in marks:
         if mark.kind == CONTENT:
             dropped = mark.is_known | cleaning.drop_duplicates
@@ -146,6 +146,7 @@ def write_shard(
     return number, {
         "shards": [shard.model_dump() for shard in shards],
         "counts": dict(counts),
+        "num_sentences_cut": num_sentences_cut,
         "text_bytes": written["documents"]["text"].nbytes,
         "unreadable": part.unreadable if storage.exists(part.unreadable) else "",
         "overlaps": part.overlaps if storage.exists(part.overlaps) else "",

@@ -25,7 +25,11 @@ _MACHINE = results.Machine(ranks=1, threads=2, device="cpu", vectors="AVX2")
 
 RESULTS: dict[str, Settings] = {
     "corpus": results.CorpusResult(
-        source="notes/**", num_documents=900, num_source_files=12, text_bytes=3_500_000
+        source="notes/**",
+        num_documents=900,
+        num_source_files=12,
+        text_bytes=3_500_000,
+        num_sentences_cut=0,
     ),
     "vocab": results.VocabularyResult(
         vocab_size=4000,

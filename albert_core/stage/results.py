@@ -67,6 +67,8 @@ class CorpusResult(Settings):
     num_source_files: int
     text_bytes: int
     """UTF-8 bytes of the kept documents' text."""
+    num_sentences_cut: int
+    """Sentences that were too long and therefore cut, of repeated documents too."""
 
 
 class VocabularyResult(Settings):

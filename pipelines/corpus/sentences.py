@@ -8,7 +8,7 @@ is cut, except before a lower-case letter (``"Oh!" cried she``).
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import accumulate
 from typing import Final
@@ -16,7 +16,7 @@ from typing import Final
 import sentencex
 
 _ENDS: Final = ".!?…。！？؟"
-_QUOTES: Final = '"“”„«»‹›「」『』'
+_QUOTES: Final = "'\"“”„‘‚`«»‹›「」『』《"
 _OPENING: Final = "\"'“„‘‚«»‹›「『("
 _CLOSING: Final = r""")\]"'“’”»«›‹」』"""
 _CLOSING_WITHOUT_BLANK: Final = "”」』"
@@ -25,6 +25,19 @@ _BLANK: Final = " \xa0\u202f"
 _LOWER_CASE: Final = re.compile(
     rf"[{_BLANK}{_OPENING}»›—–-]*[{''.join(filter(str.islower, map(chr, range(0x10000))))}]"
 )
+_BEST_ENDS: Final = (
+    (". ", "。"),
+    ("; ", "；", "؛ "),
+    (": ", "："),
+    (", ", "，", "、", "، "),
+    (" ",),
+)
+"""Where a long sentence is cut, best first."""
+_MAX_PARAGRAPH: Final = 50_000
+"""Characters. In a paragraph of several hundred thousand sentencex misses sentences."""
+_BRACKET: Final = re.compile(r"\[(?!\d)")
+"""One that begins no reference. What is between brackets is one sentence for sentencex, up to any
+closing one."""
 _ABBREVIATIONS: Final = {
     "ar": "د أ م",
     "de": "Hr Hrn Fr S",
@@ -60,11 +73,37 @@ def split_sentences(text: str, language: str) -> list[str]:
         text: paragraphs, one a line.
         language: ISO 639 code; an unknown one is split by general rules.
     """
+    lengths = list(map(len, text.split("\n")))
+    if max(lengths) > _MAX_PARAGRAPH:
+        text = "\n".join(cut_long(text.split("\n"), _MAX_PARAGRAPH))
+        lengths = list(map(len, text.split("\n")))
     # An empty line separates paragraphs for sentencex, which is faster on a whole text.
     hidden = _hidden(text, language).replace("\n", "\n\n")
     parts = [part for part in sentencex.segment(language, hidden) if part[0] != "\n"]
-    ends = frozenset(accumulate(map(len, text.split("\n"))))
-    return _cut(text.replace("\n", ""), parts, ends)
+    return _cut(text.replace("\n", ""), parts, frozenset(accumulate(lengths)))
+
+
+def cut_long(sentences: Iterable[str], max_characters: int) -> Iterator[str]:
+    """Yield the sentences, and in their place the parts of those with more than ``max_characters``.
+
+    A part ends behind the last full stop of its second half, or else behind the last semicolon,
+    colon, comma or blank there, and only where there is none of these inside a word.
+    """
+    for sentence in sentences:
+        begin = 0
+        while len(sentence) - begin > max_characters:
+            end = _best_end(sentence, begin + max_characters // 2, begin + max_characters)
+            yield sentence[begin:end].strip()
+            begin = end
+        yield sentence[begin:].strip()
+
+
+def _best_end(text: str, low: int, high: int) -> int:
+    """Return where to cut ``text`` after ``low`` and up to ``high``."""
+    for marks in _BEST_ENDS:
+        if end := max(text.rfind(mark, low, high) for mark in marks) + 1:
+            return end
+    return high
 
 
 def _cut(text: str, parts: Iterable[str], paragraph_ends: frozenset[int]) -> list[str]:
@@ -72,7 +111,9 @@ def _cut(text: str, parts: Iterable[str], paragraph_ends: frozenset[int]) -> lis
     sentences = []
     begin = end = place = 0
     for part in parts:
-        if part[0].isupper() or place in paragraph_ends or not _LOWER_CASE.match(text, end):
+        if place in paragraph_ends:
+            end = place
+        if part[0].isupper() or end == place or not _LOWER_CASE.match(text, end):
             if sentence := text[begin:end].strip():
                 sentences.append(sentence)
             begin = end
@@ -93,7 +134,9 @@ def _hidden(text: str, language: str) -> str:
             text = _opening(quote).sub(lambda found: " " * len(found[0]), text)
     for quote in _QUOTES:
         text = text.replace(quote, "x")
-    return text
+    for bracket in "(<{":
+        text = text.replace(bracket, " ")
+    return _BRACKET.sub(" ", text)
 
 
 def _instead(found: re.Match[str]) -> str:

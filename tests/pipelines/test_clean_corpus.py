@@ -92,6 +92,18 @@ def test_a_source_with_too_many_bad_records_is_refused_also_when_its_units_are_k
         clean(source, max_unreadable_share=0.6)
 
 
+@pytest.mark.parametrize("format", ["text", "sentences"])
+def test_a_sentence_that_is_too_long_is_cut_and_counted(
+    clean: Clean, tmp_path: Path, format: str
+) -> None:
+    source = tmp_path / "s.txt"
+    source.write_text(document(1).replace(".", ",").replace("\n", " "))
+    manifest = clean(source, format=format, max_sentence_characters=100)
+    [row] = rows(manifest)
+    assert 50 < max(map(len, row["text"].split("\n"))) <= 100
+    assert read_manifest(manifest).result["num_sentences_cut"] == 1
+
+
 def test_rejected_documents_are_written_out_with_their_reason(clean: Clean, tmp_path: Path) -> None:
     texts = [document(1), document(1), "Too short."]
     source = write(tmp_path / "s.jsonl", *({"id": str(n), "text": t} for n, t in enumerate(texts)))

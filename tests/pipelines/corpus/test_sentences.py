@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.corpus.cleaning import normalise_text
-from pipelines.corpus.sentences import split_sentences
+from pipelines.corpus.sentences import cut_long, split_sentences
 
 LANGUAGES = st.sampled_from(["en", "de", "fr", "ru", "zh", "hi", "xx"])
 PROSE = st.text(
@@ -145,3 +145,33 @@ def test_a_text_is_split_as_its_paragraphs_are(paragraphs: list[str], language: 
     text = normalise_text("\n".join(paragraphs), lines_are_sentences=True)
     alone = [s for p in text.split("\n") for s in split_sentences(p, language)]
     assert split_sentences(text, language) == alone
+
+
+@given(PROSE, st.integers(2, 30))
+@settings(max_examples=200, deadline=None)
+def test_a_long_sentence_is_cut_into_parts_of_bounded_length_that_have_all_of_it(
+    text: str, max_characters: int
+) -> None:
+    sentences = split_sentences(normalise_text(text), "en")
+    parts = list(cut_long(sentences, max_characters))
+    assert "".join("".join(parts).split()) == "".join("".join(sentences).split())
+    assert all(part == part.strip() != "" and len(part) <= max_characters for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "parts"),
+    [
+        ("One two, three; four, five six", ["One two, three;", "four, five six"]),
+        ("One two three, four five, six", ["One two three,", "four five, six"]),
+        ("One two three four five 1,234,567", ["One two three four", "five 1,234,567"]),
+        ("0123456789012345678901234", ["01234567890123456789", "01234"]),
+        ("short", ["short"]),
+    ],
+)
+def test_a_long_sentence_is_cut_at_the_best_place(sentence: str, parts: list[str]) -> None:
+    assert list(cut_long([sentence], max_characters=20)) == parts
+
+
+def test_sentences_are_found_in_a_paragraph_of_any_length() -> None:
+    sentence = "It was seen by many (see below) in the 'park'. "
+    assert len(split_sentences(sentence * 20_000, "en")) == 20_000
