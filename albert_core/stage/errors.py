@@ -83,7 +83,7 @@ _ERRNOS = {errno.EBUSY, errno.ESTALE, getattr(errno, "EREMOTEIO", errno.ESTALE)}
 """s3fs's for "slow down" and "internal error", and NFS's for a server that restarted."""
 _CLASSES = {
     "aiohttp": {"ClientConnectionError"},
-    "botocore": {"ConnectionError", "HTTPClientError"},
+    "botocore": {"ConnectionError", "FlexibleChecksumError", "HTTPClientError"},
     "httpx": {"TransportError"},
     "requests": {"ConnectionError", "Timeout"},
     "sqlalchemy": {"OperationalError"},

@@ -74,6 +74,7 @@ def caused_by(cause: BaseException, error: Exception) -> Exception:
             "botocore.exceptions", "EndpointConnectionError", endpoint_url="http://store"
         ),
         library_error("requests.exceptions", "ConnectTimeout", "no answer"),
+        library_error("botocore.exceptions", "FlexibleChecksumError", error_msg="cut short"),
         database_error("closed"),
         database_error("database is locked"),
         mlflow_error("TEMPORARILY_UNAVAILABLE"),
