@@ -22,7 +22,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -403,7 +403,6 @@ def stratum_of(document_id: str, text: str) -> str:
     return f"{folder if is_folder else ''}/{script}"
 
 
-@lru_cache(maxsize=1 << 16)
 def _script(character: str) -> str:
     """Return the script of a letter: the first word of its name, as in CYRILLIC SMALL LETTER A."""
     return unicodedata.name(character, "").partition(" ")[0]
