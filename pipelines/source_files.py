@@ -329,7 +329,8 @@ def _matching(uri: str) -> Listing:
         elif reason := _why_skipped(name, str(each), info, real, datasets):
             listing.skipped[reason] += 1
         else:
-            listing.files.append(_listed(name, str(fs.unstrip_protocol(each)), real))
+            known = real if real["size"] is not None else fs.info(each)  # a web page of links
+            listing.files.append(_listed(name, str(fs.unstrip_protocol(each)), known))
     if listing.skipped:
         log.warning("%s: %s", redacted(uri), listing)
     return listing

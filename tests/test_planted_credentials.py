@@ -111,11 +111,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def source(folder: Path) -> Iterator[str]:
     texts = folder / "texts"
     texts.mkdir()
-    write_jsonl(texts / "a.jsonl", range(100))
+    for first in (0, 60):  # two files, so that a task can ask from which one a passage is
+        write_jsonl(texts / f"{first}.jsonl", range(first, first + 60))
     handler = partial(GuardedFiles, directory=str(texts))
     with ThreadingHTTPServer((HOST, 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://{HOST}:{server.server_port}/a.jsonl"
+        yield f"http://{HOST}:{server.server_port}/"
         server.shutdown()
 
 
@@ -156,7 +157,7 @@ def test_planted_credentials_are_in_nothing_that_the_flows_leave_or_say(
     )
     assert status == 0, said["pretrain"]
     status, said["wrong source password"] = planted(
-        *("refresh", folder, source.replace("a.jsonl", "b.jsonl")),
+        *("refresh", folder, source),
         MLFLOW_TRACKING_URI=in_uri,
         FSSPEC_HTTP_CLIENT_KWARGS='{"headers": {"Authorization": "Basic wrong-planted-4711"}}',
     )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from albert_core.stage import storage
 from pipelines.config import SourceSettings
 from pipelines.readers import Unreadable, can_split, format_of, source_bytes
+from pipelines.source_files import check_unchanged, list_source
 from tests.generated_text import document
 from tests.pipelines.readers.conftest import RangeHandler
 from tests.pipelines.readers.examples import NAMED
@@ -197,3 +198,12 @@ def test_of_a_damaged_table_the_rows_before_the_damage_are_read() -> None:
     content[begin : begin + 3000] = b"\xff" * 3000
     found = outcomes(read_content(bytes(content), "parquet"))
     assert found == [*((f"#row-{n}", TEXTS[n]) for n in range(150)), (150, "not_parquet")]
+
+
+def test_a_page_of_links_is_a_source_whose_files_are_unchanged(
+    tmp_path: Path, http_plain: str
+) -> None:
+    (tmp_path / "0.txt").write_text("Text.")
+    [file] = list_source(SourceSettings(uri=f"{http_plain}/")).files
+    assert (file.name, file.num_bytes) == ("0.txt", 5)
+    check_unchanged(file)
