@@ -88,7 +88,8 @@ def _character(found: re.Match[str]) -> str:
 
 
 def _name_of(element: Any) -> str:
-    return etree.QName(element).localname if isinstance(element.tag, str) else ""
+    """Return the name without its namespace; `QName` refuses names that the parser mended."""
+    return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
 
 
 def _key_of(element: Any) -> str:

@@ -551,6 +551,7 @@ MARKUP = [
         b"<c><t>One.</t><t id='x'>Two.</t></c>", ("#doc-0", "One."), ("#x", "Two."), xml_element="t"
     ),
     of(b"<catalog><item>x</item></catalog>", (0, "unknown_markup")),
+    of(b"<DOC><p:TEXT:x>y</p:TEXT:x><TEXT>One.</TEXT></DOC>", ("#doc-0", "One.")),
 ]
 
 ODD = {
