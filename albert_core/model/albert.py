@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from albert_core.config import ModelSettings
 from albert_core.model.attention import Layout, Runs, attend_packed, layout_of
 from albert_core.model.execution import (
+    Casts,
+    CastsOfPass,
     LayerNorm,
     Linear,
     dtype_of_products,
@@ -107,32 +109,35 @@ class Attention(nn.Module):
         self.norm = LayerNorm(hidden, LAYER_NORM_EPSILON)
 
     def forward(
-        self, x: Tensor, layout: Layout, key_mask: Tensor | None, rows: Tensor | None
+        self,
+        x: Tensor,
+        layout: Layout,
+        key_mask: Tensor | None,
+        rows: Tensor | None,
+        casts: Casts | None = None,
     ) -> Tensor:
         """Return (T, H) of (T, H), or only its ``rows``, int64 (R,), as (R, H).
 
         With a mask of the keys, bool (B, 1, 1, S), the batch is a single run.
         """
+        own = casts or {}
         asking = rows if layout.buckets is not None else None
         x_asking = x if asking is None else x.index_select(0, asking)
-        query, key, value = (
-            each.unflatten(1, (self.num_heads, -1)) for each in self._projected(x_asking, x)
-        )  # (T, N, D)
+        projected = (
+            self.query(x_asking, own.get("query")),
+            self.key(x, own.get("key")),
+            self.value(x, own.get("value")),
+        )
+        query, key, value = (each.unflatten(1, (self.num_heads, -1)) for each in projected)
+        # (T, N, D)
         dropout_prob = self.weights_dropout_prob if self.training else 0.0
         is_one_kernel = layout.ends is not None and key_mask is None and not dropout_prob
         attend = attend_packed if is_one_kernel else self.attend_by_length
         seen = attend(query, key, value, layout, key_mask, dropout_prob, asking).flatten(1)
         if rows is not None and asking is None:
             x_asking, seen = x.index_select(0, rows), seen.index_select(0, rows)
-        return self.norm(x_asking + self.dropout(self.output(seen)))  # type: ignore[no-any-return]
-
-    def _projected(self, x_asking: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the query of ``x_asking``, and key and value of ``x``: (R, H) and (T, H)."""
-        if x_asking is not x or not is_fast("joined", x.device, x.dtype):
-            return self.query(x_asking), self.key(x), self.value(x)
-        three = self.query, self.key, self.value
-        weight, bias = (torch.cat([getattr(p, name) for p in three]) for name in ("weight", "bias"))
-        return F.linear(x, weight, bias).chunk(3, dim=1)
+        change = self.dropout(self.output(seen, own.get("output")))
+        return self.norm(x_asking + change, own.get("norm"))  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):
@@ -146,10 +151,12 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(settings.hidden_dropout_prob)
         self.norm = LayerNorm(settings.hidden_size, LAYER_NORM_EPSILON)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, casts: Casts | None = None) -> Tensor:
         """Return (T, H) of (T, H)."""
-        change = self.output(self.activation(self.inner(x)))
-        return self.norm(x + self.dropout(change))  # type: ignore[no-any-return]
+        own = casts or {}
+        inner = self.activation(self.inner(x, own.get("inner")))
+        change = self.output(inner, own.get("output"))
+        return self.norm(x + self.dropout(change), own.get("norm"))  # type: ignore[no-any-return]
 
 
 class AlbertModel(nn.Module):
@@ -227,17 +234,20 @@ class AlbertModel(nn.Module):
         head_size = self.settings.hidden_size // num_heads
         layout = layout_of(runs, input_ids.device, num_heads, head_size, key_mask is not None)
         x = self.projection(self.embeddings(input_ids, token_type_ids, layout))
-        if is_fast("stream", x.device, dtype := dtype_of_products(x.device, x.dtype)):
+        dtype = dtype_of_products(x.device, x.dtype)
+        if is_fast("stream", x.device, dtype):
             x = x.to(dtype)
         route = self.route[: self.num_layers * self.settings.inner_group_num]
         last = len(route) - 1
         shares_blocks = len(set(route)) < len(route)
+        has_casts = shares_blocks and is_fast("casts", x.device, dtype)
+        casts = CastsOfPass(dtype) if has_casts else None
         with weights_laid_out_once() if shares_blocks else nullcontext():
             for number, (attention, feed_forward) in enumerate(route):
-                x = self.attentions[attention](
-                    x, layout, key_mask, rows if number == last else None
-                )
-                x = self.feed_forwards[feed_forward](x)
+                attend, change = self.attentions[attention], self.feed_forwards[feed_forward]
+                asked = rows if number == last else None
+                x = attend(x, layout, key_mask, asked, casts and casts.of(attend))
+                x = change(x, casts and casts.of(change))
         return x  # type: ignore[no-any-return]
 
 

@@ -10,7 +10,7 @@ version stands beside each, and `is_fast` alone chooses between the two.
 import logging
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import cache, cached_property, partial
@@ -40,7 +40,7 @@ _FLASH_HEAD_MULTIPLE, _FLASH_LARGEST_HEAD = 8, 256
 _LOGITS_PER_BLOCK = 1 << 19
 """Logits to work on at a time, few enough for a processor's cache."""
 
-FastPath = Literal["layout", "table", "products", "buckets", "rows", "kernel", "joined", "stream"]
+FastPath = Literal["layout", "table", "products", "buckets", "rows", "kernel", "casts", "stream"]
 
 
 def is_fast(
@@ -50,9 +50,10 @@ def is_fast(
 
     The last column is the time of plain PyTorch over that of the fast path, forward and backward,
     on one core of an AMD EPYC at the sizes of ALBERT base; that of "buckets" is for a whole model,
-    whose last layer asks for some rows only. Those on CUDA are counted and not measured: the kernel
-    replaces hundreds of small ones a layer, and the other two spare two fifths of the bytes that an
-    update of base moves outside products and attention.
+    whose last layer asks for some rows only. Those on CUDA are counted and not measured
+    (`benchmarks/counted_update.py`): the kernel replaces hundreds of small ones a layer, "casts"
+    spares a third of all kernels, and "stream" two fifths of the bytes that an update of base moves
+    outside products and attention.
 
     ========== ======================================== ========================== ================
     path       instead of                               taken on                   plain / fast
@@ -63,7 +64,7 @@ def is_fast(
     "buckets"  attention for each length by itself      CPU                        1.1; bf16: 1.0
     "rows"     a float32 copy of all logits             CPU                        1.9; bf16: 5.3
     "kernel"   attention for each length by itself      CUDA 8.0, half precision   not measured
-    "joined"   a product each for query, key and value  CUDA                       not measured
+    "casts"    casting a weight at each of its uses     CUDA, half precision       not measured
     "stream"   float32 between products and in norms    CUDA, half precision       not measured
     ========== ======================================== ========================== ================
 
@@ -72,8 +73,8 @@ def is_fast(
     """
     if path == "kernel":
         return _has_kernel(device, dtype, head_size or 0)
-    if path in ("joined", "stream"):
-        return device.type == "cuda" and (path == "joined" or dtype != torch.float32)
+    if path in ("casts", "stream"):
+        return device.type == "cuda" and dtype != torch.float32
     if device.type != "cpu":
         return False
     if path in ("layout", "table", "buckets") and torch.compiler.is_compiling():
@@ -229,8 +230,10 @@ def _within(laid_out: "dict[nn.Module, _LaidOut] | None") -> Iterator[None]:
 class Linear(nn.Linear):
     """`nn.Linear`, with the fast path "layout" inside `weights_laid_out_once`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (T, outputs) of (T, inputs)."""
+    def forward(self, x: Tensor, cast: "WeightAndBias | None" = None) -> Tensor:
+        """Return (T, outputs) of (T, inputs), by a ``cast`` of the weights if there is one."""
+        if cast is not None:
+            return F.linear(x, *cast)
         dtype = dtype_of_products(x.device, x.dtype)
         # Asked first: the compiler cannot read a context variable.
         if not is_fast("layout", x.device, dtype):
@@ -317,13 +320,85 @@ def _times(x: Tensor, laid_out: Tensor, bias: Tensor | None) -> Tensor:
 class LayerNorm(nn.LayerNorm):
     """`nn.LayerNorm`, with the fast path "stream": in the precision of its input."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (T, H) of (T, H)."""
+    def forward(self, x: Tensor, cast: "WeightAndBias | None" = None) -> Tensor:
+        """Return (T, H) of (T, H), by a ``cast`` of the weights if there is one."""
         if not is_fast("stream", x.device, x.dtype):
             return super().forward(x)
         with torch.autocast(x.device.type, enabled=False):
-            weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+            weight, bias = cast or (self.weight.to(x.dtype), self.bias.to(x.dtype))
             return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
+# On a GPU, a pass casts the weights of a block that layers share once, and sums their gradients.
+
+WeightAndBias = tuple[Tensor, Tensor]
+Casts = dict[str, WeightAndBias]
+"""Weights in the precision of products, by the names of a block's layers."""
+
+
+class CastsOfPass:
+    """The casts of the blocks that a pass uses, each made at its block's first use."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._of: dict[nn.Module, _CastBlock] = {}
+
+    def of(self, block: nn.Module) -> Casts:
+        """Return the casts for one more use of ``block``; none of its weights may change."""
+        if block not in self._of:
+            self._of[block] = _CastBlock(block, self._dtype)
+        return self._of[block].use()
+
+
+class _CastBlock:
+    def __init__(self, block: nn.Module, dtype: torch.dtype) -> None:
+        kinds = Linear, LayerNorm
+        layers = {name: each for name, each in block.named_children() if isinstance(each, kinds)}
+        self._names = list(layers)
+        weights = [weight for each in layers.values() for weight in (each.weight, each.bias)]
+        self._casts = [weight.detach().to(dtype) for weight in weights]
+        self._sum: list[Tensor] = []
+        self._signal: Tensor = _SumOfUses.apply(self._sum, *weights)
+
+    def use(self) -> Casts:
+        used = _Use.apply(self._sum, self._signal, *self._casts)
+        return dict(zip(self._names, zip(used[::2], used[1::2], strict=True), strict=True))
+
+
+class _SumOfUses(torch.autograd.Function):
+    """Gives the weights the sum of the gradients of their uses, as `_Signal` does.
+
+    The sum is in the weights' own precision. No use has a gradient for the signal itself.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, total: list[Tensor], *weights: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.total, ctx.shapes = total, [weight.shape for weight in weights]
+        return weights[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        parts = ctx.total.pop().split([shape.numel() for shape in ctx.shapes])
+        return None, *(part.view(s) for part, s in zip(parts, ctx.shapes, strict=True))
+
+
+class _Use(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, total: list[Tensor], signal: Tensor, *casts: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.total, ctx.sum_dtype = total, signal.dtype
+        return tuple(cast.view_as(cast) for cast in casts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        if ctx.total:
+            ctx.total[0].add_(flat)
+        else:
+            ctx.total.append(flat.to(ctx.sum_dtype))
+        return (None,) * (2 + len(gradients))
 
 
 # The activation
@@ -455,19 +530,23 @@ class _AttentionByProducts(torch.autograd.Function):
 # The loss
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, number: Tensor | float) -> Tensor:
+def cross_entropy(
+    logits: Tensor, labels: Tensor, number: Tensor | float, compiled: bool = False
+) -> Tensor:
     """Return the sum of the cross-entropy of rows whose label is not `IGNORED`, over ``number``.
 
     Args:
         logits: float (M, V), any precision.
         labels: int64 (M,).
         number: above 0.
+        compiled: by `torch.compile`, where there is no faster path.
 
     Returns:
         float32 scalar; float64 for float64 logits.
     """
     if not is_fast("rows", logits.device, logits.dtype):
-        return plain_cross_entropy(logits, labels, number)
+        summed = _compiled_sum() if compiled else _summed_cross_entropy
+        return summed(logits, labels) / number
     is_real = labels != IGNORED
     if not is_real.all():
         logits, labels = logits[is_real], labels[is_real]
@@ -477,10 +556,19 @@ def cross_entropy(logits: Tensor, labels: Tensor, number: Tensor | float) -> Ten
 
 def plain_cross_entropy(logits: Tensor, labels: Tensor, number: Tensor | float) -> Tensor:
     """Return what `cross_entropy` does, always by PyTorch's own function."""
+    return _summed_cross_entropy(logits, labels) / number
+
+
+def _summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     # Not of `logits.float()`: CUDA has a kernel that reads half precision, and writes float32.
     precise = torch.float64 if logits.dtype == torch.float64 else torch.float32
     log_p = F.log_softmax(logits, -1, dtype=precise)
-    return F.nll_loss(log_p, labels, reduction="sum", ignore_index=IGNORED) / number
+    return F.nll_loss(log_p, labels, reduction="sum", ignore_index=IGNORED)
+
+
+@cache
+def _compiled_sum() -> Callable[[Tensor, Tensor], Tensor]:
+    return torch.compile(_summed_cross_entropy, dynamic=True)
 
 
 class _CrossEntropy(torch.autograd.Function):

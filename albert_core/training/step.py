@@ -226,7 +226,9 @@ def train_step(
     return Update(metrics=metrics, skipped=skipped, asked=Asked(*(n > 0 for n in asked)))
 
 
-def masked_lm_loss(logits: Tensor, labels: Tensor, num_predictions: Tensor | float) -> Tensor:
+def masked_lm_loss(
+    logits: Tensor, labels: Tensor, num_predictions: Tensor | float, compiled: bool = False
+) -> Tensor:
     """Return the cross-entropy at the masked positions, in nats per prediction.
 
     Args:
@@ -236,6 +238,7 @@ def masked_lm_loss(logits: Tensor, labels: Tensor, num_predictions: Tensor | flo
             micro-batch, every rank; above 0. Summed over those parts, the result is
             one mean over all predictions, however the batch was cut. Training adds
             `EXTRA_PREDICTIONS` to it.
+        compiled: by `torch.compile`, where there is no faster path.
 
     Returns:
         float32 scalar, >= 0; float64 for float64 logits.
@@ -250,7 +253,7 @@ def masked_lm_loss(logits: Tensor, labels: Tensor, num_predictions: Tensor | flo
             f"labels {tuple(labels.shape)} must be (M,), the first dimension of the logits "
             f"(M, V) {tuple(logits.shape)}"
         )
-    return cross_entropy(logits, labels, num_predictions)
+    return cross_entropy(logits, labels, num_predictions, compiled)
 
 
 def sentence_order_loss(logits: Tensor, labels: Tensor, num_sequences: Tensor | float) -> Tensor:
@@ -294,7 +297,7 @@ def _backward(
     with products_in(settings.precision, device):
         lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)  # (M, V), (B, 2)
     num_predictions = sizes.num_predictions + EXTRA_PREDICTIONS
-    lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, num_predictions)
+    lm = masked_lm_loss(lm_logits, batch.masked_lm_labels, num_predictions, settings.compile)
     lm_right = (lm_logits.detach().max(-1).indices == batch.masked_lm_labels).sum()
     pair, pair_right = torch.zeros_like(lm), torch.zeros_like(lm)
     if pair_task is not None:

@@ -97,7 +97,7 @@ def use_kernel(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
     """Compute as on CUDA in half precision."""
     for module in (albert, attention, execution):
         monkeypatch.setattr(
-            module, "is_fast", lambda path, *_: path in ("kernel", "joined", "stream")
+            module, "is_fast", lambda path, *_: path in ("kernel", "casts", "stream")
         )
     monkeypatch.setattr(execution, "varlen_attn", kernel)
 

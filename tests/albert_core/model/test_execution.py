@@ -29,7 +29,7 @@ needs_products = pytest.mark.skipif(
         ("buckets", "cpu", torch.float32, True),
         ("rows", "cuda", torch.float32, False),
         ("kernel", "cuda", torch.float32, False),
-        ("joined", "cuda", torch.float32, True),
+        ("casts", "cuda", torch.float32, False),
         ("stream", "cuda", torch.float32, False),
     ],
 )

@@ -114,7 +114,7 @@ def test_the_formula_gives_what_autograd_keeps_by_the_rules_of_autocast_on_cuda(
         return layer_norm(x.float() if torch.is_autocast_enabled("cpu") else x, *others)
 
     monkeypatch.setattr(F, "layer_norm", in_float32)
-    taken = ("gather", "joined", "stream")
+    taken = ("gather", "casts", "stream")
     for module in (albert, execution):
         monkeypatch.setattr(module, "is_fast", lambda path, *_: path in taken)
     plan = planned(kind, shape, precision="bfloat16", device="cuda")
