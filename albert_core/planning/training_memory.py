@@ -111,7 +111,9 @@ class TrainingMemory:
         if self.activation_checkpointing:
             block = 2 * kept.block_input
         last_layer = kept.block_input
-        return kept.embeddings + num_blocks * block + last_layer + kept.heads
+        is_cast_here = self._is_cast_once and self.device == "cuda"
+        casts = self._casts(self._block_weights) if is_cast_here else 0
+        return kept.embeddings + num_blocks * block + last_layer + casts + kept.heads
 
     def largest_micro_batch(self, memory_bytes: float) -> int:
         """Return the most sequences whose step fits into ``memory_bytes``; 0 if one does not."""
@@ -167,10 +169,16 @@ class TrainingMemory:
         return self.device == "cpu" and (has_dropout or self.precision == "bfloat16")
 
     @property
-    def _is_laid_out(self) -> bool:
+    def _is_cast_once(self) -> bool:
         """Whether the blocks' weights are cast once a pass: see `albert_core.model.execution`."""
         shares_blocks = self.model.num_hidden_groups < self.model.num_hidden_layers
-        return self.device == "cpu" and self.model.sharing == "all" and shares_blocks
+        is_fast = self.device == "cpu" or self.precision != "float32"
+        return is_fast and self.model.sharing == "all" and shares_blocks
+
+    @property
+    def _block_weights(self) -> int:
+        """Numbers in the weights of all blocks, each once."""
+        return self._parameters.attention + self._parameters.feed_forward
 
     def _casts(self, num_weights: int) -> int:
         """Return the bytes of the weights' casts, which each use of a weight keeps for itself."""
@@ -205,7 +213,7 @@ class TrainingMemory:
         attention = (num_inputs + 1) * hidden * product + query_key_value + residual
         feed_forward = (hidden + 2 * inner) * product + residual  # inner: twice, by the activation
         attention_casts = feed_forward_casts = 0
-        if not self._is_laid_out:
+        if not self._is_cast_once:
             attention_casts = self._casts(4 * hidden * hidden)
             feed_forward_casts = self._casts(2 * hidden * inner)
 
@@ -237,12 +245,13 @@ class TrainingMemory:
         # In a block, the head's gradient of the word embeddings waits for the look-up's.
         in_a_block = saved - self._kept().heads + held_logits + table + self._block_gradients()
         in_the_embeddings = held_logits + _EMBEDDING_GRADIENTS * table
-        laid_out = 0
-        if self._is_laid_out:  # the weights cast, and in oneDNN's order for there and back
+        shared = 0
+        if self._is_cast_once and self.device == "cuda":  # the sum of the gradients of all uses
+            shared = self._block_weights * _FLOAT32
+        elif self._is_cast_once:  # the weights cast, and in oneDNN's order for there and back
             copies = 2 if self.precision == "float32" else 3
-            blocks = self._parameters.attention + self._parameters.feed_forward
-            laid_out = blocks * copies * self._product
-        return max(in_the_loss, in_a_block, in_the_embeddings) + laid_out
+            shared = self._block_weights * copies * self._product
+        return max(in_the_loss, in_a_block, in_the_embeddings) + shared
 
     def _block_gradients(self) -> int:
         """Return what the backward pass through a block takes, with what it computes again.
