@@ -31,7 +31,7 @@ from pipelines.readers import (
     warc,
     wikipedia,
 )
-from pipelines.readers.record import Record, check_encoding, unreadable
+from pipelines.readers.record import Record, check_encoding, from_the_top, unreadable
 
 LEFT_OUT = frozenset(
     {
@@ -79,7 +79,7 @@ def _begins_with_json_object(head: bytes) -> bool:
     if not line_end:  # the line is longer than the head
         return _OBJECT_BEGINS.match(line) is not None
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(from_the_top(json.loads, line), dict)
     except (ValueError, RecursionError):
         return False
 

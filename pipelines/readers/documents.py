@@ -9,16 +9,19 @@ import email
 import email.policy
 import io
 import logging
+import os
 import re
+import signal
 import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from email.message import EmailMessage
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
+from albert_core.stage.errors import OutageError
 from pipelines.config import SourceSettings
 from pipelines.readers.record import (
     AUTO,
@@ -27,6 +30,7 @@ from pipelines.readers.record import (
     UnreadableError,
     bounded_lines,
     decode_file,
+    from_the_top,
     max_document_bytes,
     text_record,
     whole_file,
@@ -162,27 +166,55 @@ def _by_pandoc(format: str, content: bytes, encoding: str) -> str:  # noqa: A002
     Raises:
         UnreadableError: "not_decodable", or "not_extractable": it is broken, or takes more than 4
             GB or a quarter of an hour.
+        OutageError: pandoc was killed, and the content may be sound.
     """
     import pypandoc  # type: ignore[import-untyped]
 
     if format not in _PACKED:
         content = decode_file(content, encoding, declared_encoding(content)).encode()
-    with tempfile.NamedTemporaryFile("w", suffix=".lua") as prose_filter:
-        prose_filter.write(_PROSE_FILTER)
-        prose_filter.flush()
+    with _pipe_with(_PROSE_FILTER.encode()) as prose_filter:
         command = [
             str(Path(pypandoc.__file__).with_name("files") / "pandoc"),  # not one of the PATH
             *("+RTS", f"-M{_MAX_MEMORY}", "-RTS", "--sandbox"),
-            *(f"--lua-filter={prose_filter.name}", "--from", PANDOC_FORMATS[format]),
+            *(f"--lua-filter=/dev/fd/{prose_filter}", "--from", PANDOC_FORMATS[format]),
             *("--to", "plain", "--wrap", "none"),
         ]
         try:
+            # Without variables it finds no settings of the worker's user.
             done = subprocess.run(
-                command, input=content, capture_output=True, check=True, timeout=_MAX_SECONDS
+                command,
+                check=False,
+                input=content,
+                capture_output=True,
+                env={},
+                pass_fds=[prose_filter],
+                timeout=_MAX_SECONDS,
             )
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        except subprocess.TimeoutExpired as error:
             raise UnreadableError(NOT_EXTRACTABLE) from error
+    if done.returncode in (-signal.SIGKILL, -signal.SIGTERM):
+        raise OutageError(
+            f"pandoc was killed by signal {-done.returncode} while it read {len(content):,} bytes "
+            f"of {format}. Most likely memory is short: give the worker more, or fewer threads."
+        )
+    if done.returncode:
+        raise UnreadableError(NOT_EXTRACTABLE)
     return done.stdout.decode(errors="replace")
+
+
+@contextmanager
+def _pipe_with(content: bytes) -> Iterator[int]:
+    """Give the number of a pipe that holds ``content``, at most 4 KiB.
+
+    A worker that is killed would leave a file.
+    """
+    read_end, write_end = os.pipe()
+    try:
+        with os.fdopen(write_end, "wb") as pipe:
+            pipe.write(content)
+        yield read_end
+    finally:
+        os.close(read_end)
 
 
 # PDF
@@ -205,17 +237,21 @@ def _text_layer(content: bytes, encoding: str) -> str:
     Raises:
         UnreadableError: "not_extractable": broken or encrypted; "no_text_layer": only pictures.
     """
-    from pypdf import PdfReader
-
     del encoding  # a PDF knows its own
     try:
-        pages = [page.extract_text() for page in PdfReader(io.BytesIO(content)).pages]
+        pages = from_the_top(_pages_of, content)
     except Exception as error:  # whatever it is, the next file may be sound
         raise UnreadableError(NOT_EXTRACTABLE) from error
     text = join_pages(pages)
     if not text:
         raise UnreadableError(NO_TEXT_LAYER)
     return text.encode(errors="replace").decode()
+
+
+def _pages_of(content: bytes) -> list[str]:
+    from pypdf import PdfReader
+
+    return [page.extract_text() for page in PdfReader(io.BytesIO(content)).pages]
 
 
 def join_pages(pages: Sequence[str]) -> str:
@@ -282,14 +318,12 @@ def _body(content: bytes, encoding: str) -> str:
         UnreadableError: "not_extractable": it has no text or is broken.
     """
     try:
-        message = email.message_from_bytes(content, policy=email.policy.default)
-        assert isinstance(message, EmailMessage)
-        part = message.get_body(("plain", "html"))
+        part = from_the_top(_body_part, content)
         if part is None:
             raise UnreadableError(NOT_EXTRACTABLE)
         payload = part.get_payload(decode=True)
         charset = part.get_content_charset("")
-    except (LookupError, ValueError, AttributeError, TypeError) as error:
+    except (LookupError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise UnreadableError(NOT_EXTRACTABLE) from error
     if not isinstance(payload, bytes):
         raise UnreadableError(NOT_EXTRACTABLE)
@@ -297,3 +331,10 @@ def _body(content: bytes, encoding: str) -> str:
         return text_of_page(payload, encoding, f"charset={charset}" if charset else "")
     text = decode_file(payload, encoding, charset).replace("\r\n", "\n")
     return _SIGNATURE.sub("", _QUOTED.sub("", text))
+
+
+def _body_part(content: bytes) -> Any:
+    """Return the part of a message that holds its text, or None."""
+    message = email.message_from_bytes(content, policy=email.policy.default)
+    assert isinstance(message, EmailMessage)
+    return message.get_body(("plain", "html"))

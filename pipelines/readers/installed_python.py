@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 from pipelines.config import SourceSettings
-from pipelines.readers.record import Record, UnreadableError, whole_file
+from pipelines.readers.record import Record, UnreadableError, from_the_top, whole_file
 
 METADATA_FIRST_LINE = b"Metadata-Version:"
 _SOURCE = "<source of a document>"
@@ -39,7 +39,7 @@ def _documentation(content: bytes, _encoding: str) -> str:
     if b'"""' not in content and b"'''" not in content:
         return ""
     try:
-        tree = _parsed(content)
+        tree = from_the_top(_parsed, content)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UnreadableError("not_python") from error
     return "\n\n".join(_in_source_order(tree)).encode(errors="replace").decode()

@@ -3,9 +3,10 @@
 import codecs
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from charset_normalizer import from_bytes
 
@@ -17,6 +18,8 @@ MAX_CONTENT_BYTES = 1 << 16
 AUTO = "auto"
 """The encoding is detected."""
 TOO_LARGE, NOT_UTF8, NOT_DECODABLE = "too_large", "not_utf8", "not_decodable"
+
+Given = TypeVar("Given")
 
 _SKIP_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 18
@@ -148,6 +151,22 @@ def _strictly(content: bytes, encoding: str) -> str:
 
 
 # Bytes to records
+
+
+def from_the_top(function: Callable[..., Given], *arguments: Any) -> Given:
+    """Return ``function(*arguments)``, which may need all of Python's stack.
+
+    Engines call readers at different depths. What does not fit is therefore tried again on the
+    empty stack of a new thread, so that the same content is nested too deeply on all of them.
+
+    Raises:
+        RecursionError: the content is nested too deeply.
+    """
+    try:
+        return function(*arguments)
+    except RecursionError:
+        with ThreadPoolExecutor(1) as empty:
+            return empty.submit(function, *arguments).result()
 
 
 def text_record(

@@ -15,6 +15,7 @@ from pipelines.readers.record import (
     Record,
     bounded_lines,
     decode_record,
+    from_the_top,
     max_document_bytes,
     text_record,
     unreadable,
@@ -40,7 +41,7 @@ def _of_line(offset: int, line: bytes, settings: SourceSettings) -> Record:
     if decoded.unreadable:
         return decoded
     try:
-        values = json.loads(decoded.text)
+        values = from_the_top(json.loads, decoded.text)
     except (ValueError, RecursionError):  # ValueError: also a number with too many digits
         return unreadable(NOT_JSON, offset, line)
     text = values.get(settings.text_field) if isinstance(values, dict) else None

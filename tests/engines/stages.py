@@ -20,6 +20,7 @@ _OURS = (
     b"-job-server.jar",
 )
 _GONE_SECONDS = 30.0
+_STAGE_SECONDS = 300.0
 
 
 @dataclass
@@ -88,14 +89,13 @@ def start(argv: list[str], environment: Mapping[str, str]) -> "subprocess.Popen[
     )
 
 
-def finish(stage: "subprocess.Popen[str]", timeout: float = 300) -> Done:
-    """Wait for the end of a stage; end it where that fails."""
+def finish(stage: "subprocess.Popen[str]") -> Done:
+    """Wait for the end of a stage; where that fails, end it and say what it said."""
     try:
-        output = stage.communicate(timeout=timeout)[0]
-    except BaseException:
+        output = stage.communicate(timeout=_STAGE_SECONDS)[0]
+    except BaseException as error:
         stage.terminate()
-        stage.communicate()
-        raise
+        raise AssertionError(stage.communicate()[0]) from error
     return Done(stage.returncode, output)
 
 

@@ -520,6 +520,7 @@ MAIL = [
         ("#2@example.com", "2.\n"),
     ),
     of(b"Subject: x\nContent-Type: image/png\n\nx", (0, "not_extractable")),
+    of(b"Message-ID: <x>\n" + made.parts_in_parts(1000), (0, "not_extractable")),
 ]
 
 TEI = """<TEI xmlns="http://www.tei-c.org/ns/1.0" xml:id="b1">

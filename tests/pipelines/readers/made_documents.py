@@ -68,6 +68,12 @@ def mail(text: str, *, subtype: str = "plain", number: int = 1, charset: str = "
     return message.as_bytes()
 
 
+def parts_in_parts(number: int) -> bytes:
+    """Return a message's parts, each in another one; in the innermost is a text."""
+    parts = (f"Content-Type: multipart/mixed; boundary=b{n}\n\n--b{n}\n" for n in range(number))
+    return f"{''.join(parts)}\nText.\n".encode()
+
+
 def archive(files: dict[str, bytes], *, packing: int = zipfile.ZIP_STORED) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as packed:

@@ -12,18 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_core.stage.errors import ConfigError
+from albert_core.stage.errors import ConfigError, OutageError
 from albert_core.text.records import Document
 from pipelines.config import SourceFormat, SourceSettings
 from pipelines.readers import LEFT_OUT, READERS, Unreadable, can_split, format_of, wikipedia
 from pipelines.readers.plain_text import book
 from pipelines.readers.record import MAX_CONTENT_BYTES
 from tests.pipelines.readers.examples import BOOK_START, EXAMPLES, METADATA, NAMED, QUICK, Example
-from tests.pipelines.readers.made_documents import by_pandoc, tar
+from tests.pipelines.readers.made_documents import by_pandoc, parts_in_parts, tar
 from tests.pipelines.readers.reading import (
     PACKERS,
     WIKI,
     Outcome,
+    Read,
     article,
     dump,
     outcomes,
@@ -233,6 +234,44 @@ def test_a_web_page_on_which_the_parser_fails_is_reported(monkeypatch: pytest.Mo
     monkeypatch.setattr("trafilatura.extract", extract)
     archive = web_record("http://a/1", web_page("One.").encode())
     assert outcomes(read_content(archive, "warc")) == [(0, "not_extractable")]
+
+
+NESTED = [
+    *(("jsonl", b'{"text": "T.", "x": %b%b}\n' % (b"[" * n, b"]" * n)) for n in (900, 2000)),
+    *(("mail", b"Message-ID: <x>\n" + parts_in_parts(n)) for n in (900, 2000)),
+]
+
+
+@pytest.mark.parametrize(("declared", "content"), NESTED)
+def test_engines_that_call_from_other_depths_read_the_same(
+    declared: SourceFormat, content: bytes
+) -> None:
+    def read_at(depth: int) -> Read:
+        return read_at(depth - 1) if depth else read_content(content, declared)
+
+    assert read_at(0) == read_at(200)
+
+
+def test_what_pandoc_gives_does_not_depend_on_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "pandoc" / "init.lua"
+    settings.parent.mkdir()
+    settings.write_text("error('of the user')")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert texts(read_content(b"Text.", "markdown")) == ["Text.\n"]
+
+
+def test_a_document_is_not_dropped_because_pandoc_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pandoc = tmp_path / "files" / "pandoc"
+    pandoc.parent.mkdir()
+    pandoc.write_text("#!/bin/sh\nkill -9 $$\n")
+    pandoc.chmod(0o755)
+    monkeypatch.setattr("pypandoc.__file__", str(tmp_path / "__init__.py"))
+    with pytest.raises(OutageError, match="killed by signal 9 while it read 5 bytes of markdown"):
+        read_content(b"Text.", "markdown")
 
 
 class Endless(io.RawIOBase):
