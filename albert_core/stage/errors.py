@@ -19,6 +19,7 @@ import re
 import traceback
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPException
 
 from albert_core.stage.credentials import redacted
 
@@ -210,7 +211,7 @@ def answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
             return bool(answer.status == 200)
-    except OSError:
+    except (OSError, HTTPException):  # nothing is there, or a stranger that speaks something else
         return False
 
 
