@@ -8,9 +8,12 @@ from albert_core.stage import manifest, storage
 
 Compression = Literal["none", "zstd"]
 
+BATCH_BYTES = 1 << 24
+"""About the largest record batch: a reader in any language streams a file with little memory."""
+
 
 def write_arrow(table: pa.Table, uri: str, compression: Compression = "none") -> None:
-    """Write ``table`` to ``uri`` as one Arrow IPC file with a single record batch.
+    """Write ``table`` to ``uri`` as one Arrow IPC file of equal record batches, cut at `BATCH_BYTES`.
 
     Args:
         table: what to write.
@@ -22,7 +25,9 @@ def write_arrow(table: pa.Table, uri: str, compression: Compression = "none") ->
         storage.open_atomic(uri) as file,
         pa.ipc.new_file(file, table.schema, options=options) as writer,
     ):
-        writer.write_table(table.combine_chunks())
+        whole = table.combine_chunks()
+        rows = len(whole) * BATCH_BYTES // max(whole.nbytes, 1)
+        writer.write_table(whole, max_chunksize=max(rows, 1))
 
 
 def open_arrow(uri: str) -> pa.RecordBatchFileReader:
