@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from operator import methodcaller
 from pathlib import Path
@@ -35,6 +36,7 @@ from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, OutageError, StageError
 from albert_core.stage.settings import worker_count
 from pipelines.engine import job_server
+from pipelines.engine.dask_counters import DaskCounters
 
 WORKER_COMMAND = "albert-beam-worker"
 _RUNNERS = "apache_beam.runners"
@@ -148,11 +150,12 @@ def _dask(scratch: str, running: ExitStack) -> Engine:
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     # Dask's default of 128 elements a partition would be all of them, on one worker. And no
     # step after the first has more partitions than the first.
+    num_threads = _dask_threads(address)
     return Engine(
         f"{_RUNNERS}.dask.dask_runner.DaskRunner",
         [f"--dask_client_address={address}", "--dask_partition_size=1"],
-        num_batches=_dask_threads(address) * _DASK_PARTITIONS_PER_THREAD,
-        wait=_wait_for_dask,
+        num_batches=num_threads * _DASK_PARTITIONS_PER_THREAD,
+        wait=partial(_wait_for_dask, counters=DaskCounters(address, running)),
     )
 
 
@@ -184,7 +187,7 @@ def _dask_threads(address: str) -> int:
     return sum(threads.values())
 
 
-def _wait_for_dask(result: Any) -> None:
+def _wait_for_dask(result: Any, counters: DaskCounters) -> None:
     """Wait for the end of a stage; raise what a worker raised.
 
     A worker that dies is not an error: Dask gives its work to others.
@@ -213,6 +216,8 @@ def _wait_for_dask(result: Any) -> None:
         # When the scheduler is gone, Beam's runner reports success: its futures end, as cancelled.
         if any(future.status != "finished" for future in result.futures):
             raise OutageError("the Dask scheduler was lost. Start it, and run the stage again.")
+        counters.end()
+        result.metrics = lambda: counters
     except KilledWorker as error:
         raise StageError(
             f"{error} Most likely it takes more memory than the workers have: see their logs, "

@@ -35,7 +35,7 @@ from pipelines.transforms import (
     WriteExamples,
 )
 from tests.generated_text import document, write_jsonl
-from tests.pipelines.conftest import EXAMPLES, VOCABULARY, Made, make, rows_of
+from tests.pipelines.conftest import EXAMPLES, VOCABULARY, Made, make, own_pipeline, rows_of
 
 LOCAL = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 IN_THREADS = ["--direct_running_mode=multi_threading", "--direct_num_workers=4"]
@@ -249,10 +249,3 @@ def test_the_steps_are_what_every_runner_does_alike_and_named_by_scope(
         "MakeExamples",
         "WriteExamples",
     ]
-
-
-def own_pipeline() -> str:
-    """Return the code of the page on engines."""
-    page = (Path(__file__).parents[2] / "docs/engines.md").read_text()
-    [code] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    return str(code)
