@@ -13,7 +13,7 @@ BATCH_BYTES = 1 << 24
 
 
 def write_arrow(table: pa.Table, uri: str, compression: Compression = "none") -> None:
-    """Write ``table`` to ``uri`` as one Arrow IPC file of equal record batches, cut at `BATCH_BYTES`.
+    """Write ``table`` to ``uri`` as an Arrow IPC file of record batches of `BATCH_BYTES`.
 
     Args:
         table: what to write.
