@@ -183,6 +183,11 @@ class VocabularySettings(Settings):
     )
     character_coverage: float = Field(default=0.99995, gt=0.9, le=1)
     lower_case: bool = Field(default=True)
+    keep_accents: bool = Field(
+        default=False,
+        description="keep combining marks, which Japanese, Thai and the scripts of India cannot do "
+        "without; the reference drops them. Source: transformers, AlbertTokenizer",
+    )
     sample_mb: float = Field(
         default=100.0,
         gt=0,

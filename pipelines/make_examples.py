@@ -74,15 +74,16 @@ class ExamplePlan:
     """Where the URIs of all parts will be."""
     vocab_folder: str
     lower_case: bool
+    keep_accents: bool
     num_shards: dict[str, int]
     """Kind -> number of shards."""
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer; each process reads it once."""
-        return example_part.load_tokenizer(
-            self.vocab_folder, self.lower_case, self.settings.fidelity == "google"
-        )
+        split_digit_commas = self.settings.fidelity == "google"
+        how = (self.lower_case, split_digit_commas, self.keep_accents)
+        return example_part.load_tokenizer(self.vocab_folder, *how)
 
     @property
     def shards(self) -> dict[str, tuple[str, int]]:
@@ -158,7 +159,8 @@ def plan_of(examples: ExampleSettings, vocab: str, **inputs: str) -> StagePlan:
 def _pieces_digest(vocab: Manifest) -> str:
     """Return a digest of what splits text into pieces, without the report on it."""
     [model] = vocab.shards_of(SPIECE_MODEL)
-    return digest_of([model.sha256, vocab.result_as(VocabularyResult).lower_case])
+    result = vocab.result_as(VocabularyResult)
+    return digest_of([model.sha256, result.lower_case, result.keep_accents])
 
 
 def example_plan_of(
@@ -171,6 +173,7 @@ def example_plan_of(
 ) -> ExamplePlan:
     """Return the plan of shards in ``folder``, after a look at the vocabulary's files."""
     manifest, vocab_folder = read_manifest(vocab), vocab.rpartition("/")[0]
+    result = manifest.result_as(VocabularyResult)
     for shard in manifest.shards:
         check_shard(shard, vocab_folder)
     return ExamplePlan(
@@ -180,7 +183,8 @@ def example_plan_of(
         notes=storage.join(scratch, "notes"),
         part_list=storage.join(scratch, "parts.json"),
         vocab_folder=vocab_folder,
-        lower_case=manifest.result_as(VocabularyResult).lower_case,
+        lower_case=result.lower_case,
+        keep_accents=result.keep_accents,
         num_shards=num_shards,
     )
 

@@ -260,8 +260,10 @@ def _check_vocabulary(source: Source, vocabulary: Tokenizer) -> None:
         for number, (there, here) in pairs
         if there != here
     ]
-    if own.lower_case != vocabulary.lower_case:
-        differences.append(f"lower_case is {own.lower_case} there and {vocabulary.lower_case} here")
+    for name in ("lower_case", "keep_accents"):
+        there, here = getattr(own, name), getattr(vocabulary, name)
+        if there != here:
+            differences.append(f"{name} is {there} there and {here} here")
     if differences:
         raise errors.ConfigError(
             f"{source.where} was trained with another vocabulary: {differences[0]}. Make the "

@@ -160,8 +160,9 @@ def read_tokenizer(folder: str) -> Tokenizer:
     Raises:
         IntegrityError: a file is missing or damaged.
     """
-    lower_case = _read_json(folder, TOKENIZER_CONFIG).get("do_lower_case", True)
-    return Tokenizer(_read(folder, SPIECE_MODEL), lower_case)
+    config = _read_json(folder, TOKENIZER_CONFIG)
+    lower_case, keep_accents = config.get("do_lower_case", True), config.get("keep_accents", False)
+    return Tokenizer(_read(folder, SPIECE_MODEL), lower_case, keep_accents=keep_accents)
 
 
 def _read_json(folder: str, name: str) -> dict[str, Any]:
@@ -197,6 +198,7 @@ def tokenizer_files(tokenizer: Tokenizer, max_seq_length: int) -> dict[str, byte
     config = _SPECIAL_TOKENS | {
         "tokenizer_class": "PreTrainedTokenizerFast",  # AlbertTokenizer makes rules of its own
         "do_lower_case": tokenizer.lower_case,
+        "keep_accents": tokenizer.keep_accents,
         "model_max_length": max_seq_length,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
@@ -269,12 +271,15 @@ def _normalizer(tokenizer: Tokenizer, charsmap: bytes) -> normalizers.Normalizer
     combining, controls = _special_characters()
     normalize = tokenizer.processor.normalize
     removed = "".join(c for c in controls if normalize(f"a{c}b") == f"{WORD_MARK}ab")
-    rules = [
+    dropped = "" if tokenizer.keep_accents else combining
+    rules: list[normalizers.Normalizer] = [
         normalizers.Replace(Regex(r"[\s\x1c-\x1f]+"), " "),
-        normalizers.NFKD(),
-        normalizers.Replace(Regex(rf"\A[{combining}{removed}]+"), " "),
-        normalizers.Replace(Regex(f"[{combining}]"), ""),
+        normalizers.NFKC() if tokenizer.keep_accents else normalizers.NFKD(),
     ]
+    if dropped + removed:
+        rules.append(normalizers.Replace(Regex(rf"\A[{dropped}{removed}]+"), " "))
+    if dropped:
+        rules.append(normalizers.Replace(Regex(f"[{dropped}]"), ""))
     if tokenizer.lower_case:
         rules += [normalizers.Replace(Regex(_FINAL_SIGMA), "ς"), normalizers.Lowercase()]
     if charsmap:  # `Precompiled` does not compose long sequences, like Hangul, so NFC does it

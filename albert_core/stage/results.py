@@ -78,6 +78,8 @@ class VocabularyResult(Settings):
     """Pieces, special ones included."""
     lower_case: bool
     """Whether text is lower-cased before it is encoded."""
+    keep_accents: bool = False
+    """Whether combining marks stay."""
     trained: bool
     """False: a given vocabulary was taken over."""
     sample_share: float

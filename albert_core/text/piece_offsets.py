@@ -1,8 +1,9 @@
 """Pieces of a text, and which characters of the text each of them stands for.
 
 The offsets are carried through every step that lies between a text and its pieces: blanks made one
-space, characters decomposed, accents dropped, letters lower-cased (`normalise_for_pieces`), then
-SentencePiece's own normaliser. Nothing is searched for or aligned afterwards.
+space, characters decomposed or composed, accents dropped, letters lower-cased
+(`normalise_for_pieces`), then SentencePiece's own normaliser. Nothing is searched for or aligned
+afterwards.
 
 A text is taken word by word if its pieces are (`Tokenizer.words_are_apart`), and each distinct word
 once. Otherwise a text is one unit.
@@ -10,7 +11,7 @@ once. Otherwise a text is one unit.
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -70,7 +71,7 @@ def encode_with_spans(tokenizer: Tokenizer, texts: Sequence[str]) -> PieceSpans:
 
 def _pieces_of_unit(tokenizer: Tokenizer, unit: str) -> list[tuple[int, int, int]]:
     """Return id, begin and end of the pieces of a unit."""
-    normalised, spans = normalise_with_spans(unit, tokenizer.lower_case)
+    normalised, spans = normalise_with_spans(unit, tokenizer.lower_case, tokenizer.keep_accents)
     words = [(word[0], word.start()) for word in _APART.finditer(normalised)]
     found, reach = [], 0
     for word, first in words if tokenizer.words_are_apart else [(normalised, 0)]:
@@ -90,11 +91,14 @@ def _in_text(spans: list[Span], begin: int, end: int) -> Span:
     return spans[begin][0], spans[end - 1][1]
 
 
-def normalise_with_spans(text: str, lower_case: bool) -> tuple[str, list[Span]]:
+def normalise_with_spans(
+    text: str, lower_case: bool, keep_accents: bool = False
+) -> tuple[str, list[Span]]:
     """Return what `normalise_for_pieces` does, and where each of its characters is from.
 
-    Dropped characters belong to the character before them in the word. A space comes from all the
-    blanks between two words.
+    Dropped characters belong to the character before them in the word, and of characters that are
+    composed all belong to each that comes of them. A space comes from all the blanks between two
+    words.
     """
     characters: list[str] = []
     spans: list[Span] = []
@@ -104,17 +108,42 @@ def normalise_with_spans(text: str, lower_case: bool) -> tuple[str, list[Span]]:
             characters.append(" ")
             spans.append((spans[-1][1] if spans else 0, begin))
         first = len(spans)
-        for place, character in enumerate(word[0], start=begin):
-            decomposed = unicodedata.normalize("NFKD", character)
-            kept = [c for c in decomposed if not unicodedata.combining(c)]
+        for place, end, kept in _composing(word[0]) if keep_accents else _alone(word[0]):
             characters.extend(kept)
-            spans.extend([(place, place + 1)] * len(kept))
+            spans.extend([(begin + place, begin + end)] * len(kept))
             if not kept and len(spans) > first:
-                spans[-1] = (spans[-1][0], place + 1)
+                spans[-1] = (spans[-1][0], begin + end)
     normalised = "".join(characters)
-    # After decomposition, lower-casing changes no length: the one letter that has two ("İ") is
-    # an I with an accent.
-    return (normalised.lower() if lower_case else normalised), spans
+    if not lower_case:
+        return normalised, spans
+    # One letter, "İ", becomes two.
+    longer = [span for c, span in zip(normalised, spans, strict=True) for _ in c.lower()]
+    return normalised.lower(), longer
+
+
+def _alone(word: str) -> Iterator[tuple[int, int, str]]:
+    """Yield each character's place in the word, the place after it, and what it becomes."""
+    for place, character in enumerate(word):
+        decomposed = unicodedata.normalize("NFKD", character)
+        yield place, place + 1, "".join(c for c in decomposed if not unicodedata.combining(c))
+
+
+def _composing(word: str) -> Iterator[tuple[int, int, str]]:
+    """Yield the same for characters that are composed together; marks that stay are alone."""
+    begin = 0
+    for end in range(1, len(word) + 1):
+        together, after = word[begin:end], word[end : end + 1]
+        composed = unicodedata.normalize("NFKC", together)
+        alone = composed + unicodedata.normalize("NFKC", after)
+        if after and (
+            unicodedata.combining(after) or unicodedata.normalize("NFKC", together + after) != alone
+        ):
+            continue
+        if composed == together:
+            yield from ((begin + n, begin + n + 1, c) for n, c in enumerate(together))
+        else:
+            yield begin, end, composed
+        begin = end
 
 
 def _pieces_of_word(tokenizer: Tokenizer, word: str) -> list[tuple[int, int, int]]:

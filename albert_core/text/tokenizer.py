@@ -29,22 +29,25 @@ _BLANKS = bytes.maketrans(b"\t\v\f\r\x1c\x1d\x1e\x1f", b" " * 8)
 _LOWER_CASE_AND_BLANKS = bytes(range(256)).lower().translate(_BLANKS)
 
 
-def normalise_for_pieces(text: str, lower_case: bool) -> str:
+def normalise_for_pieces(text: str, lower_case: bool, keep_accents: bool = False) -> str:
     """Return ``text`` as the vocabulary sees it: one line, NFKD without accents, lower-cased.
 
-    Source: google-research/albert `tokenization.py`, `preprocess_text`.
+    With ``keep_accents`` it is NFKC, with the marks that Japanese, Hindi or Thai cannot do without.
+
+    Source: google-research/albert `tokenization.py`, `preprocess_text`; `keep_accents` is that of
+    `transformers`' AlbertTokenizer.
     """
-    text = _decomposed(" ".join(text.split()))
+    text = (_composed if keep_accents else _decomposed)(" ".join(text.split()))
     return text.lower() if lower_case else text
 
 
-def normalise_document(text: bytes, lower_case: bool) -> bytes:
+def normalise_document(text: bytes, lower_case: bool, keep_accents: bool = False) -> bytes:
     """Return UTF-8 ``text`` with each line normalised as by `normalise_for_pieces`.
 
     However, blanks at its ends and runs of blanks stay.
     """
     if not text.isascii():
-        text = _decomposed(text.decode()).encode()
+        text = (_composed if keep_accents else _decomposed)(text.decode()).encode()
         foreign = text.translate(None, _ASCII).decode()
         if lower_case and foreign != foreign.lower():
             text = text.decode().lower().encode()
@@ -73,6 +76,34 @@ def _decomposed_at_once(text: str) -> str:
     for character in _accents_and_blanks().intersection(text):
         text = text.replace(character, " " if character.isspace() else "")
     return text
+
+
+def _composed(text: str) -> str:
+    """Return NFKC of ``text``, its blanks beyond ASCII made spaces."""
+    text = unicodedata.normalize("NFKC", text)
+    for blank in filter(str.isspace, _accents_and_blanks().intersection(text)):
+        text = text.replace(blank, " ")
+    return text
+
+
+def num_needed_marks(text: str) -> int:
+    """Return how many combining marks of ``text`` are no accents, but make other letters or words.
+
+    So are the voicing of kana, and the marks of Thai and of the scripts of India. Those of Arabic
+    and Hebrew are seldom written.
+    """
+    if text.isascii():
+        return 0
+    text = unicodedata.normalize("NFD", text)
+    return sum(map(text.count, _needed_marks().intersection(text)))
+
+
+@cache
+def _needed_marks() -> frozenset[str]:
+    others = ("COMBINING", "ARABIC", "HEBREW", "SYRIAC")
+    marks = filter(unicodedata.combining, _accents_and_blanks())
+    named = {mark: unicodedata.name(mark, "COMBINING") for mark in marks}
+    return frozenset(m for m, n in named.items() if not n.startswith(others) or "KATAKANA" in n)
 
 
 @cache
@@ -171,16 +202,22 @@ class Tokenizer:
         lower_case: whether the text is lower-cased before it is split.
         split_digit_commas: whether the comma of a piece like "1948," becomes a piece of its own,
             as in the reference; SentencePiece and Hugging Face do not split it.
+        keep_accents: whether combining marks stay, which the reference drops.
 
     Raises:
         IntegrityError: the model does not have ALBERT's special pieces at ids 0 to 4.
     """
 
     def __init__(
-        self, model: bytes, lower_case: bool = True, split_digit_commas: bool = False
+        self,
+        model: bytes,
+        lower_case: bool = True,
+        split_digit_commas: bool = False,
+        keep_accents: bool = False,
     ) -> None:
         self.model = model
         self.lower_case = lower_case
+        self.keep_accents = keep_accents
         self.split_digit_commas = split_digit_commas
         # What was encoded before. If two ways to split a word are equally probable ("k", "kk" or
         # "kk", "k"), SentencePiece's choice depends on the rounding of the sentence's sum so far.
@@ -202,7 +239,11 @@ class Tokenizer:
 
     @classmethod
     def load(
-        cls, folder: str, lower_case: bool = True, split_digit_commas: bool = False
+        cls,
+        folder: str,
+        lower_case: bool = True,
+        split_digit_commas: bool = False,
+        keep_accents: bool = False,
     ) -> "Tokenizer":
         """Return the tokenizer of the vocabulary or model folder at ``folder`` (a URI).
 
@@ -210,11 +251,12 @@ class Tokenizer:
             IntegrityError: the file changed after a stage wrote it, or is no such vocabulary.
         """
         model = storage.read_bytes(manifest.checked(storage.join(folder, SPIECE_MODEL)))
-        return cls(model, lower_case, split_digit_commas)
+        return cls(model, lower_case, split_digit_commas, keep_accents)
 
-    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[bytes, bool, bool]]:
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[bytes, bool, bool, bool]]:
         """Pickle as the model's bytes."""
-        return Tokenizer, (self.model, self.lower_case, self.split_digit_commas)
+        settings = (self.lower_case, self.split_digit_commas, self.keep_accents)
+        return Tokenizer, (self.model, *settings)
 
     @property
     def vocab_size(self) -> int:
@@ -236,7 +278,8 @@ class Tokenizer:
 
         Special pieces written out in a text, like "[MASK]", are split as ordinary text.
         """
-        lines = [normalise_for_pieces(text, self.lower_case) for text in texts]
+        how = (self.lower_case, self.keep_accents)
+        lines = [normalise_for_pieces(text, *how) for text in texts]
         pieces, lengths = self._pieces_of(pa.array(lines, pa.large_string()))
         ids, bounds = pieces.tolist(), np.cumsum(lengths).tolist()
         return [ids[begin:end] for begin, end in pairwise([0, *bounds])]
@@ -251,7 +294,8 @@ class Tokenizer:
             (L,), which sum to N; and the number of lines of each text, int64 (len(texts),), which
             sum to L.
         """
-        normalised = [normalise_document(text, self.lower_case) for text in texts]
+        how = (self.lower_case, self.keep_accents)
+        normalised = [normalise_document(text, *how) for text in texts]
         lines = pc.split_pattern(pa.array(normalised, pa.large_string()), "\n")
         pieces, lengths = self._pieces_of(lines.flatten())
         return pieces, lengths, pc.list_value_length(lines).to_numpy()

@@ -187,8 +187,9 @@ def _starting_point(
 
 def _read_vocabulary(manifest: str) -> Tokenizer:
     """Return the vocabulary of the manifest at this URI."""
-    lower_case = read_manifest(manifest).result_as(results.VocabularyResult).lower_case
-    return Tokenizer.load(manifest.rpartition("/")[0], lower_case)
+    made = read_manifest(manifest).result_as(results.VocabularyResult)
+    folder = manifest.rpartition("/")[0]
+    return Tokenizer.load(folder, made.lower_case, keep_accents=made.keep_accents)
 
 
 def _earlier_result(settings: TrainingSettings) -> dict[str, str]:

@@ -364,9 +364,12 @@ def _find_tokenizer(
     with _noting(model, faults):
         made_by = storage.join(model.rpartition("/")[0], MANIFEST)
         made = read_manifest(made_by) if storage.exists(made_by) else None
-        lower_case = made is None or made.result_as(VocabularyResult).lower_case
+        result = made and made.result_as(VocabularyResult)
+        lower_case, keep_accents = (
+            (result.lower_case, result.keep_accents) if result else (True, False)
+        )
         split = manifest is not None and manifest.result.get("fidelity") == "google"
-        return Tokenizer(storage.read_bytes(model), lower_case, split)
+        return Tokenizer(storage.read_bytes(model), lower_case, split, keep_accents)
     return None
 
 

@@ -76,9 +76,9 @@ class Rows:
 
 
 @loaded_once
-def load_tokenizer(folder: str, lower_case: bool, split_digit_commas: bool) -> Tokenizer:
-    """Return the tokenizer of a vocabulary; the last one stays in memory."""
-    return Tokenizer.load(folder, lower_case, split_digit_commas)
+def load_tokenizer(folder: str, *settings: bool) -> Tokenizer:
+    """Return the tokenizer of a vocabulary, as `Tokenizer.load`; the last one stays in memory."""
+    return Tokenizer.load(folder, *settings)
 
 
 def example_schema(settings: ExampleSettings) -> pa.Schema:

@@ -10,6 +10,9 @@ from albert_core.text.tokenizer import Tokenizer
 
 SYLLABLES = [consonant + vowel for consonant in "bdklmnprstvz" for vowel in "aeiou"]
 
+MARKED = "bádo bêlu が か हिन्दी किं ไม่ คำ ع عَ"
+"""Words of which other words are left without their marks."""
+
 
 def tiny_sentences(num_sentences: int, seed: int = 0) -> list[str]:
     """Return sentences of made-up words, with some punctuation and digits."""
@@ -25,12 +28,17 @@ def tiny_sentences(num_sentences: int, seed: int = 0) -> list[str]:
 
 @cache
 def tiny_vocab(
-    vocab_size: int = 200, lower_case: bool = True, model_type: str = "unigram"
+    vocab_size: int = 200,
+    lower_case: bool = True,
+    model_type: str = "unigram",
+    keep_accents: bool = False,
 ) -> Tokenizer:
     """Return a tokenizer with ALBERT's special pieces. It has the options of the published one."""
     sentences = tiny_sentences(2000)
     if not lower_case:
         sentences += [sentence.title() for sentence in sentences]
+    if keep_accents:
+        sentences += [MARKED] * 200
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(sentences),
@@ -46,4 +54,4 @@ def tiny_vocab(
         num_threads=1,
         minloglevel=2,
     )
-    return Tokenizer(model.getvalue(), lower_case)
+    return Tokenizer(model.getvalue(), lower_case, keep_accents=keep_accents)

@@ -169,6 +169,20 @@ def test_text_is_lower_cased_and_stripped_of_accents_before_training(tmp_path: P
     assert any(piece != piece.lower() for piece in cased.pieces[5:])
 
 
+def test_marks_stay_if_they_are_to_and_a_warning_says_that_a_text_needs_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = {i: text.replace("a", "が").replace("o", "ó") for i, text in made_up(40).items()}
+    without = Tokenizer(model_of(texts, tmp_path, SMALL))
+    assert not any("が" in piece or "ó" in piece for piece in without.pieces)
+    assert re.search(r"[\d.]+ % of the text's characters are marks .*keep_accents", caplog.text)
+    caplog.clear()
+    kept = Tokenizer(model_of(texts, tmp_path, SMALL.model_copy(update={"keep_accents": True})))
+    assert any("が" in piece for piece in kept.pieces)
+    assert any("ó" in piece for piece in kept.pieces)
+    assert "marks" not in caplog.text
+
+
 def test_the_share_sampled_is_the_largest_power_of_two_that_fits() -> None:
     for sample_mb, share in ((100, 1), (99.9, 0.5), (50, 0.5), (49, 0.25), (0.1, 2**-10)):
         assert sample_share(sample_mb, 100_000_000) == share

@@ -12,7 +12,12 @@ from albert_core.text.records import CLS, MASK, SEP, SPECIAL_PIECES
 from albert_core.text.tokenizer import Tokenizer
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 
-VOCABULARIES = [tiny_vocab(), tiny_vocab(lower_case=False)]
+VOCABULARIES = [
+    tiny_vocab(),
+    tiny_vocab(lower_case=False),
+    tiny_vocab(keep_accents=True),
+    tiny_vocab(lower_case=False, keep_accents=True),
+]
 FAST = [fast_tokenizer(tokenizer) for tokenizer in VOCABULARIES]
 TEXTS = [
     "",
@@ -22,6 +27,7 @@ TEXTS = [
     "\N{FULLWIDTH LATIN SMALL LETTER D}o \N{LATIN SMALL LIGATURE FI} ½ x²",
     "\N{ACUTE ACCENT}accent café İstanbul",
     "ΟΔΟΣ ΣΑΣ Σ aΣ.b",
+    "bádo be\u0302lu か\u3099 が किं ไม่ عَ a\u0327\u0301 a\u0301\u0327",
     "각 한글 कि \u200b \ufeff z",
     "\N{COMBINING ACUTE ACCENT}abe \x01\x02 \x1cdo\x85be\xa0",
     "\x01be",
@@ -42,7 +48,9 @@ def assert_same_pieces(tokenizer: Tokenizer, text: str, found: list[int]) -> Non
         assert tokenizer.decode(found) == tokenizer.decode(expected)
 
 
-@pytest.mark.parametrize("tokenizer", VOCABULARIES, ids=["lower", "cased"])
+@pytest.mark.parametrize(
+    "tokenizer", VOCABULARIES, ids=["lower", "cased", "lower, accents", "cased, accents"]
+)
 @pytest.mark.parametrize("text", TEXTS)
 def test_strange_texts_have_the_same_pieces(tokenizer: Tokenizer, text: str) -> None:
     found = fast_tokenizer(tokenizer).encode(text, add_special_tokens=False).ids

@@ -23,7 +23,7 @@ from tests.albert_core.tiny_vocab import tiny_vocab
 NASTY = [
     *"aBcxyz 1,2. \t\n\u00a0\u3000\u200b\u2028\u0085\x00\x01\x1c▁",
     *"éÅİßΣσςﬁ½²①…´¨ªﷺ한국字の\u1112\u1161\u11ab",
-    *"\u0301\u0308\u0345\u3099\U0001f600\u202e\ufeff\u00ad",
+    *"かกิ่न्ि\u0327\u0301\u0308\u0345\u3099\U0001f600\u202e\ufeff\u00ad",
     "1,234 ",
     "x1,",
     " e\u0301\u0308 ",
@@ -42,6 +42,8 @@ def vocabulary(symbols: tuple[str, ...] = (), **options: Any) -> Tokenizer:
 TOKENIZERS: list[Callable[[], Tokenizer]] = [
     tiny_vocab,
     lambda: tiny_vocab(lower_case=False),
+    lambda: tiny_vocab(keep_accents=True),
+    lambda: tiny_vocab(lower_case=False, keep_accents=True),
     lambda: vocabulary(split_by_whitespace=False, vocab_size=400),
     lambda: vocabulary(remove_extra_whitespaces=False),
     lambda: vocabulary(add_dummy_prefix=False),
@@ -65,7 +67,8 @@ def pieces_in(tokenizer: Tokenizer, text: str) -> list[tuple[int, int, int]]:
 
 def visible(tokenizer: Tokenizer, text: str) -> str:
     """Return what the vocabulary sees of ``text``, blanks left out."""
-    seen = tokenizer.processor.normalize(normalise_for_pieces(text, tokenizer.lower_case))
+    how = (tokenizer.lower_case, tokenizer.keep_accents)
+    seen = tokenizer.processor.normalize(normalise_for_pieces(text, *how))
     # Which of the two small sigmas a capital becomes, the letters after it say.
     return str(seen).replace(WORD_MARK, "").replace(" ", "").replace("ς", "σ")
 

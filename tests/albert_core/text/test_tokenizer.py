@@ -20,6 +20,7 @@ from albert_core.text.tokenizer import (
     Tokenizer,
     WordTable,
     normalise_for_pieces,
+    num_needed_marks,
     starts_word,
 )
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
@@ -83,6 +84,12 @@ def train(**options: Any) -> bytes:
 def test_text_is_normalised_as_the_reference_does_it(text: str, expected: str) -> None:
     assert normalise_for_pieces(text, lower_case=True) == expected
     assert normalise_for_pieces("Émile ZOLA", lower_case=False) == "Emile ZOLA"
+
+
+def test_accents_and_the_marks_of_other_scripts_stay_where_they_are_to() -> None:
+    text = "Cafe\u0301 か\u3099 हिन्दी ไม่\u2028ﬁ"
+    assert normalise_for_pieces(text, lower_case=True, keep_accents=True) == "café が हिन्दी ไม่ fi"
+    assert (num_needed_marks(text), num_needed_marks("Café, ÉTÉ, عَ")) == (3, 0)
 
 
 @needs_the_published_model
@@ -197,10 +204,13 @@ def test_a_digit_comma_inside_a_word_gets_the_spurious_word_start_of_the_referen
     assert (None if split is None else [splitting.pieces[part] for part, _ in split]) == parts
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=40), max_size=5))
-def test_documents_are_encoded_line_by_line(texts: list[str]) -> None:
-    pieces, lengths, lines = tiny_vocab().encode_lines([text.encode() for text in texts])
-    expected = [ids for text in texts for ids in tiny_vocab().encode(text.split("\n"))]
+@pytest.mark.parametrize("keep_accents", [False, True])
+@settings(deadline=None)  # the first call trains the vocabulary
+@given(texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=40), max_size=5))
+def test_documents_are_encoded_line_by_line(keep_accents: bool, texts: list[str]) -> None:
+    tokenizer = tiny_vocab(keep_accents=keep_accents)
+    pieces, lengths, lines = tokenizer.encode_lines([text.encode() for text in texts])
+    expected = [ids for text in texts for ids in tokenizer.encode(text.split("\n"))]
     assert pieces.tolist() == [piece for ids in expected for piece in ids]
     assert lengths.tolist() == list(map(len, expected))
     assert lines.tolist() == [text.count("\n") + 1 for text in texts]
