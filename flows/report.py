@@ -1,6 +1,5 @@
 """What a run or a stage did, from its manifests: for the terminal and for Prefect's pages."""
 
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,11 +46,14 @@ class Report:
 
     def markdown(self, with_groups: bool = True) -> str:
         """Return it for the pages of a stage and of MLflow; or only what surrounds the groups."""
-        lines = [f"# {_in_cell(self.title)}", *(["", self.head] if self.head else [])]
+        lines = [f"# {results.in_cell(self.title)}", *(["", self.head] if self.head else [])]
         for group, rows in self.groups.items():
             if rows and with_groups:
                 lines += ["", f"## {group}", "", "| | |", "| --- | --- |"]
-                lines += [f"| {_in_cell(name)} | {_in_cell(value)} |" for name, value in rows]
+                lines += [
+                    f"| {results.in_cell(name)} | {results.in_cell(value)} |"
+                    for name, value in rows
+                ]
         return "\n".join([*lines, *self._end("## Next")])
 
     def table(self) -> list[dict[str, str]]:
@@ -350,13 +352,3 @@ def _numbers(result: Mapping[str, Any], prefix: str = "") -> Iterator[Row]:
 def _after_colon(sentence: str) -> Row:
     name, _, said = sentence.partition(": ")
     return name, said
-
-
-def _in_cell(text: str) -> str:
-    """Return a value in one line, without HTML, links or code but for a value that is all code."""
-    is_code = re.fullmatch(r"`[^`]*`", text)
-    return re.sub(r"[|\n]" if is_code else r"[|\n<`]|(?<=\])\(", _escaped, text)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return " " if found[0] == "\n" else f"\\{found[0]}"

@@ -256,11 +256,15 @@ def as_text(table: ScoreTable) -> str:
 
 def as_markdown(table: ScoreTable) -> str:
     """Return the table for Prefect's pages."""
-    parts = [f"# Scores of {table.model}"]
+    parts = [f"# Scores of {results.in_cell(table.model)}"]
     for title, (header, *rows) in sections(table):
         lines = [header, ("---", *["---:"] * (len(header) - 1)), *rows]
-        parts += [f"## {title}", "\n".join(f"| {' | '.join(row)} |" for row in lines)]
-    return "\n\n".join([*parts, *notes(table)]) + "\n"
+        parts += [
+            f"## {title}",
+            "\n".join(f"| {' | '.join(map(results.in_cell, row))} |" for row in lines),
+        ]
+    said = ("\n".join(map(results.in_cell, note.split("\n"))) for note in notes(table))
+    return "\n\n".join([*parts, *said]) + "\n"
 
 
 def sections(table: ScoreTable) -> list[tuple[str, Rows]]:

@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -470,8 +470,12 @@ def scratch_folder(folder: str) -> Iterator[str]:
     scratch = storage.join(folder, f".scratch-{storage.process_name()}")
     try:
         yield scratch
-    finally:
-        storage.remove(scratch)
+    except BaseException:
+        # Other threads of what failed may still write there. The next run removes what they leave.
+        with suppress(OSError):
+            storage.remove(scratch)
+        raise
+    storage.remove(scratch)
 
 
 def modified_at(info: Mapping[str, Any]) -> float:

@@ -1,8 +1,10 @@
 """What each stage tells its readers in its manifest, as one model per stage.
 
-`Manifest.result_as` reads them, strictly: a field that is absent or unknown is an error.
+`Manifest.result_as` reads them, strictly: a field that is absent or unknown is an error. `in_cell`
+shows a value in a table of Markdown.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
@@ -373,3 +375,13 @@ class RegistrationResult(Settings):
     """``models:/NAME/VERSION``."""
     mlflow_run_id: str | None
     """None: the server did not answer."""
+
+
+def in_cell(text: str) -> str:
+    """Return a value in one line, without HTML, links or code but for a value that is all code."""
+    is_code = re.fullmatch(r"`[^`]*`", text)
+    return re.sub(r"[|\n]" if is_code else r"[|\n<`]|(?<=\])\(", _escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return " " if found[0] == "\n" else f"\\{found[0]}"

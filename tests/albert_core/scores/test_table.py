@@ -151,6 +151,7 @@ def test_the_text_is_the_whole_story() -> None:
     ]
     assert max(map(len, as_text(table).splitlines())) <= 100
     assert "- RACE: there is no folder RACE" in as_text(table)
+    assert as_markdown(build_table("<b>|", [])).startswith("# Scores of \\<b>\\|\n")
     markdown = as_markdown(table)
     assert "| RTE | acc | 50.0 | [45.0, 55.0] | 2 | 50.0..55.0 | 2 | 52.7 ! |" in markdown
     assert "- RACE: there is no folder RACE" in markdown

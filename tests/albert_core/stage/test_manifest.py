@@ -273,6 +273,17 @@ def test_a_scratch_folder_of_its_own_is_gone_at_the_end_even_after_an_error(
     assert storage.list_names(folder) == []
 
 
+def test_a_scratch_folder_that_others_still_write_to_does_not_hide_why_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(uri: str) -> None:
+        raise OSError(f"{uri}: Directory not empty")
+
+    monkeypatch.setattr(storage, "remove", cannot)
+    with pytest.raises(ValueError, match="the cause"), scratch_folder(str(tmp_path)):
+        raise ValueError("the cause")
+
+
 def test_a_changed_bit_of_a_sealed_file_is_found_or_means_nothing(tmp_path: Path) -> None:
     content: dict[str, Any] = {"a": 1, "b": {"c": [1, 2.5, "é"]}}
     whole, uri = sealed(content), f"{tmp_path}/sealed.json"
