@@ -15,7 +15,7 @@ from subprocess import DEVNULL, STDOUT
 from typing import Self
 
 import psutil
-from pydantic import BaseModel, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from albert_core.stage import errors, storage
 from albert_core.stage.command import FAILURE, FAILURE_STATUS
@@ -286,7 +286,7 @@ _PREFECT_COMMAND = (sys.executable, "-m", "prefect", "--no-prompt")
 class ServerSettings(BaseModel):
     """What `albert serve` and `albert production` serve, and where."""
 
-    work: Path = Path("work")
+    work: Path = Field(default=Path("work"), validate_default=True)
     """Folder for all results, logs and data, on this machine."""
     host: str = LOOPBACK
     """Address that Prefect and MLflow listen on."""

@@ -227,3 +227,13 @@ def test_settings_are_variables_that_are_checked(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("ALBERT_WORK", "s3://bucket/work")
     with pytest.raises(ConfigError, match="is not on this machine"):
         ProductionSettings.from_environment()
+
+
+def test_the_work_folder_is_where_the_command_is_typed_also_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ALBERT_WORK", raising=False)
+    # The services' own folder is the project's.
+    assert ServerSettings.from_environment().work == tmp_path / "work"
+    assert ProductionSettings.from_environment().work == tmp_path / "work"
