@@ -21,7 +21,10 @@ from pipelines.corpus.quality import (
 ONE_BY_ONE = {rule.__name__: rule for rules in RULES.values() for rule in rules}
 MENU = "Startseite Produkte Kontakt Warenkorb Anmelden Impressum Datenschutz Hilfe Versand Suche"
 PROSE = "The keeper of the lamp said that it was to be lit with care, and went to bed."
-MIXED = st.text(st.sampled_from("aB é—字가 .1#\n") | st.characters(), max_size=60)
+FEW = st.sampled_from("aB é—字가 .1#\n")
+MIXED = st.text(FEW | st.characters(), max_size=60)
+NOT_DENSE = st.text(FEW | st.characters(max_codepoint=0xDFF), max_size=60)
+"""But for 字 and 가: Thai, whose characters say more, begins after it."""
 
 
 def words(count: int) -> str:
@@ -172,11 +175,12 @@ def share_of_letters(text: str) -> float:
     return letters / len(characters)
 
 
-@given(MIXED, st.floats(0.01, 0.99))
+@given(NOT_DENSE, st.floats(0.01, 0.99))
 @settings(deadline=None)
 def test_letters_of_every_script_count(text: str, min_share: float) -> None:
-    text = normalise_text(text)
-    if text and abs(share_of_letters(text) - min_share) > 1e-9:
+    text = normalise_text(text)  # which may repair what was no letter to one that is dense
+    is_known = not re.search("[^\u0000-\u0dff—字가]", text)
+    if text and is_known and abs(share_of_letters(text) - min_share) > 1e-9:
         profile = profile_of(text, "en")
         expected = share_of_letters(text) < min_share and not is_prose(profile)
         assert too_few_letters(profile, min_share) == expected
