@@ -28,16 +28,24 @@ from pipelines.corpus.quality import failed_rule, profile_of, too_few_letters
 _PRINTABLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\n"
 _ASCII: Final = bytes(range(0x80))
 _LOWER_ON_ONE_LINE: Final = bytes(range(0x100)).lower().replace(b"\n", b" ")
+_LOWER_CASE: Final = "".join(c for c in map(chr, range(0x10000)) if c.isalpha() and c.islower())
 _WRAPPED: Final = re.compile(
-    r"\n(?![\n\s*+\-|>#=.:]|\d+[.)])(?<![.!?:;]\n)(?<=[^\n]{40}\n)"  # \n first: a fast search
+    r"\n(?<=[^\n]{40}\n)"  # \n first: a fast search
+    rf"(?:(?![\n\s*+\-|>#=.:]|\d+[.)])(?<![.!?:;]\n)|[ \t]*(?=[{_LOWER_CASE}])(?!\w{{1,4}}[.)]))"
 )
-"""A line end after a long line that ends no sentence and before one that begins no list item."""
+"""A line end after a long line, before one that goes on: in lower case, or after no end of a
+sentence and with no mark of a list item."""
 LINE_ENDS: Final = frozenset("\r\x0b\x0c\x85\u2028\u2029")
 CONTROLS: Final = (
     frozenset(map(chr, [*range(9), *range(14, 32), *range(0x7F, 0xA0), *range(0x200B, 0x2010)]))
     | frozenset(map(chr, [*range(0x202A, 0x202F), *range(0xD800, 0xE000), 0xFEFF, 0xFFFD]))
 ) - LINE_ENDS
 """Controls, zero widths, directions, lone surrogates and U+FFFD."""
+JOINERS: Final = frozenset("\u200c\u200d")
+"""Zero widths that spell words in the scripts of Asia, from Arabic to Mongolian."""
+_STRAY_JOINER: Final = re.compile(
+    "(?<![\u0600-\u1cff])[\u200c\u200d]|[\u200c\u200d](?![\u0600-\u1cff])"
+)
 BLANKS: Final = (
     frozenset(c for c in map(chr, range(0x10000)) if c.isspace()) - LINE_ENDS - CONTROLS
 ) - frozenset(" \n")
@@ -84,6 +92,8 @@ def _without(text: str, odd: Iterable[str]) -> str:
             text = text.replace(character, "\n")
         elif character in BLANKS:
             text = text.replace(character, " ")
+        elif character in JOINERS:
+            text = _STRAY_JOINER.sub("", text)
         elif character in CONTROLS:
             text = text.replace(character, "")
     return text

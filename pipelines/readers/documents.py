@@ -147,6 +147,9 @@ return {{
 }}
 """
 """For pandoc: it keeps headings, paragraphs and the items of lists, without marks for emphasis."""
+_RTF_CHARACTER: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u-?\d+(?=[^\\{}\s\d])")
+"""A character by its number, with what older readers show for it right behind: there pandoc leaves
+out two letters instead of one, and after a blank it does not."""
 _MAX_MEMORY: Final = "4G"
 _MAX_SECONDS: Final = 900
 
@@ -172,6 +175,8 @@ def _by_pandoc(format: str, content: bytes, encoding: str) -> str:  # noqa: A002
 
     if format not in _PACKED:
         content = decode_file(content, encoding, declared_encoding(content)).encode()
+    if format == "rtf":
+        content = _RTF_CHARACTER.sub(rb"\g<0> ", content)
     with _pipe_with(_PROSE_FILTER.encode()) as prose_filter:
         command = [
             str(Path(pypandoc.__file__).with_name("files") / "pandoc"),  # not one of the PATH

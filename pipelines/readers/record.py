@@ -2,7 +2,7 @@
 
 import codecs
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -130,6 +130,21 @@ def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
     if best is None:
         raise UnreadableError(NOT_DECODABLE)
     return str(best)
+
+
+def encoding_of(lines: Sequence[bytes]) -> str:
+    """Return the encoding that the lines of a file look like.
+
+    It is UTF-8 if any line that is not ASCII is UTF-8, or if there is none such.
+    """
+    foreign = [line for line in lines if not line.isascii()]
+    for line in foreign:
+        with suppress(UnreadableError):
+            _strictly(line, "utf-8")
+            foreign = []
+            break
+    best = from_bytes(b"".join(foreign), cp_exclusion=_EBCDIC).best() if foreign else None
+    return best.encoding if best else "utf-8-sig"
 
 
 def _as_meant(hint: str) -> list[str]:

@@ -1,9 +1,11 @@
 """Tables with a text and perhaps an id field: JSON lines, such as Dolma's, CSV, Parquet, Arrow."""
 
+import codecs
 import csv
 import io
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, Final, cast
 
 import pyarrow as pa
@@ -15,6 +17,7 @@ from pipelines.readers.record import (
     Record,
     bounded_lines,
     decode_record,
+    encoding_of,
     from_the_top,
     max_document_bytes,
     text_record,
@@ -59,11 +62,15 @@ csv.field_size_limit(1 << 28)  # the settings have a lower one
 def read_csv(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield a document for each row after the header; its offset is the row's number.
 
-    Tabs or else commas or semicolons, whichever the header has most of, separate the columns.
+    Tabs or else commas or semicolons, whichever the header has most of, separate the columns. With
+    no encoding declared, it is the one that the beginning of the file looks like.
     """
-    encoding = "utf-8-sig" if settings.encoding == AUTO else settings.encoding
-    lines = io.TextIOWrapper(file, encoding, errors="surrogateescape", newline="")
-    header = lines.readline(_BUFFER_BYTES)
+    first = file.readlines(_BUFFER_BYTES)
+    is_declared = settings.encoding != AUTO
+    lines = _decoded_lines(
+        itertools.chain(first, file), settings.encoding if is_declared else encoding_of(first)
+    )
+    header = next(lines, "")
     delimiter = max("\t,;", key=header.count)
     row = 0
     try:
@@ -78,8 +85,12 @@ def read_csv(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
             row += 1
     except csv.Error:
         yield unreadable(NOT_CSV, row)
-    finally:
-        lines.detach()  # else the file would be closed with it
+
+
+def _decoded_lines(lines: Iterable[bytes], encoding: str) -> Iterator[str]:
+    """Yield the lines, which may also end with a carriage return alone."""
+    for line in codecs.iterdecode(iter(lines), encoding, "surrogateescape"):
+        yield from io.StringIO(line, newline="")
 
 
 def read_parquet(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:

@@ -44,6 +44,7 @@ ODD = st.text(
         ("schÃ¶n und â€œgutâ€\x9d", "schön und “gut”"),
         ("e\u0301", "é"),
         ("“quotes” and \N{EM DASH} stay", "“quotes” and \N{EM DASH} stay"),
+        ("می\u200cخواهم क्\u200dष a\u200cb\u200d", "می\u200cخواهم क्\u200dष ab"),
         ("zero\u200bwidth\x00 \ufeffand\x07 control", "zerowidth and control"),
         ("", ""),
         (" \n\t\n ", ""),
@@ -68,7 +69,12 @@ LONG = "A line that somebody's editor has wrapped at"
     [
         (LONG, "some column.", " "),
         (f"{LONG}.", "The next sentence.", "\n"),
-        (f"{LONG}:", "the list", "\n"),
+        (f"{LONG}.", "and on in lower case", " "),
+        (f"{LONG}:", "so it goes on", " "),
+        (f"{LONG};", "и так далее", " "),
+        (f"{LONG}:", "The list", "\n"),
+        (f"{LONG}:", "a) the list", "\n"),
+        (LONG, "A heading", " "),
         ("A heading", "and the text below it.", "\n"),
         (LONG, "- an item", "\n"),
         (LONG, "* an item", "\n"),
@@ -81,6 +87,8 @@ def test_a_line_that_was_wrapped_is_joined_to_the_next(
     before: str, after: str, between: str
 ) -> None:
     assert normalise_text(f"{before}\n{after}") == f"{before}{between}{after}"
+    indented = between if after[0].islower() and after[1] != ")" else "\n"
+    assert normalise_text(f"{before}\n    {after}") == f"{before}{indented}{after}"
     assert normalise_text(f"{before}\n\n{after}") == f"{before}\n{after}"
 
 
@@ -100,13 +108,24 @@ def normalised_slowly(text: str) -> str:
         text = ftfy.fix_text(text, uncurl_quotes=False)
     text = re.sub(r"\r\n?|[\u2028\u2029\x0b\x0c\x85]", "\n", text)
     text = re.sub(
-        r"[\x00-\x08\x0e-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\ufeff\ufffd\ud800-\udfff]",
+        r"[\x00-\x08\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\ufeff\ufffd\ud800-\udfff]",
         "",
         text,
     )
+    asian = "[\u0600-\u1cff]"
+    text = re.sub(rf"(?<!{asian})[\u200c\u200d]|[\u200c\u200d](?!{asian})", "", text)
     text = re.sub(r"\n\s*\n+", "\n\n", unicodedata.normalize("NFC", text))
-    text = re.sub(r"(?<=[^\n]{40})(?<![.!?:;])\n(?![\n\s*+\-|>#=.:]|\d+[.)])", " ", text)
-    lines = (re.sub(r"[^\S\n]+", " ", line).strip() for line in text.split("\n"))
+    lines: list[str] = []
+    given_lines = text.split("\n")
+    for before, line in zip(["", *given_lines], given_lines, strict=False):
+        no_end = re.search(r".{39}[^.!?:;]\Z", before)
+        no_item = not re.match(r"\s|[*+\-|>#=.:]|\d+[.)]|\Z", line)
+        lower = re.match(r"[^\S\n]*(?!\w{1,4}[.)])[^\W\d_]", line) and line.strip()[0].islower()
+        if (no_end and no_item) or (len(before) >= 40 and lower):
+            lines[-1] += " " + line
+        else:
+            lines.append(line)
+    lines = [re.sub(r"[^\S\n]+", " ", line).strip() for line in lines]
     return "\n".join(line for line in lines if line)
 
 

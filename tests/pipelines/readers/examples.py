@@ -484,7 +484,10 @@ CSV = [
     ),
     of("text;n\nGröße;1\n".encode(), ("#row-0", "Größe")),
     of(b"text\tid\nOne.\t7\n\nTwo.\n", ("#7", "One."), ("#row-1", "Two.")),
-    of("text\nGr\xf6\n".encode("latin-1"), (0, "not_utf8")),
+    of(f"text;n\n{GERMAN};1\n".encode("cp1252"), ("#row-0", GERMAN)),
+    of(f"text\n{RUSSIAN}\n".encode("koi8-r"), ("#row-0", RUSSIAN)),
+    of("text\nGröße\n".encode() + b"Gr\xf6\n", ("#row-0", "Größe"), (1, "not_utf8")),
+    of(b"text,n\rOne.,1\rTwo.,2\r", ("#row-0", "One."), ("#row-1", "Two.")),
     of("text\nGr\xf6\n".encode("latin-1"), ("#row-0", "Grö"), encoding="latin-1"),
     of(b"a,b\n1,2\n", (0, "no_text_field")),
     of(b"a,b\n1,2\n", ("#2", "1"), text_field="a", id_field="b"),
@@ -567,6 +570,9 @@ BY_PANDOC: dict[str, list[Example]] = {
     name: [of(made.by_pandoc(name), ("", ODD.get(name, made.PROSE)))] for name in PANDOC_FORMATS
 }
 BY_PANDOC["docx"] += [of(made.by_pandoc("docx")[:300], (0, "not_extractable"))]
+BY_PANDOC["rtf"] += [
+    of(rb"{\rtf1 \u8220\'93Gr\u246\'f6\u223?e \\u1.\u8221\"}", ("", "“Größe \\u1.”\n"))
+]
 BY_PANDOC["latex"] += [
     of(
         "Gr\xf6\xdfe in latin-1, encoded so.".encode("latin-1"),
