@@ -167,7 +167,7 @@ def test_planted_credentials_are_in_nothing_that_the_flows_leave_or_say(
     assert status in (2, 75), said["MLflow away"]
     status, said["refused"] = planted("refresh", folder, REFUSED)
     assert status == 2
-    assert "https://***@example.org/texts has credentials in it" in said["refused"]
+    assert "https://***@example.org/texts contains credentials" in said["refused"]
 
     assert find_leaks({name: text.encode() for name, text in said.items()}) == []
     assert find_leaks(all_files(folder)) == []

@@ -1,9 +1,8 @@
 """Run a stage by hand: a command line made from the stage's own signature.
 
-A stage is a function ``run(source: SourceSettings, ..., corpus: str, work: str) -> str``. Its
-parameters that are settings are read from the section of the same name in a recipe file (JSON,
-as saved beside every run); the others are options. The last line printed is the URI of the
-manifest.
+A stage is a function ``run(source: SourceSettings, ..., corpus: str, work: str) -> str``.
+Parameters that are settings are read from the section of that name in a recipe file (JSON, as
+saved beside every run). The others are options. The last line printed is the manifest's URI.
 """
 
 import argparse
@@ -25,37 +24,34 @@ from albert_core.stage.settings import Settings, refuse_credentials
 
 Stage = Callable[..., str]
 RESULT = "manifest: "
-"""What stands before the manifest's URI on the last line of a stage's output."""
+"""Prefix of the manifest's URI on the last line of a stage's output."""
 NO_RESULT = "none"
-"""What stands there if a command found nothing to do."""
+"""Stands in for the URI if a command found nothing to do."""
 FAILURE = "error: "
-"""What stands before the message of a stage that failed."""
+"""Prefix of the message of a stage that failed."""
 FAILURE_STATUS = 2
 DEFECT_STATUS = 1
 RUN_AGAIN_STATUS = os.EX_TEMPFAIL
-"""Exit status (75) after a transient failure: a server that is unavailable, a lost worker process,
-an order to stop. The same command continues from what is done."""
+"""Exit status (75) after a transient failure: an unavailable server, a lost worker process, or a
+request to stop. The same command continues from what is done."""
 
 
 class RunAgain(SystemExit):
-    """A run ends early but in order, and may be run again: it is in its newest checkpoint.
-
-    It was preempted by SIGTERM, or left by another rank.
-    """
+    """Ends a run that was preempted or left by another rank and can continue from a checkpoint."""
 
     def __init__(self) -> None:
         super().__init__(RUN_AGAIN_STATUS)
 
 
 class StopRequest:
-    """Whether this process was told to stop."""
+    """Records whether this process was told to stop."""
 
     def __init__(self) -> None:
         self.arrived = False
         self._ends_at_once = False
 
     def note(self, _signal: int, _frame: FrameType | None) -> None:
-        """Note SIGTERM, for which the training looks between micro-batches."""
+        """Note SIGTERM, which training checks for between micro-batches."""
         self.arrived = True
         if self._ends_at_once:
             self._ends_at_once = False
@@ -63,10 +59,10 @@ class StopRequest:
 
     @contextmanager
     def ending_at_once(self) -> Iterator[None]:
-        """End the run when SIGTERM comes in the block, or came before: nothing is left to save.
+        """End the run as soon as SIGTERM arrives in the block, where there is nothing to save.
 
         Raises:
-            RunAgain: it came.
+            RunAgain: SIGTERM arrived, in the block or before it.
         """
         self._ends_at_once = True
         try:
@@ -79,7 +75,7 @@ class StopRequest:
 
 @contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Note SIGTERM instead of ending; Python allows it only in a process's main thread."""
+    """Note SIGTERM instead of ending, which Python allows only in the main thread."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -92,9 +88,9 @@ def stop_request() -> Iterator[StopRequest]:
 
 
 def stage_main(run: Stage) -> NoReturn:
-    """Run the stage ``run`` with the process's arguments, and end the process with its status.
+    """Run a stage with the arguments of this process, and end the process with its status.
 
-    The status is that of `run_command_line`, or 1 after a defect, whose traceback is printed.
+    The status is that of `run_command_line`, or 1 after a bug, whose traceback is printed.
     """
     try:
         status = run_command_line(run, sys.argv[1:])
@@ -103,8 +99,8 @@ def stage_main(run: Stage) -> NoReturn:
     except Exception:  # noqa: BLE001
         log.say(credentials.redacted(traceback.format_exc()).rstrip(), sys.stderr, logging.ERROR)
         status = DEFECT_STATUS
-    # The interpreter's own shutdown can hang: on a thread that a library left running, or on a
-    # lock that such a thread (gRPC's) held when it was stopped.
+    # The interpreter's own shutdown can hang on a thread that a library left running, or on a
+    # lock that such a thread (of gRPC) held when it was stopped.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -112,14 +108,14 @@ def stage_main(run: Stage) -> NoReturn:
 
 
 def run_command_line(run: Stage, argv: Sequence[str]) -> int:
-    """Run the stage ``run`` with ``argv``, print its result or its message; return the status."""
+    """Run a stage with ``argv``, print its result or its error, and return the exit status."""
     logging.getLogger("apache_beam").setLevel(logging.ERROR)
     try:
         log.set_up_log(_module_of(run))
         arguments, recipe = _arguments(run, argv)
         with provenance.called_as(_call(run, arguments, recipe)):
             manifest = run(**arguments)
-    except Exception as error:  # noqa: BLE001 - a defect is raised again
+    except Exception as error:  # noqa: BLE001 - a bug is raised again
         return tell_failure(error)
     finally:
         lock.release_all()
@@ -128,19 +124,19 @@ def run_command_line(run: Stage, argv: Sequence[str]) -> int:
 
 
 def tell_failure(error: Exception) -> int:
-    """Print the message of an error that a user can fix or wait out; return the exit status.
+    """Print the message of an error that a user can fix or retry, and return the exit status.
 
-    A defect is raised again, and nothing is printed.
+    Any other error is a bug and is raised again.
     """
-    passes = errors.is_transient(error)
+    transient = errors.is_transient(error)
     message = str(error) if isinstance(error, errors.AlbertError) else errors.explained(error)
-    if passes and not message:
+    if transient and not message:
         said = credentials.redacted(f"{type(error).__name__}: {error}".partition("\n")[0])
         message = f"a server or store is unavailable ({said})"
     if not message:
         raise error
     log.say(f"{FAILURE}{message}", sys.stderr, logging.ERROR)
-    return RUN_AGAIN_STATUS if passes else FAILURE_STATUS
+    return RUN_AGAIN_STATUS if transient else FAILURE_STATUS
 
 
 def stage_argv(module: str, recipe: str, **inputs: str) -> list[str]:
@@ -197,5 +193,5 @@ def _read_recipe(uri: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise errors.ConfigError(f"{uri} is not JSON: {error}. Give a resolved recipe.") from error
     if not isinstance(recipe, dict):
-        raise errors.ConfigError(f"{uri} holds no object of sections. Give a resolved recipe.")
+        raise errors.ConfigError(f"{uri} is not a JSON object of sections. Give a resolved recipe.")
     return recipe

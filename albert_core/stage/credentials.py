@@ -1,8 +1,8 @@
-"""Credentials: what they look like, and how a text is shown without them.
+"""Recognises credentials in texts and hides them.
 
-They belong in the environment: in variables whose name says that they are secret, in the URIs of
-servers there, in fsspec's configuration, or in files that these name. In recipes and options they
-are refused, because those are saved and shown; see `Settings.read`.
+Credentials belong in the environment: in variables that are named as secrets, in the URIs of
+servers, in fsspec's configuration, or in files that these name. Recipes and options must not
+contain them, because those are saved and shown; see `Settings.read`.
 """
 
 import json
@@ -25,18 +25,18 @@ _PARAMETER = (
     r"awsaccesskeyid)="
 )
 IN_URI = re.compile(f"{_USERINFO}|{_PARAMETER}[^&\\s]", re.IGNORECASE)
-"""Found only in URIs with credentials."""
+"""Matches only in URIs with credentials."""
 
 
 def _in_either_case(pattern: str) -> str:
-    """Return a lower-case pattern as one that ignores case."""
+    """Return a lower-case pattern that matches in either case."""
     return re.sub(r"(?<!\\)[a-z]", lambda found: f"[{found[0]}{found[0].upper()}]", pattern)
 
 
 WITHOUT_CREDENTIALS = rf"^(?![\s\S]*(?:{_in_either_case(IN_URI.pattern)}))"
-"""Matches the texts without credentials, for JSON schemas, whose patterns have no flags.
+"""Matches texts without credentials. JSON schemas use it, whose patterns have no flags.
 
-Both Python and JavaScript in its strict ("u") mode can read it.
+Both Python and JavaScript in its strict ("u") mode accept it.
 """
 
 _USERINFO_OF_URI = re.compile(r"(https?://|://)([^\s/?#'\"<>:]*:)?([^\s/?#'\"<>]*)@", re.IGNORECASE)
@@ -49,7 +49,7 @@ _SECRET_NAME = re.compile(
 )
 _SECRET_KEY = re.compile(f"^(?:key|auth|{_SECRET_NAME.pattern})", re.IGNORECASE)
 _MIN_CHARACTERS = 6
-"""Shorter secrets are not searched for by value: they occur in other words too."""
+"""Shorter secrets are not searched for by value, because they occur within other words."""
 
 
 def has_credentials(text: str) -> bool:
@@ -60,7 +60,7 @@ def has_credentials(text: str) -> bool:
 def redacted(text: str) -> str:
     """Return ``text`` with ``***`` in place of credentials.
 
-    These are the ones in URIs and headers, and the secrets of the environment: the values of
+    These are credentials in URIs and headers, and the secrets of the environment: the values of
     variables that are named as secrets, and those in its URIs and in fsspec's configuration.
     """
     for secret in sorted(secrets_of(os.environ), key=len, reverse=True):
@@ -71,7 +71,7 @@ def redacted(text: str) -> str:
 
 
 def hide_credentials_in_logs() -> None:
-    """Remove credentials from every log record of this process, tracebacks included."""
+    """Hide credentials in every log record of this process, tracebacks included."""
     make = logging.getLogRecordFactory()
     if getattr(make, "hides_credentials", False):
         return
@@ -81,7 +81,7 @@ def hide_credentials_in_logs() -> None:
         try:
             record.msg, record.args = redacted(record.getMessage()), ()
         except (TypeError, ValueError):
-            return record  # a wrong format: logging reports it itself
+            return record  # a wrong format, which logging reports itself
         if record.exc_info and record.exc_info[0] is not None:
             record.exc_text = redacted("".join(traceback.format_exception(*record.exc_info))[:-1])
         return record
@@ -91,7 +91,7 @@ def hide_credentials_in_logs() -> None:
 
 
 def secrets_of(environment: Mapping[str, str]) -> set[str]:
-    """Return the secrets in environment variables, in each form that a text may contain."""
+    """Return the secrets in environment variables, in every form that a text may contain."""
     found: set[str] = set()
     for name, value in environment.items():
         found.update(_secrets_in_uris(value))
@@ -120,7 +120,7 @@ def _secrets_in_json(text: str, name: str) -> Iterator[str]:
 
 
 def _leaves(value: Any, name: str) -> Iterator[str]:
-    """Yield the strings of a configuration that have a secret's name."""
+    """Yield the strings of a configuration that are named as secrets."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(inner, str(key))

@@ -1,4 +1,4 @@
-"""Every error that a user can cause or meet, as one tree; and which errors are worth a retry.
+"""All errors that a user can cause or meet, and which of them are worth a retry.
 
 AlbertError            something a user can fix; shown as one message, without a traceback
 ├── ConfigError        a setting is unknown, of the wrong type or impossible
@@ -27,7 +27,7 @@ from albert_core.stage.credentials import redacted
 class AlbertError(Exception):
     """Base of all errors with a message for the user: where, what was found, what to do.
 
-    Messages are shown and kept, so credentials are removed from them.
+    Credentials are removed from messages, because they are shown and stored.
     """
 
     def __init__(self, *args: object) -> None:
@@ -81,7 +81,7 @@ class OutageError(AlbertError):
 _ANSWER_SECONDS = 5
 _MAX_CAUSES = 20
 _ERRNOS = {errno.EBUSY, errno.ESTALE, getattr(errno, "EREMOTEIO", errno.ESTALE)}
-"""s3fs's for "slow down" and "internal error", and NFS's for a server that restarted."""
+"""Of s3fs for "slow down" and "internal error", and of NFS after a restart of the server."""
 _CLASSES = {
     "aiohttp": {"ClientConnectionError"},
     "botocore": {"ConnectionError", "FlexibleChecksumError", "HTTPClientError"},
@@ -89,14 +89,14 @@ _CLASSES = {
     "requests": {"ConnectionError", "Timeout"},
     "sqlalchemy": {"OperationalError"},
 }
-"""By package, so that none of them is imported for the check."""
+"""Transient errors by package, so that none of the packages is imported for the check."""
 _MLFLOW_STATUSES = {429, 502, 503, 504}
 _NO_CREDENTIALS = {
     "botocore": {"NoCredentialsError", "PartialCredentialsError"},
     "google": {"DefaultCredentialsError"},
 }
 _REFUSED = (401, 403, 407)
-"""HTTP statuses by which a server asks for other credentials."""
+"""HTTP statuses of a server that asks for other credentials."""
 _OF_THE_DISK = {
     errno.ENOSPC: "make room",
     errno.EDQUOT: "make room, or raise the quota",
@@ -106,24 +106,24 @@ _OF_THE_DISK = {
     errno.EPERM: "give this user the right to it, or another folder",
     errno.EMFILE: "raise the limit (`ulimit -n`)",
     errno.ENFILE: "raise the limit of the system",
-    errno.EIO: "look at the disk, which fails",
+    errno.EIO: "check the disk, which is failing",
 }
-"""Numbers of errors that a user or a disk causes -> what to do."""
+"""Error numbers that a user or a disk causes -> what to do."""
 MORE_MEMORY = "lower micro_batch_size, ALBERT_WORKERS or what else runs here, or take more memory"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 _NO_MEMORY = re.compile(
     r"can't allocate memory|Cannot allocate memory|out of memory", re.IGNORECASE
 )
-"""Matches what torch and the system say of memory."""
+"""Matches what torch and the system say when memory runs out."""
 _TOLD_BY_A_WORKER = re.compile(r"\[Errno (\d+)\] [^\n]*")
-"""Matches such an error in the text of another one."""
+"""Matches such an error quoted in the text of another one."""
 _OF_A_DATABASE = {
     "database or disk is full": errno.ENOSPC,
     "attempt to write a readonly database": errno.EROFS,
     "unable to open database file": errno.EACCES,
     "disk I/O error": errno.EIO,
 }
-"""What SQLite says of such errors, which SQLAlchemy and MLflow take for outages."""
+"""How SQLite words such errors, which SQLAlchemy and MLflow take for outages."""
 _DAMAGED_DATABASE = re.compile(
     r"database disk image is malformed|file is not a database|Could not decode to UTF-8 column|"
     r"table \w+ already exists|no such table"
@@ -131,10 +131,10 @@ _DAMAGED_DATABASE = re.compile(
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the same call may succeed later, judged by the error and its causes.
+    """Return whether a retry may succeed, judged by the error and its causes.
 
-    A mistake in the settings never does, even if it shows as a server that does not answer; nor
-    does a database that is damaged or has no room.
+    A mistake in the settings is never transient, even if it shows as a server that does not answer;
+    neither is a database that is damaged or full.
     """
     causes = list(_causes(error))
     is_ours = isinstance(error, ConfigError) or any(
@@ -144,22 +144,22 @@ def is_transient(error: BaseException) -> bool:
 
 
 def explained(error: BaseException) -> str:
-    """Return what a user can do about an error that no part of this project raised; else ""."""
+    """Return what a user can do about an error of a library or the system; "" if unknown."""
     for cause in _causes(error):
         if type(cause).__name__ in _NO_CREDENTIALS.get(_package(type(cause)), ()):
             return (
-                f"the store asks for credentials, and there are none ({redacted(str(cause))}). Set "
-                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what else the store takes."
+                f"the store asks for credentials, but there are none ({redacted(str(cause))}). Set "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what your store expects."
             )
         if getattr(cause, "status", None) in _REFUSED:
             return (
                 f"the server refuses the request ({_line_of(cause)}). Give credentials that have "
-                "the right to it (FSSPEC_HTTP_CLIENT_KWARGS for http), or another address."
+                "access to it (FSSPEC_HTTP_CLIENT_KWARGS for http), or another address."
             )
         if _is_of_damage(cause):
             return (
-                f"a database is damaged ({_line_of(cause)}). Put back a copy of mlflow.db or "
-                "prefect.db, or move it away: then its runs and versions are no longer listed."
+                f"a database is damaged ({_line_of(cause)}). Restore a backup of mlflow.db or "
+                "prefect.db, or move it away; its runs and versions are then no longer listed."
             )
         if isinstance(cause, MemoryError) or _NO_MEMORY.search(str(cause)):
             told = _line_of(cause) or type(cause).__name__
@@ -171,12 +171,12 @@ def explained(error: BaseException) -> str:
 
 
 def lacks_room(error: BaseException) -> bool:
-    """Return whether a disk or a database takes nothing more, until somebody makes room."""
+    """Return whether a disk or a database is full or read-only."""
     return any(_fault_of_disk(cause)[0] in _NO_ROOM for cause in _causes(error))
 
 
 def _fault_of_disk(error: BaseException) -> tuple[int, str]:
-    """Return number and message of a system's error, which other errors may tell of; 0: none."""
+    """Return the number and message of a system error, possibly quoted in ``error``; or 0."""
     if of_database := _said_of_database(error):
         return _OF_A_DATABASE[of_database], of_database
     told = _TOLD_BY_A_WORKER.search(str(error))
@@ -185,14 +185,14 @@ def _fault_of_disk(error: BaseException) -> tuple[int, str]:
 
 
 def _said_of_database(error: BaseException) -> str:
-    """Return what SQLite says of its file, here or at a server; "" if it says nothing of it."""
+    """Return what SQLite says about its file, here or at a server; "" if nothing."""
     if _package(type(error)) not in ("sqlite3", "sqlalchemy", "mlflow"):
         return ""
     return next((said for said in _OF_A_DATABASE if said in str(error)), "")
 
 
 def _is_of_damage(error: BaseException) -> bool:
-    """Return whether a database is damaged; also if its driver met bytes that are no text."""
+    """Return whether a database is damaged, which its driver may report as undecodable text."""
     if _DAMAGED_DATABASE.search(str(error)):
         return True
     frames = traceback.walk_tb(error.__traceback__)
@@ -207,11 +207,11 @@ def _line_of(error: BaseException) -> str:
 
 
 def answers(url: str) -> bool:
-    """Return whether one of our servers answers at an http address, with status 200."""
+    """Return whether a server answers at ``url`` with status 200."""
     try:
         with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
             return bool(answer.status == 200)
-    except (OSError, HTTPException):  # nothing is there, or a stranger that speaks something else
+    except (OSError, HTTPException):  # nothing listens there, or it speaks another protocol
         return False
 
 

@@ -1,7 +1,7 @@
-"""The graph of results: which result was made of which.
+"""The graph of results: which result was made from which.
 
-A result is named by its place, stage and key: ``corpus/0123456789abcdef``. The place is the same
-wherever the work folder is, and in the registry's copies of the manifests.
+A result is named by its place, which is stage and key: ``corpus/0123456789abcdef``. The place is
+the same wherever the work folder is, and in the registry's copies of the manifests.
 """
 
 import logging
@@ -17,10 +17,10 @@ from albert_core.stage.manifest import BEGUN, KEY_DIGITS, MANIFEST, Manifest, ch
 from albert_core.stage.results import FinetuningResult, ModelResult, PretrainingResult
 
 SOURCE_FILES = "source_files.jsonl"
-"""Beside a corpus's manifest: the list of its source files."""
+"""The list of a corpus's source files, beside its manifest."""
 MADE_WITH = "made_with.txt"
-"""Beside a manifest: the units and parts of the work folder that the result was made with, one a
-line, as ``units/NAME`` and ``parts/NAME``."""
+"""The list of the units and parts that a result was made with, beside its manifest. Each line is
+``units/NAME`` or ``parts/NAME``."""
 CORPUS, VOCAB, EXAMPLES, AUDIT, TASK = "corpus", "vocab", "examples", "audit", "task"
 PRETRAINING, FINETUNING, CONTAMINATION = "pretraining", "finetuning", "contamination"
 ZERO_SHOT, SCORES, REGISTRATION = "zero-shot", "scores", "registration"
@@ -28,12 +28,12 @@ STAGES = (
     CORPUS, VOCAB, EXAMPLES, AUDIT, TASK, PRETRAINING, ZERO_SHOT, FINETUNING, CONTAMINATION,
     SCORES, REGISTRATION,
 )  # fmt: skip
-"""The folders of a work folder that have a folder for each result."""
+"""Names of the stages, which are the folders of their results in the work folder."""
 MODEL_RESULTS: dict[str, type[ModelResult]] = {
     PRETRAINING: PretrainingResult,
     FINETUNING: FinetuningResult,
 }
-"""What the manifests of the stages that make a model hold."""
+"""The result models of the stages that make a model."""
 
 _PLACE = re.compile(rf"(?:^|/)({'|'.join(STAGES)})/([0-9a-f]{{{KEY_DIGITS}}})(?=/|$)")
 
@@ -42,27 +42,27 @@ log = logging.getLogger("lineage")
 
 @dataclass(frozen=True)
 class Result:
-    """What one run of a stage made."""
+    """A result of a stage, as its manifest describes it."""
 
     uri: str
-    """Where its manifest was written."""
+    """URI of its manifest."""
     manifest: Manifest
     source_list: bytes | None = None
-    """The content of a corpus's `SOURCE_FILES`, if the registry has a copy."""
+    """Content of a corpus's `SOURCE_FILES`, if the registry has a copy."""
 
     @property
     def place(self) -> str:
-        """Stage and key."""
+        """Its stage and key."""
         return f"{self.manifest.stage}/{self.manifest.key}"
 
     @property
     def folder(self) -> str:
-        """The folder that the manifest is in."""
+        """The folder of the manifest."""
         return self.uri.rpartition("/")[0]
 
     @cached_property
     def inputs(self) -> frozenset[str]:
-        """Places named in its inputs, its settings or the call that made it."""
+        """Places that its inputs, its settings or the call that made it name."""
         made_by = self.manifest.provenance
         call = made_by and made_by.call
         named = [self.manifest.input_manifests, self.manifest.settings]
@@ -71,7 +71,7 @@ class Result:
 
 
 class Lineage:
-    """Results by place, in an order in which each comes after everything that it was made of."""
+    """Results by place, each after everything that it was made from."""
 
     def __init__(self, results: Iterable[Result]) -> None:
         by_place = {result.place: result for result in results}
@@ -79,11 +79,11 @@ class Lineage:
         self.results = {p: by_place[p] for p in TopologicalSorter(edges).static_order()}
 
     def of_stage(self, stage: str) -> list[Result]:
-        """Return the results of a stage."""
+        """Return the results of one stage."""
         return [each for each in self.results.values() if each.manifest.stage == stage]
 
     def before(self, place: str) -> set[str]:
-        """Return ``place`` and everything it was made of, directly or not, as far as it is here."""
+        """Return ``place`` and everything known that it was made from, directly or indirectly."""
         found = {place} & self.results.keys()
         for other in reversed(self.results):
             if other in found:
@@ -92,7 +92,7 @@ class Lineage:
 
 
 def write_made_with(uris: Iterable[str], work: str, folder: str) -> None:
-    """Write the list `MADE_WITH` to ``folder``: those of ``uris`` that are below ``work``."""
+    """Write the list `MADE_WITH` to ``folder``, with those of ``uris`` that are in ``work``."""
     root = storage.join(work, "")
     names = sorted({uri.removeprefix(root) for uri in uris if uri.startswith(root)})
     content = "".join(f"{name}\n" for name in names)
@@ -100,7 +100,7 @@ def write_made_with(uris: Iterable[str], work: str, folder: str) -> None:
 
 
 def read_made_with(folder: str) -> set[str]:
-    """Return the names that `write_made_with` wrote, without endings."""
+    """Return the names that `write_made_with` wrote, without suffixes."""
     uri = storage.join(folder, MADE_WITH)
     if not storage.exists(uri):
         return set()
@@ -109,15 +109,15 @@ def read_made_with(folder: str) -> set[str]:
 
 
 def place_in(uri: str) -> str:
-    """Return the place of the result that ``uri`` belongs to; empty if there is none."""
+    """Return the place of the result that ``uri`` belongs to; empty if it belongs to none."""
     found = _PLACE.findall(uri)
     return "/".join(found[-1]) if found else ""
 
 
 def manifest_of(address: str) -> str | None:
-    """Return the URI of the manifest of the result that ``address`` belongs to, if it exists.
+    """Return the manifest's URI of the result that ``address`` belongs to, if there is one.
 
-    For an unfinished result it is the URI of `BEGUN`.
+    For an unfinished result this is the URI of `BEGUN`.
     """
     uri = storage.absolute(address)
     place = place_in(uri)
@@ -125,10 +125,10 @@ def manifest_of(address: str) -> str | None:
 
 
 def model_folder_of(manifest: str) -> str:
-    """Return the folder of the model that the pretraining or fine-tuning of a manifest wrote.
+    """Return the model folder of a pretraining or fine-tuning, given its manifest.
 
     Raises:
-        ConfigError: it is the manifest of another stage.
+        ConfigError: the manifest is that of another stage.
         IntegrityError: there is no manifest.
     """
     made = read_manifest(manifest)
@@ -142,20 +142,20 @@ def model_folder_of(manifest: str) -> str:
 
 
 def read_work(work: str, *, stages: Sequence[str] = STAGES, begun: bool = False) -> Lineage:
-    """Return the finished results below ``work``; log and leave out those that can't be read.
+    """Return the finished results in ``work``; log and skip those that can't be read.
 
     Args:
         work: folder for all results.
-        stages: which stages to read.
-        begun: whether to return unfinished results too; their manifests list no files.
+        stages: stages to read.
+        begun: whether to return unfinished results too, whose manifests list no files.
     """
     return Lineage(_results(work, stages, begun))
 
 
 def read_lineage(address: str) -> Lineage:
-    """Return the result that ``address`` belongs to, and everything that it was made of.
+    """Return the result that ``address`` belongs to and everything that it was made from.
 
-    A manifest that is no longer where it was written is looked for in the work folder of the
+    A manifest that is no longer where it was written is looked up in the work folder of the
     manifest that names it, because the folder may have been moved.
 
     Raises:
@@ -198,7 +198,7 @@ def _results(work: str, stages: Sequence[str], begun: bool) -> Iterator[Result]:
                 try:
                     yield Result(uri, read_manifest(uri))
                 except errors.IntegrityError as error:
-                    log.warning("leaving out %s", error)
+                    log.warning("skipping %s", error)
 
 
 def _texts(values: Any) -> Iterator[str]:

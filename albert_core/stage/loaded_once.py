@@ -1,7 +1,6 @@
-"""Objects that a process loads once and its threads share: one thread loads, the others wait.
+"""Objects that are loaded once per process: one thread loads, the others wait and share.
 
-With `functools.lru_cache` alone, each thread that finds nothing yet loads for itself: eight threads
-that begin together read eight tokenizers, and keep them until they are done.
+With `functools.lru_cache` alone, eight threads that start together load eight tokenizers.
 """
 
 import threading
@@ -14,12 +13,11 @@ Loaded = TypeVar("Loaded")
 
 
 def loaded_once(load: Callable[Asked, Loaded]) -> Callable[Asked, Loaded]:
-    """Make ``load`` keep its last result; no two threads load at the same time.
+    """Decorate ``load`` to keep its last result, and let only one thread load at a time.
 
-    The result is shared by all threads: nothing may change it, or it has a lock of its own. An
-    error of ``load`` is raised, and the next call tries again. A loader may call other loaders, and
-    itself, but not in a circle: two threads that begin at either end of it would wait for each
-    other.
+    All threads share the result, so it must be immutable or have a lock of its own. An error of
+    ``load`` is raised, and the next call tries again. Loaders may call each other, but not in a
+    circle, which would deadlock two threads.
     """
     kept = lru_cache(maxsize=1)(load)
     loading = threading.RLock()

@@ -1,15 +1,14 @@
-"""Locks on results: of several processes that want to make the same one, one works, others wait.
+"""Locks on results: of several processes that want the same result, one works and the others wait.
 
-A result is claimed by name. On a file system that has locks, the claim is one (flock, also over
-NFS): the kernel frees it when its process ends, however that happens. Elsewhere, above all in an
-object store, it is a lease, which its holder keeps renewing.
+On a file system with locks (flock, also over NFS), a lock file is used. The kernel releases it when
+the process ends, however it ends. Elsewhere, mainly in object stores, a lease is used, which its
+holder keeps renewing.
 
-Each holder of a lease has a number, one more than the last one's, and a file of that number, which
-only one process can create. The highest number holds the claim. Its file is rewritten every few
-seconds. If it stays the same for `LEASE_SECONDS` of the onlooker's own clock, or if its process has
-ended on the onlooker's machine, the lease is free, and the next number may be created. A holder
-that finds a higher number, or its own file gone or rewritten by another, was taken for dead: it
-ends its process, to be run again.
+Each holder of a lease creates a file with a number one above the last one, which only one process
+can do. The highest number holds the lease and rewrites its file every few seconds. The lease is
+free again if the file stays unchanged for `LEASE_SECONDS` on the observer's own clock, or if the
+holder ran on the observer's machine and has ended. A holder that finds a higher number, or its own
+file gone or rewritten by another process, was presumed dead: it ends its process, to be run again.
 """
 
 import errno
@@ -30,7 +29,7 @@ from pydantic import ValidationError
 from albert_core.stage import settings, storage
 
 CLAIMS = "claims"
-"""The folder of all claims, in the work folder."""
+"""The folder of all locks, in the work folder."""
 RENEW_SECONDS = 15.0
 LEASE_SECONDS = 90.0
 _LOOK_SECONDS = 0.5
@@ -43,23 +42,23 @@ log = logging.getLogger(__name__)
 
 
 class Owner(settings.Settings):
-    """A process, which may be one rank of a training."""
+    """A process, possibly one rank of a training run."""
 
     host: str
     pid: int
     since: str
-    """When it last said so, UTC."""
+    """UTC time of the last renewal."""
     machine: str
-    """`storage.machine`: pids of other containers mean others."""
+    """`storage.machine`, because another container may use the same pid."""
     started: str
-    """Kernel ticks when it began: a pid can be used again."""
+    """Start time in kernel ticks, because a pid can be reused."""
     run: str
-    """The same for all ranks of one launch."""
+    """An id shared by all ranks of one launch."""
     rank: int
 
     @classmethod
     def this_process(cls) -> Self:
-        """Return this process, now."""
+        """Return this process at the present time."""
         environment = os.environ.get
         address = f"{environment('MASTER_ADDR', '')}:{environment('MASTER_PORT', '')}"
         return cls(
@@ -74,27 +73,27 @@ class Owner(settings.Settings):
 
     @classmethod
     def load(cls, uri: str) -> Self | None:
-        """Return the owner in the file at ``uri``; None if it is absent or half written."""
+        """Read the owner from ``uri``; None if the file is missing or half written."""
         try:
             return cls.model_validate_json(storage.read_bytes(uri))
         except (FileNotFoundError, ValidationError):
             return None
 
     def write(self, uri: str) -> None:
-        """Write the file at ``uri``."""
+        """Write the owner to ``uri``."""
         storage.write_bytes(uri, self.model_dump_json().encode())
 
     def has_ended(self) -> bool:
-        """Return whether the process is known to have ended; only its own machine knows."""
+        """Return whether the process is known to have ended, which only its own machine knows."""
         return self.machine == storage.machine() != "" and _started(self.pid) != self.started
 
     def __str__(self) -> str:
-        """Name it for a person."""
+        """Describe the process for a person."""
         return f"process {self.pid} on {self.host}, since {self.since}"
 
 
 def _started(pid: int) -> str:
-    """Return when the process began; empty if it has ended, or the kernel does not say."""
+    """Return when the process started; empty if it has ended or the kernel does not say."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
@@ -103,7 +102,7 @@ def _started(pid: int) -> str:
 
 
 class Lease:
-    """A claim as files in the folder at ``uri``, in any store that fsspec knows."""
+    """A lock made of files in the folder ``uri``, in any store that fsspec supports."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -114,14 +113,14 @@ class Lease:
         self._thread: threading.Thread | None = None
 
     def take(self, owner: Owner) -> bool:
-        """Take the claim if it is free; return whether it was."""
+        """Try to acquire the lease; return whether it was free."""
         newest = self._newest()
         if newest and not self._is_free(newest):
             return False
         number = newest + 1
         if not storage.create(self._file(number), owner.model_dump_json().encode()):
             return False
-        if self._newest() != number:  # another process went further meanwhile
+        if self._newest() != number:  # another process was faster
             storage.remove(self._file(number))
             return False
         self._number = number
@@ -131,12 +130,12 @@ class Lease:
         return True
 
     def holder(self) -> Owner | None:
-        """Return who wrote the file with the highest number, if there is one."""
+        """Return the owner in the file with the highest number, if there is one."""
         newest = self._newest()
         return Owner.load(self._file(newest)) if newest else None
 
     def release(self) -> None:
-        """Give the claim up."""
+        """Release the lease."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -151,7 +150,7 @@ class Lease:
                 if is_own:
                     now = Owner.this_process().since
                     owner.model_copy(update={"since": now}).write(self._file(self._number))
-            except Exception as error:  # noqa: BLE001  a store that is unavailable comes back
+            except Exception as error:  # noqa: BLE001  the store may come back
                 log.debug("%s: not renewed (%s)", self.uri, error)
                 continue
             if not is_own:
@@ -164,7 +163,7 @@ class Lease:
                 os._exit(os.EX_TEMPFAIL)
 
     def _is_own(self, owner: Owner) -> bool:
-        """Return whether the highest number is this one's, and not given to another since."""
+        """Return whether this process still has the highest number, in a file of its own."""
         if self._newest() != self._number:
             return False
         found = Owner.load(self._file(self._number))
@@ -190,7 +189,7 @@ class Lease:
 
 
 class LockFile:
-    """A claim by a kernel's lock on a local file, with a file beside it that names the holder."""
+    """A kernel lock on a local file, with a file beside it that names the holder."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,10 +197,10 @@ class LockFile:
         self._note = f"{path}.json"
 
     def take(self, owner: Owner) -> bool:
-        """Take the claim if it is free; return whether it was.
+        """Try to acquire the lock; return whether it was free.
 
         Raises:
-            OSError: the file system has no locks.
+            OSError: the file system does not support locks.
         """
         try:
             self._lock.acquire(timeout=0)
@@ -211,11 +210,11 @@ class LockFile:
         return True
 
     def holder(self) -> Owner | None:
-        """Return the holder, if there is one."""
+        """Return the process that holds the lock, if there is one."""
         return Owner.load(self._note)
 
     def release(self) -> None:
-        """Give the claim up."""
+        """Release the lock."""
         storage.remove(self._note)
         self._lock.release()
 
@@ -225,17 +224,17 @@ _held: dict[str, Claim] = {}
 
 
 def take(work: str, name: str, is_done: Callable[[], bool]) -> bool:
-    """Wait until no other process holds ``name``; then hold it until `release` or this one's end.
+    """Wait for the lock ``name`` and acquire it, until `release` or the end of this process.
 
-    All ranks of one training are one holder: the first takes the claim, the others wait for it.
+    All ranks of one training run share the lock: the first acquires it, the others wait for that.
 
     Args:
         work: the folder for all results.
-        name: of what is to be made.
-        is_done: whether another process has made it meanwhile.
+        name: what is to be made.
+        is_done: whether another process has made it in the meantime.
 
     Returns:
-        Whether it is held: False if it was done instead.
+        True if the lock is held, False if the work is done already.
     """
     uri = storage.join(work, CLAIMS, name)
     if uri in _held:
@@ -267,13 +266,13 @@ def take(work: str, name: str, is_done: Callable[[], bool]) -> bool:
 
 
 def release(work: str, name: str) -> None:
-    """Let other processes have ``name``, if this one holds it."""
+    """Release the lock ``name`` if this process holds it."""
     if claim := _held.pop(storage.join(work, CLAIMS, name), None):
         claim.release()
 
 
 def release_all() -> None:
-    """Let other processes have all that this one holds, before it ends."""
+    """Release all locks of this process."""
     while _held:
         _held.popitem()[1].release()
 

@@ -1,9 +1,9 @@
-"""Log lines: text for people, or JSON for programs with the ids of the runs they belong to.
+"""Log lines: text for people, or JSON with the ids of the runs for programs.
 
 ``ALBERT_LOG_FORMAT=json`` makes every line an object with ``time``, ``level``, ``stage``,
 ``flow_run_id``, ``mlflow_run_id``, ``logger`` and ``message``, as far as they are known.
 
-A stage also prints its progress, as lines for the process that started it, if that asks for them.
+A stage also prints lines of progress if the process that started it asks for them.
 """
 
 import json
@@ -23,7 +23,7 @@ from albert_core.stage.errors import ConfigError
 
 FORMAT = "ALBERT_LOG_FORMAT"
 FLOW_RUN = "ALBERT_FLOW_RUN"
-"""Environment variable with the id of the flow run that started a stage."""
+"""Variable: the id of the flow run that started a stage."""
 
 _FORMATS = ("text", "json")
 
@@ -43,10 +43,10 @@ class _JsonLines(JsonFormatter):
 
 
 def is_json() -> bool:
-    """Return whether lines are JSON.
+    """Return whether log lines are JSON.
 
     Raises:
-        ConfigError: ALBERT_LOG_FORMAT is something else.
+        ConfigError: ALBERT_LOG_FORMAT is neither text nor json.
     """
     asked = os.environ.get(FORMAT) or _FORMATS[0]
     if asked not in _FORMATS:
@@ -55,10 +55,10 @@ def is_json() -> bool:
 
 
 def set_up_log(stage: str) -> None:
-    """Send this process's log to its output, in the format asked for, without credentials.
+    """Send this process's log to stdout, in the requested format and without credentials.
 
     Args:
-        stage: name of its module.
+        stage: name of the stage's module.
 
     Raises:
         ConfigError: see `is_json`.
@@ -71,7 +71,7 @@ def set_up_log(stage: str) -> None:
 
 
 def use_format(logger: logging.Logger) -> None:
-    """Make the handlers of a logger write JSON, if it is asked for.
+    """Make the handlers of a logger write JSON if that is the requested format.
 
     Raises:
         ConfigError: see `is_json`.
@@ -82,14 +82,14 @@ def use_format(logger: logging.Logger) -> None:
 
 
 def note_ids(**ids: str) -> None:
-    """Add ids to the later lines of this process; an id that is already set stays."""
+    """Add ids to the later lines of this process; an id that is set already stays."""
     for name, value in ids.items():
         if value:
             _ids.setdefault(name, value)
 
 
 def say(text: str, stream: TextIO, level: int = logging.INFO) -> None:
-    """Print something that is not a log record, such as a stage's result, in the log's format."""
+    """Print something that is not a log record, such as a result, in the format of the log."""
     if os.environ.get(FORMAT) == "json":
         record = logging.LogRecord("albert", level, __file__, 0, text, None, None)
         text = _JsonLines("%(message)s").format(record)
@@ -97,7 +97,7 @@ def say(text: str, stream: TextIO, level: int = logging.INFO) -> None:
 
 
 def read_line(line: str) -> tuple[int, str, Mapping[str, Any]]:
-    """Return the level, the message and the ids of a line in either format."""
+    """Return the level, message and ids of a line in either format."""
     if not line.startswith("{"):
         return logging.INFO, line, {}
     try:
@@ -113,9 +113,9 @@ def read_line(line: str) -> tuple[int, str, Mapping[str, Any]]:
 
 
 PROGRESS = "progress: "
-"""What precedes a progress report on a line of a stage's output."""
+"""Prefix of a progress report in a stage's output."""
 ASKED_FOR = "ALBERT_REPORTS_PROGRESS"
-"""Variable that is set if the process that reads the output takes such lines out."""
+"""Variable: set if the process that reads the output filters these lines out."""
 _SECONDS_BETWEEN = 2.0
 
 _last_time = -_SECONDS_BETWEEN
@@ -123,21 +123,21 @@ _last_time = -_SECONDS_BETWEEN
 
 @dataclass(frozen=True)
 class StageProgress:
-    """How much of a stage's work is done, in units of its own."""
+    """How much of a stage's work is done."""
 
     done: float
     total: float
     unit: str
-    """Steps or bytes, for example."""
+    """What is counted, such as steps or bytes."""
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
+        """The share that is done, 0..1."""
         return min(1.0, self.done / self.total) if self.total else 1.0
 
     @classmethod
     def from_line(cls, line: str) -> Self | None:
-        """Return what `report_progress` printed as ``line``; None for any other line."""
+        """Parse a line that `report_progress` printed; None for any other line."""
         if not line.startswith(PROGRESS):
             return None
         try:
@@ -147,7 +147,7 @@ class StageProgress:
 
 
 def report_progress(done: float, total: float, unit: str) -> None:
-    """Print how far the stage is, if that is asked for and some seconds after the last time."""
+    """Print the progress if it is asked for, at most every two seconds."""
     global _last_time  # noqa: PLW0603 - a process has one output
     now = time.monotonic()
     if ASKED_FOR not in os.environ or now - _last_time < _SECONDS_BETWEEN:

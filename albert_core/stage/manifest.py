@@ -1,8 +1,8 @@
-"""The manifest of a stage: what it made, from what, by which code, and where everything went.
+"""The manifest of a stage: what it made, from which inputs, with which code, and in which files.
 
-A stage's folder is named by its key, a digest of its settings, its inputs and the code that
-matters. Its manifest is written last: a folder without one is not finished, and readers trust
-nothing that a manifest does not name.
+A result's folder is named by its key: a digest of the settings, the inputs and the code that can
+change the result. The manifest is written last. A folder without one is unfinished, and readers
+trust only the files that a manifest names.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ from albert_core.stage.settings import Settings
 
 MANIFEST = "manifest.json"
 BEGUN = "begun.json"
-"""The manifest of an unfinished result: without shards, accounts and result."""
+"""The manifest of an unfinished result. It has no shards, accounts or result."""
 DAMAGED = "damaged"
-"""Folder of a result for its files that changed after they were written, and its manifest."""
+"""The folder inside a result to which damaged files and their manifest are moved."""
 KEY_DIGITS = 16
 _DIGEST = "digest"
 _ONE_OF_MANY = ("task", "seed")
-"""Settings of which one run has several: a result of another one is not the one before."""
+"""Settings that vary within one run. A result with another value is not a predecessor."""
 _IN_RESULT = re.compile(rf"(.*/[a-z][a-z-]*/[0-9a-f]{{{KEY_DIGITS}}})/(.+)")
 
 R = TypeVar("R", bound=Settings)
@@ -40,12 +40,12 @@ log = logging.getLogger(__name__)
 
 
 class Shard(Settings):
-    """One file of a stage."""
+    """One output file of a stage."""
 
     path: str
     """Relative to the manifest's folder."""
     kind: str
-    """What it holds, e.g. documents, train, held_out."""
+    """What the file holds, e.g. documents, train, held_out."""
     num_rows: int = Field(ge=0)
     num_bytes: int = Field(ge=0)
     sha256: str
@@ -55,7 +55,7 @@ class Account(Settings):
     """An equation: what came in = what was kept + what was dropped, by reason."""
 
     what: str
-    """Documents, pieces, ..."""
+    """What is counted, e.g. documents or pieces."""
     total: int
     kept: int
     dropped: dict[str, int] = Field(default_factory=dict)
@@ -65,50 +65,50 @@ class Account(Settings):
         if self.total != self.kept + sum(self.dropped.values()):
             raise AccountingError(
                 f"{self.what}: {self.total} came in, but {self.kept} kept and {self.dropped} "
-                f"dropped make {self.kept + sum(self.dropped.values())}. This is a defect of the "
-                "stage: its result must not be used."
+                f"dropped add up to {self.kept + sum(self.dropped.values())}. This is a bug in the "
+                "stage: do not use its result."
             )
         return self
 
     def __str__(self) -> str:
-        """Return it as a sentence."""
+        """Return the equation as a sentence."""
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted(self.dropped.items()))
         lost = f", {sum(self.dropped.values()):,} dropped ({reasons})" if self.dropped else ""
         return f"{self.what}: {self.total:,} in = {self.kept:,} kept{lost}"
 
 
 class Manifest(Settings):
-    """What one run of a stage made."""
+    """The record of one finished run of a stage."""
 
     stage: str
     key: str
     settings: dict[str, Any]
     inputs: dict[str, str]
-    """Name of each input -> digest of its content."""
+    """Input name -> digest of its content."""
     input_manifests: dict[str, str]
-    """Name of each input -> its manifest's URI."""
+    """Input name -> URI of its manifest."""
     code: str
-    """Digest of the code that the stage can reach."""
+    """Digest of the code that can change the result."""
     libraries: dict[str, str]
     shards: list[Shard]
     accounts: list[Account]
     result: dict[str, Any]
-    """A model of `results`; see `result_as`."""
+    """A dump of one of the models in `results`; read it with `result_as`."""
     notes: dict[str, str] = Field(default_factory=dict)
-    """Name of each other file beside the manifest -> its SHA-256."""
+    """Name of every other file beside the manifest -> its SHA-256."""
     provenance: Provenance | None = None
-    """Call, commit and machine; None: not recorded."""
+    """The call, commit and machine; None if they were not recorded."""
 
     @property
     def content(self) -> str:
-        """A digest of what was made: equal for equal bytes, however they were made."""
+        """A digest of the shards: the same bytes give the same digest, however they were made."""
         return digest_of([[shard.path, shard.kind, shard.sha256] for shard in self.shards])
 
     def result_as(self, kind: type[R]) -> R:
-        """Return what the stage told its readers, as its model of `results`.
+        """Return the result, parsed strictly as one of the models in `results`.
 
         Raises:
-            IntegrityError: a field is absent, unknown or of another type.
+            IntegrityError: a field is missing, unknown or of the wrong type.
         """
         try:
             return kind.model_validate_json(json.dumps(self.result))
@@ -127,7 +127,7 @@ class Manifest(Settings):
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Everything a stage's result depends on."""
+    """Everything that a stage's result depends on."""
 
     stage: str
     settings: dict[str, Any]
@@ -138,12 +138,12 @@ class StagePlan:
 
     @property
     def key(self) -> str:
-        """The name of the folder of this result and no other."""
+        """The name of this result's folder, unique to it."""
         parts = [self.stage, self.settings, self.inputs, self.code, self.libraries]
         return digest_of(parts)[:KEY_DIGITS]
 
     def folder(self, work: str) -> str:
-        """Return the folder of this result below ``work``."""
+        """Return this result's folder under ``work``."""
         return storage.join(work, self.stage, self.key)
 
     @property
@@ -151,9 +151,9 @@ class StagePlan:
         return f"{self.stage}-{self.key}"
 
     def done(self, work: str) -> str | None:
-        """Return the manifest's URI if this was made before, else None.
+        """Return the URI of the manifest if the result exists, else None.
 
-        A damaged manifest is set aside, so that the result is made again.
+        A damaged manifest is set aside, and the result counts as missing.
         """
         uri = storage.join(self.folder(work), MANIFEST)
         if not storage.exists(uri):
@@ -166,10 +166,10 @@ class StagePlan:
         return uri
 
     def find(self, work: str) -> str | None:
-        """Return the manifest's URI if this was made before, else None; log which, and why.
+        """Return the URI of the manifest if the result exists, else None; log which, and why.
 
-        After None, the folder belongs to this process until `write` or its end: another process
-        that looks for the same result waits in its own `find`, and then finds it.
+        After None, this process owns the folder until it calls `write` or ends. Another process
+        that wants the same result waits in its own `find`, which then returns it.
         """
 
         def is_done() -> bool:
@@ -187,7 +187,7 @@ class StagePlan:
     def write(
         self, work: str, shards: Iterable[Shard], accounts: Sequence[Account], result: Settings
     ) -> str:
-        """Write the manifest, which completes the result; return its URI."""
+        """Write the manifest, which completes the result, and return its URI."""
         uri = self._save(work, MANIFEST, shards, accounts, result.model_dump(mode="json"))
         storage.remove(storage.join(self.folder(work), DAMAGED))
         lock.release(work, self._claim)
@@ -220,14 +220,14 @@ class StagePlan:
 
     def _why(self, work: str) -> str:
         if storage.exists(storage.join(self.folder(work), DAMAGED)):
-            return "a file of it was damaged"
+            return "one of its files was damaged"
         which = {name: self.settings.get(name) for name in _ONE_OF_MANY}
         before = newest_manifest(
             storage.join(work, self.stage),
             lambda made: which == {name: made.settings.get(name) for name in _ONE_OF_MANY},
         )
         if before is None:
-            return "it was never done in this folder"
+            return "it has never been done in this work folder"
         changes = [
             f"{what} {name} was {_short(old.get(name))} and is {_short(new.get(name))}"
             for what, old, new in (
@@ -249,18 +249,18 @@ def digest_of(values: Any) -> str:
 
 
 def sealed(content: Mapping[str, Any]) -> bytes:
-    """Return ``content`` as a file of JSON that has a digest of itself; see `unsealed`."""
+    """Return ``content`` as JSON with a digest of itself, for `unsealed` to verify."""
     values = {**content, _DIGEST: digest_of(content)}
     return f"{json.dumps(values, indent=1, ensure_ascii=False)}\n".encode()
 
 
 def unsealed(uri: str) -> dict[str, Any]:
-    """Return the content of the file at ``uri``, as `sealed` wrote it.
+    """Return the content of a file that `sealed` made, after checking its digest.
 
-    Without a digest, an earlier version of this project wrote it, and it is taken as it is.
+    Files of earlier versions have no digest and are not checked.
 
     Raises:
-        IntegrityError: it is not JSON, or changed after it was written.
+        IntegrityError: the file is not JSON, or has changed since it was written.
     """
     try:
         content: dict[str, Any] = json.loads(storage.read_bytes(uri))
@@ -269,8 +269,8 @@ def unsealed(uri: str) -> dict[str, Any]:
             for name in ([_DIGEST] if _DIGEST in content else list(content))
             if content[name] == digest_of({n: v for n, v in content.items() if n != name})
         ]
-        if of_rest != [_DIGEST] * (_DIGEST in content):  # another one, or under a damaged name
-            raise ValueError(f"its {_DIGEST} is not that of the rest")
+        if of_rest != [_DIGEST] * (_DIGEST in content):  # wrong, or its name is damaged
+            raise ValueError(f"its {_DIGEST} does not match its content")
         content.pop(_DIGEST, None)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError(f"{uri} changed after it was written") from error
@@ -281,7 +281,7 @@ def read_manifest(uri: str) -> Manifest:
     """Return the manifest at ``uri``.
 
     Raises:
-        IntegrityError: there is none, or it is not a manifest. If it is damaged, it is set aside.
+        IntegrityError: the file is missing or not a manifest. A damaged one is set aside.
     """
     if not storage.exists(uri):
         raise IntegrityError(f"{uri} is missing: the stage did not finish. Run it again.")
@@ -301,7 +301,7 @@ def read_manifest(uri: str) -> Manifest:
 def newest_manifest(
     stage_folder: str, is_wanted: Callable[[Manifest], bool] = lambda _: True
 ) -> Manifest | None:
-    """Return the newest readable manifest below ``stage_folder`` that is wanted, or None."""
+    """Return the newest readable manifest under ``stage_folder`` that is wanted, or None."""
     fs, _ = storage.filesystem(stage_folder)
     paths = (f"{entry['name']}/{MANIFEST}" for entry in storage.list_folder(stage_folder))
     written = {path: modified_at(fs.info(path)) for path in paths if fs.exists(path)}
@@ -311,32 +311,32 @@ def newest_manifest(
             if is_wanted(found):
                 return found
         except AlbertError as error:
-            log.warning("passing over %s", error)
+            log.warning("skipping %s", error)
     return None
 
 
 def check_shard(shard: Shard, folder: str) -> None:
-    """Compare the file of a shard with its digest; once in a process, while it stays as it is.
+    """Verify the digest of a shard's file, once per process for an unchanged file.
 
     Raises:
-        IntegrityError: it is missing, or changed after it was written. In a work folder it is set
-            aside with the manifest, so that the stage makes its result again.
+        IntegrityError: the file is missing or has changed since it was written. In a work folder,
+            the file and the manifest are set aside, so that the stage makes the result again.
     """
     _check(folder, shard.path, shard.sha256)
 
 
 def shard_damage(shard: Shard, folder: str) -> str:
-    """Return how the file of a shard differs from its description; empty if it does not."""
+    """Return how a shard's file differs from its description; empty if it does not."""
     return _damage(folder, shard.path, shard.sha256)
 
 
 def checked(uri: str) -> str:
-    """Return ``uri`` after a look at the file, if a stage's manifest has its digest.
+    """Return ``uri`` after verifying the file's digest, if a manifest records one.
 
-    What is read of a result goes through here, so that no damaged byte is passed on.
+    Readers of results call this first, so that damaged bytes are never passed on.
 
     Raises:
-        IntegrityError: as `check_shard`; or the manifest is damaged.
+        IntegrityError: as in `check_shard`, or the manifest is damaged.
     """
     within = _IN_RESULT.fullmatch(uri)
     manifest = within and storage.join(within[1], MANIFEST)
@@ -348,23 +348,23 @@ def checked(uri: str) -> str:
 
 
 def sha256_of(uri: str) -> str:
-    """Return the SHA-256 of the file at ``uri``; one that is `checked` is read once in a process.
+    """Return the SHA-256 of the file at ``uri``; a `checked` file is hashed once per process.
 
     Raises:
-        IntegrityError: as `checked`.
+        IntegrityError: as in `checked`.
     """
     known = _CHECKED.get(checked(uri))
     return known[0] if known else storage.sha256_of(uri)
 
 
 def is_in_result(uri: str) -> bool:
-    """Return whether ``uri`` is in the folder of a result, where nobody but its stage writes."""
+    """Return whether ``uri`` is inside a result's folder, where only its stage writes."""
     return _IN_RESULT.fullmatch(uri) is not None
 
 
 @lru_cache(maxsize=64)
 def _noted(manifest: str, num_bytes: int, modified: float) -> dict[str, str]:
-    """Return the digest of each file that a manifest notes, by its path."""
+    """Return path -> digest of the files that a manifest records."""
     found = read_manifest(manifest)
     return {shard.path: shard.sha256 for shard in found.shards} | found.notes
 
@@ -384,7 +384,7 @@ def _damage(folder: str, path: str, sha256: str) -> str:
     found = storage.sha256_of(uri)
     if found != sha256:
         return (
-            f"{uri} changed after it was written: it has sha256 {found[:12]}, but {MANIFEST} says "
+            f"{uri} changed after it was written: its sha256 is {found[:12]}, but {MANIFEST} says "
             f"{sha256[:12]}"
         )
     _CHECKED[uri] = (sha256, *version)
@@ -392,7 +392,7 @@ def _damage(folder: str, path: str, sha256: str) -> str:
 
 
 _CHECKED: dict[str, tuple[str, int, float]] = {}
-"""Files that this process has compared: their digest, size and time then."""
+"""Files that this process has verified -> their digest, size and modification time."""
 
 
 def _version(uri: str) -> tuple[int, float]:
@@ -402,18 +402,18 @@ def _version(uri: str) -> tuple[int, float]:
 
 
 def _set_aside(folder: str, said: str, path: str = "") -> IntegrityError:
-    """Move a damaged file of a result, and its manifest first, to a folder of their own.
+    """Move a damaged file of a result, and its manifest first, to the folder `DAMAGED`.
 
-    Without a manifest the result is not finished, and the next run makes it again. Outside of a
-    work folder, as in a copy, nothing is moved.
+    Without a manifest the result is unfinished, and the next run makes it again. Outside a work
+    folder, for example in a copy, nothing is moved.
 
     Args:
-        folder: of the result.
+        folder: the result's folder.
         said: what is wrong.
-        path: of the file below ``folder``; empty: it is the manifest.
+        path: the file, relative to ``folder``; empty for the manifest itself.
 
     Returns:
-        The error to raise, which also says what became of the files.
+        The error to raise, which also says where the files are now.
     """
     if not is_in_result(storage.join(folder, MANIFEST)):
         return IntegrityError(f"{said}. Copy or make it again.")
@@ -434,7 +434,7 @@ def _set_aside(folder: str, said: str, path: str = "") -> IntegrityError:
 
 
 def _notes(folder: str, shards: Sequence[Shard]) -> dict[str, str]:
-    """Return the digests of the files in ``folder`` that are no shards and no manifests."""
+    """Return the digests of the files in ``folder`` that are neither shards nor manifests."""
     known = {MANIFEST, BEGUN, *(shard.path for shard in shards)}
     entries = [entry for entry in storage.list_folder(folder) if entry["type"] == "file"]
     names = {str(entry["name"]).rpartition("/")[2] for entry in entries} - known
@@ -442,7 +442,7 @@ def _notes(folder: str, shards: Sequence[Shard]) -> dict[str, str]:
 
 
 def shard_of(uri: str, folder: str, kind: str, num_rows: int) -> Shard:
-    """Return the description of the file at ``uri``, which is read back."""
+    """Return the description of the file at ``uri``, which is read back to hash it."""
     fs, path = storage.filesystem(uri)
     return Shard(
         path=uri.removeprefix(folder).lstrip("/"),
@@ -454,7 +454,7 @@ def shard_of(uri: str, folder: str, kind: str, num_rows: int) -> Shard:
 
 
 def shards_in(folder: str, kind: str) -> list[Shard]:
-    """Return the descriptions of all files in the folder called ``kind`` below ``folder``."""
+    """Return the descriptions of all files in the subfolder ``kind`` of ``folder``."""
     within = storage.join(folder, kind)
     names = storage.list_names(within)
     return [shard_of(storage.join(within, name), folder, kind, 1) for name in names]
@@ -462,16 +462,16 @@ def shards_in(folder: str, kind: str) -> list[Shard]:
 
 @contextmanager
 def scratch_folder(folder: str) -> Iterator[str]:
-    """Give a folder below ``folder`` for temporary files of this process; remove it at the end.
+    """Yield a temporary folder of this process inside ``folder``, and remove it at the end.
 
-    What killed processes of this host left behind is removed first.
+    Leftovers of killed processes of this host are removed first.
     """
     storage.remove_abandoned(folder)
     scratch = storage.join(folder, f".scratch-{storage.process_name()}")
     try:
         yield scratch
     except BaseException:
-        # Other threads of what failed may still write there. The next run removes what they leave.
+        # Other threads may still be writing there. The next run removes what they leave.
         with suppress(OSError):
             storage.remove(scratch)
         raise
@@ -479,7 +479,7 @@ def scratch_folder(folder: str) -> Iterator[str]:
 
 
 def modified_at(info: Mapping[str, Any]) -> float:
-    """Return when the file of an fsspec entry changed, in seconds since 1970; 0: unknown."""
+    """Return the modification time of an fsspec entry, in seconds since 1970; 0 if unknown."""
     stamp = info.get("mtime") or info.get("LastModified") or info.get("created") or 0.0
     return stamp.astimezone(UTC).timestamp() if isinstance(stamp, datetime) else float(stamp)
 
@@ -500,8 +500,8 @@ def _unreadable(what: str, error: ValidationError) -> IntegrityError:
         for mistake in error.errors()
     )
     return IntegrityError(
-        f"{what}: {'; '.join(mistakes)}. An older or newer version of this project wrote it, or it "
-        "is damaged: delete its folder and run the stage again."
+        f"{what}: {'; '.join(mistakes)}. Another version of this project wrote it, or it is "
+        "damaged: delete its folder and run the stage again."
     )
 
 

@@ -1,4 +1,4 @@
-"""What made a result: the code that it depends on, the call, the commit and the machine."""
+"""How a result was made: the code that it depends on, the call, the commit and the machine."""
 
 import ast
 import hashlib
@@ -22,7 +22,7 @@ from albert_core.stage.settings import Settings
 
 _LOGGERS = ("log", "logging", "warnings")
 _SETTINGS = ("Settings", "TaskHyperparameters")
-"""The bases of settings; other classes that derive from them have methods only."""
+"""Base classes of settings."""
 FIRST_PARTY = ("albert_core", "pipelines", "flows")
 HOW_NOT_WHAT = (
     "albert_core.planning",
@@ -31,16 +31,16 @@ HOW_NOT_WHAT = (
     "albert_core.training.run_log",
     "pipelines.engine",
 )
-"""Rooms and modules that decide where, how fast and how visibly a stage runs, not what it makes."""
+"""Modules that affect where, how fast and how visibly a stage runs, but not its result."""
 
 
 @cache
 def code_digest(module: str) -> str:
-    """Return a digest of what ``module`` and every project module it reaches do.
+    """Return a digest of the code in ``module`` and in every project module that it reaches.
 
-    What cannot change a result does not count, so it causes no rebuild: comments, docstrings and
-    layout, the words of errors and log lines, the fields of settings (their values are in a
-    result's key), and `HOW_NOT_WHAT`.
+    What cannot change a result is left out, so that it causes no rebuild: comments, docstrings,
+    layout, the wording of errors and log lines, the fields of settings (whose values are in the
+    key), and the modules of `HOW_NOT_WHAT`.
     """
     digest = hashlib.sha256()
     for name, source in sorted(reachable_sources(module, HOW_NOT_WHAT).items()):
@@ -49,9 +49,9 @@ def code_digest(module: str) -> str:
 
 
 def library_versions(*names: str) -> dict[str, str]:
-    """Return the installed version of each library in ``names``, and Python's.
+    """Return the installed version of each library in ``names``, and that of Python.
 
-    Python's counts because its Unicode tables decide what is a letter.
+    Python's version matters because its Unicode tables decide what a letter is.
     """
     found = {}
     for name in names:
@@ -63,13 +63,13 @@ def library_versions(*names: str) -> dict[str, str]:
 
 
 def reachable_sources(module: str, without: Collection[str] = ()) -> dict[str, str]:
-    """Return the source of ``module`` and of every project module it reaches, by name.
+    """Return module name -> source for ``module`` and every project module that it reaches.
 
     Nothing is imported, so that a result can be looked up without torch or Beam.
 
     Args:
-        module: where to begin.
-        without: rooms and modules to leave out, with everything reached only through them.
+        module: the module to start from.
+        without: packages and modules to leave out, with everything reached only through them.
     """
     sources: dict[str, str] = {}
     queue = [_real_name(module)]
@@ -84,13 +84,13 @@ def reachable_sources(module: str, without: Collection[str] = ()) -> dict[str, s
 
 
 def _real_name(module: str) -> str:
-    """Return the name under which a module is imported, even if it runs as a program."""
+    """Return a module's import name, even if it runs as a program."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
     return module if spec is None else str(spec.name)
 
 
 def _file_of(module: str) -> Path | None:
-    """Return the file of a project module or package; None if there is none of this name."""
+    """Return the file of a project module or package; None if it does not exist."""
     package, *inner = module.split(".")
     spec = find_spec(package)
     if spec is None or spec.origin is None:
@@ -127,10 +127,10 @@ def _meaning(source: str) -> str:
 
 
 class _Meaning(ast.NodeTransformer):
-    """Removes what cannot change a result from a syntax tree."""
+    """Strips a syntax tree of everything that cannot change a result."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        """Remove docstrings, other strings that are not used, and log lines."""
+        """Remove docstrings, other unused strings, and log calls."""
         value = node.value
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
             return None
@@ -154,7 +154,7 @@ class _Meaning(ast.NodeTransformer):
 
 
 COMMIT = "ALBERT_COMMIT"
-"""Variable that names the commit where the code is not a git checkout, as in an image."""
+"""Variable: the commit of code that is not in a git checkout, as in an image."""
 UNKNOWN_COMMIT = "an unknown commit"
 _ROOT = Path(__file__).parents[2]
 _GIT_SECONDS = 10
@@ -166,27 +166,27 @@ class Call(Settings):
 
     module: str
     recipe: dict[str, dict[str, Any]]
-    """The sections that the stage reads, resolved."""
+    """The resolved sections that the stage reads."""
     options: dict[str, str]
-    """The other options by name, without the work folder."""
+    """The other options by name, except the work folder."""
     rest: dict[str, Any] = Field(default_factory=dict)
-    """Of the recipe, resolved: what the stage does not read."""
+    """The resolved sections that the stage does not read."""
 
 
 class Provenance(Settings):
-    """How a result was made. None of it is in the result's key."""
+    """How a result was made. None of this is part of the key."""
 
     call: Call | None
-    """None: the stage was called as a function."""
+    """None if the stage was called as a function."""
     commit: str
-    """Of the code, in git; empty: unknown."""
+    """Git commit of the code; empty if unknown."""
     has_local_changes: bool
-    """Whether files differ from the commit's."""
+    """Whether files differ from the commit."""
     machine: dict[str, str | int]
-    """Its cores, cpu and system."""
+    """The machine's cores, cpu and system."""
 
     def __str__(self) -> str:
-        """Return the commit of the code, for a person."""
+        """Describe the commit of the code for a person."""
         if not self.commit:
             return UNKNOWN_COMMIT
         changes = " with local changes" if self.has_local_changes else ""
@@ -219,10 +219,9 @@ def provenance() -> Provenance:
 
 @cache
 def code_commit() -> tuple[str, bool]:
-    """Return the commit of this project's code, and whether its files differ from it.
+    """Return the commit of this project's code, and whether files differ from it.
 
-    If the code is not in a git checkout of its own, the commit is that in the variable `COMMIT`, or
-    empty.
+    Outside a git checkout, the commit is the value of the variable `COMMIT`, or empty.
     """
     try:
         top, commit = _git("rev-parse", "--show-toplevel", "HEAD").split()
@@ -241,7 +240,7 @@ def _git(*arguments: str) -> str:
 
 @cache
 def _machine() -> dict[str, str | int]:
-    """Return what a person wants to know of this machine."""
+    """Describe this machine for a person."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)

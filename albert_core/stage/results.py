@@ -1,7 +1,7 @@
-"""What each stage tells its readers in its manifest, as one model per stage.
+"""The result that each stage writes to its manifest, one model per stage.
 
-`Manifest.result_as` reads them, strictly: a field that is absent or unknown is an error. `in_cell`
-shows a value in a table of Markdown.
+`Manifest.result_as` reads them strictly: a missing or unknown field is an error. `in_cell` formats
+a value for a Markdown table.
 """
 
 import re
@@ -13,9 +13,9 @@ from pydantic import Field
 from albert_core.stage.settings import Settings
 
 Objective = Literal["sop", "nsp", "none"]
-"""What is learned from pairs of segments: sentence order, next sentence, or nothing."""
+"""What is learned from segment pairs: sentence order, next sentence, or nothing."""
 Verdict = Literal["first", "promoted", "refused", "undecided"]
-"""What the gate decides about a model version."""
+"""The gate's decision about a model version."""
 
 
 class Estimate(Settings):
@@ -23,9 +23,9 @@ class Estimate(Settings):
 
     value: float
     low: float | None
-    """Of the 95 % interval; None: too little data for one."""
+    """Lower end of the 95 % interval; None if there is too little data."""
     high: float | None
-    """Of the interval, likewise."""
+    """Upper end of the 95 % interval, likewise."""
 
     def is_above(self, other: float) -> bool:
         """Whether the whole interval is above ``other``; False without an interval."""
@@ -36,27 +36,27 @@ class Estimate(Settings):
         return self.high is not None and self.high < other
 
     def interval(self, shown: Callable[[float], str]) -> str:
-        """Return the interval with its ends as ``shown`` writes them."""
+        """Return the interval, with its ends formatted by ``shown``."""
         if self.low is None or self.high is None:
             return "no interval"
         return f"[{shown(self.low)}, {shown(self.high)}]"
 
     def __str__(self) -> str:
-        """Format as in the progress lines: value [low, high]; what rounds to 0 has no sign."""
+        """Format as ``value [low, high]``; what rounds to 0 has no sign."""
         return f"{self.value:z.3f} {self.interval(lambda end: f'{end:z.3f}')}"
 
 
 class Machine(Settings):
-    """What a training computed on."""
+    """The hardware that a training run used."""
 
     ranks: int
-    """Processes that shared each update."""
+    """Processes that share each update."""
     threads: int
     """CPU threads of each rank."""
     device: str
-    """Name of the GPU, or the kind of device, e.g. cpu."""
+    """Name of the GPU, or the kind of device, such as cpu."""
     vectors: str
-    """CPU capability that torch computed with, e.g. AVX512."""
+    """CPU capability that torch used, such as AVX512."""
 
 
 class CorpusResult(Settings):
@@ -68,9 +68,9 @@ class CorpusResult(Settings):
     """Documents kept."""
     num_source_files: int
     text_bytes: int
-    """UTF-8 bytes of the kept documents' text."""
+    """UTF-8 bytes of the text of the kept documents."""
     num_sentences_cut: int
-    """Sentences that were too long and therefore cut, of repeated documents too."""
+    """Sentences that were cut because they were too long, also those of repeated documents."""
 
 
 class VocabularyResult(Settings):
@@ -83,12 +83,12 @@ class VocabularyResult(Settings):
     keep_accents: bool = False
     """Whether combining marks stay."""
     trained: bool
-    """False: a given vocabulary was taken over."""
+    """False if a given vocabulary was used."""
     sample_share: float
-    """Share of the documents trained on, 0..1."""
+    """Share of the documents used for training, 0..1."""
     pieces_per_word: float
     unknown_piece_share: float
-    """Share of the text's pieces, 0..1."""
+    """Share of the pieces of the text, 0..1."""
 
 
 class ExamplesResult(Settings):
@@ -96,29 +96,29 @@ class ExamplesResult(Settings):
 
     objective: Objective
     fidelity: Literal["paper", "google"]
-    """Which masks are made."""
+    """Whose masking rules were used."""
     max_seq_length: int
     """Pieces, special ones included."""
     max_predictions: int
     """Masked positions per example, at most."""
     num_documents_held_out: int
     num_train: int
-    """Training examples, of all copies."""
+    """Training examples, all copies counted."""
     num_held_out: int
     """Held-out examples."""
     num_pieces_borrowed: int
     """Pieces taken from another document for a pair."""
     num_pairs_without_other_document: int
     num_predictions: int
-    """Masked positions in all."""
+    """Masked positions in total."""
     swapped_share: float
-    """Share of the pairs with label 1, 0..1."""
+    """Share of pairs with label 1, 0..1."""
     padding_share: float
-    """Share of padding at max_seq_length, 0..1."""
+    """Share of padding if examples were padded to max_seq_length, 0..1."""
     unigram_nats: float
     """Loss of the best constant prediction, in nats per prediction."""
     length_only_accuracy: float
-    """Accuracy on held-out pairs of telling the label from the two lengths, 0..1."""
+    """Accuracy on held-out pairs of predicting the label from the two lengths alone, 0..1."""
     vocab_size: int
     """Pieces, special ones included."""
     vocab_manifest: str
@@ -133,7 +133,7 @@ class AuditResult(Settings):
     """The result of the stage "audit"."""
 
     num_checks: int
-    """Checks made; 0: there are too many examples for it."""
+    """Checks done; 0 if there are too many examples to audit."""
     failed: list[str]
     """Names of the checks that found a fault."""
 
@@ -142,17 +142,17 @@ class TaskResult(Settings):
     """The result of the stage "task"."""
 
     num_pairs: dict[str, int]
-    """How a sentence was broken -> minimal pairs."""
+    """How sentences were broken -> number of minimal pairs."""
     num_rows: dict[str, int]
-    """Split -> rows of the task to fine-tune on; empty: it was not made."""
+    """Split -> rows of the task to fine-tune on; empty if there is no such task."""
     sources: list[str]
-    """Labels of that task: parts of the source."""
+    """Labels of that task, which are parts of the source."""
     word_accuracy: float | None
-    """Accuracy of a bag of words (naive Bayes) on its dev set, 0..1; None: it was not made."""
+    """Accuracy of a bag of words (naive Bayes) on its dev set, 0..1; None without a task."""
 
 
 class PartOverlap(Settings):
-    """Overlaps of one part of a test set's examples, such as the question, with a corpus."""
+    """Overlap of one part of a set's examples, such as the question, with a corpus."""
 
     texts: int
     long_enough: int
@@ -167,115 +167,115 @@ class ContaminationResult(Settings):
     """The result of the stage "contamination"."""
 
     ngram_words: int
-    """Words of an n-gram."""
+    """Words per n-gram."""
     shares: dict[str, dict[str, float]]
     """Task -> split -> share of the examples that the corpus contains, 0..1."""
     parts: dict[str, dict[str, dict[str, PartOverlap]]]
-    """Task -> split -> part of an example -> counts."""
+    """Task -> split -> part of an example -> overlap."""
     num_examples: dict[str, dict[str, int]]
-    """Task -> split -> examples."""
+    """Task -> split -> number of examples."""
 
 
 class ModelResult(Settings):
-    """What the stages that train a model have in common."""
+    """What the results of stages that train a model have in common."""
 
     model_folder: str
     """Relative to the manifest's folder."""
     machines: list[Machine]
-    """Several if the run was moved."""
+    """The machines used, several if the run was moved."""
     mlflow_run_id: str | None
-    """None: the server did not answer."""
+    """None if the server did not answer."""
 
 
 class PretrainingResult(ModelResult):
     """The result of the stage "pretraining"."""
 
     step: int
-    """Updates done, skipped ones included."""
+    """Updates done, including skipped ones."""
     num_parameters: int
     objective: Objective
     evaluations: list[dict[str, int | float]]
-    """Step and the scores on held-out documents and minimal pairs, by name; of the pairs also
-    the ends of the interval, with _low and _high after the name."""
+    """Step and scores on held-out documents and minimal pairs, by name. The interval of the pairs
+    is under the name with _low and _high appended."""
     skipped_steps: dict[str, int]
     """Updates skipped, by reason."""
     unigram_nats: float
     """Loss of the best constant prediction, in nats per prediction."""
     length_only_accuracy: float
-    """Accuracy on held-out pairs of telling the label from the two lengths, 0..1."""
+    """Accuracy on held-out pairs of predicting the label from the two lengths alone, 0..1."""
     before: dict[str, Estimate]
-    """Scores on held-out documents before the first update; losses in nats."""
+    """Scores on held-out documents before the first update, losses in nats."""
     after: dict[str, Estimate]
-    """The same after the last update."""
+    """Scores on held-out documents after the last update, losses in nats."""
     settings: dict[str, Any]
-    """Settings of model and training, also those that cannot change the result."""
+    """All settings of model and training, including those that cannot change the result."""
     versions: list[Any] = Field(default=[])
-    """What earlier releases noted of the code."""
+    """What earlier releases recorded about the code."""
 
 
 class FinetuningResult(ModelResult):
-    """The result of the stage "finetuning". Scores are shares or correlations, or errors."""
+    """The result of the stage "finetuning"."""
 
     task: str
     title: str
-    """The task's name in tables."""
+    """Name of the task in tables."""
     kind: str
-    """Classification, regression, choice or spans."""
+    """Kind of task: classification, regression, choice or spans."""
     seed: int
     metric: str
-    """The key metric, which picks the best step."""
+    """The key metric, which selects the best step."""
     scores: dict[str, Estimate]
-    """Metric -> score on dev, of each half by what was chosen on the other."""
+    """Metric -> cross-fitted score on dev: each half is scored by what was chosen on the other."""
     jackknife: str
-    """File, relative: these scores without each cluster of dev's examples, and the cluster's
-    share of the examples."""
+    """Relative path of a file with these scores as they are without each cluster of dev's examples,
+    and with the cluster's share of the examples."""
     num_clusters: int
-    """Clusters of dev's examples that resemble each other, such as articles."""
+    """Clusters of similar examples in dev, such as articles."""
     num_choices: int
-    """Evaluations of which the best one was chosen."""
+    """Evaluations among which the best one was chosen."""
     other_scores: dict[str, dict[str, Estimate]]
-    """Other labelled set -> metric -> score."""
+    """Further labelled set -> metric -> score."""
     constant_scores: dict[str, float]
     """Metric -> score of the best constant answer on dev."""
     found: dict[str, dict[str, Any]]
-    """Set -> further numbers of its scoring by the kept weights, such as a threshold."""
+    """Set -> further numbers of its scoring with the kept weights, such as a threshold."""
     hyperparameters: dict[str, Any]
-    """Those used, resolved for the task."""
+    """Hyperparameters, resolved for the task."""
     best_step: int
-    """The update whose weights were kept."""
+    """Update whose weights were kept."""
     num_steps: int
     num_train: int
     """Training examples."""
     num_examples: int
     """Examples in dev."""
     predictions: dict[str, str]
-    """Set -> file, relative."""
+    """Set -> relative path of the file of predictions."""
     submission: list[str]
-    """Files for the task's server, relative."""
+    """Relative paths of the files for the task's server."""
 
     @property
     def score(self) -> Estimate:
-        """The key metric on dev."""
+        """The score of the key metric on dev."""
         return self.scores[self.metric]
 
 
 class PairScore(Settings):
-    """How often a model finds the acceptable sentence of a minimal pair more likely."""
+    """How often a model gives the acceptable sentence of a minimal pair the higher likelihood."""
 
     CHANCE: ClassVar[float] = 0.5
 
     accuracy: Estimate
-    """Mean over the paradigms of their shares of right pairs."""
+    """Mean of the paradigms' accuracies."""
     num_pairs: int
 
     @property
     def is_above_chance(self) -> bool:
-        """Whether the whole interval is."""
+        """Whether the whole interval is above chance."""
         return self.accuracy.is_above(self.CHANCE)
 
 
 class PairSetScores(PairScore):
-    """The same of a whole set of minimal pairs, and of its parts."""
+    """The score of a whole set of minimal pairs and of its parts."""
 
     phenomena: dict[str, PairScore]
     paradigms: dict[str, PairScore]
@@ -289,14 +289,14 @@ class ZeroShotResult(Settings):
 
 
 class MetricResult(Settings):
-    """One metric of a task over the seeds."""
+    """One metric of a task over all seeds."""
 
     median: Estimate
-    """Score of the middle seed, the worse one of two; its interval is over dev's examples."""
+    """Score of the median seed, the worse one of two, with its interval over dev's examples."""
     by_seed: dict[str, float]
-    """The worst first; empty if nothing was trained."""
+    """Seed -> score, the worst first; empty if nothing was trained."""
     constant_answer: float | None
-    """Score of the best constant answer."""
+    """Score of the best constant answer; None if unknown."""
 
 
 class TaskScoresResult(Settings):
@@ -308,77 +308,77 @@ class TaskScoresResult(Settings):
     num_train: int
     """Training examples."""
     dev_overlap: float | None
-    """Share of dev's examples that the corpus contains, 0..1; None: not known."""
+    """Share of dev's examples that the corpus contains, 0..1; None if unknown."""
     metrics: dict[str, MetricResult]
-    """The key metric first."""
+    """Metric -> scores, the key metric first."""
 
 
 class ScoresResult(Settings):
     """The result of the stage "scores"."""
 
     model: str
-    """What the table calls the model."""
+    """Name of the model in the table."""
     average: float | None
-    """The paper's Avg of five tasks, 0..1; None: not all were scored."""
+    """The paper's "Avg" of five tasks, 0..1; None unless all were scored."""
     scores: dict[str, dict[str, float]]
-    """Task -> metric -> median seed's score."""
+    """Task -> metric -> score of the median seed."""
     tasks: dict[str, TaskScoresResult]
     minimal_pairs: dict[str, PairSetScores]
-    """Set -> scores of the pretrained model, without fine-tuning."""
+    """Set -> scores of the pretrained model without fine-tuning."""
     text: str
-    """The table, for a terminal."""
+    """The table as text for a terminal."""
     page: str
-    """File of the HTML page, relative to the manifest's folder."""
+    """Relative path of the HTML page."""
     mlflow_run_id: str | None
-    """None: the server did not answer."""
+    """None if the server did not answer."""
 
 
 class TaskDifference(Settings):
-    """The scores of candidate and champion on one task, compared."""
+    """A comparison of candidate and champion on one task."""
 
     task: str
     candidate: float
     champion: float
     difference: float
     low: float
-    """One-sided lower bound of the true difference, with the confidence asked for."""
+    """One-sided lower bound of the true difference, at the requested confidence."""
     high: float
     """One-sided upper bound, likewise."""
     num_clusters: int
     """Independent clusters of examples in dev."""
     best: float
-    """The highest score of a champion, this or an earlier one."""
+    """The highest score of the present and all earlier champions."""
     fell: bool
-    """Whether it is below a champion, this or an earlier one, by more than the margin, and by
-    more than chance explains."""
+    """Whether the candidate is below the present or an earlier champion by more than the margin,
+    and by more than chance explains."""
 
 
 class RegistrationResult(Settings):
     """The result of the stage "registration"."""
 
     name: str
-    """Of the registered model."""
+    """Name of the registered model."""
     version: str
     alias: str | None
-    """``champion``, or None."""
+    """``champion`` or None."""
     verdict: Verdict
     reason: str
     """One sentence that explains the verdict."""
     difference: float | None
-    """Mean over the tasks, candidate - champion; None: nothing was compared."""
+    """Mean over the tasks of candidate minus champion; None if nothing was compared."""
     lower_bound: float | None
     """One-sided lower bound of the difference."""
     tasks: tuple[TaskDifference, ...]
     against: str
-    """Version that it was compared with; empty: none."""
+    """The version that it was compared with; empty if none."""
     model_uri: str
     """``models:/NAME/VERSION``."""
     mlflow_run_id: str | None
-    """None: the server did not answer."""
+    """None if the server did not answer."""
 
 
 def in_cell(text: str) -> str:
-    """Return a value in one line, without HTML, links or code but for a value that is all code."""
+    """Return a value as one line of Markdown, escaped unless all of it is code."""
     is_code = re.fullmatch(r"`[^`]*`", text)
     return re.sub(r"[|\n]" if is_code else r"[|\n<`]|(?<=\])\(", _escaped, text)
 

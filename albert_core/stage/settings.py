@@ -1,4 +1,4 @@
-"""Settings: the strict base of those in recipes, and a machine's in environment variables."""
+"""Settings: the strict base class of a recipe's, and those of a machine in its environment."""
 
 import ctypes
 import difflib
@@ -17,7 +17,7 @@ _MAX_OFFERED = 16
 
 
 def _check_texts(schema: dict[str, Any]) -> None:
-    """Make a JSON schema refuse credentials in every string that it allows, at any depth."""
+    """Make a JSON schema refuse credentials in every string, at any depth."""
     if schema.get("type") == "string" and "enum" not in schema:
         schema.setdefault("pattern", WITHOUT_CREDENTIALS)
     tables = (schema.get(name) for name in ("items", "additionalProperties"))
@@ -29,7 +29,7 @@ def _check_texts(schema: dict[str, Any]) -> None:
 class Settings(BaseModel):
     """A frozen, strict record. Unknown keys and wrong types are errors that name their path.
 
-    Its JSON schema, with which Prefect checks a form before it saves it, refuses credentials too.
+    Its JSON schema, against which Prefect validates forms, refuses credentials too.
     """
 
     model_config = ConfigDict(
@@ -46,11 +46,11 @@ class Settings(BaseModel):
 
         Args:
             values: parsed TOML or JSON.
-            where: the file they are from, for the message.
+            where: the file they come from, for messages.
 
         Raises:
-            ConfigError: naming every setting that is unknown, missing or impossible, or has
-                credentials in it.
+            ConfigError: names every setting that is unknown, missing, impossible or contains
+                credentials.
         """
         refuse_credentials(values, where)
         try:
@@ -66,10 +66,10 @@ def refuse_credentials(values: Any, where: str) -> None:
 
     Args:
         values: strings, at any depth of tables and lists.
-        where: what they are, for the message.
+        where: what they are, for messages.
 
     Raises:
-        ConfigError: naming the setting, without its value.
+        ConfigError: names the setting, without its value.
     """
     if isinstance(values, Mapping):
         for name, value in values.items():
@@ -79,15 +79,15 @@ def refuse_credentials(values: Any, where: str) -> None:
             refuse_credentials(value, where)
     elif isinstance(values, str) and has_credentials(values):
         raise ConfigError(
-            f"{where}: {redacted(values)} has credentials in it, but settings are saved with every "
-            "result. Leave them out here and give them in the environment: AWS_... "
+            f"{where}: {redacted(values)} contains credentials, but settings are saved with every "
+            "result. Remove them here and give them in the environment: AWS_... "
             "for s3, FSSPEC_HTTP_CLIENT_KWARGS or a netrc file for http, MLFLOW_TRACKING_USERNAME "
             "and ..._PASSWORD for MLflow."
         )
 
 
 def describe(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return a line for each mistake: the setting's path, what was expected, what was found."""
+    """Return a line per mistake: the path of the setting, what was expected, what was found."""
     lines = []
     for mistake in error.errors():
         path = ".".join(str(part) for part in mistake["loc"]) or "the settings"
@@ -101,7 +101,7 @@ def describe(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def _known_near(path: Sequence[str], model: type[BaseModel]) -> str:
-    """Return what the setting at a path in a model may have been meant to be, for a message."""
+    """Return a hint at which setting of ``model`` a wrong path may have meant."""
     *sections, name = path
     for section in sections:
         field = model.model_fields.get(section)
@@ -113,7 +113,7 @@ def _known_near(path: Sequence[str], model: type[BaseModel]) -> str:
 
 
 def near(name: str, known: Sequence[str]) -> str:
-    """Return which of the known names was meant, or some of them, for the end of a message."""
+    """Return a hint for the end of a message: the known name that was probably meant, or all."""
     if close := difflib.get_close_matches(name, known, n=1):
         return f"; did you mean {close[0]!r}?"
     return f"; there is {', '.join(known[:_MAX_OFFERED])}"
@@ -123,7 +123,7 @@ def whole_number(variable: str, default: int) -> int:
     """Return the number in an environment variable, at least 1; ``default`` if it is not set.
 
     Raises:
-        ConfigError: it is not such a number.
+        ConfigError: the variable is not a whole number above 0.
     """
     text = os.environ.get(variable, str(default))
     if not text.isdecimal() or int(text) < 1:
@@ -132,23 +132,23 @@ def whole_number(variable: str, default: int) -> int:
 
 
 TRAINING_PROCESSES = "ALBERT_TRAINING_PROCESSES"
-"""Variable with the number of processes that a flow starts for a training."""
+"""Variable: how many processes a flow starts for a training run on each host."""
 TRAINING_HOSTS = "ALBERT_TRAINING_HOSTS"
-"""Variable with the number of hosts that train together, each with so many processes."""
+"""Variable: how many hosts train together."""
 MEETING_FILE = "ALBERT_MEETING_FILE"
-"""Variable with the file in which the ranks of one host meet; the launcher sets it."""
+"""Variable: the rendezvous file of the ranks of one host, set by the launcher."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _FIRST_WITH_BFLOAT16 = 8
-"""Major compute capability: Ampere's."""
+"""Major compute capability of Ampere."""
 _CPU_INFO = Path("/proc/cpuinfo")
 _CPUS_WITH_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
-"""Words of Linux for Intel's and AMD's processors, and Arm's."""
+"""Flags in /proc/cpuinfo of Intel, AMD and Arm."""
 STOP_SECONDS = "ALBERT_STOP_SECONDS"
-"""Variable with the time that a process has from SIGTERM until it is killed."""
+"""Variable: seconds that a process has between SIGTERM and SIGKILL."""
 
 
 def stop_seconds() -> int:
-    """Return ALBERT_STOP_SECONDS, else 120: what a cloud gives before it takes a machine back.
+    """Return ALBERT_STOP_SECONDS, by default 120, the notice that clouds give before preemption.
 
     Raises:
         ConfigError: the variable is not a whole number above 0.
@@ -157,7 +157,7 @@ def stop_seconds() -> int:
 
 
 def visible_devices() -> list[str]:
-    """Return the GPUs that this process may use as CUDA_VISIBLE_DEVICES names them, without torch.
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them, without torch.
 
     CUDA numbers them from 0, whatever the driver calls them: a pod with ``/dev/nvidia2`` and
     ``/dev/nvidia5`` has the devices 0 and 1.
@@ -177,9 +177,9 @@ def visible_devices() -> list[str]:
 
 
 def has_fast_bfloat16() -> bool:
-    """Return whether all GPUs here, or else this processor, multiply in bfloat16 themselves.
+    """Return whether all GPUs here, or else the CPU, multiply natively in bfloat16, without torch.
 
-    Without torch. On a TPU, which multiplies float32 so, the question does not arise: False.
+    False on a TPU, which multiplies float32 that way anyway.
     """
     if "PJRT_DEVICE" in os.environ:
         return False
@@ -190,7 +190,7 @@ def has_fast_bfloat16() -> bool:
 
 
 def _least_capability() -> int:
-    """Return the major compute capability of the oldest GPU of this host."""
+    """Return the lowest major compute capability among the GPUs of this host."""
     nvml, count, device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint(0), ctypes.c_void_p()
     major, minor, found = ctypes.c_int(0), ctypes.c_int(0), []
     nvml.nvmlInit_v2()
@@ -205,10 +205,10 @@ def _least_capability() -> int:
 
 
 def training_processes(batch_size: int) -> int:
-    """Return how many ranks a flow starts: ALBERT_TRAINING_PROCESSES, else one a visible device.
+    """Return how many ranks a flow starts: ALBERT_TRAINING_PROCESSES, or one per visible device.
 
     Args:
-        batch_size: in examples; by default there is at least one of them for each rank.
+        batch_size: examples per update; by default there are no more ranks than that.
 
     Raises:
         ConfigError: the variable is not a whole number above 0.
@@ -217,9 +217,9 @@ def training_processes(batch_size: int) -> int:
 
 
 def worker_count() -> int:
-    """Return how many worker processes a stage may use: ALBERT_WORKERS, else the cores there are.
+    """Return how many worker processes a stage may use: ALBERT_WORKERS, or one per core.
 
     Raises:
-        ConfigError: ALBERT_WORKERS is something else.
+        ConfigError: ALBERT_WORKERS is not a whole number above 0.
     """
     return whole_number("ALBERT_WORKERS", len(os.sched_getaffinity(0)))

@@ -1,4 +1,4 @@
-"""Files by URI, through fsspec: local, memory, s3, gs, http. Writes appear whole or not at all."""
+"""Files by URI, through fsspec: local, memory, s3, gs, http. Writes are atomic."""
 
 import hashlib
 import os
@@ -21,16 +21,16 @@ from albert_core.stage.settings import refuse_credentials
 
 _CHUNK_BYTES = 1 << 20
 _CHAIN = re.compile(r"[a-z0-9+]+(?:://[^:]*)?::(?=[a-z0-9+]+://|/)")
-"""A file system, and after it another one's URI or a local path."""
+"""Matches a file system followed by another one's URI or a local path."""
 _COLONS = "\ue000"
-"""Stands for "::" while fsspec reads a URI; no name has it."""
+"""Stands in for "::" while fsspec parses a URI; no file name contains it."""
 
 
 def filesystem(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Return the file system of ``uri`` and the path in it.
+    """Return the file system of ``uri`` and the path within it.
 
-    A name may have "::" in it, which fsspec takes for a chain of file systems unless one comes
-    first (``simplecache::s3://bucket/file``).
+    A file name may contain "::", which fsspec would take for a chain of file systems. Only a real
+    chain (``simplecache::s3://bucket/file``) is treated as one.
     """
     try:
         is_chain = "::" in uri and _CHAIN.match(uri)
@@ -49,22 +49,22 @@ def join(uri: str, *parts: str) -> str:
 
 
 def local_path(uri: str) -> Path | None:
-    """Return ``uri`` as a local path; None if it is not on this machine."""
+    """Return the local path of ``uri``; None if it is not on this machine."""
     fs, path = filesystem(uri)
     return Path(path) if isinstance(fs, LocalFileSystem) else None
 
 
 def absolute(uri: str) -> str:
-    """Return ``uri`` so that it means the same from any working directory."""
+    """Return ``uri``, with a local path made absolute."""
     path = local_path(uri)
     return uri if path is None else os.path.abspath(path)
 
 
 def work_folder(work: str | None) -> str:
-    """Return the folder for all results, absolute.
+    """Return the absolute folder for all results.
 
     Raises:
-        ConfigError: its URI has credentials in it.
+        ConfigError: its URI contains credentials.
     """
     folder = work or os.environ.get("ALBERT_WORK") or "work"
     refuse_credentials(folder, "the work folder")
@@ -77,15 +77,15 @@ TRACKING_URI = "MLFLOW_TRACKING_URI"
 def tracking_uri(work: str) -> str:
     """Return where MLflow keeps runs and models.
 
-    That is ``MLFLOW_TRACKING_URI`` when it is set, else a SQLite file in ``work``; in the
-    working directory when ``work`` is not on this machine.
+    This is ``MLFLOW_TRACKING_URI`` if it is set, else a SQLite file in ``work``, or in the working
+    directory if ``work`` is not on this machine.
     """
     folder = local_path(work) or Path()
     return os.environ.get(TRACKING_URI) or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
 
 
 def shown_tracking_uri(work: str) -> str:
-    """Return `tracking_uri` without user name and password, for messages."""
+    """Return `tracking_uri` without credentials, for messages."""
     return redacted(tracking_uri(work))
 
 
@@ -103,11 +103,11 @@ def read_bytes(uri: str) -> bytes:
 
 @contextmanager
 def open_atomic(uri: str) -> Iterator[IO[bytes]]:
-    """Open ``uri`` for writing; the file appears under its name only when all is written.
+    """Open ``uri`` for writing; the file appears under its name only when it is complete.
 
     A temporary file in the same folder is renamed; object stores show an object only once it is
-    committed. If the block raises, nothing appears. Several threads may write at once: fsspec's
-    transactions, which all files of a store in a process share, are not used.
+    committed. If the block raises, nothing appears. Several threads may write at once, which is
+    why fsspec's transactions are not used: all files of a store in a process share them.
     """
     fs, path = filesystem(uri)
     with (_committed if fs.async_impl else _renamed)(fs, path) as file:
@@ -138,7 +138,7 @@ def _renamed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
             file.flush()
             if is_local:
                 os.fsync(file.fileno())
-        # If it cannot rename, fsspec's local `mv` copies, or moves into a folder of this name.
+        # Where it cannot rename, fsspec's local `mv` copies, or moves into a folder of that name.
         (os.replace if is_local else fs.mv)(temporary, path)
     finally:
         if fs.exists(temporary):
@@ -146,16 +146,16 @@ def _renamed(fs: fsspec.AbstractFileSystem, path: str) -> Iterator[IO[bytes]]:
 
 
 def write_bytes(uri: str, content: bytes) -> None:
-    """Write ``content`` to ``uri``, whole or not at all."""
+    """Write ``content`` to ``uri`` atomically."""
     with open_atomic(uri) as file:
         file.write(content)
 
 
 def create(uri: str, content: bytes) -> bool:
-    """Write ``content`` to ``uri`` if there is no file yet; return whether it was written.
+    """Write ``content`` to ``uri`` unless a file is there; return whether it was written.
 
-    Of several processes that try at the same time, on any host, one succeeds: locally and in the
-    stores of S3, Google and Azure.
+    If several processes on any hosts try at the same time, one succeeds. This holds for local disks
+    and for S3, Google Cloud Storage and Azure.
     """
     fs, path = filesystem(uri)
     try:
@@ -165,14 +165,14 @@ def create(uri: str, content: bytes) -> bool:
                 try:
                     file.write(content)
                     file.flush()
-                except OSError:  # a full disk: no half-written file must stay
+                except OSError:  # a full disk must not leave half a file
                     Path(path).unlink()
                     raise
         else:
             fs.pipe_file(path, content, mode="create")
     except FileExistsError:
         return False
-    except OSError:  # another word for "exists", or the answer to a success was lost
+    except OSError:  # the store's own "exists" error, or a lost reply to a success
         if not exists(uri):
             raise
         return read_bytes(uri) == content
@@ -197,7 +197,7 @@ def remove(uri: str) -> None:
 
 
 def list_folder(uri: str) -> list[dict[str, Any]]:
-    """Return fsspec's entries of the folder at ``uri``, sorted by name; empty if it is absent."""
+    """Return fsspec's entries of the folder ``uri``, sorted by name; empty if it is missing."""
     fs, path = filesystem(uri)
     if not fs.exists(path):
         return []
@@ -205,20 +205,19 @@ def list_folder(uri: str) -> list[dict[str, Any]]:
 
 
 def list_names(uri: str) -> list[str]:
-    """Return the base names of all entries of the folder at ``uri``, sorted."""
+    """Return the sorted base names of all entries of the folder ``uri``."""
     return [str(entry["name"]).rstrip("/").rpartition("/")[2] for entry in list_folder(uri)]
 
 
 def process_name() -> str:
-    """Return a new name in every process and every call: machine, pid and a random part."""
+    """Return a name unique to this call, made of machine, pid and a random part."""
     return f"{machine_name()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def machine() -> str:
-    """Return an id of this machine's, or container's, process numbers: boot and namespace.
+    """Return an id of the pid namespace and the boot, or "" where the kernel tells neither.
 
-    Two containers may share a host name and use the same numbers for different processes. Empty
-    where the kernel tells neither.
+    Two containers may share a host name and use the same pid for different processes.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -233,14 +232,14 @@ def machine_name() -> str:
 
 
 def remove_abandoned(folder: str) -> None:
-    """Remove from ``folder`` the unfinished files of killed processes of this machine."""
+    """Remove unfinished files of this machine's killed processes from ``folder``."""
     for name in list_names(folder):
         if is_abandoned(name):
             remove(join(folder, name))
 
 
 def is_abandoned(name: str) -> bool:
-    """Return whether ``name`` is a temporary file or folder of a process here that has ended.
+    """Return whether ``name`` is a temporary file or folder of an ended process of this machine.
 
     Such names are ``.scratch-PROCESS`` and ``.NAME~PROCESS.tmp``; see `process_name`.
     """
@@ -250,6 +249,6 @@ def is_abandoned(name: str) -> bool:
         return False
     try:
         os.kill(int(made_by[1]), 0)
-    except OSError as error:  # or a PermissionError: alive, but another user's
+    except OSError as error:  # a PermissionError means alive, but another user's
         return isinstance(error, ProcessLookupError)
     return False

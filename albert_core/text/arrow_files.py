@@ -1,4 +1,4 @@
-"""Arrow IPC files by URI: written whole, mapped into memory when they are read locally."""
+"""Arrow IPC files by URI: written atomically, and memory-mapped when they are local."""
 
 from typing import Literal
 
@@ -9,16 +9,16 @@ from albert_core.stage import manifest, storage
 Compression = Literal["none", "zstd"]
 
 BATCH_BYTES = 1 << 24
-"""About the largest record batch: a reader in any language streams a file with little memory."""
+"""Approximate size of a record batch, so that any reader can stream a file in little memory."""
 
 
 def write_arrow(table: pa.Table, uri: str, compression: Compression = "none") -> None:
     """Write ``table`` to ``uri`` as an Arrow IPC file of record batches of `BATCH_BYTES`.
 
     Args:
-        table: what to write.
-        uri: where to.
-        compression: of each buffer; only an uncompressed file is mapped when it is read.
+        table: the rows to write.
+        uri: the file to write.
+        compression: of each buffer; only uncompressed files can be memory-mapped.
     """
     options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
     with (
@@ -31,9 +31,9 @@ def write_arrow(table: pa.Table, uri: str, compression: Compression = "none") ->
 
 
 def open_arrow(uri: str) -> pa.RecordBatchFileReader:
-    """Return a reader of the record batches at ``uri``; a local file is mapped.
+    """Return a reader of the record batches at ``uri``.
 
-    Elsewhere only what is asked for is fetched, and not the whole file.
+    A local file is memory-mapped; of a remote one only the requested batches are fetched.
     """
     path = storage.local_path(uri)
     if path is None:
@@ -43,10 +43,10 @@ def open_arrow(uri: str) -> pa.RecordBatchFileReader:
 
 
 def read_arrow(uri: str) -> pa.Table:
-    """Return the table at ``uri``; a local file is mapped, not read.
+    """Return the table at ``uri``; a local file is memory-mapped.
 
     Raises:
-        IntegrityError: it is of a stage's result, and changed after it was written.
+        IntegrityError: the file belongs to a result and has changed since it was written.
     """
     if storage.local_path(manifest.checked(uri)) is None:
         return pa.ipc.open_file(pa.BufferReader(storage.read_bytes(uri))).read_all()

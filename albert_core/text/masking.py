@@ -1,13 +1,13 @@
-"""Pure: n-gram masking of whole words, for many examples at once.
+"""N-gram masking of whole words, for many examples at once.
 
 The words of each segment are cut into spans whose lengths in words are drawn from 1..max_ngram
-with p(n) proportional to 1/n; spans are taken in random order until 15 % of the pieces are
-covered. A span never crosses [SEP]; one that is too long for what is left is shortened to its
-first words, or passed over.
+with p(n) proportional to 1/n. Spans are taken in random order until 15 % of the pieces are
+covered. A span never crosses [SEP]. A span that is too long for the rest of the budget is shortened
+to its first words or skipped.
 
-The form is decided by cost: arrays are per word, not per piece, then per span; one random number
-serves two words; and as only a seventh of the spans is taken, only those with the lowest keys are
-put in order, by a sort of each row.
+The code is shaped by speed: arrays are per word and per span, not per piece; one random number
+serves two words; and since only a seventh of the spans is taken, only those with the lowest keys
+are sorted.
 
 Source: paper section 4.1 (n-gram masking, maximum length 3); Devlin et al. 2019, section 3.1
 (15 %, 80/10/10); google-research/albert `create_pretraining_data.py` does it otherwise.
@@ -27,10 +27,10 @@ Bools = NDArray[np.bool_]
 UInt16s = NDArray[np.uint16]
 
 _SPAN, _REPLACEMENT = (np.uint64(purpose << 32) for purpose in range(2))
-"""The purposes of draws; the low 32 bits of a draw's counter are a place in the example."""
+"""Purposes of draws. The low 32 bits of a draw's counter are a position in the example."""
 MASK_SHARE = 0.8
 RANDOM_SHARE = 0.1
-"""Of the chosen pieces 80 % become [MASK], 10 % a random piece, 10 % stay."""
+"""Of the chosen pieces, 80 % become [MASK], 10 % become a random piece and 10 % stay."""
 _KEYS = 1 << 16
 _NO_ROOM = 1 << 20
 """More pieces than any example has."""
@@ -38,16 +38,16 @@ _NO_ROOM = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """R examples after masking, laid end to end: T pieces and M predictions in all."""
+    """R examples after masking, concatenated: T pieces and M predictions in total."""
 
     input_ids: Pieces
-    """(T,) of the dtype that came in."""
+    """(T,), of the input's dtype."""
     positions: Ints
-    """(M,) positions in their examples, ascending in each."""
+    """(M,) positions within the examples, ascending in each."""
     labels: Pieces
-    """(M,) the pieces that stood there, of the dtype that came in."""
+    """(M,) the original pieces there, of the input's dtype."""
     num_predictions: Ints
-    """(R,) predictions of each example; they sum to M."""
+    """(R,) number of predictions of each example, which sum to M."""
 
 
 def span_length_weights(max_ngram: int) -> NDArray[np.float64]:
@@ -67,17 +67,17 @@ def mask_examples(
     max_ngram: int,
     max_predictions: int | Ints | None = None,
 ) -> Masked:
-    """Mask R examples laid end to end.
+    """Mask R concatenated examples.
 
     Args:
         input_ids: integers (T,), each example [CLS] a [SEP] b [SEP].
-        lengths: int64 (R,), pieces of each example; they sum to T.
+        lengths: int64 (R,), pieces of each example, which sum to T.
         segment_b_starts: int64 (R,), first position of segment b.
-        opens_word: bool (V,), whether each piece of the vocabulary opens a word.
-        seeds: uint64 (R,), an example's masks depend on its seed and pieces alone.
-        masked_lm_prob: share of the pieces to predict, special ones counted, 0..1.
+        opens_word: bool (V,), whether each piece of the vocabulary starts a word.
+        seeds: uint64 (R,). The masks of an example depend only on its seed and its pieces.
+        masked_lm_prob: share of the pieces to predict, counting special ones, 0..1.
         max_ngram: words in the longest span.
-        max_predictions: most predictions in any example, or (R,) in each, if they are bounded.
+        max_predictions: upper bound for every example, or (R,) for each; None for no bound.
 
     Returns:
         The masked examples. Each has at most round(masked_lm_prob * length) predictions, at
@@ -110,11 +110,10 @@ def count_predictions(
     max_ngram: int,
     max_predictions: int | None = None,
 ) -> Ints:
-    """Return (R,) how many predictions `mask_examples` makes in each example.
+    """Return (R,) the number of predictions that `mask_examples` makes in each example.
 
-    It leaves room in an example only if no further word fits. So an example with as many words of
-    a single piece as it may have predictions is filled, whatever is drawn; only the others are
-    masked to find out.
+    The budget of an example is used up unless no further word fits. An example with at least as
+    many single-piece words as its budget always uses it up. Only the others are masked to find out.
     """
     starts = np.cumsum(lengths) - lengths
     words = _find_words(input_ids, starts, lengths, segment_b_starts, opens_word)
@@ -149,11 +148,11 @@ class _Words:
     """W words of R examples, in order."""
 
     first: Ints
-    """(W,) index of its first piece among all T."""
+    """(W,) index of the first piece among all T."""
     end: Ints
-    """(W,) one past its last."""
+    """(W,) index after the last piece."""
     segment_begins: Ints
-    """(2 R + 1,) number of the first word of each segment, and W."""
+    """(2 R + 1,) index of the first word of each segment, and W."""
 
     def __len__(self) -> int:
         return len(self.first)
@@ -161,14 +160,14 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """N spans, in order; every word is in one."""
+    """N spans, in order, which cover all words."""
 
     begins: Ints
-    """(N + 1,) number of each span's first word, and W."""
+    """(N + 1,) index of the first word of each span, and W."""
     keys: UInt16s
-    """(N,) random: the lower, the earlier a span is taken; of equal keys the first span."""
+    """(N,) random. Spans are taken by ascending key, and in order where keys are equal."""
     row_begins: Ints
-    """(R + 1,) number of the first span of each example, and N."""
+    """(R + 1,) index of the first span of each example, and N."""
 
 
 def _find_words(
@@ -189,7 +188,7 @@ def _find_words(
 
 
 def _cut_spans(words: _Words, seeds: UInt64s, max_ngram: int) -> _Spans:
-    """Cut each segment into spans of drawn lengths; the last is shortened to what is left."""
+    """Cut each segment into spans of random lengths; the last one gets what is left."""
     draws = _two_draws_a_word(seeds, np.diff(words.segment_begins[::2]))
     lengths, keys = draws[:, 0], draws[:, 1]
     # The j-th word of a segment carries the length of the segment's j-th span.
@@ -202,7 +201,7 @@ def _cut_spans(words: _Words, seeds: UInt64s, max_ngram: int) -> _Spans:
     filled = counts > 0
     begins, counts = begins[filled], counts[filled]
     before = ends[begins] - num_words[begins]
-    # The span ends within its segment: another one begins there.
+    # Where a span ends within its segment, another one begins.
     ends += np.repeat((begins - before).astype(np.int32), counts)
     inside = ends < np.repeat((begins + counts).astype(np.int32), counts)
     opens = np.zeros(len(words), bool)
@@ -214,7 +213,7 @@ def _cut_spans(words: _Words, seeds: UInt64s, max_ngram: int) -> _Spans:
 
 
 def _two_draws_a_word(seeds: UInt64s, counts: Ints) -> UInt16s:
-    """Return uint16 (W, 2) random numbers for rows with ``counts`` words, two words per hash."""
+    """Return uint16 (W, 2) random numbers for rows with ``counts`` words, one hash for two words."""
     num_hashes = (counts + 1) // 2
     counter = ranges(np.zeros(len(counts), np.int64), num_hashes).astype(np.uint64)
     bits = random_bits(np.repeat(seeds, num_hashes), _SPAN + counter)
@@ -226,9 +225,9 @@ def _two_draws_a_word(seeds: UInt64s, counts: Ints) -> UInt16s:
 def _choose_pieces(
     words: _Words, spans: _Spans, lengths: Ints, budgets: Ints, num_pieces: int
 ) -> Bools:
-    """Return bool (T,): which pieces are chosen, at most ``budgets`` (R,) in each example."""
+    """Return bool (T,), the chosen pieces, at most ``budgets`` (R,) in each example."""
     masked = np.zeros(num_pieces, bool)
-    # Nearly always enough; the choice of spans does not depend on it.
+    # This many spans nearly always suffice, and the choice does not depend on the number.
     share = np.minimum(1, (budgets + 8 * np.sqrt(budgets) + 8) / lengths)
     limits = np.minimum(share * _KEYS, _KEYS - 1).astype(np.uint16)
     low = np.flatnonzero(spans.keys < np.repeat(limits, np.diff(spans.row_begins)))
@@ -237,7 +236,7 @@ def _choose_pieces(
     open_rows = np.flatnonzero(left)
     if not len(open_rows):
         return masked
-    # These few start over with all of their spans; then they take any word that fits.
+    # The few other rows start over with all of their spans, and then take any word that fits.
     begins, ends = spans.row_begins[open_rows], spans.row_begins[open_rows + 1]
     selected = ranges(begins, ends - begins)
     left = _take_spans(words, spans, selected, ends - begins, budgets[open_rows], masked)
@@ -248,15 +247,15 @@ def _choose_pieces(
 def _take_spans(
     words: _Words, spans: _Spans, selected: Ints, counts: Ints, budgets: Ints, masked: Bools
 ) -> Ints:
-    """Mark the chosen spans in ``masked``; return (R,) what is left of the budgets.
+    """Mark the chosen spans in ``masked``; return (R,) the rest of the budgets.
 
     Args:
         words: all words.
         spans: all spans.
-        selected: numbers of the spans to take from, in order.
-        counts: (R,) how many of them each example has.
+        selected: indices of the candidate spans, in order.
+        counts: (R,) number of candidates of each example.
         budgets: (R,) pieces to choose in each example.
-        masked: bool (T,), changed.
+        masked: bool (T,), updated in place.
     """
     order, lanes = _by_key(spans.keys[selected], counts)
     first_word, end_word = spans.begins[selected], spans.begins[selected + 1]
@@ -287,9 +286,9 @@ def _take_spans(
 
 
 def _by_key(keys: UInt16s, counts: Ints) -> tuple[Ints, Bools]:
-    """Return int64 (R, C) indexes that put each row's keys in order, and which lanes are filled.
+    """Return int64 (R, C) indices that sort the keys of each row, and bool (R, C) the used lanes.
 
-    Row i has counts[i] of the keys; its other lanes, at the end, hold index 0.
+    Row i has counts[i] keys. Its unused lanes are at the end and hold index 0.
     """
     width = int(counts.max(initial=0))
     lanes = np.arange(width) < counts[:, None]
@@ -303,9 +302,9 @@ def _by_key(keys: UInt16s, counts: Ints) -> tuple[Ints, Bools]:
 
 
 def _last_fitting_end(words: _Words, first: Ints, end: Ints, room: Ints) -> Ints:
-    """Return the end, in pieces, of the most words first, first + 1, ... < end with room.
+    """Return the end, in pieces, of the longest run of words from ``first`` that fits in ``room``.
 
-    The first word of each is known to fit.
+    The first word always fits.
     """
     begin = words.first[first]
     last = first
@@ -317,7 +316,7 @@ def _last_fitting_end(words: _Words, first: Ints, end: Ints, room: Ints) -> Ints
 
 
 def _take_words(words: _Words, rows: Ints, left: Ints, masked: Bools) -> None:
-    """Fill what is left of the budgets of ``rows`` with the longest words that fit, in order."""
+    """Spend the rest of the budgets of ``rows`` on the longest words that fit."""
     for row, budget in zip(rows[left > 0].tolist(), left[left > 0].tolist(), strict=True):
         room = budget
         begin, end = words.segment_begins[[2 * row, 2 * row + 2]]
@@ -332,7 +331,7 @@ def _take_words(words: _Words, rows: Ints, left: Ints, masked: Bools) -> None:
 
 
 def _replacements(labels: Pieces, positions: Ints, seeds: UInt64s, vocab_size: int) -> Pieces:
-    """Return (M,) the new pieces at the chosen places: [MASK], a random piece, or the same one."""
+    """Return (M,) the new pieces at the chosen positions: [MASK], a random piece, or no change."""
     bits = random_bits(seeds, _REPLACEMENT + positions.astype(np.uint64))
     kind, draw = bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF)
     others = np.uint64(vocab_size - NUM_SPECIAL)

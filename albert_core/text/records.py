@@ -1,4 +1,4 @@
-"""The rows that stages pass on: documents and examples; special pieces; rows laid end to end.
+"""The rows that stages exchange: documents and examples; special pieces; packed rows.
 
 Dimensions: S pieces of a sequence, P predictions.
 """
@@ -16,7 +16,7 @@ PAD, UNK, CLS, SEP, MASK = range(5)
 SPECIAL_PIECES = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 NUM_SPECIAL = len(SPECIAL_PIECES)
 NUM_SPECIAL_IN_PAIR = 3
-"""[CLS] a [SEP] b [SEP]."""
+"""The special pieces of [CLS] a [SEP] b [SEP]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,12 @@ class Document:
     """One document of a corpus."""
 
     id: str
-    """Unique in its corpus, and stable: the file, relative to the source, and the record in it."""
+    """Stable id, unique in the corpus: the file, relative to the source, and the record in it."""
     text: str
     source: str
-    """URI of the file it came from."""
+    """URI of the file that it came from."""
     lines_are_sentences: bool = False
-    """Whether the source has one sentence a line already."""
+    """Whether the source already has one sentence per line."""
 
 
 DOCUMENT_SCHEMA = pa.schema(
@@ -56,8 +56,8 @@ segment_b_start       first position of segment b; token_type_ids are 0 before i
 masked_lm_positions   (P,) ascending, never at a special piece
 masked_lm_labels      (P,) the pieces that stood there
 sentence_order_label  0 in document order; 1 swapped, or segment b from another document
-document_id           the document of segment a, and of b unless `OTHER_DOCUMENT_FIELDS` say else
-first_sentence        number of the first sentence that the pair has a part of
+document_id           the document of segment a, and of b unless `OTHER_DOCUMENT_FIELDS` differ
+first_sentence        number of the first sentence in the pair, whole or in part
 last_sentence         number of the last one, inclusive
 copy                  which of the dupe_factor copies of the document this is
 """
@@ -67,8 +67,8 @@ OTHER_DOCUMENT_FIELDS = [
     ("other_first_sentence", pa.uint32()),
     ("other_last_sentence", pa.uint32()),
 ]
-"""Further columns if segment b may come from another document (nsp, or google's pairs); null in a
-row whose segments both come from `document_id`."""
+"""Further columns where segment b may come from another document (nsp, or google's pairs). They are
+null in rows whose segments both come from `document_id`."""
 
 MAX_VOCAB_SIZE = 1 << 16
 """Piece ids are stored as uint16."""
@@ -79,7 +79,7 @@ SmallInts = NDArray[np.int32]
 
 
 def ranges(first: NDArray[Any], length: NDArray[Any]) -> Ints:
-    """Return first[0], first[0] + 1, ... for length[0] numbers, then those of the next row.
+    """Return first[i], first[i] + 1, ... (length[i] numbers) for each row i, concatenated.
 
     >>> ranges(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]

@@ -1,8 +1,7 @@
-"""Randomness that is named, not shared: a draw depends on its purpose, not on who draws.
+"""Named randomness: a draw depends on its purpose, not on who draws or in which order.
 
-A seed is derived from the run's seed and a name. From it, a counter-based hash (splitmix64) gives
-the draws, so that they vectorise and are the same on every machine and in every version of every
-library.
+A seed is derived from the run's seed and a name. A counter-based hash (splitmix64) turns it into
+draws, so that they vectorise and are the same on every machine and with every library version.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def derive_seed(root: int, *names: str | int) -> int:
-    """Return a seed in [0, 2**63) that depends on ``root`` and ``names`` and on nothing else.
+    """Return a seed in [0, 2**63) that depends only on ``root`` and ``names``.
 
     It does not depend on the worker, the order of work, or PYTHONHASHSEED: a document gets the same
     mask on a laptop and on a thousand workers.
@@ -34,7 +33,7 @@ def derive_seed(root: int, *names: str | int) -> int:
 
 
 def random_bits(seed: int | UInt64s, counter: int | NDArray[Any]) -> UInt64s:
-    """Return 64 random bits for each ``counter`` under ``seed``; both broadcast.
+    """Return 64 random bits for each ``counter`` under ``seed``; the two broadcast.
 
     Source: splitmix64, Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
     generators", started at ``seed`` and jumped to ``counter``.
@@ -46,7 +45,7 @@ def random_bits(seed: int | UInt64s, counter: int | NDArray[Any]) -> UInt64s:
 
 
 def mix_bits(values: UInt64s) -> UInt64s:
-    """Mix the bits of each value in place, so that each bit depends on all; return the values.
+    """Mix the bits of each value in place, so that each depends on all others; return the values.
 
     Source: splitmix64's finisher, Steele, Lea and Flood 2014.
     """
@@ -65,9 +64,9 @@ def random_uniform(seed: int | UInt64s, counter: int | NDArray[Any]) -> NDArray[
 
 
 def share_of(root: int, purpose: str, name: str) -> float:
-    """Return the place of ``name`` in [0, 1) for a sample or split called ``purpose``.
+    """Return the position of ``name`` in [0, 1) for a sample or split called ``purpose``.
 
-    ``share_of(seed, "held-out", document_id) < 0.01`` sets aside one document in a hundred, always
-    the same ones.
+    ``share_of(seed, "held-out", document_id) < 0.01`` sets aside one document in a hundred, and
+    always the same ones.
     """
     return derive_seed(root, purpose, name) / 2**63

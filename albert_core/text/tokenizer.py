@@ -1,4 +1,4 @@
-"""Text to piece ids: ALBERT's normalisation, then SentencePiece; which pieces start a word."""
+"""Text to piece ids: ALBERT's normalisation, then SentencePiece; and which pieces start words."""
 
 import threading
 import unicodedata
@@ -19,23 +19,23 @@ from albert_core.text.records import SPECIAL_PIECES, Ints
 SPIECE_MODEL = "spiece.model"
 WORD_MARK = "▁"
 MAX_PIECES = 1 << 21
-"""The most that a table of words holds: half a million in 100 MB. Then it starts over."""
+"""Capacity of a table of words: half a million words in 100 MB. A full table is emptied."""
 _WORD_OF_ITS_OWN = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')
 _ASCII_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _ASCII = bytes(range(0x80))
 _FEW = 32
 _BLANKS = bytes.maketrans(b"\t\v\f\r\x1c\x1d\x1e\x1f", b" " * 8)
-"""The blanks of ASCII text besides space and line end; all become spaces."""
+"""ASCII blanks other than space and line feed; all become spaces."""
 _LOWER_CASE_AND_BLANKS = bytes(range(256)).lower().translate(_BLANKS)
 
 
 def normalise_for_pieces(text: str, lower_case: bool, keep_accents: bool = False) -> str:
     """Return ``text`` as the vocabulary sees it: one line, NFKD without accents, lower-cased.
 
-    With ``keep_accents`` it is NFKC, with the marks that Japanese, Hindi or Thai cannot do without.
+    With ``keep_accents`` it is NFKC and keeps the marks that Japanese, Hindi or Thai need.
 
-    Source: google-research/albert `tokenization.py`, `preprocess_text`; `keep_accents` is that of
-    `transformers`' AlbertTokenizer.
+    Source: google-research/albert `tokenization.py`, `preprocess_text`; `keep_accents` is as in
+    the AlbertTokenizer of `transformers`.
     """
     text = (_composed if keep_accents else _decomposed)(" ".join(text.split()))
     return text.lower() if lower_case else text
@@ -44,7 +44,7 @@ def normalise_for_pieces(text: str, lower_case: bool, keep_accents: bool = False
 def normalise_document(text: bytes, lower_case: bool, keep_accents: bool = False) -> bytes:
     """Return UTF-8 ``text`` with each line normalised as by `normalise_for_pieces`.
 
-    However, blanks at its ends and runs of blanks stay.
+    Only blanks at the ends of lines and runs of blanks are kept.
     """
     if not text.isascii():
         text = (_composed if keep_accents else _decomposed)(text.decode()).encode()
@@ -55,10 +55,9 @@ def normalise_document(text: bytes, lower_case: bool, keep_accents: bool = False
 
 
 def _decomposed(text: str) -> str:
-    """Return NFKD of ``text`` without combining characters, its blanks beyond ASCII made spaces.
+    """Return NFKD of ``text`` without combining characters, and with all blanks as spaces.
 
-    Text in Latin letters has few different characters beyond ASCII: they are replaced one by one,
-    which is quicker.
+    Latin text has few distinct characters beyond ASCII, and replacing them one by one is faster.
     """
     if text.isascii():
         return text
@@ -79,7 +78,7 @@ def _decomposed_at_once(text: str) -> str:
 
 
 def _composed(text: str) -> str:
-    """Return NFKC of ``text``, its blanks beyond ASCII made spaces."""
+    """Return NFKC of ``text`` with all blanks as spaces."""
     text = unicodedata.normalize("NFKC", text)
     for blank in filter(str.isspace, _accents_and_blanks().intersection(text)):
         text = text.replace(blank, " ")
@@ -87,10 +86,10 @@ def _composed(text: str) -> str:
 
 
 def num_needed_marks(text: str) -> int:
-    """Return how many combining marks of ``text`` are no accents, but make other letters or words.
+    """Count the combining marks of ``text`` that are not mere accents but change letters or words.
 
-    So are the voicing of kana, and the marks of Thai and of the scripts of India. Those of Arabic
-    and Hebrew are seldom written.
+    Examples are the voicing of kana and the marks of Thai and of the scripts of India. Those of
+    Arabic and Hebrew do not count, because they are seldom written.
     """
     if text.isascii():
         return 0
@@ -108,13 +107,13 @@ def _needed_marks() -> frozenset[str]:
 
 @cache
 def _accents_and_blanks() -> frozenset[str]:
-    """Return all combining characters, and the blanks beyond ASCII."""
-    known = map(chr, range(0x80, 0x20000))  # Unicode has none in its further planes
+    """Return all combining characters and the blanks beyond ASCII."""
+    known = map(chr, range(0x80, 0x20000))  # the higher planes have none
     return frozenset(c for c in known if unicodedata.combining(c) or c.isspace())
 
 
 def starts_word(piece: str) -> bool:
-    """Return whether ``piece`` opens a new word for whole-word masking.
+    """Return whether ``piece`` starts a new word for whole-word masking.
 
     Source: google-research/albert `create_pretraining_data.py`, `_is_start_piece_sp`.
     """
@@ -124,17 +123,17 @@ def starts_word(piece: str) -> bool:
 
 
 class WordTable:
-    """Maps words to the ids of their pieces; each is split into pieces once, when it first occurs.
+    """Maps words to the ids of their pieces. Each word is split only when it first occurs.
 
-    Any number of threads may use it.
+    Any number of threads may share a table.
 
     Args:
-        encode: returns the ids of each of a list of words; they depend only on the word.
+        encode: returns the ids of each word in a list, which may depend only on the word.
     """
 
     def __init__(self, encode: Callable[[list[str]], list[list[int]]]) -> None:
         self._encode = encode
-        self._adding = threading.Lock()  # held to number words and to take the arrays they are in
+        self._adding = threading.Lock()  # guards numbers and table
         self._clear()
 
     def _clear(self) -> None:
@@ -142,10 +141,10 @@ class WordTable:
         self._table = _Table(np.zeros(0, np.int32), np.zeros(1, np.int64))
 
     def pieces_of(self, words: pa.Array) -> tuple[NDArray[np.int32], Ints]:
-        """Return the pieces of W words, an array of strings.
+        """Return the pieces of W words, given as an array of strings.
 
         Returns:
-            Ids int32 (N,), laid end to end; and the number of them in each word, int64 (W,),
+            Piece ids, int32 (N,), concatenated; and the number of pieces of each word, int64 (W,),
             which sum to N.
         """
         distinct = words.dictionary_encode()
@@ -155,12 +154,12 @@ class WordTable:
         begins = table.bounds[numbers]
         word = distinct.indices.to_numpy()
         lengths = (table.bounds[numbers + 1] - begins)[word]
-        # Place i of the result is place i - shift of the table, where the shift is the word's.
+        # Index i of the result is index i - shift of the table, where each word has its own shift.
         shifts = np.cumsum(lengths) - lengths - begins[word]
         return table.pieces[np.arange(lengths.sum()) - np.repeat(shifts, lengths)], lengths
 
     def _number(self, words: list[str]) -> Ints:
-        """Return the place of each of ``words`` in the table, which has all of them afterwards."""
+        """Return the table index of each word, after adding those that are missing."""
         if len(self._table.pieces) > MAX_PIECES:
             self._clear()
         numbers = np.fromiter(map(self._numbers.get, words, repeat(-1)), np.int64, len(words))
@@ -175,7 +174,7 @@ class WordTable:
         before = self._table
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         pieces = np.fromiter(chain.from_iterable(encoded), np.int32, int(lengths.sum()))
-        # The numbers come last: a word with a number is in the table, even after an error.
+        # The numbers come last, so that even after an error every numbered word is in the table.
         self._table = _Table(
             np.append(before.pieces, pieces),
             np.append(before.bounds, before.bounds[-1] + np.cumsum(lengths)),
@@ -184,25 +183,25 @@ class WordTable:
 
 
 class _Table(NamedTuple):
-    """The pieces of all words, laid end to end; never changed, only replaced."""
+    """The pieces of all words, concatenated; never changed, only replaced."""
 
     pieces: NDArray[np.int32]
     bounds: Ints
-    """Word n has the pieces from bounds[n] to bounds[n + 1]."""
+    """Word n has pieces[bounds[n] : bounds[n + 1]]."""
 
 
 class Tokenizer:
-    """A SentencePiece model with ALBERT's special pieces; any number of threads may share one.
+    """A SentencePiece model with ALBERT's special pieces, which any number of threads may share.
 
-    From Python 3.12 on, two threads may compute a `cached_property` at the same time; both get the
-    same value. The table of words, which grows, has a lock.
+    From Python 3.12 on, two threads may compute a `cached_property` twice; both get the same value.
+    The growing table of words has a lock.
 
     Args:
         model: serialised SentencePiece model.
-        lower_case: whether the text is lower-cased before it is split.
-        split_digit_commas: whether the comma of a piece like "1948," becomes a piece of its own,
-            as in the reference; SentencePiece and Hugging Face do not split it.
-        keep_accents: whether combining marks stay, which the reference drops.
+        lower_case: whether text is lower-cased before it is split.
+        split_digit_commas: whether the comma of a piece like "1948," becomes its own piece, as in
+            google-research/albert; SentencePiece and Hugging Face do not split it.
+        keep_accents: whether combining marks are kept, which google-research/albert drops.
 
     Raises:
         IntegrityError: the model does not have ALBERT's special pieces at ids 0 to 4.
@@ -219,15 +218,15 @@ class Tokenizer:
         self.lower_case = lower_case
         self.keep_accents = keep_accents
         self.split_digit_commas = split_digit_commas
-        # What was encoded before. If two ways to split a word are equally probable ("k", "kk" or
-        # "kk", "k"), SentencePiece's choice depends on the rounding of the sentence's sum so far.
-        # Here it is the choice for the word alone. One sentence in 25,000 has such a word.
+        # If two splits of a word are equally probable ("k", "kk" or "kk", "k"), SentencePiece's
+        # choice depends on rounding in the rest of the sentence. The table makes it the choice for
+        # the word alone. One sentence in 25,000 has such a word.
         self._words = WordTable(self._encode_words)
         try:
             self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
             raise errors.IntegrityError(
-                f"the vocabulary is no SentencePiece model ({error}). Train it again."
+                f"the vocabulary is not a SentencePiece model ({error}). Train it again."
             ) from error
         size = min(len(SPECIAL_PIECES), self.vocab_size)
         found = tuple(self.processor.id_to_piece(i) for i in range(size))
@@ -248,19 +247,19 @@ class Tokenizer:
         """Return the tokenizer of the vocabulary or model folder at ``folder`` (a URI).
 
         Raises:
-            IntegrityError: the file changed after a stage wrote it, or is no such vocabulary.
+            IntegrityError: the file has changed since a stage wrote it, or is not such a vocabulary.
         """
         model = storage.read_bytes(manifest.checked(storage.join(folder, SPIECE_MODEL)))
         return cls(model, lower_case, split_digit_commas, keep_accents)
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[bytes, bool, bool, bool]]:
-        """Pickle as the model's bytes."""
+        """Pickle as the bytes of the model."""
         settings = (self.lower_case, self.split_digit_commas, self.keep_accents)
         return Tokenizer, (self.model, *settings)
 
     @property
     def vocab_size(self) -> int:
-        """V, the number of pieces, special ones included."""
+        """V, the number of pieces including special ones."""
         return int(self.processor.vocab_size())
 
     @cached_property
@@ -270,13 +269,13 @@ class Tokenizer:
 
     @cached_property
     def starts_word(self) -> NDArray[np.bool_]:
-        """bool (V,): whether each piece opens a new word."""
+        """bool (V,): whether each piece starts a new word."""
         return np.array([starts_word(piece) for piece in self.pieces])
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the piece ids of each text, without special pieces.
 
-        Special pieces written out in a text, like "[MASK]", are split as ordinary text.
+        Special pieces that are written out in a text, like "[MASK]", are split like other text.
         """
         how = (self.lower_case, self.keep_accents)
         lines = [normalise_for_pieces(text, *how) for text in texts]
@@ -287,12 +286,12 @@ class Tokenizer:
     def encode_lines(
         self, texts: Sequence[bytes]
     ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the piece ids of every line of every UTF-8 text, laid end to end.
+        """Return the piece ids of every line of every UTF-8 text, concatenated.
 
         Returns:
-            Ids int32 (N,), the same as by `encode` for each line; their number in each line, int64
-            (L,), which sum to N; and the number of lines of each text, int64 (len(texts),), which
-            sum to L.
+            Piece ids, int32 (N,), as `encode` gives for each line; the number of pieces of each
+            line, int64 (L,), which sum to N; and the number of lines of each text, int64
+            (len(texts),), which sum to L.
         """
         how = (self.lower_case, self.keep_accents)
         normalised = [normalise_document(text, *how) for text in texts]
@@ -305,7 +304,7 @@ class Tokenizer:
         return str(self.processor.decode(list(map(int, ids))))
 
     def _pieces_of(self, lines: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return the ids of all L lines, end to end, and the number in each, int64 (L,)."""
+        """Return the ids of all L lines, concatenated, and the number in each, int64 (L,)."""
         if not self.words_are_apart:
             return self._words.pieces_of(lines)
         words = pc.ascii_split_whitespace(lines)
@@ -315,10 +314,9 @@ class Tokenizer:
 
     @cached_property
     def words_are_apart(self) -> bool:
-        """Whether the pieces of a line are the pieces of its words in order.
+        """Whether the pieces of a line are those of its words in order.
 
-        That is so unless the model was trained to keep blanks as they are, or to have pieces that
-        span several words.
+        This holds unless the model was trained to keep blanks or to have pieces that span words.
         """
         blanks, *words = self.processor.encode([" a  a ", "a", "a"])
         return bool(blanks == list(chain(*words))) and not any(

@@ -110,7 +110,7 @@ def test_a_result_of_another_version_is_refused(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"stage": "vocab"}, "it was never done in this folder"),
+        ({"stage": "vocab"}, "it has never been done in this work folder"),
         (
             {"settings": {"cleaning": {"min_words": 7, "language": "en"}}},
             "setting cleaning.min_words was 20 and is 7",
@@ -218,7 +218,7 @@ def test_what_is_found_damaged_is_set_aside_and_made_again(
     ]
     with caplog.at_level(logging.INFO):
         assert PLAN.find(work) is None
-    assert "to do, because a file of it was damaged" in caplog.text
+    assert "to do, because one of its files was damaged" in caplog.text
     again = PLAN.write(work, [shard(b"abc", str(folder), "part/x.arrow")], [DOCUMENTS], TOY_RESULT)
     assert again == uri == PLAN.find(work)
     assert not (folder / "damaged").exists()
@@ -247,7 +247,7 @@ def test_a_result_of_another_seed_is_not_the_one_before(
     finish(tmp_path, of_seed[0])
     with caplog.at_level(logging.INFO):
         assert of_seed[1].find(str(tmp_path)) is None
-    assert "to do, because it was never done in this folder" in caplog.text
+    assert "to do, because it has never been done in this work folder" in caplog.text
 
 
 @pytest.mark.parametrize("where", ["local", "memory"])
