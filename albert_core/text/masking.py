@@ -213,7 +213,7 @@ def _cut_spans(words: _Words, seeds: UInt64s, max_ngram: int) -> _Spans:
 
 
 def _two_draws_a_word(seeds: UInt64s, counts: Ints) -> UInt16s:
-    """Return uint16 (W, 2) random numbers for rows with ``counts`` words, one hash for two words."""
+    """Return uint16 (W, 2) random numbers for rows of ``counts`` words, two words per hash."""
     num_hashes = (counts + 1) // 2
     counter = ranges(np.zeros(len(counts), np.int64), num_hashes).astype(np.uint64)
     bits = random_bits(np.repeat(seeds, num_hashes), _SPAN + counter)

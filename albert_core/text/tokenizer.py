@@ -247,7 +247,7 @@ class Tokenizer:
         """Return the tokenizer of the vocabulary or model folder at ``folder`` (a URI).
 
         Raises:
-            IntegrityError: the file has changed since a stage wrote it, or is not such a vocabulary.
+            IntegrityError: the file changed since a stage wrote it, or is not such a model.
         """
         model = storage.read_bytes(manifest.checked(storage.join(folder, SPIECE_MODEL)))
         return cls(model, lower_case, split_digit_commas, keep_accents)

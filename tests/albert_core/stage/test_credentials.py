@@ -100,7 +100,7 @@ def test_an_error_says_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings_with_credentials_are_refused_without_saying_them() -> None:
     with pytest.raises(ConfigError, match="AWS_") as refused:
         SourceSettings.read({"uri": ["/a", "https://u:xy99zz77@host/a"]}, "recipe.toml, source")
-    assert str(refused.value).startswith("recipe.toml, source, uri: https://***@host/a has")
+    assert str(refused.value).startswith("recipe.toml, source, uri: https://***@host/a contains")
     refuse_credentials({"uri": WITHOUT, "share": 0.5}, "recipe.toml")
 
 

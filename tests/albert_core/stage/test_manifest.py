@@ -102,7 +102,7 @@ def test_a_result_of_another_version_is_refused(
     result = {} if change is None else manifest.result | change
     manifest = manifest.model_copy(update={"result": result})
     place = f"corpus/{PLAN.key}/manifest.json is not a ToyResult"
-    end = r"older or newer version .* delete its folder and run the stage again"
+    end = r"Another version .* delete its folder and run the stage again"
     with pytest.raises(IntegrityError, match=rf"{place}: .*{message}.*{end}"):
         manifest.result_as(ToyResult)
 

@@ -392,7 +392,7 @@ def test_a_damaged_corpus_or_vocabulary_is_reported(
     (tmp_path / "spiece.model").write_bytes(b"no model")
     findings = findings_of(tiny.folder, corpus=str(corpus), vocab=str(tmp_path))
     assert "corpus/manifest.json is not a manifest" in told(findings)
-    assert "the vocabulary is no SentencePiece model" in told(findings)
+    assert "the vocabulary is not a SentencePiece model" in told(findings)
     no_corpus = told(findings_of(tiny.folder, corpus=str(tiny.folder)))
     assert "has no shards of documents: it is no corpus" in no_corpus
 
