@@ -134,7 +134,7 @@ _PANDOC: list[tuple[str, tuple[str, ...], bytes]] = [
 
 READERS: dict[str, Reader] = {
     "installed-python": Reader(
-        installed_python.read,
+        installed_python.read_installed_python,
         endings=(".py",),
         begins=re.compile(re.escape(installed_python.METADATA_FIRST_LINE)).match,
         is_one_document=True,
@@ -167,7 +167,7 @@ READERS: dict[str, Reader] = {
         tables.read_arrow, endings=(".arrow", ".feather"), begins=re.compile(rb"ARROW1").match
     ),
     "warc": Reader(
-        warc.read,
+        warc.read_warc,
         endings=(".warc", ".arc", ".wet"),
         begins=re.compile(rb"WARC/[01]\.|filedesc://").match,
     ),
@@ -195,7 +195,7 @@ READERS: dict[str, Reader] = {
         for name, endings, begins in _PANDOC
     },
     "archive": Reader(
-        lambda file, settings: archives.read(file, settings, _read_member),
+        lambda file, settings: archives.read_archive(file, settings, _read_member),
         endings=(".zip", ".tar"),
         begins=re.compile(rb".{257}ustar", re.DOTALL).match,
     ),
@@ -209,7 +209,7 @@ READERS: dict[str, Reader] = {
         is_one_document=True,
     ),
     "xml": Reader(
-        markup.read,
+        markup.read_markup,
         endings=(".tei", ".sgm", ".sgml"),
         begins=re.compile(rb"<(?:[?!]|/?[A-Za-z][\w:.-]*(?:\s+[\w:.-]+\s*=|\s*/?>))").match,
     ),

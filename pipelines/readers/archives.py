@@ -23,20 +23,20 @@ ReadMember = Callable[[str, IO[bytes], SourceSettings], Iterator[Record]]
 
 _MOST_TIMES: Final = 200
 """What a zip archive may unpack to, in its own size; text seldom exceeds 20."""
-_MAX_HEADER_BYTES: Final = 1 << 20
+_MAX_TAR_HEADER_BYTES: Final = 1 << 20
 _HEADERS: Final = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
 )
 
 
-_BROKEN: Final = (
+_ARCHIVE_ERRORS: Final = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error),
     *(OSError, EOFError, ValueError, RuntimeError, LookupError, OverflowError, MemoryError),
 )
 
 
-def read(file: BinaryIO, settings: SourceSettings, read_member: ReadMember) -> Iterator[Record]:
+def read_archive(file: BinaryIO, settings: SourceSettings, read_member: ReadMember) -> Iterator[Record]:
     """Yield the records of all members; their offsets are the members' numbers.
 
     A broken member is "corrupt_archive", and the next one is read; of a tar archive, which has no
@@ -48,16 +48,16 @@ def read(file: BinaryIO, settings: SourceSettings, read_member: ReadMember) -> I
         for name, skipped, opened in (_zip_members if is_zip else _tar_members)(file):
             records = iter([unreadable(skipped, 0, name.encode(errors="replace"), name)])
             if not skipped:
-                records = _records(name, opened, settings, read_member)
+                records = _records_of_member(name, opened, settings, read_member)
             yield from (replace(record, offset=number) for record in records)
             number += 1
     except BrokenFileError:
         raise
-    except _BROKEN:
+    except _ARCHIVE_ERRORS:
         yield unreadable(CORRUPT, number)
 
 
-def _records(
+def _records_of_member(
     name: str,
     opened: Callable[[], IO[bytes] | None],
     settings: SourceSettings,
@@ -71,15 +71,15 @@ def _records(
         if error.reason == NOT_READABLE:
             raise
         yield unreadable(error.reason, 0, name.encode(errors="replace"), name)
-    except _BROKEN:  # a damaged header, or a way of packing that Python does not know
+    except _ARCHIVE_ERRORS:  # a damaged header, or a way of packing that Python does not know
         yield unreadable(CORRUPT, 0, name.encode(errors="replace"), name)
 
 
-_Member = tuple[str, str, Callable[[], IO[bytes] | None]]
+_OpenedMember = tuple[str, str, Callable[[], IO[bytes] | None]]
 """Name, why it is not read or an empty string, and what opens it."""
 
 
-def _zip_members(file: BinaryIO) -> Iterator[_Member]:
+def _zip_members(file: BinaryIO) -> Iterator[_OpenedMember]:
     with zipfile.ZipFile(file) as packed:
         files = [info for info in packed.infolist() if not info.is_dir()]
         size = file.seek(0, 2)
@@ -93,7 +93,7 @@ def _zip_members(file: BinaryIO) -> Iterator[_Member]:
             yield info.filename, _hidden(info.filename) or skipped, partial(packed.open, info)
 
 
-def _tar_members(file: BinaryIO) -> Iterator[_Member]:
+def _tar_members(file: BinaryIO) -> Iterator[_OpenedMember]:
     with tarfile.open(fileobj=file, mode="r|", tarinfo=_TarInfo) as packed:
         for info in packed:
             if not info.isdir():
@@ -114,6 +114,6 @@ class _TarInfo(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         info = super().frombuf(buf, encoding, errors)
-        if info.type in _HEADERS and info.size > _MAX_HEADER_BYTES:
+        if info.type in _HEADERS and info.size > _MAX_TAR_HEADER_BYTES:
             raise tarfile.HeaderError(f"a header of {info.size} bytes")
         return info

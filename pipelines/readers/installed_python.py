@@ -28,7 +28,7 @@ garbage collector runs a finalizer meanwhile, another thread may interrupt, and 
 SystemError."""
 
 
-def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+def read_installed_python(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield one document: a module's docstrings in source order, or a package description."""
     yield whole_file(file, settings, _documentation)
 

@@ -36,14 +36,14 @@ _BLANKS: Final = re.compile(r"\s+")
 _INDENTED: Final = re.compile(r"\n(?=[ \t]{2,}\S)|\n[ \t]*(?=\n)")
 
 
-def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+def read_markup(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield a document for each element that holds a text.
 
     That is what `source.xml_element` names, or else the body of TEI, Reuters and TREC. Its key is
     the id of the nearest element that has one, or its number in the file. A file without such an
     element is "unknown_markup".
     """
-    found = whole_file(file, settings, _decode)
+    found = whole_file(file, settings, _decode_markup)
     if found.unreadable:
         yield found
         return
@@ -55,7 +55,7 @@ def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
         yield unreadable(UNKNOWN_MARKUP, 0, found.text[:1000].encode(errors="replace"))
 
 
-def _decode(content: bytes, encoding: str) -> str:
+def _decode_markup(content: bytes, encoding: str) -> str:
     declared = declared_encoding(content)
     if encoding == AUTO and declared.lower() in ("utf-8", "utf8", ""):
         try:

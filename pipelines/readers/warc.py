@@ -31,7 +31,7 @@ _FLAGS = re.IGNORECASE | re.DOTALL
 _ARC_LINE = re.compile(rb"[a-z]+:\S+ \S+ [0-9]{8,14} .*[0-9]+\s*$")
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
 _HTML_BEGINS = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<(?:!doctype html|html|head)\b", _FLAGS)
-_BROKEN = (
+_WARC_ERRORS = (
     ArchiveLoadFailed,
     StatusAndHeadersParserException,
     EOFError,
@@ -43,7 +43,7 @@ _BROKEN = (
 logging.getLogger("warcio").setLevel(logging.CRITICAL)
 
 
-def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+def read_warc(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield a document for each page in HTML, and for each text of a WET file.
 
     Other records (requests, metadata, name look-ups, the archive's description) are not documents
@@ -71,7 +71,7 @@ def _parse(file: BinaryIO, line: bytes) -> Any | None:
     loader = ArcWarcRecordLoader(verify_http=False, arc2warc=False)
     try:
         found = loader.parse_record_stream(file, line, kind)
-    except _BROKEN:
+    except _WARC_ERRORS:
         return None
     # A record without a length would be the whole rest of the file.
     return None if found.raw_stream is file else found
