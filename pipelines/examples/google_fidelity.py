@@ -119,7 +119,7 @@ class _PairMaker:
                 self._borrow(pair, middle, random, target)
             elif self.objective == "sop" and random.random() < 0.5:
                 pair.a, pair.b, pair.label = b, a, 1
-            pair.a, pair.b = _truncate(pair.a, pair.b, self.max_num_pieces, random)
+            pair.a, pair.b = _cut_one_by_one(pair.a, pair.b, self.max_num_pieces, random)
             pairs.append(pair)
             begin = pair.stop
 
@@ -144,7 +144,7 @@ def _randint(random: Random, low: int, high: int) -> int:
     return low + int(random.random() * (high - low + 1))
 
 
-def _truncate(
+def _cut_one_by_one(
     a: tuple[int, int], b: tuple[int, int], max_num_pieces: int, random: Random
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Cut pieces one by one from the longer segment (b if equal), at a random end."""

@@ -18,7 +18,7 @@ OPENS_WORD = np.arange(1000) % 2 == 0
 """Pieces with even ids open a word."""
 
 
-cut = partial(cut_all, by=google_pairs)
+google_cut = partial(cut_all, by=google_pairs)
 
 
 def mask(ids: NDArray[np.int64], max_predictions: int = 77, seed: int = 1) -> Masked:
@@ -44,7 +44,7 @@ def rows(number: int, length: int) -> NDArray[np.int64]:
 def test_pairs_fit_every_sentence_is_in_one_and_every_piece_is_counted(
     documents: list[list[int]], seed: int, max_num_pieces: int, objective: Objective
 ) -> None:
-    pairs, counts = cut(documents, seed, max_num_pieces, objective=objective)
+    pairs, counts = google_cut(documents, seed, max_num_pieces, objective=objective)
     total = sum(map(sum, documents)) + counts[BORROWED]
     assert (pairs.num_pieces + counts[TRUNCATED], counts[ALONE]) == (total, 0)
     sizes_a, sizes_b = pairs.end_a - pairs.start_a, pairs.end_b - pairs.start_b
@@ -54,20 +54,20 @@ def test_pairs_fit_every_sentence_is_in_one_and_every_piece_is_counted(
 
 
 def test_a_chunk_overshoots_and_loses_what_is_too_much() -> None:
-    pairs, counts = cut([[40, 40]], seed=1, max_num_pieces=61, short=0.0)
+    pairs, counts = google_cut([[40, 40]], seed=1, max_num_pieces=61, short=0.0)
     assert len(pairs) == 1
     assert counts[TRUNCATED] == 19
 
 
 def test_a_sentence_alone_is_paired_with_a_random_document_and_labelled_1() -> None:
-    pairs, counts = cut([[80], [10, 10, 10]], seed=1, max_num_pieces=61, short=0.0)
+    pairs, counts = google_cut([[80], [10, 10, 10]], seed=1, max_num_pieces=61, short=0.0)
     assert pairs.label[0] == 1
     assert pairs.other_document[0] == 1
     assert counts[BORROWED] >= 10
 
 
 def test_a_short_target_is_of_the_whole_document() -> None:
-    pairs, _ = cut([[2] * 500 for _ in range(300)], seed=1, max_num_pieces=125)
+    pairs, _ = google_cut([[2] * 500 for _ in range(300)], seed=1, max_num_pieces=125)
     longest = [pairs.end_b[pairs.document == d].size for d in range(300)]
     chunks = np.array(longest)
     usual = np.bincount(chunks).argmax()
@@ -75,7 +75,7 @@ def test_a_short_target_is_of_the_whole_document() -> None:
 
 
 def test_next_sentence_pairs_put_back_what_they_did_not_use() -> None:
-    pairs, counts = cut([[10] * 50, [10] * 50], seed=1, max_num_pieces=61, objective="nsp")
+    pairs, counts = google_cut([[10] * 50, [10] * 50], seed=1, max_num_pieces=61, objective="nsp")
     borrowed = pairs.other_document >= 0
     assert (pairs.label == borrowed).all()
     assert 0 < borrowed.mean() < 1
