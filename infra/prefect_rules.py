@@ -10,7 +10,6 @@ that is told of failed runs; without it, nobody is told.
 
 import argparse
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
@@ -32,9 +31,9 @@ ALERT_WEBHOOK = "ALBERT_ALERT_WEBHOOK"
 _ALERT_BLOCK = "albert-alerts"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def apply_rules(argv: Sequence[str] | None = None) -> int:
     """Bring the server at PREFECT_API_URL in line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m infra.prefect_rules", description=main.__doc__)
+    parser = argparse.ArgumentParser(description=apply_rules.__doc__)
     parser.add_argument("--pool", default=POOL, help="work pool with the queues")
     pool = parser.parse_args(argv).pool
     rules = yaml.safe_load(RULES.read_text())
@@ -129,7 +128,3 @@ def apply_automation(
     else:
         client.create_automation(wanted)
     return f"{wanted.name}: {'on' if wanted.enabled else 'off'}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What a model takes: parameters, operations and memory, counted without building it."""
