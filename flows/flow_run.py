@@ -43,7 +43,6 @@ from flows.report import Report
 if TYPE_CHECKING:
     from albert_core.tracking.run import TrackedRun
 
-log = getLogger("tracking")
 if os.environ.get(FORMAT) == "json":  # here, for Prefect's own first lines of a flow run
     use_format(getLogger())
 

@@ -1,1 +1,80 @@
-"""The command `albert`: `main` names what there is, one file a group; the others do the work."""
+"""The command `albert`, one module a group; here, the options that several commands share."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+
+def _recipes() -> list[str]:
+    from flows.recipe import shipped_recipes
+
+    return shipped_recipes()
+
+
+def _work_folder(work: str) -> str:
+    from albert_core.stage.storage import work_folder
+
+    return work_folder(work)
+
+
+def only_one(sources: list[str] | None) -> str | None:
+    """Return the source that was given, if one was; typer alone would take the last of several."""
+    if sources and len(sources) > 1:
+        raise typer.BadParameter(
+            f"{len(sources)} addresses were given, and one is taken. Give a glob that matches all "
+            "files, or a recipe whose source.uri is a list of addresses."
+        )
+    return sources[0] if sources else None
+
+
+Recipe = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="A recipe that comes with the project, such as tiny, base or xxlarge, or the path or "
+        "URI of your own TOML file.",
+        autocompletion=_recipes,
+    ),
+]
+Source = Annotated[
+    list[str] | None,
+    typer.Option(
+        callback=only_one,
+        help="Your own text: a file, folder, glob or URI. Default: the recipe's source.",
+    ),
+]
+"""The command gets one address or None."""
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="SECTION.FIELD=VALUE",
+        help="Override a setting of the recipe. Can be given more than once.",
+    ),
+]
+Work = Annotated[
+    str,
+    typer.Option(
+        callback=_work_folder,
+        help="Folder for all results. Default: ALBERT_WORK, or ./work if that is unset.",
+    ),
+]
+"""The default is an empty text; the command gets the absolute path or URI."""
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Print every line, with the command line of each stage.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="models:/NAME@ALIAS, models:/NAME/VERSION, a manifest, or the folder of a result."
+    ),
+]
+
+
+def answer(as_json: bool, text: str, values: Any) -> None:
+    """Print an answer as text, or its values as JSON where that is asked for."""
+    said = json.dumps(values, indent=1) if as_json else text
+    # The name of a file, and so the text, may be invalid Unicode.
+    typer.echo(said.encode(errors="backslashreplace").decode())

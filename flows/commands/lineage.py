@@ -21,7 +21,7 @@ from pipelines.source_files import SourceFile, parse_files
 if TYPE_CHECKING:
     from albert_core.registry.versions import RegisteredVersion
 
-_MAX_FILES = 10
+_MAX_SOURCE_FILES = 10
 _DIGITS = 12
 
 
@@ -65,7 +65,7 @@ def source_files(corpus: Result) -> list[SourceFile] | None:
     return None if content is None else parse_files(content)
 
 
-def as_json(found: ModelLineage) -> dict[str, Any]:
+def lineage_json(found: ModelLineage) -> dict[str, Any]:
     """Return all of it for a machine."""
     lists = {corpus.place: source_files(corpus) for corpus in found.lineage.of_stage(CORPUS)}
     version = found.version
@@ -77,7 +77,7 @@ def as_json(found: ModelLineage) -> dict[str, Any]:
     }
 
 
-def as_text(found: ModelLineage, all_files: bool = False) -> str:
+def lineage_text(found: ModelLineage, all_files: bool = False) -> str:
     """Return it for a person."""
     results = found.lineage.results
     groups = {place: list(_stage_rows(result, all_files)) for place, result in results.items()}
@@ -150,7 +150,7 @@ def _file_rows(files: list[SourceFile] | None, all_files: bool) -> Iterator[Row]
         return
     num_bytes = sum(file.num_bytes for file in files)
     yield "files", f"{len(files):,} source files, {num_bytes:,} bytes"
-    shown = files if all_files else files[:_MAX_FILES]
+    shown = files if all_files else files[:_MAX_SOURCE_FILES]
     for file in shown:
         yield "", f"{file.sha256[:_DIGITS]}  {file.num_bytes:>12,}  {file.name}"
     if len(files) > len(shown):

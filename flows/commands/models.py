@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from flows.commands.options import AsJson, Model, Work, answer
+from flows.commands import AsJson, Model, Work, answer
 
 _Name = Annotated[str, typer.Argument(help="Name of the registered model.")]
 
@@ -73,7 +73,7 @@ def lineage(
     from flows.commands import lineage as lineages
 
     found = lineages.read_model_lineage(model, work)
-    answer(as_json, lineages.as_text(found, files), lineages.as_json(found))
+    answer(as_json, lineages.lineage_text(found, files), lineages.lineage_json(found))
 
 
 def trace(
@@ -90,7 +90,7 @@ def trace(
     from flows.commands import trace as traces
 
     found = traces.trace(document, work)
-    answer(as_json, traces.as_text(found), dataclasses.asdict(found))
+    answer(as_json, traces.trace_text(found), dataclasses.asdict(found))
     raise typer.Exit(not found.is_known)
 
 
@@ -127,7 +127,7 @@ def rebuild(
             tell(f"{place}: {line}")
     done = rebuilds.rebuild(found, notes, folder, run_stage)
     values = {"is_equal": done.is_equal, **dataclasses.asdict(done)}
-    answer(as_json, rebuilds.as_text(done), values)
+    answer(as_json, rebuilds.rebuild_text(done), values)
     raise typer.Exit(not done.is_equal)
 
 

@@ -28,7 +28,7 @@ RunStage = Callable[[list[str], Mapping[str, str]], str]
 """Command line, environment variables -> URI of the manifest."""
 _OWN_REGISTRY = {"MLFLOW_TRACKING_URI": ""}
 """So that the runs of a rebuild are logged in its own work folder."""
-_DIGITS = 12
+_DIGITS_SHOWN = 12
 _MAX_FILES = 5
 
 
@@ -112,13 +112,13 @@ def rebuild(
     return Rebuild(found.title, into, made, model, not model or model in _model_digests(made))
 
 
-def as_text(done: Rebuild) -> str:
+def rebuild_text(done: Rebuild) -> str:
     """Return the comparison for a person."""
     compared = [(each.stage, each.content, each.is_equal) for each in done.stages]
     if done.model:
         compared.append(("the model", done.model, done.is_model_equal))
     rows = [
-        (name, f"{digest[:_DIGITS]}  {'equal' if is_equal else 'DIFFERS'}")
+        (name, f"{digest[:_DIGITS_SHOWN]}  {'equal' if is_equal else 'DIFFERS'}")
         for name, digest, is_equal in compared
     ]
     end = "No rebuilt folder holds the registered model."
@@ -213,7 +213,7 @@ def _shown(machines: Sequence[results.Machine]) -> str:
 def _code_changes(then: Manifest, call: provenance.Call) -> Iterator[str]:
     if provenance.code_digest(call.module) != then.code:
         before = then.provenance or provenance.UNKNOWN_COMMIT
-        now = provenance.code_commit()[0][:_DIGITS] or "unknown"
+        now = provenance.code_commit()[0][:_DIGITS_SHOWN] or "unknown"
         yield f"the code differs from then: {before}, and now {now}"
     if (number := len(then.result.get("versions", []))) > 1:
         yield f"{number} versions of the code trained it in turn"

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.options import AsJson, Overrides, Recipe, Source, Verbose, Work, answer
+from flows.commands import AsJson, Overrides, Recipe, Source, Verbose, Work, answer
 
 
 def demo(

@@ -6,7 +6,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from flows.commands.options import only_one
+from flows.commands import only_one
 
 _Work = Annotated[
     str | None,

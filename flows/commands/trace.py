@@ -90,7 +90,7 @@ def trace(document: str, work: str) -> Trace:
     )
 
 
-def as_text(found: Trace) -> str:
+def trace_text(found: Trace) -> str:
     """Return it for a person."""
     if not found.is_known:
         return Report(

@@ -158,14 +158,14 @@ def test_progress_is_told_now_and_then_and_at_the_end_also_after_an_outage(
 
 
 @stage_task("made")
-def make(uri: str) -> str:
+def saved_page(uri: str) -> str:
     save_stage_page(uri, "sqlite:///mlflow.db")
     return uri
 
 
 @flow
 def makes(uri: str) -> None:
-    make(uri)
+    saved_page(uri)
 
 
 def events_about(asset: str) -> list[Event]:

@@ -21,20 +21,21 @@ from albert_core.stage.settings import Settings
 from albert_core.stage.storage import sha256_of
 from albert_core.text.arrow_files import read_arrow
 from albert_core.training.order import example_order
-from flows.commands.lineage import ModelLineage, read_model_lineage, source_files
-from flows.commands.lineage import as_json as lineage_json
-from flows.commands.lineage import as_text as lineage_text
+from flows.commands.lineage import (
+    ModelLineage,
+    lineage_json,
+    lineage_text,
+    read_model_lineage,
+    source_files,
+)
 from flows.commands.main import main
-from flows.commands.rebuild import as_text as rebuild_text
-from flows.commands.rebuild import check, rebuild
+from flows.commands.rebuild import check, rebuild, rebuild_text
 from flows.commands.trace import (
     Trace,
     affected_versions,
     name_affected_versions,
     trace,
-)
-from flows.commands.trace import (
-    as_text as trace_text,
+    trace_text,
 )
 from tests.flows.tiny_way import Tiny, refresh, run_in_this_process
 from tests.generated_text import write_jsonl, write_source
