@@ -16,7 +16,7 @@ from mlflow.models import ModelSignature
 from albert_core.conversion.model_files import model_digest
 from albert_core.intervals import CLUSTER_SHARE
 from albert_core.registry.gate import ByTask, Decision, Measured
-from albert_core.registry.versions import MANIFEST_TAG, RegisteredVersion, fetch
+from albert_core.registry.versions import MANIFEST_TAG, THREADS_TAG, RegisteredVersion, fetch
 from albert_core.stage import errors, results, storage
 from albert_core.stage import lineage as stages
 from albert_core.stage.lineage import Lineage, model_folder_of, place_in
@@ -24,8 +24,6 @@ from albert_core.stage.manifest import Manifest, digest_of, read_manifest
 from albert_core.text.arrow_files import read_arrow
 from albert_core.tracking.server import DIGEST_TAG, REGISTRATION_TAG, Output
 
-THREADS_TAG = "threads"
-"""Has a version whose code answers rightly in several threads; only some old ones have not."""
 _FILE = "measured.json"
 """Among the files of a version: `Measured` by task."""
 _HELD_OUT = "held_out"

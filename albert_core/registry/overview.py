@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from albert_core.registry import candidate, registration, versions
+from albert_core.registry import versions
 from albert_core.stage.errors import RegistryError
 
 ROLLING_BACK_TAG = "rolling_back_to"
@@ -71,8 +71,8 @@ def explain_version(name: str, number: str, work: str) -> str:
     with versions.open_registry(work) as client:
         version = _version(client, name, number)
         lines = [f"{name}, version {number}: {_decision_of(version)}{_mark(client, version)}"]
-    against = version.tags.get(f"{registration.DECISION_TAG}.against", "")
-    for task in json.loads(version.tags.get(f"{registration.DECISION_TAG}.tasks", "[]")):
+    against = version.tags.get(f"{versions.DECISION_TAG}.against", "")
+    for task in json.loads(version.tags.get(f"{versions.DECISION_TAG}.tasks", "[]")):
         fell = "  fell" if task["fell"] else ""
         lines.append(
             f"  {task['task']:<12} {task['candidate']:.4f} against {task['champion']:.4f} of "
@@ -143,7 +143,7 @@ def _promote(client: MlflowClient, version: versions.RegisteredVersion, reason: 
         raise RegistryError(f"version {number} of {name} {FAULT}.")
     instead = "" if champion is None else f" instead of version {champion.version}"
     at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    client.set_model_version_tag(name, number, registration.MOVED_TAG, f"{at}{instead}: {reason}")
+    client.set_model_version_tag(name, number, versions.MOVED_TAG, f"{at}{instead}: {reason}")
     versions.make_champion(client, version)
     return f"{name}: version {number} is champion{instead}"
 
@@ -154,7 +154,7 @@ def has_fault(client: MlflowClient, version: versions.RegisteredVersion) -> bool
     Raises:
         MlflowException: the registry or its files do not answer. An OSError likewise.
     """
-    if candidate.THREADS_TAG in version.tags:
+    if versions.THREADS_TAG in version.tags:
         return False
     with tempfile.TemporaryDirectory() as scratch:
         table = versions.fetch(client, version, _WORD_TABLE_FILE, scratch)
@@ -192,7 +192,7 @@ def _version(client: MlflowClient, name: str, number: str) -> versions.Registere
 
 
 def _decision_of(version: versions.RegisteredVersion) -> str:
-    verdict = version.tags.get(f"{registration.DECISION_TAG}.verdict", "")
-    said = f"{verdict}: {version.tags[registration.DECISION_TAG]}" if verdict else "not decided yet"
-    by_hand = version.tags.get(registration.MOVED_TAG)
+    verdict = version.tags.get(f"{versions.DECISION_TAG}.verdict", "")
+    said = f"{verdict}: {version.tags[versions.DECISION_TAG]}" if verdict else "not decided yet"
+    by_hand = version.tags.get(versions.MOVED_TAG)
     return said + (f"; champion by hand, {by_hand}" if by_hand else "")

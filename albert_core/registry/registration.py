@@ -28,22 +28,18 @@ from albert_core.registry import candidate as candidates
 from albert_core.registry import versions
 from albert_core.registry.candidate import Candidate
 from albert_core.registry.gate import ByTask, Decision, first_gate, gate
-from albert_core.registry.versions import RegisteredVersion
+from albert_core.registry.versions import DECISION_TAG, MOVED_TAG, RegisteredVersion
 from albert_core.stage import errors, lineage, results, storage
 from albert_core.stage.manifest import StagePlan, read_manifest, sha256_of
 from albert_core.stage.provenance import reachable_sources
 from albert_core.tracking import run, server
 from albert_core.tracking.journal import ServerUnavailableError, send_left
 
-DECISION_TAG = "decision"
-"""The sentence; what stands after a point in the names of others is a part of the decision."""
 _VERDICT_TAG, _AGAINST_TAG = f"{DECISION_TAG}.verdict", f"{DECISION_TAG}.against"
 _PARTS = ("difference", "lower_bound", "tasks")
 _PROMOTED = ("first", "promoted")
 SHA256 = "sha256"
 """In the configuration of what MLflow serves: the digest of each file of the model, by its name."""
-MOVED_TAG = "champion_by_hand"
-"""Why and when a person made a version champion."""
 _OPTIONAL = ("text_b", "start", "end", "score", "no_answer_probability")
 _TEXTS = {"text": "string", "text_b": "string"}
 _Columns = Mapping[str, str | Array | Map]

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from albert_core.registry.candidate import THREADS_TAG
 from albert_core.registry.gate import Decision
 from albert_core.registry.overview import FAULT, has_fault
-from albert_core.registry.registration import DECISION_TAG, decision_tags
+from albert_core.registry.registration import decision_tags
 from albert_core.registry.versions import (
     CANDIDATE,
     CHAMPION,
     CLAIM,
+    DECISION_TAG,
     PREVIOUS,
+    THREADS_TAG,
     RegisteredVersion,
     make_candidate,
     make_champion,
