@@ -17,8 +17,9 @@ import pytest
 from mlflow import MlflowClient
 
 from albert_core.stage import errors, storage
-from albert_core.tracking import journal, server
+from albert_core.tracking import journal as journal_module
 from albert_core.tracking import run as tracked_run_module
+from albert_core.tracking import server
 from albert_core.tracking.run import MetricsEndpoint, SystemMetrics, TrackedRun
 from tests.mlflow_server import free_port
 
@@ -121,7 +122,7 @@ def test_an_artifact_store_that_takes_nothing_for_a_while_gets_all_files(
         real(*given)
 
     monkeypatch.setattr(server, "upload", upload)
-    monkeypatch.setattr(journal, "_RETRY_SECONDS", (0.1,) * 4)
+    monkeypatch.setattr(journal_module, "_RETRY_SECONDS", (0.1,) * 4)
     monkeypatch.setattr(tracked_run_module, "RETRY_SECONDS", 0.0)
     Path(work, "report.txt").write_text("all is well")
     folder = f"{work}/away-{type(error).__name__}"
