@@ -69,7 +69,7 @@ def evaluate(
         with its 95 % interval over documents, because the examples of one document are alike; of
         a single document there is none.
     """
-    shape = ranks.batch_shape(examples, _BATCH_SIZE)
+    shape = examples.shape_for(ranks, _BATCH_SIZE)
     was_training = model.training
     model.eval()
     count = min(len(examples), max_examples)
@@ -80,12 +80,12 @@ def evaluate(
             end = min(begin + _BATCH_SIZE, count)
             numbers = np.arange(begin, end)
             by_length = np.argsort(examples.sizes(numbers)[0], kind="stable")
-            batch = examples.rows(numbers[by_length]).batch(shape)
-            for on_device in ranks.on_device([batch]):
-                with products_in(precision, ranks.device):
-                    lm_logits, pair_logits = model.forward_packed(**on_device.model_inputs)
-                scores = _score(on_device, lm_logits, pair_logits)
-                sums[:, numbers[by_length]] = scores[:, : end - begin]
+            batch = examples.rows(numbers[by_length]).batch(shape).each(ranks.to_device)
+            with products_in(precision, ranks.device):
+                lm_logits, pair_logits = model.forward_packed(**batch.model_inputs)
+            scores = _score(batch, lm_logits, pair_logits)
+            sums[:, numbers[by_length]] = scores[:, : end - begin]
+            ranks.begin_pending()
     model.train(was_training)
     totals = dict(zip(_SUMS, ranks.sum(sums).cpu().double().numpy(), strict=True))
     _, documents = np.unique(examples.document_ids()[:count], return_inverse=True)

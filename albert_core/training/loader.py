@@ -162,7 +162,7 @@ class UpdateLoader:
         self._batch_size = settings.batch_size
         self._order_seed = derive_seed(settings.seed, "order")
         self._fresh: FreshMasks | None = None
-        self._shape = ranks.batch_shape(examples, settings.micro_batch_size)
+        self._shape = examples.shape_for(ranks, settings.micro_batch_size)
         if settings.masks == "fresh":
             self._fresh = FreshMasks(examples.manifest, settings.seed, settings.mask_share)
             if self._shape is not None:
@@ -222,7 +222,7 @@ class UpdateLoader:
             sizes = UpdateSizes.of_lengths(lengths, in_all)
             for part in rows.split(np.cumsum([len(places) for places in micro_batches]).tolist()):
                 batch = part.batch(self._shape)
-                batch = batch.pinned() if self._pin_memory else batch
+                batch = batch.each(torch.Tensor.pin_memory) if self._pin_memory else batch
                 yield _Part(batch, sizes, len(micro_batches))
 
     def _count_fresh(self, fresh: FreshMasks, indices: Ints, epochs: Ints) -> int:

@@ -55,8 +55,8 @@ from albert_core.training.held_out import (
 )
 from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
-from albert_core.training.ranks import Ranks, UpdateStopped, shard_state
-from albert_core.training.shards import ExampleShards, UpdateBatch
+from albert_core.training.ranks import Ranks, shard_state
+from albert_core.training.shards import Batch, ExampleShards, UpdateBatch
 from albert_core.training.step import (
     PAIR_TASKS,
     Asked,
@@ -68,6 +68,11 @@ from albert_core.training.step import (
 
 if TYPE_CHECKING:
     from albert_core.tracking.run import TrackedRun
+
+
+class UpdateStopped(Exception):  # noqa: N818  an order, not an error
+    """A rank was told to stop: no rank goes on with the update, which changed nothing."""
+
 
 MODEL_FOLDER, METRICS, CURVES = "model", "metrics.jsonl", "curves.png"
 
@@ -503,9 +508,16 @@ def next_update(
         step, num_steps, settings.shallow_share, encoder.settings.num_hidden_layers
     )
     ranks.seed(derive_seed(settings.seed, "dropout", step, ranks.rank))
-    micro_batches = ranks.until_told(batch.micro_batches, lambda: ask().stop)
-    batch = replace(batch, micro_batches=ranks.on_device(micro_batches))
-    return train_step(state, batch, settings, ranks, pair_task, ask)
+
+    def micro_batches() -> Iterator[Batch]:
+        for number, micro_batch in enumerate(batch.micro_batches):
+            if number and ranks.any_rank(ask().stop):
+                raise UpdateStopped
+            yield micro_batch.each(ranks.to_device)
+            ranks.begin_pending()
+
+    on_device = replace(batch, micro_batches=micro_batches())
+    return train_step(state, on_device, settings, ranks, pair_task, ask)
 
 
 def _metrics_line(point: dict[str, float]) -> str:

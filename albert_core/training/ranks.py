@@ -14,7 +14,7 @@ Source: Zhao et al. 2023, "PyTorch FSDP"; Rajbhandari et al. 2020, "ZeRO", secti
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,16 +32,11 @@ from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import set_layer_execution
 from albert_core.stage.command import RunAgain
-from albert_core.training.shards import Batch, BatchShape, ExampleShards
 
 _LOST = re.compile(r"\[[^\]\s]*gloo/\S+:\d+\] ")
 """How gloo begins what it says of a connection: it has no error class of its own. What it says of
 its arguments begins with "[enforce fail at"."""
 log = logging.getLogger(__name__)
-
-
-class UpdateStopped(Exception):  # noqa: N818  an order, not an error
-    """A rank was told to stop: no rank goes on with the update, which changed nothing."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +48,8 @@ class Ranks:
     device: torch.device
     votes: dist.ProcessGroup | None = field(default=None, kw_only=True)
     """All ranks, for what their processors agree on; None: those of the sums."""
+    num_chips: int = field(default=0, kw_only=True)
+    """Chips of a TPU that split the sequences of each padded batch; 0: batches are packed."""
 
     @property
     def is_first(self) -> bool:
@@ -72,30 +69,11 @@ class Ranks:
         """Make all later random draws on the device depend on ``seed`` alone."""
         torch.manual_seed(seed)
 
-    def batch_shape(self, _examples: ExampleShards, _num_sequences: int) -> BatchShape | None:
-        """Return what batches of at most so many examples are padded to; None: they are packed."""
-        return None
+    def to_device(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of a batch on the device; a copy from pinned memory does not block."""
+        return tensor.to(self.device, non_blocking=True)
 
-    def on_device(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield each batch on the device, when it is needed."""
-        return (batch.to(self.device) for batch in batches)
-
-    def until_told(self, batches: Iterable[Batch], is_told: Callable[[], bool]) -> Iterator[Batch]:
-        """Yield ``batches``, and ask before each but the first whether any rank was told to stop.
-
-        Args:
-            batches: as many on each rank.
-            is_told: whether this rank was.
-
-        Raises:
-            UpdateStopped: one was; on every rank before the same batch.
-        """
-        for number, batch in enumerate(batches):
-            if number and self._agree(is_told()):
-                raise UpdateStopped
-            yield batch
-
-    def _agree(self, what: bool) -> bool:
+    def any_rank(self, what: bool) -> bool:
         """Return whether ``what`` is true on any rank, without waiting for a device."""
         if self.world_size > 1:
             vote = torch.tensor(float(what))

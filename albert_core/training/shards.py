@@ -32,6 +32,7 @@ from albert_core.stage.errors import ConfigError, IntegrityError, ShapeError, Tr
 from albert_core.text.arrow_files import read_arrow
 from albert_core.text.records import Ints, ranges
 from albert_core.training.order import padded_length
+from albert_core.training.ranks import Ranks
 
 UInt16s = NDArray[np.uint16]
 
@@ -102,14 +103,6 @@ class Batch:
         """What `AlbertForPretraining.forward_packed` takes, by name."""
         labels = ("masked_lm_labels", "sentence_order_labels")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in labels}
-
-    def to(self, device: torch.device) -> "Batch":
-        """Return the batch on ``device``; a copy from pinned memory does not block the caller."""
-        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def pinned(self) -> "Batch":
-        """Return the batch in page-locked memory, from which a GPU copies by itself."""
-        return self.each(Tensor.pin_memory)
 
     def each(self, move: Callable[[Tensor], Tensor]) -> "Batch":
         """Return the batch with each tensor replaced by ``move`` of it."""
@@ -307,10 +300,12 @@ class ExampleShards:
         """Return the document of each example."""
         return [name for chunk in self._document_ids for name in chunk.to_pylist()]
 
-    def shape(self, num_sequences: int) -> BatchShape:
-        """Return the shape that holds any ``num_sequences`` of the data set's examples."""
+    def shape_for(self, ranks: Ranks, num_sequences: int) -> BatchShape | None:
+        """Return what batches of any ``num_sequences`` are padded to; None: they are packed."""
+        if not ranks.num_chips:
+            return None
         return BatchShape(
-            num_sequences=num_sequences,
+            num_sequences=-(-num_sequences // ranks.num_chips) * ranks.num_chips,
             length=padded_length(self.result.max_seq_length),
             num_predictions=self.result.max_predictions,
         )

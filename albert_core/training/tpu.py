@@ -21,8 +21,6 @@ Source: https://docs.pytorch.org/xla/release/r2.9; Xu et al. 2021, "GSPMD".
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,24 +31,10 @@ from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.errors import ConfigError
 from albert_core.training.ranks import Ranks
-from albert_core.training.shards import Batch, BatchShape, ExampleShards
-
-try:
-    import torch_xla
-    from torch_xla import backends, runtime
-    from torch_xla.distributed import spmd
-except ImportError as error:
-    raise ConfigError(
-        f"PJRT_DEVICE is set, which asks for PyTorch/XLA, but {error}. Unset it, or install: "
-        "pip install -c infra/tpu/constraints.txt -e '.[tpu]'"
-    ) from error
 
 
-@dataclass(frozen=True)
 class TpuRanks(Ranks):
     """The one process that trains on all chips of this host."""
-
-    num_chips: int
 
     def place(
         self, model: AlbertForPretraining, settings: TrainingSettings
@@ -75,26 +59,22 @@ class TpuRanks(Ranks):
 
     def seed(self, seed: int) -> None:
         """Make all later random draws on the chips depend on ``seed`` alone."""
+        import torch_xla
+
         torch_xla.manual_seed(seed, self.device)
-
-    def batch_shape(self, examples: ExampleShards, num_sequences: int) -> BatchShape:
-        """Return what every batch is padded to: as many sequences for each chip."""
-        for_each = -(-num_sequences // self.num_chips)
-        return examples.shape(for_each * self.num_chips)
-
-    def on_device(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield each batch, its sequences split among the chips; end its graph after it."""
-        for batch in batches:
-            yield batch.each(self._split)
-            self.begin_pending()
 
     def begin_pending(self) -> None:
         """End the graph that is being recorded, and let the device begin it."""
+        import torch_xla
+
         torch_xla.sync()
 
-    def _split(self, tensor: Tensor) -> Tensor:
+    def to_device(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of a batch, its sequences split among the chips."""
         on_device = tensor.to(self.device)
         if self.num_chips > 1:
+            from torch_xla.distributed import spmd
+
             mesh = spmd.Mesh(list(range(self.num_chips)), (self.num_chips,), ("sequences",))
             spmd.mark_sharding(on_device, mesh, ("sequences", *[None] * (tensor.ndim - 1)))
         return on_device
@@ -115,8 +95,16 @@ def tpu_ranks() -> TpuRanks:
     """Return the rank that trains on all chips of this host.
 
     Raises:
-        ConfigError: there are several processes.
+        ConfigError: torch_xla is not installed, or there are several processes.
     """
+    try:
+        import torch_xla
+        from torch_xla import backends, runtime
+    except ImportError as error:
+        raise ConfigError(
+            f"PJRT_DEVICE is set, which asks for PyTorch/XLA, but {error}. Unset it, or install: "
+            "pip install -c infra/tpu/constraints.txt -e '.[tpu]'"
+        ) from error
     num_processes = max(runtime.process_count(), int(os.environ.get("WORLD_SIZE", "1")))
     if num_processes > 1:
         raise ConfigError(
@@ -131,4 +119,4 @@ def tpu_ranks() -> TpuRanks:
     logging.getLogger(backends.__name__).setLevel(logging.ERROR)
     # A TPU's own products of float32 are of bfloat16 factors.
     backends.set_mat_mul_precision("highest")
-    return TpuRanks(0, 1, torch_xla.device(), num_chips)
+    return TpuRanks(0, 1, torch_xla.device(), num_chips=num_chips)

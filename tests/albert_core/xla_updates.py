@@ -13,6 +13,7 @@ scores      held-out values
 import json
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -25,7 +26,8 @@ from albert_core.training.devices import ranks_of_environment
 from albert_core.training.held_out import evaluate
 from albert_core.training.loader import UpdateLoader
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
-from albert_core.training.shards import ExampleShards
+from albert_core.training.ranks import Ranks
+from albert_core.training.shards import Batch, ExampleShards
 from albert_core.training.step import TrainState, train_step
 
 
@@ -36,6 +38,13 @@ def num_compiled() -> int:
     from torch_xla.debug import metrics
 
     return int(metrics.counter_value("UncachedCompile") or 0)
+
+
+def on_device(batches: Iterable[Batch], ranks: Ranks) -> Iterator[Batch]:
+    """Yield each batch on the device; end its graph after it."""
+    for batch in batches:
+        yield batch.each(ranks.to_device)
+        ranks.begin_pending()
 
 
 def main(examples: str, model_json: str, training_json: str) -> None:
@@ -58,7 +67,7 @@ def main(examples: str, model_json: str, training_json: str) -> None:
             for taken in loader:
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate_at(state.step, *rates, settings.schedule)
-                batch = replace(taken, micro_batches=ranks.on_device(taken.micro_batches))
+                batch = replace(taken, micro_batches=on_device(taken.micro_batches, ranks))
                 metrics = train_step(state, batch, settings, ranks).metrics
                 losses.append([metrics["masked_lm_loss"], metrics["sentence_order_loss"]])
                 compiled.append(num_compiled())

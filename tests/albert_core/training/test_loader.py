@@ -260,7 +260,7 @@ def test_batches_are_in_page_locked_memory_where_that_is_asked_for(
         for batch in taken.batches:
             assert batch.input_ids.is_pinned()
             assert batch.masked_lm_labels.is_pinned()
-            on_gpu = batch.to(torch.device("cuda"))
+            on_gpu = batch.each(torch.Tensor.cuda)
             assert on_gpu.input_ids.sum().item() == batch.input_ids.sum().item()
 
 

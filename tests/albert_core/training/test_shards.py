@@ -248,13 +248,6 @@ def test_a_corrupt_shard_is_refused(tmp_path: Path) -> None:
 # Padded batches
 
 
-class PaddingRanks(Ranks):
-    """One process whose device has a program for each shape."""
-
-    def batch_shape(self, examples: ExampleShards, num_sequences: int) -> BatchShape:
-        return examples.shape(num_sequences)
-
-
 def updates(examples: ExampleShards, ranks: Ranks) -> list[UpdateBatch]:
     settings = TrainingSettings(batch_size=13, micro_batch_size=4, masks="fresh", seed=3)
     with UpdateLoader(examples, settings, ranks, first_example=0, num_updates=5) as loader:
@@ -264,7 +257,8 @@ def updates(examples: ExampleShards, ranks: Ranks) -> list[UpdateBatch]:
         ]
 
 
-PADDING = PaddingRanks(0, 1, torch.device("cpu"))
+PADDING = Ranks(0, 1, torch.device("cpu"), num_chips=1)
+"""One process whose device has a program for each shape."""
 
 
 def gradients_of(batch: UpdateBatch) -> tuple[dict[str, float], dict[str, Tensor]]:
@@ -295,7 +289,8 @@ def test_padded_batches_have_the_losses_and_gradients_of_packed_ones(many: Examp
 def test_all_padded_batches_have_one_shape_and_are_as_many_in_each_update(
     many: ExampleShards,
 ) -> None:
-    shape = many.shape(4)
+    shape = many.shape_for(PADDING, 4)
+    assert shape is not None
     assert (shape.length, shape.num_predictions) == (64, round(0.15 * LENGTH))
     batches = [list(update.micro_batches) for update in updates(many, PADDING)]
     assert [len(update) for update in batches] == [4] * 5  # of 13, by fours
