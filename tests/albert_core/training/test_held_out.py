@@ -50,7 +50,7 @@ ROWS = [example(number) for number in range(NUM_EXAMPLES)]
 
 
 @pytest.fixture
-def examples(tmp_path: Path) -> ExampleShards:
+def shards(tmp_path: Path) -> ExampleShards:
     """The examples above in two shards."""
     return ExampleShards(write_examples(str(tmp_path), [ROWS[:20], ROWS[20:]]), "train")
 
@@ -88,9 +88,9 @@ def by_hand(model: AlbertForPretraining, rows: list[dict[str, Any]]) -> dict[str
 
 @pytest.mark.parametrize("max_examples", [7, 1000])
 def test_scores_are_those_of_one_example_at_a_time(
-    model: AlbertForPretraining, examples: ExampleShards, max_examples: int
+    model: AlbertForPretraining, shards: ExampleShards, max_examples: int
 ) -> None:
-    scores = evaluate(model, examples, max_examples)
+    scores = evaluate(model, shards, max_examples)
     expected = by_hand(model, ROWS[:max_examples])
     assert {name: score.value for name, score in scores.items()} == pytest.approx(
         expected, abs=1e-5
@@ -99,7 +99,7 @@ def test_scores_are_those_of_one_example_at_a_time(
 
 def test_ranks_that_share_the_work_find_the_same_scores(
     model: AlbertForPretraining,
-    examples: ExampleShards,
+    shards: ExampleShards,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The sums of the ranks are added here as they would be over a network."""
@@ -109,11 +109,11 @@ def test_ranks_that_share_the_work_find_the_same_scores(
         parts.append(sums)
         return torch.stack(parts).sum(0)
 
-    alone = evaluate(model, examples, NUM_EXAMPLES)
+    alone = evaluate(model, shards, NUM_EXAMPLES)
     monkeypatch.setattr(Ranks, "sum", sent)
     for rank in range(3):
         ranks = Ranks(rank, 3, torch.device("cpu"))
-        together = evaluate(model, examples, NUM_EXAMPLES, "sentence_order", ranks)
+        together = evaluate(model, shards, NUM_EXAMPLES, "sentence_order", ranks)
     assert together == alone
     assert all(len(part.any(0).nonzero()) < NUM_EXAMPLES for part in parts)
 
@@ -136,10 +136,10 @@ def test_examples_of_one_document_count_as_one_witness(
 
 
 def test_scoring_leaves_no_gradient_and_dropout_as_it_was(
-    model: AlbertForPretraining, examples: ExampleShards
+    model: AlbertForPretraining, shards: ExampleShards
 ) -> None:
     model.train()
-    first, again = (evaluate(model, examples, 10) for _ in range(2))
+    first, again = (evaluate(model, shards, 10) for _ in range(2))
     assert first == again
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -35,7 +35,7 @@ with_xla = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def examples(tmp_path_factory: pytest.TempPathFactory) -> str:
+def mixed_examples(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of many lengths."""
     folder = tmp_path_factory.mktemp("days")
     return training_runs.make_days(folder, seed=0, num_documents=300, short_seq_prob=0.4)
@@ -50,28 +50,28 @@ def python_with_xla(*arguments: str, **variables: str) -> subprocess.CompletedPr
     )
 
 
-def updates(examples: str, **variables: str) -> dict[str, Any]:
+def updates(mixed_examples: str, **variables: str) -> dict[str, Any]:
     """Return what `xla_updates` prints."""
     settings = (TINY.model_dump_json(), UPDATES.model_dump_json())
     module = "tests.albert_core.xla_updates"
-    done = python_with_xla("-m", module, examples, *settings, **variables)
+    done = python_with_xla("-m", module, mixed_examples, *settings, **variables)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 @pytest.fixture(scope="module")
-def by_torch(examples: str) -> dict[str, Any]:
+def by_torch(mixed_examples: str) -> dict[str, Any]:
     """By packed batches, without XLA; of the same version of torch, and so the same weights."""
-    return updates(examples)
+    return updates(mixed_examples)
 
 
 @with_xla
 @pytest.mark.slow
 def test_xla_has_the_losses_of_the_cpu_and_compiles_nothing_after_two_updates(
-    examples: str, by_torch: dict[str, Any]
+    mixed_examples: str, by_torch: dict[str, Any]
 ) -> None:
-    found = updates(examples, PJRT_DEVICE="CPU")
+    found = updates(mixed_examples, PJRT_DEVICE="CPU")
     print(found["compiled"])
     torch.testing.assert_close(found["losses"], by_torch["losses"], rtol=0, atol=1e-5)
     assert found["scores"] == pytest.approx(by_torch["scores"], abs=1e-5)
@@ -85,10 +85,10 @@ def test_xla_has_the_losses_of_the_cpu_and_compiles_nothing_after_two_updates(
 @with_xla
 @pytest.mark.slow
 def test_two_chips_share_the_work_and_have_the_losses_of_the_cpu(
-    examples: str, by_torch: dict[str, Any], tmp_path: Path
+    mixed_examples: str, by_torch: dict[str, Any], tmp_path: Path
 ) -> None:
     flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
-    found = updates(examples, PJRT_DEVICE="CPU", CPU_NUM_DEVICES="2", XLA_FLAGS=flags)
+    found = updates(mixed_examples, PJRT_DEVICE="CPU", CPU_NUM_DEVICES="2", XLA_FLAGS=flags)
     torch.testing.assert_close(found["losses"], by_torch["losses"], rtol=0, atol=1e-5)
     programs = [path.read_text() for path in tmp_path.glob("*.cpu_after_optimizations.txt")]
     shapes = [
@@ -104,7 +104,7 @@ def test_two_chips_share_the_work_and_have_the_losses_of_the_cpu(
 @with_xla
 @pytest.mark.slow
 def test_a_run_on_xla_that_was_killed_resumes_to_the_same_bits(
-    examples: str, tmp_path: Path
+    mixed_examples: str, tmp_path: Path
 ) -> None:
     weights = []
     for statuses in ([0], [-9, 0]):
@@ -115,7 +115,7 @@ def test_a_run_on_xla_that_was_killed_resumes_to_the_same_bits(
             done = training_runs.run_with_faults(
                 folder,
                 training_runs.with_settings(batch_size=16),
-                examples,
+                mixed_examples,
                 faults=faults,
                 model=training_runs.MODEL.model_copy(update={"hidden_dropout_prob": 0.1}),
                 python=os.environ["ALBERT_XLA_PYTHON"],
