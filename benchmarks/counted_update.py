@@ -39,13 +39,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from albert_core.config import TrainingSettings
-from albert_core.model import albert, attention, execution
+from albert_core.model import albert, execution
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.planning.hardware import find_hardware
-from albert_core.planning.parameters import training_flops
+from albert_core.planning.model_size import training_flops
+from albert_core.planning.run_plan import find_hardware
 from albert_core.training import step
+from albert_core.training.loader import Batch, UpdateSizes
 from albert_core.training.optimizer import build_optimizer, clip, norms_of
-from albert_core.training.shards import Batch, UpdateSizes
 from benchmarks import harness
 from flows.recipe import load_recipe
 
@@ -188,7 +188,7 @@ def as_on_cuda(kernels: Kernels) -> Iterator[None]:
         return layer_norm(x.float() if torch.is_autocast_enabled("cpu") else x, *others, **named)
 
     with ExitStack() as stack:
-        for module in (albert, attention, execution):
+        for module in (albert, execution, execution):
             taken = mock.patch.object(module, "is_fast", lambda path, *_: path in _FAST_PATHS)
             stack.enter_context(taken)
         for place, name, value in (
@@ -204,7 +204,7 @@ def as_on_cuda(kernels: Kernels) -> Iterator[None]:
         try:
             yield
         finally:
-            attention._layout_on.cache_clear()  # of fake tensors
+            execution._layout_on.cache_clear()  # of fake tensors
             execution._compiled_sum.cache_clear()
             torch._dynamo.reset()
 
@@ -256,7 +256,7 @@ def _batch(number: int) -> tuple[Batch, UpdateSizes]:
     """Return so many full sequences."""
     num_pieces, num_predictions = number * LENGTH, number * NUM_PREDICTIONS
     runs = ((number, LENGTH),)
-    attention._layout_on(runs, CPU)  # made once a batch, and kept
+    execution._layout_on(runs, CPU)  # made once a batch, and kept
     ids, firsts, masked = (
         torch.zeros(n, dtype=torch.int64) for n in (num_pieces, number, num_predictions)
     )

@@ -26,10 +26,9 @@ import numpy as np
 import torch
 
 from albert_core.config import FinetuningSettings, ModelSettings
-from albert_core.conversion.huggingface import hf_config
-from albert_core.conversion.model_folder import encoder_to_hf_state
+from albert_core.conversion.huggingface import encoder_to_hf_state, hf_config
 from albert_core.finetuning.finetuned_model import problem_of
-from albert_core.finetuning.loop import Finetuner, Hyperparameters
+from albert_core.finetuning.finetuning import Finetuner, Hyperparameters
 from albert_core.model.albert import AlbertModel
 from albert_core.tasks.catalogue import TASKS, TaskFiles, read_examples
 from albert_core.tasks.problem import Head, Inputs, Problem

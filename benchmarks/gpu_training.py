@@ -30,18 +30,16 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from albert_core.config import FinetuningSettings, ModelSettings, Precision, TrainingSettings
-from albert_core.finetuning.loop import Finetuner, Hyperparameters
+from albert_core.finetuning.finetuning import Finetuner, Hyperparameters
 from albert_core.model.albert import AlbertForPretraining, AlbertModel
 from albert_core.model.execution import device_here, products_in, set_layer_execution
-from albert_core.planning.hardware import hardware_called
-from albert_core.planning.parameters import training_flops
-from albert_core.planning.training_memory import TrainingMemory
-from albert_core.tasks.problem import Inputs, Sequences
-from albert_core.tasks.texts import TARGET, PooledHead
+from albert_core.planning.model_size import TrainingMemory, training_flops
+from albert_core.planning.run_plan import hardware_called
+from albert_core.tasks.problem import TARGET, Inputs, PooledHead, Sequences
+from albert_core.training.loader import Rows, UpdateBatch, UpdateSizes
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.ranks import Ranks
 from albert_core.training.run_log import measured_peak_flops
-from albert_core.training.shards import Rows, UpdateBatch, UpdateSizes
 from albert_core.training.step import TrainState, masked_lm_loss, sentence_order_loss, train_step
 from benchmarks import harness
 from benchmarks.training_step import (

@@ -23,13 +23,12 @@ from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling
 
 from albert_core.config import TrainingSettings
-from albert_core.conversion.model_folder import tokenizer_files
+from albert_core.conversion.huggingface import tokenizer_files
 from albert_core.text.records import NUM_SPECIAL, Ints
 from albert_core.text.tokenizer import Tokenizer
-from albert_core.training.loader import FreshMasks, UpdateLoader
+from albert_core.training.loader import ExampleShards, FreshMasks, UpdateLoader
 from albert_core.training.order import LENGTH_MULTIPLE
 from albert_core.training.ranks import Ranks
-from albert_core.training.shards import ExampleShards
 from benchmarks.english_text import make_examples
 from benchmarks.harness import Contestant, Work, arguments, in_turns, report, table
 

@@ -28,8 +28,7 @@ from scipy.stats import binomtest, norm
 
 from albert_core.config import RegistrySettings
 from albert_core.finetuning.finetuning import halves
-from albert_core.intervals import estimate, jackknife
-from albert_core.metrics import METRICS, RATIO, SHARE, Sample
+from albert_core.metrics import METRICS, RATIO, SHARE, Sample, estimate, jackknife
 from albert_core.registry.gate import ByTask, Measured, first_gate, gate
 from albert_core.tasks.squad import AnswerScores, apply_threshold, best_threshold
 from albert_core.text.seeds import derive_seed

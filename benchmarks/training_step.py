@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.conversion.huggingface import hf_config, to_hf_state
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.planning.parameters import training_flops
+from albert_core.planning.model_size import training_flops
+from albert_core.training.loader import ExampleShards, Rows, UpdateBatch, UpdateSizes
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.order import deal_update, padded_length
 from albert_core.training.ranks import ALONE
-from albert_core.training.shards import ExampleShards, Rows, UpdateBatch, UpdateSizes
 from albert_core.training.step import TrainState, train_step
 from benchmarks import harness
 from benchmarks.english_text import make_examples

@@ -14,10 +14,17 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from albert_core.config import EvaluationSettings
 from albert_core.stage import errors, lineage, results, settings, storage
 from albert_core.stage.manifest import MANIFEST, newest_manifest, read_manifest
-from flows.flow_run import FLOW_OPTIONS, in_flow_run, show_report, start_run
+from flows.flow_run import (
+    FLOW_OPTIONS,
+    in_flow_run,
+    read_stage,
+    run_stage,
+    show_report,
+    stage_task,
+    start_run,
+)
 from flows.recipe import Address, RecipeName, RecipeRun
 from flows.report import build_scores_report
-from flows.stage_task import read_stage, run_stage, stage_task
 
 MNLI = "mnli"
 """The task whose fine-tuned model others may start from."""

@@ -9,11 +9,18 @@ from albert_core.stage.lineage import model_folder_of
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.storage import shown_tracking_uri
 from flows.evaluate_albert import TASK_RUNNER, evaluate
-from flows.flow_run import FLOW_OPTIONS, in_flow_run, show_report, start_run
+from flows.flow_run import (
+    FLOW_OPTIONS,
+    find_stage,
+    in_flow_run,
+    run_stage,
+    show_report,
+    stage_task,
+    start_run,
+)
 from flows.recipe import NO_CHANGES, Address, RecipeChanges, RecipeName, RecipeRun, with_form
 from flows.refresh_corpus import clean_corpus, make_examples, refresh_in_its_pool, train_vocab
 from flows.report import build_report
-from flows.stage_task import find_stage, run_stage, stage_task
 
 _SEEDS = 1_000_000
 """So many are there to draw from: tables show them."""

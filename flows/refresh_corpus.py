@@ -17,7 +17,16 @@ from prefect.runtime import flow_run as this_flow_run
 from albert_core.stage import command, storage
 from albert_core.stage.errors import OutageError, StageError
 from albert_core.stage.manifest import read_manifest
-from flows.flow_run import FLOW_OPTIONS, in_flow_run, show_report, start_run, tracked_flow
+from flows.flow_run import (
+    FLOW_OPTIONS,
+    in_flow_run,
+    read_stage,
+    run_stage,
+    show_report,
+    stage_task,
+    start_run,
+    tracked_flow,
+)
 from flows.recipe import (
     NO_CHANGES,
     Address,
@@ -28,7 +37,6 @@ from flows.recipe import (
     with_form,
 )
 from flows.report import build_text_report
-from flows.stage_task import read_stage, run_stage, stage_task
 
 DEPLOYMENT = "refresh-corpus/refresh-corpus"
 WAITED_FOR = "waited-for"
@@ -101,7 +109,7 @@ def removal_receipt(run: RecipeRun, corpus: str, examples: str) -> str:
     """Certify that documents which are gone from the corpus are in no shard; name the versions."""
     receipt = run_stage("pipelines.removal", run, corpus=corpus, examples=examples)
     if receipt != command.NO_RESULT:
-        from flows.commands.trace import name_affected_versions
+        from flows.commands.provenance import name_affected_versions
 
         name_affected_versions(receipt, run.work)
         if tracked := tracked_flow():
@@ -229,7 +237,7 @@ def report(run: RecipeRun, receipt: str, **manifests: str) -> str:
     uris = {**manifests, "receipt": receipt}
     affected: list[str] = []
     if receipt != command.NO_RESULT:
-        from flows.commands.trace import named_versions
+        from flows.commands.provenance import named_versions
 
         affected = named_versions(receipt)
     done = build_text_report(run.recipe.name, made, uris, affected)

@@ -20,7 +20,7 @@ from tempfile import NamedTemporaryFile
 from albert_core.stage.command import tell_failure
 from albert_core.stage.errors import ConfigError, answers
 from flows.prefect_server import kept_secret
-from infra import services
+from infra import serve
 
 MEMORY = "memory"
 """As the place of artifacts: an S3 server that keeps them in memory."""
@@ -33,7 +33,7 @@ _SYSTEM_USER = "postgres"
 _DEBIAN = Path("/usr/lib/postgresql")
 
 
-class ProductionSettings(services.ServerSettings):
+class ProductionSettings(serve.ServerSettings):
     """What a team has besides."""
 
     artifacts: str = ""
@@ -48,7 +48,7 @@ class ProductionSettings(services.ServerSettings):
     """For the files of the databases, on this machine; without it, in `work`."""
 
 
-class Production(services.Servers):
+class Production(serve.Servers):
     """The services of a team, on this machine.
 
     They are `Postgres`, `S3` (with artifacts in memory), `MLflow`, `Prefect`, `worker 1`,
@@ -63,7 +63,7 @@ class Production(services.Servers):
             settings.postgres_port,
             self.work / "secrets" / "postgres-password",
         )
-        self._s3_url = f"http://{services.LOOPBACK}:{settings.s3_port}"
+        self._s3_url = f"http://{serve.LOOPBACK}:{settings.s3_port}"
         self._artifacts = settings.artifacts or str(self.work / "mlartifacts")
         if settings.artifacts == MEMORY:
             self._artifacts = f"s3://{_BUCKET}/mlflow"
@@ -74,7 +74,7 @@ class Production(services.Servers):
         Raises:
             ServeError: a port is taken, or a service cannot be started.
         """
-        services.refuse_taken(services.LOOPBACK, {POSTGRES: self.settings.postgres_port})
+        serve.refuse_taken(serve.LOOPBACK, {POSTGRES: self.settings.postgres_port})
         self.prepare()
         if os.geteuid() == 0:  # Postgres is then another user, who has to pass through
             self.work.chmod(self.work.stat().st_mode | stat.S_IXGRP | stat.S_IXOTH)
@@ -106,7 +106,7 @@ class Production(services.Servers):
     def _s3_in_memory(self) -> dict[str, str]:
         """Start the S3 server; return what MLflow needs to reach it."""
         port = self.settings.s3_port
-        services.refuse_taken(services.LOOPBACK, {S3: port})
+        serve.refuse_taken(serve.LOOPBACK, {S3: port})
         self.start(
             *(S3, sys.executable, "-m", "infra.memory_s3", str(port), _BUCKET),
             is_up=lambda: answers(f"{self._s3_url}/{_BUCKET}"),
@@ -155,7 +155,7 @@ class Postgres:
 
     def __init__(self, folder: Path, port: int, password_file: Path) -> None:
         self.folder, self.port, self.password_file = folder, port, password_file
-        self._at = ("-h", services.LOOPBACK, "-p", str(port))
+        self._at = ("-h", serve.LOOPBACK, "-p", str(port))
 
     @cached_property
     def _binaries(self) -> Path:
@@ -203,7 +203,7 @@ class Postgres:
 
     def url(self, database: str, driver: str) -> str:
         """Return SQLAlchemy's URL of a database. It has the password: keep it off command lines."""
-        return f"{driver}://{_DATABASE_USER}:{self._password()}@{services.LOOPBACK}:{self.port}/{database}"
+        return f"{driver}://{_DATABASE_USER}:{self._password()}@{serve.LOOPBACK}:{self.port}/{database}"
 
     def _client(self, program: str, *arguments: str) -> str:
         return self._run(
@@ -220,7 +220,7 @@ class Postgres:
             env={**os.environ, "PGPASSWORD": password},
         )
         if done.returncode != 0:
-            raise services.ServeError(
+            raise serve.ServeError(
                 f"Postgres in {self.folder}: {program} failed: {done.stderr.strip()}"
             )
         return done.stdout
@@ -236,7 +236,7 @@ class Postgres:
         try:
             user = pwd.getpwnam(_SYSTEM_USER)
         except KeyError as error:
-            raise services.ServeError(
+            raise serve.ServeError(
                 f"Postgres does not run as root, and there is no user {_SYSTEM_USER!r}: "
                 "install Debian's package `postgresql`, or do not be root"
             ) from error
@@ -244,7 +244,7 @@ class Postgres:
             os.chown(path, user.pw_uid, user.pw_gid)
         reach = _unprivileged(["test", "-w", str(folder)])
         if subprocess.run(reach, check=False, cwd="/").returncode != 0:
-            raise services.ServeError(
+            raise serve.ServeError(
                 f"the user {_SYSTEM_USER!r}, as whom Postgres runs, cannot enter {folder}: "
                 "a folder above it is closed to others. Open that (`chmod o+x`), or give "
                 "another with --postgres-folder"
@@ -254,7 +254,7 @@ class Postgres:
         try:
             return self.password_file.read_text()
         except FileNotFoundError as error:
-            raise services.ServeError(
+            raise serve.ServeError(
                 f"{self.password_file}, the password of the databases in {self.folder}, is "
                 "missing. Put it back, or give another --postgres-folder for new databases"
             ) from error
@@ -279,7 +279,7 @@ def find_binaries() -> Path:
         return max(versions, key=lambda folder: float(folder.parent.name))
     on_path = shutil.which("initdb")
     if on_path is None:
-        raise services.ServeError(
+        raise serve.ServeError(
             f"Postgres is not on this machine: neither in {_DEBIAN} nor on the PATH. "
             "Install it (Debian: `apt-get install postgresql`)"
         )
@@ -292,9 +292,7 @@ def main() -> int:
         production = Production(ProductionSettings.from_environment())
     except ConfigError as error:
         return tell_failure(error)
-    return services.run_until_stopped(
-        production, production.start_all, production.start_ended_again
-    )
+    return serve.run_until_stopped(production, production.start_all, production.start_ended_again)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,472 @@
 folder. `infra.production` is the same for a team.
 """
 
+import os
+import shlex
+import signal
+import socket
 import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, STDOUT
+from typing import Self
 
-from albert_core.stage.command import tell_failure
+import psutil
+from pydantic import BaseModel, Field, ValidationError, field_validator
+
+from albert_core.stage import errors, storage
+from albert_core.stage.command import FAILURE, FAILURE_STATUS, tell_failure
 from albert_core.stage.errors import ConfigError
-from flows.prefect_server import DATABASE, SERVED, note_served
-from infra.services import LOOPBACK, Servers, ServerSettings, run_until_stopped
+from albert_core.stage.settings import describe, stop_seconds
+from flows.prefect_server import (
+    AUTH_FILE,
+    DATABASE,
+    SERVED,
+    USER,
+    guarded,
+    kept_secret,
+    note_served,
+    server_command,
+)
+from flows.recipe import load_recipe
+
+PROJECT = Path(__file__).parent.parent
+LOOPBACK = "127.0.0.1"
+LOOK_SECONDS = 0.5
+PAUSE_SECONDS = 2.0
+_MARK = "ALBERT_SERVICE"
+"""Variable in the environment of a service and of everything that it starts."""
+_START_SECONDS = 180.0
+_KILL_SECONDS = 5.0
+_ALONE_SECONDS = 15.0
+"""For a service of which nothing else runs: it has nothing to save."""
+
+
+class ServeError(errors.AlbertError):
+    """A service could not be started, or ended unexpectedly."""
+
+
+def marked(variable: str, value: str) -> list[psutil.Process]:
+    """Return the processes that have this variable in their environment.
+
+    Unlike a list of children it includes those that outlived their parent.
+    """
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(variable) == value:
+                found.append(process)
+    return found
+
+
+@dataclass(eq=False)
+class Service:
+    """A process, the leader of a session of its own, and everything that it starts."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    """All variables that it has, with `_MARK`."""
+    log: Path
+    responds: Callable[[], bool]
+    """Whether the service answers, asked while its process runs."""
+    keeps_children: bool
+    """Whether what it has started continues when it ends unexpectedly, as the flow runs of a
+    worker do."""
+    start_again_at: float | None = None
+
+    def start(self) -> None:
+        """Start its process."""
+        with self.log.open("ab") as log:
+            self.process = psutil.Popen(
+                self.command,
+                stdin=DEVNULL,
+                stdout=log,
+                stderr=STDOUT,
+                cwd=PROJECT,
+                env=self.environment,
+                start_new_session=True,
+            )
+        self.start_again_at = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process has ended."""
+        return self.process.poll() is not None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its process runs, and the service answers."""
+        return not self.has_ended and self.responds()
+
+    @property
+    def how_it_ended(self) -> str:
+        """For messages, after its end."""
+        return f"{self.name} ended unexpectedly, with status {self.process.returncode}"
+
+    @property
+    def tail(self) -> str:
+        """The end of its log, for messages."""
+        lines = self.log.read_text(errors="replace").splitlines()[-15:]
+        return f". The end of {self.log}:\n  " + "\n  ".join(lines)
+
+    def start_again_if_ended(self) -> None:
+        """Start it again `PAUSE_SECONDS` after it ended, and print both."""
+        if not self.has_ended:
+            return
+        if self.start_again_at is None:
+            self.start_again_at = time.monotonic() + PAUSE_SECONDS
+            if not self.keeps_children:
+                _send(self._marked(), signal.SIGKILL)
+            _say(
+                f"{self.how_it_ended}; it is started again in {PAUSE_SECONDS:g} s. Its log: "
+                f"{self.log}"
+            )
+        elif time.monotonic() >= self.start_again_at:
+            self.start()
+            _say(f"{self.name} was started again, with pid {self.process.pid}")
+
+    def stop(self) -> None:
+        """Ask it and everything that it started to end; kill what does not."""
+        family = self.family()
+        _send({self.process}, signal.SIGINT)
+        _send(family - {self.process}, signal.SIGTERM)
+        _, alive = psutil.wait_procs(family, timeout=min(_ALONE_SECONDS, stop_seconds()))
+        if set(alive) - {self.process}:  # a training saves
+            _, alive = psutil.wait_procs(alive, timeout=stop_seconds())
+        _send(alive, signal.SIGKILL)
+        psutil.wait_procs(alive, timeout=_KILL_SECONDS)
+
+    def family(self) -> set[psutil.Process]:
+        """Return its process and everything that it has started, as far as they run."""
+        own = set()
+        if not self.has_ended:  # Postgres hides the environment of its processes
+            own = {self.process, *self.process.children(recursive=True)}
+        return own | self._marked()
+
+    def _marked(self) -> set[psutil.Process]:
+        return set(marked(_MARK, self.environment[_MARK]))
+
+
+def _send(processes: Iterable[psutil.Process], number: int) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", flush=True)
+
+
+class Services:
+    """Services by their names, in the order in which they were started.
+
+    Args:
+        logs: folder for a log file of each.
+        environment: variables of all of them, besides this process's.
+    """
+
+    def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
+        self.logs = logs
+        self.environment = environment
+        self.by_name: dict[str, Service] = {}
+
+    def start(
+        self,
+        name: str,
+        *command: str,
+        environment: Mapping[str, str] | None = None,
+        is_up: Callable[[], bool] = lambda: True,
+        keeps_children: bool = False,
+    ) -> Service:
+        """Start a service.
+
+        Args:
+            name: of the service.
+            command: its program and arguments.
+            environment: variables that it alone has, such as passwords.
+            is_up: whether it answers; without it, it is up while its process runs.
+            keeps_children: see `Service`.
+        """
+        self.logs.mkdir(parents=True, exist_ok=True)
+        log = self.logs / f"{name.replace(' ', '-')}.log"
+        log.unlink(missing_ok=True)
+        mark = {_MARK: uuid.uuid4().hex}
+        variables = {**os.environ, **self.environment, **(environment or {}), **mark}
+        service = Service(name, command, variables, log, is_up, keeps_children)
+        service.start()
+        self.by_name[name] = service
+        return service
+
+    def finish(self, name: str, *command: str) -> None:
+        """Run a command to its end.
+
+        Raises:
+            ServeError: it failed.
+        """
+        service = self.start(name, *command)
+        status = service.process.wait()
+        del self.by_name[name]
+        if status != 0:
+            raise ServeError(f"`{' '.join(command)}` ended with status {status}{service.tail}")
+
+    def check(self) -> None:
+        """Raise ServeError if a service has ended."""
+        for service in self.by_name.values():
+            if service.has_ended:
+                raise ServeError(f"{service.how_it_ended}{service.tail}")
+
+    def wait_until_up(self, name: str) -> None:
+        """Return as soon as the service answers.
+
+        Raises:
+            ServeError: it takes too long, or some service has ended.
+        """
+        service = self.by_name[name]
+        deadline = time.monotonic() + _START_SECONDS
+        while not service.is_up:
+            self.check()
+            if time.monotonic() > deadline:
+                raise ServeError(f"{name} did not answer in {_START_SECONDS:.0f} s{service.tail}")
+            time.sleep(LOOK_SECONDS)
+
+    def start_ended_again(self) -> None:
+        """Start again what has ended."""
+        for service in self.by_name.values():
+            service.start_again_if_ended()
+
+    def stop(self) -> None:
+        """Stop all, the last started first."""
+        while self.by_name:
+            name, service = self.by_name.popitem()
+            service.stop()
+            print(f"  {name} has stopped", flush=True)
+
+
+def run_until_stopped(
+    services: Services, start: Callable[[], str], watch: Callable[[], None]
+) -> int:
+    """Start the services, and watch them until a signal comes; then stop all.
+
+    Args:
+        services: that ``start`` starts.
+        start: returns what to tell the user.
+        watch: called again and again; what it raises ends all.
+
+    Returns:
+        The exit status.
+    """
+    # A signal with a handler here is not ignored in the children: a worker that ignores SIGINT,
+    # as in a background job of a shell, could not be stopped.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    status = 0
+    try:
+        print(start(), flush=True)
+        while True:
+            watch()
+            time.sleep(LOOK_SECONDS)
+    except KeyboardInterrupt:
+        print("\nstopping", flush=True)
+    except (errors.AlbertError, OSError) as error:
+        print(f"{FAILURE}{error}", file=sys.stderr, flush=True)
+        status = FAILURE_STATUS
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        services.stop()
+    return status
+
+
+PREFECT, MLFLOW = "Prefect", "MLflow"
+POOL = "albert"
+_PATIENCE = {
+    "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+    "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "30",
+}
+"""Seconds that a query and a connection may take, instead of 10 and 5: the database is slow beside
+a training that uses all cores."""
+_AUTH, _SERVER_AUTH = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
+_PREFECT_COMMAND = (sys.executable, "-m", "prefect", "--no-prompt")
+
+
+class ServerSettings(BaseModel):
+    """What `albert serve` and `albert production` serve, and where."""
+
+    work: Path = Field(default=Path("work"), validate_default=True)
+    """Folder for all results, logs and data, on this machine."""
+    host: str = LOOPBACK
+    """Address that Prefect and MLflow listen on."""
+    prefect_port: int = 4200
+    mlflow_port: int = 5000
+    recipe: str | None = None
+    """Default of the deployments' parameter, as are `source` and `task_folder`."""
+    source: str | None = None
+    task_folder: str | None = None
+    environment: dict[str, str] = {}
+    """Further variables of the servers, the workers and their flow runs."""
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Return the settings in the variables that `albert`'s options have as well.
+
+        Raises:
+            ConfigError: one of them is impossible.
+        """
+        variables = {name: f"ALBERT_{name.upper()}" for name in cls.model_fields}
+        del variables["environment"]
+        variables["workers"] = "ALBERT_SERVED_WORKERS"  # ALBERT_WORKERS are those of a stage
+        given = {name: os.environ.get(variable) for name, variable in variables.items()}
+        try:
+            return cls.model_validate({name: value for name, value in given.items() if value})
+        except ValidationError as error:
+            raise errors.ConfigError(f"the environment: {describe(error, cls)}") from None
+
+    @field_validator("work", "postgres_folder", mode="before", check_fields=False)
+    @classmethod
+    def _is_here(cls, text: str | Path) -> Path:
+        path = storage.local_path(str(text))
+        if path is None:
+            raise errors.ConfigError(
+                f"{text} is not on this machine, where the databases and logs of the services have "
+                "to be. Give a local folder here, and workers with ALBERT_WORK at that place"
+            )
+        return path.absolute()
+
+    @field_validator("source", "task_folder")
+    @classmethod
+    def _is_absolute(cls, address: str | None) -> str | None:
+        return address and storage.absolute(address)
+
+    @field_validator("recipe")
+    @classmethod
+    def _is_absolute_or_a_name(cls, recipe: str | None) -> str | None:
+        return storage.absolute(recipe) if recipe and {"/", "."} & set(recipe) else recipe
+
+
+class Servers(Services):
+    """An MLflow server, a Prefect server and workers, with their data in a folder."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.work, self.host = settings.work, settings.host
+        self._defaults = settings.model_dump(include={"recipe", "source", "task_folder"})
+        self.ports = {PREFECT: settings.prefect_port, MLFLOW: settings.mlflow_port}
+        reached_at = LOOPBACK if self.host == "0.0.0.0" else self.host  # noqa: S104 - compared
+        self.prefect_url = f"http://{reached_at}:{settings.prefect_port}"
+        self.mlflow_url = f"http://{reached_at}:{settings.mlflow_port}"
+        variables = {
+            "ALBERT_WORK": str(self.work),
+            "MLFLOW_TRACKING_URI": self.mlflow_url,
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "PREFECT_API_URL": f"{self.prefect_url}/api",
+            "PREFECT_SERVER_API_HOST": self.host,
+            "PREFECT_SERVER_API_PORT": str(settings.prefect_port),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_WORKER_QUERY_SECONDS": "5",
+            "DO_NOT_TRACK": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        super().__init__(self.work / "logs", {**variables, **settings.environment})
+
+    def prepare(self) -> None:
+        """Create the work folder.
+
+        Raises:
+            ServeError: a port is taken.
+            ConfigError: there is no such recipe, or it has no such source.
+        """
+        refuse_taken(self.host, self.ports)
+        if self._defaults["source"] or self._defaults["recipe"]:
+            load_recipe(self._defaults["recipe"] or "tiny", (), self._defaults["source"])
+        self.work.mkdir(parents=True, exist_ok=True)
+        print(f"starting the services, with their data in {self.work}", flush=True)
+
+    def start_mlflow(self, *options: str, environment: Mapping[str, str] | None = None) -> None:
+        """Start the MLflow server."""
+        self.start(
+            *(MLFLOW, sys.executable, "-m", "mlflow", "server", "--workers", "1"),
+            *("--host", self.host, "--port", str(self.ports[MLFLOW]), *options),
+            environment=environment,
+            is_up=lambda: errors.answers(f"{self.mlflow_url}/health"),
+        )
+
+    def start_prefect(self, database: str, workers: Sequence[str]) -> None:
+        """Start the Prefect server, deploy the flows, and start the workers; wait for MLflow too.
+
+        Args:
+            database: URL of SQLAlchemy, in the server's environment only: it may hold a password.
+            workers: their names.
+
+        Raises:
+            ServeError: a service or a deployment failed.
+        """
+        secret = self.environment.get(_SERVER_AUTH) or os.environ.get(_SERVER_AUTH)
+        auth = guarded(secret or kept_secret(self.work / AUTH_FILE, USER), self.prefect_url)
+        self.environment = {**self.environment, _AUTH: auth[_AUTH]}
+        self.start(
+            *(PREFECT, *server_command(self.host, self.ports[PREFECT], "--log-level", "warning")),
+            environment={"PREFECT_SERVER_DATABASE_CONNECTION_URL": database, **_PATIENCE, **auth},
+            is_up=lambda: errors.answers(f"{self.prefect_url}/api/health"),
+        )
+        self.wait_until_up(PREFECT)
+        print("deploying the flows", flush=True)
+        given = {name.replace("_", "-"): value for name, value in self._defaults.items() if value}
+        defaults = [f"--{name}={value}" for name, value in given.items()]
+        self.finish("deploy", sys.executable, "-m", "infra.deployments", *defaults)
+        self.finish("rules", sys.executable, "-m", "infra.deployments", "--pool", POOL)
+        for name in workers:
+            self.start(
+                *(name, *_PREFECT_COMMAND, "worker", "start", "--pool", POOL, "--type", "process"),
+                *("--name", name.replace(" ", "-")),
+                keeps_children=True,
+            )
+        self.wait_until_up(MLFLOW)
+
+    def greeting(self, facts: Mapping[str, object], commands: Sequence[str]) -> str:
+        """Return what to tell the user once all is up.
+
+        Args:
+            facts: besides the addresses.
+            commands: for another terminal.
+        """
+        auth_file = self.work / AUTH_FILE
+        told = {
+            PREFECT: self.prefect_url,
+            "password": f"{auth_file}; Prefect's page asks for its content once",
+            MLFLOW: self.mlflow_url,
+            **facts,
+            "logs": self.logs,
+        }
+        # The second variable is for names without a slash, see flows/deployment_names.py.
+        here = f"export PREFECT_API_URL={self.prefect_url}/api PREFECT_PLUGINS_ENABLED=true"
+        secret = f'export {_AUTH}="$(cat {shlex.quote(str(auth_file))})"'
+        commands = [here, secret, "prefect deployment run pretrain-albert", *commands]
+        return "\n".join(
+            [
+                *("", *(f"{name:<11}{fact}" for name, fact in told.items())),
+                *("", "In another terminal, with the environment active:", ""),
+                *(*(f"  {command}" for command in commands), "", "Ctrl-C stops everything."),
+            ]
+        )
+
+
+def refuse_taken(host: str, ports: Mapping[str, int]) -> None:
+    """Raise ServeError if something listens already where a service is to listen."""
+    for name, port in ports.items():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                raise ServeError(
+                    f"{name} cannot listen at {host}:{port}: {error.strerror}. Stop what listens "
+                    f"there (another `albert serve`?), or give --{name.lower()}-port=..."
+                ) from error
 
 
 def main() -> int:

@@ -21,13 +21,12 @@ from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, Document
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.corpus.cleaning import content_hash, normalise_text, reject_reasons
-from pipelines.corpus.duplicates import HASH_BYTES, NUM_BINS, signatures
-from pipelines.corpus.language import detect_languages
+from pipelines.corpus.duplicates import HASH_BYTES, NUM_BINS, cut_by_size, signatures
 from pipelines.corpus.overlaps import NgramIndex, find_overlaps
+from pipelines.corpus.quality import detect_languages
 from pipelines.corpus.sentences import cut_long, split_sentences
-from pipelines.corpus.word_hashes import cut_by_size
-from pipelines.engine import kept_files
-from pipelines.engine.progress import report_done, warn
+from pipelines.engine import work_notes
+from pipelines.engine.work_notes import report_done, warn
 from pipelines.readers import LEFT_OUT, Unreadable, read_documents
 from pipelines.readers.source_bytes import NOT_READABLE
 from pipelines.source_files import SourceRange, check_unchanged
@@ -118,7 +117,7 @@ def is_done(unit: Unit) -> bool:
 
 def size_of(unit: Unit) -> tuple[int, int]:
     """Return the number of parts of a unit that is done, and of records in its files."""
-    facts = kept_files.read_facts(_note(unit))
+    facts = work_notes.read_facts(_note(unit))
     return facts["num_parts"], facts["num_records"]
 
 
@@ -133,7 +132,7 @@ def clean_unit(unit: Unit, job: CleaningJob) -> list[Part]:
         SourceError: a file can't be read now, or changed since it was listed.
     """
     if is_done(unit):
-        damaged = kept_files.damage(_note(unit))
+        damaged = work_notes.damage(_note(unit))
         if damaged is None:
             num_parts, _ = size_of(unit)
             return [_part(unit, index) for index in range(num_parts)]
@@ -153,7 +152,7 @@ def clean_unit(unit: Unit, job: CleaningJob) -> list[Part]:
         check_unchanged(part.file)
     files = [uri for part in parts for uri in (part.uri, part.unreadable, part.overlaps)]
     names = [uri.rpartition("/")[2] for uri in files if storage.exists(uri)]
-    kept_files.write_note(_note(unit), names, {"num_parts": len(parts), "num_records": num_records})
+    work_notes.write_note(_note(unit), names, {"num_parts": len(parts), "num_records": num_records})
     num_files = sum(part.end is None for part in unit.ranges)
     report_done(job.progress, str(unit.number), num_bytes=unit.num_bytes, num_files=num_files)
     return parts

@@ -38,7 +38,7 @@ from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Ints
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
 from pipelines.config import ExampleSettings
 from pipelines.engine import steps
-from pipelines.engine.progress import Progress, report_done, warn
+from pipelines.engine.work_notes import Progress, report_done, warn
 from pipelines.examples import part as example_part
 from pipelines.examples.pairs import ALONE, BORROWED, NO_OTHER, TRUNCATED, length_only_accuracy
 from pipelines.examples.part import HELD_OUT, KINDS, TRAIN, PartTally, merged, read_tally

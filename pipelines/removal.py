@@ -58,7 +58,7 @@ from pipelines.source_files import SourceFile, read_excluded_ids, read_files
 
 NOTHING_REMOVED = NO_RESULT
 VERSIONS = "registered_versions"
-"""What `flows.commands.trace` adds to a receipt."""
+"""What `flows.commands.provenance` adds to a receipt."""
 ID_COLUMNS = ("id", "document_id", "other_document_id")
 _REPEATED_ID = "~[0-9a-f]{8}$"
 """How a document's id ends when an earlier document has the same one; see `ids_of`."""

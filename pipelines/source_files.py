@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -24,8 +24,9 @@ from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import SourceError
 from albert_core.stage.manifest import checked
 from albert_core.text.seeds import share_of
-from pipelines.config import INSTALLED_PYTHON, SourceSettings
-from pipelines.readers import can_split, format_of
+from pipelines.config import INSTALLED_PYTHON, ExampleSettings, SourceSettings
+from pipelines.examples.pairs import is_held_out
+from pipelines.readers import LEFT_OUT, Unreadable, can_split, format_of, read_documents
 
 MAX_UNIT_BYTES = 8 << 20
 _FILES_PER_UNIT = 256
@@ -423,3 +424,45 @@ def _is_unchanged(known: SourceFile | None, file: SourceFile) -> bool:
     if known is None or not file.modified:
         return False
     return (known.num_bytes, known.modified) == (file.num_bytes, file.modified)
+
+
+_SMALL_BYTES = 1 << 20
+"""A source up to this size is read completely; of a larger one, files up to this size."""
+_NUM_FILES = 8
+"""Number of files of a larger source whose first record is read."""
+
+
+def check_source(source: SourceSettings, examples: ExampleSettings) -> None:
+    """Raise what would certainly end the stages that read the source.
+
+    Raises:
+        SourceError: there is no file; no record that was looked at can be read; or a small source
+            has too few documents to train on some and hold others out.
+    """
+    files = files_of(source).files
+    is_small = sum(file.num_bytes for file in files) <= _SMALL_BYTES
+    if not is_small:
+        files = [file for file in files if file.num_bytes <= _SMALL_BYTES][:_NUM_FILES]
+    held_out, reasons = Counter[bool](), Counter[str]()
+    for file in files:
+        kind = format_of(file.uri, source)
+        records = read_documents(file.uri, file.name, source, kind)
+        for record in records if is_small else islice(records, 1):
+            if isinstance(record, Unreadable):
+                reasons[record.reason] += 1
+            else:
+                held_out[is_held_out(record.id, examples)] += 1
+    # The rest of a larger folder that begins with pictures may well be text.
+    is_certain = is_small or LEFT_OUT.isdisjoint(reasons)
+    if reasons and not held_out and is_certain and source.max_unreadable_share < 1:
+        why = ", ".join(f"{reason} {number}" for reason, number in reasons.items())
+        raise SourceError(
+            f"no record of the source can be read ({why} of {reasons.total()} looked at, beginning "
+            f"with {files[0].uri}). Give files of text, source.format or source.encoding."
+        )
+    if is_small and len(held_out) < 2:
+        raise SourceError(
+            f"the source has {held_out.total()} documents, of which {held_out[True]} would be held "
+            "out and the others trained on; there must be some of both. Give more text, or another "
+            "examples.held_out_share."
+        )

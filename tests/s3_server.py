@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from albert_core.stage.errors import answers
-from infra.services import PROJECT
+from infra.serve import PROJECT
 from tests.mlflow_server import free_port
 
 

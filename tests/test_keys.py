@@ -18,9 +18,14 @@ STAGES = {
     "finetuning": "albert_core.finetuning.finetune",
 }
 EDITS = {
-    "a price": ("albert_core/planning/hardware.py", " 4.59,", " 4.6,", ""),
+    "a price": ("albert_core/planning/run_plan.py", " 4.59,", " 4.6,", ""),
     "a log format": ("albert_core/stage/log.py", "%(message)s", "%(message)s.", ""),
-    "how progress is shown": ("pipelines/engine/progress.py", "{done[many]:,}", "{done[many]}", ""),
+    "how progress is shown": (
+        "pipelines/engine/work_notes.py",
+        "{done[many]:,}",
+        "{done[many]}",
+        "",
+    ),
     "an error's words": ("albert_core/training/pretraining.py", "Raise it.", "Raise this.", ""),
     "tracking": ("albert_core/tracking/server.py", "http", "HTTP", ""),
     "the metrics page": ("albert_core/tracking/run.py", "127.0.0.1", "localhost", ""),

@@ -16,8 +16,8 @@ from albert_core.stage.command import stage_main
 from albert_core.stage.errors import SourceError
 from albert_core.stage.settings import Settings
 from pipelines.engine import steps
-from pipelines.engine.progress import Progress, report_done
 from pipelines.engine.runner import run_pipeline
+from pipelines.engine.work_notes import Progress, report_done
 
 NUM_GROUPS = 3
 

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from albert_core.checkpoint import RECORD, load_checkpoint
 from albert_core.config import ModelSettings
-from albert_core.conversion import huggingface, model_files, model_folder
+from albert_core.conversion import huggingface, model_files
 from albert_core.model.albert import AlbertForPretraining, block_route
 from albert_core.stage import errors, lineage, storage
 from albert_core.stage.manifest import MANIFEST
@@ -133,8 +133,8 @@ def convert_model(source: str, folder: str) -> None:
             f"{found.where} has no SentencePiece vocabulary, so no text can be read. Give the "
             "model folder of a finished run, or put the model's spiece.model there."
         )
-    model_folder.check_vocabulary(found.vocab_size, tokenizer, f"the model in {found.where}")
-    model_folder.save_model_folder(found.start(found.settings), tokenizer, folder)
+    huggingface.check_vocabulary(found.vocab_size, tokenizer, f"the model in {found.where}")
+    huggingface.save_model_folder(found.start(found.settings), tokenizer, folder)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Source:
         if is_tf_release(self.where):
             return read_tf_tokenizer(self.where)
         if storage.exists(storage.join(self.where, SPIECE_MODEL)):
-            return model_folder.read_tokenizer(self.where)
+            return huggingface.read_tokenizer(self.where)
         return None
 
     def start(self, settings: ModelSettings) -> AlbertForPretraining:
@@ -209,7 +209,7 @@ def read_source(uri: str) -> Source:
 
 
 def _read_model_folder(folder: str) -> Source:
-    state, settings, architecture = model_folder.read_model_folder(folder)
+    state, settings, architecture = huggingface.read_model_folder(folder)
     where = storage.join(folder, model_files.WEIGHTS)
     return Source(folder, settings, huggingface.from_hf_state(state, settings, where, architecture))
 

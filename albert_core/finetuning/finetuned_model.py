@@ -23,17 +23,16 @@ import torch
 from torch import Tensor, nn
 
 from albert_core.config import FinetuningSettings
-from albert_core.conversion import model_folder
+from albert_core.conversion import huggingface
 from albert_core.conversion.huggingface import architecture_of, hf_config
 from albert_core.conversion.model_files import CONFIG, TASK, WEIGHTS, read_task
 from albert_core.model.albert import AlbertModel
 from albert_core.stage import storage
 from albert_core.stage.errors import TaskError
 from albert_core.tasks.examples import ChoiceExamples, Examples, SpanExamples, Task, TextExamples
-from albert_core.tasks.problem import Problem, outputs_of
+from albert_core.tasks.problem import ChoiceProblem, Problem, TextProblem, outputs_of
 from albert_core.tasks.spans import SpanProblem
 from albert_core.tasks.squad import no_answer_probability
-from albert_core.tasks.texts import ChoiceProblem, TextProblem
 from albert_core.text.tokenizer import Tokenizer
 
 COLUMNS = {
@@ -96,18 +95,18 @@ def save_finetuned(
         VocabularyError: the tokenizer is not a Unigram model.
     """
     vocab_size = len(encoder.embeddings.word.weight)
-    model_folder.check_vocabulary(vocab_size, tokenizer, "the model")
+    huggingface.check_vocabulary(vocab_size, tokenizer, "the model")
     own = head.state_dict()
     state = {
         n: t.detach().cpu().clone()
-        for n, t in (model_folder.encoder_to_hf_state(encoder) | own).items()
+        for n, t in (huggingface.encoder_to_hf_state(encoder) | own).items()
     }
     config = hf_config(encoder.settings, vocab_size) | _head_config(encoder, task, own, settings)
     files = {
         WEIGHTS: safetensors.torch.save(state, metadata={"format": "pt"}),
         CONFIG: json.dumps(config, indent=1).encode(),
         TASK: json.dumps({"task": asdict(task), "settings": dict(settings)}, indent=1).encode(),
-        **model_folder.tokenizer_files(tokenizer, encoder.settings.max_position_embeddings),
+        **huggingface.tokenizer_files(tokenizer, encoder.settings.max_position_embeddings),
     }
     for name, content in files.items():
         storage.write_bytes(storage.join(folder, name), content)
@@ -153,12 +152,12 @@ class FinetunedModel:
 
     def __init__(self, folder: str) -> None:
         described = read_task(folder)
-        encoder, head = model_folder.split_model_folder(folder)
+        encoder, head = huggingface.split_model_folder(folder)
         fields: dict[str, Any] = described["task"]
         lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
         self.task = Task(**fields | lists)
         self.settings: dict[str, Any] = described["settings"]
-        self.tokenizer = model_folder.read_tokenizer(folder)
+        self.tokenizer = huggingface.read_tokenizer(folder)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         spans = self.settings.get("spans", {})
         self.problem = problem_of(self.task, FinetuningSettings.read({"spans": spans}, folder))

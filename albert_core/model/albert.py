@@ -23,15 +23,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
-from albert_core.model.attention import Layout, Runs, attend_packed, layout_of
 from albert_core.model.execution import (
     Casts,
     CastsOfPass,
     LayerNorm,
+    Layout,
     Linear,
+    Runs,
+    attend_packed,
     dtype_of_products,
     gelu_tanh,
     is_fast,
+    layout_of,
     weights_laid_out_once,
 )
 

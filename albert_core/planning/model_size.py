@@ -1,1 +1,533 @@
 """What a model takes: parameters, operations and memory, counted without building it."""
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from albert_core.config import ModelSettings, Precision, Sharing
+
+PAPER_VOCAB_SIZE = 30_000
+BERT_VOCAB_SIZE = 30_522
+"""Pieces of the released English BERT models, uncased."""
+
+Convention = Literal["without pooler", "with pooler", "with heads"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterCounts:
+    """The parameters of each part; what layers share counts once."""
+
+    embeddings: int
+    """Word, token type and position embeddings with their layer norm."""
+    projection: int
+    """E to H; 0 where they are equal."""
+    attention: int
+    """All attention blocks with their layer norms."""
+    feed_forward: int
+    """All feed-forward blocks with their layer norms."""
+    pooler: int
+    masked_lm: int
+    """The masked LM head without the word embeddings, which are counted above."""
+    sentence_order: int
+
+    @property
+    def with_heads(self) -> int:
+        """All that is trained."""
+        return sum(vars(self).values())
+
+    def by_convention(self) -> dict[Convention, int]:
+        """Return the three ways to count, the smallest first."""
+        encoder = self.embeddings + self.projection + self.attention + self.feed_forward
+        return {
+            "without pooler": encoder,
+            "with pooler": encoder + self.pooler,
+            "with heads": self.with_heads,
+        }
+
+
+def count_parameters(settings: ModelSettings, vocab_size: int) -> ParameterCounts:
+    """Return the number of parameters of each part of the model.
+
+    Args:
+        settings: of the model.
+        vocab_size: V, pieces, special ones included.
+
+    Source: google-research/albert `modeling.py`; the heads are those of `run_pretraining.py`.
+    """
+    embedding, hidden = settings.embedding_size, settings.hidden_size
+    inner = settings.intermediate_size
+    num_rows = vocab_size + settings.type_vocab_size + settings.max_position_embeddings
+    return ParameterCounts(
+        embeddings=num_rows * embedding + _layer_norm(embedding),
+        projection=0 if embedding == hidden else _dense(embedding, hidden),
+        attention=_num_blocks(settings, "attention")
+        * (4 * _dense(hidden, hidden) + _layer_norm(hidden)),
+        feed_forward=_num_blocks(settings, "ffn")
+        * (_dense(hidden, inner) + _dense(inner, hidden) + _layer_norm(hidden)),
+        pooler=_dense(hidden, hidden),
+        masked_lm=_dense(hidden, embedding) + _layer_norm(embedding) + vocab_size,
+        sentence_order=_dense(hidden, 2),
+    )
+
+
+def muon_matrices(settings: ModelSettings) -> dict[tuple[int, int], int]:
+    """Return the matrices of all blocks, which Muon moves: (smaller, larger side) -> how many."""
+    hidden, inner = settings.hidden_size, settings.intermediate_size
+    counts = {(hidden, hidden): 4 * _num_blocks(settings, "attention")}
+    of_feed_forward = min(hidden, inner), max(hidden, inner)
+    counts[of_feed_forward] = counts.get(of_feed_forward, 0) + 2 * _num_blocks(settings, "ffn")
+    return counts
+
+
+def _num_blocks(settings: ModelSettings, part: Literal["attention", "ffn"]) -> int:
+    shared = settings.sharing in ("all", part)
+    num_owners = settings.num_hidden_groups if shared else settings.num_hidden_layers
+    return num_owners * settings.inner_group_num
+
+
+def _dense(inputs: int, outputs: int) -> int:
+    return inputs * outputs + outputs
+
+
+def _layer_norm(width: int) -> int:
+    return 2 * width
+
+
+@dataclass(frozen=True)
+class PublishedSize:
+    """A model whose number of parameters is published."""
+
+    table: str
+    """Its number in the paper; empty if the model is not in the paper."""
+    row: str
+    settings: ModelSettings
+    millions: int | None
+    """As printed; None if the paper prints none."""
+    vocab_size: int = PAPER_VOCAB_SIZE
+
+    @property
+    def counts(self) -> ParameterCounts:
+        """Our counts."""
+        return count_parameters(self.settings, self.vocab_size)
+
+    @property
+    def matching(self) -> list[Convention]:
+        """Which of our counts round to the printed number."""
+        counts = self.counts.by_convention()
+        return [name for name, count in counts.items() if round(count / 1e6) == self.millions]
+
+
+def _sized(hidden_size: int, num_hidden_layers: int, **others: Any) -> ModelSettings:
+    """Return a model with the paper's F of 4 H and N of H / 64."""
+    return ModelSettings(
+        hidden_size=hidden_size,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=hidden_size // 64,
+        intermediate_size=4 * hidden_size,
+        **others,
+    )
+
+
+def _base(sharing: Sharing, embedding_size: int) -> ModelSettings:
+    return _sized(768, 12, sharing=sharing, embedding_size=embedding_size)
+
+
+_BERT_BASE = _base("none", 768)
+_BERT_LARGE = _sized(1024, 24, sharing="none", embedding_size=1024)
+
+PUBLISHED_SIZES = (
+    PublishedSize("2", "BERT base", _BERT_BASE, 108),
+    PublishedSize("2", "BERT large", _BERT_LARGE, 334),
+    PublishedSize("2", "ALBERT base", _sized(768, 12), 12),
+    PublishedSize("2", "ALBERT large", _sized(1024, 24), 18),
+    PublishedSize("2", "ALBERT xlarge", _sized(2048, 24), 60),
+    PublishedSize("2", "ALBERT xxlarge", _sized(4096, 12), 235),
+    PublishedSize("3", "sharing none, E 64", _base("none", 64), 87),
+    PublishedSize("3", "sharing none, E 128", _base("none", 128), 89),
+    PublishedSize("3", "sharing none, E 256", _base("none", 256), 93),
+    PublishedSize("3", "sharing none, E 768", _base("none", 768), 108),
+    PublishedSize("3", "sharing all, E 64", _base("all", 64), 10),
+    PublishedSize("3", "sharing all, E 128", _base("all", 128), 12),
+    PublishedSize("3", "sharing all, E 256", _base("all", 256), 16),
+    PublishedSize("3", "sharing all, E 768", _base("all", 768), 31),
+    PublishedSize("4", "sharing all, E 768", _base("all", 768), 31),
+    PublishedSize("4", "sharing attention, E 768", _base("attention", 768), 83),
+    PublishedSize("4", "sharing ffn, E 768", _base("ffn", 768), 57),
+    PublishedSize("4", "sharing none, E 768", _base("none", 768), 108),
+    PublishedSize("4", "sharing all, E 128", _base("all", 128), 12),
+    PublishedSize("4", "sharing attention, E 128", _base("attention", 128), 64),
+    PublishedSize("4", "sharing ffn, E 128", _base("ffn", 128), 38),
+    PublishedSize("4", "sharing none, E 128", _base("none", 128), 89),
+    PublishedSize("12", "3 layers, H 1024", _sized(1024, 3), 18),
+    PublishedSize("12", "3 layers, H 2048", _sized(2048, 3), 60),
+    PublishedSize("12", "3 layers, H 4096", _sized(4096, 3), 225),
+    PublishedSize("12", "3 layers, H 6144", _sized(6144, 3), 499),
+    PublishedSize("", "BERT base, released", _BERT_BASE, None, BERT_VOCAB_SIZE),
+    PublishedSize("", "BERT large, released", _BERT_LARGE, None, BERT_VOCAB_SIZE),
+)
+"""Every number of parameters in the paper's tables 2, 3, 4 and 12, and the released BERT models.
+
+Source: Lan et al. 2020.
+"""
+
+
+_FLOPS_PER_MULTIPLICATION = 2
+_BACKWARD_AND_FORWARD = 3
+_NUM_ORDERS = 2
+_NEWTON_SCHULZ_STEPS = 5
+"""In which Muon makes a matrix's singular values alike."""
+
+
+class Sizes(Protocol):
+    """Sums over some sequences, or the means of one sequence."""
+
+    @property
+    def num_sequences(self) -> float:
+        """B."""
+
+    @property
+    def num_pieces(self) -> float:
+        """Sum of the lengths S, in real pieces. In a packed row, each sequence counts by itself."""
+
+    @property
+    def sum_of_squares(self) -> float:
+        """Sum of S * S."""
+
+    @property
+    def num_predictions(self) -> float:
+        """Real predictions of all sequences together."""
+
+
+def training_flops(settings: ModelSettings, vocab_size: int, sizes: Sizes) -> float:
+    """Return the operations of one forward and backward pass over some sequences.
+
+    Args:
+        settings: of the model.
+        vocab_size: V, pieces, special ones included.
+        sizes: of the sequences.
+    """
+    embedding, hidden = settings.embedding_size, settings.hidden_size
+    num_blocks = settings.num_hidden_layers * settings.inner_group_num
+    query_key_value_output = 4 * hidden * hidden
+    feed_forward = 2 * hidden * settings.intermediate_size
+    projection = 0 if embedding == hidden else embedding * hidden
+    a_piece = num_blocks * (query_key_value_output + feed_forward) + projection
+    a_pair_of_pieces = num_blocks * 2 * hidden  # its score, and its share of the weighted sum
+    a_prediction = hidden * embedding + embedding * vocab_size
+    a_sequence = hidden * hidden + _NUM_ORDERS * hidden  # pooler and order head
+    return _trained(
+        sizes.num_pieces * a_piece
+        + sizes.sum_of_squares * a_pair_of_pieces
+        + sizes.num_predictions * a_prediction
+        + sizes.num_sequences * a_sequence
+    )
+
+
+def skipped_flops(settings: ModelSettings, sizes: Sizes) -> float:
+    """Return how many of the operations of `training_flops` are counted but not done.
+
+    The heads read one row of the last layer for each sequence and one for each prediction. For all
+    other rows, its output projection and feed-forward block are skipped (`AlbertModel.encode`).
+
+    Args:
+        settings: of the model.
+        sizes: of the sequences.
+    """
+    hidden, inner = settings.hidden_size, settings.intermediate_size
+    num_rows = max(0.0, sizes.num_pieces - sizes.num_sequences - sizes.num_predictions)
+    return _trained(num_rows * (hidden * hidden + 2 * hidden * inner))
+
+
+def muon_flops(settings: ModelSettings) -> float:
+    """Return the operations of one update by Muon; they are float32, and none of the model's own.
+
+    Source: `albert_core.training.optimizer.Muon`.
+    """
+    multiplications = sum(
+        count * (2 * rows * rows * columns + rows**3)
+        for (rows, columns), count in muon_matrices(settings).items()
+    )
+    return float(_FLOPS_PER_MULTIPLICATION * _NEWTON_SCHULZ_STEPS * multiplications)
+
+
+def _trained(multiplications: float) -> float:
+    return float(_FLOPS_PER_MULTIPLICATION * _BACKWARD_AND_FORWARD * multiplications)
+
+
+DeviceKind = Literal["cpu", "cuda"]
+
+_FLOAT32, _BFLOAT16, _INT64, _BOOL = 4, 2, 8, 1
+_UPDATE_COPIES = 2
+"""The optimizer's update and its root mean squares, each as large as the weights."""
+_MOMENTS = 2
+_EMBEDDING_GRADIENTS = 3
+"""The gradients of the head and of the look-up, and their sum."""
+_LOGIT_COPY_BYTES = 8
+"""What a logit takes in the loss's backward pass, beside the log-probabilities kept for it."""
+_LOGITS_PER_BLOCK = 1 << 19
+"""Logits that the loss works on together on a CPU (`albert_core.model.execution`)."""
+_LAYER_NORM_STATISTICS = 2
+"""Mean and deviation."""
+_MOST_SEQUENCES = 1 << 40
+_MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingMemory:
+    """The bytes that one rank needs on its device for a step.
+
+    Weights are float32. If the state is cut over ranks (`devices.state_sharding`), each rank also
+    has the whole weights and gradients during an update, and once more, laid end to end, while
+    they are exchanged.
+
+    What the device's libraries and the allocator take is not included. A GPU takes more where its
+    attention kernel needs a padding mask, or where only the plain kernel fits. A CPU is assumed to
+    have oneDNN's products in the run's precision (`albert_core.model.execution`). One without
+    bfloat16 instructions keeps a cast of a shared weight for each use of it.
+    """
+
+    model: ModelSettings
+    vocab_size: int
+    """V."""
+    num_sequences: int
+    """B, of one micro-batch."""
+    length: int
+    """S, padding included."""
+    num_predictions: int
+    """P, of each sequence."""
+    precision: Precision = "float32"
+    device: DeviceKind = "cpu"
+    activation_checkpointing: bool = False
+    num_shards: int = 1
+    """Ranks that the state is cut over; 1 for none."""
+    by_muon: bool = False
+    """Whether the optimizer is Muon, and not LAMB or AdamW."""
+
+    @property
+    def total(self) -> int:
+        """The bytes at the peak. The activations are freed before the optimizer works."""
+        return self.state + max(self.activations, self.update)
+
+    @property
+    def state(self) -> int:
+        """What stays between two steps: weights, gradients and the optimizer's moments."""
+        return self.weights + self.gradients + self.optimizer_state
+
+    @property
+    def weights(self) -> int:
+        """A rank's part and, where the state is cut, the whole."""
+        return self._part + self._gathered
+
+    @property
+    def gradients(self) -> int:
+        """As many as the weights."""
+        return self.weights
+
+    @property
+    def optimizer_state(self) -> int:
+        """Both moments; by Muon, the blocks' matrices have one."""
+        return _MOMENTS * self._part - self._muon_part
+
+    @property
+    def update(self) -> int:
+        """What is added while the optimizer works."""
+        by_adam = _UPDATE_COPIES * (self._part - self._muon_part)
+        return max(by_adam, self._muon_part + self._newton_schulz)
+
+    @property
+    def activations(self) -> int:
+        """The bytes at the peak of the forward and backward pass of one micro-batch."""
+        return max(self._activation_peak(), self._gathered)
+
+    @property
+    def saved_for_backward(self) -> int:
+        """What autograd keeps between the forward and the backward pass.
+
+        The weights that `albert_core.model.execution` lays out are not among them.
+        """
+        kept = self._kept()
+        num_blocks = self.model.num_hidden_layers * self.model.inner_group_num
+        block = kept.attention + kept.feed_forward
+        if self.activation_checkpointing:
+            block = 2 * kept.block_input
+        last_layer = kept.block_input
+        is_cast_here = self._is_cast_once and self.device == "cuda"
+        casts = self._casts(self._block_weights) if is_cast_here else 0
+        return kept.embeddings + num_blocks * block + last_layer + casts + kept.heads
+
+    def largest_micro_batch(self, memory_bytes: float) -> int:
+        """Return the most sequences whose step fits into ``memory_bytes``; 0 if one does not."""
+
+        def total(num_sequences: int) -> int:
+            return replace(self, num_sequences=num_sequences).total
+
+        return bisect_right(range(1, _MOST_SEQUENCES), memory_bytes, key=total)
+
+    def say_peak(self, found: int) -> str:
+        """Return a line for the end of a run: the bytes that it took at its peak beside `total`."""
+        return (
+            f"{found / _MIB:,.0f} MiB of memory at the peak, {found / self.total:.2f} times the "
+            f"{self.total / _MIB:,.0f} planned for {self.num_sequences} x {self.length} pieces"
+        )
+
+    @property
+    def _parameters(self) -> ParameterCounts:
+        return count_parameters(self.model, self.vocab_size)
+
+    @property
+    def _part(self) -> int:
+        """A rank's part of the weights."""
+        return -(-_FLOAT32 * self._parameters.with_heads // self.num_shards)
+
+    @property
+    def _muon_part(self) -> int:
+        """A rank's part of what Muon moves; 0 without it."""
+        matrices = muon_matrices(self.model).items() if self.by_muon else ()
+        numbers = sum(rows * columns * count for (rows, columns), count in matrices)
+        return -(-_FLOAT32 * numbers // self.num_shards)
+
+    @property
+    def _newton_schulz(self) -> int:
+        """What Muon takes for the largest matrix, which every rank has whole; 0 without it."""
+        sides = muon_matrices(self.model) if self.by_muon else ()
+        return max((_FLOAT32 * 3 * rows * (columns + rows) for rows, columns in sides), default=0)
+
+    @property
+    def _gathered(self) -> int:
+        """The whole weights, where they are cut."""
+        return _FLOAT32 * self._parameters.with_heads if self.num_shards > 1 else 0
+
+    @property
+    def _product(self) -> int:
+        """Bytes of a number that goes into or comes out of a matrix product."""
+        return _FLOAT32 if self.precision == "float32" else _BFLOAT16
+
+    @property
+    def _keeps_attention_weights(self) -> bool:
+        """Whether attention is not fused: see `albert_core.model.execution`."""
+        has_dropout = self.model.attention_probs_dropout_prob > 0
+        return self.device == "cpu" and (has_dropout or self.precision == "bfloat16")
+
+    @property
+    def _is_cast_once(self) -> bool:
+        """Whether the blocks' weights are cast once a pass: see `albert_core.model.execution`."""
+        shares_blocks = self.model.num_hidden_groups < self.model.num_hidden_layers
+        is_fast = self.device == "cpu" or self.precision != "float32"
+        return is_fast and self.model.sharing == "all" and shares_blocks
+
+    @property
+    def _block_weights(self) -> int:
+        """Numbers in the weights of all blocks, each once."""
+        return self._parameters.attention + self._parameters.feed_forward
+
+    def _casts(self, num_weights: int) -> int:
+        """Return the bytes of the weights' casts, which each use of a weight keeps for itself."""
+        return 0 if self.precision == "float32" else num_weights * _BFLOAT16
+
+    def _kept(self) -> "_Kept":
+        embedding, hidden = self.model.embedding_size, self.model.hidden_size
+        inner, num_heads = self.model.intermediate_size, self.model.num_attention_heads
+        product, is_cuda = self._product, self.device == "cuda"
+        # Between the blocks the type is a product's; not on a CPU if the embeddings go in
+        # unprojected, because their norm is in float32.
+        stream = _FLOAT32 if not is_cuda and embedding == hidden else product
+        residual = hidden * stream + _LAYER_NORM_STATISTICS * _FLOAT32
+        look_up = embedding * _FLOAT32 + 2 * _INT64  # the sum before its norm, and the indices
+        if self.model.hidden_dropout_prob:  # a CPU keeps the mask in the type of what it masks
+            residual += hidden * (_BOOL if is_cuda else product)
+            look_up += embedding * (_BOOL if is_cuda else _FLOAT32)
+        projection = 0
+        if embedding != hidden:
+            look_up += embedding * product
+            projection = self._casts(embedding * hidden)
+
+        weights = num_heads * self.length
+        if not self._keeps_attention_weights:  # only their sums
+            query_key_value = 3 * hidden * product + num_heads * _FLOAT32
+        elif self.model.attention_probs_dropout_prob:  # scores, weights and mask
+            query_key_value = (3 * hidden + 3 * weights) * _FLOAT32
+        else:
+            query_key_value = (3 * hidden + weights) * product
+        # Query, key and value share their input if it is a product's; else each keeps a cast.
+        num_inputs = 1 if stream == product else 3
+        attention = (num_inputs + 1) * hidden * product + query_key_value + residual
+        feed_forward = (hidden + 2 * inner) * product + residual  # inner: twice, by the activation
+        attention_casts = feed_forward_casts = 0
+        if not self._is_cast_once:
+            attention_casts = self._casts(4 * hidden * hidden)
+            feed_forward_casts = self._casts(2 * hidden * inner)
+
+        a_prediction = hidden * (product + _INT64)  # and its index as often as it is wide
+        a_prediction += embedding * (2 * product + stream)
+        # Of the pieces' scores the log-probabilities, or the logits, which the caller holds too.
+        a_prediction += self.vocab_size * (_FLOAT32 if is_cuda else product)
+        head_casts = self._casts((hidden + self.vocab_size) * embedding + hidden * hidden)
+        num_pieces = self.num_sequences * self.length
+        return _Kept(
+            embeddings=num_pieces * look_up + projection,
+            block_input=num_pieces * hidden * stream,
+            attention=num_pieces * attention + attention_casts,
+            feed_forward=num_pieces * feed_forward + feed_forward_casts,
+            heads=self.num_sequences * self.num_predictions * a_prediction + head_casts,
+        )
+
+    def _activation_peak(self) -> int:
+        """Return the most of three moments of the backward pass: its start, a block, its end."""
+        num_logits = self.num_sequences * self.num_predictions * self.vocab_size
+        held_logits = num_logits * self._product  # by the caller, who counts the right ones
+        saved = self.saved_for_backward
+        if self.device == "cpu":  # a few rows at a time
+            copied = min(num_logits, _LOGITS_PER_BLOCK)
+            in_the_loss = saved + held_logits + copied * _LOGIT_COPY_BYTES
+        else:
+            in_the_loss = saved + num_logits * _LOGIT_COPY_BYTES
+        table = self.vocab_size * self.model.embedding_size * _FLOAT32
+        # In a block, the head's gradient of the word embeddings waits for the look-up's.
+        in_a_block = saved - self._kept().heads + held_logits + table + self._block_gradients()
+        in_the_embeddings = held_logits + _EMBEDDING_GRADIENTS * table
+        shared = 0
+        if self._is_cast_once and self.device == "cuda":  # the sum of the gradients of all uses
+            shared = self._block_weights * _FLOAT32
+        elif self._is_cast_once:  # the weights cast, and in oneDNN's order for there and back
+            copies = 2 if self.precision == "float32" else 3
+            shared = self._block_weights * copies * self._product
+        return max(in_the_loss, in_a_block, in_the_embeddings) + shared
+
+    def _block_gradients(self) -> int:
+        """Return what the backward pass through a block takes, with what it computes again.
+
+        Attention has the gradients of its input and output, of the output projection's input, and
+        of query, key and value; the feed-forward block those of its input and output and of its
+        inner layer. Of a weight there is the gradient in bfloat16 and its cast.
+        """
+        hidden, inner = self.model.hidden_size, self.model.intermediate_size
+        numbers = self.num_sequences * self.length * self._product
+        in_attention = numbers * 6 * hidden
+        in_feed_forward = numbers * (2 * hidden + inner)
+        if self._keeps_attention_weights:
+            of_scores = self.model.num_attention_heads * self.length
+            in_attention += numbers * (of_scores + hidden)  # the output's, laid head by head
+        if self.activation_checkpointing:
+            kept, block_input = self._kept(), numbers * hidden  # which is there anyway
+            in_attention += kept.attention - block_input
+            in_feed_forward += kept.feed_forward - block_input
+            if self.device == "cpu" and self.precision == "bfloat16":
+                # While GELU is looked up again, its places, four bytes each, lie beside its input
+                # and output.
+                in_feed_forward = max(in_feed_forward, numbers * (hidden + 5 * inner))
+        weight = hidden * inner * _FLOAT32 + self._casts(hidden * inner)
+        return max(in_attention, in_feed_forward) + weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """The bytes that parts of the model keep for the backward pass."""
+
+    embeddings: int
+    block_input: int
+    attention: int
+    """Each block."""
+    feed_forward: int
+    """Each block."""
+    heads: int
+    """The masked LM head and its loss."""

@@ -7,7 +7,7 @@ candidate's and the champion's mean score. Two things are left to chance: the se
 fine-tunings, and which examples the dev sets happen to contain. The variance of the statistic is
 the sum of two: that of the scores over the seeds, for each model by itself; and the jackknife's
 over the clusters of examples, for the difference of the two models, which answer the same examples
-(`albert_core.intervals`). The interaction of examples and seeds is in both terms, so that the sum
+(`albert_core.metrics`). The interaction of examples and seeds is in both terms, so that the sum
 errs on the safe side. Resampling seeds would do worse: from two or three seeds a bootstrap finds
 too little variance.
 
@@ -25,8 +25,7 @@ from statistics import NormalDist, mean
 import numpy as np
 
 from albert_core.config import RegistrySettings
-from albert_core.intervals import Jackknife, Spread, reach
-from albert_core.metrics import Floats
+from albert_core.metrics import Floats, Jackknife, Spread, reach
 from albert_core.stage.results import TaskDifference, Verdict
 
 MIN_SEEDS = 2

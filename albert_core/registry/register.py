@@ -47,8 +47,7 @@ def run(
         IntegrityError: a manifest or a file is missing.
         RegistryError: the scores are another model's, or the registry does not answer.
     """
-    from albert_core.registry.candidate import Candidate, read_scores
-    from albert_core.registry.registration import enter, signature_of
+    from albert_core.registry.registration import Candidate, enter, read_scores, signature_of
     from albert_core.tracking.server import output_of
 
     plan = _plan(registry, pretraining, scores, work)

@@ -11,8 +11,7 @@ from typing import Any
 
 from albert_core.config import RegistrySettings
 from albert_core.conversion.model_files import model_digest, read_task
-from albert_core.registry.candidate import Candidate, measure
-from albert_core.registry.registration import enter, signature_of
+from albert_core.registry.registration import Candidate, enter, measure, signature_of
 from albert_core.stage.command import stage_main
 from albert_core.stage.lineage import REGISTRATION, model_folder_of, read_lineage
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest

@@ -7,8 +7,8 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
+from albert_core.conversion.huggingface import check_vocabulary, read_tokenizer
 from albert_core.conversion.initial_weights import read_source
-from albert_core.conversion.model_folder import check_vocabulary, read_tokenizer
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import device_here
 from albert_core.stage import errors, manifest, results, storage

@@ -45,7 +45,7 @@ def run(
     plan, read = _plan(scoring, model, finetunings, missing, contamination, zero_shot)
     if found := plan.find(work):
         return found
-    from albert_core.scores.written import write_table
+    from albert_core.scores.table import write_table
 
     overlaps: Mapping[str, Mapping[str, float]] = {}
     if contamination:

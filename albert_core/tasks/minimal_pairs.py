@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from albert_core.intervals import mean_share
+from albert_core.metrics import mean_share
 from albert_core.stage import results, storage
 from albert_core.stage.errors import TaskError
 from albert_core.stage.manifest import Account, digest_of, sha256_of

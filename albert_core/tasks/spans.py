@@ -26,24 +26,399 @@ to all questions.
 """
 
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from albert_core.config import ModelSettings, SpanSettings
 from albert_core.metrics import SHARE
-from albert_core.stage.errors import ConfigError
+from albert_core.model.albert import LAYER_NORM_EPSILON, AlbertModel
+from albert_core.stage.errors import ConfigError, IntegrityError
 from albert_core.stage.manifest import Account
-from albert_core.tasks import span_heads, squad
+from albert_core.tasks import squad
 from albert_core.tasks.examples import Answer, SpanExamples, Task
-from albert_core.tasks.problem import Bools, Head, Inputs, Outputs, Problem, Scored, Sequences
-from albert_core.text.piece_offsets import PieceSpans, encode_with_spans
+from albert_core.tasks.problem import (
+    Bools,
+    Head,
+    Inputs,
+    Outputs,
+    Problem,
+    Scored,
+    SequenceBatch,
+    Sequences,
+    dense_layer,
+)
 from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Ints, ranges
-from albert_core.text.tokenizer import Tokenizer
+from albert_core.text.tokenizer import WORD_MARK, Tokenizer
+
+Span = tuple[int, int]
+"""The first character, and the one after the last."""
+
+_WORD = re.compile(r"\S+")
+_APART = re.compile("[^ ]+")
+"""A word for the tokenizer: decomposition may have broken one word of the text into two."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceSpans:
+    """The pieces of N texts, T in all, laid end to end."""
+
+    ids: NDArray[np.int32]
+    """(T,), those of `Tokenizer.encode`."""
+    begins: Ints
+    """(T,), the first character of each piece in its own text; never descending in a text."""
+    ends: Ints
+    """(T,), the character after its last; never descending in a text. A piece that is only the
+    mark of a word's start has no character: its end is its begin, which is that of the next piece.
+    Between words that were one character ("ﷺ"), however, it has that character."""
+    lengths: Ints
+    """(N,), pieces of each text, which sum to T."""
+
+
+def encode_with_spans(tokenizer: Tokenizer, texts: Sequence[str]) -> PieceSpans:
+    """Return the pieces of each text and where they stand in it.
+
+    A span includes the accents that were dropped after its characters, and no blank at its ends.
+    Pieces made of one character, like the three of "½", all have that character.
+
+    Raises:
+        IntegrityError: the vocabulary has pieces for single bytes of a character.
+    """
+    known: dict[str, list[tuple[int, int, int]]] = {}
+    rows: list[tuple[int, int, int]] = []
+    lengths = np.zeros(len(texts), np.int64)
+    for number, text in enumerate(texts):
+        words = [(word[0], word.start()) for word in _WORD.finditer(text)]
+        for unit, place in words if tokenizer.words_are_apart else [(text, 0)]:
+            if unit not in known:
+                known[unit] = _pieces_of_unit(tokenizer, unit)
+            rows += [(piece, begin + place, end + place) for piece, begin, end in known[unit]]
+            lengths[number] += len(known[unit])
+    ids, begins, ends = np.array(rows, np.int64).reshape(-1, 3).T
+    return PieceSpans(ids.astype(np.int32), begins, ends, lengths)
+
+
+def _pieces_of_unit(tokenizer: Tokenizer, unit: str) -> list[tuple[int, int, int]]:
+    """Return id, begin and end of the pieces of a unit."""
+    normalised, spans = normalise_with_spans(unit, tokenizer.lower_case, tokenizer.keep_accents)
+    words = [(word[0], word.start()) for word in _APART.finditer(normalised)]
+    found, reach = [], 0
+    for word, first in words if tokenizer.words_are_apart else [(normalised, 0)]:
+        for piece, begin, end in _pieces_of_word(tokenizer, word):
+            place, after = _in_text(spans, first + begin, first + end)
+            # Where one character became several words, the mark of the second would end before it.
+            reach = max(reach, after)
+            found.append((piece, place, reach))
+    return found
+
+
+def _in_text(spans: list[Span], begin: int, end: int) -> Span:
+    """Return where characters begin..end of the normalised text are in the text itself."""
+    if begin == end:
+        place = spans[begin][0] if begin < len(spans) else spans[-1][1]
+        return place, place
+    return spans[begin][0], spans[end - 1][1]
+
+
+def normalise_with_spans(
+    text: str, lower_case: bool, keep_accents: bool = False
+) -> tuple[str, list[Span]]:
+    """Return what `normalise_for_pieces` does, and where each of its characters is from.
+
+    Dropped characters belong to the character before them in the word, and of characters that are
+    composed all belong to each that comes of them. A space comes from all the blanks between two
+    words.
+    """
+    characters: list[str] = []
+    spans: list[Span] = []
+    for number, word in enumerate(_WORD.finditer(text)):
+        begin = word.start()
+        if number:
+            characters.append(" ")
+            spans.append((spans[-1][1] if spans else 0, begin))
+        first = len(spans)
+        for place, end, kept in _composing(word[0]) if keep_accents else _alone(word[0]):
+            characters.extend(kept)
+            spans.extend([(begin + place, begin + end)] * len(kept))
+            if not kept and len(spans) > first:
+                spans[-1] = (spans[-1][0], begin + end)
+    normalised = "".join(characters)
+    if not lower_case:
+        return normalised, spans
+    # One letter, "İ", becomes two.
+    longer = [span for c, span in zip(normalised, spans, strict=True) for _ in c.lower()]
+    return normalised.lower(), longer
+
+
+def _alone(word: str) -> Iterator[tuple[int, int, str]]:
+    """Yield each character's place in the word, the place after it, and what it becomes."""
+    for place, character in enumerate(word):
+        decomposed = unicodedata.normalize("NFKD", character)
+        yield place, place + 1, "".join(c for c in decomposed if not unicodedata.combining(c))
+
+
+def _composing(word: str) -> Iterator[tuple[int, int, str]]:
+    """Yield the same for characters that are composed together; marks that stay are alone."""
+    begin = 0
+    for end in range(1, len(word) + 1):
+        together, after = word[begin:end], word[end : end + 1]
+        composed = unicodedata.normalize("NFKC", together)
+        alone = composed + unicodedata.normalize("NFKC", after)
+        if after and (
+            unicodedata.combining(after) or unicodedata.normalize("NFKC", together + after) != alone
+        ):
+            continue
+        if composed == together:
+            yield from ((begin + n, begin + n + 1, c) for n, c in enumerate(together))
+        else:
+            yield begin, end, composed
+        begin = end
+
+
+def _pieces_of_word(tokenizer: Tokenizer, word: str) -> list[tuple[int, int, int]]:
+    """Return id, begin and end of the pieces of a word of normalised text.
+
+    SentencePiece tells where in the word each character of its own normalised word is from; the
+    pieces, without marks, are those characters in order.
+    """
+    processor = tokenizer.processor
+    normalised, offsets = processor.normalize(word, with_offsets=True)
+    spans: list[Span] = []
+    end = offsets[-1]
+    for place in range(len(normalised) - 1, -1, -1):
+        # If one character became several, they all come from the same place.
+        if offsets[place] < offsets[place + 1]:
+            end = offsets[place + 1]
+        if normalised[place] != WORD_MARK:
+            spans.append((offsets[place], end))
+    spans.reverse()
+    both = (processor.encode(word, out_type=kind, num_threads=1) for kind in (int, str))
+    pieces: list[tuple[int, str]] = list(zip(*both, strict=True))
+    if tokenizer.split_digit_commas:
+        pieces = [p for piece in pieces for p in tokenizer.digit_commas.get(piece[0], [piece])]
+    bounds = [*accumulate((len(text) - text.count(WORD_MARK) for _, text in pieces), initial=0)]
+    if bounds[-1] != len(spans):
+        raise IntegrityError(
+            f"the pieces {[text for _, text in pieces]} do not make up {normalised!r}, as the "
+            f"vocabulary sees {word!r}: it has pieces for bytes. Train it without byte_fallback."
+        )
+    spans.append((offsets[-1], offsets[-1]))
+    return [
+        (piece, spans[first][0], spans[max(first, last - 1)][1 if last > first else 0])
+        for (piece, _), first, last in zip(pieces, bounds, bounds[1:], strict=False)
+    ]
+
+
+BEAM_SIZE = 5
+"""Starts that the answerability head keeps, and ends for each. Source: `run_squad_v2.py`."""
+
+
+class StartEndHead(Head):
+    """One dense layer: a start and an end score for each position. The head of SQuAD 1.1.
+
+    Where questions may have no answer, it is trained to point at [CLS] for them.
+
+    Source: Devlin et al. 2019, sections 4.2 and 4.3. It is the head of Hugging Face's
+    `AlbertForQuestionAnswering`, whose name for the layer is kept.
+
+    Args:
+        settings: of the encoder.
+        num_candidates: K, starts and ends returned for each window.
+    """
+
+    def __init__(self, settings: ModelSettings, num_candidates: int) -> None:
+        super().__init__()
+        self.num_candidates = num_candidates
+        self.qa_outputs = dense_layer(settings.hidden_size, 2, settings.initializer_range)
+
+    def loss(
+        self, encoder: AlbertModel, batch: SequenceBatch, targets: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Return the mean of the cross-entropies of start and end."""
+        start, end = self._scores(encoder, batch)
+        return 0.5 * _position_loss(start, end, targets)
+
+    def outputs(self, encoder: AlbertModel, batch: SequenceBatch) -> dict[str, Tensor]:
+        """Return the best starts and ends of each window.
+
+        Returns:
+            ``starts`` and ``ends``, int64 (B, K), positions, the best first and of equals the
+            earlier; ``start_scores`` and ``end_scores``, float32 (B, K), -inf beyond the length;
+            ``null_scores``, float32 (B,), the scores of [CLS] as start and as end, summed.
+        """
+        start, end = self._scores(encoder, batch)
+        start_scores, starts = best(start, self.num_candidates)
+        end_scores, ends = best(end, self.num_candidates)
+        return _named(starts, start_scores, ends, end_scores, start[:, 0] + end[:, 0])
+
+    def _scores(self, encoder: AlbertModel, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        """Return logits of start and end, (B, S) each."""
+        x = encoder.encode(batch.input_ids, batch.token_type_ids, batch.runs)
+        start, end = _at_least_float32(self.qa_outputs(x)).unbind(1)
+        return by_sequence(start, batch), by_sequence(end, batch)
+
+
+class AnswerabilityHead(Head):
+    """A start, an end that depends on the start, and whether there is an answer. For SQuAD 2.0.
+
+    Start and end are in the paragraph or at [CLS], the target of windows without an answer.
+
+    Source: `create_v2_model` in the reference's `squad_utils.py`, after XLNet's.
+    """
+
+    def __init__(self, settings: ModelSettings, dropout_prob: float) -> None:
+        super().__init__()
+        hidden, std = settings.hidden_size, settings.initializer_range
+        self.start = dense_layer(hidden, 1, std)
+        self.end_dense = dense_layer(2 * hidden, hidden, std)
+        self.end_norm = nn.LayerNorm(hidden, LAYER_NORM_EPSILON)
+        self.end = dense_layer(hidden, 1, std)
+        self.impossible_dense = dense_layer(2 * hidden, hidden, std)
+        self.dropout = nn.Dropout(dropout_prob)
+        self.impossible = dense_layer(hidden, 1, std, bias=False)
+
+    def loss(
+        self, encoder: AlbertModel, batch: SequenceBatch, targets: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Return half the cross-entropies of start, end and answerability.
+
+        The end is scored from the true start.
+        """
+        x, allowed, start = self._encode(encoder, batch)
+        of_start = x[batch.first_positions + targets["start_positions"]]
+        end = self._end_scores(self._end_features(x), of_start, allowed, batch)
+        impossible = self._impossible_scores(x, start, batch)
+        is_impossible = targets["is_impossible"].to(impossible.dtype)
+        return 0.5 * (
+            _position_loss(start, end, targets)
+            + F.binary_cross_entropy_with_logits(impossible, is_impossible)
+        )
+
+    def outputs(self, encoder: AlbertModel, batch: SequenceBatch) -> dict[str, Tensor]:
+        """Return the best ends for each of the best starts of each window.
+
+        Returns:
+            ``starts`` and ``start_scores``, (B, K), ``ends`` and ``end_scores``, (B, K, K):
+            positions, int64, the best first, and their log-probabilities, float32, -inf where
+            a window has fewer; ``null_scores``, float32 (B,), the logit of no answer.
+        """
+        x, allowed, start = self._encode(encoder, batch)
+        start_scores, starts = best(F.log_softmax(start, dim=1), BEAM_SIZE)
+        features, found = self._end_features(x), []
+        for rank in range(BEAM_SIZE):
+            of_start = x[batch.first_positions + starts[:, rank]]
+            end = self._end_scores(features, of_start, allowed, batch)
+            found.append(best(F.log_softmax(end, dim=1), BEAM_SIZE))
+        end_scores, ends = (torch.stack(each, dim=1) for each in zip(*found, strict=True))
+        null_scores = self._impossible_scores(x, start, batch)
+        return _named(starts, start_scores, ends, end_scores, null_scores)
+
+    def _encode(self, encoder: AlbertModel, batch: SequenceBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the last layer (T, H), where starts may be, bool (B, S), their logits (B, S)."""
+        x = encoder.encode(batch.input_ids, batch.token_type_ids, batch.runs)
+        allowed = by_sequence(batch.token_type_ids, batch, fill=0) == 1
+        last_sep = (batch.lengths - 1)[:, None]
+        allowed = allowed.scatter(1, last_sep, torch.zeros_like(last_sep, dtype=torch.bool))
+        allowed[:, 0] = True
+        start = by_sequence(_at_least_float32(self.start(x).squeeze(1)), batch)
+        return x, allowed, start.masked_fill(~allowed, -torch.inf)
+
+    def _end_features(self, x: Tensor) -> Tensor:
+        """Return the half of `end_dense` that depends on the end's position, (T, H) of (T, H)."""
+        return F.linear(x, self.end_dense.weight[:, : x.shape[1]])
+
+    def _end_scores(
+        self, features: Tensor, of_start: Tensor, allowed: Tensor, batch: SequenceBatch
+    ) -> Tensor:
+        """Return end logits (B, S), -inf where no answer may end.
+
+        Args:
+            features: of `_end_features`, the same for all starts.
+            of_start: the last layer at the start, (B, H), the same for all ends.
+            allowed: bool (B, S), where an answer may end.
+            batch: the sequences.
+        """
+        weight = self.end_dense.weight[:, of_start.shape[1] :]
+        from_start = F.linear(of_start, weight, self.end_dense.bias)
+        features = torch.tanh(features + from_start[sequence_of_piece(batch)])
+        logits = self.end(self.end_norm(features)).squeeze(1)
+        return by_sequence(_at_least_float32(logits), batch).masked_fill(~allowed, -torch.inf)
+
+    def _impossible_scores(self, x: Tensor, start: Tensor, batch: SequenceBatch) -> Tensor:
+        """Return the logit (B,) of no answer, from (T, H) and the start logits (B, S)."""
+        sequence = sequence_of_piece(batch)
+        place = torch.arange(len(sequence), device=x.device) - batch.first_positions[sequence]
+        weights = start.softmax(dim=1)[sequence, place].to(x.dtype)
+        sizes = [number * length for number, length in batch.runs]
+        parts = [
+            torch.einsum("nl,nlh->nh", w.unflatten(0, run), v.unflatten(0, run))
+            for w, v, run in zip(weights.split(sizes), x.split(sizes), batch.runs, strict=True)
+        ]
+        packed_place = batch.first_positions.argsort().argsort()
+        of_start = torch.cat(parts)[packed_place]
+        features = torch.cat([of_start, x[batch.first_positions]], dim=1)
+        features = self.dropout(torch.tanh(self.impossible_dense(features)))
+        return _at_least_float32(self.impossible(features).squeeze(1))
+
+
+def sequence_of_piece(batch: SequenceBatch) -> Tensor:
+    """Return, for each piece of a packed batch, int64 (T,), the number of its sequence."""
+    order = batch.first_positions.argsort()
+    return order.repeat_interleave(batch.lengths[order], output_size=len(batch.input_ids))
+
+
+def by_sequence(values: Tensor, batch: SequenceBatch, fill: float = -torch.inf) -> Tensor:
+    """Return (B, S) of (T,): a row a sequence, in the batch's order, ``fill`` after its end."""
+    longest = max(length for _, length in batch.runs)
+    places = torch.arange(longest, device=values.device)
+    is_piece = places < batch.lengths[:, None]
+    rows = (batch.first_positions[:, None] + places).where(is_piece, 0)
+    return values[rows].masked_fill(~is_piece, fill)
+
+
+def best(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """Return the ``number`` best scores of each row (B, S), best first, and their places.
+
+    Of equal ones the earlier is better, on every device. In a row with fewer, the remaining scores
+    are -inf and the places 0.
+    """
+    if scores.shape[1] < number:
+        scores = F.pad(scores, (0, number - scores.shape[1]), value=-torch.inf)
+    values, places = scores.sort(dim=1, descending=True, stable=True)
+    values, places = values[:, :number], places[:, :number]
+    return values, places.masked_fill(values == -torch.inf, 0)
+
+
+def _position_loss(start: Tensor, end: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+    """Return the sum of the cross-entropies of start and end."""
+    of_start = F.cross_entropy(start, targets["start_positions"])
+    return of_start + F.cross_entropy(end, targets["end_positions"])
+
+
+def _named(
+    starts: Tensor, start_scores: Tensor, ends: Tensor, end_scores: Tensor, null_scores: Tensor
+) -> dict[str, Tensor]:
+    return {
+        "starts": starts,
+        "start_scores": start_scores,
+        "ends": ends,
+        "end_scores": end_scores,
+        "null_scores": null_scores,
+    }
+
+
+def _at_least_float32(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
 
 UNSEARCHED_THRESHOLD = 0.5
 """Probability of no answer above which a question has none, if there are no labels to search it."""
@@ -276,8 +651,8 @@ class SpanProblem(Problem[SpanExamples]):
     def head(self, settings: ModelSettings, dropout_prob: float) -> Head:
         """Return the head of SQuAD 1.1, or the one that ``answer_head`` names for 2.0."""
         if self.has_answerability:
-            return span_heads.AnswerabilityHead(settings, dropout_prob)
-        return span_heads.StartEndHead(settings, self.settings.n_best)
+            return AnswerabilityHead(settings, dropout_prob)
+        return StartEndHead(settings, self.settings.n_best)
 
     def score(
         self,

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from albert_core.config import Precision
-from albert_core.intervals import estimate, mean_share
-from albert_core.metrics import RATIO, SHARE
+from albert_core.metrics import RATIO, SHARE, estimate, mean_share
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import IGNORED, products_in
 from albert_core.stage.manifest import Account
@@ -17,8 +16,8 @@ from albert_core.stage.results import Estimate
 from albert_core.tasks.likelihoods import is_right
 from albert_core.tasks.minimal_pairs import Pair, PairFiles, read_pairs, sample_of, that_fit
 from albert_core.text.tokenizer import Tokenizer
+from albert_core.training.loader import Batch, ExampleShards
 from albert_core.training.ranks import ALONE, Ranks, gathered
-from albert_core.training.shards import Batch, ExampleShards
 
 PAIRS_ACCURACY = "minimal_pairs_accuracy"
 _MAX_PAIRS = 500

@@ -4,29 +4,464 @@ Which examples an update has, and their masks, are pure functions of the seed an
 number of ranks and the size of the micro-batches only change how they are cut.
 """
 
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple, Self
+from uuid import uuid4
 
 import numpy as np
+import pyarrow as pa
 import torch
+from filelock import FileLock
+from numpy.typing import NDArray
+from torch import Tensor
 
 from albert_core.config import TrainingSettings
-from albert_core.stage.errors import ConfigError
+from albert_core.model.execution import IGNORED, Runs
+from albert_core.stage import manifest, results, storage
+from albert_core.stage.errors import ConfigError, IntegrityError, ShapeError, TrainingError
 from albert_core.stage.manifest import Manifest
 from albert_core.stage.results import ExamplesResult
+from albert_core.text.arrow_files import read_arrow
 from albert_core.text.masking import count_predictions, mask_examples
-from albert_core.text.records import Ints
+from albert_core.text.records import Ints, ranges
 from albert_core.text.seeds import derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.order import deal_update, example_order, padded_length
 from albert_core.training.ranks import Ranks
-from albert_core.training.shards import Batch, ExampleShards, Rows, UpdateBatch, UpdateSizes
+
+UInt16s = NDArray[np.uint16]
+
+_COLUMNS = (
+    "input_ids",
+    "segment_b_start",
+    "masked_lm_positions",
+    "masked_lm_labels",
+    "sentence_order_label",
+)
+_CHUNK_BYTES = 8 << 20
+_in_use: dict[str, int] = {}
+"""Open files whose locks keep copies of shards, until the kernel closes them at this process's end.
+"""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchShape:
+    """What every batch is padded to."""
+
+    num_sequences: int
+    """B."""
+    length: int
+    """S, in pieces."""
+    num_predictions: int
+    """P, of one sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Examples laid end to end, as the model takes them.
+
+    A packed batch has no padding. A padded one is a single run of B sequences of S pieces, with P
+    predictions each. No real piece sees padding, and the labels of padding are `IGNORED`.
+    """
+
+    input_ids: Tensor
+    """int64 (T,), after masking."""
+    token_type_ids: Tensor
+    """int64 (T,), 0 up to the first [SEP] of a sequence, 1 after it."""
+    runs: Runs
+    """How many sequences of which length lie one after the other; the fewer runs, the faster."""
+    first_positions: Tensor
+    """int64 (B,), where in T each sequence begins."""
+    masked_lm_positions: Tensor
+    """int64 (M,), where in T the predictions are, ascending."""
+    masked_lm_labels: Tensor
+    """int64 (M,), the pieces that stood there."""
+    sentence_order_labels: Tensor
+    """int64 (B,), 0 in document order, 1 swapped."""
+    key_mask: Tensor | None = None
+    """bool (B, 1, 1, S), false at padding; None for a packed batch."""
+
+    @property
+    def num_sequences(self) -> int:
+        """B."""
+        return len(self.first_positions)
+
+    @property
+    def num_pieces(self) -> int:
+        """T, special pieces and padding included."""
+        return len(self.input_ids)
+
+    @property
+    def model_inputs(self) -> dict[str, Any]:
+        """What `AlbertForPretraining.forward_packed` takes, by name."""
+        labels = ("masked_lm_labels", "sentence_order_labels")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in labels}
+
+    def each(self, move: Callable[[Tensor], Tensor]) -> "Batch":
+        """Return the batch with each tensor replaced by ``move`` of it."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {n: move(v) for n, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """R examples laid end to end, not padded: T pieces and M predictions in all."""
+
+    input_ids: UInt16s
+    """(T,) after masking."""
+    lengths: Ints
+    """(R,) pieces of each example; they sum to T."""
+    segment_b_starts: Ints
+    """(R,) first position of segment b."""
+    positions: UInt16s
+    """(M,) positions in their examples, ascending in each."""
+    labels: UInt16s
+    """(M,) the pieces that stood there."""
+    num_predictions: Ints
+    """(R,) predictions of each example; they sum to M."""
+    sentence_order_labels: Ints
+    """(R,) 0 in document order, 1 swapped."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @staticmethod
+    def join(parts: Sequence["Rows"]) -> "Rows":
+        """Return the examples of all ``parts``, of which there is at least one."""
+        return Rows(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Rows)))
+
+    def split(self, ends: Sequence[int]) -> Iterator["Rows"]:
+        """Yield the first ``ends[0]`` examples, those from there to ``ends[1]``, and so on.
+
+        They share their memory with these.
+        """
+        piece_ends = np.append(0, np.cumsum(self.lengths))
+        prediction_ends = np.append(0, np.cumsum(self.num_predictions))
+        begin = 0
+        for end in ends:
+            predictions = slice(prediction_ends[begin], prediction_ends[end])
+            pieces = slice(piece_ends[begin], piece_ends[end])
+            places = {"input_ids": pieces, "positions": predictions, "labels": predictions}
+            rows = slice(begin, end)
+            yield Rows(*(getattr(self, f.name)[places.get(f.name, rows)] for f in fields(Rows)))
+            begin = end
+
+    def unmasked(self) -> UInt16s:
+        """Return (T,) the pieces before masking."""
+        pieces = self.input_ids.copy()
+        starts = np.cumsum(self.lengths) - self.lengths
+        pieces[np.repeat(starts, self.num_predictions) + self.positions] = self.labels
+        return pieces
+
+    def batch(self, shape: BatchShape | None = None) -> Batch:
+        """Return the examples, of which there is at least one, padded to ``shape`` or packed.
+
+        In a packed batch, examples of equal length should lie beside each other.
+
+        Raises:
+            ShapeError: ``shape`` does not hold them.
+        """
+        return self._packed() if shape is None else self._padded(shape)
+
+    def _packed(self) -> Batch:
+        first = np.cumsum(self.lengths) - self.lengths
+        places = np.arange(len(self.input_ids)) - np.repeat(first, self.lengths)
+        in_b = places >= np.repeat(self.segment_b_starts, self.lengths)
+        begins = np.flatnonzero(np.diff(self.lengths, prepend=-1))  # of runs of one length
+        numbers = np.diff(begins, append=len(self))
+        return Batch(
+            input_ids=_int64(self.input_ids),
+            token_type_ids=_int64(in_b),
+            runs=tuple(zip(numbers.tolist(), self.lengths[begins].tolist(), strict=True)),
+            first_positions=_int64(first),
+            masked_lm_positions=_int64(np.repeat(first, self.num_predictions) + self.positions),
+            masked_lm_labels=_int64(self.labels),
+            sentence_order_labels=_int64(self.sentence_order_labels),
+        )
+
+    def _padded(self, shape: BatchShape) -> Batch:
+        self._check_fits(shape)
+        batch, length = shape.num_sequences, shape.length
+        real = np.zeros((batch, length), bool)
+        row_numbers = np.repeat(np.arange(len(self)), self.lengths)
+        columns = ranges(np.zeros_like(self.lengths), self.lengths)
+        real[row_numbers, columns] = True
+        input_ids, token_type_ids = np.zeros((2, batch, length), np.int64)
+        input_ids[real] = self.input_ids
+        token_type_ids[real] = columns >= np.repeat(self.segment_b_starts, self.lengths)
+        real[len(self) :, 0] = True  # attention over no piece at all would have no mean
+        num_predictions = np.pad(self.num_predictions, (0, batch - len(self)))
+        is_prediction = np.arange(shape.num_predictions) < num_predictions[:, None]
+        first_positions = np.arange(batch) * length
+        positions = np.repeat(first_positions[:, None], shape.num_predictions, axis=1)
+        positions[is_prediction] += self.positions
+        labels = np.full((batch, shape.num_predictions), IGNORED)
+        labels[is_prediction] = self.labels
+        order_labels = np.full(batch, IGNORED)
+        order_labels[: len(self)] = self.sentence_order_labels
+        return Batch(
+            input_ids=torch.from_numpy(input_ids.ravel()),
+            token_type_ids=torch.from_numpy(token_type_ids.ravel()),
+            runs=((batch, length),),
+            first_positions=torch.from_numpy(first_positions),
+            masked_lm_positions=torch.from_numpy(positions.ravel()),
+            masked_lm_labels=torch.from_numpy(labels.ravel()),
+            sentence_order_labels=torch.from_numpy(order_labels),
+            key_mask=torch.from_numpy(real[:, None, None, :]),
+        )
+
+    def _check_fits(self, shape: BatchShape) -> None:
+        found = (len(self), int(self.lengths.max()), int(self.num_predictions.max()))
+        most = (shape.num_sequences, shape.length, shape.num_predictions)
+        if any(have > may for have, may in zip(found, most, strict=True)):
+            raise ShapeError(
+                f"a batch has {found[0]} sequences of up to {found[1]} pieces and {found[2]} "
+                f"predictions, more than its shape holds: {most}. The examples' manifest names a "
+                "smaller max_seq_length or max_predictions than they have: make them again."
+            )
+
+
+def _int64(values: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64))
+
+
+class ExampleShards:
+    """The examples of one kind by number. Shards that are not compressed are mapped.
+
+    Those in an object store are copied to a disk of this host, for all of its ranks to map.
+
+    Args:
+        manifest_uri: of the stage "examples".
+        kind: train or held_out.
+
+    Raises:
+        ConfigError: this host has no room for copies of the shards.
+        IntegrityError: a shard is missing or is not the one that was written.
+        TrainingError: there is no example.
+    """
+
+    def __init__(self, manifest_uri: str, kind: str) -> None:
+        self.manifest = manifest.read_manifest(manifest_uri)
+        self.result = self.manifest.result_as(results.ExamplesResult)
+        folder = manifest_uri.rpartition("/")[0]
+        self._blocks: list[pa.RecordBatch] = []
+        self._document_ids: list[pa.Array] = []
+        for path in _files_here(self.manifest.shards_of(kind), folder):
+            table = read_arrow(path)
+            self._blocks += [block for block in table.select(_COLUMNS).to_batches() if len(block)]
+            self._document_ids += table["document_id"].chunks
+        self._ends = np.cumsum([len(block) for block in self._blocks])
+        if not self._blocks:
+            raise TrainingError(f"{manifest_uri} has no {kind} examples: give more text.")
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def sizes(self, indices: Ints) -> tuple[Ints, Ints]:
+        """Return int64 (R,) pieces and int64 (R,) predictions of the examples, without them."""
+        lengths, num_predictions = np.empty_like(indices), np.empty_like(indices)
+        for block, numbers, places in self._by_block(indices):
+            for name, sizes in (("input_ids", lengths), ("masked_lm_labels", num_predictions)):
+                offsets = block[name].offsets.to_numpy()
+                sizes[places] = offsets[numbers + 1] - offsets[numbers]
+        return lengths, num_predictions
+
+    def rows(self, indices: Ints) -> Rows:
+        """Return the examples with these numbers, in this order: at least one, int64 (R,)."""
+        blocks, places = [], []
+        for block, numbers, its_places in self._by_block(indices):
+            blocks.append(block.take(pa.array(numbers)))
+            places.append(its_places)
+        found = blocks[0]
+        if len(blocks) > 1:
+            found = pa.concat_batches(blocks).take(pa.array(np.argsort(np.concatenate(places))))
+        lists = {name: found[name] for name in _COLUMNS if pa.types.is_list(found[name].type)}
+        values = {name: column.values.to_numpy() for name, column in lists.items()}
+        sizes = {n: np.diff(c.offsets.to_numpy()).astype(np.int64) for n, c in lists.items()}
+        return Rows(
+            input_ids=values["input_ids"],
+            lengths=sizes["input_ids"],
+            segment_b_starts=found["segment_b_start"].to_numpy().astype(np.int64),
+            positions=values["masked_lm_positions"],
+            labels=values["masked_lm_labels"],
+            num_predictions=sizes["masked_lm_labels"],
+            sentence_order_labels=found["sentence_order_label"].to_numpy().astype(np.int64),
+        )
+
+    def document_ids(self) -> list[str]:
+        """Return the document of each example."""
+        return [name for chunk in self._document_ids for name in chunk.to_pylist()]
+
+    def shape_for(self, ranks: Ranks, num_sequences: int) -> BatchShape | None:
+        """Return what batches of any ``num_sequences`` are padded to; None: they are packed."""
+        if not ranks.num_chips:
+            return None
+        return BatchShape(
+            num_sequences=-(-num_sequences // ranks.num_chips) * ranks.num_chips,
+            length=padded_length(self.result.max_seq_length),
+            num_predictions=self.result.max_predictions,
+        )
+
+    def _by_block(self, indices: Ints) -> Iterator[tuple[pa.RecordBatch, Ints, Ints]]:
+        """Yield each block that has some of the examples: their numbers in it, their places."""
+        block_of = np.searchsorted(self._ends, indices, side="right")
+        order = np.argsort(block_of, kind="stable")
+        numbers, first = np.unique(block_of[order], return_index=True)
+        for number, places in zip(numbers.tolist(), np.split(order, first[1:]), strict=True):
+            block = self._blocks[number]
+            yield block, indices[places] - (self._ends[number] - len(block)), places
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateSizes:
+    """How large the batch of one update is, over all ranks; each rank knows it without asking."""
+
+    num_sequences: int
+    num_pieces: int
+    """Real pieces, special ones included."""
+    sum_of_squares: int
+    """Sum of the squares of the sequences' lengths in real pieces, which attention costs."""
+    num_predictions: int
+    """At least 1, because losses are divided by it."""
+
+    @classmethod
+    def of_lengths(cls, lengths: Ints, num_predictions: int) -> "UpdateSizes":
+        """Return the sizes of an update.
+
+        Args:
+            lengths: int64 (n,), real pieces of each sequence.
+            num_predictions: of all of them together.
+        """
+        return cls(
+            num_sequences=len(lengths),
+            num_pieces=int(lengths.sum()),
+            sum_of_squares=int(lengths @ lengths),
+            num_predictions=max(1, num_predictions),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateBatch:
+    """One rank's part of the batch of one update."""
+
+    sizes: UpdateSizes
+    """Of the whole update."""
+    micro_batches: Iterable[Batch]
+    """This rank's, longest sequences first; taken one by one, so that few are in memory."""
+
+
+# Copies of shards that lie elsewhere
+
+
+def _files_here(shards: Sequence[manifest.Shard], folder: str) -> list[str]:
+    """Return the path on this host of a file for each of ``shards``, whose content was checked.
+
+    Those of a local folder are where they are. For others there must be room in TMPDIR. Copies that
+    no process uses, of other shards, are removed.
+
+    Args:
+        shards: of one data set.
+        folder: URI that their paths are relative to.
+
+    Raises:
+        ConfigError: there is no room, or another user has made the folder for the copies.
+        IntegrityError: a shard is missing, or is not the one that was written.
+    """
+    if storage.local_path(folder) is not None:
+        for shard in shards:
+            manifest.check_shard(shard, folder)
+        return [storage.join(folder, shard.path) for shard in shards]
+    copies = _folder_for([shard.sha256 for shard in shards])
+    files = [copies / f"{shard.sha256}.arrow" for shard in shards]
+    missing = [s for s, file in zip(shards, files, strict=True) if not file.exists()]
+    _check_room(copies, sum(shard.num_bytes for shard in missing))
+    rank, num_ranks = (
+        int(os.environ.get(name, default))
+        for name, default in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
+    )
+    if missing and rank == 0:
+        log.info("copying %d shards of %s to %s", len(missing), folder, copies)
+    # Each rank begins at another place, so that they copy side by side.
+    first = len(shards) * rank // num_ranks
+    for place in range(first, first + len(shards)):
+        _copy(shards[place % len(shards)], folder, files[place % len(shards)])
+    return [str(file) for file in files]
+
+
+def _folder_for(digests: Sequence[str]) -> Path:
+    """Return the folder of these copies, locked for this process; remove those not in use."""
+    root = Path(tempfile.gettempdir(), f"albert-shards-{os.getuid()}")
+    root.mkdir(mode=0o700, exist_ok=True)
+    if root.stat().st_uid != os.getuid():
+        raise ConfigError(f"{root} belongs to another user. Set TMPDIR to a folder of your own.")
+    name = manifest.digest_of(list(digests))[:16]
+    if name not in _in_use:
+        _in_use[name] = os.open(root / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(_in_use[name], fcntl.LOCK_SH)
+    for lock in root.glob("*.lock"):
+        if lock.stem == name:
+            continue
+        with lock.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+    (root / name).mkdir(exist_ok=True)
+    storage.remove_abandoned(str(root / name))
+    return root / name
+
+
+def _check_room(copies: Path, needed: int) -> None:
+    free = shutil.disk_usage(copies).free
+    if needed > free:
+        raise ConfigError(
+            f"{copies} has room for {free / 1e9:,.1f} GB, but the copies of the examples' shards "
+            f"take {needed / 1e9:,.1f} GB more. Set TMPDIR to a folder on a larger local disk."
+        )
+
+
+def _copy(shard: manifest.Shard, folder: str, file: Path) -> None:
+    """Copy ``shard`` to ``file``, unless it is there; check it, unless another rank has."""
+    launch = os.environ.get("TORCHELASTIC_RUN_ID") or uuid4().hex  # the same for all ranks
+    checked = file.with_suffix(".checked")
+    with FileLock(file.with_suffix(".lock")):
+        if checked.exists() and checked.read_text() == launch:
+            return
+        if not file.exists() or storage.sha256_of(str(file)) != shard.sha256:
+            uri = storage.join(folder, shard.path)
+            fs, path = storage.filesystem(uri)
+            if not fs.exists(path):
+                manifest.check_shard(shard, folder)
+            with (
+                fs.open(path, "rb", block_size=_CHUNK_BYTES) as source,
+                storage.open_atomic(str(file)) as copy,
+            ):
+                shutil.copyfileobj(source, copy, _CHUNK_BYTES)
+            if storage.sha256_of(str(file)) != shard.sha256:
+                file.unlink()
+                manifest.check_shard(shard, folder)
+                raise IntegrityError(
+                    f"{uri} is as it was written, but its copy {file} is not. Check the disk, and "
+                    "run the same command again."
+                )
+        checked.write_text(launch)
+
 
 _PIECES_PER_BLOCK = 1 << 18
 """About how many pieces are masked together, few enough for the cache."""

@@ -26,7 +26,7 @@ from albert_core.checkpoint import (
     load_newest,
 )
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.conversion.model_folder import save_model_folder
+from albert_core.conversion.huggingface import save_model_folder
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage import command, errors, storage
 from albert_core.stage.lineage import PRETRAINING, Result, read_work
@@ -43,7 +43,6 @@ from albert_core.tasks.minimal_pairs import PAIRS, PairFiles
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training import cooccurrence, run_log
-from albert_core.training.devices import note_machine, noted_machines, ranks_of_environment
 from albert_core.training.held_out import (
     PAIRS_ACCURACY,
     Evaluation,
@@ -53,10 +52,15 @@ from albert_core.training.held_out import (
     point_of,
     read_sample,
 )
-from albert_core.training.loader import UpdateLoader
+from albert_core.training.loader import Batch, ExampleShards, UpdateBatch, UpdateLoader
 from albert_core.training.optimizer import build_optimizer, learning_rate_at
-from albert_core.training.ranks import Ranks, shard_state
-from albert_core.training.shards import Batch, ExampleShards, UpdateBatch
+from albert_core.training.ranks import (
+    Ranks,
+    note_machine,
+    noted_machines,
+    ranks_of_environment,
+    shard_state,
+)
 from albert_core.training.step import (
     PAIR_TASKS,
     Asked,

@@ -12,15 +12,22 @@ part of everything else. Functions that take a sharded tensor also take a whole 
 Source: Zhao et al. 2023, "PyTorch FSDP"; Rajbhandari et al. 2020, "ZeRO", section 5.
 """
 
+import ctypes
 import logging
+import os
 import re
+import signal
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
@@ -28,10 +35,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import parameters_to_vector
 from torch.utils import _pytree as pytree
 
-from albert_core.config import TrainingSettings
+from albert_core.config import Precision, TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.model.execution import set_layer_execution
+from albert_core.model.execution import device_here, set_layer_execution
+from albert_core.stage import errors, manifest, results, settings, storage
 from albert_core.stage.command import RunAgain
+from albert_core.stage.errors import ConfigError
 
 _LOST = re.compile(r"\[[^\]\s]*gloo/\S+:\d+\] ")
 """How gloo begins what it says of a connection: it has no error class of its own. What it says of
@@ -226,3 +235,196 @@ def part_like(tensor: Tensor, like: Tensor) -> Tensor:
         return tensor
     on_device = tensor.to(like.device)
     return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
+
+
+class TpuRanks(Ranks):
+    """The one process that trains on all chips of this host."""
+
+    def place(
+        self, model: AlbertForPretraining, settings: TrainingSettings
+    ) -> AlbertForPretraining:
+        """Return ``model`` on each chip, with layer norms that the partitioner can split.
+
+        Raises:
+            ConfigError: ``settings`` ask for what does not work here.
+        """
+        for name in ("compile", "activation_checkpointing"):
+            if getattr(settings, name):
+                raise ConfigError(
+                    f"training.{name} is true, but it does not work with PJRT_DEVICE set, under "
+                    "which XLA compiles everything. Set it to false; for less memory, lower "
+                    "training.micro_batch_size."
+                )
+        norms: list[Any] = [m for m in model.modules() if isinstance(m, nn.LayerNorm)]
+        for norm in norms:
+            # The instance's own attribute, which is called instead of the class's method.
+            norm.forward = partial(_layer_norm, norm)
+        return model.to(self.device)
+
+    def seed(self, seed: int) -> None:
+        """Make all later random draws on the chips depend on ``seed`` alone."""
+        import torch_xla
+
+        torch_xla.manual_seed(seed, self.device)
+
+    def begin_pending(self) -> None:
+        """End the graph that is being recorded, and let the device begin it."""
+        import torch_xla
+
+        torch_xla.sync()
+
+    def to_device(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of a batch, its sequences split among the chips."""
+        on_device = tensor.to(self.device)
+        if self.num_chips > 1:
+            from torch_xla.distributed import spmd
+
+            mesh = spmd.Mesh(list(range(self.num_chips)), (self.num_chips,), ("sequences",))
+            spmd.mark_sharding(on_device, mesh, ("sequences", *[None] * (tensor.ndim - 1)))
+        return on_device
+
+
+def _layer_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """Return what ``norm`` does with (T, H), in float32.
+
+    PyTorch/XLA makes a batch norm over its transpose, before which the partitioner gathers all
+    sequences on each chip.
+    """
+    centred = x.float() - x.float().mean(-1, keepdim=True)
+    scaled = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + norm.eps)
+    return (scaled * norm.weight + norm.bias).to(x.dtype)
+
+
+def tpu_ranks() -> TpuRanks:
+    """Return the rank that trains on all chips of this host.
+
+    Raises:
+        ConfigError: torch_xla is not installed, or there are several processes.
+    """
+    try:
+        import torch_xla
+        from torch_xla import backends, runtime
+    except ImportError as error:
+        raise ConfigError(
+            f"PJRT_DEVICE is set, which asks for PyTorch/XLA, but {error}. Unset it, or install: "
+            "pip install -c infra/tpu/constraints.txt -e '.[tpu]'"
+        ) from error
+    num_processes = max(runtime.process_count(), int(os.environ.get("WORLD_SIZE", "1")))
+    if num_processes > 1:
+        raise ConfigError(
+            f"PJRT_DEVICE is set, and this is one of {num_processes} processes: only the chips of "
+            "one host can train together, and one process has them all. Start one, without the "
+            "launcher, on a TPU of one host."
+        )
+    num_chips = runtime.global_runtime_device_count()
+    if num_chips > 1:
+        runtime.use_spmd()
+    # Setting the precision logs a warning about setting it twice.
+    logging.getLogger(backends.__name__).setLevel(logging.ERROR)
+    # A TPU's own products of float32 are of bfloat16 factors.
+    backends.set_mat_mul_precision("highest")
+    return TpuRanks(0, 1, torch_xla.device(), num_chips=num_chips)
+
+
+_WAITS = timedelta(minutes=30)
+"""How long a rank waits for the others in one sum. The first one alone counts the first weights,
+writes and reports, which takes it minutes; a lost connection is noticed at once."""
+MACHINES = "machines.json"
+"""Beside a run's manifest: what it ran on, from its first process to its last."""
+_LIST = "machines"
+
+
+@contextmanager
+def ranks_of_environment(
+    precision: Precision = "float32", deterministic: bool = False
+) -> Iterator[Ranks]:
+    """Give this process's place among those that train, from the environment that torchrun sets.
+
+    At the end the ranks wait for each other, and all but the first end as processes. When one
+    fails, it leaves immediately, and the others find out. With ``PJRT_DEVICE`` set, the place is
+    that of the one process of `albert_core.training.ranks`. See `device_here` for the arguments.
+
+    Raises:
+        ConfigError: ``PJRT_DEVICE`` is set, but torch_xla is not installed, or there are several
+            processes; or there are more processes on this host than GPUs, or torch cannot use the
+            GPU.
+    """
+    if "PJRT_DEVICE" in os.environ:
+        # SELFIMPORT  # needs torch_xla
+
+        yield tpu_ranks()
+        return
+    rank, world_size, local_rank = (
+        int(os.environ.get(name, default))
+        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+    )
+    device = device_here(precision, deterministic, local_rank)
+    has_gpu = device.type == "cuda"
+    if has_gpu:
+        if local_rank >= torch.cuda.device_count():
+            raise errors.ConfigError(
+                f"there is no GPU for process {local_rank} of this host, whose GPUs are 0 to "
+                f"{torch.cuda.device_count() - 1}. Start as many as there are GPUs: see "
+                "ALBERT_TRAINING_PROCESSES and CUDA_VISIBLE_DEVICES."
+            )
+        torch.cuda.set_device(device)
+    votes = None
+    if world_size > 1:
+        _end_with_the_launcher()
+        meeting = os.environ.get(settings.MEETING_FILE)
+        with Ranks(rank, world_size, device).ending_when_alone():
+            dist.init_process_group(
+                "nccl" if has_gpu else "gloo",
+                init_method=f"file://{meeting}" if meeting else "env://",
+                rank=rank,
+                world_size=world_size,
+                timeout=_WAITS,
+                device_id=device if has_gpu else None,
+            )
+            # What the processes agree on must not wait for their GPUs.
+            votes = dist.new_group(backend="gloo", timeout=_WAITS) if has_gpu else None
+    ranks = Ranks(rank, world_size, device, votes=votes)
+    yield ranks
+    ranks.wait()
+    if world_size > 1:
+        dist.destroy_process_group()
+    if not ranks.is_first:
+        # Threads of the libraries can abort an interpreter that is being taken down, and the
+        # launcher would then end the first rank too.
+        os._exit(0)
+
+
+def _end_with_the_launcher() -> None:
+    """Have the kernel kill this rank when its launcher dies: a sum over lost ranks can hang."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def note_machine(folder: str, world_size: int, device: torch.device) -> None:
+    """Add what this process computes on to the list in the run's ``folder``, unless it is there."""
+    now = results.Machine(
+        ranks=world_size,
+        threads=torch.get_num_threads(),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        vectors=torch.backends.cpu.get_cpu_capability(),
+    )
+    before = noted_machines(folder)
+    if now not in before:
+        noted = [machine.model_dump() for machine in (*before, now)]
+        storage.write_bytes(storage.join(folder, MACHINES), manifest.sealed({_LIST: noted}))
+
+
+def noted_machines(folder: str) -> list[results.Machine]:
+    """Return what the run in ``folder`` computed on, each once; several if it was moved.
+
+    Of a damaged list nothing is known any more, which is logged.
+    """
+    uri = storage.join(folder, MACHINES)
+    if not storage.exists(uri):
+        return []
+    try:
+        return [results.Machine(**each) for each in manifest.unsealed(uri)[_LIST]]
+    except (errors.IntegrityError, KeyError, TypeError, ValidationError) as error:
+        log.warning("%s: what the run computed on before is not known any more (%s)", uri, error)
+        return []

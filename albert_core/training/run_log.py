@@ -17,15 +17,21 @@ import torch
 from albert_core.checkpoint import checkpoint_digest
 from albert_core.config import ModelSettings, Precision, TrainingSettings
 from albert_core.conversion.model_files import model_digest
-from albert_core.planning.hardware import hardware_called, processor_name, this_cpu
-from albert_core.planning.parameters import training_flops
-from albert_core.planning.run_plan import SECONDS_PER_HOUR, ExampleSizes, RunPlan
+from albert_core.planning.model_size import training_flops
+from albert_core.planning.run_plan import (
+    SECONDS_PER_HOUR,
+    ExampleSizes,
+    RunPlan,
+    hardware_called,
+    processor_name,
+    this_cpu,
+)
 from albert_core.stage.errors import IntegrityError
 from albert_core.stage.lineage import model_folder_of
 from albert_core.stage.results import Estimate, ExamplesResult
 from albert_core.training.held_out import PAIRS_ACCURACY, point_of
+from albert_core.training.loader import ExampleShards, UpdateSizes
 from albert_core.training.ranks import Ranks
-from albert_core.training.shards import ExampleShards, UpdateSizes
 from albert_core.training.step import TrainState, Update
 
 if TYPE_CHECKING:

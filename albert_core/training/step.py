@@ -19,6 +19,7 @@ from albert_core.config import TrainingSettings
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.model.execution import cross_entropy, plain_cross_entropy, products_in
 from albert_core.stage.errors import IntegrityError, ShapeError
+from albert_core.training.loader import Batch, UpdateBatch, UpdateSizes
 from albert_core.training.optimizer import AdamW, clip, norms_of
 from albert_core.training.ranks import (
     Ranks,
@@ -29,7 +30,6 @@ from albert_core.training.ranks import (
     parts_of,
     whole,
 )
-from albert_core.training.shards import Batch, UpdateBatch, UpdateSizes
 
 EXTRA_PREDICTIONS = 1e-5
 """What the reference's `run_pretraining.py` adds to the number of predictions of an update."""

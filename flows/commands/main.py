@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import typer
 
-from flows.commands import models, run, serve
+from flows.commands import models, run
 
 _GROUPS = {
     "Runs": (run.demo, run.pretrain, run.refresh, run.evaluate, run.plan),
     "Models": (models.models, models.promote, models.rollback),
     "Provenance": (models.lineage, models.trace, models.rebuild),
-    "Services": (serve.serve, serve.production),
+    "Services": (run.serve, run.production),
     "Upkeep": (models.audit, models.convert, models.retention, models.send_journals),
 }
 

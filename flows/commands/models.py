@@ -21,14 +21,14 @@ def models(
     work: Work = "",
 ) -> None:
     """List registered models, the versions of one, or why a version is champion or not."""
-    from albert_core.registry import overview
+    from albert_core.registry import versions
 
     if name is None:
-        typer.echo(overview.list_models(work))
+        typer.echo(versions.list_models(work))
     elif version is None:
-        typer.echo(overview.list_versions(name, work))
+        typer.echo(versions.list_versions(name, work))
     else:
-        typer.echo(overview.explain_version(name, version, work))
+        typer.echo(versions.explain_version(name, version, work))
 
 
 def promote(
@@ -38,7 +38,7 @@ def promote(
     work: Work = "",
 ) -> None:
     """Make a version champion by hand, whatever the gate decided."""
-    from albert_core.registry.overview import promote_version
+    from albert_core.registry.versions import promote_version
 
     typer.echo(promote_version(name, version, reason, work))
 
@@ -55,7 +55,7 @@ def rollback(
     work: Work = "",
 ) -> None:
     """Make the previous champion, or another version, champion again."""
-    from albert_core.registry.overview import roll_back_to
+    from albert_core.registry.versions import roll_back_to
 
     typer.echo(roll_back_to(name, to, reason, work))
 
@@ -70,7 +70,7 @@ def lineage(
 
     For a registered version only the registry is asked, so the work folder may be elsewhere.
     """
-    from flows.commands import lineage as lineages
+    from flows.commands import provenance as lineages
 
     found = lineages.read_model_lineage(model, work)
     answer(as_json, lineages.lineage_text(found, files), lineages.lineage_json(found))
@@ -87,7 +87,7 @@ def trace(
 
     The exit status is 1 if nothing here knows the document.
     """
-    from flows.commands import trace as traces
+    from flows.commands import provenance as traces
 
     found = traces.trace(document, work)
     answer(as_json, traces.trace_text(found), dataclasses.asdict(found))
@@ -110,8 +110,8 @@ def rebuild(
     The exit status is 1 if anything came out different.
     """
     from albert_core.stage import storage
-    from flows.commands import rebuild as rebuilds
-    from flows.commands.lineage import read_model_lineage
+    from flows.commands import provenance as rebuilds
+    from flows.commands.provenance import read_model_lineage
     from flows.stage_process import run_stage_process
 
     tell = partial(typer.echo, err=True)
@@ -236,6 +236,6 @@ def retention(
 
 def send_journals(work: Work = "") -> None:
     """Send MLflow the entries of runs that could not reach it at the time."""
-    from albert_core.tracking.journal import send_journals as send
+    from albert_core.tracking.run import send_journals as send
 
     typer.echo(send(work))

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from albert_core.planning import parameters, run_plan
-from albert_core.planning.hardware import Hardware
-from albert_core.planning.training_memory import TrainingMemory
+from albert_core.planning import model_size, run_plan
+from albert_core.planning.model_size import TrainingMemory
+from albert_core.planning.run_plan import Hardware
 from albert_core.stage import results, storage
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.arrow_files import read_arrow
@@ -143,7 +143,7 @@ def parameter_table() -> str:
     header = ("table", "model", "without pooler", "with pooler", "with heads", "paper", "is ours")
     lines = [_TABLE_ROW.format(*header)]
     lines.append("-" * len(lines[0]))
-    for published in parameters.PUBLISHED_SIZES:
+    for published in model_size.PUBLISHED_SIZES:
         counts = [f"{count:,}" for count in published.counts.by_convention().values()]
         printed, matching = "", ""
         if published.millions is not None:

@@ -9,7 +9,7 @@ set -eu
 
 template=$(mktemp)
 for pool in cpu gpu; do
-  python -m infra.kubernetes_pools "$pool" > "$template"
+  python -m infra.deployments "$pool" > "$template"
   prefect --no-prompt work-pool create "albert-$pool" --type kubernetes --overwrite \
     --base-job-template "$template"
 done
@@ -21,5 +21,5 @@ deploy refresh-corpus albert-cpu
 deploy pretrain-albert albert-gpu
 deploy evaluate-albert albert-gpu
 
-python -m infra.prefect_rules --pool albert-cpu
-python -m infra.prefect_rules --pool albert-gpu
+python -m infra.deployments --pool albert-cpu
+python -m infra.deployments --pool albert-gpu

@@ -21,8 +21,7 @@ from albert_core.stage.results import VocabularyResult
 from albert_core.text.seeds import UInt64s, random_bits
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
 from pipelines.audit import checks
-from pipelines.audit.checks import Expected, Finding, Tally
-from pipelines.audit.rows import Rows, hash_of, read_batches, read_rows
+from pipelines.audit.checks import Expected, Finding, Rows, Tally, hash_of, read_batches, read_rows
 
 _SAMPLE = 5 << 40
 """Counter of the draw of rows for the sentence order."""

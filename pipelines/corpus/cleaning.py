@@ -22,8 +22,7 @@ from ftfy.chardata import CONTROL_CHARS, HTML_ENTITY_RE, LIGATURES, WIDTH_MAP
 
 from albert_core.stage.loaded_once import loaded_once
 from pipelines.config import CleaningSettings
-from pipelines.corpus.language import detect_languages
-from pipelines.corpus.quality import failed_rule, profile_of, too_few_letters
+from pipelines.corpus.quality import detect_languages, failed_rule, profile_of, too_few_letters
 
 _PRINTABLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\n"
 _ASCII: Final = bytes(range(0x80))

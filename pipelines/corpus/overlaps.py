@@ -21,7 +21,7 @@ from albert_core.tasks.examples import ChoiceExamples, Examples, SpanExamples, T
 from albert_core.text.records import Ints
 from albert_core.text.seeds import UInt64s
 from pipelines.config import OVERLAP_WORDS
-from pipelines.corpus.word_hashes import batches, find_words, hash_ngrams, hash_words
+from pipelines.corpus.duplicates import batches, find_words, hash_ngrams, hash_words
 
 Bools = NDArray[np.bool_]
 

@@ -16,8 +16,10 @@ import shlex
 import shutil
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +27,11 @@ from importlib.util import find_spec
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+from apache_beam.metrics.execution import MetricKey, MetricResult
+from apache_beam.metrics.metric import MetricResults
+from apache_beam.metrics.metricbase import MetricName
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineRunner
@@ -36,7 +42,76 @@ from albert_core.stage import storage
 from albert_core.stage.errors import ConfigError, OutageError, StageError
 from albert_core.stage.settings import worker_count
 from pipelines.engine import job_server
-from pipelines.engine.dask_counters import DaskCounters
+
+_ANNOTATION = "albert_counters"
+"""Of the tasks: the topic that their counters are sent to."""
+_END = "end"
+_END_SECONDS = 30
+
+
+def send(namespace: str, numbers: Mapping[str, int]) -> None:
+    """Send what a task has counted; called by workers, and without effect outside of a task."""
+    distributed: Any = sys.modules.get("distributed")
+    if distributed is None:
+        return
+    try:
+        worker = distributed.get_worker()
+    except ValueError:
+        return
+    task = worker.state.tasks[worker.get_current_task()]
+    if topic := (task.annotations or {}).get(_ANNOTATION):
+        message = {"task": str(task.key), "run": task.run_id, "in": namespace, "numbers": numbers}
+        worker.log_event(topic, message)
+
+
+class DaskCounters(MetricResults):
+    """The sums of what the tasks of one pipeline count. A task that ran again counts once.
+
+    Args:
+        address: the scheduler's.
+        running: ends the connection.
+    """
+
+    def __init__(self, address: str, running: ExitStack) -> None:
+        from dask.base import annotate
+        from distributed import Client
+
+        self._topic = f"albert-counters-{uuid4().hex}"
+        self._is_over = threading.Event()
+        self._runs: dict[str, int] = {}
+        self._counted: dict[str, Counter[tuple[str, str]]] = {}
+        new_client: Any = Client  # untyped
+        self._client = running.enter_context(new_client(address, set_as_default=False))
+        self._client.subscribe_topic(self._topic, self._add)
+        running.enter_context(annotate(**{_ANNOTATION: self._topic}))
+
+    def end(self) -> None:
+        """Wait until all that the finished tasks sent is here."""
+        self._client.log_event(self._topic, _END)
+        self._is_over.wait(_END_SECONDS)
+
+    def query(self, filter: Any = None) -> dict[str, list[MetricResult]]:  # noqa: A002
+        """Return the counters that match ``filter``, as Beam's other runners do."""
+        total = sum(self._counted.values(), Counter())
+        found = [
+            MetricResult(MetricKey("", MetricName(*name)), number, number)
+            for name, number in sorted(total.items())
+        ]
+        matching = [each for each in found if self.matches(filter, each.key)]
+        return {self.COUNTERS: matching, self.DISTRIBUTIONS: [], self.GAUGES: []}
+
+    def _add(self, event: tuple[float, Any]) -> None:
+        _, message = event
+        if message == _END:
+            self._is_over.set()
+            return
+        task, run = message["task"], message["run"]
+        if run > self._runs.get(task, -1):
+            self._runs[task], self._counted[task] = run, Counter()
+        if run == self._runs[task]:
+            names = {(message["in"], name): number for name, number in message["numbers"].items()}
+            self._counted[task].update(names)
+
 
 WORKER_COMMAND = "albert-beam-worker"
 _RUNNERS = "apache_beam.runners"

@@ -21,8 +21,8 @@ from albert_core.stage.errors import AlbertError, ConfigError, OutageError
 from albert_core.stage.manifest import Shard, check_shard, read_manifest
 from albert_core.text.arrow_files import read_arrow
 from pipelines.engine.engines import WORKER_COMMAND, Engine, beam_options, choose_engine
-from pipelines.engine.progress import Progress, report_done
 from pipelines.engine.steps import Step, as_transform, each, each_to_many, gather
+from pipelines.engine.work_notes import Progress, report_done
 
 _ADDED_BY_BEAM = " [while running "
 _RAISED_IN_WORKER = re.compile(

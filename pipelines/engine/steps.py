@@ -120,14 +120,14 @@ def count(stage: str, account: Account) -> None:
     """
     from apache_beam.metrics.metric import Metrics
 
-    from pipelines.engine import dask_counters
+    from pipelines.engine import engines
 
     namespace = f"albert.{stage}.{account.what.partition(',')[0].replace(' ', '_')}"
     numbers = {"kept": account.kept, **account.dropped}
     for name, number in numbers.items():
         if number:
             Metrics.counter(namespace, name).inc(number)
-    dask_counters.send(namespace, {name: number for name, number in numbers.items() if number})
+    engines.send(namespace, {name: number for name, number in numbers.items() if number})
 
 
 def _one(element: Any, function: Callable[..., Any], *arguments: Any) -> Iterator[Any]:

@@ -25,14 +25,15 @@ from albert_core.text.records import CLS, EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS,
 from albert_core.text.seeds import UInt64s, derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 from pipelines.config import ExampleSettings
-from pipelines.engine import kept_files
-from pipelines.examples.google_fidelity import google_masks, google_pairs
+from pipelines.engine import work_notes
 from pipelines.examples.pairs import (
     SegmentPairs,
     Sentences,
     assemble,
     count_lengths,
     cut_into_pairs,
+    google_masks,
+    google_pairs,
     is_held_out,
     join_pairs,
 )
@@ -230,7 +231,7 @@ def write_part(
     names = [each.rpartition("/")[2] for each in (uri, _tally_uri(uri))]
     lengths = [count_lengths(rows[kind].pairs).tolist() for kind in KINDS]
     facts = {_COUNTS: counts, _NUM_ROWS: num_rows, _LENGTHS: lengths}
-    kept_files.write_note(_note_uri(uri), names, facts)
+    work_notes.write_note(_note_uri(uri), names, facts)
 
 
 def is_made(uri: str) -> bool:
@@ -240,7 +241,7 @@ def is_made(uri: str) -> bool:
 
 def damage(uri: str) -> str | None:
     """Return what is wrong with the part at ``uri``, which is made; None if nothing is."""
-    return kept_files.damage(_note_uri(uri))
+    return work_notes.damage(_note_uri(uri))
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +269,7 @@ class PartTally:
 
 def read_tally(uri: str) -> PartTally:
     """Return the tally of the part at ``uri``."""
-    facts, table = kept_files.read_facts(_note_uri(uri)), read_arrow(_tally_uri(uri))
+    facts, table = work_notes.read_facts(_note_uri(uri)), read_arrow(_tally_uri(uri))
     counts, num_rows = (Counter(facts[name]) for name in (_COUNTS, _NUM_ROWS))
     return PartTally(counts, num_rows, table[_UNIGRAMS].to_numpy(), np.array(facts[_LENGTHS]))
 

@@ -20,17 +20,7 @@ from typing import IO, BinaryIO
 
 from albert_core.text.records import Document
 from pipelines.config import SourceSettings
-from pipelines.readers import (
-    archives,
-    documents,
-    installed_python,
-    markup,
-    plain_text,
-    source_bytes,
-    tables,
-    warc,
-    wikipedia,
-)
+from pipelines.readers import documents, plain_text, source_bytes, tables, wikipedia
 from pipelines.readers.record import Record, check_encoding, from_the_top, unreadable
 
 LEFT_OUT = frozenset(
@@ -38,11 +28,11 @@ LEFT_OUT = frozenset(
         wikipedia.OTHER_NAMESPACE,
         wikipedia.REDIRECT,
         wikipedia.NOT_WIKITEXT,
-        warc.NOT_HTML,
-        warc.HTTP_ERROR,
+        documents.NOT_HTML,
+        documents.HTTP_ERROR,
         plain_text.NOT_TEXT,
-        archives.HIDDEN_MEMBER,
-        archives.SPECIAL_MEMBER,
+        source_bytes.HIDDEN_MEMBER,
+        source_bytes.SPECIAL_MEMBER,
     }
 )
 """Reasons of records that are sound, but were not asked for."""
@@ -52,13 +42,13 @@ WHAT_TO_DO = {
     "convert them, for example with `soffice --headless --convert-to docx *.doc`",
     plain_text.OTHER_ARCHIVE: "are archives or packed files of a kind that is not read, or without "
     "its ending; unpack them",
-    archives.BOMB: "are zip archives that unpack to 200 times their size; unpack them if you trust "
+    source_bytes.BOMB: "are zip archives that unpack to 200 times their size; unpack them if you trust "
     "them",
-    archives.ENCRYPTED: "are encrypted members of archives; unpack these",
+    source_bytes.ENCRYPTED: "are encrypted members of archives; unpack these",
     NESTED_ARCHIVE: "are archives in archives; unpack the outer ones",
     documents.NO_TEXT_LAYER: "are PDFs of pictures only; recognise their text first, for example "
     "with `ocrmypdf`",
-    markup.UNKNOWN_MARKUP: "are markup of no known kind; give source.xml_element",
+    documents.UNKNOWN_MARKUP: "are markup of no known kind; give source.xml_element",
 }
 """For a reason what its records are, and how they can be read."""
 
@@ -134,9 +124,9 @@ _PANDOC: list[tuple[str, tuple[str, ...], bytes]] = [
 
 READERS: dict[str, Reader] = {
     "installed-python": Reader(
-        installed_python.read_installed_python,
+        plain_text.read_installed_python,
         endings=(".py",),
-        begins=re.compile(re.escape(installed_python.METADATA_FIRST_LINE)).match,
+        begins=re.compile(re.escape(plain_text.METADATA_FIRST_LINE)).match,
         is_one_document=True,
     ),
     "mediawiki-dump": Reader(
@@ -167,7 +157,7 @@ READERS: dict[str, Reader] = {
         tables.read_arrow, endings=(".arrow", ".feather"), begins=re.compile(rb"ARROW1").match
     ),
     "warc": Reader(
-        warc.read_warc,
+        documents.read_warc,
         endings=(".warc", ".arc", ".wet"),
         begins=re.compile(rb"WARC/[01]\.|filedesc://").match,
     ),
@@ -195,7 +185,7 @@ READERS: dict[str, Reader] = {
         for name, endings, begins in _PANDOC
     },
     "archive": Reader(
-        lambda file, settings: archives.read_archive(file, settings, _read_member),
+        lambda file, settings: source_bytes.read_archive(file, settings, _read_member),
         endings=(".zip", ".tar"),
         begins=re.compile(rb".{257}ustar", re.DOTALL).match,
     ),
@@ -209,7 +199,7 @@ READERS: dict[str, Reader] = {
         is_one_document=True,
     ),
     "xml": Reader(
-        markup.read_markup,
+        documents.read_markup,
         endings=(".tei", ".sgm", ".sgml"),
         begins=re.compile(rb"<(?:[?!]|/?[A-Za-z][\w:.-]*(?:\s+[\w:.-]+\s*=|\s*/?>))").match,
     ),

@@ -7,6 +7,7 @@ their own line, footnotes, menus, quoted mail and the running heads of pages are
 
 import email
 import email.policy
+import html
 import io
 import logging
 import os
@@ -19,7 +20,15 @@ from contextlib import contextmanager
 from email.message import EmailMessage
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, cast
+
+import brotli  # type: ignore[import-untyped]
+from lxml import etree  # type: ignore[import-untyped]
+from warcio.exceptions import ArchiveLoadFailed  # type: ignore[import-untyped]
+from warcio.recordloader import ArcWarcRecordLoader  # type: ignore[import-untyped]
+from warcio.statusandheaders import (  # type: ignore[import-untyped]
+    StatusAndHeadersParserException,
+)
 
 from albert_core.stage.errors import OutageError
 from pipelines.config import SourceSettings
@@ -33,6 +42,7 @@ from pipelines.readers.record import (
     from_the_top,
     max_document_bytes,
     text_record,
+    unreadable,
     whole_file,
 )
 
@@ -343,3 +353,230 @@ def _body_part(content: bytes) -> Any:
     message = email.message_from_bytes(content, policy=email.policy.default)
     assert isinstance(message, EmailMessage)
     return message.get_body(("plain", "html"))
+
+
+BROKEN_RECORD, TRUNCATED_RECORD = "broken_record", "truncated_record"
+NOT_HTML, HTTP_ERROR = "not_html", "http_error"
+
+_MAX_LINE_BYTES = 1 << 14
+_SKIP_BYTES = 1 << 20
+_FLAGS = re.IGNORECASE | re.DOTALL
+_ARC_LINE = re.compile(rb"[a-z]+:\S+ \S+ [0-9]{8,14} .*[0-9]+\s*$")
+_HTML_TYPES = ("text/html", "application/xhtml+xml")
+_HTML_BEGINS = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<(?:!doctype html|html|head)\b", _FLAGS)
+_WARC_ERRORS = (
+    ArchiveLoadFailed,
+    StatusAndHeadersParserException,
+    EOFError,
+    OverflowError,  # of a length beyond what a file can have
+    ValueError,
+    AttributeError,  # raised for a response without an address
+)
+
+logging.getLogger("warcio").setLevel(logging.CRITICAL)
+
+
+def read_warc(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+    """Yield a document for each page in HTML, and for each text of a WET file.
+
+    Other records (requests, metadata, name look-ups, the archive's description) are not documents
+    and not counted. Responses of another type are "not_html", unsuccessful ones "http_error". After
+    a broken record, reading continues at the next one.
+    """
+    after_broken = False
+    while line := file.readline(_MAX_LINE_BYTES):
+        offset = file.tell() - len(line)
+        if line.isspace():
+            continue
+        found = _parse(file, line)
+        if found is not None:
+            yield from _records(found, offset, settings)
+        elif not after_broken:
+            yield unreadable(BROKEN_RECORD, offset, line)
+        after_broken = found is None
+
+
+def _parse(file: BinaryIO, line: bytes) -> Any | None:
+    """Return the record that begins with ``line``, or None if none does."""
+    kind = "warc" if line.startswith(b"WARC/") else "arc" if _ARC_LINE.match(line) else ""
+    if not kind:
+        return None
+    loader = ArcWarcRecordLoader(verify_http=False, arc2warc=False)
+    try:
+        found = loader.parse_record_stream(file, line, kind)
+    except _WARC_ERRORS:
+        return None
+    # A record without a length would be the whole rest of the file.
+    return None if found.raw_stream is file else found
+
+
+def _records(found: Any, offset: int, settings: SourceSettings) -> Iterator[Record]:
+    """Yield the document of a record, if it is one, and read to the record's end."""
+    uri = found.rec_headers.get_header("uri" if found.format == "arc" else "WARC-Target-URI") or ""
+    max_bytes = max_document_bytes(settings)
+    is_wanted = _is_answer(found, uri) or found.rec_type in ("resource", "conversion")
+    content = _content(found, max_bytes) if is_wanted else b""
+    while found.raw_stream.read(_SKIP_BYTES):
+        pass
+    if not is_wanted:
+        return
+    content_type = _content_type(found, content)
+    if found.raw_stream.limit > 0:
+        yield unreadable(TRUNCATED_RECORD, offset, content, uri)
+    elif reason := _left_out(found, content_type):
+        yield unreadable(reason, offset, content, uri)
+    else:
+        decode = decode_page if found.rec_type == "conversion" else text_of_page
+        yield text_record(
+            content, settings, offset, uri, partial(decode, content_type=content_type)
+        )
+
+
+def _content(found: Any, max_bytes: int) -> bytes:
+    """Return the record's content, unpacked; if it is too large, the beginning."""
+    if found.length > max_bytes:  # not unpacked: that would hold a whole chunk
+        return cast(bytes, found.raw_stream.read(max_bytes + 1))
+    coded = found.http_headers.get_header("Content-Encoding", "") if found.http_headers else ""
+    if coded.strip().lower() != "br":
+        return cast(bytes, found.content_stream().read(max_bytes + 1))
+    found.http_headers.remove_header("Content-Encoding")  # warcio fails with brotli 1.2
+    packed = found.content_stream().read()
+    try:
+        return brotli.Decompressor().process(packed, output_buffer_limit=max_bytes + 1)
+    except brotli.error:  # some archives unpack a page and keep its header
+        return cast(bytes, packed)
+
+
+def _is_answer(found: Any, uri: str) -> bool:
+    return bool(found.rec_type == "response" and uri.lower().startswith(("http:", "https:")))
+
+
+def _content_type(found: Any, content: bytes) -> str:
+    """Return the type as the server or the archive gave it, in lower case."""
+    if found.http_headers is not None:
+        declared = found.http_headers.get_header("Content-Type")
+    else:
+        declared = found.content_type
+    return (declared or ("text/html" if _HTML_BEGINS.match(content) else "")).strip().lower()
+
+
+def _left_out(found: Any, content_type: str) -> str:
+    """Return why the record is no page, or an empty string if it is one."""
+    if found.rec_type == "conversion":
+        return ""
+    if found.rec_type == "response":
+        status = found.http_headers.get_statuscode() if found.http_headers else ""
+        if not status.startswith("2"):
+            return HTTP_ERROR
+    return "" if content_type.startswith(_HTML_TYPES) else NOT_HTML
+
+
+UNKNOWN_MARKUP = "unknown_markup"
+"""Reason of a file that looks like markup, in which no element is known to hold a text."""
+
+_TEXT_ELEMENTS: Final = frozenset({"body", "BODY", "TEXT"})
+"""Hold the text of a document: of TEI, of Reuters, of TREC."""
+_LEFT_OUT: Final = frozenset({"note", "fw", "figure", "figDesc", "table", "del"})
+_KEYS: Final = ("{http://www.w3.org/XML/1998/namespace}id", "id", "NEWID")
+_PROLOG: Final = re.compile(
+    r"\A\s*(?:<\?xml[^>]*\?>\s*)?(?:<!DOCTYPE[^>\[]*(?:\[.*?\]\s*)?>)?", re.DOTALL
+)
+_ENTITY: Final = re.compile(r"&(?:#?\w{1,32};)?|[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+_ESCAPED: Final = str.maketrans("&<", "\ue000\ue001")
+_UNESCAPED: Final = str.maketrans("\ue000\ue001", "&<")
+"""After a first error the parser drops escaped characters, so these travel as others do."""
+_BLANKS: Final = re.compile(r"\s+")
+_INDENTED: Final = re.compile(r"\n(?=[ \t]{2,}\S)|\n[ \t]*(?=\n)")
+
+
+def read_markup(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+    """Yield a document for each element that holds a text.
+
+    That is what `source.xml_element` names, or else the body of TEI, Reuters and TREC. Its key is
+    the id of the nearest element that has one, or its number in the file. A file without such an
+    element is "unknown_markup".
+    """
+    found = whole_file(file, settings, _decode_markup)
+    if found.unreadable:
+        yield found
+        return
+    wanted = frozenset({settings.xml_element}) if settings.xml_element else _TEXT_ELEMENTS
+    elements = list(_elements(found.text, wanted))
+    for number, element in enumerate(elements):
+        yield Record(_text_of(element), _key_of(element) or f"doc-{number}", offset=number)
+    if not elements:
+        yield unreadable(UNKNOWN_MARKUP, 0, found.text[:1000].encode(errors="replace"))
+
+
+def _decode_markup(content: bytes, encoding: str) -> str:
+    declared = declared_encoding(content)
+    if encoding == AUTO and declared.lower() in ("utf-8", "utf8", ""):
+        try:
+            return decode_file(content, "utf-8" if declared else AUTO)
+        except UnreadableError:
+            return decode_file(content, AUTO)
+    return decode_file(content, encoding, declared)
+
+
+def _elements(content: str, wanted: frozenset[str]) -> Iterator[Any]:
+    """Yield the innermost elements of the wanted names.
+
+    SGML has several roots, bare ampersands, and characters that XML forbids; the parser mends them.
+    Without its document type a file has no entities that read others or grow in memory.
+    """
+    prolog = _PROLOG.match(content)
+    content = _ENTITY.sub(_character, content[prolog.end() if prolog else 0 :])
+    parser = etree.XMLParser(recover=True, resolve_entities="internal", no_network=True)
+    root = etree.fromstring(f"<files>{content}</files>".encode(errors="replace"), parser)
+    for element in root.iter():
+        is_wanted = _name_of(element) in wanted
+        if is_wanted and not any(_name_of(inner) in wanted for inner in element.iterdescendants()):
+            yield element
+
+
+def _character(found: re.Match[str]) -> str:
+    """Return what an entity of XML or HTML means; a control, which XML forbids, is a blank."""
+    meant = html.unescape(found[0])
+    return " " if len(meant) == 1 and ord(meant) < 32 else meant.translate(_ESCAPED)
+
+
+def _name_of(element: Any) -> str:
+    """Return the name without its namespace; `QName` refuses names that the parser mended."""
+    return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
+
+
+def _key_of(element: Any) -> str:
+    """Return the id of the nearest element around ``element`` that has one, or an empty string."""
+    for around in (element, *element.iterancestors()):
+        for name in _KEYS:
+            if key := around.get(name):
+                return str(key)
+        number = around.find("DOCNO")
+        if number is not None and number.text:
+            return str(number.text).strip()
+    return ""
+
+
+def _text_of(element: Any) -> str:
+    """Return the paragraphs in ``element``, one a line.
+
+    An element with words of its own is a paragraph, with all that is in it; one without holds
+    others. SGML, whose names are in capitals, has several paragraphs in an element: their lines
+    stay, and an indented line begins a new one.
+    """
+    if _name_of(element) in _LEFT_OUT or not isinstance(element.tag, str):
+        return ""
+    own = [element.text, *(child.tail for child in element)]
+    if any(words and not words.isspace() for words in own):
+        text = "".join(_words_of(element)).translate(_UNESCAPED)
+        return _INDENTED.sub("\n\n", text) if element.tag.isupper() else _BLANKS.sub(" ", text)
+    return "\n\n".join(filter(None, map(_text_of, element)))
+
+
+def _words_of(element: Any) -> Iterator[str]:
+    """Yield all words in ``element``, without what is no part of its sentences."""
+    if isinstance(element.tag, str) and _name_of(element) not in _LEFT_OUT:
+        yield element.text or (" " if _name_of(element) in ("lb", "pb") else "")
+        for child in element:
+            yield from _words_of(child)
+            yield child.tail or ""

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from albert_core.conversion.model_files import model_digest
-from albert_core.intervals import estimate, jackknife_table
-from albert_core.metrics import SHARE
+from albert_core.metrics import SHARE, estimate, jackknife_table
 from albert_core.stage import manifest, storage
 from albert_core.text.arrow_files import write_arrow
 from tests.albert_core.tiny_model import save_tiny_model

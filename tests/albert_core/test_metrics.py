@@ -6,10 +6,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy import stats
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from albert_core.metrics import METRICS, RATIO, Array
+from albert_core.metrics import (
+    METRICS,
+    RATIO,
+    SHARE,
+    Array,
+    Spread,
+    estimate,
+    jackknife,
+    mean_share,
+    reach,
+)
+from albert_core.stage.errors import ShapeError
+from albert_core.stage.results import Estimate
+from benchmarks.statistics import INTERVALS, coverage
 
 LABELS = np.array([0, 0, 0, 1, 1, 1, 1, 0] * 20)
 CONSTANT = [(LABELS, 0 * LABELS), (0 * LABELS, LABELS), (0 * LABELS,) * 2]
@@ -73,3 +87,135 @@ def test_a_single_nan_makes_the_score_nan(metric: str) -> None:
 def test_a_ratio_to_nothing_is_0() -> None:
     assert RATIO(np.ones(2), np.zeros(2)) == 0.0
     assert RATIO(np.array([3.0, 5.0]), np.array([6.0, 4.0])) == 0.8
+
+
+def test_the_interval_of_a_mean_of_independent_numbers_is_students() -> None:
+    values = np.array([1.0, 2.0, 4.0, 9.0])
+    low, high = stats.t.interval(0.95, 3, loc=4.0, scale=stats.sem(values))
+    found = estimate(RATIO.of(values, np.ones(4)))
+    assert (found.value, found.low, found.high) == pytest.approx((4.0, low, high))
+
+
+def test_the_interval_of_the_right_ones_among_independent_examples_is_wilsons() -> None:
+    """The numbers are those of method 3 in Newcombe 1998, table I."""
+    for hits, number, low, high in ((81, 263, 0.2553, 0.3662), (0, 20, 0.0, 0.1611)):
+        right = np.arange(number) < hits
+        for found in (
+            mean_share(np.array([hits]), np.array([number])),
+            estimate(METRICS["accuracy"].of(np.ones(number), right)),
+            estimate(METRICS["accuracy"].of(np.ones(number), right), np.arange(number)),
+        ):
+            assert (found.value, found.low, found.high) == pytest.approx(
+                (hits / number, low, high), abs=5e-5
+            )
+
+
+def test_the_interval_of_a_mean_of_shares_contains_it_about_19_times_in_20() -> None:
+    draw = np.random.default_rng(0)
+    shares, numbers = np.array([0.05, 0.3, 0.5, 0.9, 0.99]), np.array([8, 20, 50, 30, 200])
+    inside = 0
+    for _ in range(2000):
+        found = mean_share(draw.binomial(numbers, shares), numbers)
+        assert found.low is not None
+        assert found.high is not None
+        inside += found.low < shares.mean() < found.high
+    assert 0.93 < inside / 2000 < 0.99
+
+
+@pytest.mark.parametrize("name", sorted(INTERVALS))
+def test_an_interval_contains_the_truth_about_19_times_in_20(name: str) -> None:
+    """`benchmarks/statistics.py` has the whole table, of a thousand each."""
+    assert coverage(name, 100)["now"] >= 0.88
+
+
+def test_a_correlation_of_what_is_equal_without_a_cluster_is_0() -> None:
+    """Sums leave rounding of the numbers that are equal."""
+    column = np.append(np.zeros(27), 1)
+    clusters = np.where(np.arange(28) == 26, 6, 5)
+    made = jackknife(METRICS["pearson"].of(column, column), clusters)
+    assert made.without[0] == 0
+
+
+@pytest.mark.parametrize("metric", sorted(set(METRICS) - {"spearman"}))
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_score_without_a_cluster_is_that_of_the_other_examples(
+    metric: str, data: st.DataObject
+) -> None:
+    number = data.draw(st.integers(4, 30))
+    each = st.integers(-20, 20) if metric in ("pearson", "mse") else st.integers(0, 2)
+    drawn = (data.draw(st.lists(each, min_size=number, max_size=number)) for _ in range(2))
+    labels, found = (np.array(one, np.int64) for one in drawn)
+    clusters = np.array(data.draw(st.lists(st.integers(5, 9), min_size=number, max_size=number)))
+    made = jackknife(METRICS[metric].of(labels, found), clusters)
+    names = np.unique(clusters)
+    expected = [METRICS[metric](labels[clusters != n], found[clusters != n]) for n in names[:-1]]
+    if len(names) > 1:
+        np.testing.assert_allclose(made.without[:-1], expected, atol=1e-6)
+    assert made.shares.tolist() == [(clusters == n).mean() for n in names]
+    assert made.value == METRICS[metric](labels, found)
+
+
+@pytest.mark.parametrize("metric", ["f1", "matthews", "pearson", "spearman"])
+def test_the_jackknifes_spread_is_that_of_other_draws_of_examples(metric: str) -> None:
+    scores, spreads = [], []
+    for seed in range(300):
+        draw = np.random.default_rng(seed)
+        labels = (draw.random(300) < 0.6).astype(np.int64)
+        predictions = np.where(draw.random(300) < 0.8, labels, 1 - labels)
+        noise = draw.standard_normal(300) * (metric in ("pearson", "spearman"))
+        found = jackknife(METRICS[metric].of(labels, predictions + noise))
+        assert found.spread is not None
+        scores.append(found.value)
+        spreads.append(found.spread.variance**0.5)
+    assert np.mean(spreads) == pytest.approx(np.std(scores), rel=0.1)
+
+
+def test_a_cluster_whose_examples_agree_counts_once() -> None:
+    right, cluster = np.repeat(np.arange(100) % 2, 4), np.repeat(np.arange(100), 4)
+
+    def width(clusters: NDArray[np.int64] | None) -> float:
+        found = estimate(SHARE.of(right, np.ones(400)), clusters)
+        assert found.low is not None
+        assert found.high is not None
+        return found.high - found.low
+
+    assert width(cluster) == pytest.approx(2 * width(None), rel=0.05)
+    assert width(cluster[::-1]) == width(cluster)
+
+
+@pytest.mark.parametrize(
+    ("values", "clusters"),
+    [
+        ([0.5, 0.7, 0.9], [1, 1, 1]),
+        ([1, 1, 1, 1], [1, 1, 2, 2]),
+        ([0, 0, 0, 0], [1, 1, 2, 2]),
+        ([0.1, 0.1, 0.1], [1, 2, 2]),
+    ],
+)
+def test_one_cluster_or_clusters_that_are_equal_have_no_interval(
+    values: list[float], clusters: list[int]
+) -> None:
+    found = estimate(RATIO.of(np.array(values), np.ones(len(values))), np.array(clusters))
+    assert (found.low, found.high) == (None, None)
+    assert str(found) == f"{np.mean(values):.3f} no interval"
+    assert not found.is_above(-9)
+    assert not found.is_below(9)
+
+
+def test_no_example_has_no_score() -> None:
+    with pytest.raises(ShapeError, match="at least 1"):
+        estimate(RATIO.of(np.ones(0), np.ones(0)))
+
+
+def test_what_rounds_to_zero_has_no_sign() -> None:
+    assert str(Estimate(value=-0.0, low=-0.0001, high=0.0001)) == "0.000 [0.000, 0.000]"
+    assert str(Estimate(value=-0.001, low=-0.01, high=0.0)) == "-0.001 [-0.010, 0.000]"
+
+
+def test_the_reach_of_two_samples_is_welchs() -> None:
+    ours, theirs = np.array([0.71, 0.74, 0.78]), np.array([0.69, 0.70])
+    welch = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.90)
+    found = reach([Spread.of_mean(ours), Spread.of_mean(theirs)], 0.95)
+    assert ours.mean() - theirs.mean() - found == pytest.approx(welch.low)
+    assert reach([Spread.of_mean(np.full(3, 0.1))], 0.95) == 0.0

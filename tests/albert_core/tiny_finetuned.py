@@ -7,8 +7,7 @@ import torch
 
 from albert_core.config import FinetuningSettings, RegistrySettings
 from albert_core.finetuning.finetuned_model import problem_of, save_finetuned
-from albert_core.intervals import estimate, jackknife_table
-from albert_core.metrics import SHARE
+from albert_core.metrics import SHARE, estimate, jackknife_table
 from albert_core.model.albert import AlbertModel
 from albert_core.registry import register_finetuned
 from albert_core.stage.manifest import StagePlan, read_manifest, shards_in

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from albert_core.config import ModelSettings
+from albert_core.conversion.huggingface import save_model_folder
 from albert_core.conversion.initial_weights import read_source
-from albert_core.conversion.model_folder import save_model_folder
 from albert_core.model.albert import AlbertForPretraining
 from tests.albert_core.tiny_vocab import tiny_vocab
 

@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from albert_core.model.attention import lengths_of
+from albert_core.model.execution import lengths_of
 from albert_core.stage.command import stage_main
-from albert_core.training import pretrain, pretraining, shards
+from albert_core.training import loader, pretrain, pretraining
 from albert_core.training.step import TrainState, Update, train_step
 
 
-def names_of(batch: shards.Batch) -> list[str]:
+def names_of(batch: loader.Batch) -> list[str]:
     """Return a name for each example: a digest of its real pieces and where its masks are."""
     lengths = lengths_of(batch.runs)
     is_prediction = torch.zeros(batch.num_pieces, dtype=torch.bool)
@@ -41,10 +41,10 @@ def step_with(faults: dict[str, Any]) -> Callable[..., Update]:
     """Return `train_step` with ``faults``."""
     rank, world_size = (int(os.environ.get(*each)) for each in (("RANK", "0"), ("WORLD_SIZE", "1")))
 
-    def step(state: TrainState, batch: shards.UpdateBatch, *rest: Any) -> Update:
+    def step(state: TrainState, batch: loader.UpdateBatch, *rest: Any) -> Update:
         number, is_bad = state.step, rank == faults.get("bad_rank", 0)
 
-        def seen() -> Iterator[shards.Batch]:
+        def seen() -> Iterator[loader.Batch]:
             names: list[str] = []
             for micro_batch in batch.micro_batches:
                 names += names_of(micro_batch)

@@ -12,7 +12,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 
 from albert_core.config import EvaluationSettings, RegistrySettings
-from albert_core.finetuning.loop import Hyperparameters, hyperparameters_of
+from albert_core.finetuning.finetuning import Hyperparameters, hyperparameters_of
 from albert_core.registry import register
 from albert_core.stage import errors, storage
 from albert_core.stage.provenance import Call, called_as

@@ -9,12 +9,12 @@ from random import Random
 import pytest
 
 from albert_core.checkpoint import RECORD, STATE, load_checkpoint
+from albert_core.conversion.huggingface import load_encoder
 from albert_core.conversion.model_files import MODEL_CONTENT, TASK, read_task
-from albert_core.conversion.model_folder import load_encoder
 from albert_core.stage import errors, lineage
 from albert_core.stage.manifest import BEGUN, MANIFEST, read_manifest, sha256_of
 from pipelines.clean_unit import UNIT_DONE
-from pipelines.engine import kept_files
+from pipelines.engine import work_notes
 from pipelines.source_files import read_files
 from tests.flows.tiny_way import Tiny, make_tiny
 
@@ -53,7 +53,7 @@ def read(path: Path) -> None:
     if {folder.name, folder.parent.name} & set(_CACHES):
         notes = {folder / UNIT_DONE, folder / f"{path.name.partition('.')[0]}.json"}
         [note] = filter(Path.exists, notes)
-        if damaged := kept_files.damage(str(note)):
+        if damaged := work_notes.damage(str(note)):
             raise errors.AlbertError(damaged)
     elif path.name in READERS and path.parts[-3] != "vocab":
         READERS[path.name](uri, str(folder))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from albert_core.registry.overview import promote_version
+from albert_core.registry.versions import promote_version
 from albert_core.stage.command import FAILURE_STATUS, run_command_line, stage_argv
 from albert_core.stage.errors import StageError
 from albert_core.stage.manifest import read_manifest

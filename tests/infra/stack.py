@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.production import MEMORY, Production, ProductionSettings, find_binaries
-from infra.services import LOOK_SECONDS, ServeError
+from infra.serve import LOOK_SECONDS, ServeError
 from tests.mlflow_server import free_port
 
 

@@ -23,7 +23,7 @@ from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
 from flows.prefect_server import AUTH_FILE
 from infra.deployments import DEPLOYMENTS, deploy, merged, pool_template, wanted_of
-from infra.services import PROJECT
+from infra.serve import PROJECT
 from tests.infra.stack import open_folder
 from tests.mlflow_server import free_port
 

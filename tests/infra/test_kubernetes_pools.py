@@ -11,7 +11,7 @@ import pytest
 from prefect.client.schemas.objects import Flow, FlowRun, WorkPool
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
-from infra.kubernetes_pools import base_job_template
+from infra.deployments import base_job_template
 
 IMAGE = "registry.example.org/albert/trainer:0.2.0"
 VERSIONS = ("1.29", "1.33", "1.37")

@@ -10,7 +10,7 @@ import pytest
 
 from infra import production
 from infra.production import Postgres, find_binaries
-from infra.services import LOOPBACK, ServeError, Services
+from infra.serve import LOOPBACK, ServeError, Services
 from tests.infra.stack import open_folder
 from tests.mlflow_server import free_port
 

@@ -13,7 +13,7 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 
 from albert_core.stage.errors import ConfigError
-from infra.prefect_rules import RULES, apply_automation, limit_queues, switches
+from infra.deployments import RULES, apply_automation, limit_queues, switches
 
 NAMES = {
     "pretrain_albert": str(uuid4()),

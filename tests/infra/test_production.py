@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from infra.production import Production
-from infra.services import LOOPBACK, PROJECT
+from infra.serve import LOOPBACK, PROJECT
 from tests.generated_text import write_source
 from tests.infra.stack import stack
 from tests.recovery.deployed_runs import TERMINAL, PrefectApi

@@ -13,7 +13,7 @@ import pytest
 
 from albert_core.stage.errors import ConfigError
 from infra.production import ProductionSettings
-from infra.services import (
+from infra.serve import (
     LOOPBACK,
     ServeError,
     Servers,
@@ -129,7 +129,7 @@ def test_a_service_that_has_ended_is_named_with_its_last_lines(services: Service
 def test_a_service_that_does_not_answer_in_time_is_named(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.services._START_SECONDS", 0.1)
+    monkeypatch.setattr("infra.serve._START_SECONDS", 0.1)
     services.start("MLflow", "sleep", "600", is_up=lambda: False)
     with pytest.raises(ServeError, match=r"MLflow did not answer in 0 s.*MLflow\.log"):
         services.wait_until_up("MLflow")
@@ -160,7 +160,7 @@ def test_what_ignores_the_signals_is_killed_with_what_it_started(
 def test_a_service_that_hangs_alone_is_not_waited_for_as_a_training_is(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.services._ALONE_SECONDS", 0.5)
+    monkeypatch.setattr("infra.serve._ALONE_SECONDS", 0.5)
     monkeypatch.setenv("ALBERT_STOP_SECONDS", "600")
     service = start(services, f"import signal; signal.signal(2, signal.SIG_IGN); {SLEEPER}")
     services.stop()

@@ -23,8 +23,7 @@ from albert_core.text.masking import span_length_weights
 from albert_core.text.records import CLS, MASK, SEP
 from albert_core.text.tokenizer import Tokenizer
 from pipelines.config import ExampleSettings
-from pipelines.examples.google_fidelity import try_ngrams, words_of
-from pipelines.examples.pairs import SegmentPairs
+from pipelines.examples.pairs import SegmentPairs, try_ngrams, words_of
 from pipelines.examples.part import TRAIN, Text, encode_documents, make_rows, record_batches
 
 REFERENCE = Path(__file__).parents[3] / "shared/reference"

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from albert_core.config import ModelSettings
-from albert_core.conversion.huggingface import hf_names, to_hf_state
+from albert_core.conversion.huggingface import fast_tokenizer, hf_names, to_hf_state
 from albert_core.conversion.initial_weights import Source, from_tf_variables, read_source, tf_to_hf
-from albert_core.conversion.model_folder import fast_tokenizer
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.text.tokenizer import Tokenizer
 from albert_core.training.optimizer import build_optimizer, learning_rate_at

@@ -6,7 +6,7 @@ import pytest
 
 from albert_core.stage.errors import SourceError
 from pipelines.config import ExampleSettings, SourceSettings
-from pipelines.source_check import check_source
+from pipelines.source_files import check_source
 
 PICTURE = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\xff\xfe\x80"
 NOISE = b"\x00\xff\xfe\x80"

@@ -14,7 +14,7 @@ import pytest
 from albert_core.text.arrow_files import write_arrow
 from pipelines import clean_corpus, clean_unit, contamination, make_examples, train_vocab
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings
-from pipelines.corpus import cleaning, language, quality
+from pipelines.corpus import cleaning, quality
 from pipelines.engine.steps import Step
 from pipelines.examples import part as example_part
 from tests.generated_text import document, write_jsonl
@@ -164,7 +164,7 @@ def test_threads_load_once_what_they_share(made: MadeByBeam, tmp_path: Path) -> 
         lambda: contamination._look_up(ngrams),
         lambda: example_part.load_tokenizer(made.vocab.rpartition("/")[0], True, False),
         lambda: example_part.read_part_list(parts),
-        language._detector,
+        quality._detector,
         cleaning._tables,
         quality._frequent_words,
         quality._powers,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_core.text.tokenizer import Tokenizer, normalise_for_pieces
-from pipelines.vocabulary_report import VocabularyReport, describe_misfit, measure
+from pipelines.train_vocab import VocabularyReport, describe_misfit, measure
 from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 
 PUBLISHED = Path("/work/shared/data/models/30k-clean.model")
@@ -56,7 +56,7 @@ def test_batches_and_documents_change_nothing_but_their_number(
 ) -> None:
     sentences = tiny_sentences(100)
     whole = measure(tiny_vocab(), [sentences], seen_in_training=False)
-    monkeypatch.setattr("pipelines.vocabulary_report._LINES_PER_BATCH", 7)
+    monkeypatch.setattr("pipelines.train_vocab._LINES_PER_BATCH", 7)
     parts = measure(tiny_vocab(), [sentences[:30], [], sentences[30:]], seen_in_training=False)
     assert parts.num_documents == 3
     assert replace(parts, num_documents=1) == whole

@@ -13,7 +13,7 @@ import psutil
 
 from albert_core.stage.manifest import read_manifest
 from flows.prefect_server import AUTH_FILE
-from infra.services import marked
+from infra.serve import marked
 from tests.test_end_to_end import SMALLER
 
 TERMINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}

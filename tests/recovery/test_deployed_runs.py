@@ -15,7 +15,7 @@ import pytest
 from infra.deployments import main as deploy
 from infra.deployments import make_pools
 from infra.production import Production
-from infra.services import PROJECT
+from infra.serve import PROJECT
 from tests.generated_text import write_source
 from tests.infra.stack import stack
 from tests.infra.test_deployments import client_of

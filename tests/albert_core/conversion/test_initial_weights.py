@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from albert_core.checkpoint import save_checkpoint
+from albert_core.conversion.huggingface import read_tokenizer, save_model_folder
 from albert_core.conversion.initial_weights import convert_model, load_initial_weights
-from albert_core.conversion.model_folder import read_tokenizer, save_model_folder
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
 from albert_core.stage.manifest import read_manifest

@@ -16,9 +16,13 @@ from transformers import (
     BertForPreTraining,
 )
 
-from albert_core.conversion.huggingface import from_hf_state, to_hf_state
+from albert_core.conversion.huggingface import (
+    from_hf_state,
+    read_tokenizer,
+    save_model_folder,
+    to_hf_state,
+)
 from albert_core.conversion.initial_weights import read_source
-from albert_core.conversion.model_folder import read_tokenizer, save_model_folder
 from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage.errors import ConfigError, IntegrityError
 from albert_core.text.records import CLS, SEP

@@ -6,7 +6,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from albert_core.conversion.model_folder import fast_tokenizer, tokenizer_files
+from albert_core.conversion.huggingface import fast_tokenizer, tokenizer_files
 from albert_core.stage.errors import VocabularyError
 from albert_core.text.records import CLS, MASK, SEP, SPECIAL_PIECES
 from albert_core.text.tokenizer import Tokenizer

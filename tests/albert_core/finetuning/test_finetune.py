@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from albert_core.config import EvaluationSettings, FinetuningSettings, OwnTaskSettings
+from albert_core.conversion.huggingface import load_encoder
 from albert_core.conversion.model_files import check_model, model_digest
-from albert_core.conversion.model_folder import load_encoder
 from albert_core.finetuning import finetune as stage
-from albert_core.finetuning.finetuning import halves, submission_files
-from albert_core.finetuning.loop import Finetuner
+from albert_core.finetuning.finetuning import Finetuner, halves, submission_files
 from albert_core.metrics import METRICS
 from albert_core.scores.table import build_table, estimates_of, score_cell
 from albert_core.stage import results, storage

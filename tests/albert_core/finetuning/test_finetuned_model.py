@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor
 
 from albert_core.config import RegistrySettings
-from albert_core.conversion.model_folder import load_encoder
+from albert_core.conversion.huggingface import load_encoder
 from albert_core.finetuning.finetuned_model import FinetunedModel
 from albert_core.registry import register_finetuned
 from albert_core.registry.versions import model_folder_of

@@ -9,11 +9,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from albert_core.config import FinetuningSettings, TaskHyperparameters
-from albert_core.finetuning.loop import PAPER, Finetuner, Hyperparameters, hyperparameters_of
+from albert_core.finetuning.finetuning import PAPER, Finetuner, Hyperparameters, hyperparameters_of
 from albert_core.model.albert import AlbertModel
 from albert_core.stage.errors import ConfigError
-from albert_core.tasks.problem import Head, Inputs, Sequences
-from albert_core.tasks.texts import TARGET, PooledHead
+from albert_core.tasks.problem import TARGET, Head, Inputs, PooledHead, Sequences
 from tests.albert_core.tiny_model import tiny_settings
 
 MODEL = tiny_settings(

@@ -1,6 +1,6 @@
 import pytest
 
-from albert_core.planning.hardware import (
+from albert_core.planning.run_plan import (
     HARDWARE,
     Utilisation,
     find_hardware,

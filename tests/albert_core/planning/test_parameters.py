@@ -8,9 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from albert_core.config import ModelSettings, Sharing
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.planning import parameters, run_plan
+from albert_core.planning import model_size, run_plan
+from albert_core.training.loader import UpdateSizes
 from albert_core.training.optimizer import build_optimizer
-from albert_core.training.shards import UpdateSizes
 from tests.albert_core.tiny_model import tiny_settings
 
 DIFFERS_FROM_PAPER = {
@@ -24,7 +24,7 @@ DIFFERS_FROM_PAPER = {
 
 def counted_in_a_model(
     model_settings: ModelSettings, vocab_size: int
-) -> parameters.ParameterCounts:
+) -> model_size.ParameterCounts:
     """Build the model on the meta device and count its tensors."""
     with torch.device("meta"):
         model = AlbertForPretraining(model_settings, vocab_size)
@@ -32,7 +32,7 @@ def counted_in_a_model(
     def number(module: torch.nn.Module) -> int:
         return sum(parameter.numel() for parameter in module.parameters())
 
-    counts = parameters.ParameterCounts(
+    counts = model_size.ParameterCounts(
         embeddings=number(model.encoder.embeddings),
         projection=number(model.encoder.projection),
         attention=number(model.encoder.attentions),
@@ -46,10 +46,10 @@ def counted_in_a_model(
 
 
 @pytest.mark.parametrize(
-    "published", parameters.PUBLISHED_SIZES, ids=lambda p: f"table {p.table}, {p.row}"
+    "published", model_size.PUBLISHED_SIZES, ids=lambda p: f"table {p.table}, {p.row}"
 )
 def test_a_shared_row_of_the_paper_counts_the_pooler_and_an_unshared_one_does_not(
-    published: parameters.PublishedSize,
+    published: model_size.PublishedSize,
 ) -> None:
     counts = published.counts
     assert counts == counted_in_a_model(published.settings, published.vocab_size)
@@ -63,7 +63,7 @@ def test_a_shared_row_of_the_paper_counts_the_pooler_and_an_unshared_one_does_no
 
 def test_the_conventions_count_more_and_more_of_a_model() -> None:
     # With the pooler: as `transformers.AlbertModel` has them for albert-base-v2.
-    base = parameters.count_parameters(ModelSettings(), 30_000)
+    base = model_size.count_parameters(ModelSettings(), 30_000)
     assert base.by_convention() == {
         "without pooler": 11_092_992,
         "with pooler": 11_683_584,
@@ -89,7 +89,7 @@ def test_the_arithmetic_counts_what_a_model_has_part_by_part(
         max_position_embeddings=11,
         type_vocab_size=3,
     )
-    assert parameters.count_parameters(model_settings, 71) == counted_in_a_model(model_settings, 71)
+    assert model_size.count_parameters(model_settings, 71) == counted_in_a_model(model_settings, 71)
 
 
 # -- operations
@@ -138,15 +138,15 @@ def test_the_formula_counts_what_torch_counts(
     lengths = np.full(num_sequences, length)
     sizes = UpdateSizes.of_lengths(lengths, num_sequences * num_predictions)
     counted = flops_counted_by_torch(model_settings, num_sequences, length, num_predictions)
-    assert parameters.training_flops(model_settings, VOCAB_SIZE, sizes) == counted
+    assert model_size.training_flops(model_settings, VOCAB_SIZE, sizes) == counted
 
 
 def test_sequences_of_several_lengths_cost_what_each_costs_alone() -> None:
     shape, lengths = tiny_settings(**SIZES), np.array([4, 9, 30])
-    together = parameters.training_flops(shape, VOCAB_SIZE, UpdateSizes.of_lengths(lengths, 6))
+    together = model_size.training_flops(shape, VOCAB_SIZE, UpdateSizes.of_lengths(lengths, 6))
     assert together == sum(flops_counted_by_torch(shape, 1, length, 2) for length in lengths)
     mean = run_plan.ExampleSizes.of_lengths(lengths, 6, "here")
-    assert 3 * parameters.training_flops(shape, VOCAB_SIZE, mean) == pytest.approx(together)
+    assert 3 * model_size.training_flops(shape, VOCAB_SIZE, mean) == pytest.approx(together)
 
 
 @pytest.mark.parametrize("sharing", ["all", "attention", "none"])
@@ -158,4 +158,4 @@ def test_the_operations_of_muon_are_what_torch_counts(sharing: Any) -> None:
     optimizer = build_optimizer(model, "muon", 0.02, 0.01, 0.003)
     with FlopCounterMode(display=False) as counter:
         optimizer.step()
-    assert parameters.muon_flops(model_settings) == counter.get_total_flops()
+    assert model_size.muon_flops(model_settings) == counter.get_total_flops()

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.planning.hardware import find_hardware
-from albert_core.planning.parameters import muon_flops, training_flops
-from albert_core.planning.run_plan import ExampleSizes, RunPlan
+from albert_core.planning.model_size import muon_flops, training_flops
+from albert_core.planning.run_plan import ExampleSizes, RunPlan, find_hardware
 from albert_core.stage.errors import ConfigError
-from albert_core.training.shards import UpdateSizes
+from albert_core.training.loader import UpdateSizes
 from albert_core.training.step import layers_at
 
 TRAINING = TrainingSettings(num_steps=10_000, batch_size=64, warmup_steps=0, precision="bfloat16")

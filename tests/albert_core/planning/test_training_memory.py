@@ -8,7 +8,7 @@ from torch import Tensor
 
 from albert_core.config import ModelSettings, Precision
 from albert_core.model import albert, execution
-from albert_core.planning.training_memory import TrainingMemory
+from albert_core.planning.model_size import TrainingMemory
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.step import masked_lm_loss, sentence_order_loss
 from tests.albert_core.live_memory import LiveBytes, saved_bytes

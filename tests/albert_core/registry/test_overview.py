@@ -10,16 +10,17 @@ import pytest
 from mlflow import MlflowClient
 
 from albert_core.registry.gate import Decision
-from albert_core.registry.overview import FAULT, has_fault
 from albert_core.registry.registration import decision_tags
 from albert_core.registry.versions import (
     CANDIDATE,
     CHAMPION,
     CLAIM,
     DECISION_TAG,
+    FAULT,
     PREVIOUS,
     THREADS_TAG,
     RegisteredVersion,
+    has_fault,
     make_candidate,
     make_champion,
     numbered_version,

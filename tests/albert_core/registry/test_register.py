@@ -14,12 +14,12 @@ import torch
 from mlflow import MlflowClient
 
 from albert_core.config import RegistrySettings
+from albert_core.conversion.huggingface import read_tokenizer
 from albert_core.conversion.model_files import model_digest
-from albert_core.conversion.model_folder import read_tokenizer
 from albert_core.registry import register as stage
 from albert_core.registry import registration, versions
-from albert_core.registry.candidate import measure, read_scores
 from albert_core.registry.gate import gate
+from albert_core.registry.registration import measure, read_scores
 from albert_core.stage import errors, storage
 from albert_core.stage.manifest import read_manifest
 from albert_core.stage.results import RegistrationResult
@@ -282,7 +282,7 @@ def test_the_searches_of_the_documentation_find_what_they_say(
 @pytest.mark.parametrize(
     ("where", "alias"),
     [
-        ("albert_core.registry.candidate.write_measured", ""),
+        ("albert_core.registry.registration.write_measured", ""),
         ("albert_core.registry.versions.make_candidate", ""),
         ("mlflow.MlflowClient.set_registered_model_alias", "previous"),
         ("mlflow.MlflowClient.delete_registered_model_alias", "candidate"),

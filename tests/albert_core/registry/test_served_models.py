@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import torch
 
-from albert_core.conversion.model_folder import save_model_folder
+from albert_core.conversion.huggingface import save_model_folder
 from albert_core.registry.registration import SHA256
 from albert_core.registry.versions import model_folder_of
 from albert_core.stage.manifest import sha256_of

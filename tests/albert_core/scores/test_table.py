@@ -11,12 +11,14 @@ from albert_core.scores.table import (
     PUBLISHED,
     ScoreTable,
     as_markdown,
+    as_page,
     as_text,
     beats_constant,
     build_table,
+    draw,
+    plot,
     sections,
 )
-from albert_core.scores.written import as_page, draw, plot
 from albert_core.stage.results import Estimate
 from tests.albert_core.scores.made_runs import made_pair_scores, made_run, paper_runs
 

@@ -8,7 +8,7 @@ import pytest
 from albert_core.stage.errors import TaskError
 from albert_core.tasks.catalogue import TASKS, TaskFiles, find_files, read_examples
 from albert_core.tasks.examples import Split, TextExamples
-from albert_core.tasks.glue import GLUE
+from albert_core.tasks.tables import GLUE
 from tests.albert_core.tasks.task_files import DATA, GLUE_ROWS, write, write_glue
 
 ROWS_OF_GLUE = """

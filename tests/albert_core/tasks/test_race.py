@@ -9,9 +9,8 @@ import fsspec
 import pytest
 
 from albert_core.stage.errors import TaskError
-from albert_core.tasks.catalogue import TASKS, find_files, read_examples
+from albert_core.tasks.catalogue import TASKS, find_files, read_examples, read_race
 from albert_core.tasks.examples import ChoiceExamples, Split
-from albert_core.tasks.race import read_race
 from tests.albert_core.tasks.task_files import passage, write, write_race
 
 RACE = TASKS["race"]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from albert_core.model.albert import AlbertModel
-from albert_core.tasks import problem, span_heads
+from albert_core.tasks import problem, spans
 from tests.albert_core.tiny_model import spread, tiny_settings
 
 VOCAB_SIZE = 50
@@ -57,14 +57,14 @@ class Case:
         return x  # type: ignore[no-any-return]
 
 
-def start_end(num_candidates: int) -> span_heads.StartEndHead:
-    head = span_heads.StartEndHead(SETTINGS, num_candidates)
+def start_end(num_candidates: int) -> spans.StartEndHead:
+    head = spans.StartEndHead(SETTINGS, num_candidates)
     spread(head, 0.5)
     return head.double().eval()
 
 
-def answerability() -> span_heads.AnswerabilityHead:
-    head = span_heads.AnswerabilityHead(SETTINGS, dropout_prob=0.1)
+def answerability() -> spans.AnswerabilityHead:
+    head = spans.AnswerabilityHead(SETTINGS, dropout_prob=0.1)
     spread(head, 0.5)
     return head.double().eval()
 
@@ -100,7 +100,7 @@ def test_the_start_and_end_outputs_are_the_best_positions() -> None:
 
 
 def plain_answerability(
-    head: span_heads.AnswerabilityHead, x: Tensor, p_mask: Tensor, starts: Tensor
+    head: spans.AnswerabilityHead, x: Tensor, p_mask: Tensor, starts: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probabilities of start and end, and the logit of no answer.
 
@@ -149,22 +149,22 @@ def test_the_answerability_outputs_are_the_references_beam() -> None:
     zeros = torch.zeros(len(x), dtype=torch.long)
     start, _, impossible = plain_answerability(head, x, case.p_mask, zeros)
     torch.testing.assert_close(found["null_scores"], impossible)
-    scores, places = start.topk(span_heads.BEAM_SIZE, dim=1)
+    scores, places = start.topk(spans.BEAM_SIZE, dim=1)
     real = scores > -1e29
     assert not real.all()
     torch.testing.assert_close(found["start_scores"][real], scores[real])
     assert (found["start_scores"][~real] == -torch.inf).all()
     assert (found["starts"] == places)[real].all()
-    for rank in range(span_heads.BEAM_SIZE):
+    for rank in range(spans.BEAM_SIZE):
         _, end, _ = plain_answerability(head, x, case.p_mask, places[:, rank])
-        end_scores, ends = end.topk(span_heads.BEAM_SIZE, dim=1)
+        end_scores, ends = end.topk(spans.BEAM_SIZE, dim=1)
         kept = (end_scores > -1e29) & real[:, rank, None]
         torch.testing.assert_close(found["end_scores"][:, rank][kept], end_scores[kept])
         assert (found["ends"][:, rank] == ends)[kept].all()
 
 
 @pytest.mark.parametrize(
-    "head", [span_heads.StartEndHead(SETTINGS, 5), span_heads.AnswerabilityHead(SETTINGS, 0.1)]
+    "head", [spans.StartEndHead(SETTINGS, 5), spans.AnswerabilityHead(SETTINGS, 0.1)]
 )
 def test_every_weight_of_a_head_learns_and_half_precision_gives_scores_in_float32(
     head: problem.Head,
@@ -198,7 +198,7 @@ def test_dropout_is_on_answerability_alone() -> None:
 
 def test_of_equal_scores_the_earlier_is_better() -> None:
     scores = torch.tensor([[1.0, 2.0, 2.0, 1.0], [-torch.inf, 0.0, -torch.inf, -torch.inf]])
-    values, places = span_heads.best(scores, 3)
+    values, places = spans.best(scores, 3)
     assert places.tolist() == [[1, 2, 0], [1, 0, 0]]
     assert values[1].tolist() == [0.0, -torch.inf, -torch.inf]
-    assert span_heads.best(scores, 6)[1].shape == (2, 6)
+    assert spans.best(scores, 6)[1].shape == (2, 6)

@@ -12,23 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_core.config import FinetuningSettings, ModelSettings, SpanSettings
-from albert_core.finetuning.loop import Finetuner, Hyperparameters
+from albert_core.finetuning.finetuning import Finetuner, Hyperparameters
 from albert_core.model.albert import AlbertModel
 from albert_core.stage.errors import ConfigError
 from albert_core.tasks import catalogue, spans, squad
 from albert_core.tasks.examples import Answer, SpanExamples, Task
 from albert_core.tasks.problem import Inputs, Outputs, Scored
-from albert_core.tasks.span_heads import AnswerabilityHead, StartEndHead
 from albert_core.tasks.spans import (
+    AnswerabilityHead,
     ParagraphPieces,
     SpanProblem,
+    StartEndHead,
     Windows,
+    encode_with_spans,
     first_words_scores,
     rank_answers,
     span_inputs,
     span_targets,
 )
-from albert_core.text.piece_offsets import encode_with_spans
 from albert_core.text.records import CLS, SEP
 from albert_core.text.tokenizer import Tokenizer
 from tests.albert_core.tasks.made_spans import made_questions, one_question

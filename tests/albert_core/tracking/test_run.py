@@ -17,7 +17,7 @@ import pytest
 from mlflow import MlflowClient
 
 from albert_core.stage import errors, storage
-from albert_core.tracking import journal as journal_module
+from albert_core.tracking import run as journal_module
 from albert_core.tracking import run as tracked_run_module
 from albert_core.tracking import server
 from albert_core.tracking.run import MetricsEndpoint, SystemMetrics, TrackedRun

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from albert_core.config import ModelSettings, TrainingSettings
 from albert_core.text.records import NUM_SPECIAL
-from albert_core.training import cooccurrence, pretraining, ranks, shards
+from albert_core.training import cooccurrence, loader, pretraining, ranks
 from albert_core.training.held_out import evaluate
 from tests.albert_core.training_runs import make_days
 
@@ -65,7 +65,7 @@ def test_counts_begin_below_the_loss_of_the_best_constant_prediction(
         sharing=sharing,
     )
     settings = TrainingSettings(initial_weights="counts")
-    train, held_out = (shards.ExampleShards(uri, kind) for kind in ("train", "held_out"))
+    train, held_out = (loader.ExampleShards(uri, kind) for kind in ("train", "held_out"))
     state = pretraining.initial_state(model, settings, train, ranks.ALONE)
     scores = evaluate(state.model, held_out, len(held_out), "sentence_order")
     assert scores["masked_lm_loss"].value < train.result.unigram_nats

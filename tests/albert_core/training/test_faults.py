@@ -17,8 +17,8 @@ from albert_core.stage.command import RUN_AGAIN_STATUS, RunAgain
 from albert_core.stage.errors import ConfigError, TrainingError
 from albert_core.stage.manifest import StagePlan, read_manifest
 from albert_core.training import pretrain, pretraining
-from albert_core.training.devices import MACHINES
 from albert_core.training.held_out import evaluate
+from albert_core.training.ranks import MACHINES
 from albert_core.training.step import TrainState
 from pipelines import config, make_examples, train_vocab
 from tests.albert_core.training.conftest import AroundStep, tell_to_stop_at

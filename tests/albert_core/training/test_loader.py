@@ -12,17 +12,23 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from albert_core.config import TrainingSettings
-from albert_core.model.attention import lengths_of
+from albert_core.model.execution import lengths_of
 from albert_core.stage.errors import ConfigError, IntegrityError
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.masking import mask_examples
 from albert_core.text.records import Ints
 from albert_core.text.seeds import derive_seed, random_bits
 from albert_core.training import loader as loader_module
-from albert_core.training.loader import FreshMasks, UpdateLoader
+from albert_core.training.loader import (
+    Batch,
+    ExampleShards,
+    FreshMasks,
+    Rows,
+    UpdateLoader,
+    UpdateSizes,
+)
 from albert_core.training.order import example_order
 from albert_core.training.ranks import Ranks
-from albert_core.training.shards import Batch, ExampleShards, Rows, UpdateSizes
 from tests.albert_core.made_examples import (
     MASKED_LM_PROB,
     MAX_NGRAM,

@@ -200,7 +200,7 @@ def test_compiled_layers_learn_what_plain_ones_do(
 
 RANK = """
 import os, pathlib, signal, sys, time
-from albert_core.training.devices import ranks_of_environment
+from albert_core.training.ranks import ranks_of_environment
 
 def stop(*_):
     if rank == "1":

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from albert_core.config import ModelSettings, TrainingSettings
-from albert_core.planning.hardware import HARDWARE
+from albert_core.planning.run_plan import HARDWARE
 from albert_core.training import run_log
+from albert_core.training.loader import ExampleShards, UpdateSizes
 from albert_core.training.ranks import ALONE, Ranks
-from albert_core.training.shards import ExampleShards, UpdateSizes
 from albert_core.training.step import Asked, TrainState, Update
 from tests.albert_core.made_examples import made_examples
 

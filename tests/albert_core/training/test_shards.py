@@ -19,11 +19,17 @@ from albert_core.model.albert import AlbertForPretraining
 from albert_core.stage import manifest, storage
 from albert_core.stage.errors import ConfigError, IntegrityError, ShapeError, TrainingError
 from albert_core.text.records import CLS, EXAMPLE_SCHEMA, MASK, SEP
-from albert_core.training import shards as shards_module
-from albert_core.training.loader import UpdateLoader
+from albert_core.training import loader as shards_module
+from albert_core.training.loader import (
+    Batch,
+    BatchShape,
+    ExampleShards,
+    Rows,
+    UpdateBatch,
+    UpdateLoader,
+)
 from albert_core.training.optimizer import build_optimizer
 from albert_core.training.ranks import ALONE, Ranks
-from albert_core.training.shards import Batch, BatchShape, ExampleShards, Rows, UpdateBatch
 from albert_core.training.step import TrainState, train_step
 from tests.albert_core import made_examples, tiny_model
 from tests.albert_core.tiny_vocab import tiny_vocab

@@ -21,19 +21,19 @@ from albert_core.stage.settings import Settings
 from albert_core.stage.storage import sha256_of
 from albert_core.text.arrow_files import read_arrow
 from albert_core.training.order import example_order
-from flows.commands.lineage import (
-    ModelLineage,
-    lineage_json,
-    lineage_text,
-    read_model_lineage,
-    source_files,
-)
 from flows.commands.main import main
-from flows.commands.rebuild import check, rebuild, rebuild_text
-from flows.commands.trace import (
+from flows.commands.provenance import (
+    ModelLineage,
     Trace,
     affected_versions,
+    check,
+    lineage_json,
+    lineage_text,
     name_affected_versions,
+    read_model_lineage,
+    rebuild,
+    rebuild_text,
+    source_files,
     trace,
     trace_text,
 )

@@ -20,8 +20,19 @@ from albert_core.text.records import EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS
 from flows.commands.main import main
 from pipelines import audit_shards, clean_corpus, make_examples, train_vocab
 from pipelines.audit import audit_examples
-from pipelines.audit.checks import ALARM, Expected, Finding, Tally, fault_of, judge, measure, tails
-from pipelines.audit.rows import OPENS_WORD, Rows, rows_of_batch
+from pipelines.audit.checks import (
+    ALARM,
+    OPENS_WORD,
+    Expected,
+    Finding,
+    Rows,
+    Tally,
+    fault_of,
+    judge,
+    measure,
+    rows_of_batch,
+    tails,
+)
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings, VocabularySettings
 from pipelines.examples.tfrecord import TFExample, read_tfrecord, write_tfrecord
 from tests.generated_text import write_jsonl
@@ -173,8 +184,8 @@ def test_what_is_found_does_not_depend_on_the_batches(
     good: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = findings_of(good.folder)
-    monkeypatch.setattr("pipelines.audit.rows._ROWS_PER_BATCH", 97)
-    monkeypatch.setattr("pipelines.audit.rows._RECORDS_PER_BATCH", 53)
+    monkeypatch.setattr("pipelines.audit.checks._ROWS_PER_BATCH", 97)
+    monkeypatch.setattr("pipelines.audit.checks._RECORDS_PER_BATCH", 53)
     cut = findings_of(good.folder)
     changed = [a.check for a, b in zip(whole, cut, strict=True) if a != b]
     # Neighbours are counted in each batch.

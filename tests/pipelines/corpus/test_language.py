@@ -4,11 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.corpus.language import (
-    SAMPLE_CHARACTERS,
-    UNKNOWN,
-    detect_languages,
-)
+from pipelines.corpus.quality import SAMPLE_CHARACTERS, UNKNOWN, detect_languages
 
 SENTENCES = {
     "en": "The keeper of the lighthouse lit the lamp and went down to the sea.",

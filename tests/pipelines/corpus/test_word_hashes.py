@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.corpus.word_hashes import (
+from pipelines.corpus.duplicates import (
     BATCH_CHARACTERS,
     MAX_HASHED_BYTES,
     batches,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.engine import progress
-from pipelines.engine.progress import Progress, report_done
+from pipelines.engine import work_notes
+from pipelines.engine.work_notes import Progress, report_done
 from tests import toy_stage
 
 
@@ -44,7 +44,7 @@ def test_work_that_is_done_twice_counts_once(tmp_path: Path) -> None:
 def test_a_broken_note_does_not_end_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_FIRST_LINE_SECONDS", 0.01)
+    monkeypatch.setattr(work_notes, "_FIRST_LINE_SECONDS", 0.01)
     (tmp_path / "0.json").write_text("{broken")
     counts = Progress("corpus", str(tmp_path), 100)
     counts._thread.start()
@@ -59,14 +59,14 @@ def test_a_broken_note_does_not_end_the_stage(
     [(0.4, "0 s"), (99, "99 s"), (100, "2 min"), (3599, "1 h 0 min"), (12_000, "3 h 20 min")],
 )
 def test_times_are_as_read_aloud(seconds: float, text: str) -> None:
-    assert progress._time(seconds) == text
+    assert work_notes._time(seconds) == text
 
 
 def test_a_stage_counts_while_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("ALBERT_WORKERS", "2")
-    monkeypatch.setattr(progress, "_FIRST_LINE_SECONDS", 0.1)
+    monkeypatch.setattr(work_notes, "_FIRST_LINE_SECONDS", 0.1)
     caplog.set_level("INFO")
     toy_stage.run(toy_stage.ToySettings(num_elements=8, seconds=0.2), str(tmp_path))
     lines = [line for line in caplog.messages if line.startswith("toy: numbers: ")]
