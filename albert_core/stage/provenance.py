@@ -44,7 +44,7 @@ def code_digest(module: str) -> str:
     """
     digest = hashlib.sha256()
     for name, source in sorted(reachable_sources(module, HOW_NOT_WHAT).items()):
-        digest.update(f"{name}\n{_meaning(source)}\n".encode())
+        digest.update(f"{name}\n{_parse(source)[0]}\n".encode())
     return digest.hexdigest()[:16]
 
 
@@ -79,7 +79,7 @@ def reachable_sources(module: str, without: Collection[str] = ()) -> dict[str, s
         if path is None or name in sources:
             continue
         sources[name] = path.read_text(encoding="utf-8")
-        queue.extend(found for found in _imports(sources[name]) if not _is_in(found, without))
+        queue.extend(found for found in _parse(sources[name])[1] if not _is_in(found, without))
     return sources
 
 
@@ -105,29 +105,29 @@ def _is_in(module: str, rooms: Collection[str]) -> bool:
 
 
 @cache
-def _tree(source: str) -> ast.Module:
-    return ast.parse(source)
+def _parse(source: str) -> tuple[str, list[str]]:
+    """Return what a source does, as text, and the project modules that it imports."""
+    reader = _Reader()
+    meaning = ast.dump(reader.visit(ast.parse(source)))
+    return meaning, [n for n in reader.names if n.split(".")[0] in FIRST_PARTY and _file_of(n)]
 
 
-@cache
-def _imports(source: str) -> list[str]:
-    names: list[str] = []
-    for node in ast.walk(_tree(source)):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names.append(node.module)
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return [name for name in names if name.split(".")[0] in FIRST_PARTY and _file_of(name)]
+class _Reader(ast.NodeTransformer):
+    """Collects imported names, and strips a syntax tree of all that cannot change a result."""
 
+    def __init__(self) -> None:
+        self.names: list[str] = []
 
-@cache
-def _meaning(source: str) -> str:
-    return ast.dump(_Meaning().visit(_tree(source)))
+    def visit_Import(self, node: ast.Import) -> ast.AST:
+        """Collect the modules."""
+        self.names += [alias.name for alias in node.names]
+        return node
 
-
-class _Meaning(ast.NodeTransformer):
-    """Strips a syntax tree of everything that cannot change a result."""
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+        """Collect the module and its names, which may be modules too."""
+        if node.module and node.level == 0:
+            self.names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        return node
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         """Remove docstrings, other unused strings, and log calls."""
