@@ -3,36 +3,41 @@
 A reader is a function ``read(file: BinaryIO, settings: SourceSettings)`` that yields a `Record`
 for each document in the file, in order, and a `Record` with a reason for what it could not read.
 It holds one record at a time, raises nothing for bad content, and keeps nothing from one file for
-the next, so that several threads may read at once. `format_of` tells which reader a file needs.
+the next, so that several threads may read at once. Where a file is one document, a function
+``text_of(content: bytes, encoding: str)`` is enough. `format_of` tells which reader a file needs.
 `read_documents` opens the file, or the records that begin in a range of its bytes, and makes
 documents of what the reader yields.
 """
 
 import codecs
+import io
 import json
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import IO, BinaryIO
+from functools import partial
+from typing import BinaryIO, cast
 
 from albert_core.text.records import Document
 from pipelines.config import SourceSettings
 from pipelines.readers import documents, plain_text, source_bytes, tables, wikipedia
-from pipelines.readers.record import Record, check_encoding, from_the_top, unreadable
+from pipelines.readers.record import (
+    Record,
+    check_encoding,
+    decode_file,
+    from_the_top,
+    unreadable,
+    whole_file,
+)
 
 LEFT_OUT = frozenset(
     {
-        wikipedia.OTHER_NAMESPACE,
-        wikipedia.REDIRECT,
-        wikipedia.NOT_WIKITEXT,
-        documents.NOT_HTML,
-        documents.HTTP_ERROR,
-        plain_text.NOT_TEXT,
-        source_bytes.HIDDEN_MEMBER,
-        source_bytes.SPECIAL_MEMBER,
+        *(wikipedia.OTHER_NAMESPACE, wikipedia.REDIRECT, wikipedia.NOT_WIKITEXT),
+        *(documents.NOT_HTML, documents.HTTP_ERROR, plain_text.NOT_TEXT),
+        *(source_bytes.HIDDEN_MEMBER, source_bytes.SPECIAL_MEMBER),
     }
 )
 """Reasons of records that are sound, but were not asked for."""
@@ -42,36 +47,19 @@ WHAT_TO_DO = {
     "convert them, for example with `soffice --headless --convert-to docx *.doc`",
     plain_text.OTHER_ARCHIVE: "are archives or packed files of a kind that is not read, or without "
     "its ending; unpack them",
-    source_bytes.BOMB: "are zip archives that unpack to 200 times their size; unpack them if you trust "
-    "them",
+    source_bytes.BOMB: "are zip archives that unpack to 200 times their size; unpack them if you "
+    "trust them",
     source_bytes.ENCRYPTED: "are encrypted members of archives; unpack these",
     NESTED_ARCHIVE: "are archives in archives; unpack the outer ones",
     documents.NO_TEXT_LAYER: "are PDFs of pictures only; recognise their text first, for example "
     "with `ocrmypdf`",
     documents.UNKNOWN_MARKUP: "are markup of no known kind; give source.xml_element",
 }
-"""For a reason what its records are, and how they can be read."""
+"""Reason -> what its records are, and how they can be read."""
 
 _HEAD_BYTES = 1 << 13
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_BLANK_LINE = re.compile(rb"[ \t\r\f\v]*\n")
-_OBJECT_BEGINS = re.compile(rb'\{[ \t]*"(?:[^"\\\n]|\\.){1,200}"[ \t]*:')
-_GUTENBERG = re.compile(
-    rb"\*\*\* ?START OF (?:TH(?:E|IS) )?PROJECT GUTENBERG"
-    rb"|\*START\*\*THE SMALL PRINT!"
-    rb"|\A\W*(?:The )?Project Gutenberg(?:'s|\xe2\x80\x99s|\x92s)? ",
-    re.IGNORECASE,
-)
-
-
-def _begins_with_json_object(head: bytes) -> bool:
-    line, line_end, _ = head.partition(b"\n")
-    if not line_end:  # the line is longer than the head
-        return _OBJECT_BEGINS.match(line) is not None
-    try:
-        return isinstance(from_the_top(json.loads, line), dict)
-    except (ValueError, RecursionError):
-        return False
+_Content = io.BufferedReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,45 +81,68 @@ class Reader:
     """Whether lines are cut before they are decoded; such a file in UTF-16 is recoded."""
 
 
+def _document(
+    text_of: Callable[[bytes, str], str],
+    endings: tuple[str, ...] = (),
+    begins: Callable[[bytes], object] = lambda _: False,
+) -> Reader:
+    """Return the reader of a format whose files are one document each."""
+
+    def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+        yield whole_file(file, settings, text_of)
+
+    return Reader(read, endings, begins, is_one_document=True)
+
+
+def _begins(pattern: bytes) -> Callable[[bytes], object]:
+    return re.compile(pattern).match
+
+
+def _begins_with_json_object(head: bytes) -> bool:
+    line, line_end, _ = head.partition(b"\n")
+    if not line_end:  # the line is longer than the head
+        return re.match(rb'\{[ \t]*"(?:[^"\\\n]|\\.){1,200}"[ \t]*:', line) is not None
+    try:
+        return isinstance(from_the_top(json.loads, line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 _XML = rb"(?:<\?xml[^>]*>\s*)?(?:<!--.{0,4000}?-->\s*)*"
-_PANDOC: list[tuple[str, tuple[str, ...], bytes]] = [
-    ("asciidoc", (".adoc", ".asciidoc"), b""),
-    (
-        "docbook",
+PANDOC_FORMATS: dict[str, tuple[tuple[str, ...], bytes]] = {
+    "asciidoc": ((".adoc", ".asciidoc"), b""),
+    "docbook": (
         (".dbk", ".docbook"),
         _XML + rb"(?:<!doctype[^>]{0,200}docbook"
         rb"|(?:<!doctype[^>]{0,200}>\s*)?<[a-z:]+[^>]{0,400}docbook\.org)",
     ),
-    ("docx", (".docx",), rb"PK\x03\x04.*word/"),
-    ("epub", (".epub",), rb"PK\x03\x04.{0,100}application/epub\+zip"),
-    ("fb2", (".fb2",), _XML + rb"<FictionBook\b"),
-    ("ipynb", (".ipynb",), b""),
-    (
-        "jats",
+    "docx": ((".docx",), rb"PK\x03\x04.*word/"),
+    "epub": ((".epub",), rb"PK\x03\x04.{0,100}application/epub\+zip"),
+    "fb2": ((".fb2",), _XML + rb"<FictionBook\b"),
+    "ipynb": ((".ipynb",), b""),
+    "jats": (
         (".nxml", ".jats"),
         _XML + rb"(?:<!doctype article[^>]{0,200}(?:jats|nlm)"
         rb"|<article\b[^>]{0,400}(?:article-type|dtd-version))",
     ),
-    ("latex", (".tex", ".latex"), rb"(?:%[^\n]*\n|\s)*\\documentclass\b"),
-    ("markdown", (".md", ".markdown"), b""),
-    ("odt", (".odt",), rb"PK\x03\x04.{0,100}application/vnd\.oasis\.opendocument\.text"),
-    ("org", (".org",), b""),
-    ("pptx", (".pptx",), rb"PK\x03\x04.*ppt/"),
-    ("rst", (".rst",), b""),
-    ("rtf", (".rtf",), rb"\{\\rtf"),
-]
-"""Format, endings, and how a file begins; empty: only its name tells it."""
+    "latex": ((".tex", ".latex"), rb"(?:%[^\n]*\n|\s)*\\documentclass\b"),
+    "markdown": ((".md", ".markdown"), b""),
+    "odt": ((".odt",), rb"PK\x03\x04.{0,100}application/vnd\.oasis\.opendocument\.text"),
+    "org": ((".org",), b""),
+    "pptx": ((".pptx",), rb"PK\x03\x04.*ppt/"),
+    "rst": ((".rst",), b""),
+    "rtf": ((".rtf",), rb"\{\\rtf"),
+}
+"""Format -> the endings of its files, and how they begin; empty: only the name tells it."""
 
+_BLANK_LINE = re.compile(rb"[ \t\r\f\v]*\n")
 READERS: dict[str, Reader] = {
-    "installed-python": Reader(
-        plain_text.read_installed_python,
-        endings=(".py",),
-        begins=re.compile(re.escape(plain_text.METADATA_FIRST_LINE)).match,
-        is_one_document=True,
+    "installed-python": _document(
+        plain_text.documentation, (".py",), _begins(re.escape(plain_text.METADATA_FIRST_LINE))
     ),
     "mediawiki-dump": Reader(
         wikipedia.read_dump,
-        begins=re.compile(rb"(?:<\?xml[^>]*>\s*)?<mediawiki\b").match,
+        begins=_begins(rb"(?:<\?xml[^>]*>\s*)?<mediawiki\b"),
         boundary=wikipedia.PAGE_LINE,
         has_header=True,
         decodes_lines=True,
@@ -144,69 +155,49 @@ READERS: dict[str, Reader] = {
     ),
     "jsonl": Reader(
         tables.read_jsonl,
-        endings=(".jsonl", ".ndjson", ".json"),
-        begins=_begins_with_json_object,
+        (".jsonl", ".ndjson", ".json"),
+        _begins_with_json_object,
         boundary=re.compile(b""),
         decodes_lines=True,
     ),
-    "csv": Reader(tables.read_csv, endings=(".csv", ".tsv"), decodes_lines=True),
-    "parquet": Reader(
-        tables.read_parquet, endings=(".parquet",), begins=re.compile(rb"PAR1").match
-    ),
-    "arrow": Reader(
-        tables.read_arrow, endings=(".arrow", ".feather"), begins=re.compile(rb"ARROW1").match
-    ),
+    "csv": Reader(tables.read_csv, (".csv", ".tsv"), decodes_lines=True),
+    "parquet": Reader(tables.read_parquet, (".parquet",), _begins(rb"PAR1")),
+    "arrow": Reader(tables.read_arrow, (".arrow", ".feather"), _begins(rb"ARROW1")),
     "warc": Reader(
-        documents.read_warc,
-        endings=(".warc", ".arc", ".wet"),
-        begins=re.compile(rb"WARC/[01]\.|filedesc://").match,
+        documents.read_warc, (".warc", ".arc", ".wet"), _begins(rb"WARC/[01]\.|filedesc://")
     ),
     "mail": Reader(
         documents.read_mail,
-        endings=(".eml", ".mbox"),
-        begins=re.compile(
-            rb"From \S+ .*\d{4}\r?\n|(?:[\w-]+:[^\n]*\n(?:[ \t][^\n]*\n)*)*?message-id:",
-            re.IGNORECASE,
-        ).match,
+        (".eml", ".mbox"),
+        _begins(rb"(?i)From \S+ .*\d{4}\r?\n|(?:[\w-]+:[^\n]*\n(?:[ \t][^\n]*\n)*)*?message-id:"),
     ),
-    "pdf": Reader(
-        documents.read_pdf,
-        endings=(".pdf",),
-        begins=re.compile(rb"%PDF-").match,
-        is_one_document=True,
-    ),
+    "pdf": _document(documents.text_layer, (".pdf",), _begins(rb"%PDF-")),
     **{
-        name: Reader(
-            documents.pandoc_reader(name),
-            endings=endings,
-            begins=re.compile(begins or rb"(?!)", re.IGNORECASE | re.DOTALL).match,
-            is_one_document=True,
+        name: _document(
+            partial(documents.by_pandoc, name), endings, _begins(b"(?is)" + (begin or b"(?!)"))
         )
-        for name, endings, begins in _PANDOC
+        for name, (endings, begin) in PANDOC_FORMATS.items()
     },
     "archive": Reader(
-        lambda file, settings: source_bytes.read_archive(file, settings, _read_member),
-        endings=(".zip", ".tar"),
-        begins=re.compile(rb".{257}ustar", re.DOTALL).match,
+        lambda file, settings: _read_archive(cast(_Content, file), settings),
+        (".zip", ".tar"),
+        _begins(rb"(?s).{257}ustar"),
     ),
     "binary": Reader(plain_text.leave_out, begins=plain_text.BINARY.match),
-    "html": Reader(
-        documents.read_html,
-        endings=(".html", ".htm", ".xhtml"),
-        begins=re.compile(
-            _XML + rb"(?:<!doctype html|<(?:html|head|body|div|p)[\s>])", re.IGNORECASE
-        ).match,
-        is_one_document=True,
+    "html": _document(
+        documents.text_of_page,
+        (".html", ".htm", ".xhtml"),
+        _begins(b"(?i)" + _XML + rb"(?:<!doctype html|<(?:html|head|body|div|p)[\s>])"),
     ),
     "xml": Reader(
         documents.read_markup,
-        endings=(".tei", ".sgm", ".sgml"),
-        begins=re.compile(rb"<(?:[?!]|/?[A-Za-z][\w:.-]*(?:\s+[\w:.-]+\s*=|\s*/?>))").match,
+        (".tei", ".sgm", ".sgml"),
+        _begins(rb"<(?:[?!]|/?[A-Za-z][\w:.-]*(?:\s+[\w:.-]+\s*=|\s*/?>))"),
     ),
-    "gutenberg": Reader(plain_text.read_gutenberg, begins=_GUTENBERG.search, is_one_document=True),
+    "gutenberg": _document(plain_text.text_of_book, begins=plain_text.GUTENBERG.search),
     "paragraphs": Reader(plain_text.read_paragraphs, boundary=_BLANK_LINE, decodes_lines=True),
     "sentences": Reader(plain_text.read_sentences, boundary=_BLANK_LINE, decodes_lines=True),
-    "text": Reader(plain_text.read_text, is_one_document=True),
+    "text": _document(decode_file),
 }
 """In the order in which beginnings are compared: the words that begin a book may occur in any
 format."""
@@ -219,7 +210,7 @@ class Unreadable:
     uri: str
     """The file."""
     offset: int
-    """Where it begins in the unpacked file, in bytes; parquet: the number of the row."""
+    """Where it begins in the unpacked file, in bytes; in a table, the number of its row."""
     reason: str
     content: bytes
     """How it begins, raw; at most 64 KiB."""
@@ -253,7 +244,7 @@ def _format_by_head(head: bytes) -> str:
 
 
 def can_split(uri: str, format: str) -> bool:  # noqa: A002 - as the settings call it
-    """Return whether ranges of the file's bytes can be read, each without what comes before."""
+    """Return whether ranges of the file's bytes can be read, each without what comes before it."""
     splittable = READERS[format].boundary is not None and not source_bytes.packed_ending(uri)
     return (
         splittable
@@ -291,46 +282,29 @@ def read_documents(
     """
     reader = READERS[format]
     check_encoding(settings.encoding, by_lines=reader.decodes_lines)
-    opened = source_bytes.open_range(uri, begin, end, reader.boundary, reader.has_header)
     try:
-        with opened as (start, file):
-            is_recoded = reader.decodes_lines and file.peek(2).startswith(_UTF16)
-            with _recoded(file) if is_recoded else nullcontext(file) as content:
-                for record in reader.read(content, settings):
-                    offset = start + record.offset
-                    if record.unreadable:
-                        member = f"#{record.key}" if format == "archive" and record.key else ""
-                        yield Unreadable(uri + member, offset, record.unreadable, record.content)
-                    else:
-                        record_id = _record_id(name, record.key, offset, reader)
-                        yield Document(record_id, record.text, uri, record.lines_are_sentences)
+        with source_bytes.open_range(uri, begin, end, reader.boundary, reader.has_header) as opened:
+            start, content = opened
+            for record in _records(content, reader, settings):
+                offset = start + record.offset
+                if record.unreadable:
+                    member = f"#{record.key}" if format == "archive" and record.key else ""
+                    yield Unreadable(uri + member, offset, record.unreadable, record.content)
+                else:
+                    record_id = _record_id(name, record.key, offset, reader)
+                    yield Document(record_id, record.text, uri, record.lines_are_sentences)
     except source_bytes.BrokenFileError as error:
         yield Unreadable(uri, error.offset, error.reason, b"")
 
 
-def _read_member(name: str, file: IO[bytes], settings: SourceSettings) -> Iterator[Record]:
-    """Yield the records of an archive's member, with its name before their own ids."""
-    settings = settings.model_copy(update={"format": "auto"})
-    with source_bytes.open_member(name, file) as content:
-        told = _format_by_name(name) or _format_by_head(content.peek(_HEAD_BYTES)[:_HEAD_BYTES])
-        if told == "archive":
-            yield unreadable(NESTED_ARCHIVE, 0, name.encode(errors="replace"), name)
-            return
-        reader = READERS[told]
-        is_recoded = reader.decodes_lines and content.peek(2).startswith(_UTF16)
-        with _recoded(content) if is_recoded else nullcontext(content) as readable:
-            for record in reader.read(readable, settings):
-                key = _record_id(name, record.key, record.offset, reader)
-                yield replace(record, key=name if record.unreadable else key)
-
-
-@contextmanager
-def _recoded(file: BinaryIO) -> Iterator[BinaryIO]:
-    """Return a file in UTF-16 as one in UTF-8, on the disk: it may be large."""
-    with tempfile.TemporaryFile() as recoded:
-        shutil.copyfileobj(codecs.EncodedFile(file, "utf-8", "utf-16", "replace"), recoded)
-        recoded.seek(0)
-        yield recoded
+def _records(content: _Content, reader: Reader, settings: SourceSettings) -> Iterator[Record]:
+    """Yield what the reader yields; content in UTF-16 whose lines it cuts is recoded as UTF-8."""
+    is_recoded = reader.decodes_lines and content.peek(2).startswith(_UTF16)
+    with tempfile.TemporaryFile() if is_recoded else nullcontext(content) as readable:
+        if is_recoded:  # on the disk: it may be large
+            shutil.copyfileobj(codecs.EncodedFile(content, "utf-8", "utf-16", "replace"), readable)
+            readable.seek(0)
+        yield from reader.read(readable, settings)
 
 
 def _record_id(name: str, key: str, offset: int, reader: Reader) -> str:
@@ -338,3 +312,45 @@ def _record_id(name: str, key: str, offset: int, reader: Reader) -> str:
         return name
     # Half a surrogate pair, as JSON may hold, can't be written.
     return f"{name}#{key.encode(errors='replace').decode()}" if key else f"{name}#@{offset}"
+
+
+def _read_archive(content: _Content, settings: SourceSettings) -> Iterator[Record]:
+    """Yield the records of all members; their offsets are the members' numbers.
+
+    A broken member is "corrupt_archive", and the next one is read; of a tar archive, which has no
+    index, all before the break are read.
+    """
+    number = 0
+    try:
+        for member in source_bytes.members_of(content):
+            yield from _records_of_member(number, member, settings)
+            number += 1
+    except source_bytes.ARCHIVE_ERRORS:
+        yield unreadable(source_bytes.CORRUPT, number)
+
+
+def _records_of_member(
+    number: int, member: source_bytes.Member, settings: SourceSettings
+) -> Iterator[Record]:
+    """Yield the records of a member by its own format, with its name before their own ids."""
+    name = member.name
+    left_out = partial(unreadable, offset=number, content=name.encode(errors="replace"), key=name)
+    if member.skipped:
+        yield left_out(member.skipped)
+        return
+    try:
+        with source_bytes.open_member(member) as content:
+            told = _format_by_name(name) or _format_by_head(content.peek(_HEAD_BYTES)[:_HEAD_BYTES])
+            if told == "archive":
+                yield left_out(NESTED_ARCHIVE)
+                return
+            reader = READERS[told]
+            for record in _records(content, reader, settings):
+                key = _record_id(name, record.key, record.offset, reader)
+                yield replace(record, key=name if record.unreadable else key, offset=number)
+    except source_bytes.BrokenFileError as error:
+        if error.reason == source_bytes.NOT_READABLE:
+            raise
+        yield left_out(error.reason)
+    except source_bytes.ARCHIVE_ERRORS:  # a damaged header, or a compression unknown to Python
+        yield left_out(source_bytes.CORRUPT)

@@ -1,8 +1,7 @@
-"""Files that are one document: pages of HTML, PDF, mail, and what pandoc reads.
+"""Prose in formats that a library reads: HTML and web archives, PDF, mail, XML, and pandoc's.
 
-Each format has the library that knows it: trafilatura, pypdf, the standard library, pandoc. What is
-kept is prose: headings, paragraphs and the items of lists. Code, tables, pictures, formulas of
-their own line, footnotes, menus, quoted mail and the running heads of pages are left out.
+What is kept is headings, paragraphs and the items of lists. Code, tables, pictures, displayed
+formulas, footnotes, menus, quoted mail and the running heads of pages are left out.
 """
 
 import email
@@ -10,13 +9,12 @@ import email.policy
 import html
 import io
 import logging
-import os
 import re
 import signal
 import subprocess
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from email.message import EmailMessage
 from functools import partial
 from pathlib import Path
@@ -24,11 +22,7 @@ from typing import Any, BinaryIO, Final, cast
 
 import brotli  # type: ignore[import-untyped]
 from lxml import etree  # type: ignore[import-untyped]
-from warcio.exceptions import ArchiveLoadFailed  # type: ignore[import-untyped]
-from warcio.recordloader import ArcWarcRecordLoader  # type: ignore[import-untyped]
-from warcio.statusandheaders import (  # type: ignore[import-untyped]
-    StatusAndHeadersParserException,
-)
+from warcio import exceptions, recordloader, statusandheaders  # type: ignore[import-untyped]
 
 from albert_core.stage.errors import OutageError
 from pipelines.config import SourceSettings
@@ -47,11 +41,10 @@ from pipelines.readers.record import (
 )
 
 NOT_EXTRACTABLE, NO_TEXT_LAYER = "not_extractable", "no_text_layer"
-
-for _name in ("pypdf", "trafilatura"):
-    logging.getLogger(_name).setLevel(logging.CRITICAL)
-
-Read = Callable[[BinaryIO, SourceSettings], Iterator[Record]]
+BROKEN_RECORD, TRUNCATED_RECORD = "broken_record", "truncated_record"
+NOT_HTML, HTTP_ERROR = "not_html", "http_error"
+UNKNOWN_MARKUP = "unknown_markup"
+"""Reason of a file that looks like markup, in which no element is known to hold a text."""
 
 _HEAD_BYTES: Final = 4096
 _CHARSET: Final = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
@@ -60,6 +53,9 @@ _DECLARED: Final = re.compile(
     rb"|\A\s*<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([\w.:-]+)",
     re.IGNORECASE | re.DOTALL,
 )
+
+for _name in ("pypdf", "trafilatura", "warcio"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
 def declared_encoding(content: bytes, content_type: str = "") -> str:
@@ -70,12 +66,11 @@ def declared_encoding(content: bytes, content_type: str = "") -> str:
     return (declared[1] or declared[2]).decode("ascii", "replace") if declared else ""
 
 
+def _decode_declared(content: bytes, encoding: str) -> str:
+    return decode_file(content, encoding, declared_encoding(content))
+
+
 # HTML
-
-
-def read_html(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
-    """Yield the main text of the page, as trafilatura finds it."""
-    yield whole_file(file, settings, text_of_page)
 
 
 def decode_page(content: bytes, encoding: str, content_type: str = "") -> str:
@@ -117,179 +112,113 @@ def text_of_page(content: bytes, encoding: str, content_type: str = "") -> str:
     return text.encode(errors="replace").decode()
 
 
-# pandoc
+# Web archives
 
-PANDOC_FORMATS: Final = {
-    "asciidoc": "asciidoc",
-    "docbook": "docbook",
-    "docx": "docx",
-    "epub": "epub",
-    "fb2": "fb2",
-    "ipynb": "ipynb",
-    "jats": "jats",
-    "latex": "latex",
-    "markdown": "gfm-tex_math_dollars",  # a dollar in prose is money more often than a formula
-    "odt": "odt",
-    "org": "org",
-    "pptx": "pptx",
-    "rst": "rst",
-    "rtf": "rtf",
-}
-"""Our name of a format -> pandoc's."""
-_PACKED: Final = frozenset({"docx", "epub", "odt", "pptx"})
-"""Formats that are archives, not text."""
-_PROSE_FILTER: Final = """
-local function nothing() return {} end
-local function content(element) return element.content end
-local function items(list)
-  local blocks = {}
-  for _, item in ipairs(list.content) do
-    for _, block in ipairs(item) do table.insert(blocks, block) end
-  end
-  return blocks
-end
-return {{
-  CodeBlock = nothing, RawBlock = nothing, RawInline = nothing, Table = nothing, Note = nothing,
-  Image = nothing, Figure = nothing, HorizontalRule = nothing, Strikeout = nothing,
-  BlockQuote = content, BulletList = items, OrderedList = items,
-  Emph = content, Strong = content, Underline = content, SmallCaps = content,
-  Math = function(math) if math.mathtype == "DisplayMath" then return {} end end,
-}}
-"""
-"""For pandoc: it keeps headings, paragraphs and the items of lists, without marks for emphasis."""
-_RTF_CHARACTER: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u-?\d+(?=[^\\{}\s\d])")
-"""A character by its number, with what older readers show for it right behind: there pandoc leaves
-out two letters instead of one, and after a blank it does not."""
-_MAX_MEMORY: Final = "4G"
-_MAX_SECONDS: Final = 900
+_MAX_LINE_BYTES = 1 << 14
+_SKIP_BYTES = 1 << 20
+_FLAGS = re.IGNORECASE | re.DOTALL
+_ARC_LINE = re.compile(rb"[a-z]+:\S+ \S+ [0-9]{8,14} .*[0-9]+\s*$")
+_HTML_TYPES = ("text/html", "application/xhtml+xml")
+_HTML_BEGINS = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<(?:!doctype html|html|head)\b", _FLAGS)
+_WARC_ERRORS = (
+    *(exceptions.ArchiveLoadFailed, statusandheaders.StatusAndHeadersParserException),
+    EOFError,
+    OverflowError,  # of a length beyond what a file can have
+    ValueError,
+    AttributeError,  # raised for a response without an address
+)
 
 
-def pandoc_reader(format: str) -> Read:  # noqa: A002 - as the settings call it
-    """Return the reader of files of a format, a key of `PANDOC_FORMATS`."""
+def read_warc(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
+    """Yield a document for each page in HTML, and for each text of a WET file.
 
-    def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
-        yield whole_file(file, settings, partial(_by_pandoc, format))
-
-    return read
-
-
-def _by_pandoc(format: str, content: bytes, encoding: str) -> str:  # noqa: A002
-    """Return the prose of ``content``.
-
-    Raises:
-        UnreadableError: "not_decodable", or "not_extractable": it is broken, or takes more than 4
-            GB or a quarter of an hour.
-        OutageError: pandoc was killed, and the content may be sound.
+    Other records (requests, metadata, name look-ups, the archive's description) are not documents
+    and not counted. Responses of another type are "not_html", unsuccessful ones "http_error". After
+    a broken record, reading continues at the next one.
     """
-    import pypandoc  # type: ignore[import-untyped]
+    after_broken = False
+    while line := file.readline(_MAX_LINE_BYTES):
+        offset = file.tell() - len(line)
+        if line.isspace():
+            continue
+        found = _parse(file, line)
+        if found is not None:
+            yield from _records(found, offset, settings)
+        elif not after_broken:
+            yield unreadable(BROKEN_RECORD, offset, line)
+        after_broken = found is None
 
-    if format not in _PACKED:
-        content = decode_file(content, encoding, declared_encoding(content)).encode()
-    if format == "rtf":
-        content = _RTF_CHARACTER.sub(rb"\g<0> ", content)
-    with _pipe_with(_PROSE_FILTER.encode()) as prose_filter:
-        command = [
-            str(Path(pypandoc.__file__).with_name("files") / "pandoc"),  # not one of the PATH
-            *("+RTS", f"-M{_MAX_MEMORY}", "-RTS", "--sandbox"),
-            *(f"--lua-filter=/dev/fd/{prose_filter}", "--from", PANDOC_FORMATS[format]),
-            *("--to", "plain", "--wrap", "none"),
-        ]
-        try:
-            # Without variables it finds no settings of the worker's user.
-            done = subprocess.run(
-                command,
-                check=False,
-                input=content,
-                capture_output=True,
-                env={},
-                pass_fds=[prose_filter],
-                timeout=_MAX_SECONDS,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise UnreadableError(NOT_EXTRACTABLE) from error
-    if done.returncode in (-signal.SIGKILL, -signal.SIGTERM):
-        raise OutageError(
-            f"pandoc was killed by signal {-done.returncode} while it read {len(content):,} bytes "
-            f"of {format}. Most likely memory is short: give the worker more, or fewer threads."
+
+def _parse(file: BinaryIO, line: bytes) -> Any | None:
+    """Return the record that begins with ``line``, or None if none does."""
+    kind = "warc" if line.startswith(b"WARC/") else "arc" if _ARC_LINE.match(line) else ""
+    if not kind:
+        return None
+    loader = recordloader.ArcWarcRecordLoader(verify_http=False, arc2warc=False)
+    try:
+        found = loader.parse_record_stream(file, line, kind)
+    except _WARC_ERRORS:
+        return None
+    # A record without a length would be the whole rest of the file.
+    return None if found.raw_stream is file else found
+
+
+def _records(found: Any, offset: int, settings: SourceSettings) -> Iterator[Record]:
+    """Yield the document of a record, if it is one, and read to the record's end."""
+    uri = found.rec_headers.get_header("uri" if found.format == "arc" else "WARC-Target-URI") or ""
+    max_bytes = max_document_bytes(settings)
+    is_answer = found.rec_type == "response" and uri.lower().startswith(("http:", "https:"))
+    is_wanted = is_answer or found.rec_type in ("resource", "conversion")
+    content = _content(found, max_bytes) if is_wanted else b""
+    while found.raw_stream.read(_SKIP_BYTES):
+        pass
+    if not is_wanted:
+        return
+    content_type = _content_type(found, content)
+    if found.raw_stream.limit > 0:
+        yield unreadable(TRUNCATED_RECORD, offset, content, uri)
+    elif reason := _left_out(found, content_type):
+        yield unreadable(reason, offset, content, uri)
+    else:
+        decode = decode_page if found.rec_type == "conversion" else text_of_page
+        yield text_record(
+            content, settings, offset, uri, partial(decode, content_type=content_type)
         )
-    if done.returncode:
-        raise UnreadableError(NOT_EXTRACTABLE)
-    return done.stdout.decode(errors="replace")
 
 
-@contextmanager
-def _pipe_with(content: bytes) -> Iterator[int]:
-    """Give the number of a pipe that holds ``content``, at most 4 KiB.
-
-    A worker that is killed would leave a file.
-    """
-    read_end, write_end = os.pipe()
+def _content(found: Any, max_bytes: int) -> bytes:
+    """Return the record's content, unpacked; if it is too large, the beginning."""
+    if found.length > max_bytes:  # not unpacked: that would hold a whole chunk
+        return cast(bytes, found.raw_stream.read(max_bytes + 1))
+    coded = found.http_headers.get_header("Content-Encoding", "") if found.http_headers else ""
+    if coded.strip().lower() != "br":
+        return cast(bytes, found.content_stream().read(max_bytes + 1))
+    found.http_headers.remove_header("Content-Encoding")  # warcio fails with brotli 1.2
+    packed = found.content_stream().read()
     try:
-        with os.fdopen(write_end, "wb") as pipe:
-            pipe.write(content)
-        yield read_end
-    finally:
-        os.close(read_end)
+        return brotli.Decompressor().process(packed, output_buffer_limit=max_bytes + 1)
+    except brotli.error:  # some archives unpack a page and keep its header
+        return cast(bytes, packed)
 
 
-# PDF
-
-_LEAST_PAGES: Final = 3
-_MOST_RUNNING: Final = 2
-"""Running lines at each edge of a page; what looks like more is text."""
-_HYPHEN: Final = re.compile(r"(?<=[^\W\d_])[-\u00ad\u2010]\n(?=[^\W\d_])")
-_NUMBER: Final = re.compile(r"\d+|\b[ivxlc]+\b")
-
-
-def read_pdf(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
-    """Yield the text layer of the file, its pages joined."""
-    yield whole_file(file, settings, _text_layer)
+def _content_type(found: Any, content: bytes) -> str:
+    """Return the type as the server or the archive gave it, in lower case."""
+    if found.http_headers is not None:
+        declared = found.http_headers.get_header("Content-Type")
+    else:
+        declared = found.content_type
+    return (declared or ("text/html" if _HTML_BEGINS.match(content) else "")).strip().lower()
 
 
-def _text_layer(content: bytes, encoding: str) -> str:
-    """Return the text of all pages.
-
-    Raises:
-        UnreadableError: "not_extractable": broken or encrypted; "no_text_layer": only pictures.
-    """
-    del encoding  # a PDF knows its own
-    try:
-        pages = from_the_top(_pages_of, content)
-    except Exception as error:  # whatever it is, the next file may be sound
-        raise UnreadableError(NOT_EXTRACTABLE) from error
-    text = join_pages(pages)
-    if not text:
-        raise UnreadableError(NO_TEXT_LAYER)
-    return text.encode(errors="replace").decode()
-
-
-def _pages_of(content: bytes) -> list[str]:
-    from pypdf import PdfReader
-
-    return [page.extract_text() for page in PdfReader(io.BytesIO(content)).pages]
-
-
-def join_pages(pages: Sequence[str]) -> str:
-    """Return the text of the pages without running heads and feet, page numbers, and hyphens.
-
-    A first or last line that most pages share but for its numbers is a running one. A hyphen at
-    the end of a line goes if a lower-case letter follows.
-    """
-    lines = [[line.strip() for line in page.split("\n") if line.strip()] for page in pages]
-    for edge in (0, -1) * _MOST_RUNNING:
-        if running := _running_line(lines, edge):
-            for page in lines:
-                if page and _NUMBER.sub("#", page[edge].lower()) == running:
-                    del page[edge]
-    text = "\n".join(line for page in lines for line in page)
-    return _HYPHEN.sub(lambda found: "" if text[found.end()].islower() else "-", text)
-
-
-def _running_line(lines: Sequence[Sequence[str]], edge: int) -> str:
-    """Return the line at the edge of most pages, its numbers as ``#``, or an empty string."""
-    shapes = Counter(_NUMBER.sub("#", page[edge].lower()) for page in lines if page)
-    shape, number = max(shapes.items(), key=lambda item: item[1], default=("", 0))
-    return shape if number >= _LEAST_PAGES and 2 * number > len(lines) else ""
+def _left_out(found: Any, content_type: str) -> str:
+    """Return why the record is no page, or an empty string if it is one."""
+    if found.rec_type == "conversion":
+        return ""
+    if found.rec_type == "response":
+        status = found.http_headers.get_statuscode() if found.http_headers else ""
+        if not status.startswith("2"):
+            return HTTP_ERROR
+    return "" if content_type.startswith(_HTML_TYPES) else NOT_HTML
 
 
 # Mail
@@ -355,124 +284,62 @@ def _body_part(content: bytes) -> Any:
     return message.get_body(("plain", "html"))
 
 
-BROKEN_RECORD, TRUNCATED_RECORD = "broken_record", "truncated_record"
-NOT_HTML, HTTP_ERROR = "not_html", "http_error"
+# PDF
 
-_MAX_LINE_BYTES = 1 << 14
-_SKIP_BYTES = 1 << 20
-_FLAGS = re.IGNORECASE | re.DOTALL
-_ARC_LINE = re.compile(rb"[a-z]+:\S+ \S+ [0-9]{8,14} .*[0-9]+\s*$")
-_HTML_TYPES = ("text/html", "application/xhtml+xml")
-_HTML_BEGINS = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<(?:!doctype html|html|head)\b", _FLAGS)
-_WARC_ERRORS = (
-    ArchiveLoadFailed,
-    StatusAndHeadersParserException,
-    EOFError,
-    OverflowError,  # of a length beyond what a file can have
-    ValueError,
-    AttributeError,  # raised for a response without an address
-)
-
-logging.getLogger("warcio").setLevel(logging.CRITICAL)
+_LEAST_PAGES: Final = 3
+_MOST_RUNNING: Final = 2
+"""Running lines at each edge of a page; what looks like more is text."""
+_HYPHEN: Final = re.compile(r"(?<=[^\W\d_])[-\u00ad\u2010]\n(?=[^\W\d_])")
+_NUMBER: Final = re.compile(r"\d+|\b[ivxlc]+\b")
 
 
-def read_warc(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
-    """Yield a document for each page in HTML, and for each text of a WET file.
+def text_layer(content: bytes, encoding: str) -> str:
+    """Return the text layer of a file, its pages joined.
 
-    Other records (requests, metadata, name look-ups, the archive's description) are not documents
-    and not counted. Responses of another type are "not_html", unsuccessful ones "http_error". After
-    a broken record, reading continues at the next one.
+    Raises:
+        UnreadableError: "not_extractable": broken or encrypted; "no_text_layer": only pictures.
     """
-    after_broken = False
-    while line := file.readline(_MAX_LINE_BYTES):
-        offset = file.tell() - len(line)
-        if line.isspace():
-            continue
-        found = _parse(file, line)
-        if found is not None:
-            yield from _records(found, offset, settings)
-        elif not after_broken:
-            yield unreadable(BROKEN_RECORD, offset, line)
-        after_broken = found is None
-
-
-def _parse(file: BinaryIO, line: bytes) -> Any | None:
-    """Return the record that begins with ``line``, or None if none does."""
-    kind = "warc" if line.startswith(b"WARC/") else "arc" if _ARC_LINE.match(line) else ""
-    if not kind:
-        return None
-    loader = ArcWarcRecordLoader(verify_http=False, arc2warc=False)
+    del encoding  # a PDF knows its own
     try:
-        found = loader.parse_record_stream(file, line, kind)
-    except _WARC_ERRORS:
-        return None
-    # A record without a length would be the whole rest of the file.
-    return None if found.raw_stream is file else found
+        pages = from_the_top(_pages_of, content)
+    except Exception as error:  # whatever it is, the next file may be sound
+        raise UnreadableError(NOT_EXTRACTABLE) from error
+    text = join_pages(pages)
+    if not text:
+        raise UnreadableError(NO_TEXT_LAYER)
+    return text.encode(errors="replace").decode()
 
 
-def _records(found: Any, offset: int, settings: SourceSettings) -> Iterator[Record]:
-    """Yield the document of a record, if it is one, and read to the record's end."""
-    uri = found.rec_headers.get_header("uri" if found.format == "arc" else "WARC-Target-URI") or ""
-    max_bytes = max_document_bytes(settings)
-    is_wanted = _is_answer(found, uri) or found.rec_type in ("resource", "conversion")
-    content = _content(found, max_bytes) if is_wanted else b""
-    while found.raw_stream.read(_SKIP_BYTES):
-        pass
-    if not is_wanted:
-        return
-    content_type = _content_type(found, content)
-    if found.raw_stream.limit > 0:
-        yield unreadable(TRUNCATED_RECORD, offset, content, uri)
-    elif reason := _left_out(found, content_type):
-        yield unreadable(reason, offset, content, uri)
-    else:
-        decode = decode_page if found.rec_type == "conversion" else text_of_page
-        yield text_record(
-            content, settings, offset, uri, partial(decode, content_type=content_type)
-        )
+def _pages_of(content: bytes) -> list[str]:
+    from pypdf import PdfReader
+
+    return [page.extract_text() for page in PdfReader(io.BytesIO(content)).pages]
 
 
-def _content(found: Any, max_bytes: int) -> bytes:
-    """Return the record's content, unpacked; if it is too large, the beginning."""
-    if found.length > max_bytes:  # not unpacked: that would hold a whole chunk
-        return cast(bytes, found.raw_stream.read(max_bytes + 1))
-    coded = found.http_headers.get_header("Content-Encoding", "") if found.http_headers else ""
-    if coded.strip().lower() != "br":
-        return cast(bytes, found.content_stream().read(max_bytes + 1))
-    found.http_headers.remove_header("Content-Encoding")  # warcio fails with brotli 1.2
-    packed = found.content_stream().read()
-    try:
-        return brotli.Decompressor().process(packed, output_buffer_limit=max_bytes + 1)
-    except brotli.error:  # some archives unpack a page and keep its header
-        return cast(bytes, packed)
+def join_pages(pages: Sequence[str]) -> str:
+    """Return the text of the pages without running heads and feet, page numbers, and hyphens.
+
+    A first or last line that most pages share but for its numbers is a running one. A hyphen at
+    the end of a line goes if a lower-case letter follows.
+    """
+    lines = [[line.strip() for line in page.split("\n") if line.strip()] for page in pages]
+    for edge in (0, -1) * _MOST_RUNNING:
+        if running := _running_line(lines, edge):
+            for page in lines:
+                if page and _NUMBER.sub("#", page[edge].lower()) == running:
+                    del page[edge]
+    text = "\n".join(line for page in lines for line in page)
+    return _HYPHEN.sub(lambda found: "" if text[found.end()].islower() else "-", text)
 
 
-def _is_answer(found: Any, uri: str) -> bool:
-    return bool(found.rec_type == "response" and uri.lower().startswith(("http:", "https:")))
+def _running_line(lines: Sequence[Sequence[str]], edge: int) -> str:
+    """Return the line at the edge of most pages, its numbers as ``#``, or an empty string."""
+    shapes = Counter(_NUMBER.sub("#", page[edge].lower()) for page in lines if page)
+    shape, number = max(shapes.items(), key=lambda item: item[1], default=("", 0))
+    return shape if number >= _LEAST_PAGES and 2 * number > len(lines) else ""
 
 
-def _content_type(found: Any, content: bytes) -> str:
-    """Return the type as the server or the archive gave it, in lower case."""
-    if found.http_headers is not None:
-        declared = found.http_headers.get_header("Content-Type")
-    else:
-        declared = found.content_type
-    return (declared or ("text/html" if _HTML_BEGINS.match(content) else "")).strip().lower()
-
-
-def _left_out(found: Any, content_type: str) -> str:
-    """Return why the record is no page, or an empty string if it is one."""
-    if found.rec_type == "conversion":
-        return ""
-    if found.rec_type == "response":
-        status = found.http_headers.get_statuscode() if found.http_headers else ""
-        if not status.startswith("2"):
-            return HTTP_ERROR
-    return "" if content_type.startswith(_HTML_TYPES) else NOT_HTML
-
-
-UNKNOWN_MARKUP = "unknown_markup"
-"""Reason of a file that looks like markup, in which no element is known to hold a text."""
+# XML and SGML: TEI, Reuters, TREC, and what the settings name
 
 _TEXT_ELEMENTS: Final = frozenset({"body", "BODY", "TEXT"})
 """Hold the text of a document: of TEI, of Reuters, of TREC."""
@@ -496,7 +363,7 @@ def read_markup(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     the id of the nearest element that has one, or its number in the file. A file without such an
     element is "unknown_markup".
     """
-    found = whole_file(file, settings, _decode_markup)
+    found = whole_file(file, settings, _decode_declared)
     if found.unreadable:
         yield found
         return
@@ -508,24 +375,13 @@ def read_markup(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
         yield unreadable(UNKNOWN_MARKUP, 0, found.text[:1000].encode(errors="replace"))
 
 
-def _decode_markup(content: bytes, encoding: str) -> str:
-    declared = declared_encoding(content)
-    if encoding == AUTO and declared.lower() in ("utf-8", "utf8", ""):
-        try:
-            return decode_file(content, "utf-8" if declared else AUTO)
-        except UnreadableError:
-            return decode_file(content, AUTO)
-    return decode_file(content, encoding, declared)
-
-
 def _elements(content: str, wanted: frozenset[str]) -> Iterator[Any]:
     """Yield the innermost elements of the wanted names.
 
     SGML has several roots, bare ampersands, and characters that XML forbids; the parser mends them.
     Without its document type a file has no entities that read others or grow in memory.
     """
-    prolog = _PROLOG.match(content)
-    content = _ENTITY.sub(_character, content[prolog.end() if prolog else 0 :])
+    content = _ENTITY.sub(_character, _PROLOG.sub("", content))
     parser = etree.XMLParser(recover=True, resolve_entities="internal", no_network=True)
     root = etree.fromstring(f"<files>{content}</files>".encode(errors="replace"), parser)
     for element in root.iter():
@@ -580,3 +436,83 @@ def _words_of(element: Any) -> Iterator[str]:
         for child in element:
             yield from _words_of(child)
             yield child.tail or ""
+
+
+# pandoc
+
+_PANDOC_NAMES: Final = {
+    "markdown": "gfm-tex_math_dollars",  # a dollar in prose is money more often than a formula
+}
+"""Our name of a format -> pandoc's, where they differ."""
+_PACKED: Final = frozenset({"docx", "epub", "odt", "pptx"})
+"""Formats that are archives, not text."""
+_PROSE_FILTER: Final = """
+local function nothing() return {} end
+local function content(element) return element.content end
+local function items(list)
+  local blocks = {}
+  for _, item in ipairs(list.content) do
+    for _, block in ipairs(item) do table.insert(blocks, block) end
+  end
+  return blocks
+end
+return {{
+  CodeBlock = nothing, RawBlock = nothing, RawInline = nothing, Table = nothing, Note = nothing,
+  Image = nothing, Figure = nothing, HorizontalRule = nothing, Strikeout = nothing,
+  BlockQuote = content, BulletList = items, OrderedList = items,
+  Emph = content, Strong = content, Underline = content, SmallCaps = content,
+  Math = function(math) if math.mathtype == "DisplayMath" then return {} end end,
+}}
+"""
+"""For pandoc: it keeps headings, paragraphs and the items of lists, without marks for emphasis."""
+_RTF_CHARACTER: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u-?\d+(?=[^\\{}\s\d])")
+"""A character by its number, with what older readers show for it right behind: there pandoc leaves
+out two letters instead of one, and after a blank it does not."""
+_MAX_MEMORY: Final = "4G"
+_MAX_SECONDS: Final = 900
+
+
+def by_pandoc(format: str, content: bytes, encoding: str) -> str:  # noqa: A002
+    """Return the prose of a file of a format, a key of `PANDOC_FORMATS`.
+
+    Raises:
+        UnreadableError: "not_decodable", or "not_extractable": it is broken, or takes more than 4
+            GB or a quarter of an hour.
+        OutageError: pandoc was killed, and the content may be sound.
+    """
+    import pypandoc  # type: ignore[import-untyped]
+
+    if format not in _PACKED:
+        content = _decode_declared(content, encoding).encode()
+    if format == "rtf":
+        content = _RTF_CHARACTER.sub(rb"\g<0> ", content)
+    with tempfile.TemporaryFile() as prose_filter:  # has no name that a killed worker would leave
+        prose_filter.write(_PROSE_FILTER.encode())
+        prose_filter.seek(0)
+        command = [
+            str(Path(pypandoc.__file__).with_name("files") / "pandoc"),  # not one of the PATH
+            *("+RTS", f"-M{_MAX_MEMORY}", "-RTS", "--sandbox"),
+            *(f"--lua-filter=/dev/fd/{prose_filter.fileno()}", "--to", "plain"),
+            *("--from", _PANDOC_NAMES.get(format, format), "--wrap", "none"),
+        ]
+        try:
+            # Without variables it finds no settings of the worker's user.
+            done = subprocess.run(
+                command,
+                check=False,
+                input=content,
+                capture_output=True,
+                env={},
+                pass_fds=[prose_filter.fileno()],
+                timeout=_MAX_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise UnreadableError(NOT_EXTRACTABLE) from error
+    if done.returncode in (-signal.SIGKILL, -signal.SIGTERM):
+        raise OutageError(
+            f"pandoc was killed by signal {-done.returncode} while it read {len(content):,} bytes "
+            f"of {format}. Most likely memory is short: give the worker more, or fewer threads."
+        )
+    if done.returncode:
+        raise UnreadableError(NOT_EXTRACTABLE)
+    return done.stdout.decode(errors="replace")

@@ -1,4 +1,8 @@
-"""Plain text: whole files, books of Project Gutenberg, and blocks between blank lines."""
+"""Plain text: blocks between blank lines, books of Project Gutenberg, docstrings of Python code.
+
+Python files are parsed, never imported. They are the sample corpus of the demo: technical English
+that is present on every machine that can run the demo.
+"""
 
 import ast
 import contextlib
@@ -23,26 +27,25 @@ from pipelines.readers.record import (
     max_document_bytes,
     text_record,
     unreadable,
-    whole_file,
 )
-
-
-def read_text(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
-    """Yield the one document of the file."""
-    yield whole_file(file, settings)
-
 
 NOT_TEXT, OLD_OFFICE, OTHER_ARCHIVE = "not_text", "old_office", "other_archive"
 """Reasons of a picture, a sound or a program; of Word, Excel or mail before 2007; of an archive."""
+METADATA_FIRST_LINE = b"Metadata-Version:"
+GUTENBERG = re.compile(
+    rb"\*\*\* ?START OF (?:TH(?:E|IS) )?PROJECT GUTENBERG"
+    rb"|\*START\*\*THE SMALL PRINT!"
+    rb"|\A\W*(?:The )?Project Gutenberg(?:'s|\xe2\x80\x99s|\x92s)? ",
+    re.IGNORECASE,
+)
+"""Is found near the beginning of a book of Project Gutenberg."""
 BINARY = re.compile(
     rb"\x89PNG|\xff\xd8\xff|GIF8|BM.{4}\0\0|II\*\0|MM\0\*|RIFF.{4}|ID3|OggS|fLaC|.{4}ftyp"
     rb"|PK\x03\x04|Rar!|7z\xbc\xaf|\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd|\x7fELF|MZ.{58}"
     rb"|\xd0\xcf\x11\xe0|SQLite format 3|\xca\xfe\xba\xbe|wOF[F2]|\0asm",
     re.DOTALL,
 )
-"""How such a file begins."""
-
-
+"""How a file that holds no text begins."""
 _PACKED = re.compile(rb"Rar!|7z\xbc\xaf|\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd")
 
 
@@ -61,8 +64,8 @@ def leave_out(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
 def read_paragraphs(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield a document for each run of lines that are not blank."""
     max_bytes = max_document_bytes(settings)
-    runs = groupby(bounded_lines(file, max_bytes), key=lambda line: line[1].isspace())
-    for is_blank, lines in runs:
+    numbered = bounded_lines(file, max_bytes)
+    for is_blank, lines in groupby(numbered, key=lambda line: line[1].isspace()):
         if not is_blank:
             offset, first = next(lines)
             block = Block(offset, max_bytes)
@@ -115,13 +118,13 @@ _MAX_CREDITS = 3
 _MAX_CREDIT_CHARACTERS = 1000
 
 
-def read_gutenberg(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
-    """Yield the one book of the file, without the licence; without markers, the whole file."""
+def text_of_book(content: bytes, encoding: str) -> str:
+    """Return the one book of a file, without the licence; without markers, the whole file.
 
-    def decode(content: bytes, encoding: str) -> str:
-        return book(decode_file(content, encoding, hint=_declared_encoding(content)))
-
-    yield whole_file(file, settings, decode)
+    Raises:
+        UnreadableError: "not_decodable".
+    """
+    return book(decode_file(content, encoding, hint=_declared_encoding(content)))
 
 
 def book(text: str) -> str:
@@ -161,7 +164,8 @@ def _declared_encoding(content: bytes) -> str:
     return second if first.lower() in ("iso", "unicode") and second else first
 
 
-METADATA_FIRST_LINE = b"Metadata-Version:"
+# Python
+
 _SOURCE = "<source of a document>"
 """The file name that Python gives in its warnings about any of these files."""
 _IGNORED = ("ignore", None, Warning, re.compile(re.escape(_SOURCE)), 0)
@@ -172,14 +176,15 @@ garbage collector runs a finalizer meanwhile, another thread may interrupt, and 
 SystemError."""
 
 
-def read_installed_python(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
-    """Yield one document: a module's docstrings in source order, or a package description."""
-    yield whole_file(file, settings, _documentation)
+def documentation(content: bytes, _encoding: str) -> str:
+    """Return a module's docstrings in source order, or the description in a package's metadata.
 
-
-def _documentation(content: bytes, _encoding: str) -> str:
+    Raises:
+        UnreadableError: "not_python".
+    """
     if content.startswith(METADATA_FIRST_LINE):
-        return _description(content)
+        payload = email.message_from_bytes(content).get_payload(decode=True)
+        return payload.decode(errors="replace") if isinstance(payload, bytes) else ""
     if b'"""' not in content and b"'''" not in content:
         return ""
     try:
@@ -193,8 +198,8 @@ def _parsed(source: bytes) -> ast.Module:
     """Return the tree of ``source``, without warnings about it.
 
     `catch_warnings` is not safe in threads: it replaces the process's list of filters and restores
-    it at its end, so that two threads would undo each other's changes. Instead the list gets one
-    more filter for a while, which matches no other warnings.
+    it at its end, so that two threads would undo each other's changes. Instead the list has one
+    more filter meanwhile, which matches no other warnings.
     """
     with _parsing:
         filters = cast(list[Any], warnings.filters)
@@ -208,14 +213,8 @@ def _parsed(source: bytes) -> ast.Module:
 
 def _in_source_order(node: ast.AST) -> Iterator[str]:
     """Yield the docstring of ``node``, then those of the definitions in it, in order."""
-    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        text = ast.get_docstring(node, clean=False)
-        if text:
-            yield inspect.cleandoc(text)
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    if isinstance(node, documented) and (text := ast.get_docstring(node, clean=False)):
+        yield inspect.cleandoc(text)
     for child in getattr(node, "body", ()):
         yield from _in_source_order(child)
-
-
-def _description(content: bytes) -> str:
-    payload = email.message_from_bytes(content).get_payload(decode=True)
-    return payload.decode("utf-8", errors="replace") if isinstance(payload, bytes) else ""

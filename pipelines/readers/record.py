@@ -14,7 +14,7 @@ from albert_core.stage.errors import ConfigError
 from pipelines.config import SourceSettings
 
 MAX_CONTENT_BYTES = 1 << 16
-"""Raw bytes kept of a record that can't be read."""
+"""Raw bytes kept of an unreadable record."""
 AUTO = "auto"
 """The encoding is detected."""
 TOO_LARGE, NOT_UTF8, NOT_DECODABLE = "too_large", "not_utf8", "not_decodable"
@@ -23,22 +23,20 @@ Given = TypeVar("Given")
 
 _SKIP_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 18
-# A UTF-32 mark begins with the UTF-16 one: the longer ones come first.
 _MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
+    "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
+"""Byte order marks. That of UTF-32 begins with that of UTF-16, so it comes first."""
 _EBCDIC = ["cp037", "cp273", "cp424", "cp500", "cp875", "cp1026", "cp1140"]
-"""Code pages of mainframes: short texts are easily mistaken for them."""
+"""Code pages of mainframes, for which short texts are easily mistaken."""
 
 logging.getLogger("charset_normalizer").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of a source file: a text, or why there is none."""
+    """One record of a source file: a text, or the reason why there is none."""
 
     text: str = ""
     key: str = ""
@@ -46,7 +44,7 @@ class Record:
     unreadable: str = ""
     """Why the record could not be read; empty: it could."""
     offset: int = 0
-    """Its first byte in the file given to the reader; parquet: the number of its row."""
+    """Its first byte in the file given to the reader; in a table, the number of its row."""
     content: bytes = b""
     """Raw bytes of an unreadable record, at most `MAX_CONTENT_BYTES`."""
     lines_are_sentences: bool = False
@@ -63,7 +61,7 @@ def unreadable(reason: str, offset: int, content: bytes = b"", key: str = "") ->
 
 
 def max_document_bytes(settings: SourceSettings) -> int:
-    """Return the size of the largest record read, in bytes."""
+    """Return the size of the largest record that is read, in bytes."""
     return int(settings.max_document_mb * 1_000_000)
 
 
@@ -94,12 +92,10 @@ def decode_record(content: bytes, encoding: str) -> str:
     Raises:
         UnreadableError: "not_utf8" under auto, else "not_decodable".
     """
-    if encoding != AUTO:
-        return _strictly(content, encoding)
     try:
-        return _strictly(content, "utf-8")
+        return _strictly(content, "utf-8" if encoding == AUTO else encoding)
     except UnreadableError as error:
-        raise UnreadableError(NOT_UTF8) from error
+        raise UnreadableError(NOT_UTF8 if encoding == AUTO else NOT_DECODABLE) from error
 
 
 def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
@@ -116,8 +112,8 @@ def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
     """
     if encoding != AUTO:
         return _strictly(content, encoding)
-    for mark, marked in _MARKS.items():
-        if content.startswith(mark):
+    for marked, marks in _MARKS.items():
+        if content.startswith(marks):
             return _strictly(content, marked)
     with suppress(UnreadableError):
         return _strictly(content, "utf-8")
@@ -135,15 +131,12 @@ def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
 def encoding_of(lines: Sequence[bytes]) -> str:
     """Return the encoding that the lines of a file look like.
 
-    It is UTF-8 if any line that is not ASCII is UTF-8, or if there is none such.
+    It is UTF-8 if any line that is not ASCII is valid UTF-8, or if all lines are ASCII.
     """
     foreign = [line for line in lines if not line.isascii()]
-    for line in foreign:
-        with suppress(UnreadableError):
-            _strictly(line, "utf-8")
-            foreign = []
-            break
-    best = from_bytes(b"".join(foreign), cp_exclusion=_EBCDIC).best() if foreign else None
+    if not foreign or any(map(_is_utf8, foreign)):
+        return "utf-8-sig"
+    best = from_bytes(b"".join(foreign), cp_exclusion=_EBCDIC).best()
     return best.encoding if best else "utf-8-sig"
 
 
@@ -154,6 +147,14 @@ def _as_meant(hint: str) -> list[str]:
     except (LookupError, ValueError):
         return []
     return ["cp1252", "latin-1"] if name in ("iso8859-1", "ascii") else [name]
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _strictly(content: bytes, encoding: str) -> str:
@@ -171,8 +172,8 @@ def _strictly(content: bytes, encoding: str) -> str:
 def from_the_top(function: Callable[..., Given], *arguments: Any) -> Given:
     """Return ``function(*arguments)``, which may need all of Python's stack.
 
-    Engines call readers at different depths. What does not fit is therefore tried again on the
-    empty stack of a new thread, so that the same content is nested too deeply on all of them.
+    Engines call readers at different depths. A call that does not fit is repeated on the empty
+    stack of a new thread, so that the same content is nested too deeply on all engines.
 
     Raises:
         RecursionError: the content is nested too deeply.

@@ -1,6 +1,6 @@
-"""A source file as a stream of bytes: whole, unpacked, or the range of it in which records begin.
+"""A source file as a stream of bytes: whole, unpacked, a range of it, or the members of an archive.
 
-Errors of the file system and of the archive are raised as BrokenFileError.
+Errors of the file system and of packed files are raised as BrokenFileError.
 """
 
 import bz2
@@ -9,29 +9,34 @@ import lzma
 import re
 import stat
 import struct
+import sys
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, Self, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import fsspec
 import lz4.frame  # type: ignore[import-untyped]
 import zstandard
 
 from albert_core.stage import storage
-from pipelines.config import SourceSettings
-from pipelines.readers.record import Record, bounded_lines, unreadable
+from pipelines.readers.record import bounded_lines
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-
 NOT_READABLE = "not_readable"
 TRUNCATED, CORRUPT = "truncated_archive", "corrupt_archive"
+HIDDEN_MEMBER, SPECIAL_MEMBER = "hidden_member", "special_member"
+BOMB, ENCRYPTED = "archive_bomb", "encrypted_member"
+ARCHIVE_ERRORS = (
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error),
+    *(OSError, EOFError, ValueError, RuntimeError, LookupError, OverflowError, MemoryError),
+)
+"""Raised by `members_of`, by `Member.open` and by reading what that returns."""
 
 _BUFFER_BYTES = 1 << 20
 _BLOCK_BYTES = 8 << 20
@@ -47,7 +52,13 @@ _PACKED_BYTES = 1 << 17
 _PIECE_BYTES = 1 << 16
 """Unpacked at a time: bounds the memory, and what is lost where a file breaks off."""
 _FRAME_PACKED_BYTES = 1 << 9
-"""Of a frame that cannot limit its output; this much unpacks to some 20 MB at most."""
+"""Given at a time to a decompressor without a limit; it unpacks to 20 MB at most."""
+_MOST_TIMES = 200
+"""The most that a zip archive may unpack to, in its own size; text seldom exceeds 20."""
+_TAR_HEADERS = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
 
 
 class BrokenFileError(Exception):
@@ -62,7 +73,7 @@ class BrokenFileError(Exception):
 
 def packed_ending(uri: str) -> str:
     """Return the ending of a packed file's name, or an empty string."""
-    return next((ending for ending in _MEMBERS if uri.lower().endswith(ending)), "")
+    return next((ending for ending in _DECOMPRESSORS if uri.lower().endswith(ending)), "")
 
 
 def has_random_access(uri: str) -> bool:
@@ -99,8 +110,7 @@ def read_head(uri: str, num_bytes: int) -> bytes:
     return head
 
 
-@contextmanager
-def open_content(uri: str, block_bytes: int = _BLOCK_BYTES) -> "Iterator[io.BufferedReader[Any]]":
+def open_content(uri: str, block_bytes: int = _BLOCK_BYTES) -> "io.BufferedReader[Any]":
     """Open the whole content of the file at ``uri``, unpacked by its ending.
 
     Args:
@@ -108,29 +118,25 @@ def open_content(uri: str, block_bytes: int = _BLOCK_BYTES) -> "Iterator[io.Buff
         block_bytes: fetched from a store at a time.
 
     Raises:
-        BrokenFileError: on opening, or on reading where the content breaks off.
+        BrokenFileError: here, or on reading where the content breaks off.
     """
-    with _open(uri, block_bytes) as file, _unpacked(file, uri) as content:
-        yield content
+    return _unpacked(_open(uri, block_bytes), uri)
 
 
-@contextmanager
-def open_member(name: str, file: IO[bytes]) -> "Iterator[io.BufferedReader[Any]]":
+def open_member(member: "Member") -> "io.BufferedReader[Any]":
     """Open the content of a member of an archive, unpacked by its ending.
 
     Raises:
         BrokenFileError: on reading where the content breaks off.
+        Exception: one of `ARCHIVE_ERRORS`.
     """
-    with _Member(file) as member, _unpacked(member, name) as content:
-        yield content
+    return _unpacked(_MemberFile(member.open()), member.name)
 
 
-@contextmanager
-def _unpacked(file: "_Plain", name: str) -> "Iterator[io.BufferedReader[Any]]":
+def _unpacked(file: "_Plain", name: str) -> "io.BufferedReader[Any]":
     ending = packed_ending(name)
-    raw = _Unpacked(file, _MEMBERS[ending]) if ending else file
-    with io.BufferedReader(raw, _BUFFER_BYTES) as content:
-        yield content
+    raw = _Unpacked(file, _DECOMPRESSORS[ending]) if ending else file
+    return io.BufferedReader(raw, _BUFFER_BYTES)
 
 
 @contextmanager
@@ -225,17 +231,27 @@ class _Stream(io.RawIOBase):
             self._file.close()
         super().close()
 
+    def readinto(self, buffer: "Buffer") -> int:
+        target = memoryview(buffer).cast("B")
+        some = self._next(len(target))
+        target[: len(some)] = some
+        return len(some)
+
+    def _next(self, size: int) -> bytes | memoryview:
+        """Return the next bytes, at most ``size``; none at the end."""
+        raise NotImplementedError
+
 
 class _Plain(_Stream):
     """A file of fsspec up to ``stop``; all its errors are BrokenFileError."""
 
     reason = NOT_READABLE
-    """Of its errors."""
+    """Reason of its errors."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)
-        self.stop: int | None = None
-        """Where reading ends, in bytes; None: at the end of the file."""
+        self.stop = sys.maxsize
+        """Where reading ends, in bytes."""
         self.pending = b""
         """Returned before anything is read."""
 
@@ -254,22 +270,12 @@ class _Plain(_Stream):
             raise BrokenFileError(NOT_READABLE, self._offset) from error
         return self._offset
 
-    def readinto(self, buffer: "Buffer") -> int:
-        target = memoryview(buffer).cast("B")
-        data = self.read(len(target))
-        target[: len(data)] = data
-        return len(data)
-
-    def read(self, size: int = -1) -> bytes:
+    def _next(self, size: int) -> bytes:
         if self.pending:
-            some = self.pending if size < 0 else self.pending[:size]
-            self.pending = self.pending[len(some) :]
+            some, self.pending = self.pending[:size], self.pending[size:]
             return some
-        if self.stop is not None:
-            rest = max(0, self.stop - self._offset)
-            size = rest if size < 0 else min(size, rest)
         try:
-            data = cast(bytes, self._file.read(size))
+            data = cast(bytes, self._file.read(max(0, min(size, self.stop - self._offset))))
         except BrokenFileError:  # of the archive around it
             raise
         except Exception as error:
@@ -278,7 +284,7 @@ class _Plain(_Stream):
         return data
 
 
-class _Member(_Plain):
+class _MemberFile(_Plain):
     """A member of an archive, which is read from its beginning to its end."""
 
     reason = CORRUPT
@@ -319,36 +325,36 @@ class _Unpacked(_Stream):
     where the file ends too early, else "corrupt_archive"; its offset is in the content.
     """
 
-    def __init__(self, packed: _Plain, new_member: Callable[[], Any]) -> None:
+    def __init__(self, packed: _Plain, new_decompressor: Callable[[], Any]) -> None:
         super().__init__(packed)
-        self._pieces = self._unpack(new_member)
+        self._pieces = self._unpack(new_decompressor)
         self._piece = memoryview(b"")
 
-    def readinto(self, buffer: "Buffer") -> int:
-        while not self._piece:
-            piece = next(self._pieces, None)
-            if piece is None:
-                return 0
+    def _next(self, size: int) -> memoryview:
+        while not self._piece and (piece := next(self._pieces, None)) is not None:
             self._piece = memoryview(piece)
-        target = memoryview(buffer).cast("B")
-        length = min(len(target), len(self._piece))
-        target[:length] = self._piece[:length]
-        self._piece = self._piece[length:]
-        self._offset += length
-        return length
+        some, self._piece = self._piece[:size], self._piece[size:]
+        self._offset += len(some)
+        return some
 
-    def _unpack(self, new_member: Callable[[], Any]) -> Iterator[bytes]:
+    def _unpack(self, new_decompressor: Callable[[], Any]) -> Iterator[bytes]:
         data = self._more()
         while data:
-            member = new_member()
+            member = new_decompressor()
             while not member.eof:
                 if member.needs_input and not data:
                     data = self._more()
                     if not data:
                         raise BrokenFileError(TRUNCATED, self._offset)
-                yield self._step(member, data)
+                try:
+                    yield member.decompress(data, _PIECE_BYTES)
+                except _UNPACKING_ERRORS as error:
+                    raise BrokenFileError(CORRUPT, self._offset) from error
                 data = b""
-            data = self._after_padding(member.unused_data)
+            data = member.unused_data.lstrip(b"\x00")
+            # Zeros may stand between members and at the end.
+            while not data and (more := self._more()):
+                data = more.lstrip(b"\x00")
 
     def _more(self) -> bytes:
         try:
@@ -356,22 +362,8 @@ class _Unpacked(_Stream):
         except BrokenFileError as error:  # its offset is in the packed file
             raise BrokenFileError(error.reason, self._offset) from error
 
-    def _step(self, member: Any, data: bytes) -> bytes:
-        try:
-            return cast(bytes, member.decompress(data, _PIECE_BYTES))
-        except _UNPACKING_ERRORS as error:
-            raise BrokenFileError(CORRUPT, self._offset) from error
 
-    def _after_padding(self, data: bytes) -> bytes:
-        """Return what follows the zeros that may stand between members and at the end."""
-        while not (rest := data.lstrip(b"\x00")):
-            data = self._more()
-            if not data:
-                return b""
-        return rest
-
-
-class _GzipMember:
+class _Gzip:
     """zlib with the interface of bz2's decompressor; it checks length and CRC."""
 
     def __init__(self) -> None:
@@ -423,9 +415,9 @@ class _Frame:
         return cast(bytes, self._frame.decompress(some))
 
 
-_MEMBERS: dict[str, Callable[[], Any]] = {
-    ".gz": _GzipMember,
-    ".tgz": _GzipMember,
+_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
+    ".gz": _Gzip,
+    ".tgz": _Gzip,
     ".bz2": bz2.BZ2Decompressor,
     ".xz": lzma.LZMADecompressor,
     ".lzma": lzma.LZMADecompressor,
@@ -440,93 +432,51 @@ _UNPACKING_ERRORS = (
 )
 
 
-HIDDEN_MEMBER, SPECIAL_MEMBER = "hidden_member", "special_member"
-BOMB, ENCRYPTED = "archive_bomb", "encrypted_member"
-
-ReadMember = Callable[[str, IO[bytes], SourceSettings], Iterator[Record]]
-"""Reads a member by its name; the key of what it yields is that name, and the record's own id."""
-
-_MOST_TIMES: Final = 200
-"""What a zip archive may unpack to, in its own size; text seldom exceeds 20."""
-_MAX_TAR_HEADER_BYTES: Final = 1 << 20
-_HEADERS: Final = (
-    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
-    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
-)
+# Archives of files
 
 
-_ARCHIVE_ERRORS: Final = (
-    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error),
-    *(OSError, EOFError, ValueError, RuntimeError, LookupError, OverflowError, MemoryError),
-)
+class Member(NamedTuple):
+    """A file in an archive."""
+
+    name: str
+    open: Callable[[], IO[bytes] | None]
+    skipped: str = ""
+    """Why it is not read; empty: it is."""
 
 
-def read_archive(
-    file: BinaryIO, settings: SourceSettings, read_member: ReadMember
-) -> Iterator[Record]:
-    """Yield the records of all members; their offsets are the members' numbers.
+def members_of(file: "io.BufferedReader[Any]") -> Iterator[Member]:
+    """Yield the members of a zip or tar archive, folders left out.
 
-    A broken member is "corrupt_archive", and the next one is read; of a tar archive, which has no
-    index, all before the break are read.
+    Each must be read before the next is asked for: tar is read as a stream, since it has no index.
+
+    Raises:
+        BrokenFileError: the archive can't be read.
+        Exception: it is damaged; one of `ARCHIVE_ERRORS`.
     """
-    number = 0
-    try:
-        is_zip = file.peek(4).startswith(b"PK")  # type: ignore[attr-defined]
-        for name, skipped, opened in (_zip_members if is_zip else _tar_members)(file):
-            records = iter([unreadable(skipped, 0, name.encode(errors="replace"), name)])
-            if not skipped:
-                records = _records_of_member(name, opened, settings, read_member)
-            yield from (replace(record, offset=number) for record in records)
-            number += 1
-    except BrokenFileError:
-        raise
-    except _ARCHIVE_ERRORS:
-        yield unreadable(CORRUPT, number)
+    return (_zip_members if file.peek(4).startswith(b"PK") else _tar_members)(file)
 
 
-def _records_of_member(
-    name: str,
-    opened: Callable[[], IO[bytes] | None],
-    settings: SourceSettings,
-    read_member: ReadMember,
-) -> Iterator[Record]:
-    try:
-        member = opened()
-        assert member is not None, "what is no file is skipped"
-        yield from read_member(name, member, settings)
-    except BrokenFileError as error:
-        if error.reason == NOT_READABLE:
-            raise
-        yield unreadable(error.reason, 0, name.encode(errors="replace"), name)
-    except _ARCHIVE_ERRORS:  # a damaged header, or a way of packing that Python does not know
-        yield unreadable(CORRUPT, 0, name.encode(errors="replace"), name)
-
-
-_OpenedMember = tuple[str, str, Callable[[], IO[bytes] | None]]
-"""Name, why it is not read or an empty string, and what opens it."""
-
-
-def _zip_members(file: BinaryIO) -> Iterator[_OpenedMember]:
+def _zip_members(file: IO[bytes]) -> Iterator[Member]:
     with zipfile.ZipFile(file) as packed:
         files = [info for info in packed.infolist() if not info.is_dir()]
-        size = file.seek(0, 2)
-        if sum(info.file_size for info in files) > _MOST_TIMES * size:
-            yield "", BOMB, lambda: None
+        if sum(info.file_size for info in files) > _MOST_TIMES * file.seek(0, io.SEEK_END):
+            yield Member("", lambda: None, BOMB)
             return
         for info in files:
             mode = info.external_attr >> 16
             is_special = mode and stat.S_IFMT(mode) not in (0, stat.S_IFREG)
             skipped = SPECIAL_MEMBER if is_special else ENCRYPTED if info.flag_bits & 1 else ""
-            yield info.filename, _hidden(info.filename) or skipped, partial(packed.open, info)
+            opened = partial(packed.open, info)
+            yield Member(info.filename, opened, _hidden(info.filename) or skipped)
 
 
-def _tar_members(file: BinaryIO) -> Iterator[_OpenedMember]:
+def _tar_members(file: IO[bytes]) -> Iterator[Member]:
     with tarfile.open(fileobj=file, mode="r|", tarinfo=_TarInfo) as packed:
         for info in packed:
             if not info.isdir():
-                is_special = not info.isreg() or info.issparse()
-                skipped = _hidden(info.name) or (SPECIAL_MEMBER if is_special else "")
-                yield info.name, skipped, partial(packed.extractfile, info)
+                skipped = "" if info.isreg() and not info.issparse() else SPECIAL_MEMBER
+                opened = partial(packed.extractfile, info)
+                yield Member(info.name, opened, _hidden(info.name) or skipped)
 
 
 def _hidden(name: str) -> str:
@@ -536,11 +486,11 @@ def _hidden(name: str) -> str:
 
 
 class _TarInfo(tarfile.TarInfo):
-    """Refuses headers that tarfile would read into memory, of whatever size."""
+    """Refuses large headers, which tarfile would read into memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         info = super().frombuf(buf, encoding, errors)
-        if info.type in _HEADERS and info.size > _MAX_TAR_HEADER_BYTES:
+        if info.type in _TAR_HEADERS and info.size > _MAX_HEADER_BYTES:
             raise tarfile.HeaderError(f"a header of {info.size} bytes")
         return info

@@ -10,7 +10,7 @@ import brotli  # type: ignore[import-untyped]
 import pyarrow as pa
 
 from pipelines.config import SourceFormat
-from pipelines.readers.documents import PANDOC_FORMATS
+from pipelines.readers import PANDOC_FORMATS
 from tests.generated_text import document
 from tests.pipelines.readers import made_documents as made
 from tests.pipelines.readers.reading import (

@@ -41,7 +41,7 @@ TO_PACK = [
 
 
 def test_every_ending_is_tested() -> None:
-    assert set(source_bytes._MEMBERS) == set(PACKERS)
+    assert set(source_bytes._DECOMPRESSORS) == set(PACKERS)
 
 
 @pytest.mark.parametrize(("number", "ending"), list(enumerate(PACKERS)))
