@@ -5,7 +5,7 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO, Final, cast
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ from pipelines.config import SourceSettings
 from pipelines.readers.record import (
     AUTO,
     Record,
+    UnreadableError,
     bounded_lines,
     decode_record,
     encoding_of,
@@ -56,6 +57,9 @@ def _of_line(offset: int, line: bytes, settings: SourceSettings) -> Record:
     return Record(text, "" if key is None else str(key), offset=offset)
 
 
+# Tables of rows
+
+
 csv.field_size_limit(1 << 28)  # the settings have a lower one
 
 
@@ -65,32 +69,7 @@ def read_csv(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     Tabs or else commas or semicolons, whichever the header has most of, separate the columns. With
     no encoding declared, it is the one that the beginning of the file looks like.
     """
-    first = file.readlines(_BUFFER_BYTES)
-    is_declared = settings.encoding != AUTO
-    lines = _decoded_lines(
-        itertools.chain(first, file), settings.encoding if is_declared else encoding_of(first)
-    )
-    header = next(lines, "")
-    delimiter = max("\t,;", key=header.count)
-    row = 0
-    try:
-        names = next(csv.reader([header], delimiter=delimiter), [])
-        if settings.text_field not in names:
-            yield unreadable(NO_TEXT_FIELD, 0)
-            return
-        for values in csv.DictReader(lines, names, delimiter=delimiter):
-            text, key = values[settings.text_field], values.get(settings.id_field)
-            content = None if text is None else text.encode(errors="surrogateescape")
-            yield _of_row(row, content, key or None, settings)
-            row += 1
-    except csv.Error:
-        yield unreadable(NOT_CSV, row)
-
-
-def _decoded_lines(lines: Iterable[bytes], encoding: str) -> Iterator[str]:
-    """Yield the lines, which may also end with a carriage return alone."""
-    for line in codecs.iterdecode(iter(lines), encoding, "surrogateescape"):
-        yield from io.StringIO(line, newline="")
+    return _records(_csv_rows(file, settings), settings, NOT_CSV)
 
 
 def read_parquet(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
@@ -99,22 +78,7 @@ def read_parquet(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     A file that breaks off is "not_parquet" after the rows before the break; so is a packed file,
     which allows no random access.
     """
-    row = 0
-    try:
-        table = pq.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
-        if not _has_text(table.schema_arrow, settings.text_field):
-            yield unreadable(NO_TEXT_FIELD, 0)
-            return
-        for text, key in _texts_and_keys(table, settings):
-            yield _of_row(row, text, key, settings)
-            row += 1
-    except (pa.ArrowException, OSError, ValueError):
-        yield unreadable(NOT_PARQUET, row)
-
-
-_ARROW_FILE: Final = b"ARROW1\0\0"
-"""Begins an Arrow file, which is a stream with an index behind it."""
-_BYTES_OF: Final = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+    return _records(_parquet_rows(file, settings), settings, NOT_PARQUET)
 
 
 def read_arrow(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
@@ -122,26 +86,88 @@ def read_arrow(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
 
     One that breaks off is "not_arrow" after the batches before the break.
     """
+    return _records(_arrow_rows(file, settings), settings, NOT_ARROW)
+
+
+_Rows = Iterator[tuple[bytes | None, Any]]
+"""The text of each row, and its id or None."""
+_BROKEN: Final = (csv.Error, pa.ArrowException, OSError, ValueError, MemoryError)
+_ARROW_FILE: Final = b"ARROW1\0\0"
+"""Begins an Arrow file, which is a stream with an index behind it."""
+_BYTES_OF: Final = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+_TEXTS: Final = {*_BYTES_OF, *_BYTES_OF.values()}
+
+
+def _records(rows: _Rows, settings: SourceSettings, broken: str) -> Iterator[Record]:
+    """Yield a record for each row, then the reason ``broken`` if reading them fails."""
     row = 0
     try:
-        if cast(io.BufferedReader, file).peek(len(_ARROW_FILE)).startswith(_ARROW_FILE):
-            file.read(len(_ARROW_FILE))
-        table = pa.ipc.open_stream(file)
-        if not _has_text(table.schema, settings.text_field):
-            yield unreadable(NO_TEXT_FIELD, 0)
-            return
-        for batch in table:
-            for text, key in _checked_rows(batch, settings):
-                yield _of_row(row, text, key, settings)
-                row += 1
-    except (pa.ArrowException, OSError, ValueError, MemoryError):
-        yield unreadable(NOT_ARROW, row)
+        for text, key in rows:
+            name = f"row-{row}" if key is None else str(key)
+            if text is None:
+                yield unreadable(NO_TEXT_FIELD, row, key=name)
+            else:
+                yield text_record(text, settings, row, name, _decode_text)
+            row += 1
+    except UnreadableError as error:
+        yield unreadable(str(error), row)
+    except _BROKEN:
+        yield unreadable(broken, row)
 
 
-def _checked_rows(
-    batch: pa.RecordBatch, settings: SourceSettings
-) -> Iterator[tuple[bytes | None, Any]]:
-    """Yield the text and the id of each row, after a look at what says where they lie.
+def _decode_text(content: bytes, _encoding: str) -> str:
+    """Return a text as UTF-8: whatever the settings say, Parquet's is, and one of CSV is by now."""
+    return decode_record(content, AUTO)
+
+
+def _csv_rows(file: BinaryIO, settings: SourceSettings) -> _Rows:
+    first = file.readlines(_BUFFER_BYTES)
+    encoding = encoding_of(first) if settings.encoding == AUTO else settings.encoding
+    decoded = codecs.iterdecode(itertools.chain(first, file), encoding, "surrogateescape")
+    # Lines may also end with a carriage return alone.
+    lines = itertools.chain.from_iterable(io.StringIO(line, newline="") for line in decoded)
+    header = next(lines, "")
+    delimiter = max("\t,;", key=header.count)
+    names = next(csv.reader([header], delimiter=delimiter), [])
+    if settings.text_field not in names:
+        raise UnreadableError(NO_TEXT_FIELD)
+    for values in csv.DictReader(lines, names, delimiter=delimiter):
+        text = values[settings.text_field]
+        content = None if text is None else text.encode(errors="surrogateescape")
+        yield content, values.get(settings.id_field) or None
+
+
+def _parquet_rows(file: BinaryIO, settings: SourceSettings) -> _Rows:
+    table = pq.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+    _check_text(table.schema_arrow, settings.text_field)
+    wanted = dict.fromkeys([settings.text_field, settings.id_field])
+    columns = [name for name in wanted if name in table.schema_arrow.names]
+    # Batches do not span row groups: a damaged group would lose rows of the one before.
+    for group in range(table.num_row_groups):
+        for batch in table.iter_batches(
+            _ROWS_PER_BATCH, row_groups=[group], columns=columns, use_threads=False
+        ):
+            yield from _batch_rows(batch, settings)
+
+
+def _arrow_rows(file: BinaryIO, settings: SourceSettings) -> _Rows:
+    if cast(io.BufferedReader, file).peek(len(_ARROW_FILE)).startswith(_ARROW_FILE):
+        file.read(len(_ARROW_FILE))
+    table = pa.ipc.open_stream(file)
+    _check_text(table.schema, settings.text_field)
+    for batch in table:
+        yield from _batch_rows(batch, settings)
+
+
+def _check_text(schema: pa.Schema, name: str) -> None:
+    """Raise UnreadableError unless there is one column of the name, of texts."""
+    kind = schema.field(name).type if schema.names.count(name) == 1 else pa.null()
+    if (kind.value_type if pa.types.is_dictionary(kind) else kind) not in _TEXTS:
+        raise UnreadableError(NO_TEXT_FIELD)
+
+
+def _batch_rows(batch: pa.RecordBatch, settings: SourceSettings) -> _Rows:
+    """Yield the text and the id of each row, after a check of where the batch says that they lie.
 
     Raises:
         ArrowException: they lie outside the batch.
@@ -153,43 +179,5 @@ def _checked_rows(
     for column in (texts, keys):
         column.validate(full=True)
     for begin in range(0, len(texts), _ROWS_PER_BATCH):
-        some = texts.slice(begin, _ROWS_PER_BATCH).cast(pa.large_binary())
-        yield from zip(
-            some.to_pylist(), keys.slice(begin, _ROWS_PER_BATCH).to_pylist(), strict=True
-        )
-
-
-def _has_text(schema: pa.Schema, name: str) -> bool:
-    if schema.names.count(name) != 1:
-        return False
-    kind = schema.field(name).type
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
-
-
-def _texts_and_keys(
-    table: pq.ParquetFile, settings: SourceSettings
-) -> Iterator[tuple[bytes | None, Any]]:
-    """Yield the text and the id of each row.
-
-    Texts are read as bytes: one that is not UTF-8 would make the whole batch fail. Batches do not
-    span row groups: a damaged group would lose rows of the one before.
-    """
-    wanted = dict.fromkeys([settings.text_field, settings.id_field])
-    columns = [name for name in wanted if name in table.schema_arrow.names]
-    for group in range(table.num_row_groups):
-        for batch in table.iter_batches(
-            _ROWS_PER_BATCH, row_groups=[group], columns=columns, use_threads=False
-        ):
-            texts = batch.column(settings.text_field).cast(pa.large_binary()).to_pylist()
-            with_ids = settings.id_field in columns
-            keys = batch.column(settings.id_field) if with_ids else pa.nulls(len(texts))
-            yield from zip(texts, keys.to_pylist(), strict=True)
-
-
-def _of_row(row: int, text: bytes | None, key: Any, settings: SourceSettings) -> Record:
-    name = f"row-{row}" if key is None else str(key)
-    if text is None:
-        return unreadable(NO_TEXT_FIELD, row, key=name)
-    # Whatever the settings say, a string of Parquet is UTF-8, and one of CSV is by now.
-    return text_record(text, settings, row, name, lambda content, _: decode_record(content, AUTO))
+        some = texts.slice(begin, _ROWS_PER_BATCH).cast(pa.large_binary()).to_pylist()
+        yield from zip(some, keys.slice(begin, _ROWS_PER_BATCH).to_pylist(), strict=True)

@@ -116,9 +116,12 @@ def _article(
 ) -> Record:
     """Return the article in ``page``, from ``<page>`` to ``</page>``, or why there is none."""
     head = page[: max(page.find(b"<revision>"), 0)] or page
-    found_id, found_namespace = _ID.search(head), _NAMESPACE.search(head)
-    key = found_id.group(1).decode() if found_id else ""
-    if found_namespace and _number(found_namespace.group(1)) not in settings.wiki_namespaces:
+    found_id, namespace = _ID.search(head), _NAMESPACE.search(head)
+    key = found_id[1].decode() if found_id else ""
+    digits = namespace[1] if namespace else b""
+    if len(digits) > _MAX_NAMESPACE_DIGITS or (
+        digits and int(digits) not in settings.wiki_namespaces
+    ):
         return unreadable(OTHER_NAMESPACE, offset, key=key)
     if b"<redirect" in head:
         return unreadable(REDIRECT, offset, key=key)
@@ -132,11 +135,6 @@ def _article(
         return unreadable(NOT_WIKITEXT, offset, key=key)
     body = plain_text(text, left_out)
     return Record(text=f"{title}\n\n{body}" if body else "", key=key, offset=offset)
-
-
-def _number(digits: bytes) -> int | None:
-    """Return the number of a namespace; None for one of more digits than MediaWiki has."""
-    return int(digits) if len(digits) <= _MAX_NAMESPACE_DIGITS else None
 
 
 def _fields(page: ET.Element) -> tuple[str, str, bool]:
