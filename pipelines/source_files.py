@@ -1,4 +1,4 @@
-"""Which files a source consists of, and the units of work that they make."""
+"""Which files a source consists of, a first look at them, and the units of work they make."""
 
 import csv
 import glob
@@ -8,7 +8,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +16,6 @@ from itertools import islice, repeat
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from albert_core.stage import storage
@@ -24,8 +23,7 @@ from albert_core.stage.credentials import redacted
 from albert_core.stage.errors import SourceError
 from albert_core.stage.manifest import checked
 from albert_core.text.seeds import share_of
-from pipelines.config import INSTALLED_PYTHON, ExampleSettings, SourceSettings
-from pipelines.examples.pairs import is_held_out
+from pipelines.config import INSTALLED_PYTHON, SourceSettings
 from pipelines.readers import LEFT_OUT, Unreadable, can_split, format_of, read_documents
 
 MAX_UNIT_BYTES = 8 << 20
@@ -34,12 +32,14 @@ _FILES_PER_UNIT = 256
 _DIGEST_THREADS = 4
 _OWN_DISTRIBUTION = "albert-pretraining"
 """Left out, because whether it is found, and where, depends on where a process is started."""
+_SMALL_BYTES = 1 << 20
+"""A source up to this size is checked completely; of a larger one, files up to this size."""
+_CHECKED_FILES = 8
+"""Files of a larger source whose first record is checked."""
 _QUICK_FILES, _QUICK_BYTES = 256, 32 << 20
 """What can be read quickly."""
 
-HIDDEN, NOT_SAMPLED = "hidden", "not_in_sample"
-BROKEN_LINK, LINKED_FOLDER, SPECIAL_FILE = "broken_link", "linked_folder", "special_file"
-NAME_NOT_UTF8, BESIDE_DATASET = "name_not_utf8", "beside_dataset"
+_MAGIC = re.compile(r"[*?[]")
 _DESCRIBES_DATASET = ("dataset_info.json", "state.json")
 """Names of files that `datasets` writes beside the Arrow files of a data set."""
 
@@ -163,19 +163,16 @@ def files_of(settings: SourceSettings) -> Listing:
         raise SourceError(
             f"{twice[0]} is in the source twice. Give sources that don't hold each other."
         )
-    sampled = [
-        file
-        for file in found
-        if settings.file_share == 1 or share_of(0, "source-file", file.name) < settings.file_share
-    ]
+    share = settings.file_share
+    sampled = [f for f in found if share == 1 or share_of(0, "source-file", f.name) < share]
     if not sampled:
         raise SourceError(
             f"source {settings.uri!r} has no file"
-            + (f" in its sample of {settings.file_share:.0%}" if found else "")
+            + (f" in its sample of {share:.0%}" if found else "")
             + (f"; {listed}" if listed.skipped else "")
             + ". Give an existing file, folder or quoted glob, e.g. SOURCE='/data/wiki/**'."
         )
-    not_sampled = Counter({NOT_SAMPLED: len(found) - len(sampled)})
+    not_sampled = Counter({"not_in_sample": len(found) - len(sampled)})
     return Listing(sampled, listed.skipped + not_sampled)
 
 
@@ -186,6 +183,45 @@ def check_unchanged(file: SourceFile) -> None:
     if (now.num_bytes, now.modified) != (file.num_bytes, file.modified):
         raise SourceError(
             f"{file.uri} changed while it was read. Run the stage again when it is finished."
+        )
+
+
+def check_source(source: SourceSettings, is_held_out: Callable[[str], bool]) -> None:
+    """Raise in seconds what would certainly end the stages that read the source.
+
+    Args:
+        source: where it is.
+        is_held_out: tells of a document's id whether examples hold it out.
+
+    Raises:
+        SourceError: there is no file; no record that was looked at can be read; or a small source
+            has too few documents to train on some and hold others out.
+    """
+    files = files_of(source).files
+    is_small = sum(file.num_bytes for file in files) <= _SMALL_BYTES
+    if not is_small:
+        files = [file for file in files if file.num_bytes <= _SMALL_BYTES][:_CHECKED_FILES]
+    held_out, reasons = Counter[bool](), Counter[str]()
+    for file in files:
+        records = read_documents(file.uri, file.name, source, format_of(file.uri, source))
+        for record in records if is_small else islice(records, 1):
+            if isinstance(record, Unreadable):
+                reasons[record.reason] += 1
+            else:
+                held_out[is_held_out(record.id)] += 1
+    # The rest of a larger folder that begins with pictures may well be text.
+    is_certain = is_small or LEFT_OUT.isdisjoint(reasons)
+    if reasons and not held_out and is_certain and source.max_unreadable_share < 1:
+        why = ", ".join(f"{reason} {number}" for reason, number in reasons.items())
+        raise SourceError(
+            f"no record of the source can be read ({why} of {reasons.total()} looked at, beginning "
+            f"with {files[0].uri}). Give files of text, source.format or source.encoding."
+        )
+    if is_small and len(held_out) < 2:
+        raise SourceError(
+            f"the source has {held_out.total()} documents, of which {held_out[True]} would be held "
+            "out and the others trained on; there must be some of both. Give more text, or another "
+            "examples.held_out_share."
         )
 
 
@@ -285,7 +321,7 @@ def _found(uris: str | list[str]) -> Listing:
     entries: dict[str, SourceFile] = {}
     skipped = Counter[str]()
     for uri in uris:
-        base = re.split(r"[*?[]", uri)[0].rstrip("/").rpartition("/")[2]
+        base = _MAGIC.split(uri)[0].rstrip("/").rpartition("/")[2]
         matching = _matching(uri)
         if not matching.files:
             raise SourceError(f"{uri} of the source {uris} has no file. Fetch it or leave it out.")
@@ -309,25 +345,28 @@ def matching_uris(uri: str) -> list[str]:
 def _matching(uri: str) -> Listing:
     fs, path = storage.filesystem(storage.absolute(uri))
     is_local = isinstance(fs, LocalFileSystem)
+    found, base = {}, path
     if fs.isdir(path):
-        found, base = fs.find(path, detail=True, withdirs=is_local), path
+        found = fs.find(path, detail=True, withdirs=is_local)
     elif fs.exists(path):
         found, base = {path: fs.info(path)}, path.rpartition("/")[0]
         _say_other_host(path, found[path])
     elif glob.has_magic(path):
-        found = fs.glob(path, detail=True)
-        base = re.split(r"[*?[]", path)[0].rpartition("/")[0]
-    else:
-        found, base = {}, path
+        found, base = fs.glob(path, detail=True), _MAGIC.split(path)[0].rpartition("/")[0]
     listing = Listing([], Counter())
     datasets = _dataset_folders(found)
     for each, info in found.items():
-        name = str(each).removeprefix(base).lstrip("/")
-        real = _followed(fs, each, info)
-        if real["type"] == "directory" and not _is_link(info):
-            if is_local:
-                _check_listable(each)
-        elif reason := _why_skipped(name, str(each), info, real, datasets):
+        name, real = str(each).removeprefix(base).lstrip("/"), info
+        if is_link := bool(info.get("islink")) or info["type"] == "link":
+            with suppress(OSError):  # a link to nothing, or to itself, stays one
+                real = dict(fs.info(each))
+        if real["type"] == "directory" and not is_link:
+            # fsspec takes a local folder that may not be listed for an empty one.
+            if is_local and not os.access(each, os.R_OK | os.X_OK):
+                raise SourceError(
+                    f"{each} may not be listed. Allow it, or leave it out of the source."
+                )
+        elif reason := _why_skipped(name, str(each), real, is_link and real is info, datasets):
             listing.skipped[reason] += 1
         else:
             known = real if real["size"] is not None else fs.info(each)  # a web page of links
@@ -335,26 +374,6 @@ def _matching(uri: str) -> Listing:
     if listing.skipped:
         log.warning("%s: %s", redacted(uri), listing)
     return listing
-
-
-def _check_listable(path: str) -> None:
-    """Raise SourceError for a local folder that may not be listed: fsspec takes it for empty."""
-    if not os.access(path, os.R_OK | os.X_OK):
-        raise SourceError(f"{path} may not be listed. Allow it, or leave it out of the source.")
-
-
-def _is_link(info: Mapping[str, Any]) -> bool:
-    return bool(info.get("islink")) or info["type"] == "link"
-
-
-def _followed(
-    fs: fsspec.AbstractFileSystem, path: str, info: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    """Return what a link leads to; of one that leads to nothing, or to itself, the link."""
-    if _is_link(info):
-        with suppress(OSError):
-            return dict(fs.info(path))
-    return info
 
 
 def _dataset_folders(paths: Iterable[str]) -> frozenset[str]:
@@ -365,27 +384,23 @@ def _dataset_folders(paths: Iterable[str]) -> frozenset[str]:
 
 
 def _why_skipped(
-    name: str,
-    path: str,
-    info: Mapping[str, Any],
-    real: Mapping[str, Any],
-    datasets: Collection[str],
+    name: str, path: str, real: Mapping[str, Any], is_broken: bool, datasets: Collection[str]
 ) -> str:
     """Return why an entry is not read; empty: it is."""
     folder, _, last = path.rpartition("/")
     if any(part.startswith(".") for part in name.split("/")):
-        return HIDDEN
+        return "hidden"
     try:
         path.encode()
     except UnicodeEncodeError:
-        return NAME_NOT_UTF8
+        return "name_not_utf8"
     if real["type"] == "directory":
-        return LINKED_FOLDER
+        return "linked_folder"
     if real["type"] != "file":
-        return BROKEN_LINK if real is info and _is_link(info) else SPECIAL_FILE
+        return "broken_link" if is_broken else "special_file"
     is_data = last.endswith(".arrow") and not last.startswith("cache-")
     is_beside = (folder in datasets and not is_data) or last == "dataset_dict.json"
-    return BESIDE_DATASET if is_beside else ""
+    return "beside_dataset" if is_beside else ""
 
 
 def _say_other_host(url: str, info: Mapping[str, Any]) -> None:
@@ -424,45 +439,3 @@ def _is_unchanged(known: SourceFile | None, file: SourceFile) -> bool:
     if known is None or not file.modified:
         return False
     return (known.num_bytes, known.modified) == (file.num_bytes, file.modified)
-
-
-_SMALL_BYTES = 1 << 20
-"""A source up to this size is read completely; of a larger one, files up to this size."""
-_NUM_FILES = 8
-"""Number of files of a larger source whose first record is read."""
-
-
-def check_source(source: SourceSettings, examples: ExampleSettings) -> None:
-    """Raise what would certainly end the stages that read the source.
-
-    Raises:
-        SourceError: there is no file; no record that was looked at can be read; or a small source
-            has too few documents to train on some and hold others out.
-    """
-    files = files_of(source).files
-    is_small = sum(file.num_bytes for file in files) <= _SMALL_BYTES
-    if not is_small:
-        files = [file for file in files if file.num_bytes <= _SMALL_BYTES][:_NUM_FILES]
-    held_out, reasons = Counter[bool](), Counter[str]()
-    for file in files:
-        kind = format_of(file.uri, source)
-        records = read_documents(file.uri, file.name, source, kind)
-        for record in records if is_small else islice(records, 1):
-            if isinstance(record, Unreadable):
-                reasons[record.reason] += 1
-            else:
-                held_out[is_held_out(record.id, examples)] += 1
-    # The rest of a larger folder that begins with pictures may well be text.
-    is_certain = is_small or LEFT_OUT.isdisjoint(reasons)
-    if reasons and not held_out and is_certain and source.max_unreadable_share < 1:
-        why = ", ".join(f"{reason} {number}" for reason, number in reasons.items())
-        raise SourceError(
-            f"no record of the source can be read ({why} of {reasons.total()} looked at, beginning "
-            f"with {files[0].uri}). Give files of text, source.format or source.encoding."
-        )
-    if is_small and len(held_out) < 2:
-        raise SourceError(
-            f"the source has {held_out.total()} documents, of which {held_out[True]} would be held "
-            "out and the others trained on; there must be some of both. Give more text, or another "
-            "examples.held_out_share."
-        )

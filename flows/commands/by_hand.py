@@ -178,9 +178,10 @@ def run_flow(name: str, work: str, verbose: bool, **options: Any) -> None:
 
 
 def _check_source(recipe: Recipe) -> None:
+    from pipelines.examples.pairs import is_held_out
     from pipelines.source_files import check_source
 
-    check_source(recipe.source, recipe.examples)
+    check_source(recipe.source, partial(is_held_out, settings=recipe.examples))
 
 
 def _in_flow_run(flow: "Flow[..., str]", kept: set[int], verbose: bool, **options: Any) -> str:
