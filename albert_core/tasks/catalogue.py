@@ -19,115 +19,40 @@ from albert_core.stage.results import PASSAGE_SOURCE
 from albert_core.tasks.examples import SPLITS, ChoiceExamples, Examples, Split, Task
 from albert_core.tasks.reading import Record, of_each, parse_record, read_text
 from albert_core.tasks.squad import read_squad
-from albert_core.tasks.tables import GLUE, Files, own_task, read_glue, read_own
-
-GROUPS = ("middle", "high")
-ALL_PASSAGES = "all.txt"
-LETTERS = "ABCD"
-
-
-class _Passage(Record):
-    """An article with its questions."""
-
-    article: str
-    questions: list[str]
-    options: list[Annotated[list[str], Len(len(LETTERS), len(LETTERS))]]
-    answers: list[Literal["A", "B", "C", "D"]] | None = None
-    """None: they are withheld."""
-    id: Any = None
-
-    @model_validator(mode="after")
-    def _fit_each_other(self) -> Self:
-        for name, each in (("options", self.options), ("answers", self.answers)):
-            if each is not None and len(each) != len(self.questions):
-                raise ValueError(f"{len(each)} {name} for {len(self.questions)} questions")
-        return self
-
-
-def read_race(uris: Sequence[str]) -> ChoiceExamples:
-    """Return the questions of the passages in the files ``uris``, in that order.
-
-    A question's id consists of its passage's, e.g. "high19432.txt", and its number in the passage,
-    from 0. The passage's id is the names of its folder and file; in an ``all.txt``, its field "id".
-
-    Args:
-        uris: files of one passage or, if called ``all.txt``, of one per line; each in a folder
-            called middle or high, which is the group of its questions.
-
-    Raises:
-        TaskError: a file is missing, or a passage malformed; naming the file and the field.
-    """
-    texts = zip(uris, of_each(read_text, uris), strict=True)
-    found = [each for uri, text in texts for each in _passages(uri, text)]
-    place_of: dict[str, str] = {}
-    for where, name, _, _ in found:
-        if place_of.setdefault(name, where) != where:
-            raise TaskError(f"{where}: id {name!r} is that of {place_of[name]} too. Correct it.")
-    passages = [passage for *_, passage in found]
-    numbers = [len(passage.questions) for passage in passages]
-    targets = [LETTERS.index(letter) for each in passages for letter in each.answers or ()]
-    if not sum(numbers):
-        raise TaskError(
-            f"RACE has no questions in {len(uris)} files; expected JSON with article, questions, "
-            "options and answers."
-        )
-    if targets and len(targets) != sum(numbers):
-        raise TaskError(
-            f"{uris[0]}: {len(targets)} of {sum(numbers)} questions of this split have answers; "
-            "expected all or none."
-        )
-    return ChoiceExamples(
-        ids=[
-            f"{name}-{question}"
-            for _, name, _, passage in found
-            for question in range(len(passage.questions))
-        ],
-        articles=[passage.article for passage in passages],
-        article_of=np.repeat(np.arange(len(passages)), numbers),
-        questions=list(chain.from_iterable(passage.questions for passage in passages)),
-        options=[tuple(options) for passage in passages for options in passage.options],
-        targets=np.array(targets, np.int64) if targets else None,
-        groups=np.repeat([group for _, _, group, _ in found], numbers).tolist(),
-    )
-
-
-def _passages(uri: str, text: str) -> Iterator[tuple[str, str, str, _Passage]]:
-    """Yield place, id, group and content of each passage."""
-    *_, group, file = ["", *uri.split("/")]
-    if file != ALL_PASSAGES:
-        yield uri, group + file, group, parse_record(_Passage, text, uri)
-        return
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            where = f"{uri}, line {number}"
-            passage = parse_record(_Passage, line, where)
-            yield where, str(passage.id or f"{group}-line-{number}"), group, passage
-
+from albert_core.tasks.tables import GLUE, PublicTask, own_task, read_glue, read_own
 
 SCORED_WITH = {"mnli-mm": "mnli", "ax": "mnli"}
 """Tasks without training data, and the task whose model predicts them."""
+_GROUPS = ("middle", "high")
+_ALL_PASSAGES = "all.txt"
 _PASSAGE = re.compile(r"[0-9]+\.txt")
-_SPAN_METRICS = ("f1", "exact_match")
-_RACE = Task(
-    name="race",
-    title="RACE",
-    kind="choice",
-    labels=tuple(LETTERS),
-    metrics=("accuracy", *(f"accuracy_{group}" for group in GROUPS)),
-)
+_LETTERS = "ABCD"
 
-TASKS: dict[str, Task] = {
-    **{name: each.task for name, each in GLUE.items()},
-    "squad-1.1": Task(name="squad-1.1", title="SQuAD 1.1", kind="spans", metrics=_SPAN_METRICS),
-    "squad-2.0": Task(
-        name="squad-2.0",
-        title="SQuAD 2.0",
+
+def _squad(version: str) -> PublicTask:
+    task = Task(
+        name=f"squad-{version}",
+        title=f"SQuAD {version}",
         kind="spans",
-        metrics=_SPAN_METRICS,
-        has_answerless=True,
+        metrics=("f1", "exact_match"),
+        has_answerless=version == "2.0",
+    )
+    return PublicTask(task, {split: [f"{split}-v{version}.json"] for split in SPLITS[:2]})
+
+
+_RACE = PublicTask(
+    Task(
+        name="race",
+        title="RACE",
+        kind="choice",
+        labels=tuple(_LETTERS),
+        metrics=("accuracy", *(f"accuracy_{group}" for group in _GROUPS)),
     ),
-    "race": _RACE,
-}
+    {split: [f"{split}/{{middle,high}}/N.txt"] for split in SPLITS},
+)
+_PUBLIC = GLUE | {each.task.name: each for each in (_squad("1.1"), _squad("2.0"), _RACE)}
+
+TASKS: dict[str, Task] = {name: each.task for name, each in _PUBLIC.items()}
 """By name, in the order in which tables show them. Scores are 0..1 or -1..1, never percent."""
 
 
@@ -154,15 +79,11 @@ class TaskFiles:
         """Return a digest of the content of ``splits``, or of all, wherever the files are."""
         wanted = [s for s in SPLITS if s in self.splits and (not splits or s in splits)]
         named = [(split, uri) for split in wanted for uri in self.splits[split]]
-        contents = of_each(sha256_of, [uri for _, uri in named])
         # RACE's folders name the group of a passage; other names mean nothing.
         groups = [uri.split("/")[-2] if self.task.kind == "choice" else "" for _, uri in named]
-        return digest_of(
-            [
-                [split, group, content]
-                for (split, _), group, content in zip(named, groups, contents, strict=True)
-            ]
-        )
+        contents = of_each(sha256_of, [uri for _, uri in named])
+        rows = zip([split for split, _ in named], groups, contents, strict=True)
+        return digest_of([list(row) for row in rows])
 
 
 def find_task(name: str, task_folder: str, own: Sequence[OwnTaskSettings] = ()) -> TaskFiles:
@@ -310,7 +231,7 @@ def read_examples(files: TaskFiles, split: Split) -> Examples:
     if files.own is not None:
         return read_own(files.own, task, uris[0], split)
     if task.name in GLUE:
-        return read_glue(GLUE[task.name], uris, split)
+        return read_glue(task.name, uris, split)
     if task.kind == "spans":
         return read_squad(uris[0], task.has_answerless)
     return read_race(uris)
@@ -318,30 +239,16 @@ def read_examples(files: TaskFiles, split: Split) -> Examples:
 
 def _looked_for(files: TaskFiles, task_folder: str) -> str:
     """Return which files of the missing training and dev sets are expected, and where."""
+    public = _PUBLIC[files.task.name]
     names = [
-        " or ".join(" with ".join(each) for each in alternatives)
-        for split, alternatives in _names_of(files.task).items()
+        " or ".join(each.replace(" ", " with ") for each in alternatives)
+        for split, alternatives in public.files.items()
         if split not in files.splits and split != "test"
     ]
     return (
         f"{', '.join(names)} in {task_folder} or, at most two folders further down, in "
-        f"{' or '.join(_folder_names(files.task)) or 'any folder'}"
+        f"{' or '.join(public.folder_names) or 'any folder'}"
     )
-
-
-def _names_of(task: Task) -> Files:
-    """Return the alternative files of each split; all files of an alternative are needed."""
-    if task.name in GLUE:
-        return GLUE[task.name].files
-    if task.kind == "spans":
-        version = task.name.removeprefix("squad-")
-        return {split: [(f"{split}-v{version}.json",)] for split in SPLITS if split != "test"}
-    return {split: [(f"{split}/{{middle,high}}/N.txt",)] for split in SPLITS}
-
-
-def _folder_names(task: Task) -> Sequence[str]:
-    """Return the names that the task's folder may have; none if any name will do."""
-    return GLUE[task.name].folder_names if task.name in GLUE else ()
 
 
 class _Finder:
@@ -364,7 +271,7 @@ class _Finder:
         # A task's own folder comes before one that it may share.
         named = [
             [each for each in folders if each.rpartition("/")[2].lower() == name.lower()]
-            for name in _folder_names(task)
+            for name in _PUBLIC[task.name].folder_names
         ]
         return list(chain.from_iterable(named or [folders]))
 
@@ -376,14 +283,14 @@ class _Finder:
     def _splits_in(self, folder: str, task: Task) -> dict[Split, tuple[str, ...]]:
         there = self._names(folder).keys()
         splits: dict[Split, tuple[str, ...]] = {}
-        for split, alternatives in _names_of(task).items():
+        for split, alternatives in _PUBLIC[task.name].files.items():
             if task.name != "race":
-                names = next((names for names in alternatives if there >= set(names)), ())
+                needed = map(str.split, alternatives)
+                names = next((names for names in needed if there >= set(names)), [])
                 uris = [storage.join(folder, name) for name in names]
             else:
-                groups = [storage.join(folder, split, group) for group in GROUPS]
-                is_there = self._names(folder).get(split)
-                uris = [uri for group in groups if is_there for uri in self._passages_in(group)]
+                groups = [storage.join(folder, split, group) for group in _GROUPS]
+                uris = [uri for each in groups if split in there for uri in self._passages_in(each)]
             if uris:
                 splits[split] = tuple(uris)
         return splits
@@ -392,7 +299,7 @@ class _Finder:
         """Return RACE's files of one group by their numbers, or else the one file of all."""
         names = self._names(folder)
         chosen = sorted(filter(_PASSAGE.fullmatch, names), key=lambda name: int(name[:-4]))
-        return [storage.join(folder, name) for name in chosen or [ALL_PASSAGES] if name in names]
+        return [storage.join(folder, name) for name in chosen or [_ALL_PASSAGES] if name in names]
 
 
 def _names_in(folder: str) -> dict[str, bool]:
@@ -404,3 +311,89 @@ def _names_in(folder: str) -> dict[str, bool]:
         str(entry["name"]).rstrip("/").rpartition("/")[2]: entry["type"] != "file"
         for entry in storage.list_folder(folder)
     }
+
+
+# RACE: questions of English examinations, with four options each
+
+
+class _Passage(Record):
+    """An article with its questions."""
+
+    article: str
+    questions: list[str]
+    options: list[Annotated[list[str], Len(len(_LETTERS), len(_LETTERS))]]
+    answers: list[Literal["A", "B", "C", "D"]] | None = None
+    """None: they are withheld."""
+    id: Any = None
+
+    @model_validator(mode="after")
+    def _fit_each_other(self) -> Self:
+        for name, each in (("options", self.options), ("answers", self.answers)):
+            if each is not None and len(each) != len(self.questions):
+                raise ValueError(f"{len(each)} {name} for {len(self.questions)} questions")
+        return self
+
+
+def read_race(uris: Sequence[str]) -> ChoiceExamples:
+    """Return the questions of the passages in the files ``uris``, in that order.
+
+    The public archive has one JSON file per passage, ``RACE/{train,dev,test}/{middle,high}/N.txt``;
+    the reference reads all passages of a folder from one ``all.txt``, one JSON object per line.
+
+    A question's id consists of its passage's, e.g. "high19432.txt", and its number in the passage,
+    from 0. The passage's id is the names of its folder and file; in an ``all.txt``, its field "id".
+
+    Args:
+        uris: files of one passage or, if called ``all.txt``, of one per line; each in a folder
+            called middle or high, which is the group of its questions.
+
+    Raises:
+        TaskError: a file is missing, or a passage malformed; naming the file and the field.
+
+    Sources: Lai et al. 2017; `race_utils.py` of google-research/albert.
+    """
+    texts = zip(uris, of_each(read_text, uris), strict=True)
+    found = [each for uri, text in texts for each in _passages(uri, text)]
+    place_of: dict[str, str] = {}
+    for where, name, _, _ in found:
+        if place_of.setdefault(name, where) != where:
+            raise TaskError(f"{where}: id {name!r} is that of {place_of[name]} too. Correct it.")
+    passages = [passage for *_, passage in found]
+    numbers = [len(passage.questions) for passage in passages]
+    targets = [_LETTERS.index(letter) for each in passages for letter in each.answers or ()]
+    if not sum(numbers):
+        raise TaskError(
+            f"RACE has no questions in {len(uris)} files; expected JSON with article, questions, "
+            "options and answers."
+        )
+    if targets and len(targets) != sum(numbers):
+        raise TaskError(
+            f"{uris[0]}: {len(targets)} of {sum(numbers)} questions of this split have answers; "
+            "expected all or none."
+        )
+    return ChoiceExamples(
+        ids=[
+            f"{name}-{question}"
+            for _, name, _, passage in found
+            for question in range(len(passage.questions))
+        ],
+        articles=[passage.article for passage in passages],
+        article_of=np.repeat(np.arange(len(passages)), numbers),
+        questions=list(chain.from_iterable(passage.questions for passage in passages)),
+        options=[tuple(options) for passage in passages for options in passage.options],
+        targets=np.array(targets, np.int64) if targets else None,
+        groups=np.repeat([group for _, _, group, _ in found], numbers).tolist(),
+    )
+
+
+def _passages(uri: str, text: str) -> Iterator[tuple[str, str, str, _Passage]]:
+    """Yield place, id, group and content of each passage."""
+    *_, group, file = ["", *uri.split("/")]
+    if file != _ALL_PASSAGES:
+        yield uri, group + file, group, parse_record(_Passage, text, uri)
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{uri}, line {number}"
+            passage = parse_record(_Passage, line, where)
+            yield where, str(passage.id or f"{group}-line-{number}"), group, passage

@@ -1,6 +1,12 @@
-"""Tables of one or two texts and a label or a number: how rows become examples; a user's own task.
+"""Tables of one or two texts and a label or a number: a user's own task, and those of GLUE.
 
-GLUE's tables are read in `glue`.
+GLUE has nine tasks and a diagnostic set. MNLI's mismatched sets are a task of their own, "mnli-mm",
+and so is the diagnostic set, "ax": neither has training data, and the model of "mnli" predicts
+them. A field ends at a tab and a row at a line feed; quotation marks mean nothing. Columns are
+found by their names in the header, which only CoLA's labelled files lack.
+
+Sources: Wang et al. 2019, "GLUE"; `classifier_utils.py` of google-research/albert for columns,
+labels and their order.
 """
 
 import csv
@@ -20,19 +26,22 @@ from numpy.typing import NDArray
 
 from albert_core.config import OwnTaskSettings
 from albert_core.stage.errors import TaskError
-from albert_core.tasks.examples import SPLITS, Split, Task, TextExamples
+from albert_core.tasks.examples import SPLITS, Kind, Split, Task, TextExamples
 from albert_core.tasks.reading import parse_object, read_file, read_lines, read_text
 
 Rows = Iterator[tuple[int, dict[str, Any]]]
 """Each row's line (in a parquet file its number), from 1, and its values by column."""
-SHORT_ROW, LONG_ROW = "short_row", "long_row"
-"""Why a row is skipped: fewer or more fields than the header."""
-HIDDEN = frozenset({"-1", ""})
+Files = Mapping[Split, Sequence[str]]
+"""For each split the alternatives, of which the first that exists is read; two files that are
+needed together are separated by a blank."""
+_HIDDEN = frozenset({"-1", ""})
 """The contents of a test file's label column when the labels are withheld."""
 _MAX_CHARACTERS = 2**31 - 1
 """The longest field of a .csv; Python's own limit of 131,072 is less than a document may have."""
 _OTHER_METRICS = {"classification": ("accuracy",), "regression": ("pearson", "spearman", "mse")}
 """What is reported beside the key metric."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -133,11 +142,11 @@ def text_examples(
                 f"{uri}, line {row.line}: id {row.id!r} is that of line {line_of[row.id]} too. "
                 "Correct the file: ids of a test set are unique."
             )
-    is_hidden = split == "test" and HIDDEN.issuperset(labels)
+    is_hidden = split == "test" and _HIDDEN.issuperset(labels)
     return TextExamples(
         ids=list(ids),
-        texts_a=[of_row[0] for of_row in texts],
-        texts_b=[of_row[1] for of_row in texts] if len(columns.texts) > 1 else None,
+        texts_a=[first for first, *_ in texts],
+        texts_b=[second for _, second in texts] if len(columns.texts) > 1 else None,
         targets=None if is_hidden else _targets(task, labels, lines, uri),
         clusters=np.unique(clusters, return_inverse=True)[1] if any(clusters) else None,
         skipped=dict(skipped or {}),
@@ -242,7 +251,7 @@ def named_rows(
         if len(fields) == len(columns):
             yield line, dict(zip(columns, fields, strict=True))
         elif skipped is not None:
-            skipped[SHORT_ROW if len(fields) < len(columns) else LONG_ROW] += 1
+            skipped["short_row" if len(fields) < len(columns) else "long_row"] += 1
         else:
             raise TaskError(
                 f"{uri}, line {line}: {len(fields)} {separator}-separated fields, expected "
@@ -291,108 +300,87 @@ _COLA_HEADER = ("source", "label", "author_mark", "sentence")
 _DIAGNOSTIC = Columns(("Premise", "Hypothesis"), "Label")
 """Of the diagnostic set's labelled file; its test file has other names."""
 
-log = logging.getLogger(__name__)
-
-Files = Mapping[Split, Sequence[Sequence[str]]]
-"""The alternatives for each split, of each the names; the first whose files exist is read."""
-
 
 @dataclass(frozen=True)
-class GlueTask:
-    """A task, the names of its files and of their columns."""
+class PublicTask:
+    """A task whose files have known names."""
 
     task: Task
-    columns: Columns
     files: Files
-    folder_names: Sequence[str]
+    folder_names: Sequence[str] = ()
+    """Names that the folder of the files may have; empty: any."""
+    columns: Columns = Columns((), "")
+    """Columns of a table; files of other kinds have none."""
 
 
 def _glue(
     title: str,
-    labels: Sequence[str],
-    metrics: Sequence[str],
+    labels: tuple[str, ...],
+    metrics: tuple[str, ...],
     texts: Sequence[str],
     label: str = "label",
     files: Files | None = None,
     folder_names: Sequence[str] = (),
-) -> GlueTask:
-    """Return a task with GLUE's usual names, unless others are given."""
-    task = Task(
-        name=title.lower(),
-        title=title,
-        kind="classification" if labels else "regression",
-        labels=tuple(labels),
-        metrics=tuple(metrics),
-    )
-    usual: Files = {split: [(f"{split}.tsv",)] for split in SPLITS}
-    return GlueTask(task, Columns(texts, label, ids=_IDS), files or usual, folder_names or (title,))
+) -> PublicTask:
+    kind: Kind = "classification" if labels else "regression"
+    task = Task(name=title.lower(), title=title, kind=kind, labels=labels, metrics=metrics)
+    files = files or {split: [f"{split}.tsv"] for split in SPLITS}
+    return PublicTask(task, files, folder_names or (title,), Columns(texts, label, ids=_IDS))
 
 
 _BINARY = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")
 _MNLI = ("contradiction", "entailment", "neutral")
 _PAIR = ("sentence1", "sentence2")
-_MATCHED: Files = {
-    "train": [("train.tsv",)],
-    "dev": [("dev_matched.tsv",)],
-    "test": [("test_matched.tsv",)],
-}
-_MISMATCHED: Files = {"dev": [("dev_mismatched.tsv",)], "test": [("test_mismatched.tsv",)]}
-_LABELLED_AX: Files = {
-    "dev": [("diagnostic-full.tsv",)],
-    "test": [("diagnostic.tsv",), ("AX.tsv",)],
-}
+_ACCURACY, _WITH_F1, _WITH_MATTHEWS = ("accuracy",), ("accuracy", "f1"), ("matthews", "accuracy")
+_MATCHED: Files = {"train": ["train.tsv"], "dev": ["dev_matched.tsv"], "test": ["test_matched.tsv"]}
+_MISMATCHED: Files = {"dev": ["dev_mismatched.tsv"], "test": ["test_mismatched.tsv"]}
+_LABELLED_AX: Files = {"dev": ["diagnostic-full.tsv"], "test": ["diagnostic.tsv", "AX.tsv"]}
 # Microsoft's own files, from which GLUE's script makes its own; a list has the pairs of dev.
-_MICROSOFTS = ("msr_paraphrase_train.txt", "dev_ids.tsv")
+_MICROSOFTS = "msr_paraphrase_train.txt dev_ids.tsv"
 _MRPC: Files = {
-    "train": [("train.tsv",), _MICROSOFTS],
-    "dev": [("dev.tsv",), _MICROSOFTS],
-    "test": [("test.tsv",), ("msr_paraphrase_test.txt",)],
+    "train": ["train.tsv", _MICROSOFTS],
+    "dev": ["dev.tsv", _MICROSOFTS],
+    "test": ["test.tsv", "msr_paraphrase_test.txt"],
 }
+_AX_FOLDERS = ("diagnostic", "AX", "MNLI")
 
 GLUE = {
     each.task.name: each
     for each in (
-        _glue("CoLA", _BINARY, ["matthews", "accuracy"], ["sentence"]),
-        _glue("SST-2", _BINARY, ["accuracy"], ["sentence"]),
-        _glue("MRPC", _BINARY, ["accuracy", "f1"], ["#1 String", "#2 String"], "Quality", _MRPC),
-        _glue("STS-B", (), ["pearson", "spearman", "mse"], _PAIR, "score"),
-        _glue("QQP", _BINARY, ["accuracy", "f1"], ["question1", "question2"], "is_duplicate"),
-        _glue("MNLI", _MNLI, ["accuracy"], _PAIR, "gold_label", _MATCHED),
-        _glue("MNLI-mm", _MNLI, ["accuracy"], _PAIR, "gold_label", _MISMATCHED, ["MNLI"]),
-        _glue("QNLI", _ENTAILMENT, ["accuracy"], ["question", "sentence"]),
-        _glue("RTE", _ENTAILMENT, ["accuracy"], _PAIR),
-        _glue("WNLI", _BINARY, ["accuracy"], _PAIR),
-        _glue(
-            "AX",
-            _MNLI,
-            ["matthews", "accuracy"],
-            _PAIR,
-            files=_LABELLED_AX,
-            folder_names=["diagnostic", "AX", "MNLI"],
-        ),
+        _glue("CoLA", _BINARY, _WITH_MATTHEWS, ["sentence"]),
+        _glue("SST-2", _BINARY, _ACCURACY, ["sentence"]),
+        _glue("MRPC", _BINARY, _WITH_F1, ["#1 String", "#2 String"], "Quality", _MRPC),
+        _glue("STS-B", (), ("pearson", "spearman", "mse"), _PAIR, "score"),
+        _glue("QQP", _BINARY, _WITH_F1, ["question1", "question2"], "is_duplicate"),
+        _glue("MNLI", _MNLI, _ACCURACY, _PAIR, "gold_label", _MATCHED),
+        _glue("MNLI-mm", _MNLI, _ACCURACY, _PAIR, "gold_label", _MISMATCHED, ["MNLI"]),
+        _glue("QNLI", _ENTAILMENT, _ACCURACY, ["question", "sentence"]),
+        _glue("RTE", _ENTAILMENT, _ACCURACY, _PAIR),
+        _glue("WNLI", _BINARY, _ACCURACY, _PAIR),
+        _glue("AX", _MNLI, _WITH_MATTHEWS, _PAIR, "label", _LABELLED_AX, _AX_FOLDERS),
     )
 }
 """By the task's name."""
 
 
-def read_glue(glue_task: GlueTask, uris: Sequence[str], split: Split) -> TextExamples:
+def read_glue(name: str, uris: Sequence[str], split: Split) -> TextExamples:
     """Return the examples of one split, in the order of the file.
 
     Args:
-        glue_task: the task.
+        name: a key of `GLUE`.
         uris: the file; and, for Microsoft's MRPC, the list of the pairs of dev.
         split: files of "test" need no labels.
 
     Raises:
         TaskError: a file is missing, has no rows, or has a malformed one; naming its line.
     """
-    task, columns = glue_task.task, glue_task.columns
+    task, columns = GLUE[name].task, GLUE[name].columns
     lines = tab_separated(uris[0])
     first = lines[0][1] if lines else []
-    has_no_header = task.name == "cola" and split != "test" and columns.label not in first
+    has_no_header = name == "cola" and split != "test" and columns.label not in first
     # The rows of QQP that have too few or too many fields are passed over, as usual.
-    skipped = Counter[str]() if task.name == "qqp" else None
+    skipped = Counter[str]() if name == "qqp" else None
     rows = named_rows(lines, "tab", uris[0], _COLA_HEADER if has_no_header else (), skipped)
     if len(uris) > 1:
         rows = _rows_of_split(rows, uris[0], uris[1], split)
