@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import zipfile
+from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
 from unittest.mock import ANY
 
@@ -12,17 +13,23 @@ import pyarrow as pa
 from pipelines.config import SourceFormat
 from pipelines.readers import PANDOC_FORMATS
 from tests.generated_text import document
-from tests.pipelines.readers import made_documents as made
 from tests.pipelines.readers.reading import (
     DUMP_END,
     DUMP_HEADER,
+    PROSE,
     WIKI,
     Outcome,
+    archive,
     arrow,
     article,
+    by_pandoc,
     dump,
     json_lines,
+    mail,
     parquet,
+    parts_in_parts,
+    pdf,
+    tar,
     web_page,
     web_record,
     web_text,
@@ -41,6 +48,17 @@ def of(content: bytes, *outcomes: Outcome, **settings: Any) -> Example:
     return Example(content, list(outcomes), settings)
 
 
+def lost(reason: str, *contents: bytes, **settings: Any) -> list[Example]:
+    """Return files of which nothing can be read."""
+    return [of(content, (0, reason), **settings) for content in contents]
+
+
+def rows(texts: Iterable[str]) -> list[Outcome]:
+    """Return what a table without ids gives."""
+    return [(f"#row-{number}", text) for number, text in enumerate(texts)]
+
+
+SMALL = {"max_document_mb": 0.001}
 MARK = codecs.BOM_UTF8
 GERMAN = (
     "Als Gregor Samsa eines Morgens aus unruhigen Träumen erwachte, fand er sich in seinem "
@@ -61,16 +79,15 @@ TEXT = [
     *(of(text.encode(encoding), ("", text)) for text, encoding in ENCODED),
     of(codecs.BOM_UTF16_BE + RUSSIAN.encode("utf-16-be"), ("", RUSSIAN)),
     of(codecs.BOM_UTF32_BE + RUSSIAN.encode("utf-32-be"), ("", RUSSIAN)),
-    of(b"PK\x03\x04\x00\xff", (0, "not_decodable")),
-    of(codecs.BOM_UTF16_LE + b"\x00", (0, "not_decodable")),
+    *lost("not_decodable", b"PK\x03\x04\x00\xff", codecs.BOM_UTF16_LE + b"\x00"),
     *(
         of("Größe".encode(declared), ("", "Größe"), encoding=declared)
         for declared in ("utf-8", "cp1252", "utf-16", "gb18030")
     ),
     of(RUSSIAN.encode("koi8_r"), ("", RUSSIAN), encoding="koi8_r"),
-    of(b"Gr\xf6", (0, "not_decodable"), encoding="utf-8"),
-    of(b"x" * 1001, (0, "too_large"), max_document_mb=0.001),
-    of(b"x" * 1000, ("", "x" * 1000), max_document_mb=0.001),
+    *lost("not_decodable", b"Gr\xf6", encoding="utf-8"),
+    *lost("too_large", b"x" * 1001, **SMALL),
+    of(b"x" * 1000, ("", "x" * 1000), **SMALL),
 ]
 
 LINES = b"\n\nOne one.\nOne two.\r\n \t\r\nTwo one.\n\n\n\nThree one."
@@ -78,18 +95,13 @@ BLOCKS = [
     of(LINES, ("#@2", "One one.\nOne two.\r\n"), ("#@25", "Two one.\n"), ("#@37", "Three one.")),
     of(b"One.\n\nTwo \xff.\n\nThree.", ("#@0", "One.\n"), (6, "not_utf8"), ("#@14", "Three.")),
     of("Gr\xf6.\n".encode("latin-1"), ("#@0", "Grö.\n"), encoding="latin-1"),
-    of("Gr\xf6.\n".encode("latin-1"), (0, "not_decodable"), encoding="utf-8"),
+    *lost("not_decodable", "Gr\xf6.\n".encode("latin-1"), encoding="utf-8"),
     of(MARK + b"Text.", ("#@0", "Text.")),
     of(b"", *()),
     *(
-        of(
-            b"One.\n\n" + large + b"\nTwo.",
-            ("#@0", "One.\n"),
-            (6, "too_large"),
-            (f"#@{7 + len(large)}", "Two."),
-            max_document_mb=0.001,
-        )
+        of(b"One.\n\n" + large + b"\nTwo.", ("#@0", "One.\n"), (6, "too_large"), end, **SMALL)
         for large in (b"x y\n" * 999, b"x" * 5000 + b"\n")
+        for end in [(f"#@{7 + len(large)}", "Two.")]
     ),
 ]
 
@@ -101,7 +113,7 @@ BOOK_ENCODINGS = [
 ]
 GUTENBERG = [
     of(f"{BOOK_START}\nText.\n\n*** END OF THE PROJECT GUTENBERG EBOOK".encode(), ("", "Text.")),
-    of(b"x" * 5000, (0, "too_large"), max_document_mb=0.001),
+    *lost("too_large", b"x" * 5000, **SMALL),
     *(
         of(f"Character set encoding: {told}\n\n{BOOK_START}{text}".encode(encoding), ("", text))
         for told, encoding in BOOK_ENCODINGS
@@ -129,9 +141,9 @@ def h(): ...
 def i():
     """The last one."""
 '''
-DOCSTRINGS = [
-    *("The module.\n\nIndented.", "The class.", "The method.", "The inner one.", "The last one."),
-]
+DOCSTRINGS = (
+    "The module.\n\nIndented.\n\nThe class.\n\nThe method.\n\nThe inner one.\n\nThe last one."
+)
 METADATA = b"""Metadata-Version: 2.1
 Name: x
 Classifier: Operating System :: OS Independent
@@ -140,20 +152,15 @@ Classifier: Operating System :: OS Independent
 
 It is for gr\xc3\xb6\xc3\x9fe.
 """
+UNPARSED = [b'"""unclosed', b'print "two" """x"""', b'"""x"""\x00', b'"""x"""' + b"(" * 9999]
 PYTHON = [
-    of(MODULE.encode(), ("", "\n\n".join(DOCSTRINGS))),
+    of(MODULE.encode(), ("", DOCSTRINGS)),
     of(b'"""Text."""\nraise SystemExit("run")\n', ("", "Text.")),
     of("# -*- coding: latin-1 -*-\n'''Größe.'''\n".encode("latin-1"), ("", "Größe.")),
     of(METADATA, ("", "# The package\n\nIt is for größe.\n")),
     of(b"x = 1", ("", "")),
-    of(b"x" * 5000, (0, "too_large"), max_document_mb=0.001),
-    *(
-        of(source, (0, "not_python"))
-        for source in (
-            *(b'"""unclosed', b'print "two" """x"""', b'"""x"""\x00'),
-            b'"""x"""' + b"(" * 9999,
-        )
-    ),
+    *lost("too_large", b"x" * 5000, **SMALL),
+    *lost("not_python", *UNPARSED),
 ]
 
 LINE = json_lines({"text": "T."})
@@ -169,190 +176,124 @@ BAD_LINES = [
     (b'{"text": "T.", "n": ' + b"1" * 5000 + b"}", "not_json"),
     (b"\x00\x01", "not_json"),
 ]
+IDS = ("a", "a", 0, "", None)
+LATIN = '{"text": "Größe"}\n'.encode("latin-1")
+LONG = b'{"text": "' + b"x" * 5000 + b'"}\n'
 JSONL = [
-    of(
-        json_lines({"id": "a", "text": "One."}, {"id": 7, "text": "Two."}),
-        *(("#a", "One."), ("#7", "Two.")),
-    ),
+    of(json_lines({"id": "a", "text": "1"}, {"id": 7, "text": "2"}), ("#a", "1"), ("#7", "2")),
     of(b"\n" + LINE + b"  \r\n" + LINE.rstrip(), ("#@1", "T."), ("#@20", "T.")),
     of(MARK + LINE, ("#@0", "T.")),
-    of(
-        json_lines({"content": "One.", "url": "u/1", "text": "no"}),
-        ("#u/1", "One."),
-        text_field="content",
-        id_field="url",
-    ),
+    of(json_lines({"a": "1", "b": "u", "text": "x"}), ("#u", "1"), text_field="a", id_field="b"),
     of(b'{"id": "\\ud800", "text": "a\\ud800 \\ud83d\\ude00"}\n', ("#?", "a? 😀")),
     of(
-        json_lines(*({"id": key, "text": "T."} for key in ("a", "a", 0, "", None))),
-        *(("#a", "T."), ("#a", "T."), ("#0", "T."), ("#@76", "T."), ("#@101", "T.")),
+        json_lines(*({"id": key, "text": "T."} for key in IDS)),
+        *((key, "T.") for key in ("#a", "#a", "#0", "#@76", "#@101")),
     ),
     *(
-        of(
-            LINE + line + b"\n" + LINE,
-            *(("#@0", "T."), (len(LINE), why), (f"#@{len(LINE + line) + 1}", "T.")),
-        )
+        of(LINE + line + b"\n" + LINE, ("#@0", "T."), (len(LINE), why), end)
         for line, why in BAD_LINES
+        for end in [(f"#@{len(LINE + line) + 1}", "T.")]
     ),
-    of('{"text": "Größe"}\n'.encode("latin-1"), ("#@0", "Größe"), encoding="latin-1"),
-    of('{"text": "Größe"}\n'.encode("latin-1"), (0, "not_decodable"), encoding="utf-8"),
-    of(
-        LINE + b'{"text": "' + b"x" * 5000 + b'"}\n' + LINE,
-        *(("#@0", "T."), (len(LINE), "too_large"), (f"#@{len(LINE) + 5013}", "T.")),
-        max_document_mb=0.001,
-    ),
+    of(LATIN, ("#@0", "Größe"), encoding="latin-1"),
+    *lost("not_decodable", LATIN, encoding="utf-8"),
+    of(LINE + LONG + LINE, ("#@0", "T."), (15, "too_large"), ("#@5028", "T."), **SMALL),
 ]
 
 TEXTS = [document(number, 5) for number in range(90)]
-NUMBERED: list[Outcome] = [(f"#row-{n}", text) for n, text in enumerate(TEXTS)]
 WORDS = ["Größe.", "Two.", "Two."]
 KINDS = (pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string()))
 KEYED: list[Outcome] = [("#7", "Größe."), ("#row-1", "Two."), ("#9", "Two.")]
-ARROW_KINDS = (pa.ipc.new_stream, pa.ipc.new_file)
+ROWS = {"text": pa.array([b"One.", None, b"\xff", b"x" * 2000, b"Two."])}
+OF_ROWS: list[Outcome] = [
+    *(("#row-0", "One."), (1, "no_text_field"), (2, "not_utf8"), (3, "too_large")),
+    ("#row-4", "Two."),
+]
+WITH_IDS = {"id": [f"d{n}" for n in range(90)], "text": TEXTS, "other": [{"a": 1}] * 90}
+NAMED_COLUMNS = parquet({"a": ["One."], "b": ["u/1"], "text": ["no"]})
 PARQUET = [
     *(
         of(
-            parquet(
-                {"id": [f"d{n}" for n in range(90)], "text": TEXTS, "other": [{"a": 1}] * 90},
-                compression=compression,
-                row_group_size=40,
-            ),
+            parquet(WITH_IDS, compression=compression, row_group_size=40),
             *((f"#d{n}", text) for n, text in enumerate(TEXTS)),
         )
         for compression in ("none", "snappy", "zstd", "gzip")
     ),
-    of(parquet({"text": TEXTS}, row_group_size=40), *NUMBERED),
-    of(
-        parquet({"text": WORDS, "id": [7, None, 9]}),
-        *KEYED,
-    ),
-    *(
-        of(
-            parquet({"content": ["One."], "url": ["u/1"], "text": ["no"]}),
-            (f"#{key}", "One."),
-            text_field="content",
-            id_field=field,
-        )
-        for field, key in (("url", "u/1"), ("content", "One."))
-    ),
-    *(
-        of(
-            parquet({"text": pa.array(WORDS).cast(kind)}),
-            *((f"#row-{n}", text) for n, text in enumerate(WORDS)),
-        )
-        for kind in KINDS
-    ),
-    *(
-        of(parquet(columns), (0, "no_text_field"))
-        for columns in ({"body": ["T."]}, {"text": [5]}, {"text": [["T."]]})
-    ),
-    of(
-        parquet({"text": pa.array([b"One.", None, b"\xff", b"x" * 2000, b"Two."])}),
-        *(("#row-0", "One."), (1, "no_text_field"), (2, "not_utf8"), (3, "too_large")),
-        ("#row-4", "Two."),
-        max_document_mb=0.001,
-    ),
+    of(parquet({"text": TEXTS}, row_group_size=40), *rows(TEXTS)),
+    of(parquet({"text": WORDS, "id": [7, None, 9]}), *KEYED),
+    of(NAMED_COLUMNS, ("#u/1", "One."), text_field="a", id_field="b"),
+    of(NAMED_COLUMNS, ("#One.", "One."), text_field="a", id_field="a"),
+    *(of(parquet({"text": pa.array(WORDS).cast(kind)}), *rows(WORDS)) for kind in KINDS),
+    *lost("no_text_field", *map(parquet, ({"body": ["T."]}, {"text": [5]}, {"text": [["T."]]}))),
+    of(parquet(ROWS), *OF_ROWS, **SMALL),
     of(parquet({"text": pa.array([], pa.string())})),
-    *(
-        of(content, (0, "not_parquet"))
-        for content in (b"", b"{}\n" * 100, gzip.compress(parquet({"text": ["T."]})))
-    ),
-    *(of(parquet({"text": TEXTS})[:length], (0, "not_parquet")) for length in (9, 900, -9)),
+    *lost("not_parquet", b"", b"{}\n" * 100, gzip.compress(parquet({"text": ["T."]}))),
+    *lost("not_parquet", *(parquet({"text": TEXTS})[:length] for length in (9, 900, -9))),
 ]
 
 OUTSIDE = arrow({"text": ["x" * 0x0A0B]}).replace(b"\x0b\x0a\0\0", b"\x0b\x0a\0\x0f")
 """A table that says that its text ends outside of it."""
 ARROW = [
-    *(of(arrow({"text": TEXTS}, kind=kind), *NUMBERED) for kind in ARROW_KINDS),
-    *(
-        of(arrow({"id": [7, None, 9], "text": pa.array(WORDS).cast(kind)}), *KEYED)
-        for kind in KINDS
-    ),
-    of(arrow({"body": ["T."]}), (0, "no_text_field")),
-    of(
-        arrow({"text": pa.array([b"One.", None, b"\xff", b"x" * 2000, b"Two."])}),
-        *(("#row-0", "One."), (1, "no_text_field"), (2, "not_utf8"), (3, "too_large")),
-        ("#row-4", "Two."),
-        max_document_mb=0.001,
-    ),
-    of(arrow({"text": TEXTS})[:-900], *NUMBERED[:80], (80, "not_arrow")),
-    *(of(content, (0, "not_arrow")) for content in (b"", b"{}\n" * 100, OUTSIDE)),
+    of(arrow({"text": TEXTS}, kind=pa.ipc.new_stream), *rows(TEXTS)),
+    of(arrow({"text": TEXTS}, kind=pa.ipc.new_file), *rows(TEXTS)),
+    *(of(arrow({"id": [7, None, 9], "text": pa.array(WORDS).cast(k)}), *KEYED) for k in KINDS),
+    *lost("no_text_field", arrow({"body": ["T."]})),
+    of(arrow(ROWS), *OF_ROWS, **SMALL),
+    of(arrow({"text": TEXTS})[:-900], *rows(TEXTS)[:80], (80, "not_arrow")),
+    *lost("not_arrow", b"", b"{}\n" * 100, OUTSIDE),
 ]
 
-FIRST, SECOND = (web_record(f"http://a/{n}", web_page(f"Größe {n}.").encode()) for n in (1, 2))
+FIRST, SECOND = (web_record(web_page(f"Größe {n}.").encode(), uri=f"http://a/{n}") for n in (1, 2))
 OF_FIRST, OF_SECOND = (("#http://a/1", web_text("Größe 1.")), ("#http://a/2", web_text("Größe 2.")))
 WEB_ENCODINGS = [
-    ("utf-8", "text/html", ""),
-    ("cp1252", "text/html; charset=ISO-8859-1", ""),
-    ("cp1252", "text/html", '<meta charset="windows-1252">'),
-    ("cp1251", "text/html;charset=windows-1251", ""),
-    ("shift_jis", "text/html", '<meta http-equiv="x" content="text/html; charset=Shift_JIS">'),
-    ("utf-16", "application/xhtml+xml", ""),
+    ("Größe.", "utf-8", "text/html", ""),
+    ("Größe.", "cp1252", "text/html; charset=ISO-8859-1", ""),
+    ("Größe.", "cp1252", "text/html", '<meta charset="windows-1252">'),
+    ("Опять весна.", "cp1251", "text/html;charset=windows-1251", ""),
+    ("吾輩は猫である。", "shift_jis", "text/html", '<meta content="x; charset=Shift_JIS">'),
+    ("Größe.", "utf-16", "application/xhtml+xml", ""),
 ]
 HTML = web_page("Größe 1.").encode()
+FIELDS = "application/warc-fields"
 BROKEN = b"WARC/1.0\r\nWARC-Type: response\r\nno length\r\n\r\na\r\nb\r\n"
+ENDLESS = b"WARC/1.0\r\nWARC-Type: response\r\nContent-Length: " + b"9" * 99 + b"\r\n\r\n"
 LENGTH = f"Content-Length: {len(FIRST) - FIRST.index(b'HTTP/1.1') - 4}".encode()
 SHORT = FIRST.replace(LENGTH, b"Content-Length: 300", 1)
+CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(HTML), HTML)
+LARGE = brotli.compress(b"x" * 10**7)
 WEB = [
     of(FIRST + SECOND, OF_FIRST, OF_SECOND),
     of(FIRST * 6, *([OF_FIRST] * 6)),
     of(SHORT + SECOND, ("#http://a/1", ANY), (433, "broken_record"), OF_SECOND),
-    of(gzip.compress(FIRST + SECOND), (0, "broken_record")),
+    *lost("broken_record", gzip.compress(FIRST + SECOND)),
     of(
-        web_record("http://a/1", b"x: y", "application/warc-fields", record="warcinfo")
-        + web_record("http://a/1", "Größe.\n\nTwo.".encode(), "text/plain", record="conversion"),
+        web_record(b"x: y", FIELDS, record="warcinfo")
+        + web_record("Größe.\n\nTwo.".encode(), "text/plain", record="conversion"),
         ("#http://a/1", "Größe.\n\nTwo."),
     ),
     of(
-        web_record("http://a/1", b"GET / HTTP/1.0", record="request")
-        + web_record("http://a/1", b"fetched: 1", "application/warc-fields", record="metadata")
-        + web_record("http://a/1.png", b"\x89PNG", "image/png"),
+        web_record(b"GET / HTTP/1.0", record="request")
+        + web_record(b"fetched: 1", FIELDS, record="metadata")
+        + web_record(b"\x89PNG", "image/png", uri="http://a/1.png"),
         (342, "not_html"),
     ),
-    of(web_record("dns:a", b"a 1 IN A 1.2.3.4", "text/dns", record="resource"), (0, "not_html")),
-    of(web_record("http://a", HTML, status="404 Not Found"), (0, "http_error")),
-    of(web_record("http://a/1", b"<html></html>"), ("#http://a/1", "")),
-    of(web_record("http://a/1", b""), ("#http://a/1", "")),
-    of(web_record("http://a/1", HTML, kind=""), OF_FIRST),
-    of(web_record("http://a/1", b"x", kind=""), (0, "not_html")),
-    of(web_record("http://a/1", gzip.compress(HTML), Content_Encoding="gzip"), OF_FIRST),
-    *(
-        of(web_record("http://a/1", content, Content_Encoding="br"), OF_FIRST)
-        for content in (brotli.compress(HTML), HTML)
-    ),
-    of(
-        web_record("http://a/1", brotli.compress(b"x" * 10**7), Content_Encoding="br"),
-        (0, "too_large"),
-        max_document_mb=1,
-    ),
-    of(
-        web_record(
-            "http://a/1",
-            b"%x\r\n%s\r\n0\r\n\r\n" % (len(HTML), HTML),
-            Transfer_Encoding="chunked",
-        ),
-        OF_FIRST,
-    ),
+    *lost("not_html", web_record(b"a IN A 1.2.3.4", "text/dns", record="resource", uri="dns:a")),
+    *lost("http_error", web_record(HTML, status="404 Not Found", uri="http://a")),
+    of(web_record(b"<html></html>"), ("#http://a/1", "")),
+    of(web_record(b""), ("#http://a/1", "")),
+    of(web_record(HTML, kind=""), OF_FIRST),
+    *lost("not_html", web_record(b"x", kind="")),
+    of(web_record(gzip.compress(HTML), Content_Encoding="gzip"), OF_FIRST),
+    of(web_record(brotli.compress(HTML), Content_Encoding="br"), OF_FIRST),
+    of(web_record(HTML, Content_Encoding="br"), OF_FIRST),
+    *lost("too_large", web_record(LARGE, Content_Encoding="br"), max_document_mb=1),
+    of(web_record(CHUNKED, Transfer_Encoding="chunked"), OF_FIRST),
     of(FIRST + BROKEN + SECOND, OF_FIRST, (len(FIRST), "broken_record"), OF_SECOND),
-    of(
-        FIRST + b"WARC/1.0\r\nWARC-Type: response\r\nContent-Length: " + b"9" * 99 + b"\r\n\r\n",
-        *(OF_FIRST, (len(FIRST), "broken_record")),
-    ),
+    of(FIRST + ENDLESS, OF_FIRST, (len(FIRST), "broken_record")),
     of((FIRST + SECOND)[:-200], OF_FIRST, (len(FIRST), "truncated_record")),
-    of(
-        web_record("http://a/1", b"<html>" + b"x" * 20_000) + SECOND,
-        *((0, "too_large"), OF_SECOND),
-        max_document_mb=0.01,
-    ),
+    of(web_record(b"x" * 20_000) + SECOND, (0, "too_large"), OF_SECOND, max_document_mb=0.01),
     *(
-        of(
-            web_record("http://a/1", web_page(words, head).encode(encoding), kind),
-            ("#http://a/1", web_text(words)),
-        )
-        for encoding, kind, head in WEB_ENCODINGS
-        for words in [
-            {"cp1251": "Опять весна.", "shift_jis": "吾輩は猫である。"}.get(encoding, "Größe.")
-        ]
+        of(web_record(web_page(text, head).encode(encoding), kind), ("#http://a/1", web_text(text)))
+        for text, encoding, kind, head in WEB_ENCODINGS
     ),
 ]
 
@@ -374,114 +315,78 @@ EXTRACTED = [
     ),
     of(b'<doc id="1">\n\xff\n</doc>\n' + WIKI, (0, "not_utf8"), *OF_WIKI),
     of(b'<doc id="1">\n\xf6\n</doc>\n', ("#1", "ö\n"), encoding="latin-1"),
-    of(b'<doc id="1">\n\xf6\n</doc>\n', (0, "not_decodable"), encoding="utf-8"),
+    *lost("not_decodable", b'<doc id="1">\n\xf6\n</doc>\n', encoding="utf-8"),
     of(
         b'</doc>\n<doc>\n  <doc id="4">\n' + MARK + b'<doc id="5">\n</doc>',
         *((0, "text_outside_doc"), ("#5", "")),
     ),
     *(
-        of(WIKI + large + WIKI, *OF_WIKI, (len(WIKI), "too_large"), *OF_WIKI, max_document_mb=0.001)
-        for large in (
-            b'<doc id="9">\n' + b"x y\n" * 999 + b"</doc>\n",
-            b'<doc id="9">\n' + b"x" * 5000 + b"\n</doc>\n",
-        )
+        of(WIKI + large + WIKI, *OF_WIKI, (len(WIKI), "too_large"), *OF_WIKI, **SMALL)
+        for lines in (b"x y\n" * 999, b"x" * 5000 + b"\n")
+        for large in [b'<doc id="9">\n' + lines + b"</doc>\n"]
     ),
 ]
 
-AT = len(DUMP_HEADER) + 2
-OF_PAGE = "Title {0}\n\nSome text."
+AT, SIZE = len(DUMP_HEADER) + 2, len(article(1))
+PAGE_1, PAGE_2, PAGE_3, PAGE_4 = ((f"#{n}", f"Title {n}\n\nSome text.") for n in range(1, 5))
 BROKEN_PAGES = [
     article(2).replace("</revision>", ""),
     article(2).replace("</page>\n", ""),
     article(2, "a & b"),
     article(2, "<b>").replace("</text>", "</b>"),
 ]
-SIZE = len(article(1))
+DELETED = article(2).replace(">Some ''text''.</text>", ' deleted="deleted" />')
+OTHER_PAGES = [
+    article(1, ns="1"),
+    article(2, redirect='    <redirect title="X" />\n'),
+    article(3, "{}", model="wikibase-item", format="application/json"),
+]
+NEWER = "    <revision><text>Newer.</text></revision>\n  </page>"
+MINIMAL = "<page><title>T</title><id>5</id><revision><text>A.</text></revision></page>"
 DUMPS = [
     of(
         dump(article(7, "'''A''' &lt;i&gt;b&lt;/i&gt; &amp;amp; c.\n\n[[D|d]]")),
         ("#7", "Title 7\n\nA b & c.\nd"),
     ),
+    of(dump(article(1, "{{x}}"), DELETED), ("#1", ""), ("#2", "")),
+    of(dump(article(1, "A. [[Bildchen:b|thumb|c]] [[Fach &amp; Art:d]]")), ("#1", "Title 1\n\nA.")),
     of(
-        dump(
-            article(1, "{{x}}"),
-            article(2).replace(">Some ''text''.</text>", ' deleted="deleted" />'),
-        ),
-        *(("#1", ""), ("#2", "")),
-    ),
-    of(
-        dump(article(1, "A. [[Bildchen:b|thumb|c]] [[Fach &amp; Art:d]]")),
-        ("#1", "Title 1\n\nA."),
-    ),
-    of(
-        dump(
-            article(1, ns="1"),
-            article(2, redirect='    <redirect title="X" />\n'),
-            article(3, "{}", model="wikibase-item", format="application/json"),
-            article(4),
-        ),
+        dump(*OTHER_PAGES, article(4)),
         *((AT, "other_namespace"), (AT + SIZE, "redirect"), (AT + 2 * SIZE + 27, "not_wikitext")),
-        ("#4", OF_PAGE.format(4)),
+        PAGE_4,
     ),
-    of(
-        dump(article(1, ns="9" * 5000), article(2)),
-        (AT, "other_namespace"),
-        ("#2", OF_PAGE.format(2)),
-    ),
+    of(dump(article(1, ns="9" * 5000), article(2)), (AT, "other_namespace"), PAGE_2),
     of(
         dump(article(1, ns="1"), article(2, ns="14"), article(3)),
-        *(
-            ("#1", OF_PAGE.format(1)),
-            ("#2", OF_PAGE.format(2)),
-            (AT + 2 * SIZE + 1, "other_namespace"),
-        ),
+        *(PAGE_1, PAGE_2, (AT + 2 * SIZE + 1, "other_namespace")),
         wiki_namespaces=[1, 14],
     ),
-    of(
-        dump(
-            article(1, "Older.").replace(
-                "  </page>", "    <revision><text>Newer.</text></revision>\n  </page>"
-            )
-        ),
-        ("#1", "Title 1\n\nNewer."),
-    ),
-    of(
-        dump("<page><title>T</title><id>5</id><revision><text>A.</text></revision></page>"),
-        ("#5", "T\n\nA."),
-    ),
+    of(dump(article(1, "Older.").replace("  </page>", NEWER)), ("#1", "Title 1\n\nNewer.")),
+    of(dump(MINIMAL), ("#5", "T\n\nA.")),
     *(
-        of(
-            dump(article(1), broken, article(3)),
-            *(("#1", OF_PAGE.format(1)), (AT + SIZE, "broken_xml"), ("#3", OF_PAGE.format(3))),
-        )
+        of(dump(article(1), broken, article(3)), PAGE_1, (AT + SIZE, "broken_xml"), PAGE_3)
         for broken in BROKEN_PAGES
     ),
     of(
         dump(article(1), article(2, "caf\xe9")).decode().encode("latin-1"),
-        *(("#1", OF_PAGE.format(1)), (AT + SIZE, "broken_xml")),
+        *(PAGE_1, (AT + SIZE, "broken_xml")),
     ),
     *(
         of(
             (DUMP_HEADER + article(1) + article(2)[:length]).encode(),
-            *(("#1", OF_PAGE.format(1)), (AT + SIZE - 3 * (length < 8), "broken_xml")),
+            *(PAGE_1, (AT + SIZE - 3 * (length < 8), "broken_xml")),
         )
         for length in (3, 30, 200, SIZE - 10)
     ),
-    *(of((article(1) + rest).encode(), ("#1", OF_PAGE.format(1))) for rest in ("", "\n", DUMP_END)),
-    *(
-        of(header.encode())
-        for header in (DUMP_HEADER, DUMP_HEADER + DUMP_END, "<?xml version='1.0'?>\n" + DUMP_HEADER)
-    ),
-    of(b"Hello.", (0, "broken_xml")),
+    *(of((article(1) + rest).encode(), PAGE_1) for rest in ("", "\n", DUMP_END)),
+    *(of(f"{before}{DUMP_HEADER}".encode()) for before in ("", "<?xml version='1.0'?>\n")),
+    of(dump()),
+    *lost("broken_xml", b"Hello."),
     of(b""),
 ]
 
 CSV = [
-    of(
-        b'id,text\na,"One, ""1""\ntwo."\n,Three.\n',
-        ("#a", 'One, "1"\ntwo.'),
-        ("#row-1", "Three."),
-    ),
+    of(b'id,text\na,"1, ""2""\n3."\n,Four.\n', ("#a", '1, "2"\n3.'), ("#row-1", "Four.")),
     of("text;n\nGröße;1\n".encode(), ("#row-0", "Größe")),
     of(b"text\tid\nOne.\t7\n\nTwo.\n", ("#7", "One."), ("#row-1", "Two.")),
     of(f"text;n\n{GERMAN};1\n".encode("cp1252"), ("#row-0", GERMAN)),
@@ -489,41 +394,34 @@ CSV = [
     of("text\nGröße\n".encode() + b"Gr\xf6\n", ("#row-0", "Größe"), (1, "not_utf8")),
     of(b"text,n\rOne.,1\rTwo.,2\r", ("#row-0", "One."), ("#row-1", "Two.")),
     of("text\nGr\xf6\n".encode("latin-1"), ("#row-0", "Grö"), encoding="latin-1"),
-    of(b"a,b\n1,2\n", (0, "no_text_field")),
+    *lost("no_text_field", b"a,b\n1,2\n", b"n,text\n1\n"),
     of(b"a,b\n1,2\n", ("#2", "1"), text_field="a", id_field="b"),
-    of(b"n,text\n1\n", (0, "no_text_field")),
-    of(b"text\n" + b"x" * 2000, (0, "too_large"), max_document_mb=0.001),
+    *lost("too_large", b"text\n" + b"x" * 2000, **SMALL),
 ]
 
-PAGES = [
-    of(web_page("Größe").encode(), ("", web_text("Größe"))),
-    of(b"", ("", "")),
-]
+PAGES = [of(web_page("Größe").encode(), ("", web_text("Größe"))), of(b"", ("", ""))]
 
 HEAD = "Running head {}\n"
 PARTS = ["One is a hyph-\nenated word.", "Two is well-\nKnown.", "Three."]
 PDF = [
     of(
-        made.pdf(*(f"{HEAD.format(n)}{part}\n{n}" for n, part in enumerate(PARTS))),
+        pdf(*(f"{HEAD.format(n)}{part}\n{n}" for n, part in enumerate(PARTS))),
         ("", "One is a hyphenated word.\nTwo is well-Known.\nThree."),
     ),
-    of(made.pdf(""), (0, "no_text_layer")),
-    of(made.pdf("One.")[:900], (0, "not_extractable")),
+    *lost("no_text_layer", pdf("")),
+    *lost("not_extractable", pdf("One.")[:900]),
 ]
 
 QUOTING = "Größe.\n\n> Quoted.\nTwo.\n-- \nA. Writer\n"
 POST = b"From a@example.com Mon Jan  1 00:00:00 2024\n"
+POSTS = b"".join(POST + mail(f"{n}.\n", number=n) + b"\n\n" for n in (1, 2))
+NESTED_PARTS = b"Message-ID: <x>\n" + parts_in_parts(1000)
 MAIL = [
-    of(made.mail(QUOTING), ("#1@example.com", "Größe.\n\nTwo.\n")),
-    of(made.mail("Größe.\n", charset="cp1252"), ("#1@example.com", "Größe.\n")),
-    of(made.mail(web_page("x"), subtype="html"), ("#1@example.com", web_text("x"))),
-    of(
-        b"".join(POST + made.mail(f"{n}.\n", number=n) + b"\n\n" for n in (1, 2)),
-        ("#1@example.com", "1.\n"),
-        ("#2@example.com", "2.\n"),
-    ),
-    of(b"Subject: x\nContent-Type: image/png\n\nx", (0, "not_extractable")),
-    of(b"Message-ID: <x>\n" + made.parts_in_parts(1000), (0, "not_extractable")),
+    of(mail(QUOTING), ("#1@example.com", "Größe.\n\nTwo.\n")),
+    of(mail("Größe.\n", charset="cp1252"), ("#1@example.com", "Größe.\n")),
+    of(mail(web_page("x"), subtype="html"), ("#1@example.com", web_text("x"))),
+    of(POSTS, ("#1@example.com", "1.\n"), ("#2@example.com", "2.\n")),
+    *lost("not_extractable", b"Subject: x\nContent-Type: image/png\n\nx", NESTED_PARTS),
 ]
 
 TEI = """<TEI xmlns="http://www.tei-c.org/ns/1.0" xml:id="b1">
@@ -544,48 +442,38 @@ BOMB = b"""<!DOCTYPE a [<!ENTITY b "x"><!ENTITY c "&b;&b;"><!ENTITY d SYSTEM "fi
 MARKUP = [
     of(TEI.encode(), ("#b1", BODY)),
     of(f'<?xml version="1.0" encoding="utf-16"?>{TEI}'.encode("utf-16"), ("#b1", BODY)),
-    of(
-        REUTERS,
-        ("#1", "AT&T rose, <T>,\non Monday.\n\n    Next.\n"),
-        ("#2", "Café."),
-    ),
+    of(REUTERS, ("#1", "AT&T rose, <T>,\non Monday.\n\n    Next.\n"), ("#2", "Café.")),
     of(TREC, ("#A-1", "\nOne.\n"), ("#doc-1", "Two.")),
     of(BOMB, ("#doc-0", "&c;&d;.")),
-    of(
-        b"<c><t>One.</t><t id='x'>Two.</t></c>", ("#doc-0", "One."), ("#x", "Two."), xml_element="t"
-    ),
-    of(b"<catalog><item>x</item></catalog>", (0, "unknown_markup")),
+    of(b"<c><t>1.</t><t id='x'>2.</t></c>", ("#doc-0", "1."), ("#x", "2."), xml_element="t"),
+    *lost("unknown_markup", b"<catalog><item>x</item></catalog>"),
     of(b"<DOC><p:TEXT:x>y</p:TEXT:x><TEXT>One.</TEXT></DOC>", ("#doc-0", "One.")),
 ]
 
+CODE = PROSE.replace("The end", "x = 1\n\nThe end")
+SPACED = PROSE.replace("Größe des Meeres", " Größe  des  Meeres ").replace("code", " code ")
 ODD = {
-    "fb2": made.PROSE.replace("An item", "•\xa0An item").replace("The end", "x = 1\n\nThe end"),
-    "odt": made.PROSE.replace("The end", "x = 1\n\nThe end"),
-    "pptx": "A heading\n\nDie  Größe  des  Meeres  kostet $5 and $6 by  code .\n\nAn item\n\n"
-    "Slide 2\n\nx = 1\n\nThe end.\n",
-    "rtf": made.PROSE.replace("An item", "• An item"),
+    "fb2": CODE.replace("An item", "•\xa0An item"),
+    "odt": CODE,
+    "pptx": SPACED.replace("The end", "Slide 2\n\nx = 1\n\nThe end"),
+    "rtf": PROSE.replace("An item", "• An item"),
 }
 """What formats give that do not say what is a list, a block of code, or a word."""
 BY_PANDOC: dict[str, list[Example]] = {
-    name: [of(made.by_pandoc(name), ("", ODD.get(name, made.PROSE)))] for name in PANDOC_FORMATS
+    name: [of(by_pandoc(name), ("", ODD.get(name, PROSE)))] for name in PANDOC_FORMATS
 }
-BY_PANDOC["docx"] += [of(made.by_pandoc("docx")[:300], (0, "not_extractable"))]
+BY_PANDOC["docx"] += lost("not_extractable", by_pandoc("docx")[:300])
 BY_PANDOC["rtf"] += [
     of(rb"{\rtf1 \u8220\'93Gr\u246\'f6\u223?e \\u1.\u8221\"}", ("", "“Größe \\u1.”\n"))
 ]
-BY_PANDOC["latex"] += [
-    of(
-        "Gr\xf6\xdfe in latin-1, encoded so.".encode("latin-1"),
-        ("", "Größe in latin-1, encoded so.\n"),
-    )
-]
+BY_PANDOC["latex"] += [of("Größe in a text.".encode("latin-1"), ("", "Größe in a text.\n"))]
 
 MEMBERS = {
     "a.txt": GERMAN.encode("latin-1"),
     "b/c.jsonl.gz": gzip.compress(json_lines({"id": "a", "text": "One."}) + b"{"),
     "d.gz": gzip.compress(b"x" * 99)[:-20],
-    "e": made.archive({"a.txt": b"x"}),
-    "f.zip": made.archive({"a.txt": b"x"}),
+    "e": archive({"a.txt": b"x"}),
+    "f.zip": archive({"a.txt": b"x"}),
     ".g.txt": b"x",
     "h.arrow": arrow({"text": ["One."]}),
 }
@@ -594,26 +482,21 @@ OF_MEMBERS: list[Outcome] = [
     *(("#b/c.jsonl.gz#a", "One."), (1, "not_json"), (2, "truncated_archive"), (3, "not_text")),
     *((4, "nested_archive"), (5, "hidden_member"), ("#h.arrow#row-0", "One.")),
 ]
-ZIP, TAR = made.archive(MEMBERS), made.tar(MEMBERS)
-AT_FIRST: Outcome = (0, "corrupt_archive")
+ZIP, TAR = archive(MEMBERS), tar(MEMBERS)
+DAMAGED = ZIP.replace(GERMAN.encode("latin-1"), b"x" * len(GERMAN))
 ARCHIVES = [
     of(ZIP, *OF_MEMBERS),
-    of(
-        ZIP.replace(GERMAN.encode("latin-1"), b"x" * len(GERMAN)),
-        (0, "corrupt_archive"),
-        *OF_MEMBERS[1:],
-    ),
-    of(ZIP[:-9], (0, "corrupt_archive")),
-    of(made.archive({"a": bytes(10**6)}, packing=zipfile.ZIP_DEFLATED), (0, "archive_bomb")),
+    of(DAMAGED, (0, "corrupt_archive"), *OF_MEMBERS[1:]),
+    *lost("corrupt_archive", ZIP[:-9], tar({"a": b"x"}, comment="x" * (1 << 21))),
+    *lost("archive_bomb", archive({"a": bytes(10**6)}, packing=zipfile.ZIP_DEFLATED)),
     of(TAR, *OF_MEMBERS, (7, "special_member")),
     of(TAR[:900], ("#a.txt", GERMAN), (1, "corrupt_archive")),
-    of(made.tar({"a": b"x"}, comment="x" * (1 << 21)), (0, "corrupt_archive")),
 ]
 
-LEFT_OUT = [
-    (ZIP, "not_text"),
-    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "old_office"),
-    (b"7z\xbc\xaf\x27\x1c", "other_archive"),
+NOT_TEXT = [
+    *lost("not_text", ZIP),
+    *lost("old_office", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"),
+    *lost("other_archive", b"7z\xbc\xaf\x27\x1c"),
 ]
 
 EXAMPLES: dict[SourceFormat, list[Example]] = {
@@ -633,7 +516,7 @@ EXAMPLES: dict[SourceFormat, list[Example]] = {
     "pdf": PDF,
     "mail": MAIL,
     "xml": MARKUP,
-    "binary": [of(content, (0, reason)) for content, reason in LEFT_OUT],
+    "binary": NOT_TEXT,
     "archive": ARCHIVES,
     **cast(dict[SourceFormat, list[Example]], BY_PANDOC),
 }

@@ -19,19 +19,21 @@ from pipelines.readers import LEFT_OUT, READERS, Unreadable, can_split, format_o
 from pipelines.readers.plain_text import book
 from pipelines.readers.record import MAX_CONTENT_BYTES
 from tests.pipelines.readers.examples import BOOK_START, EXAMPLES, METADATA, NAMED, QUICK, Example
-from tests.pipelines.readers.made_documents import by_pandoc, parts_in_parts, tar
 from tests.pipelines.readers.reading import (
     PACKERS,
     WIKI,
     Outcome,
     Read,
     article,
+    by_pandoc,
     dump,
     outcomes,
     parquet,
+    parts_in_parts,
     read,
     read_content,
     split,
+    tar,
     texts,
     web_page,
     web_record,
@@ -221,8 +223,8 @@ def test_what_is_read_of_any_bytes_can_be_written(
     ],
 )
 def test_after_any_web_page_the_next_is_read(content: str) -> None:
-    archive = web_record("http://a/1", content.encode())
-    archive += web_record("http://a/2", web_page("Two.").encode())
+    archive = web_record(content.encode())
+    archive += web_record(web_page("Two.").encode(), uri="http://a/2")
     *_, last = read_content(archive, "warc")
     assert "Two." in texts([last])[0]
 
@@ -232,7 +234,7 @@ def test_a_web_page_on_which_the_parser_fails_is_reported(monkeypatch: pytest.Mo
         raise RecursionError
 
     monkeypatch.setattr("trafilatura.extract", extract)
-    archive = web_record("http://a/1", web_page("One.").encode())
+    archive = web_record(web_page("One.").encode())
     assert outcomes(read_content(archive, "warc")) == [(0, "not_extractable")]
 
 
