@@ -51,6 +51,11 @@ class SourceSettings(Settings, use_attribute_docstrings=True):
     file_share: float = Field(1.0, gt=0, le=1)
     """share of the files to read, 0..1; the same ones in every run"""
 
+    @property
+    def max_document_bytes(self) -> int:
+        """Size of the largest record that is read."""
+        return int(self.max_document_mb * 1_000_000)
+
     def check_given(self) -> None:
         """Raise ConfigError if there is nothing to read."""
         if not self.uri:

@@ -23,15 +23,8 @@ from typing import BinaryIO, cast
 
 from albert_core.text.records import Document
 from pipelines.config import SourceSettings
-from pipelines.readers import documents, plain_text, source_bytes, tables, wikipedia
-from pipelines.readers.record import (
-    Record,
-    check_encoding,
-    decode_file,
-    from_the_top,
-    unreadable,
-    whole_file,
-)
+from pipelines.readers import documents, plain_text, record, source_bytes, tables, wikipedia
+from pipelines.readers.record import Record
 
 LEFT_OUT = frozenset(
     {
@@ -89,7 +82,7 @@ def _document(
     """Return the reader of a format whose files are one document each."""
 
     def read(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
-        yield whole_file(file, settings, text_of)
+        yield record.whole_file(file, settings, text_of)
 
     return Reader(read, endings, begins, is_one_document=True)
 
@@ -103,7 +96,7 @@ def _begins_with_json_object(head: bytes) -> bool:
     if not line_end:  # the line is longer than the head
         return re.match(rb'\{[ \t]*"(?:[^"\\\n]|\\.){1,200}"[ \t]*:', line) is not None
     try:
-        return isinstance(from_the_top(json.loads, line), dict)
+        return isinstance(record.from_the_top(json.loads, line), dict)
     except (ValueError, RecursionError):
         return False
 
@@ -197,7 +190,7 @@ READERS: dict[str, Reader] = {
     "gutenberg": _document(plain_text.text_of_book, begins=plain_text.GUTENBERG.search),
     "paragraphs": Reader(plain_text.read_paragraphs, boundary=_BLANK_LINE, decodes_lines=True),
     "sentences": Reader(plain_text.read_sentences, boundary=_BLANK_LINE, decodes_lines=True),
-    "text": _document(decode_file),
+    "text": _document(record.decode_file),
 }
 """In the order in which beginnings are compared: the words that begin a book may occur in any
 format."""
@@ -281,18 +274,18 @@ def read_documents(
         ConfigError: the encoding is unknown, or can't be cut into lines where the format is.
     """
     reader = READERS[format]
-    check_encoding(settings.encoding, by_lines=reader.decodes_lines)
+    record.check_encoding(settings.encoding, by_lines=reader.decodes_lines)
     try:
         with source_bytes.open_range(uri, begin, end, reader.boundary, reader.has_header) as opened:
             start, content = opened
-            for record in _records(content, reader, settings):
-                offset = start + record.offset
-                if record.unreadable:
-                    member = f"#{record.key}" if format == "archive" and record.key else ""
-                    yield Unreadable(uri + member, offset, record.unreadable, record.content)
+            for each in _records(content, reader, settings):
+                offset = start + each.offset
+                if each.unreadable:
+                    member = f"#{each.key}" if format == "archive" and each.key else ""
+                    yield Unreadable(uri + member, offset, each.unreadable, each.content)
                 else:
-                    record_id = _record_id(name, record.key, offset, reader)
-                    yield Document(record_id, record.text, uri, record.lines_are_sentences)
+                    record_id = _record_id(name, each.key, offset, reader)
+                    yield Document(record_id, each.text, uri, each.lines_are_sentences)
     except source_bytes.BrokenFileError as error:
         yield Unreadable(uri, error.offset, error.reason, b"")
 
@@ -326,7 +319,7 @@ def _read_archive(content: _Content, settings: SourceSettings) -> Iterator[Recor
             yield from _records_of_member(number, member, settings)
             number += 1
     except source_bytes.ARCHIVE_ERRORS:
-        yield unreadable(source_bytes.CORRUPT, number)
+        yield record.unreadable(source_bytes.CORRUPT, number)
 
 
 def _records_of_member(
@@ -334,7 +327,9 @@ def _records_of_member(
 ) -> Iterator[Record]:
     """Yield the records of a member by its own format, with its name before their own ids."""
     name = member.name
-    left_out = partial(unreadable, offset=number, content=name.encode(errors="replace"), key=name)
+    left_out = partial(
+        record.unreadable, offset=number, content=name.encode(errors="replace"), key=name
+    )
     if member.skipped:
         yield left_out(member.skipped)
         return
@@ -345,9 +340,9 @@ def _records_of_member(
                 yield left_out(NESTED_ARCHIVE)
                 return
             reader = READERS[told]
-            for record in _records(content, reader, settings):
-                key = _record_id(name, record.key, record.offset, reader)
-                yield replace(record, key=name if record.unreadable else key, offset=number)
+            for each in _records(content, reader, settings):
+                key = _record_id(name, each.key, each.offset, reader)
+                yield replace(each, key=name if each.unreadable else key, offset=number)
     except source_bytes.BrokenFileError as error:
         if error.reason == source_bytes.NOT_READABLE:
             raise

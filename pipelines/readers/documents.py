@@ -26,19 +26,8 @@ from warcio import exceptions, recordloader, statusandheaders  # type: ignore[im
 
 from albert_core.stage.errors import OutageError
 from pipelines.config import SourceSettings
-from pipelines.readers.record import (
-    AUTO,
-    Block,
-    Record,
-    UnreadableError,
-    bounded_lines,
-    decode_file,
-    from_the_top,
-    max_document_bytes,
-    text_record,
-    unreadable,
-    whole_file,
-)
+from pipelines.readers import record
+from pipelines.readers.record import Record
 
 NOT_EXTRACTABLE, NO_TEXT_LAYER = "not_extractable", "no_text_layer"
 BROKEN_RECORD, TRUNCATED_RECORD = "broken_record", "truncated_record"
@@ -67,7 +56,7 @@ def declared_encoding(content: bytes, content_type: str = "") -> str:
 
 
 def _decode_declared(content: bytes, encoding: str) -> str:
-    return decode_file(content, encoding, declared_encoding(content))
+    return record.decode_file(content, encoding, declared_encoding(content))
 
 
 # HTML
@@ -85,9 +74,9 @@ def decode_page(content: bytes, encoding: str, content_type: str = "") -> str:
         UnreadableError: "not_decodable".
     """
     declared = declared_encoding(content, content_type)
-    if encoding == AUTO and declared.lower() in ("utf-8", "utf8"):
+    if encoding == record.AUTO and declared.lower() in ("utf-8", "utf8"):
         return content.decode(errors="replace")
-    return decode_file(content, encoding, declared)
+    return record.decode_file(content, encoding, declared)
 
 
 def text_of_page(content: bytes, encoding: str, content_type: str = "") -> str:
@@ -108,7 +97,7 @@ def text_of_page(content: bytes, encoding: str, content_type: str = "") -> str:
     try:
         text = extract(page, fast=True, include_comments=False, include_tables=False) or ""
     except Exception as error:  # whatever it is, the next page may be sound
-        raise UnreadableError(NOT_EXTRACTABLE) from error
+        raise record.UnreadableError(NOT_EXTRACTABLE) from error
     return text.encode(errors="replace").decode()
 
 
@@ -145,7 +134,7 @@ def read_warc(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
         if found is not None:
             yield from _records(found, offset, settings)
         elif not after_broken:
-            yield unreadable(BROKEN_RECORD, offset, line)
+            yield record.unreadable(BROKEN_RECORD, offset, line)
         after_broken = found is None
 
 
@@ -166,7 +155,7 @@ def _parse(file: BinaryIO, line: bytes) -> Any | None:
 def _records(found: Any, offset: int, settings: SourceSettings) -> Iterator[Record]:
     """Yield the document of a record, if it is one, and read to the record's end."""
     uri = found.rec_headers.get_header("uri" if found.format == "arc" else "WARC-Target-URI") or ""
-    max_bytes = max_document_bytes(settings)
+    max_bytes = settings.max_document_bytes
     is_answer = found.rec_type == "response" and uri.lower().startswith(("http:", "https:"))
     is_wanted = is_answer or found.rec_type in ("resource", "conversion")
     content = _content(found, max_bytes) if is_wanted else b""
@@ -176,12 +165,12 @@ def _records(found: Any, offset: int, settings: SourceSettings) -> Iterator[Reco
         return
     content_type = _content_type(found, content)
     if found.raw_stream.limit > 0:
-        yield unreadable(TRUNCATED_RECORD, offset, content, uri)
+        yield record.unreadable(TRUNCATED_RECORD, offset, content, uri)
     elif reason := _left_out(found, content_type):
-        yield unreadable(reason, offset, content, uri)
+        yield record.unreadable(reason, offset, content, uri)
     else:
         decode = decode_page if found.rec_type == "conversion" else text_of_page
-        yield text_record(
+        yield record.text_record(
             content, settings, offset, uri, partial(decode, content_type=content_type)
         )
 
@@ -233,26 +222,26 @@ def read_mail(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
 
     Quoted lines and signatures are left out, and so are attachments.
     """
-    max_bytes = max_document_bytes(settings)
-    block = Block(0, max_bytes)
+    max_bytes = settings.max_document_bytes
+    block = record.Block(0, max_bytes)
     after_blank = True
-    for offset, line in bounded_lines(file, max_bytes):
+    for offset, line in record.bounded_lines(file, max_bytes):
         if after_blank and _POST_LINE.match(line):
             if block.content:
                 yield _message(block, settings)
-            block = Block(offset, max_bytes)
+            block = record.Block(offset, max_bytes)
         else:
             block.add(line)
         after_blank = line.isspace()
     yield _message(block, settings)
 
 
-def _message(block: Block, settings: SourceSettings) -> Record:
+def _message(block: record.Block, settings: SourceSettings) -> Record:
     content = block.content
     header = content[:_HEAD_BYTES].replace(b"\r\n", b"\n").partition(b"\n\n")[0]
     message_id = re.search(rb"^message-id:\s*<?([^>\s]+)", header, re.IGNORECASE | re.MULTILINE)
     key = message_id[1].decode("ascii", "replace") if message_id else ""
-    return text_record(content, settings, block.offset, key, _body)
+    return record.text_record(content, settings, block.offset, key, _body)
 
 
 def _body(content: bytes, encoding: str) -> str:
@@ -262,18 +251,18 @@ def _body(content: bytes, encoding: str) -> str:
         UnreadableError: "not_extractable": it has no text or is broken.
     """
     try:
-        part = from_the_top(_body_part, content)
+        part = record.from_the_top(_body_part, content)
         if part is None:
-            raise UnreadableError(NOT_EXTRACTABLE)
+            raise record.UnreadableError(NOT_EXTRACTABLE)
         payload = part.get_payload(decode=True)
         charset = part.get_content_charset("")
     except (LookupError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise UnreadableError(NOT_EXTRACTABLE) from error
+        raise record.UnreadableError(NOT_EXTRACTABLE) from error
     if not isinstance(payload, bytes):
-        raise UnreadableError(NOT_EXTRACTABLE)
+        raise record.UnreadableError(NOT_EXTRACTABLE)
     if part.get_content_subtype() == "html":
         return text_of_page(payload, encoding, f"charset={charset}" if charset else "")
-    text = decode_file(payload, encoding, charset).replace("\r\n", "\n")
+    text = record.decode_file(payload, encoding, charset).replace("\r\n", "\n")
     return _SIGNATURE.sub("", _QUOTED.sub("", text))
 
 
@@ -301,12 +290,12 @@ def text_layer(content: bytes, encoding: str) -> str:
     """
     del encoding  # a PDF knows its own
     try:
-        pages = from_the_top(_pages_of, content)
+        pages = record.from_the_top(_pages_of, content)
     except Exception as error:  # whatever it is, the next file may be sound
-        raise UnreadableError(NOT_EXTRACTABLE) from error
+        raise record.UnreadableError(NOT_EXTRACTABLE) from error
     text = join_pages(pages)
     if not text:
-        raise UnreadableError(NO_TEXT_LAYER)
+        raise record.UnreadableError(NO_TEXT_LAYER)
     return text.encode(errors="replace").decode()
 
 
@@ -363,7 +352,7 @@ def read_markup(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     the id of the nearest element that has one, or its number in the file. A file without such an
     element is "unknown_markup".
     """
-    found = whole_file(file, settings, _decode_declared)
+    found = record.whole_file(file, settings, _decode_declared)
     if found.unreadable:
         yield found
         return
@@ -372,7 +361,7 @@ def read_markup(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     for number, element in enumerate(elements):
         yield Record(_text_of(element), _key_of(element) or f"doc-{number}", offset=number)
     if not elements:
-        yield unreadable(UNKNOWN_MARKUP, 0, found.text[:1000].encode(errors="replace"))
+        yield record.unreadable(UNKNOWN_MARKUP, 0, found.text[:1000].encode(errors="replace"))
 
 
 def _elements(content: str, wanted: frozenset[str]) -> Iterator[Any]:
@@ -507,12 +496,12 @@ def by_pandoc(format: str, content: bytes, encoding: str) -> str:  # noqa: A002
                 timeout=_MAX_SECONDS,
             )
         except subprocess.TimeoutExpired as error:
-            raise UnreadableError(NOT_EXTRACTABLE) from error
+            raise record.UnreadableError(NOT_EXTRACTABLE) from error
     if done.returncode in (-signal.SIGKILL, -signal.SIGTERM):
         raise OutageError(
             f"pandoc was killed by signal {-done.returncode} while it read {len(content):,} bytes "
             f"of {format}. Most likely memory is short: give the worker more, or fewer threads."
         )
     if done.returncode:
-        raise UnreadableError(NOT_EXTRACTABLE)
+        raise record.UnreadableError(NOT_EXTRACTABLE)
     return done.stdout.decode(errors="replace")

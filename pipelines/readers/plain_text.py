@@ -17,17 +17,8 @@ from itertools import groupby
 from typing import Any, BinaryIO, cast
 
 from pipelines.config import SourceSettings
-from pipelines.readers.record import (
-    Block,
-    Record,
-    UnreadableError,
-    bounded_lines,
-    decode_file,
-    from_the_top,
-    max_document_bytes,
-    text_record,
-    unreadable,
-)
+from pipelines.readers import record
+from pipelines.readers.record import Record
 
 NOT_TEXT, OLD_OFFICE, OTHER_ARCHIVE = "not_text", "old_office", "other_archive"
 """Reasons of a picture, a sound or a program; of Word, Excel or mail before 2007; of an archive."""
@@ -54,25 +45,25 @@ def leave_out(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     del settings
     head = file.read(8)
     if head.startswith(b"\xd0\xcf\x11\xe0"):
-        yield unreadable(OLD_OFFICE, 0, head)
+        yield record.unreadable(OLD_OFFICE, 0, head)
     elif _PACKED.match(head):
-        yield unreadable(OTHER_ARCHIVE, 0, head)
+        yield record.unreadable(OTHER_ARCHIVE, 0, head)
     else:
-        yield unreadable(NOT_TEXT, 0)
+        yield record.unreadable(NOT_TEXT, 0)
 
 
 def read_paragraphs(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield a document for each run of lines that are not blank."""
-    max_bytes = max_document_bytes(settings)
-    numbered = bounded_lines(file, max_bytes)
+    max_bytes = settings.max_document_bytes
+    numbered = record.bounded_lines(file, max_bytes)
     for is_blank, lines in groupby(numbered, key=lambda line: line[1].isspace()):
         if not is_blank:
             offset, first = next(lines)
-            block = Block(offset, max_bytes)
+            block = record.Block(offset, max_bytes)
             block.add(first)
             for _, line in lines:
                 block.add(line)
-            yield text_record(block.content, settings, offset)
+            yield record.text_record(block.content, settings, offset)
 
 
 def read_sentences(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
@@ -80,8 +71,8 @@ def read_sentences(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]
 
     Source: the input format of create_pretraining_data.py in google-research/albert.
     """
-    for record in read_paragraphs(file, settings):
-        yield replace(record, lines_are_sentences=True)
+    for each in read_paragraphs(file, settings):
+        yield replace(each, lines_are_sentences=True)
 
 
 # Project Gutenberg
@@ -124,7 +115,7 @@ def text_of_book(content: bytes, encoding: str) -> str:
     Raises:
         UnreadableError: "not_decodable".
     """
-    return book(decode_file(content, encoding, hint=_declared_encoding(content)))
+    return book(record.decode_file(content, encoding, hint=_declared_encoding(content)))
 
 
 def book(text: str) -> str:
@@ -188,9 +179,9 @@ def documentation(content: bytes, _encoding: str) -> str:
     if b'"""' not in content and b"'''" not in content:
         return ""
     try:
-        tree = from_the_top(_parsed, content)
+        tree = record.from_the_top(_parsed, content)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UnreadableError("not_python") from error
+        raise record.UnreadableError("not_python") from error
     return "\n\n".join(_in_source_order(tree)).encode(errors="replace").decode()
 
 

@@ -60,11 +60,6 @@ def unreadable(reason: str, offset: int, content: bytes = b"", key: str = "") ->
     return Record("", key, reason, offset, content[:MAX_CONTENT_BYTES])
 
 
-def max_document_bytes(settings: SourceSettings) -> int:
-    """Return the size of the largest record that is read, in bytes."""
-    return int(settings.max_document_mb * 1_000_000)
-
-
 # Bytes to text
 
 
@@ -201,7 +196,7 @@ def text_record(
         key: the record's own id, if it has one.
         decode: returns the text of ``content`` in an encoding, or raises UnreadableError.
     """
-    if len(content) > max_document_bytes(settings):
+    if len(content) > settings.max_document_bytes:
         return unreadable(TOO_LARGE, offset, content, key)
     try:
         return Record(decode(content, settings.encoding), key, offset=offset)
@@ -214,7 +209,7 @@ def whole_file(
 ) -> Record:
     """Return all of ``file`` as one record; see `text_record`."""
     pieces: list[bytes] = []
-    rest = max_document_bytes(settings) + 1
+    rest = settings.max_document_bytes + 1
     # In pieces: a read allocates as much as it asks for, and most files are small.
     while rest and (piece := file.read(min(rest, _PIECE_BYTES))):
         pieces.append(piece)

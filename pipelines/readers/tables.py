@@ -12,18 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.config import SourceSettings
-from pipelines.readers.record import (
-    AUTO,
-    Record,
-    UnreadableError,
-    bounded_lines,
-    decode_record,
-    encoding_of,
-    from_the_top,
-    max_document_bytes,
-    text_record,
-    unreadable,
-)
+from pipelines.readers import record
+from pipelines.readers.record import Record
 
 NOT_JSON, NOT_CSV = "not_json", "not_csv"
 NOT_PARQUET, NOT_ARROW = "not_parquet", "not_arrow"
@@ -35,22 +25,22 @@ _BUFFER_BYTES = 1 << 20
 
 def read_jsonl(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield a document for each line that is not blank."""
-    for offset, line in bounded_lines(file, max_document_bytes(settings)):
+    for offset, line in record.bounded_lines(file, settings.max_document_bytes):
         if not line.isspace():
             yield _of_line(offset, line, settings)
 
 
 def _of_line(offset: int, line: bytes, settings: SourceSettings) -> Record:
-    decoded = text_record(line, settings, offset)
+    decoded = record.text_record(line, settings, offset)
     if decoded.unreadable:
         return decoded
     try:
-        values = from_the_top(json.loads, decoded.text)
+        values = record.from_the_top(json.loads, decoded.text)
     except (ValueError, RecursionError):  # ValueError: also a number with too many digits
-        return unreadable(NOT_JSON, offset, line)
+        return record.unreadable(NOT_JSON, offset, line)
     text = values.get(settings.text_field) if isinstance(values, dict) else None
     if not isinstance(text, str):
-        return unreadable(NO_TEXT_FIELD, offset, line)
+        return record.unreadable(NO_TEXT_FIELD, offset, line)
     if b"\\ud" in line or b"\\uD" in line:  # half a surrogate pair can't be written
         text = text.encode(errors="replace").decode()
     key = values.get(settings.id_field)
@@ -105,24 +95,24 @@ def _records(rows: _Rows, settings: SourceSettings, broken: str) -> Iterator[Rec
         for text, key in rows:
             name = f"row-{row}" if key is None else str(key)
             if text is None:
-                yield unreadable(NO_TEXT_FIELD, row, key=name)
+                yield record.unreadable(NO_TEXT_FIELD, row, key=name)
             else:
-                yield text_record(text, settings, row, name, _decode_text)
+                yield record.text_record(text, settings, row, name, _decode_text)
             row += 1
-    except UnreadableError as error:
-        yield unreadable(str(error), row)
+    except record.UnreadableError as error:
+        yield record.unreadable(str(error), row)
     except _BROKEN:
-        yield unreadable(broken, row)
+        yield record.unreadable(broken, row)
 
 
 def _decode_text(content: bytes, _encoding: str) -> str:
     """Return a text as UTF-8: whatever the settings say, Parquet's is, and one of CSV is by now."""
-    return decode_record(content, AUTO)
+    return record.decode_record(content, record.AUTO)
 
 
 def _csv_rows(file: BinaryIO, settings: SourceSettings) -> _Rows:
     first = file.readlines(_BUFFER_BYTES)
-    encoding = encoding_of(first) if settings.encoding == AUTO else settings.encoding
+    encoding = record.encoding_of(first) if settings.encoding == record.AUTO else settings.encoding
     decoded = codecs.iterdecode(itertools.chain(first, file), encoding, "surrogateescape")
     # Lines may also end with a carriage return alone.
     lines = itertools.chain.from_iterable(io.StringIO(line, newline="") for line in decoded)
@@ -130,7 +120,7 @@ def _csv_rows(file: BinaryIO, settings: SourceSettings) -> _Rows:
     delimiter = max("\t,;", key=header.count)
     names = next(csv.reader([header], delimiter=delimiter), [])
     if settings.text_field not in names:
-        raise UnreadableError(NO_TEXT_FIELD)
+        raise record.UnreadableError(NO_TEXT_FIELD)
     for values in csv.DictReader(lines, names, delimiter=delimiter):
         text = values[settings.text_field]
         content = None if text is None else text.encode(errors="surrogateescape")
@@ -163,7 +153,7 @@ def _check_text(schema: pa.Schema, name: str) -> None:
     """Raise UnreadableError unless there is one column of the name, of texts."""
     kind = schema.field(name).type if schema.names.count(name) == 1 else pa.null()
     if (kind.value_type if pa.types.is_dictionary(kind) else kind) not in _TEXTS:
-        raise UnreadableError(NO_TEXT_FIELD)
+        raise record.UnreadableError(NO_TEXT_FIELD)
 
 
 def _batch_rows(batch: pa.RecordBatch, settings: SourceSettings) -> _Rows:

@@ -17,15 +17,8 @@ from xml.etree import ElementTree as ET
 
 from pipelines.config import SourceSettings
 from pipelines.corpus.wikitext import LEFT_OUT, plain_text
-from pipelines.readers.record import (
-    TOO_LARGE,
-    Block,
-    Record,
-    bounded_lines,
-    max_document_bytes,
-    text_record,
-    unreadable,
-)
+from pipelines.readers import record
+from pipelines.readers.record import Record
 
 BROKEN_XML = "broken_xml"
 OTHER_NAMESPACE, REDIRECT, NOT_WIKITEXT = "other_namespace", "redirect", "not_wikitext"
@@ -65,7 +58,7 @@ def read_dump(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
         Exception: whatever reading ``file`` raises, after the pages before.
     """
     left_out = LEFT_OUT
-    for offset, piece in _pieces(file, max_document_bytes(settings)):
+    for offset, piece in _pieces(file, settings.max_document_bytes):
         before, *pages = piece.split(_BEGIN)
         if names := _unseen_names(before):
             left_out = LEFT_OUT | names
@@ -74,7 +67,7 @@ def read_dump(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
             yield _article(_BEGIN + page, position, settings, left_out)
             position += len(_BEGIN + page)
         if not pages and not _BETWEEN.fullmatch(before):
-            yield unreadable(BROKEN_XML, offset, before)
+            yield record.unreadable(BROKEN_XML, offset, before)
 
 
 def _pieces(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes]]:
@@ -122,17 +115,17 @@ def _article(
     if len(digits) > _MAX_NAMESPACE_DIGITS or (
         digits and int(digits) not in settings.wiki_namespaces
     ):
-        return unreadable(OTHER_NAMESPACE, offset, key=key)
+        return record.unreadable(OTHER_NAMESPACE, offset, key=key)
     if b"<redirect" in head:
-        return unreadable(REDIRECT, offset, key=key)
-    if len(page) > max_document_bytes(settings):
-        return unreadable(TOO_LARGE, offset, page, key)
+        return record.unreadable(REDIRECT, offset, key=key)
+    if len(page) > settings.max_document_bytes:
+        return record.unreadable(record.TOO_LARGE, offset, page, key)
     try:
         title, text, is_wikitext = _fields(ET.fromstring(page.rstrip()))  # noqa: S314
     except ET.ParseError:
-        return unreadable(BROKEN_XML, offset, page, key)
+        return record.unreadable(BROKEN_XML, offset, page, key)
     if not is_wikitext:
-        return unreadable(NOT_WIKITEXT, offset, key=key)
+        return record.unreadable(NOT_WIKITEXT, offset, key=key)
     body = plain_text(text, left_out)
     return Record(text=f"{title}\n\n{body}" if body else "", key=key, offset=offset)
 
@@ -156,30 +149,30 @@ _MARKED = (b"<doc", _CLOSING, codecs.BOM_UTF8)
 
 def read_extracted(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     """Yield a document for each block; unclosed blocks and text outside blocks are unreadable."""
-    max_bytes = max_document_bytes(settings)
+    max_bytes = settings.max_document_bytes
     key: str | None = None
-    block: Block | None = None
-    for offset, line in bounded_lines(file, max_bytes):
+    block: record.Block | None = None
+    for offset, line in record.bounded_lines(file, max_bytes):
         if line.startswith(_MARKED):
             if opening := DOC_LINE.match(line):
                 yield from _broken_off(block, key)
                 key = opening.group(1).decode(errors="replace")
-                block = Block(offset, max_bytes)
+                block = record.Block(offset, max_bytes)
                 continue
             if line.rstrip() == _CLOSING and block is not None and key is not None:
-                yield text_record(block.content, settings, block.offset, key)
+                yield record.text_record(block.content, settings, block.offset, key)
                 key = block = None
                 continue
         if block is None:
             if line.isspace():
                 continue
-            block = Block(offset, max_bytes)
+            block = record.Block(offset, max_bytes)
         block.add(line)
     yield from _broken_off(block, key)
 
 
-def _broken_off(block: Block | None, key: str | None) -> Iterator[Record]:
+def _broken_off(block: record.Block | None, key: str | None) -> Iterator[Record]:
     """Yield the lines gathered when a block begins or the file ends, if there are any."""
     if block is not None:
         reason = "text_outside_doc" if key is None else "doc_not_closed"
-        yield unreadable(reason, block.offset, block.content, key or "")
+        yield record.unreadable(reason, block.offset, block.content, key or "")

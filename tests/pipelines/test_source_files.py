@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import os
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from unittest.mock import ANY, Mock
 from uuid import uuid4
@@ -228,26 +229,24 @@ def made(sizes: list[int], splittable: bool = False) -> list[SourceFile]:
     ]
 
 
-@given(st.lists(st.integers(0, 2 * MAX_UNIT_BYTES) | st.integers(0, 1000), max_size=200))
-def test_every_file_is_in_one_unit_in_order_and_units_are_not_too_large(sizes: list[int]) -> None:
-    files = made(sizes)
+SIZES = st.lists(st.integers(0, 5 * MAX_UNIT_BYTES) | st.integers(0, 1000), max_size=99)
+
+
+@given(SIZES, st.booleans())
+def test_units_have_all_bytes_of_all_files_in_order_and_are_not_too_large(
+    sizes: list[int], splittable: bool
+) -> None:
+    files = made(sizes, splittable)
     units = list(units_of(files))
-    assert [part.file for unit in units for part in unit] == files
-    for unit in units:
-        assert len(unit) == 1 or sum(part.num_bytes for part in unit) <= MAX_UNIT_BYTES
-
-
-@given(st.lists(st.integers(0, 5 * MAX_UNIT_BYTES), max_size=50))
-def test_the_ranges_of_a_file_follow_each_other_without_a_gap(sizes: list[int]) -> None:
-    files = made(sizes, splittable=True)
-    parts = [part for unit in units_of(files) for part in unit]
-    for file in files:
-        ranges = [(part.begin, part.end) for part in parts if part.file == file]
-        assert ranges[0][0] == 0
-        assert ranges[-1][1] is None
-        assert [begin for begin, _ in ranges[1:]] == [end for _, end in ranges[:-1]]
+    parts = [part for unit in units for part in unit]
+    assert list(dict.fromkeys(part.file for part in parts)) == files
     assert sum(part.num_bytes for part in parts) == sum(sizes)
-    assert all(sum(part.num_bytes for part in unit) <= MAX_UNIT_BYTES for unit in units_of(files))
+    for unit in units:
+        is_whole_file = len(unit) == 1 and not splittable
+        assert is_whole_file or sum(part.num_bytes for part in unit) <= MAX_UNIT_BYTES
+    for _, ranges in groupby(parts, key=lambda part: part.file):
+        begins, ends = zip(*((part.begin, part.end) for part in ranges), strict=True)
+        assert (0, *ends) == (*begins, None)
 
 
 def test_small_files_go_together() -> None:

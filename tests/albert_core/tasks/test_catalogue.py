@@ -1,8 +1,11 @@
-"""Which tasks there are, and where their files are found."""
+"""Which tasks there are, where their files are found, and the reader of RACE."""
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
 
 from albert_core.config import OwnTaskSettings
@@ -14,9 +17,11 @@ from albert_core.tasks.catalogue import (
     find_task,
     present_tasks,
     read_examples,
+    read_race,
 )
-from albert_core.tasks.examples import TextExamples
+from albert_core.tasks.examples import ChoiceExamples, Split, TextExamples
 from tests.albert_core.tasks import task_files
+from tests.albert_core.tasks.task_files import passage, write, write_race
 
 SQUAD_NAMES = ("train-v1.1.json", "dev-v1.1.json", "train-v2.0.json", "dev-v2.0.json")
 
@@ -25,7 +30,7 @@ SQUAD_NAMES = ("train-v1.1.json", "dev-v1.1.json", "train-v2.0.json", "dev-v2.0.
 def everything(tmp_path: Path) -> Path:
     """A folder with the files of all tasks."""
     task_files.write_glue(tmp_path / "all/glue")
-    task_files.write_race(tmp_path / "all/RACE")
+    write_race(tmp_path / "all/RACE")
     for name in SQUAD_NAMES:
         task_files.write_squad(
             tmp_path / "all/squad" / name, [task_files.squad_question("q1", ("cat", 2))]
@@ -34,7 +39,7 @@ def everything(tmp_path: Path) -> Path:
 
 
 def own(folder: Path, name: str = "mine", dev: str = "mine.tsv") -> OwnTaskSettings:
-    path = task_files.write(folder / "mine.tsv", "text\tlabel\nA.\tx\nB.\ty\n")
+    path = write(folder / "mine.tsv", "text\tlabel\nA.\tx\nB.\ty\n")
     return OwnTaskSettings(name=name, train=path, dev=f"{folder}/{dev}", text_columns=["text"])
 
 
@@ -61,7 +66,7 @@ def test_archives_are_found_two_folders_further_down(tmp_path: Path) -> None:
     for split in ("train", "dev"):
         question = task_files.squad_question("q1", ("cat", 2))
         task_files.write_squad(tmp_path / f"squad/v1.1/{split}-v1.1.json", [question])
-    task_files.write_race(tmp_path / "reading/RACE")
+    write_race(tmp_path / "reading/RACE")
     assert names_of(tmp_path) == ["squad-1.1", "race"]
 
 
@@ -105,7 +110,7 @@ def test_without_any_files_all_tasks_are_missing_but_own_ones(tmp_path: Path) ->
 def test_of_two_folders_the_one_with_a_training_set_is_taken(tmp_path: Path) -> None:
     row = "sentence1\tsentence2\tlabel\nA.\tB.\tentailment\n"
     for name in ("a/RTE/dev.tsv", "a/RTE/test.tsv", "b/RTE/train.tsv"):
-        task_files.write(tmp_path / name, row)
+        write(tmp_path / name, row)
     files = find_files(TASKS["rte"], str(tmp_path))
     assert files.splits == {"train": (f"{tmp_path}/b/RTE/train.tsv",)}
 
@@ -128,7 +133,7 @@ def test_the_task_made_from_held_out_documents_is_found_with_the_labels_of_its_f
     ]
     for split in ("train", "dev"):
         assert "passage-source" not in names_of(tmp_path)
-        task_files.write(tmp_path / f"passage-source/{split}.jsonl", "\n".join(lines))
+        write(tmp_path / f"passage-source/{split}.jsonl", "\n".join(lines))
     files = find_task("passage-source", str(tmp_path))
     assert [each.task for each in present_tasks(str(tmp_path))[0]] == [files.task]
     assert (files.task.labels, files.task.metrics[0]) == (("a", "b"), "accuracy")
@@ -150,7 +155,7 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_the_digest_is_that_of_the_content_wherever_it_is(everything: Path, tmp_path: Path) -> None:
     there = everything.rename(tmp_path / "there")
     task_files.write_glue(everything)
-    task_files.write_race(everything / "any name")
+    write_race(everything / "any name")
     for name in SQUAD_NAMES:
         task_files.write_squad(everything / name, [task_files.squad_question("q1", ("cat", 2))])
     for task in TASKS.values():
@@ -176,3 +181,105 @@ def test_of_the_real_data_what_is_there_is_found() -> None:
     present, missing = present_tasks(str(task_files.DATA))
     assert missing.keys() == {"mnli-mm", "squad-1.1", "squad-2.0", "race"}
     assert len(present) == 10
+
+
+# RACE
+
+RACE = TASKS["race"]
+
+
+def read(folder: str, split: Split = "train") -> ChoiceExamples:
+    examples = read_examples(find_files(RACE, folder), split)
+    assert isinstance(examples, ChoiceExamples)
+    return examples
+
+
+def test_the_archives_layout_is_read_middle_first_by_the_passages_numbers(tmp_path: Path) -> None:
+    write(tmp_path / "RACE/train/middle/.DS_Store", b"\0")
+    for folder in (write_race(tmp_path / "RACE"), str(tmp_path)):
+        found = read(folder)
+        names = [f"{group}{number}.txt" for group in ("middle", "high") for number in (2, 9, 10)]
+        assert found.ids == [f"{name}-{question}" for name in names for question in range(2)]
+        assert found.groups == ["middle"] * 6 + ["high"] * 6
+        assert found.articles == [f"Passage {n}. A cat sat." for n in (2, 9, 10)] * 2
+        assert found.article_of.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+        assert found.questions == ["Who sat?", "The cat _ ."] * 6
+        assert found.options[1] == ("sat", "ran", "slept", "ate")
+        assert found.targets is not None
+        assert found.targets.tolist() == [3, 0] * 6
+
+
+def test_the_references_layout_of_one_passage_per_line_is_read_too(tmp_path: Path) -> None:
+    for group in ("middle", "high"):
+        lines = [json.dumps(passage(n, id=f"{group}{n}.txt")) for n in (9, 2)]
+        lines.append(json.dumps({**passage(3), "id": None}))
+        write(tmp_path / "dev" / group / "all.txt", "\n\n".join(lines) + "\n\n")
+    found = read(str(tmp_path), "dev")
+    names = ("middle9.txt", "middle2.txt", "middle-line-5", "high9.txt")
+    assert found.ids[:8:2] == [f"{name}-0" for name in names]
+    assert found.groups == ["middle"] * 6 + ["high"] * 6
+
+
+def test_passages_are_not_read_twice_where_both_layouts_are(tmp_path: Path) -> None:
+    folder = write_race(tmp_path / "RACE")
+    write(tmp_path / "RACE/train/high/all.txt", json.dumps(passage(1)))
+    assert len(read(folder)) == 12
+
+
+def test_answers_that_are_withheld_are_no_targets(tmp_path: Path) -> None:
+    values = passage()
+    del values["answers"]
+    write(tmp_path / "test/high/1.txt", json.dumps(values))
+    assert read(str(tmp_path), "test").targets is None
+    write(tmp_path / "test/high/2.txt", json.dumps(passage()))
+    with pytest.raises(TaskError, match="2 of 4 questions of this split have answers"):
+        read(str(tmp_path), "test")
+
+
+def test_it_is_read_from_any_file_system() -> None:
+    with fsspec.open("memory://race/RACE/dev/middle/7.txt", "wb") as file:
+        file.write(json.dumps(passage(7)).encode())
+    assert read("memory://race", "dev").ids == ["middle7.txt-0", "middle7.txt-1"]
+
+
+WHOLE = json.dumps(passage())
+
+
+def changed(**change: Any) -> str:
+    return json.dumps(passage() | change)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("7", changed(options=[["a"] * 3, ["a"] * 4]), r"high/7\.txt, options\[0\]: .* at least 4"),
+        ("7", changed(options=[["a"] * 4]), r"high/7\.txt: .*1 options for 2 questions"),
+        ("7", changed(options=[["a", "b", "c", 4], ["a"] * 4]), r"\[0\]\[3\]: .* string, found 4"),
+        ("7", changed(answers=["A", "E"]), r"answers\[1\]: .* be 'A', 'B', 'C' or 'D', found 'E'"),
+        ("7", changed(answers=["A"]), r"1 answers for 2 questions"),
+        ("7", changed(questions="Who?"), r"questions: .* valid list, found 'Who\?'"),
+        ("7", changed(article=None), r"article: .* valid string, found None"),
+        ("7", WHOLE[:40], r"high/7\.txt: not JSON .* of 40 .*cut off"),
+        ("all", f"{WHOLE}\n{WHOLE[:40]}", r"high/all\.txt, line 2: not JSON"),
+        ("all", f"{WHOLE}\n{WHOLE}", r"all\.txt, line 2: id 'high0\.txt' is that of .*line 1"),
+        ("7", "[]", "expected a JSON object"),
+        ("all", "", "no questions in 1 files"),
+    ],
+)
+def test_a_malformed_file_is_refused_with_its_line_and_field(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    with pytest.raises(TaskError, match=message):
+        read_race([write(tmp_path / f"high/{name}.txt", content)])
+
+
+def test_a_tenth_of_its_twenty_eight_thousand_files_is_read_in_six_seconds(tmp_path: Path) -> None:
+    content = json.dumps(passage(article="A cat sat. " * 150))
+    for number in range(2_800):
+        group = "middle" if number % 4 else "high"
+        write(tmp_path / "train" / group / f"{number}.txt", content)
+    began = time.process_time()
+    files = find_files(RACE, str(tmp_path))
+    files.digest("train")
+    assert len(read_examples(files, "train")) == 5_600
+    assert time.process_time() - began < 6

@@ -210,6 +210,7 @@ OF_ROWS: list[Outcome] = [
 ]
 WITH_IDS = {"id": [f"d{n}" for n in range(90)], "text": TEXTS, "other": [{"a": 1}] * 90}
 NAMED_COLUMNS = parquet({"a": ["One."], "b": ["u/1"], "text": ["no"]})
+NO_TEXTS: list[tuple[str, Any]] = [("body", "T."), ("text", 5), ("text", ["T."])]
 PARQUET = [
     *(
         of(
@@ -223,7 +224,7 @@ PARQUET = [
     of(NAMED_COLUMNS, ("#u/1", "One."), text_field="a", id_field="b"),
     of(NAMED_COLUMNS, ("#One.", "One."), text_field="a", id_field="a"),
     *(of(parquet({"text": pa.array(WORDS).cast(kind)}), *rows(WORDS)) for kind in KINDS),
-    *lost("no_text_field", *map(parquet, ({"body": ["T."]}, {"text": [5]}, {"text": [["T."]]}))),
+    *lost("no_text_field", *(parquet({name: [value]}) for name, value in NO_TEXTS)),
     of(parquet(ROWS), *OF_ROWS, **SMALL),
     of(parquet({"text": pa.array([], pa.string())})),
     *lost("not_parquet", b"", b"{}\n" * 100, gzip.compress(parquet({"text": ["T."]}))),

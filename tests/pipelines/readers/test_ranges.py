@@ -5,20 +5,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from albert_core.stage import storage
 from albert_core.text.records import Document
 from pipelines.config import SourceFormat, SourceSettings
 from pipelines.readers import READERS, Unreadable, read_documents
-from tests.generated_text import document
-from tests.pipelines.readers.examples import EXAMPLES, NAMED, Example
+from tests.pipelines.readers.examples import NAMED, Example
 from tests.pipelines.readers.reading import (
-    DUMP_END,
-    DUMP_HEADER,
     Read,
-    article,
     json_lines,
     outcomes,
 )
@@ -67,26 +61,6 @@ def test_a_cut_at_any_byte_gives_the_documents_of_the_whole(
     assert_cut_is_whole(declared, example.content, list(range(0, size, 1 + size // 300)))
 
 
-@st.composite
-def contents(draw: st.DrawFn) -> tuple[str, bytes]:
-    name = draw(st.sampled_from(SPLITTABLE))
-    if name == "mediawiki-dump":
-        pages = [article(1, "[[Bildchen:a.png|thumb|b]]"), article(2), article(3, "&")]
-        drawn = draw(st.lists(st.sampled_from(pages), max_size=8))
-        return name, f"{DUMP_HEADER}{''.join(drawn)}{DUMP_END}".encode()
-    examples = [e.content for e in EXAMPLES[name] if len(e.content) < 500]  # type: ignore[index]
-    some = st.sampled_from(examples) | st.sampled_from([b"\n", b" \t\n", b"x" * 300])
-    return name, b"".join(draw(st.lists(some | st.binary(max_size=4), max_size=20)))
-
-
-@settings(max_examples=400, deadline=None)
-@given(contents(), st.lists(st.integers(0, 2500), max_size=6), st.sampled_from([64, 0.0001]))
-def test_any_cut_gives_the_documents_of_the_whole_also_where_some_are_too_large(
-    format_and_content: tuple[str, bytes], cuts: list[int], max_document_mb: float
-) -> None:
-    assert_cut_is_whole(*format_and_content, cuts, max_document_mb=max_document_mb)
-
-
 @pytest.mark.parametrize("declared", [name for name in SPLITTABLE if name != "mediawiki-dump"])
 def test_lines_longer_than_what_is_looked_at_are_one_line(declared: str) -> None:
     long = b"x" * (3 << 16)
@@ -112,28 +86,3 @@ def test_a_range_has_the_records_that_begin_in_it() -> None:
     }
     for (begin, end), ids in expected.items():
         assert [found for found, _ in outcomes(read_range("jsonl", begin, end))] == ids
-
-
-def test_little_more_than_a_range_is_read() -> None:
-    lines = json_lines(*({"text": document(n)} for n in range(2000)))
-    storage.write_bytes(URI, lines * 4)
-    fs, path = storage.filesystem(URI)
-    counted = _count_bytes_read(fs, path)
-    middle = len(lines) * 2
-    assert len(read_range("jsonl", middle, middle + 1000)) >= 1
-    assert sum(counted) < 1 << 18
-
-
-def _count_bytes_read(fs: Any, path: str) -> list[int]:
-    """Make the file in memory count what is read of it."""
-    counted: list[int] = []
-    file = fs.store[path]
-
-    class Counting(type(file)):  # type: ignore[misc]
-        def read(self, size: int = -1) -> bytes:
-            data: bytes = super().read(size)
-            counted.append(len(data))
-            return data
-
-    fs.store[path] = Counting(fs, path, file.getvalue())
-    return counted
