@@ -28,25 +28,23 @@ from pipelines.readers.record import Record
 
 LEFT_OUT = frozenset(
     {
-        *(wikipedia.OTHER_NAMESPACE, wikipedia.REDIRECT, wikipedia.NOT_WIKITEXT),
-        *(documents.NOT_HTML, documents.HTTP_ERROR, plain_text.NOT_TEXT),
-        *(source_bytes.HIDDEN_MEMBER, source_bytes.SPECIAL_MEMBER),
+        *("other_namespace", "redirect", "not_wikitext", "not_html", "http_error", "not_text"),
+        *("hidden_member", "special_member"),
     }
 )
 """Reasons of records that are sound, but were not asked for."""
-NESTED_ARCHIVE = "nested_archive"
 WHAT_TO_DO = {
-    plain_text.OLD_OFFICE: "are files of Word, Excel or Outlook in their format before 2007; "
-    "convert them, for example with `soffice --headless --convert-to docx *.doc`",
-    plain_text.OTHER_ARCHIVE: "are archives or packed files of a kind that is not read, or without "
-    "its ending; unpack them",
-    source_bytes.BOMB: "are zip archives that unpack to 200 times their size; unpack them if you "
+    "old_office": "are files of Word, Excel or Outlook in their format before 2007; convert them, "
+    "for example with `soffice --headless --convert-to docx *.doc`",
+    "other_archive": "are archives or packed files of a kind that is not read, or without its "
+    "ending; unpack them",
+    "archive_bomb": "are zip archives that unpack to 200 times their size; unpack them if you "
     "trust them",
-    source_bytes.ENCRYPTED: "are encrypted members of archives; unpack these",
-    NESTED_ARCHIVE: "are archives in archives; unpack the outer ones",
-    documents.NO_TEXT_LAYER: "are PDFs of pictures only; recognise their text first, for example "
-    "with `ocrmypdf`",
-    documents.UNKNOWN_MARKUP: "are markup of no known kind; give source.xml_element",
+    "encrypted_member": "are encrypted members of archives; unpack these",
+    "nested_archive": "are archives in archives; unpack the outer ones",
+    "no_text_layer": "are PDFs of pictures only; recognise their text first, for example with "
+    "`ocrmypdf`",
+    "unknown_markup": "are markup of no known kind; give source.xml_element",
 }
 """Reason -> what its records are, and how they can be read."""
 
@@ -337,7 +335,7 @@ def _records_of_member(
         with source_bytes.open_member(member) as content:
             told = _format_by_name(name) or _format_by_head(content.peek(_HEAD_BYTES)[:_HEAD_BYTES])
             if told == "archive":
-                yield left_out(NESTED_ARCHIVE)
+                yield left_out("nested_archive")
                 return
             reader = READERS[told]
             for each in _records(content, reader, settings):

@@ -29,11 +29,7 @@ from pipelines.config import SourceSettings
 from pipelines.readers import record
 from pipelines.readers.record import Record
 
-NOT_EXTRACTABLE, NO_TEXT_LAYER = "not_extractable", "no_text_layer"
-BROKEN_RECORD, TRUNCATED_RECORD = "broken_record", "truncated_record"
-NOT_HTML, HTTP_ERROR = "not_html", "http_error"
-UNKNOWN_MARKUP = "unknown_markup"
-"""Reason of a file that looks like markup, in which no element is known to hold a text."""
+NOT_EXTRACTABLE = "not_extractable"
 
 _HEAD_BYTES: Final = 4096
 _CHARSET: Final = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
@@ -134,7 +130,7 @@ def read_warc(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
         if found is not None:
             yield from _records(found, offset, settings)
         elif not after_broken:
-            yield record.unreadable(BROKEN_RECORD, offset, line)
+            yield record.unreadable("broken_record", offset, line)
         after_broken = found is None
 
 
@@ -165,7 +161,7 @@ def _records(found: Any, offset: int, settings: SourceSettings) -> Iterator[Reco
         return
     content_type = _content_type(found, content)
     if found.raw_stream.limit > 0:
-        yield record.unreadable(TRUNCATED_RECORD, offset, content, uri)
+        yield record.unreadable("truncated_record", offset, content, uri)
     elif reason := _left_out(found, content_type):
         yield record.unreadable(reason, offset, content, uri)
     else:
@@ -206,8 +202,8 @@ def _left_out(found: Any, content_type: str) -> str:
     if found.rec_type == "response":
         status = found.http_headers.get_statuscode() if found.http_headers else ""
         if not status.startswith("2"):
-            return HTTP_ERROR
-    return "" if content_type.startswith(_HTML_TYPES) else NOT_HTML
+            return "http_error"
+    return "" if content_type.startswith(_HTML_TYPES) else "not_html"
 
 
 # Mail
@@ -295,7 +291,7 @@ def text_layer(content: bytes, encoding: str) -> str:
         raise record.UnreadableError(NOT_EXTRACTABLE) from error
     text = join_pages(pages)
     if not text:
-        raise record.UnreadableError(NO_TEXT_LAYER)
+        raise record.UnreadableError("no_text_layer")
     return text.encode(errors="replace").decode()
 
 
@@ -361,7 +357,7 @@ def read_markup(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     for number, element in enumerate(elements):
         yield Record(_text_of(element), _key_of(element) or f"doc-{number}", offset=number)
     if not elements:
-        yield record.unreadable(UNKNOWN_MARKUP, 0, found.text[:1000].encode(errors="replace"))
+        yield record.unreadable("unknown_markup", 0, found.text[:1000].encode(errors="replace"))
 
 
 def _elements(content: str, wanted: frozenset[str]) -> Iterator[Any]:

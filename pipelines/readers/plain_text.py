@@ -20,8 +20,6 @@ from pipelines.config import SourceSettings
 from pipelines.readers import record
 from pipelines.readers.record import Record
 
-NOT_TEXT, OLD_OFFICE, OTHER_ARCHIVE = "not_text", "old_office", "other_archive"
-"""Reasons of a picture, a sound or a program; of Word, Excel or mail before 2007; of an archive."""
 METADATA_FIRST_LINE = b"Metadata-Version:"
 GUTENBERG = re.compile(
     rb"\*\*\* ?START OF (?:TH(?:E|IS) )?PROJECT GUTENBERG"
@@ -45,11 +43,11 @@ def leave_out(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     del settings
     head = file.read(8)
     if head.startswith(b"\xd0\xcf\x11\xe0"):
-        yield record.unreadable(OLD_OFFICE, 0, head)
+        yield record.unreadable("old_office", 0, head)
     elif _PACKED.match(head):
-        yield record.unreadable(OTHER_ARCHIVE, 0, head)
+        yield record.unreadable("other_archive", 0, head)
     else:
-        yield record.unreadable(NOT_TEXT, 0)
+        yield record.unreadable("not_text", 0)
 
 
 def read_paragraphs(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:

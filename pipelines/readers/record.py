@@ -17,7 +17,7 @@ MAX_CONTENT_BYTES = 1 << 16
 """Raw bytes kept of an unreadable record."""
 AUTO = "auto"
 """The encoding is detected."""
-TOO_LARGE, NOT_UTF8, NOT_DECODABLE = "too_large", "not_utf8", "not_decodable"
+NOT_DECODABLE = "not_decodable"
 
 Given = TypeVar("Given")
 
@@ -90,7 +90,7 @@ def decode_record(content: bytes, encoding: str) -> str:
     try:
         return _strictly(content, "utf-8" if encoding == AUTO else encoding)
     except UnreadableError as error:
-        raise UnreadableError(NOT_UTF8 if encoding == AUTO else NOT_DECODABLE) from error
+        raise UnreadableError("not_utf8" if encoding == AUTO else NOT_DECODABLE) from error
 
 
 def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
@@ -197,7 +197,7 @@ def text_record(
         decode: returns the text of ``content`` in an encoding, or raises UnreadableError.
     """
     if len(content) > settings.max_document_bytes:
-        return unreadable(TOO_LARGE, offset, content, key)
+        return unreadable("too_large", offset, content, key)
     try:
         return Record(decode(content, settings.encoding), key, offset=offset)
     except UnreadableError as error:

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 NOT_READABLE = "not_readable"
-TRUNCATED, CORRUPT = "truncated_archive", "corrupt_archive"
-HIDDEN_MEMBER, SPECIAL_MEMBER = "hidden_member", "special_member"
-BOMB, ENCRYPTED = "archive_bomb", "encrypted_member"
+CORRUPT = "corrupt_archive"
 ARCHIVE_ERRORS = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error),
     *(OSError, EOFError, ValueError, RuntimeError, LookupError, OverflowError, MemoryError),
@@ -345,7 +343,7 @@ class _Unpacked(_Stream):
                 if member.needs_input and not data:
                     data = self._more()
                     if not data:
-                        raise BrokenFileError(TRUNCATED, self._offset)
+                        raise BrokenFileError("truncated_archive", self._offset)
                 try:
                     yield member.decompress(data, _PIECE_BYTES)
                 except _UNPACKING_ERRORS as error:
@@ -460,29 +458,27 @@ def _zip_members(file: IO[bytes]) -> Iterator[Member]:
     with zipfile.ZipFile(file) as packed:
         files = [info for info in packed.infolist() if not info.is_dir()]
         if sum(info.file_size for info in files) > _MOST_TIMES * file.seek(0, io.SEEK_END):
-            yield Member("", lambda: None, BOMB)
+            yield Member("", lambda: None, "archive_bomb")
             return
         for info in files:
-            mode = info.external_attr >> 16
-            is_special = mode and stat.S_IFMT(mode) not in (0, stat.S_IFREG)
-            skipped = SPECIAL_MEMBER if is_special else ENCRYPTED if info.flag_bits & 1 else ""
-            opened = partial(packed.open, info)
-            yield Member(info.filename, opened, _hidden(info.filename) or skipped)
+            is_special = stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG)
+            skipped = _why_skipped(info.filename, is_special, bool(info.flag_bits & 1))
+            yield Member(info.filename, partial(packed.open, info), skipped)
 
 
 def _tar_members(file: IO[bytes]) -> Iterator[Member]:
     with tarfile.open(fileobj=file, mode="r|", tarinfo=_TarInfo) as packed:
         for info in packed:
             if not info.isdir():
-                skipped = "" if info.isreg() and not info.issparse() else SPECIAL_MEMBER
-                opened = partial(packed.extractfile, info)
-                yield Member(info.name, opened, _hidden(info.name) or skipped)
+                skipped = _why_skipped(info.name, not info.isreg() or info.issparse())
+                yield Member(info.name, partial(packed.extractfile, info), skipped)
 
 
-def _hidden(name: str) -> str:
+def _why_skipped(name: str, is_special: bool, is_encrypted: bool = False) -> str:
     parts = name.removeprefix("./").split("/")
-    is_hidden = "__MACOSX" in parts or any(part.startswith(".") for part in parts)
-    return HIDDEN_MEMBER if is_hidden else ""
+    if "__MACOSX" in parts or any(part.startswith(".") for part in parts):
+        return "hidden_member"
+    return "special_member" if is_special else "encrypted_member" if is_encrypted else ""
 
 
 class _TarInfo(tarfile.TarInfo):

@@ -15,8 +15,6 @@ from pipelines.config import SourceSettings
 from pipelines.readers import record
 from pipelines.readers.record import Record
 
-NOT_JSON, NOT_CSV = "not_json", "not_csv"
-NOT_PARQUET, NOT_ARROW = "not_parquet", "not_arrow"
 NO_TEXT_FIELD = "no_text_field"
 
 _ROWS_PER_BATCH = 64
@@ -37,7 +35,7 @@ def _of_line(offset: int, line: bytes, settings: SourceSettings) -> Record:
     try:
         values = record.from_the_top(json.loads, decoded.text)
     except (ValueError, RecursionError):  # ValueError: also a number with too many digits
-        return record.unreadable(NOT_JSON, offset, line)
+        return record.unreadable("not_json", offset, line)
     text = values.get(settings.text_field) if isinstance(values, dict) else None
     if not isinstance(text, str):
         return record.unreadable(NO_TEXT_FIELD, offset, line)
@@ -59,7 +57,7 @@ def read_csv(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     Tabs or else commas or semicolons, whichever the header has most of, separate the columns. With
     no encoding declared, it is the one that the beginning of the file looks like.
     """
-    return _records(_csv_rows(file, settings), settings, NOT_CSV)
+    return _records(_csv_rows(file, settings), settings, "not_csv")
 
 
 def read_parquet(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
@@ -68,7 +66,7 @@ def read_parquet(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
     A file that breaks off is "not_parquet" after the rows before the break; so is a packed file,
     which allows no random access.
     """
-    return _records(_parquet_rows(file, settings), settings, NOT_PARQUET)
+    return _records(_parquet_rows(file, settings), settings, "not_parquet")
 
 
 def read_arrow(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
@@ -76,7 +74,7 @@ def read_arrow(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
 
     One that breaks off is "not_arrow" after the batches before the break.
     """
-    return _records(_arrow_rows(file, settings), settings, NOT_ARROW)
+    return _records(_arrow_rows(file, settings), settings, "not_arrow")
 
 
 _Rows = Iterator[tuple[bytes | None, Any]]

@@ -20,9 +20,6 @@ from pipelines.corpus.wikitext import LEFT_OUT, plain_text
 from pipelines.readers import record
 from pipelines.readers.record import Record
 
-BROKEN_XML = "broken_xml"
-OTHER_NAMESPACE, REDIRECT, NOT_WIKITEXT = "other_namespace", "redirect", "not_wikitext"
-"""Reasons of pages that were not asked for."""
 PAGE_LINE = re.compile(rb"[ \t]*<page>")
 """The beginning of a line where a page of a dump begins."""
 # Titles are not escaped and may hold quotes and angles, so the end of the tag cannot be found.
@@ -67,7 +64,7 @@ def read_dump(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
             yield _article(_BEGIN + page, position, settings, left_out)
             position += len(_BEGIN + page)
         if not pages and not _BETWEEN.fullmatch(before):
-            yield record.unreadable(BROKEN_XML, offset, before)
+            yield record.unreadable("broken_xml", offset, before)
 
 
 def _pieces(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes]]:
@@ -115,17 +112,17 @@ def _article(
     if len(digits) > _MAX_NAMESPACE_DIGITS or (
         digits and int(digits) not in settings.wiki_namespaces
     ):
-        return record.unreadable(OTHER_NAMESPACE, offset, key=key)
+        return record.unreadable("other_namespace", offset, key=key)
     if b"<redirect" in head:
-        return record.unreadable(REDIRECT, offset, key=key)
+        return record.unreadable("redirect", offset, key=key)
     if len(page) > settings.max_document_bytes:
-        return record.unreadable(record.TOO_LARGE, offset, page, key)
+        return record.unreadable("too_large", offset, page, key)
     try:
         title, text, is_wikitext = _fields(ET.fromstring(page.rstrip()))  # noqa: S314
     except ET.ParseError:
-        return record.unreadable(BROKEN_XML, offset, page, key)
+        return record.unreadable("broken_xml", offset, page, key)
     if not is_wikitext:
-        return record.unreadable(NOT_WIKITEXT, offset, key=key)
+        return record.unreadable("not_wikitext", offset, key=key)
     body = plain_text(text, left_out)
     return Record(text=f"{title}\n\n{body}" if body else "", key=key, offset=offset)
 
