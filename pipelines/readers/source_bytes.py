@@ -49,8 +49,8 @@ _ANSWER_SECONDS = 300
 _PACKED_BYTES = 1 << 17
 _PIECE_BYTES = 1 << 16
 """Unpacked at a time: bounds the memory, and what is lost where a file breaks off."""
-_FRAME_PACKED_BYTES = 1 << 9
-"""Given at a time to a decompressor without a limit; it unpacks to 20 MB at most."""
+_GZIP_BYTES, _FRAME_BYTES = 1 << 13, 1 << 9
+"""Given at a time to a decompressor without a limit; they unpack to 8 and to 20 MB at most."""
 _MOST_TIMES = 200
 """The most that a zip archive may unpack to, in its own size; text seldom exceeds 20."""
 _TAR_HEADERS = (
@@ -361,40 +361,20 @@ class _Unpacked(_Stream):
             raise BrokenFileError(error.reason, self._offset) from error
 
 
-class _Gzip:
-    """zlib with the interface of bz2's decompressor; it checks length and CRC."""
+class _Stepwise:
+    """A decompressor without a limit of its output, with the interface of bz2's.
 
-    def __init__(self) -> None:
-        self._zlib = zlib.decompressobj(zlib.MAX_WBITS | 16)
-        self.needs_input = True
-
-    @property
-    def eof(self) -> bool:
-        return self._zlib.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._zlib.unused_data
-
-    def decompress(self, data: bytes, max_length: int, /) -> bytes:
-        piece = self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
-        self.needs_input = not self._zlib.unconsumed_tail and len(piece) < max_length
-        return piece
-
-
-class _Frame:
-    """A frame of zstd or lz4 with the interface of bz2's decompressor.
-
-    These libraries do not limit what they unpack at a time, so they are given little.
+    It is given ``num_bytes`` at a time, which bounds what they unpack to.
     """
 
-    def __init__(self, frame: Any) -> None:
-        self._frame = frame
+    def __init__(self, decompressor: Any, num_bytes: int) -> None:
+        self._decompressor = decompressor
+        self._num_bytes = num_bytes
         self._pending = memoryview(b"")
 
     @property
     def eof(self) -> bool:
-        return bool(self._frame.eof)
+        return bool(self._decompressor.eof)
 
     @property
     def needs_input(self) -> bool:
@@ -402,26 +382,29 @@ class _Frame:
 
     @property
     def unused_data(self) -> bytes:
-        return (self._frame.unused_data or b"") + self._pending.tobytes()
+        return (self._decompressor.unused_data or b"") + self._pending.tobytes()
 
     def decompress(self, data: bytes, max_length: int, /) -> bytes:
         del max_length
         if data:  # given only when nothing is pending
             self._pending = memoryview(data)
-        some = self._pending[:_FRAME_PACKED_BYTES]
-        self._pending = self._pending[_FRAME_PACKED_BYTES:]
-        return cast(bytes, self._frame.decompress(some))
+        some, self._pending = self._pending[: self._num_bytes], self._pending[self._num_bytes :]
+        return cast(bytes, self._decompressor.decompress(some))
+
+
+def _new_gzip() -> _Stepwise:
+    return _Stepwise(zlib.decompressobj(zlib.MAX_WBITS | 16), _GZIP_BYTES)
 
 
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
-    ".gz": _Gzip,
-    ".tgz": _Gzip,
+    ".gz": _new_gzip,
+    ".tgz": _new_gzip,
     ".bz2": bz2.BZ2Decompressor,
     ".xz": lzma.LZMADecompressor,
     ".lzma": lzma.LZMADecompressor,
     # Two threads can't share a decompressor.
-    ".zst": lambda: _Frame(zstandard.ZstdDecompressor().decompressobj()),
-    ".lz4": lambda: _Frame(lz4.frame.LZ4FrameDecompressor()),
+    ".zst": lambda: _Stepwise(zstandard.ZstdDecompressor().decompressobj(), _FRAME_BYTES),
+    ".lz4": lambda: _Stepwise(lz4.frame.LZ4FrameDecompressor(), _FRAME_BYTES),
 }
 """Ending -> a new decompressor with the interface of bz2's."""
 _UNPACKING_ERRORS = (
