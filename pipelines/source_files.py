@@ -37,7 +37,7 @@ _SMALL_BYTES = 1 << 20
 _CHECKED_FILES = 8
 """Files of a larger source whose first record is checked."""
 _QUICK_FILES, _QUICK_BYTES = 256, 32 << 20
-"""What can be read quickly."""
+"""Limits of what can be read quickly."""
 
 _MAGIC = re.compile(r"[*?[]")
 _DESCRIBES_DATASET = ("dataset_info.json", "state.json")
@@ -68,12 +68,12 @@ class Listing(NamedTuple):
     """All entries of a source, folders apart."""
 
     files: list[SourceFile]
-    """What is read."""
+    """The entries that are read."""
     skipped: Counter[str]
-    """How many entries are not, by reason."""
+    """Number of entries that are skipped, by reason."""
 
     def __str__(self) -> str:
-        """Say what is skipped; empty if nothing is."""
+        """Summarise what is skipped; empty if nothing is."""
         numbers = ", ".join(f"{n:,} {reason}" for reason, n in sorted(self.skipped.items()))
         return f"left out {numbers}" if numbers else ""
 
@@ -134,7 +134,7 @@ def _described(
             return with_format(replace(file, sha256=sha256), settings)
         except OSError as error:
             raise SourceError(
-                f"{file.uri} can't be read: {error}. Mend or remove the file."
+                f"{file.uri} can't be read: {error}. Repair or remove the file."
             ) from error
 
     with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
@@ -142,7 +142,7 @@ def _described(
 
 
 def with_format(file: SourceFile, settings: SourceSettings) -> SourceFile:
-    """Return the file with how it is read, after a look into it."""
+    """Return the file with its format, and whether it can be split, after a look into it."""
     kind = format_of(file.uri, settings)
     splittable = file.num_bytes > MAX_UNIT_BYTES and can_split(file.uri, kind)
     return replace(file, format=kind, splittable=splittable)
@@ -153,7 +153,7 @@ def files_of(settings: SourceSettings) -> Listing:
 
     Raises:
         ConfigError: the settings name no source.
-        SourceError: there is none.
+        SourceError: there is no file.
     """
     settings.check_given()
     listed = _found(settings.uri)
@@ -187,11 +187,11 @@ def check_unchanged(file: SourceFile) -> None:
 
 
 def check_source(source: SourceSettings, is_held_out: Callable[[str], bool]) -> None:
-    """Raise in seconds what would certainly end the stages that read the source.
+    """Raise within seconds an error that would certainly stop the stages that read the source.
 
     Args:
         source: where it is.
-        is_held_out: tells of a document's id whether examples hold it out.
+        is_held_out: whether examples hold out the document with an id.
 
     Raises:
         SourceError: there is no file; no record that was looked at can be read; or a small source
@@ -253,7 +253,7 @@ def units_of(files: Iterable[SourceFile]) -> Iterator[list[SourceRange]]:
 
 
 def ranges_of(file: SourceFile) -> list[SourceRange]:
-    """Return the ranges of the same size that a file is read in."""
+    """Return the ranges of equal size in which a file is read."""
     number = max(1, -(-file.num_bytes // MAX_UNIT_BYTES)) if file.splittable else 1
     bounds = [file.num_bytes * k // number for k in range(number)]
     return list(map(SourceRange, repeat(file), bounds, [*bounds[1:], None]))
@@ -271,7 +271,7 @@ def read_files(uri: str) -> list[SourceFile]:
 
 
 def parse_files(content: bytes) -> list[SourceFile]:
-    """Return the list in the content of such a file."""
+    """Return the list that is the content of such a file."""
     return [SourceFile(**json.loads(line)) for line in content.splitlines()]
 
 
@@ -293,7 +293,7 @@ def read_excluded_ids(uri: str) -> list[str]:
 
 
 def describe_changes(before: Iterable[SourceFile], now: Iterable[SourceFile]) -> str:
-    """Say which files are new, gone, changed or only touched; empty when none is."""
+    """Describe which files are new, removed, changed or only touched; empty if none is."""
     old, new = ({file.name: file for file in files} for files in (before, now))
     both = old.keys() & new.keys()
     changed = {name for name in both if old[name].sha256 != new[name].sha256}
@@ -338,7 +338,7 @@ def _found(uris: str | list[str]) -> Listing:
 
 
 def matching_uris(uri: str) -> list[str]:
-    """Return the files at a file, folder or glob, by name."""
+    """Return the URIs of the files that a file, folder or glob names, sorted by name."""
     return [entry.uri for entry in sorted(_matching(uri).files, key=lambda entry: entry.name)]
 
 
@@ -386,7 +386,7 @@ def _dataset_folders(paths: Iterable[str]) -> frozenset[str]:
 def _why_skipped(
     name: str, path: str, real: Mapping[str, Any], is_broken: bool, datasets: Collection[str]
 ) -> str:
-    """Return why an entry is not read; empty: it is."""
+    """Return why an entry is not read, or an empty string if it is."""
     folder, _, last = path.rpartition("/")
     if any(part.startswith(".") for part in name.split("/")):
         return "hidden"
@@ -404,7 +404,7 @@ def _why_skipped(
 
 
 def _say_other_host(url: str, info: Mapping[str, Any]) -> None:
-    """Log a warning if a web server has sent the request on to another host."""
+    """Log a warning if a web server has redirected the request to another host."""
     answered_by = urlsplit(str(info.get("url", url)))
     if answered_by.netloc != urlsplit(url).netloc:
         log.warning("%s is answered by another host, %s", redacted(url), answered_by.hostname)

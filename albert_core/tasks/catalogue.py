@@ -1,4 +1,4 @@
-"""All tasks: their names, the places of their files, and their examples."""
+"""All tasks: their names, where their files lie, and their examples; the reader of RACE."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ TASKS: dict[str, Task] = {name: each.task for name, each in _PUBLIC.items()}
 
 @dataclass(frozen=True)
 class TaskFiles:
-    """A task and the places of its files."""
+    """A task and where its files lie."""
 
     task: Task
     splits: Mapping[Split, tuple[str, ...]]
@@ -113,7 +113,7 @@ def predicted_with(name: str, task_folder: str) -> list[TaskFiles]:
 
 
 def find_files(task: Task, task_folder: str) -> TaskFiles:
-    """Return the files of ``task``, of those splits that are found.
+    """Return the files of the splits of ``task`` that are found.
 
     Args:
         task: one of `TASKS`.
@@ -128,7 +128,7 @@ def find_files(task: Task, task_folder: str) -> TaskFiles:
 def present_tasks(
     task_folder: str, own: Sequence[OwnTaskSettings] = (), only: str = ""
 ) -> tuple[list[TaskFiles], dict[str, str]]:
-    """Return the tasks whose files exist, and what is missing of the others.
+    """Return the tasks whose files exist, and which files of the others are missing.
 
     A task needs a train and a dev split; one that another task's model predicts needs any split,
     and the files of that other task.
@@ -204,9 +204,9 @@ def dev_clusters(
     """Return how many independent clusters of examples dev has, by task.
 
     Args:
-        task_folder: as of `present_tasks`, and so is ``own``.
+        task_folder: see `find_files`.
         own: the user's own tasks.
-        names: of the tasks to fine-tune on; empty: all that are there.
+        names: of the tasks to fine-tune on; empty: all that are present.
 
     Raises:
         TaskError: a file is malformed.
@@ -252,7 +252,7 @@ def _looked_for(files: TaskFiles, task_folder: str) -> str:
 
 
 class _Finder:
-    """Looks for files below a folder, listing each folder once."""
+    """Finds files below a folder, listing each folder once."""
 
     def __init__(self, task_folder: str) -> None:
         self.task_folder = task_folder.rstrip("/") or task_folder

@@ -1,7 +1,7 @@
-"""What a downstream task is, and its examples as read from its files.
+"""The definition of a downstream task, and its examples as read from its files.
 
 Four kinds: a text or a pair of texts has a label (classification) or a number (regression); a
-question about an article has several options, one of them right (choice); a question about a
+question about an article has several options, one of them correct (choice); a question about a
 paragraph is answered by a span of it (spans).
 """
 
@@ -19,7 +19,7 @@ SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What the examples of a task are and how they are scored."""
+    """The kind of a task's examples, and how they are scored."""
 
     name: str
     """Name in settings, e.g. "sst-2"."""
@@ -27,7 +27,7 @@ class Task:
     """Name in the paper's tables, e.g. "SST-2"."""
     kind: Kind
     labels: tuple[str, ...] = ()
-    """Those of a classification or choice, as the files write them; a model predicts the index."""
+    """Labels of a classification or choice, as in the files; a model predicts the index."""
     metrics: tuple[str, ...]
     """Names of the scores that are reported; models are compared by the first, the key metric."""
     has_answerless: bool = False
@@ -39,7 +39,7 @@ class TextExamples:
     """N texts or pairs of texts, in the order of the file."""
 
     ids: list[str]
-    """As the task's submission file needs them."""
+    """Ids for the task's submission file."""
     texts_a: list[str]
     texts_b: list[str] | None
     """None if each example is one text."""
@@ -47,8 +47,8 @@ class TextExamples:
     """(N,): indices into `Task.labels`, or the numbers of a regression; None if the file has none,
     like many test sets."""
     clusters: NDArray[np.int64] | None = None
-    """(N,), the number of what an example shares with others, such as the document that it is
-    from; None where nothing is known of that."""
+    """(N,), number of the group of dependent examples, such as those of one document; None if
+    unknown."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """How many rows of the file are not examples, by reason."""
 
@@ -68,7 +68,7 @@ class ChoiceExamples:
     questions: list[str]
     options: list[tuple[str, ...]]
     targets: NDArray[np.int64] | None
-    """(N,), index of the right option."""
+    """(N,), index of the correct option."""
     groups: list[str]
     """The part of the set that each belongs to; "middle" or "high" in RACE."""
 
@@ -103,7 +103,7 @@ class SpanExamples:
     """(N,), as of `TextExamples`: the number of the article that the paragraph is in."""
     questions: list[str]
     answers: list[tuple[Answer, ...]]
-    """As the annotators gave them; empty for a question without an answer."""
+    """The annotators' answers; empty for a question without an answer."""
     is_labelled: bool = True
     """Whether ``answers`` are known: if not, they are all empty and nothing can be scored."""
 

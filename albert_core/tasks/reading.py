@@ -1,4 +1,8 @@
-"""What the readers of task files share: text and JSON as they are in files."""
+"""Text and JSON files of tasks.
+
+Pretraining reads its minimal pairs with these functions, so that the keys of its results depend on
+this module. The readers of downstream tasks are therefore in others.
+"""
 
 import json
 from collections.abc import Callable, Iterable
@@ -11,12 +15,12 @@ from albert_core.stage import manifest, storage
 from albert_core.stage.errors import TaskError
 
 _THREADS = 16
-"""Files of a task that are read at the same time."""
+"""Files that are read at the same time."""
 T = TypeVar("T")
 
 
 class Record(BaseModel):
-    """An object of a JSON file: the fields that are needed, each of its own type; others may be."""
+    """A JSON object with strictly typed fields; other fields are ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -25,7 +29,7 @@ R = TypeVar("R", bound=Record)
 
 
 def of_each(read: Callable[[str], T], uris: Iterable[str]) -> list[T]:
-    """Return what ``read`` returns for each of many files, some of which it reads at a time."""
+    """Return ``read(uri)`` for each of many files, reading several at a time."""
     with ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(read, uris))
 

@@ -32,30 +32,30 @@ from albert_core.tasks.reading import parse_object, read_file, read_lines, read_
 Rows = Iterator[tuple[int, dict[str, Any]]]
 """Each row's line (in a parquet file its number), from 1, and its values by column."""
 Files = Mapping[Split, Sequence[str]]
-"""For each split the alternatives, of which the first that exists is read; two files that are
-needed together are separated by a blank."""
+"""Alternative file names of each split; the first that exists is read. Two files that are needed
+together are separated by a blank."""
 _HIDDEN = frozenset({"-1", ""})
 """The contents of a test file's label column when the labels are withheld."""
 _MAX_CHARACTERS = 2**31 - 1
 """The longest field of a .csv; Python's own limit of 131,072 is less than a document may have."""
 _OTHER_METRICS = {"classification": ("accuracy",), "regression": ("pearson", "spearman", "mse")}
-"""What is reported beside the key metric."""
+"""Metrics that are reported beside the key metric."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a table are."""
+    """The meaning of the columns of a table."""
 
     texts: Sequence[str]
     """One text, or the two of a pair."""
     label: str
     """A test file may lack it."""
     cluster: str = ""
-    """What rows of dev share, such as the document that they are from; empty: nothing."""
+    """Names the group of dependent rows of dev, such as their document; empty: none."""
     ids: Sequence[str] = ()
-    """The first of these that is there has an example's id; else the id is its row, from 0."""
+    """The first of these columns that exists has the id; without one it is the row, from 0."""
 
 
 def own_task(settings: OwnTaskSettings) -> Task:
@@ -122,7 +122,7 @@ def text_examples(
     Args:
         rows: of the file. Labels that are all hidden are no targets in a test file.
         columns: of the rows.
-        task: whose labels they have.
+        task: names the labels.
         split: in a "test" file, ids must be unique: the server wants one prediction of each.
         uri: of the file, for messages.
         skipped: how many rows are no examples, by reason; may grow while ``rows`` are read.
@@ -158,7 +158,7 @@ class _TextRow(NamedTuple):
     id: str
     texts: list[str]
     label: str
-    """As the file writes it; empty if there is none."""
+    """As in the file; empty if there is none."""
     cluster: str
 
 
@@ -219,7 +219,7 @@ def _targets(
 
 
 def _finite(text: str) -> float | None:
-    """Return the number that ``text`` is; None if it is none, or not finite."""
+    """Return ``text`` as a finite number, or None."""
     try:
         number = float(text)
     except ValueError:
@@ -260,12 +260,12 @@ def named_rows(
 
 
 def tab_separated(uri: str) -> list[tuple[int, list[str]]]:
-    """Return the lines' numbers, from 1, and fields."""
+    """Return the number of each line, from 1, and its fields."""
     return [(number, line.split("\t")) for number, line in enumerate(read_lines(uri), start=1)]
 
 
 def _rows_of(uri: str) -> Rows:
-    """Yield the rows of a user's file, whose name's ending says what it is."""
+    """Yield the rows of a user's file, in the format that its ending names."""
     match uri.rpartition(".")[2].lower():
         case "tsv":
             yield from named_rows(tab_separated(uri), "tab", uri)
@@ -298,7 +298,7 @@ def _csv_rows(uri: str) -> Rows:
 _IDS = ("index", "id")
 _COLA_HEADER = ("source", "label", "author_mark", "sentence")
 _DIAGNOSTIC = Columns(("Premise", "Hypothesis"), "Label")
-"""Of the diagnostic set's labelled file; its test file has other names."""
+"""Columns of the diagnostic set's labelled file; its test file has other names."""
 
 
 @dataclass(frozen=True)
@@ -361,7 +361,7 @@ GLUE = {
         _glue("AX", _MNLI, _WITH_MATTHEWS, _PAIR, "label", _LABELLED_AX, _AX_FOLDERS),
     )
 }
-"""By the task's name."""
+"""GLUE's tasks by name."""
 
 
 def read_glue(name: str, uris: Sequence[str], split: Split) -> TextExamples:
@@ -393,7 +393,7 @@ def read_glue(name: str, uris: Sequence[str], split: Split) -> TextExamples:
 
 
 def _rows_of_split(rows: Rows, uri: str, pairs_uri: str, split: Split) -> Rows:
-    """Yield those of Microsoft's rows that are in dev, or in train, by the list of dev's pairs."""
+    """Yield the rows of Microsoft's file that are in ``split`` by the list of dev pairs."""
     names = ("#1 ID", "#2 ID")
     listed = named_rows(tab_separated(pairs_uri), "tab", pairs_uri, names)
     dev_pairs = {tuple(row.values()) for _, row in listed}

@@ -32,7 +32,7 @@ LEFT_OUT = frozenset(
         *("hidden_member", "special_member"),
     }
 )
-"""Reasons of records that are sound, but were not asked for."""
+"""Reasons of records that are sound but were not asked for."""
 WHAT_TO_DO = {
     "old_office": "are files of Word, Excel or Outlook in their format before 2007; convert them, "
     "for example with `soffice --headless --convert-to docx *.doc`",
@@ -46,7 +46,7 @@ WHAT_TO_DO = {
     "`ocrmypdf`",
     "unknown_markup": "are markup of no known kind; give source.xml_element",
 }
-"""Reason -> what its records are, and how they can be read."""
+"""What the records of a reason are, and how to make them readable."""
 
 _HEAD_BYTES = 1 << 13
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -59,13 +59,13 @@ class Reader:
 
     read: Callable[[BinaryIO, SourceSettings], Iterator[Record]]
     endings: tuple[str, ...] = ()
-    """Endings of such files' names, in lower case, without the ending of a packed file."""
+    """Endings of file names, in lower case, without the ending of a compressed file."""
     begins: Callable[[bytes], object] = lambda _: False
-    """Whether a file with this beginning, without byte order mark and blanks, has this format."""
+    """Whether a file that begins so, byte order mark and blanks removed, has this format."""
     boundary: re.Pattern[bytes] | None = None
     """Matches the beginning of a line where a record may begin; None: a file is never split."""
     has_header: bool = False
-    """Whether what comes before the first boundary is needed to read any range."""
+    """Whether the bytes before the first boundary are needed to read any range."""
     is_one_document: bool = False
     """Whether a file is one document, with the file's name as its id."""
     decodes_lines: bool = False
@@ -124,7 +124,7 @@ PANDOC_FORMATS: dict[str, tuple[tuple[str, ...], bytes]] = {
     "rst": ((".rst",), b""),
     "rtf": ((".rtf",), rb"\{\\rtf"),
 }
-"""Format -> the endings of its files, and how they begin; empty: only the name tells it."""
+"""Endings and first bytes of the files of each format; no bytes: only the name identifies it."""
 
 _BLANK_LINE = re.compile(rb"[ \t\r\f\v]*\n")
 READERS: dict[str, Reader] = {
@@ -190,7 +190,7 @@ READERS: dict[str, Reader] = {
     "sentences": Reader(plain_text.read_sentences, boundary=_BLANK_LINE, decodes_lines=True),
     "text": _document(record.decode_file),
 }
-"""In the order in which beginnings are compared: the words that begin a book may occur in any
+"""In the order in which the first bytes are compared: the words that begin a book may occur in any
 format."""
 
 
@@ -222,7 +222,7 @@ def format_of(uri: str, settings: SourceSettings) -> str:
 
 
 def _format_by_name(name: str) -> str:
-    """Return the format that the ending of a name tells, or an empty string."""
+    """Return the format that the ending of a name identifies, or an empty string."""
     name = name.lower().removesuffix(source_bytes.packed_ending(name))
     return next((told for told, reader in READERS.items() if name.endswith(reader.endings)), "")
 
@@ -255,16 +255,16 @@ def read_documents(
     """Yield every record of the file at ``uri`` that begins in a range of its bytes.
 
     The ranges of a file, however it is cut, give exactly the documents of the whole. Content that
-    can't be read is yielded as `Unreadable` and raises nothing: a packed file that breaks off gives
+    can't be read is yielded as `Unreadable` and raises nothing: a truncated compressed file gives
     the documents before the break, then the reason.
 
     Args:
-        uri: the file; gz, bz2, xz, lzma and zst are unpacked by their ending.
+        uri: the file; gz, bz2, xz, lzma, zst and lz4 are decompressed by their ending.
         name: the file's name relative to the source. Document ids are ``name#key`` with a
             record's own id, or else ``name#@offset`` with its first byte in the unpacked file,
             and ``name`` alone where a file is one document.
         settings: how to read it.
-        format: a key of `READERS`, as `format_of` tells.
+        format: a key of `READERS`, as returned by `format_of`.
         begin: first byte of the range.
         end: one past its last byte; None: to the end of the file.
 
@@ -289,7 +289,7 @@ def read_documents(
 
 
 def _records(content: _Content, reader: Reader, settings: SourceSettings) -> Iterator[Record]:
-    """Yield what the reader yields; content in UTF-16 whose lines it cuts is recoded as UTF-8."""
+    """Yield the reader's records; if it splits lines, UTF-16 content is converted to UTF-8 first."""
     is_recoded = reader.decodes_lines and content.peek(2).startswith(_UTF16)
     with tempfile.TemporaryFile() if is_recoded else nullcontext(content) as readable:
         if is_recoded:  # on the disk: it may be large

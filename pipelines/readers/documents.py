@@ -44,7 +44,7 @@ for _name in ("pypdf", "trafilatura", "warcio"):
 
 
 def declared_encoding(content: bytes, content_type: str = "") -> str:
-    """Return the encoding that the server or else the page or the XML names, or an empty string."""
+    """Return the encoding that the server, the page or the XML declares, or an empty string."""
     if found := _CHARSET.search(content_type):
         return found[1]
     declared = _DECLARED.search(content, 0, _HEAD_BYTES)
@@ -63,8 +63,8 @@ def decode_page(content: bytes, encoding: str, content_type: str = "") -> str:
 
     Args:
         content: its bytes.
-        encoding: a declared one; auto: what the server or the page names, or what the bytes are.
-        content_type: as the server gave it.
+        encoding: a declared one; auto: that of the server or the page, or a guess from the bytes.
+        content_type: as the server sent it.
 
     Raises:
         UnreadableError: "not_decodable".
@@ -144,7 +144,7 @@ def _parse(file: BinaryIO, line: bytes) -> Any | None:
         found = loader.parse_record_stream(file, line, kind)
     except _WARC_ERRORS:
         return None
-    # A record without a length would be the whole rest of the file.
+    # A record without a length would be all the rest of the file.
     return None if found.raw_stream is file else found
 
 
@@ -172,8 +172,8 @@ def _records(found: Any, offset: int, settings: SourceSettings) -> Iterator[Reco
 
 
 def _content(found: Any, max_bytes: int) -> bytes:
-    """Return the record's content, unpacked; if it is too large, the beginning."""
-    if found.length > max_bytes:  # not unpacked: that would hold a whole chunk
+    """Return the record's content, decompressed; if it is too large, its beginning."""
+    if found.length > max_bytes:  # not decompressed: that would hold a whole chunk
         return cast(bytes, found.raw_stream.read(max_bytes + 1))
     coded = found.http_headers.get_header("Content-Encoding", "") if found.http_headers else ""
     if coded.strip().lower() != "br":
@@ -182,12 +182,12 @@ def _content(found: Any, max_bytes: int) -> bytes:
     packed = found.content_stream().read()
     try:
         return brotli.Decompressor().process(packed, output_buffer_limit=max_bytes + 1)
-    except brotli.error:  # some archives unpack a page and keep its header
+    except brotli.error:  # some archives store the page decompressed and keep its header
         return cast(bytes, packed)
 
 
 def _content_type(found: Any, content: bytes) -> str:
-    """Return the type as the server or the archive gave it, in lower case."""
+    """Return the content type from the server or the archive, in lower case."""
     if found.http_headers is not None:
         declared = found.http_headers.get_header("Content-Type")
     else:
@@ -196,7 +196,7 @@ def _content_type(found: Any, content: bytes) -> str:
 
 
 def _left_out(found: Any, content_type: str) -> str:
-    """Return why the record is no page, or an empty string if it is one."""
+    """Return why the record is not a page, or an empty string if it is one."""
     if found.rec_type == "conversion":
         return ""
     if found.rec_type == "response":
@@ -214,9 +214,9 @@ _POST_LINE: Final = re.compile(rb"From \S+ .*\d{4}\s*$")
 
 
 def read_mail(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
-    """Yield the text of each message: of the one of an eml file, or of those of an mbox.
+    """Yield the text of each message of an eml file or an mbox.
 
-    Quoted lines and signatures are left out, and so are attachments.
+    Quoted lines, signatures and attachments are left out.
     """
     max_bytes = settings.max_document_bytes
     block = record.Block(0, max_bytes)
@@ -273,7 +273,7 @@ def _body_part(content: bytes) -> Any:
 
 _LEAST_PAGES: Final = 3
 _MOST_RUNNING: Final = 2
-"""Running lines at each edge of a page; what looks like more is text."""
+"""Running lines at each edge of a page; any more are text."""
 _HYPHEN: Final = re.compile(r"(?<=[^\W\d_])[-\u00ad\u2010]\n(?=[^\W\d_])")
 _NUMBER: Final = re.compile(r"\d+|\b[ivxlc]+\b")
 
@@ -304,8 +304,8 @@ def _pages_of(content: bytes) -> list[str]:
 def join_pages(pages: Sequence[str]) -> str:
     """Return the text of the pages without running heads and feet, page numbers, and hyphens.
 
-    A first or last line that most pages share but for its numbers is a running one. A hyphen at
-    the end of a line goes if a lower-case letter follows.
+    A first or last line that most pages share, numbers aside, is a running head or foot. A hyphen
+    at the end of a line is removed if a lower-case letter follows.
     """
     lines = [[line.strip() for line in page.split("\n") if line.strip()] for page in pages]
     for edge in (0, -1) * _MOST_RUNNING:
@@ -327,7 +327,7 @@ def _running_line(lines: Sequence[Sequence[str]], edge: int) -> str:
 # XML and SGML: TEI, Reuters, TREC, and what the settings name
 
 _TEXT_ELEMENTS: Final = frozenset({"body", "BODY", "TEXT"})
-"""Hold the text of a document: of TEI, of Reuters, of TREC."""
+"""Elements that hold the text of a document in TEI, Reuters and TREC."""
 _LEFT_OUT: Final = frozenset({"note", "fw", "figure", "figDesc", "table", "del"})
 _KEYS: Final = ("{http://www.w3.org/XML/1998/namespace}id", "id", "NEWID")
 _PROLOG: Final = re.compile(
@@ -336,7 +336,7 @@ _PROLOG: Final = re.compile(
 _ENTITY: Final = re.compile(r"&(?:#?\w{1,32};)?|[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 _ESCAPED: Final = str.maketrans("&<", "\ue000\ue001")
 _UNESCAPED: Final = str.maketrans("\ue000\ue001", "&<")
-"""After a first error the parser drops escaped characters, so these travel as others do."""
+"""After its first error the parser drops escaped characters, so stand-ins take their place."""
 _BLANKS: Final = re.compile(r"\s+")
 _INDENTED: Final = re.compile(r"\n(?=[ \t]{2,}\S)|\n[ \t]*(?=\n)")
 
@@ -363,8 +363,8 @@ def read_markup(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
 def _elements(content: str, wanted: frozenset[str]) -> Iterator[Any]:
     """Yield the innermost elements of the wanted names.
 
-    SGML has several roots, bare ampersands, and characters that XML forbids; the parser mends them.
-    Without its document type a file has no entities that read others or grow in memory.
+    SGML has several roots, bare ampersands, and characters that XML forbids; the parser recovers.
+    The document type is removed, so no entity can read files or expand without bound.
     """
     content = _ENTITY.sub(_character, _PROLOG.sub("", content))
     parser = etree.XMLParser(recover=True, resolve_entities="internal", no_network=True)
@@ -376,13 +376,13 @@ def _elements(content: str, wanted: frozenset[str]) -> Iterator[Any]:
 
 
 def _character(found: re.Match[str]) -> str:
-    """Return what an entity of XML or HTML means; a control, which XML forbids, is a blank."""
+    """Return the meaning of an entity of XML or HTML; a control character becomes a blank."""
     meant = html.unescape(found[0])
     return " " if len(meant) == 1 and ord(meant) < 32 else meant.translate(_ESCAPED)
 
 
 def _name_of(element: Any) -> str:
-    """Return the name without its namespace; `QName` refuses names that the parser mended."""
+    """Return the name without its namespace; `QName` refuses names that the parser repaired."""
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
 
 
@@ -415,7 +415,7 @@ def _text_of(element: Any) -> str:
 
 
 def _words_of(element: Any) -> Iterator[str]:
-    """Yield all words in ``element``, without what is no part of its sentences."""
+    """Yield all words in ``element`` that are part of its sentences."""
     if isinstance(element.tag, str) and _name_of(element) not in _LEFT_OUT:
         yield element.text or (" " if _name_of(element) in ("lb", "pb") else "")
         for child in element:
@@ -451,8 +451,8 @@ return {{
 """
 """For pandoc: it keeps headings, paragraphs and the items of lists, without marks for emphasis."""
 _RTF_CHARACTER: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u-?\d+(?=[^\\{}\s\d])")
-"""A character by its number, with what older readers show for it right behind: there pandoc leaves
-out two letters instead of one, and after a blank it does not."""
+"""A character by its number, directly followed by its substitute for older readers: pandoc drops two
+letters then instead of one, unless a blank stands between."""
 _MAX_MEMORY: Final = "4G"
 _MAX_SECONDS: Final = 900
 
@@ -471,17 +471,17 @@ def by_pandoc(format: str, content: bytes, encoding: str) -> str:  # noqa: A002
         content = _decode_declared(content, encoding).encode()
     if format == "rtf":
         content = _RTF_CHARACTER.sub(rb"\g<0> ", content)
-    with tempfile.TemporaryFile() as prose_filter:  # has no name that a killed worker would leave
+    with tempfile.TemporaryFile() as prose_filter:  # unnamed, so a killed worker leaves no file
         prose_filter.write(_PROSE_FILTER.encode())
         prose_filter.seek(0)
         command = [
-            str(Path(pypandoc.__file__).with_name("files") / "pandoc"),  # not one of the PATH
+            str(Path(pypandoc.__file__).with_name("files") / "pandoc"),  # not one on the PATH
             *("+RTS", f"-M{_MAX_MEMORY}", "-RTS", "--sandbox"),
             *(f"--lua-filter=/dev/fd/{prose_filter.fileno()}", "--to", "plain"),
             *("--from", _PANDOC_NAMES.get(format, format), "--wrap", "none"),
         ]
         try:
-            # Without variables it finds no settings of the worker's user.
+            # Without environment variables it finds no settings of the worker's user.
             done = subprocess.run(
                 command,
                 check=False,

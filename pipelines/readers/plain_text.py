@@ -27,19 +27,19 @@ GUTENBERG = re.compile(
     rb"|\A\W*(?:The )?Project Gutenberg(?:'s|\xe2\x80\x99s|\x92s)? ",
     re.IGNORECASE,
 )
-"""Is found near the beginning of a book of Project Gutenberg."""
+"""Found near the beginning of a book of Project Gutenberg."""
 BINARY = re.compile(
     rb"\x89PNG|\xff\xd8\xff|GIF8|BM.{4}\0\0|II\*\0|MM\0\*|RIFF.{4}|ID3|OggS|fLaC|.{4}ftyp"
     rb"|PK\x03\x04|Rar!|7z\xbc\xaf|\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd|\x7fELF|MZ.{58}"
     rb"|\xd0\xcf\x11\xe0|SQLite format 3|\xca\xfe\xba\xbe|wOF[F2]|\0asm",
     re.DOTALL,
 )
-"""How a file that holds no text begins."""
+"""First bytes of files that hold no text."""
 _PACKED = re.compile(rb"Rar!|7z\xbc\xaf|\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd")
 
 
 def leave_out(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
-    """Yield the one reason of a file that holds no text, or none that is read."""
+    """Yield one record with the reason why the file is not read."""
     del settings
     head = file.read(8)
     if head.startswith(b"\xd0\xcf\x11\xe0"):
@@ -103,7 +103,7 @@ _CREDITS = re.compile(
     re.IGNORECASE,
 )
 _MAX_CREDITS = 3
-"""Most paragraphs of credits; what looks like more belongs to the book."""
+"""Most paragraphs of credits; any more belong to the book."""
 _MAX_CREDIT_CHARACTERS = 1000
 
 
@@ -125,7 +125,7 @@ def book(text: str) -> str:
 
 
 def _begin(text: str) -> int:
-    """Return where the book begins, in characters."""
+    """Return the position of the book's first character."""
     if start := _START.search(text):
         return start.end()
     small_print = _SMALL_PRINT_END.search(text)
@@ -160,7 +160,7 @@ _SOURCE = "<source of a document>"
 _IGNORED = ("ignore", None, Warning, re.compile(re.escape(_SOURCE)), 0)
 """An entry of `warnings.filters` that matches warnings about `_SOURCE` only."""
 _parsing = threading.Lock()
-"""Held while a tree is made. Python 3.11 counts its depth in one place for all threads: if the
+"""Held while a tree is built. Python 3.11 counts its depth in one place for all threads: if the
 garbage collector runs a finalizer meanwhile, another thread may interrupt, and both get a
 SystemError."""
 

@@ -1,4 +1,4 @@
-"""What a reader yields, and what readers share: encodings, and records of bounded size."""
+"""The record that readers yield, and what they share: encodings, and records of bounded size."""
 
 import codecs
 import logging
@@ -99,7 +99,7 @@ def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
     Args:
         content: the file.
         encoding: a declared one. auto: the byte order mark decides, then UTF-8 if the bytes are
-            valid, then the ``hint``, then what the bytes look like.
+            valid, then the ``hint``, then a guess from the bytes.
         hint: the encoding that the file itself names; may be wrong.
 
     Raises:
@@ -124,7 +124,7 @@ def decode_file(content: bytes, encoding: str, hint: str = "") -> str:
 
 
 def encoding_of(lines: Sequence[bytes]) -> str:
-    """Return the encoding that the lines of a file look like.
+    """Return the likely encoding of the lines of a file.
 
     It is UTF-8 if any line that is not ASCII is valid UTF-8, or if all lines are ASCII.
     """

@@ -34,13 +34,13 @@ ARCHIVE_ERRORS = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error),
     *(OSError, EOFError, ValueError, RuntimeError, LookupError, OverflowError, MemoryError),
 )
-"""Raised by `members_of`, by `Member.open` and by reading what that returns."""
+"""Raised by `members_of`, by `Member.open`, and on reading the file that it returns."""
 
 _BUFFER_BYTES = 1 << 20
 _BLOCK_BYTES = 8 << 20
 """Fetched from a store at a time; the default of some stores is 50 MB."""
 _RANGE_BLOCK_BYTES = 1 << 20
-"""The same for a range, beyond whose end little should be fetched."""
+"""The same for a range, so that little is fetched beyond its end."""
 _BOUNDARY_LINE_BYTES = 1 << 16
 """Read of a line to recognise a boundary."""
 _MAX_HEADER_BYTES = 1 << 20
@@ -48,11 +48,11 @@ _PROBE_BYTES = 1 << 10
 _ANSWER_SECONDS = 300
 _PACKED_BYTES = 1 << 17
 _PIECE_BYTES = 1 << 16
-"""Unpacked at a time: bounds the memory, and what is lost where a file breaks off."""
+"""Decompressed at a time: bounds the memory, and what is lost where a file is truncated."""
 _GZIP_BYTES, _FRAME_BYTES = 1 << 13, 1 << 9
-"""Given at a time to a decompressor without a limit; they unpack to 8 and to 20 MB at most."""
+"""Given at a time to a decompressor without an output limit; at most 8 and 20 MB come out."""
 _MOST_TIMES = 200
-"""The most that a zip archive may unpack to, in its own size; text seldom exceeds 20."""
+"""How many times its own size a zip archive may unpack to; text seldom exceeds 20."""
 _TAR_HEADERS = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
@@ -60,22 +60,22 @@ _TAR_HEADERS = (
 
 
 class BrokenFileError(Exception):
-    """A file breaks off; what came before was read."""
+    """A file ends early or is damaged; everything before that point was read."""
 
     def __init__(self, reason: str, offset: int) -> None:
         super().__init__(reason, offset)
         self.reason = reason
         self.offset = offset
-        """Where it broke, in the unpacked content."""
+        """Position of the break in the decompressed content."""
 
 
 def packed_ending(uri: str) -> str:
-    """Return the ending of a packed file's name, or an empty string."""
+    """Return the ending of a compressed file's name, or an empty string."""
     return next((ending for ending in _DECOMPRESSORS if uri.lower().endswith(ending)), "")
 
 
 def has_random_access(uri: str) -> bool:
-    """Return whether the store gives a part of the file without what comes before it.
+    """Return whether the store can serve a part of the file without the bytes before it.
 
     Raises:
         OSError: the file can't be read.
@@ -92,7 +92,7 @@ def has_random_access(uri: str) -> bool:
 
 
 def read_head(uri: str, num_bytes: int) -> bytes:
-    """Return the first bytes of the unpacked content, fewer where it breaks off.
+    """Return the first bytes of the decompressed content, fewer if it breaks off.
 
     Raises:
         OSError: the file can't be read.
@@ -109,7 +109,7 @@ def read_head(uri: str, num_bytes: int) -> bytes:
 
 
 def open_content(uri: str, block_bytes: int = _BLOCK_BYTES) -> "io.BufferedReader[Any]":
-    """Open the whole content of the file at ``uri``, unpacked by its ending.
+    """Open the whole content of the file at ``uri``, decompressed according to its ending.
 
     Args:
         uri: the file.
@@ -122,7 +122,7 @@ def open_content(uri: str, block_bytes: int = _BLOCK_BYTES) -> "io.BufferedReade
 
 
 def open_member(member: "Member") -> "io.BufferedReader[Any]":
-    """Open the content of a member of an archive, unpacked by its ending.
+    """Open the content of a member of an archive, decompressed according to its ending.
 
     Raises:
         BrokenFileError: on reading where the content breaks off.
@@ -157,8 +157,8 @@ def open_range(
         end: one past its last byte.
         boundary: matches the beginning of a line where a record may begin; None: the file cannot
             be split.
-        with_header: whether a range that is not empty has what stands before the first boundary
-            line of the file before it, at most `_MAX_HEADER_BYTES`.
+        with_header: whether a range that is not empty is preceded by the bytes before the first
+            boundary line of the file, at most `_MAX_HEADER_BYTES`.
 
     Yields:
         What to add to an offset in the content to get the offset in the file, and the content.
@@ -180,7 +180,7 @@ def open_range(
 
 
 def _edge(file: "_Plain", position: int, boundary: re.Pattern[bytes], with_header: bool) -> int:
-    """Return where the range begins or ends that is cut at ``position``."""
+    """Return the boundary at which a range cut at ``position`` begins or ends."""
     if position > 0:
         return _next_boundary(file, min(position, file.size), boundary)
     first = _next_boundary(file, 0, boundary) if with_header else 0
@@ -188,7 +188,7 @@ def _edge(file: "_Plain", position: int, boundary: re.Pattern[bytes], with_heade
 
 
 def _next_boundary(file: "_Plain", position: int, boundary: re.Pattern[bytes]) -> int:
-    """Return where the first line at or after ``position`` begins that matches ``boundary``."""
+    """Return the start of the first line at or after ``position`` that matches ``boundary``."""
     before = max(0, position - 1)
     file.seek(before)
     buffered = io.BufferedReader(file, _BOUNDARY_LINE_BYTES)
@@ -205,7 +205,7 @@ def _next_boundary(file: "_Plain", position: int, boundary: re.Pattern[bytes]) -
 
 
 def _header(file: "_Plain", boundary: re.Pattern[bytes]) -> bytes:
-    """Return what stands before the first boundary line, at most `_MAX_HEADER_BYTES`."""
+    """Return the bytes before the first boundary line, at most `_MAX_HEADER_BYTES`."""
     num_bytes = min(_next_boundary(file, 0, boundary), _MAX_HEADER_BYTES)
     file.seek(0)
     return file.read(num_bytes)
@@ -302,13 +302,13 @@ def _open(uri: str, block_bytes: int) -> _Plain:
 
 
 def _is_stream_only(fs: fsspec.AbstractFileSystem, uri: str) -> bool:
-    """Return whether the file is on a web server without support of ranges."""
+    """Return whether the file is on a web server that does not support ranges."""
     protocols = [fs.protocol] if isinstance(fs.protocol, str) else fs.protocol
     return "http" in protocols and not has_random_access(uri)
 
 
 def _without_time_limit(fs: fsspec.AbstractFileSystem) -> fsspec.AbstractFileSystem:
-    """Return the HTTP file system with a time limit for each answer, and none for a whole file."""
+    """Return the HTTP file system with a timeout for each response, and none for a whole file."""
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=None, sock_read=_ANSWER_SECONDS)
@@ -317,9 +317,9 @@ def _without_time_limit(fs: fsspec.AbstractFileSystem) -> fsspec.AbstractFileSys
 
 
 class _Unpacked(_Stream):
-    """The content of a packed file, of one or several members; it can't be sought in.
+    """The content of a compressed file of one or several members; not seekable.
 
-    What comes before a break is returned before BrokenFileError is raised: "truncated_archive"
+    Everything before a break is returned before BrokenFileError is raised: "truncated_archive"
     where the file ends too early, else "corrupt_archive"; its offset is in the content.
     """
 
@@ -362,9 +362,9 @@ class _Unpacked(_Stream):
 
 
 class _Stepwise:
-    """A decompressor without a limit of its output, with the interface of bz2's.
+    """A decompressor without an output limit, behind the interface of bz2's.
 
-    It is given ``num_bytes`` at a time, which bounds what they unpack to.
+    It is given ``num_bytes`` at a time, which bounds the output.
     """
 
     def __init__(self, decompressor: Any, num_bytes: int) -> None:
@@ -428,7 +428,7 @@ class Member(NamedTuple):
 def members_of(file: "io.BufferedReader[Any]") -> Iterator[Member]:
     """Yield the members of a zip or tar archive, folders left out.
 
-    Each must be read before the next is asked for: tar is read as a stream, since it has no index.
+    Each must be read before the next is requested: tar has no index and is read as a stream.
 
     Raises:
         BrokenFileError: the archive can't be read.

@@ -34,14 +34,14 @@ _BETWEEN = re.compile(
     rb"(?:<mediawiki\b[^>]*>\s*(?:<siteinfo>.*?</siteinfo>\s*)?)?(?:</mediawiki>\s*)?",
     re.DOTALL,
 )
-"""What a file may contain besides pages: its header, its end, or neither."""
+"""The header and the end of a dump, which a file may contain besides pages."""
 _NAMESPACE_NAME = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]+)</namespace>')
 _NAMESPACE = re.compile(rb"<ns>\s*(-?\d+)\s*</ns>")
 _MAX_NAMESPACE_DIGITS = 10
 """Python refuses to read numbers of thousands of digits."""
 _ID = re.compile(rb"<id>\s*(\d+)\s*</id>")
 _UNSEEN_NAMESPACES = (b"6", b"14")
-"""Files and categories: links to them show no text."""
+"""Namespaces of files and categories, to which links show no text."""
 
 
 def read_dump(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]:
@@ -128,7 +128,7 @@ def _article(
 
 
 def _fields(page: ET.Element) -> tuple[str, str, bool]:
-    """Return title, last text, and whether that is wiki markup."""
+    """Return the title, the last text, and whether it is wiki markup."""
     revisions = page.findall("revision")
     last = revisions[-1] if revisions else page
     is_wikitext = (
@@ -169,7 +169,7 @@ def read_extracted(file: BinaryIO, settings: SourceSettings) -> Iterator[Record]
 
 
 def _broken_off(block: record.Block | None, key: str | None) -> Iterator[Record]:
-    """Yield the lines gathered when a block begins or the file ends, if there are any."""
+    """Yield the lines gathered before a block begins or the file ends, if there are any."""
     if block is not None:
         reason = "text_outside_doc" if key is None else "doc_not_closed"
         yield record.unreadable(reason, block.offset, block.content, key or "")
