@@ -236,9 +236,9 @@ def _format_by_head(head: bytes) -> str:
 
 def can_split(uri: str, format: str) -> bool:  # noqa: A002 - as the settings call it
     """Return whether ranges of the file's bytes can be read, each without what comes before it."""
-    splittable = READERS[format].boundary is not None and not source_bytes.packed_ending(uri)
     return (
-        splittable
+        READERS[format].boundary is not None
+        and not source_bytes.packed_ending(uri)
         and source_bytes.has_random_access(uri)
         and not source_bytes.read_head(uri, 2).startswith(_UTF16)
     )
@@ -289,7 +289,7 @@ def read_documents(
 
 
 def _records(content: _Content, reader: Reader, settings: SourceSettings) -> Iterator[Record]:
-    """Yield the reader's records; if it splits lines, UTF-16 content is converted to UTF-8 first."""
+    """Yield the reader's records; if it splits lines, UTF-16 is first converted to UTF-8."""
     is_recoded = reader.decodes_lines and content.peek(2).startswith(_UTF16)
     with tempfile.TemporaryFile() if is_recoded else nullcontext(content) as readable:
         if is_recoded:  # on the disk: it may be large

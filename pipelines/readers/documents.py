@@ -451,8 +451,8 @@ return {{
 """
 """For pandoc: it keeps headings, paragraphs and the items of lists, without marks for emphasis."""
 _RTF_CHARACTER: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u-?\d+(?=[^\\{}\s\d])")
-"""A character by its number, directly followed by its substitute for older readers: pandoc drops two
-letters then instead of one, unless a blank stands between."""
+"""A character by its number, directly followed by its substitute for older readers: there pandoc
+drops two letters instead of one, unless a blank stands between."""
 _MAX_MEMORY: Final = "4G"
 _MAX_SECONDS: Final = 900
 

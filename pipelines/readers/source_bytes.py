@@ -294,17 +294,11 @@ class _MemberFile(_Plain):
 def _open(uri: str, block_bytes: int) -> _Plain:
     fs, path = storage.filesystem(uri)
     try:
-        if _is_stream_only(fs, uri):
-            fs, block_bytes = _without_time_limit(fs), 0
+        if "http" in fs.protocol and not has_random_access(uri):
+            fs, block_bytes = _without_time_limit(fs), 0  # one stream, from its beginning
         return _Plain(fs.open(path, "rb", block_size=block_bytes))
     except Exception as error:
         raise BrokenFileError(NOT_READABLE, 0) from error
-
-
-def _is_stream_only(fs: fsspec.AbstractFileSystem, uri: str) -> bool:
-    """Return whether the file is on a web server that does not support ranges."""
-    protocols = [fs.protocol] if isinstance(fs.protocol, str) else fs.protocol
-    return "http" in protocols and not has_random_access(uri)
 
 
 def _without_time_limit(fs: fsspec.AbstractFileSystem) -> fsspec.AbstractFileSystem:

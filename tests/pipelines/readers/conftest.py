@@ -1,6 +1,7 @@
 """Real servers: S3 by moto, HTTP with ranges and without."""
 
 import contextlib
+import io
 import re
 import threading
 from collections.abc import Iterator
@@ -24,19 +25,14 @@ def s3() -> Iterator[str]:
 class PlainHandler(SimpleHTTPRequestHandler):
     """Python's own: it gives whole files, whatever part is asked for."""
 
-    num_bytes_sent = 0
-
     def log_message(self, *_: Any) -> None:
         """Be quiet."""
 
     def copyfile(self, source: Any, outputfile: Any) -> None:
-        """Send the file, and count it; the other side may not want all of it."""
-        try:
-            while data := source.read(1 << 16):
-                outputfile.write(data)
-                type(self).num_bytes_sent += len(data)
-        except OSError:
-            self.close_connection = True
+        """Send the file, of which the other side may not want all."""
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            super().copyfile(source, outputfile)
 
 
 class RangeHandler(PlainHandler):
@@ -59,7 +55,7 @@ class RangeHandler(PlainHandler):
         self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(content)}")
         self.end_headers()
         self.wfile.write(content[begin:end])
-        type(self).num_bytes_sent += end - begin
+        RangeHandler.num_bytes_sent += end - begin
 
 
 class StoppingHandler(PlainHandler):
@@ -68,9 +64,7 @@ class StoppingHandler(PlainHandler):
     def copyfile(self, source: Any, outputfile: Any) -> None:
         """Send half of the file."""
         content = source.read()
-        self.close_connection = True
-        with contextlib.suppress(OSError):  # the other side may not want all of it
-            outputfile.write(content[: len(content) // 2])
+        super().copyfile(io.BytesIO(content[: len(content) // 2]), outputfile)
 
 
 def _serve(handler: type[PlainHandler], folder: Path) -> Iterator[str]:
