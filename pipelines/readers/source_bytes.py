@@ -15,6 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self, cast
 
@@ -59,14 +60,13 @@ _TAR_HEADERS = (
 )
 
 
+@dataclass(eq=False)
 class BrokenFileError(Exception):
     """A file ends early or is damaged; everything before that point was read."""
 
-    def __init__(self, reason: str, offset: int) -> None:
-        super().__init__(reason, offset)
-        self.reason = reason
-        self.offset = offset
-        """Position of the break in the decompressed content."""
+    reason: str
+    offset: int
+    """Position of the break in the decompressed content."""
 
 
 def packed_ending(uri: str) -> str:
@@ -323,36 +323,32 @@ class _Unpacked(_Stream):
         self._piece = memoryview(b"")
 
     def _next(self, size: int) -> memoryview:
-        while not self._piece and (piece := next(self._pieces, None)) is not None:
-            self._piece = memoryview(piece)
+        try:
+            while not self._piece and (piece := next(self._pieces, None)) is not None:
+                self._piece = memoryview(piece)
+        except BrokenFileError as error:  # its offset is not one of the content
+            raise BrokenFileError(error.reason, self._offset) from error
+        except _UNPACKING_ERRORS as error:
+            raise BrokenFileError(CORRUPT, self._offset) from error
         some, self._piece = self._piece[:size], self._piece[size:]
         self._offset += len(some)
         return some
 
     def _unpack(self, new_decompressor: Callable[[], Any]) -> Iterator[bytes]:
-        data = self._more()
+        data = self._file.read(_PACKED_BYTES)
         while data:
             member = new_decompressor()
             while not member.eof:
                 if member.needs_input and not data:
-                    data = self._more()
+                    data = self._file.read(_PACKED_BYTES)
                     if not data:
-                        raise BrokenFileError("truncated_archive", self._offset)
-                try:
-                    yield member.decompress(data, _PIECE_BYTES)
-                except _UNPACKING_ERRORS as error:
-                    raise BrokenFileError(CORRUPT, self._offset) from error
+                        raise BrokenFileError("truncated_archive", 0)
+                yield member.decompress(data, _PIECE_BYTES)
                 data = b""
             data = member.unused_data.lstrip(b"\x00")
             # Zeros may stand between members and at the end.
-            while not data and (more := self._more()):
+            while not data and (more := self._file.read(_PACKED_BYTES)):
                 data = more.lstrip(b"\x00")
-
-    def _more(self) -> bytes:
-        try:
-            return cast(bytes, self._file.read(_PACKED_BYTES))
-        except BrokenFileError as error:  # its offset is in the packed file
-            raise BrokenFileError(error.reason, self._offset) from error
 
 
 class _Stepwise:
