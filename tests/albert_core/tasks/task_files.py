@@ -1,6 +1,7 @@
 """Small task files in their original layouts, written by the tests that read them."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ def write(path: Path, content: str | bytes) -> str:
     return str(path)
 
 
-def write_squad(path: Path, questions: list[dict[str, Any]], context: str = "A cat sat.") -> str:
+def write_squad(
+    path: Path, questions: Sequence[dict[str, Any]] = (), context: str = "A cat sat."
+) -> str:
     """Write one article of one paragraph."""
-    paragraph = {"context": context, "qas": questions}
+    paragraph = {"context": context, "qas": questions or [squad_question("q1", ("cat", 2))]}
     article = {"title": "Cats", "paragraphs": [paragraph]}
     return write(path, json.dumps({"version": "v2.0", "data": [article]}))
 

@@ -32,9 +32,7 @@ def everything(tmp_path: Path) -> Path:
     task_files.write_glue(tmp_path / "all/glue")
     write_race(tmp_path / "all/RACE")
     for name in SQUAD_NAMES:
-        task_files.write_squad(
-            tmp_path / "all/squad" / name, [task_files.squad_question("q1", ("cat", 2))]
-        )
+        task_files.write_squad(tmp_path / "all/squad" / name)
     return tmp_path / "all"
 
 
@@ -64,8 +62,7 @@ def test_one_archive_or_task_alone_is_found_as_well(everything: Path) -> None:
 
 def test_archives_are_found_two_folders_further_down(tmp_path: Path) -> None:
     for split in ("train", "dev"):
-        question = task_files.squad_question("q1", ("cat", 2))
-        task_files.write_squad(tmp_path / f"squad/v1.1/{split}-v1.1.json", [question])
+        task_files.write_squad(tmp_path / f"squad/v1.1/{split}-v1.1.json")
     write_race(tmp_path / "reading/RACE")
     assert names_of(tmp_path) == ["squad-1.1", "race"]
 
@@ -157,7 +154,7 @@ def test_the_digest_is_that_of_the_content_wherever_it_is(everything: Path, tmp_
     task_files.write_glue(everything)
     write_race(everything / "any name")
     for name in SQUAD_NAMES:
-        task_files.write_squad(everything / name, [task_files.squad_question("q1", ("cat", 2))])
+        task_files.write_squad(everything / name)
     for task in TASKS.values():
         files, again = (find_files(task, str(folder)) for folder in (there, everything))
         assert files.digest() == again.digest()

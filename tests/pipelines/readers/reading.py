@@ -95,7 +95,7 @@ def json_lines(*objects: object) -> bytes:
     return "".join(json.dumps(value) + "\n" for value in objects).encode()
 
 
-def parquet(columns: dict[str, Any], **options: Any) -> bytes:
+def parquet(columns: dict[str, Any] | pa.Table, **options: Any) -> bytes:
     content = io.BytesIO()
     pq.write_table(pa.table(columns), content, **options)
     return content.getvalue()
