@@ -1,7 +1,6 @@
 """Small task files in their original layouts, written by the tests that read them."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,12 @@ def write(path: Path, content: str | bytes) -> str:
 
 
 def write_squad(
-    path: Path, questions: Sequence[dict[str, Any]] = (), context: str = "A cat sat."
+    path: Path, questions: list[dict[str, Any]] | None = None, context: str = "A cat sat."
 ) -> str:
     """Write one article of one paragraph."""
-    paragraph = {"context": context, "qas": questions or [squad_question("q1", ("cat", 2))]}
+    if questions is None:
+        questions = [squad_question("q1", ("cat", 2))]
+    paragraph = {"context": context, "qas": questions}
     article = {"title": "Cats", "paragraphs": [paragraph]}
     return write(path, json.dumps({"version": "v2.0", "data": [article]}))
 
