@@ -18,7 +18,6 @@ import lz4.frame  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pypandoc  # type: ignore[import-untyped]
-import pytest
 import zstandard
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
@@ -80,11 +79,6 @@ def split(records: Read) -> tuple[list[Document], list[Unreadable]]:
     """Return the documents and what could not be read."""
     good = [record for record in records if isinstance(record, Document)]
     return good, [record for record in records if isinstance(record, Unreadable)]
-
-
-def needs(name: str) -> pytest.MarkDecorator:
-    """Skip a test where a real corpus is absent."""
-    return pytest.mark.skipif(not (CORPORA / name).exists(), reason=f"{CORPORA / name} is absent")
 
 
 # Files
