@@ -7,8 +7,7 @@ The source is recognised by what is at its URI:
 * a model folder in Hugging Face's layout, ALBERT or BERT, ours or theirs;
 * a release of google-research/albert: its folder, or the prefix of a checkpoint in it. The folder
   has ``model.ckpt-best.index`` and ``.data-00000-of-00001``, ``albert_config.json`` and
-  ``30k-clean.model``. Reading the first two takes TensorFlow, which is not installed with this
-  project.
+  ``30k-clean.model``. Reading the first two needs TensorFlow, which this project does not install.
 
 A source with fewer layers can initialise a deeper model: layer i takes the weights of layer
 ``i * L_source // L``, so that each layer of the source is followed by its own copies. Where all
@@ -27,10 +26,8 @@ import json
 import logging
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -48,43 +45,24 @@ from albert_core.stage.manifest import MANIFEST
 from albert_core.text.seeds import derive_seed
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
 
-_MUST_BE_EQUAL = (
+_MUST_BE_EQUAL = {
     "embedding_size", "hidden_size", "num_attention_heads", "intermediate_size", "inner_group_num",
     "hidden_act", "max_position_embeddings", "type_vocab_size",
-)  # fmt: skip
+}  # fmt: skip
 _BLOCKS = ("encoder.attentions.", "encoder.feed_forwards.")
 _WORDS = "encoder.embeddings.word.weight"
-
-TF_CONFIG, INDEX = "albert_config.json", ".index"
-
-_SLOTS = ("adam_m", "adam_v", "lamb_m", "lamb_v")
-_TENSORS = {
-    "bert/embeddings/word_embeddings": "albert.embeddings.word_embeddings.weight",
-    "bert/embeddings/token_type_embeddings": "albert.embeddings.token_type_embeddings.weight",
-    "bert/embeddings/position_embeddings": "albert.embeddings.position_embeddings.weight",
-    "cls/predictions/output_bias": "predictions.bias",
-    "cls/seq_relationship/output_weights": "sop_classifier.classifier.weight",
-    "cls/seq_relationship/output_bias": "sop_classifier.classifier.bias",
+_TF_CONFIG, _INDEX = "albert_config.json", ".index"
+_NO_WEIGHT = re.compile(r"(?:.*/)?(?:global_step|(?:adam|lamb)_[mv])(?::0)?")
+"""Variables of a release that belong to the optimizer."""
+_LEAVES = {
+    "/kernel": ".weight",
+    "/gamma": ".weight",
+    "/beta": ".bias",
+    "/output_weights": ".weight",
+    "/output_bias": ".bias",
+    "_embeddings": "_embeddings.weight",
 }
-_MODULES = {
-    "bert/embeddings/LayerNorm": "albert.embeddings.LayerNorm",
-    "bert/encoder/embedding_hidden_mapping_in": huggingface.PROJECTION,
-    "bert/pooler/dense": "albert.pooler",
-    "cls/predictions/transform/dense": "predictions.dense",
-    "cls/predictions/transform/LayerNorm": "predictions.LayerNorm",
-}
-_BLOCK = re.compile(r"bert/encoder/transformer/group_(\d+)/inner_group_(\d+)/(.+)")
-_BLOCK_MODULES = {
-    "attention_1/self/query": "attention.query",
-    "attention_1/self/key": "attention.key",
-    "attention_1/self/value": "attention.value",
-    "attention_1/output/dense": "attention.dense",
-    "LayerNorm": "attention.LayerNorm",
-    "ffn_1/intermediate/dense": "ffn",
-    "ffn_1/intermediate/output/dense": "ffn_output",
-    "LayerNorm_1": "full_layer_layer_norm",
-}
-_LEAVES = {"kernel": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
+"""How the names of a release's variables end, and those of torch's parameters."""
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +131,7 @@ class Source:
 
     def tokenizer(self) -> Tokenizer | None:
         """Return the vocabulary beside the weights, or None."""
-        if is_tf_release(self.where):
+        if _is_tf_release(self.where):
             return read_tf_tokenizer(self.where)
         if storage.exists(storage.join(self.where, SPIECE_MODEL)):
             return huggingface.read_tokenizer(self.where)
@@ -198,9 +176,9 @@ def read_source(uri: str) -> Source:
         return _read_checkpoint(uri)
     if storage.exists(storage.join(uri, model_files.CONFIG)):
         return _read_model_folder(uri)
-    if is_tf_release(uri):
+    if _is_tf_release(uri):
         settings = read_tf_config(uri)
-        return Source(uri, settings, from_tf_variables(read_tf_variables(uri), settings, uri))
+        return Source(uri, settings, from_tf_variables(_read_tf_variables(uri), settings, uri))
     raise errors.SourceError(
         f"{uri} is nothing to start from: it has no {MANIFEST} (a finished run), no {RECORD} (a "
         f"checkpoint), no {model_files.CONFIG} (a model folder) and no .index file (a TF release). "
@@ -230,21 +208,17 @@ def _read_checkpoint(uri: str) -> Source:
 
 
 def _check_fit(source: Source, settings: ModelSettings, vocab_size: int) -> None:
-    pairs = {
-        name: (getattr(source.settings, name), getattr(settings, name)) for name in _MUST_BE_EQUAL
-    }
-    pairs["vocab_size"] = (source.vocab_size, vocab_size)
-    differences = [
-        f"{name} is {there!r} there and {here!r} here"
-        for name, (there, here) in pairs.items()
-        if there != here
-    ]
-    there, here = source.settings.num_hidden_layers, settings.num_hidden_layers
-    if there > here:
-        differences.append(f"num_hidden_layers is {there} there and only {here} here")
-    if differences:
+    there, here = (
+        shape.model_dump(include=_MUST_BE_EQUAL) | {"vocab_size": size}
+        for shape, size in ((source.settings, source.vocab_size), (settings, vocab_size))
+    )
+    found = _differences(there, here)
+    num_theirs, num_ours = source.settings.num_hidden_layers, settings.num_hidden_layers
+    if num_theirs > num_ours:
+        found.append(f"num_hidden_layers is {num_theirs} there and only {num_ours} here")
+    if found:
         raise errors.ConfigError(
-            f"{source.where} does not fit the model: {'; '.join(differences)}. Change the model's "
+            f"{source.where} does not fit the model: {'; '.join(found)}. Change the model's "
             "settings, or start from other weights."
         )
 
@@ -254,67 +228,62 @@ def _check_vocabulary(source: Source, vocabulary: Tokenizer) -> None:
     if own is None:
         log.warning("%s has no vocabulary: its pieces are assumed to be ours", source.where)
         return
-    pairs = enumerate(zip_longest(own.pieces, vocabulary.pieces))
-    differences = [
-        f"piece {number} is {there!r} there and {here!r} here"
-        for number, (there, here) in pairs
-        if there != here
-    ]
-    for name in ("lower_case", "keep_accents"):
-        there, here = getattr(own, name), getattr(vocabulary, name)
-        if there != here:
-            differences.append(f"{name} is {there} there and {here} here")
-    if differences:
+    there, here = (
+        {f"piece {number}": piece for number, piece in enumerate(each.pieces)}
+        | {"lower_case": each.lower_case, "keep_accents": each.keep_accents}
+        for each in (own, vocabulary)
+    )
+    if found := _differences(there, here):
         raise errors.ConfigError(
-            f"{source.where} was trained with another vocabulary: {differences[0]}. Make the "
+            f"{source.where} was trained with another vocabulary: {found[0]}. Make the "
             "examples with its vocabulary, or start from other weights."
         )
 
 
+def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name} is {there.get(name)!r} there and {here.get(name)!r} here"
+        for name in {**there, **here}
+        if there.get(name) != here.get(name)
+    ]
+
+
 def _deepened(source: Source, settings: ModelSettings) -> dict[str, Tensor]:
-    """Return the state of a model of the shape ``settings``, from that of ``source``."""
-    state = {name: t for name, t in source.tensors.items() if not name.startswith(_BLOCKS)}
-    for kind, origins in zip(_BLOCKS, _origins(source, settings), strict=True):
-        for own, other in origins.items():
-            prefix = f"{kind}{other}."
-            for name, tensor in source.tensors.items():
-                if name.startswith(prefix):
-                    state[f"{kind}{own}.{name.removeprefix(prefix)}"] = tensor
-    return state
-
-
-def _origins(source: Source, settings: ModelSettings) -> tuple[dict[int, int], dict[int, int]]:
-    """Return which block of the source each attention and each feed-forward block starts from.
+    """Return the state of a model of the shape ``settings``, from that of ``source``.
 
     Raises:
         ConfigError: a block would start from several.
     """
-    shared = source.settings
-    ours, theirs = block_route(settings), block_route(shared)
-    num_blocks = settings.inner_group_num
-    origins: tuple[dict[int, int], dict[int, int]] = ({}, {})
-    for place, own in enumerate(ours):
-        layer, inner = divmod(place, num_blocks)
-        source_layer = layer * shared.num_hidden_layers // settings.num_hidden_layers
-        other = theirs[source_layer * num_blocks + inner]
-        for origin, block, from_block in zip(origins, own, other, strict=True):
-            if origin.setdefault(block, from_block) != from_block:
+    shape, num_inner = source.settings, settings.inner_group_num
+    theirs, origins = block_route(shape), dict[str, str]()
+    for place, own in enumerate(block_route(settings)):
+        layer, inner = divmod(place, num_inner)
+        layer_there = layer * shape.num_hidden_layers // settings.num_hidden_layers
+        there = theirs[layer_there * num_inner + inner]
+        for kind, number, number_there in zip(_BLOCKS, own, there, strict=True):
+            origin = f"{kind}{number_there}."
+            if origins.setdefault(f"{kind}{number}.", origin) != origin:
                 raise errors.ConfigError(
-                    f"{source.where} does not fit the model: sharing is {shared.sharing!r} in "
-                    f"{shared.num_hidden_groups} groups there and {settings.sharing!r} in "
+                    f"{source.where} does not fit the model: sharing is {shape.sharing!r} in "
+                    f"{shape.num_hidden_groups} groups there and {settings.sharing!r} in "
                     f"{settings.num_hidden_groups} here, so that one block would start from "
                     "several. Share as the source does, or less."
                 )
-    return origins
+    state = {name: t for name, t in source.tensors.items() if not name.startswith(_BLOCKS)}
+    for block, origin in origins.items():
+        for name, tensor in source.tensors.items():
+            if name.startswith(origin):
+                state[block + name.removeprefix(origin)] = tensor
+    return state
 
 
 # Releases of google-research/albert
 
 
-def is_tf_release(uri: str) -> bool:
+def _is_tf_release(uri: str) -> bool:
     """Return whether ``uri`` is the folder of a release, or the prefix of a checkpoint."""
-    return storage.exists(uri + INDEX) or any(
-        name == TF_CONFIG or name.endswith(INDEX) for name in storage.list_names(uri)
+    return storage.exists(uri + _INDEX) or any(
+        name.endswith((_TF_CONFIG, _INDEX)) for name in storage.list_names(uri)
     )
 
 
@@ -331,13 +300,13 @@ def read_tf_config(uri: str) -> ModelSettings:
         ConfigError: this project does not have such a model.
         IntegrityError: albert_config.json is missing.
     """
-    where = storage.join(_folder(uri), TF_CONFIG)
+    where = storage.join(_folder(uri), _TF_CONFIG)
     if not storage.exists(where):
         raise errors.IntegrityError(
             f"{where} is missing: it says which shape the checkpoint has. Copy it from the "
             "release's archive."
         )
-    config = huggingface.ALBERT_DEFAULTS | json.loads(storage.read_bytes(where))
+    config = huggingface.DEFAULTS["albert"] | json.loads(storage.read_bytes(where))
     fields = {name: config[name] for name in ModelSettings.model_fields if name in config}
     if fields.get("hidden_act") == "gelu":
         fields["hidden_act"] = "gelu_new"
@@ -366,10 +335,8 @@ def read_tf_tokenizer(uri: str) -> Tokenizer:
     return Tokenizer(storage.read_bytes(storage.join(folder, models[0])), True, True)
 
 
-def read_tf_variables(uri: str) -> dict[str, NDArray[np.float32]]:
+def _read_tf_variables(uri: str) -> dict[str, NDArray[np.float32]]:
     """Return the weights of a release by the variables' names.
-
-    The optimizer's slots and the global step are not read.
 
     Args:
         uri: see `read_tf_config`.
@@ -387,11 +354,16 @@ def read_tf_variables(uri: str) -> dict[str, NDArray[np.float32]]:
             f"{prefix} is a checkpoint of TensorFlow, which is not installed. Run "
             "`pip install tensorflow` (tensorflow-cpu will do) in this environment to read it."
         ) from error
-    with _local_files(prefix) as path:
+    with tempfile.TemporaryDirectory() as scratch:
+        path = storage.local_path(prefix)
+        if path is None:
+            fs, remote = storage.filesystem(prefix)
+            fs.get(f"{remote}.*", f"{scratch}/")
+            path = Path(scratch, prefix.rpartition("/")[2])
         try:
-            reader = tensorflow.train.load_checkpoint(path)
-            names = filter(_is_weight, reader.get_variable_to_shape_map())
-            return {name: reader.get_tensor(name) for name in names}
+            reader = tensorflow.train.load_checkpoint(str(path))
+            names = reader.get_variable_to_shape_map()
+            return {n: reader.get_tensor(n) for n in names if not _NO_WEIGHT.fullmatch(n)}
         except tensorflow.errors.OpError as error:
             raise errors.IntegrityError(
                 f"{prefix}: TensorFlow cannot read it ({error.message}). Fetch it again."
@@ -404,89 +376,43 @@ def from_tf_variables(
     """Return the weights of a checkpoint of google-research/albert, as `from_hf_state` does.
 
     Args:
-        variables: arrays by variable name; the global step and the optimizer's may be among them.
+        variables: arrays by variable name; the optimizer's are left out.
         settings: the shape of the model.
         where: the file the variables came from, for messages.
 
     Raises:
         ConfigError: the reference divides the layers into groups in another way.
-        IntegrityError: a variable of the encoder is missing, or one is unknown or of another
-            shape.
+        IntegrityError: a variable of the encoder is missing or unknown, or one has another shape.
     """
     num_layers, num_groups = settings.num_hidden_layers, settings.num_hidden_groups
     groups = [int(layer / num_layers * num_groups) for layer in range(num_layers)]
-    if groups != [layer * num_groups // num_layers for layer in range(num_layers)]:
+    if groups != huggingface.our_groups(settings):
         raise errors.ConfigError(
             f"{where}: by a rounding error the reference divides {num_layers} layers into "
             f"{num_groups} groups unevenly: {groups}. This project has no such model."
         )
-    return huggingface.from_hf_state(tf_to_hf(variables), settings, where, "albert", groups)
-
-
-def tf_to_hf(variables: Mapping[str, NDArray[np.float32]]) -> dict[str, Tensor]:
-    """Return variables of google-research/albert as tensors of `AlbertForPreTraining`.
-
-    Raises:
-        IntegrityError: a variable is unknown.
-    """
-    weights = {_bare(name): value for name, value in variables.items() if _is_weight(name)}
-    return {
-        _hf_name(name): torch.tensor(value.T if name.endswith("/kernel") else value)
-        for name, value in weights.items()
-    }
-
-
-def _bare(variable: str) -> str:
-    return variable.removeprefix("module/").removesuffix(":0")
-
-
-def _is_weight(variable: str) -> bool:
-    name = _bare(variable)
-    return name != "global_step" and not name.endswith(_SLOTS)
-
-
-def _hf_name(name: str) -> str:
-    if name in _TENSORS:
-        return _TENSORS[name]
-    module, _, leaf = name.rpartition("/")
-    hf_module = _MODULES.get(module)
-    if block := _BLOCK.fullmatch(module):
-        group, inner, part = block.groups()
-        prefix = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}"
-        hf_module = f"{prefix}.{_BLOCK_MODULES[part]}" if part in _BLOCK_MODULES else None
-    if hf_module is None or leaf not in _LEAVES:
-        raise errors.IntegrityError(
-            f"the TF checkpoint has the variable {name}, which is none of ALBERT's pretraining "
-            "model. Leave out the variables of fine-tuning heads."
-        )
-    return f"{hf_module}.{_LEAVES[leaf]}"
+    state = {}
+    for variable, value in variables.items():
+        if not _NO_WEIGHT.fullmatch(variable):
+            name = variable.removeprefix("module/").removesuffix(":0")
+            tensor = torch.tensor(value.T if name.endswith("/kernel") else value)
+            state[huggingface.renamed(name, _LEAVES).replace("/", ".")] = tensor
+    return huggingface.from_hf_state(state, settings, where, "release")
 
 
 def _folder(uri: str) -> str:
-    return uri.rpartition("/")[0] or "." if storage.exists(uri + INDEX) else uri
+    return uri.rpartition("/")[0] or "." if storage.exists(uri + _INDEX) else uri
 
 
 def _prefix(uri: str) -> str:
     """Return the prefix of the checkpoint's files: ``uri``, or the only one in that folder."""
-    if storage.exists(uri + INDEX):
+    if storage.exists(uri + _INDEX):
         return uri
-    found = [name.removesuffix(INDEX) for name in storage.list_names(uri) if name.endswith(INDEX)]
+    names = storage.list_names(uri)
+    found = [name.removesuffix(_INDEX) for name in names if name.endswith(_INDEX)]
     if len(found) != 1:
         raise errors.SourceError(
             f"{uri} has the TF checkpoints {found or 'none'}, expected one. Give the prefix of "
             "one: the path of its .index file without .index."
         )
     return storage.join(uri, found[0])
-
-
-@contextmanager
-def _local_files(prefix: str) -> Iterator[str]:
-    """Give ``prefix`` as a local path; files elsewhere are copied here for as long as needed."""
-    path = storage.local_path(prefix)
-    if path is not None:
-        yield str(path)
-        return
-    fs, remote = storage.filesystem(prefix)
-    with tempfile.TemporaryDirectory() as here:
-        fs.get(f"{remote}.*", f"{here}/")
-        yield str(Path(here, prefix.rpartition("/")[2]))
