@@ -1,3 +1,5 @@
+"""Model folders: what `transformers` computes with ours, and we with its own."""
+
 import json
 import re
 from pathlib import Path
@@ -5,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
     AlbertConfig,
@@ -16,18 +20,15 @@ from transformers import (
     BertForPreTraining,
 )
 
-from albert_core.conversion.huggingface import (
-    from_hf_state,
-    read_tokenizer,
-    save_model_folder,
-    to_hf_state,
-)
+from albert_core.conversion import huggingface
+from albert_core.conversion.huggingface import from_hf_state, save_model_folder, to_hf_state
 from albert_core.conversion.initial_weights import read_source
 from albert_core.model.albert import AlbertForPretraining
-from albert_core.stage.errors import ConfigError, IntegrityError
-from albert_core.text.records import CLS, SEP
+from albert_core.stage.errors import ConfigError, IntegrityError, VocabularyError
+from albert_core.text.records import CLS, MASK, SEP, SPECIAL_PIECES
+from albert_core.text.tokenizer import Tokenizer
 from tests.albert_core.tiny_model import BERT_SIZES, load_model, random_model, tiny_settings
-from tests.albert_core.tiny_vocab import tiny_vocab
+from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 
 BERT: dict[str, Any] = {"embedding_size": 16, "sharing": "none", "hidden_act": "gelu"}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -40,6 +41,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "inner blocks, no projection": BERT | {"inner_group_num": 2},
     "bert": BERT,
 }
+NORM = "albert.embeddings.LayerNorm.bias"
 HF_SIZES: dict[str, Any] = BERT_SIZES | {"vocab_size": 200, "num_hidden_layers": 4}
 
 
@@ -93,14 +95,11 @@ def test_our_folder_is_read_by_transformers_and_what_either_wrote_is_read_back_t
         assert_equal(load_model(folder), model)
 
 
-def test_a_folder_has_the_vocabulary_for_us_and_for_transformers(tmp_path: Path) -> None:
+def test_a_folder_has_the_vocabulary(tmp_path: Path) -> None:
     for vocabulary in (tiny_vocab(lower_case=False), tiny_vocab()):
         save_model_folder(random_model(), vocabulary, str(tmp_path))
-        found = read_tokenizer(str(tmp_path))
+        found = huggingface.read_tokenizer(str(tmp_path))
         assert (found.model, found.lower_case) == (vocabulary.model, vocabulary.lower_case)
-    [pieces] = tiny_vocab().encode(["bado kelu, mabe"])
-    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
-    assert tokenizer("bado kelu, mabe")["input_ids"] == [CLS, *pieces, SEP]
 
 
 @pytest.mark.parametrize("changes", [{}, BERT])
@@ -149,54 +148,31 @@ def test_the_names_that_published_bert_weights_have_for_layer_norms_are_understo
     torch.testing.assert_close(found, dict(model.state_dict()), rtol=0, atol=0)
 
 
-def moved_projection(state: dict[str, Tensor]) -> None:
-    state["albert.encoder.embedding_hidden_mapping_in.bias"] += 1
-
-
 @pytest.mark.parametrize(
-    ("there", "here", "change", "message"),
+    ("there", "here", "lost", "message"),
     [
-        (
-            {"sharing": "none"},
-            {"sharing": "attention"},
-            lambda _: None,
-            r"the layers share it, but .*query.*other values",
-        ),
-        (
-            {"embedding_size": 16},
-            {"embedding_size": 16},
-            moved_projection,
-            "must be the identity",
-        ),
-        (
-            {},
-            {"intermediate_size": 32},
-            lambda _: None,
-            r"ffn.weight is \(24, 16\), expected \(32, 16\)",
-        ),
-        (
-            {},
-            {},
-            lambda state: state.pop("albert.embeddings.LayerNorm.bias"),
-            r"missing \['albert.embeddings.LayerNorm.bias'\]",
-        ),
-        (
-            {"num_hidden_groups": 2},
-            {},
-            lambda _: None,
-            r"unknown \['albert.encoder.albert_layer_groups.1",
-        ),
+        ({"sharing": "none"}, {"sharing": "attention"}, "", "layers share it, but .*query.*other"),
+        ({}, {"intermediate_size": 32}, "", r"ffn.weight is \(24, 16\), expected \(32, 16\)"),
+        ({}, {}, NORM, rf"missing \['{NORM}'\]"),
+        ({"num_hidden_groups": 2}, {}, "", r"unknown \['albert.encoder.albert_layer_groups.1"),
     ],
-    ids=["not shared", "projection", "shape", "missing", "unknown"],
+    ids=["not shared", "shape", "missing", "unknown"],
 )
 def test_tensors_of_another_model_are_refused_by_name(
-    there: dict[str, Any], here: dict[str, Any], change: Any, message: str
+    there: dict[str, Any], here: dict[str, Any], lost: str, message: str
 ) -> None:
     state = to_hf_state(random_model(**there))
     del state["predictions.decoder.weight"]
-    change(state)
+    state.pop(lost, None)
     with pytest.raises(IntegrityError, match=message):
         from_hf_state(state, tiny_settings(**here), "here", "albert")
+
+
+def test_a_projection_that_computes_something_is_not_dropped() -> None:
+    state = to_hf_state(random_model(embedding_size=16))
+    state["albert.encoder.embedding_hidden_mapping_in.bias"] += 1
+    with pytest.raises(IntegrityError, match="must be the identity"):
+        from_hf_state(state, tiny_settings(embedding_size=16), "here", "albert")
 
 
 def test_half_precision_weights_become_float32_and_share_no_memory() -> None:
@@ -216,7 +192,7 @@ def test_a_folder_that_is_not_whole_or_not_of_these_models_says_what_is_wrong(
     save_model_folder(random_model(), tiny_vocab(), str(tmp_path))
     (tmp_path / "spiece.model").unlink()
     with pytest.raises(IntegrityError, match=r"spiece.model is missing"):
-        read_tokenizer(str(tmp_path))
+        huggingface.read_tokenizer(str(tmp_path))
     for name in ("config.json", "model.safetensors"):
         content = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(content[:-20])
@@ -232,3 +208,97 @@ def test_a_folder_that_is_not_whole_or_not_of_these_models_says_what_is_wrong(
         (tmp_path / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(error, match=message):
             read_source(str(tmp_path))
+
+
+# -- the tokenizer
+
+
+VOCABULARIES = [
+    tiny_vocab(),
+    tiny_vocab(lower_case=False),
+    tiny_vocab(keep_accents=True),
+    tiny_vocab(lower_case=False, keep_accents=True),
+]
+FAST = [huggingface.fast_tokenizer(tokenizer) for tokenizer in VOCABULARIES]
+TEXTS = [
+    "",
+    " ",
+    "  bado   kelu\tdo \n",
+    "mabe (kelo) - do. £1,234 \N{EN DASH} “quotes” ``x''",
+    "\N{FULLWIDTH LATIN SMALL LETTER D}o \N{LATIN SMALL LIGATURE FI} ½ x²",
+    "\N{ACUTE ACCENT}accent café İstanbul",
+    "ΟΔΟΣ ΣΑΣ Σ aΣ.b",
+    "bádo be\u0302lu か\u3099 が किं ไม่ عَ a\u0327\u0301 a\u0301\u0327",
+    "각 한글 कि \u200b \ufeff z",
+    "\N{COMBINING ACUTE ACCENT}abe \x01\x02 \x1cdo\x85be\xa0",
+    "\x01be",
+    "▁be▁",
+    "＜unk＞ ＜pad＞ [cls] ［ＭＡＳＫ］",
+]
+
+
+def split_score(tokenizer: Tokenizer, ids: list[int]) -> float:
+    return sum(tokenizer.processor.get_score(i) for i in ids)
+
+
+def assert_same_pieces(tokenizer: Tokenizer, text: str, found: list[int]) -> None:
+    [expected] = tokenizer.encode([text])
+    if found != expected:  # of two splits with the same score either is right
+        scores = [split_score(tokenizer, ids) for ids in (found, expected)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-3), (text, found, expected)
+        assert tokenizer.decode(found) == tokenizer.decode(expected)
+
+
+@pytest.mark.parametrize(
+    "tokenizer", VOCABULARIES, ids=["lower", "cased", "lower, accents", "cased, accents"]
+)
+@pytest.mark.parametrize("text", TEXTS)
+def test_strange_texts_have_the_same_pieces(tokenizer: Tokenizer, text: str) -> None:
+    found = huggingface.fast_tokenizer(tokenizer).encode(text, add_special_tokens=False).ids
+    assert found == tokenizer.encode([text])[0]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.text(max_size=40), st.sampled_from(range(len(VOCABULARIES))))
+@example("00000", 0)
+def test_any_other_text_has_the_same_pieces(text: str, which: int) -> None:
+    assume(not any(piece in text for piece in SPECIAL_PIECES))  # written out, they are special
+    tokenizer, fast = VOCABULARIES[which], FAST[which]
+    assert_same_pieces(tokenizer, text, fast.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.fixture(scope="module")
+def auto_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    for name, content in huggingface.tokenizer_files(tiny_vocab(), 64).items():
+        (folder / name).write_bytes(content)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_auto_tokenizer_puts_special_pieces_round_one_text_and_two(auto_tokenizer: Any) -> None:
+    texts = tiny_sentences(50, seed=7)
+    ids = tiny_vocab().encode(texts)
+    assert auto_tokenizer(texts)["input_ids"] == [[CLS, *a, SEP] for a in ids]
+    pair = auto_tokenizer(texts[0], texts[1])
+    a, b = ids[:2]
+    assert pair["input_ids"] == [CLS, *a, SEP, *b, SEP]
+    assert pair["token_type_ids"] == [0] * (len(a) + 2) + [1] * (len(b) + 1)
+    assert auto_tokenizer.model_max_length == 64
+    assert auto_tokenizer.decode(ids[0]) == tiny_vocab().decode(ids[0])
+
+
+def test_a_written_mask_is_the_mask_and_its_surroundings_are_split_as_in_training(
+    auto_tokenizer: Any,
+) -> None:
+    [whole] = tiny_vocab().encode(["bado be kelu."])
+    ids = auto_tokenizer("bado [MASK] kelu.", add_special_tokens=False)["input_ids"]
+    [before], [after] = tiny_vocab().encode(["bado"]), tiny_vocab().encode(["kelu."])
+    assert whole[: len(before)] == before
+    assert ids == [*before, MASK, *after]
+    at_the_end = auto_tokenizer("bado [MASK].", add_special_tokens=False)["input_ids"]
+    assert at_the_end == [*before, MASK, tiny_vocab().pieces.index(".")]
+
+
+def test_a_vocabulary_of_another_kind_is_refused() -> None:
+    with pytest.raises(VocabularyError, match="model_type 2, expected 1"):
+        huggingface.fast_tokenizer(tiny_vocab(model_type="bpe"))
