@@ -47,7 +47,7 @@ def run(
         IntegrityError: a manifest or a file is missing.
         RegistryError: the scores are another model's, or the registry does not answer.
     """
-    from albert_core.registry.registration import Candidate, enter, read_scores, signature_of
+    from albert_core.registry.registration import Candidate, enter, read_scores
     from albert_core.tracking.server import output_of
 
     plan = _plan(registry, pretraining, scores, work)
@@ -58,12 +58,14 @@ def run(
         output=output_of(pretraining, plan.inputs["model"]),
         measured=read_scores(scores, plan.inputs["model"]),
         over_seeds=True,
+        settings=registry,
+        champion_scores=champion_scores,
         lineage=lineage.Lineage(chain(*made_of)),
         served_by=SERVED_MODULE,
-        signature=signature_of("pretrained"),
+        kind="pretrained",
         example={"text": "The [MASK] is on the table."},
     )
-    return enter(plan, work, registry, candidate, champion_scores)
+    return enter(plan, work, candidate)
 
 
 def find_done(registry: RegistrySettings, pretraining: str, scores: str, work: str) -> str | None:
@@ -76,13 +78,10 @@ def find_done(registry: RegistrySettings, pretraining: str, scores: str, work: s
     if done is None:
         return None
     result = read_manifest(done).result_as(results.RegistrationResult)
-    aliases = _aliases(_registry_uri(work), result.name, result.version)
+    registry_uri = os.environ.get("MLFLOW_REGISTRY_URI") or storage.tracking_uri(work)
+    aliases = _aliases(registry_uri, result.name, result.version)
     is_true = aliases is not None and ("champion" in aliases) == (result.alias == "champion")
     return done if is_true and result.verdict != "undecided" else None
-
-
-def _registry_uri(work: str) -> str:
-    return os.environ.get("MLFLOW_REGISTRY_URI") or storage.tracking_uri(work)
 
 
 def _aliases(registry: str, name: str, version: str) -> set[str] | None:
@@ -101,12 +100,13 @@ def _aliases(registry: str, name: str, version: str) -> set[str] | None:
 
 
 def _aliases_in_database(path: str, name: str, version: str) -> set[str] | None:
+    query = (
+        "select alias from model_versions left join registered_model_aliases using (name, version) "
+        "where status = 'READY' and name = ? and version = ?"
+    )
     with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)) as database:
-        ready = "select status = 'READY' from model_versions where name = ? and version = ?"
-        if database.execute(ready, (name, version)).fetchone() != (1,):
-            return None
-        aliases = "select alias from registered_model_aliases where name = ? and version = ?"
-        return {alias for (alias,) in database.execute(aliases, (name, version))}
+        rows = database.execute(query, (name, version)).fetchall()
+    return {alias for (alias,) in rows} if rows else None
 
 
 def _aliases_on_server(server: str, name: str, version: str) -> set[str] | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from albert_core.config import RegistrySettings
 from albert_core.conversion.model_files import model_digest, read_task
-from albert_core.registry.registration import Candidate, enter, measure, signature_of
+from albert_core.registry.registration import Candidate, enter, measure
 from albert_core.stage.command import stage_main
 from albert_core.stage.lineage import REGISTRATION, model_folder_of, read_lineage
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
@@ -60,9 +60,10 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         output=output_of(finetuning, model_digest(folder)),
         measured=measure({finetuning: scores}, {result.task: data}),
         over_seeds=False,
+        settings=registry,
         lineage=read_lineage(finetuning),
         served_by=_SERVED_MODULE,
-        signature=signature_of(task["kind"]),
+        kind=task["kind"],
         example=example,
     )
     plan = StagePlan(
@@ -77,7 +78,7 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         libraries=library_versions(*_LIBRARIES),
         input_manifests={"finetuning": finetuning},
     )
-    return enter(plan, work, registry, candidate)
+    return enter(plan, work, candidate)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,14 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
-from typing import Any, cast
+from typing import Any
+from unittest.mock import patch
 
-import mlflow
 import numpy as np
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus, Metric
@@ -25,33 +25,56 @@ from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import Array, Map
 from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
+from pydantic import TypeAdapter
 
 from albert_core.config import RegistrySettings
 from albert_core.conversion.model_files import check_model, model_digest
 from albert_core.metrics import CLUSTER_SHARE
 from albert_core.registry import versions
 from albert_core.registry.gate import ByTask, Decision, Measured, first_gate, gate
-from albert_core.registry.versions import (
-    DECISION_TAG,
-    MANIFEST_TAG,
-    MOVED_TAG,
-    THREADS_TAG,
-    RegisteredVersion,
-    fetch,
-)
+from albert_core.registry.versions import DECISION_TAG, MANIFEST_TAG, RegisteredVersion
 from albert_core.stage import errors, lineage, results, storage
-from albert_core.stage import lineage as stages
-from albert_core.stage.lineage import Lineage, model_folder_of, place_in
 from albert_core.stage.manifest import Manifest, StagePlan, digest_of, read_manifest, sha256_of
 from albert_core.stage.provenance import reachable_sources
 from albert_core.text.arrow_files import read_arrow
 from albert_core.tracking import run, server
-from albert_core.tracking.run import ServerUnavailableError, send_left
-from albert_core.tracking.server import DIGEST_TAG, REGISTRATION_TAG, Output
 
+SHA256 = "sha256"
+"""Field of the configuration of a served model: the digest of each of its files, by name."""
 _FILE = "measured.json"
-"""Among the files of a version: `Measured` by task."""
+"""File of a version with `Measured` by task."""
 _HELD_OUT = "held_out"
+_VERDICT_TAG, _AGAINST_TAG = f"{DECISION_TAG}.verdict", f"{DECISION_TAG}.against"
+_PARTS = ("difference", "lower_bound", "tasks")
+_DECISION = TypeAdapter(Decision)
+_LONG, _DOUBLE, _STRING = DataType.long, DataType.double, DataType.string
+_TEXTS = {"text": _STRING, "text_b": _STRING}
+_COLUMNS: dict[str, tuple[Mapping[str, DataType | Array | Map], ...]] = {
+    "pretrained": (
+        _TEXTS,
+        {"row": _LONG, "mask": _LONG, "piece": _STRING, "probability": _DOUBLE},
+    ),
+    "classification": (
+        _TEXTS,
+        {"label": _STRING, "probability": _DOUBLE, "probabilities": Map(_DOUBLE)},
+    ),
+    "regression": (_TEXTS, {"value": _DOUBLE}),
+    "choice": (
+        {"article": _STRING, "question": _STRING, "options": Array(_STRING)},
+        {"option": _STRING, "index": _LONG, "probability": _DOUBLE}
+        | {"probabilities": Array(_DOUBLE)},
+    ),
+    "spans": (
+        {"question": _STRING, "context": _STRING},
+        {"answer": _STRING, "start": _LONG, "end": _LONG}
+        | {"score": _DOUBLE, "no_answer_probability": _DOUBLE},
+    ),
+}
+"""Kind of model -> the columns that it takes and returns, as `served_model.py` and
+`FinetunedModel.predict` say."""
+_OPTIONAL = ("text_b", "start", "end", "score", "no_answer_probability")
+
+log = logging.getLogger(lineage.REGISTRATION)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,19 +82,24 @@ class Candidate:
     """A model to register: what it is, how it does, and what it was made of."""
 
     name: str
-    """Of the registered model."""
+    """Name of the registered model."""
     trained: str
     """Manifest of the stage that made it."""
-    output: Output
+    output: server.Output
     """The model."""
     measured: ByTask
     over_seeds: bool
     """See `gate`."""
-    lineage: Lineage
+    settings: RegistrySettings
+    """Settings of the gate."""
+    champion_scores: str = ""
+    """Manifest of the champion's scores; empty: those it was registered with."""
+    lineage: lineage.Lineage
     served_by: str
-    """The module that `mlflow.pyfunc` runs, one file that ends with `mlflow.models.set_model`. What
-    it reaches of this project goes along."""
-    signature: ModelSignature
+    """The module that `mlflow.pyfunc` runs, one file that ends with `mlflow.models.set_model`. The
+    modules of this project that it reaches go along."""
+    kind: str
+    """ "pretrained", or the kind of the task that it was fine-tuned on."""
     example: Mapping[str, Any]
     """A row of its input."""
 
@@ -81,9 +109,21 @@ class Candidate:
         return mean(task.score for task in self.measured.values()) if self.measured else None
 
     @property
+    def signature(self) -> ModelSignature:
+        """The columns and parameters that it takes, and the columns that it returns."""
+        inputs, outputs = (
+            Schema([ColSpec(of, name, name not in _OPTIONAL) for name, of in columns.items()])
+            for columns in _COLUMNS[self.kind]
+        )
+        if self.kind != "pretrained":
+            return ModelSignature(inputs, outputs)
+        params = [ParamSpec("task", "string", "fill_mask"), ParamSpec("top_k", "long", 5)]
+        return ModelSignature(inputs, outputs, ParamSchema(params))
+
+    @property
     def made_of(self) -> dict[str, str]:
         """What it was made of and how, a short text each, in the order of the making."""
-        places = self.lineage.before(place_in(self.trained))
+        places = self.lineage.before(lineage.place_in(self.trained))
         made = [each.manifest for place, each in self.lineage.results.items() if place in places]
         return {name: said for manifest in made for name, said in _facts(manifest)}
 
@@ -91,12 +131,12 @@ class Candidate:
         """Return the tags of its version: what it is first, then what programs ask for.
 
         MLflow's pages sort them by name. Of the results it was made of, the nearest comes first.
-        What the held-out scores are, its metrics say.
+        The held-out scores are among its metrics.
         """
-        about = {f"about.{name}": said for name, said in self.made_of.items() if name != _HELD_OUT}
-        scores = {f"score.{name}": repr(task.score) for name, task in self.measured.items()}
-        tags = about | scores | ({} if self.score is None else {"score": repr(self.score)})
-        tags |= {REGISTRATION_TAG: key, DIGEST_TAG: self.output.digest, THREADS_TAG: "right"}
+        tags = {f"about.{name}": said for name, said in self.made_of.items() if name != _HELD_OUT}
+        tags |= {f"score.{name}": repr(task.score) for name, task in self.measured.items()}
+        tags |= {} if self.score is None else {"score": repr(self.score)}
+        tags |= {server.REGISTRATION_TAG: key, server.DIGEST_TAG: self.output.digest}
         for result in reversed(self.lineage.results.values()):
             stage, made = result.manifest.stage, result.manifest.key
             for tag, value in ((f"lineage.{stage}", made), (f"{MANIFEST_TAG}{stage}", result.uri)):
@@ -108,10 +148,12 @@ class Candidate:
 
         Args:
             uri: models:/<name>/<version>.
-            decision: of the gate.
+            decision: what the gate decided.
         """
-        cells = {name: said.replace("|", "\\|") for name, said in self.made_of.items()}
-        rows = [f"| {name.replace('_', ' ')} | {said} |" for name, said in cells.items()]
+        rows = [
+            f"| {name.replace('_', ' ')} | {results.in_cell(said)} |"
+            for name, said in self.made_of.items()
+        ]
         scores = ", ".join(f"{task} {each.score:.4f}" for task, each in self.measured.items())
         return (
             "| made of | |\n| --- | --- |\n" + "\n".join(rows) + "\n\n"
@@ -122,7 +164,7 @@ class Candidate:
         )
 
 
-def model_page(name: str) -> str:
+def _model_page(name: str) -> str:
     """Return the text of a registered model's page, as Markdown."""
     return (
         "A version is a model that was trained and scored; its page says what it was made of, and "
@@ -134,17 +176,17 @@ def model_page(name: str) -> str:
 
 
 def _facts(made: Manifest) -> Iterator[tuple[str, str]]:
-    if made.stage == stages.CORPUS:
+    if made.stage == lineage.CORPUS:
         corpus = made.result_as(results.CorpusResult)
         names = [corpus.source] if isinstance(corpus.source, str) else corpus.source
         size = f"{corpus.num_documents:,} documents, {corpus.text_bytes / 1e6:,.1f} MB"
         yield "text", f"{', '.join(names)}: {size}"
-    elif made.stage == stages.VOCAB:
+    elif made.stage == lineage.VOCAB:
         yield "vocabulary", f"{made.result_as(results.VocabularyResult).vocab_size:,} pieces"
-    elif made.stage == stages.EXAMPLES:
+    elif made.stage == lineage.EXAMPLES:
         examples = made.result_as(results.ExamplesResult)
         yield "examples", f"{examples.num_train:,} of up to {examples.max_seq_length} pieces"
-    elif made.stage == stages.PRETRAINING:
+    elif made.stage == lineage.PRETRAINING:
         trained = made.result_as(results.PretrainingResult)
         settings = trained.settings.get("training", {})
         how = f", {settings['optimizer']}" if "optimizer" in settings else ""
@@ -153,13 +195,10 @@ def _facts(made: Manifest) -> Iterator[tuple[str, str]]:
         yield "size", f"{trained.num_parameters:,} parameters"
         yield "training", f"{trained.step:,} updates{batch}{how}"
         yield _HELD_OUT, ", ".join(held_out)
-    elif made.stage == stages.FINETUNING:
+    elif made.stage == lineage.FINETUNING:
         tuned = made.result_as(results.FinetuningResult)
         updates = f"{tuned.num_train:,} examples, {tuned.num_steps:,} updates"
         yield "fine_tuning", f"{tuned.title}, {updates}"
-
-
-# How it does
 
 
 def read_scores(scores: str, digest: str) -> dict[str, Measured]:
@@ -177,11 +216,11 @@ def read_scores(scores: str, digest: str) -> dict[str, Measured]:
         RegistryError: the scores are another model's.
     """
     read = {uri: read_manifest(uri) for uri in read_manifest(scores).input_manifests.values()}
-    found = {uri: made for uri, made in read.items() if made.stage == stages.FINETUNING}
-    own = {uri for uri, manifest in found.items() if manifest.inputs["model"] == digest}
+    found = {uri: made for uri, made in read.items() if made.stage == lineage.FINETUNING}
+    own = {uri for uri, made in found.items() if made.inputs["model"] == digest}
     others = sorted(found.keys() - own)
     # A task may start from the model that was fine-tuned on MNLI.
-    started = {model_digest(model_folder_of(uri)) for uri in own} if others else set()
+    started = {model_digest(lineage.model_folder_of(uri)) for uri in own} if others else set()
     for uri in others:
         if (other := found[uri].inputs["model"]) not in started:
             raise errors.RegistryError(
@@ -189,10 +228,10 @@ def read_scores(scores: str, digest: str) -> dict[str, Measured]:
                 f"{digest[:12]}. Fine-tune that one on all tasks and score it."
             )
     data_of = {}
-    for uri, manifest in found.items():
-        files = {name: value for name, value in manifest.inputs.items() if name != "model"}
-        settings = {name: value for name, value in manifest.settings.items() if name != "seed"}
-        task = manifest.result_as(results.FinetuningResult).task
+    for uri, made in found.items():
+        files = {name: value for name, value in made.inputs.items() if name != "model"}
+        settings = {name: value for name, value in made.settings.items() if name != "seed"}
+        task = made.result_as(results.FinetuningResult).task
         data_of[task] = digest_of([digest_of([files, settings]), uri in own])
     return measure(found, data_of)
 
@@ -209,8 +248,8 @@ def measure(finetunings: Mapping[str, Manifest], data_of: Mapping[str, str]) -> 
         RegistryError: a score is not a number.
     """
     runs: dict[str, list[Measured]] = {}
-    for uri, manifest in sorted(finetunings.items(), key=lambda run: run[1].settings["seed"]):
-        result = manifest.result_as(results.FinetuningResult)
+    for uri, made in sorted(finetunings.items(), key=lambda run: run[1].settings["seed"]):
+        result = made.result_as(results.FinetuningResult)
         runs.setdefault(result.task, []).append(_measure_run(uri, result, data_of[result.task]))
     return {
         task: replace(
@@ -258,78 +297,15 @@ def read_measured(client: MlflowClient, version: RegisteredVersion) -> dict[str,
         MlflowException: the registry or its files do not answer. An OSError likewise.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        path = fetch(client, version, _FILE, scratch)
+        path = versions.fetch(client, version, _FILE, scratch)
         found = json.loads(path.read_text(encoding="utf-8")) if path else {}
-    return {
-        task: Measured(
-            data=each["data"],
-            scores=tuple(each["scores"]),
-            without=np.array(each["without"]),
-            shares=np.array(each["shares"]),
-            constant=each["constant"],
-        )
-        for task, each in found.items()
-    }
+    for each in found.values():
+        each["scores"] = tuple(each["scores"])
+        each |= {name: np.array(each[name]) for name in ("without", "shares")}
+    return {task: Measured(**each) for task, each in found.items()}
 
 
-_VERDICT_TAG, _AGAINST_TAG = f"{DECISION_TAG}.verdict", f"{DECISION_TAG}.against"
-_PARTS = ("difference", "lower_bound", "tasks")
-_PROMOTED = ("first", "promoted")
-SHA256 = "sha256"
-"""In the configuration of what MLflow serves: the digest of each file of the model, by its name."""
-_OPTIONAL = ("text_b", "start", "end", "score", "no_answer_probability")
-_TEXTS = {"text": "string", "text_b": "string"}
-_Columns = Mapping[str, str | Array | Map]
-_COLUMNS: dict[str, tuple[_Columns, _Columns]] = {
-    "pretrained": (
-        _TEXTS,
-        {"row": "long", "mask": "long", "piece": "string", "probability": "double"},
-    ),
-    "classification": (
-        _TEXTS,
-        {"label": "string", "probability": "double", "probabilities": Map(DataType.double)},
-    ),
-    "regression": (_TEXTS, {"value": "double"}),
-    "choice": (
-        {"article": "string", "question": "string", "options": Array(DataType.string)},
-        {
-            "option": "string",
-            "index": "long",
-            "probability": "double",
-            "probabilities": Array(DataType.double),
-        },
-    ),
-    "spans": (
-        {"question": "string", "context": "string"},
-        {"answer": "string", "start": "long", "end": "long"}
-        | {"score": "double", "no_answer_probability": "double"},
-    ),
-}
-"""Kind of model -> the columns that it takes and returns, as `served_model.py` and
-`FinetunedModel.predict` say."""
-
-log = logging.getLogger(lineage.REGISTRATION)
-
-
-def signature_of(kind: str) -> ModelSignature:
-    """Return what a version of this kind of model, "pretrained" or a task's, takes and returns."""
-    inputs, outputs = (
-        Schema([ColSpec(of, name, required=name not in _OPTIONAL) for name, of in columns.items()])
-        for columns in _COLUMNS[kind]
-    )
-    if kind != "pretrained":
-        return ModelSignature(inputs, outputs)
-    params = [ParamSpec("task", "string", "fill_mask"), ParamSpec("top_k", "long", 5)]
-    return ModelSignature(inputs, outputs, ParamSchema(params))
-
-
-def enter(
-    plan: StagePlan,
-    work: str,
-    settings: RegistrySettings,
-    candidate: Candidate,
-    champion_scores: str = "",
-) -> str:
+def enter(plan: StagePlan, work: str, candidate: Candidate) -> str:
     """Make a version of the candidate and perhaps champion, if not yet done; return the manifest.
 
     What was decided is not decided again, whatever is champion by then, unless the candidate could
@@ -337,11 +313,9 @@ def enter(
     manifest is written again, and says so.
 
     Args:
-        plan: of the stage; its libraries are those that the version needs.
+        plan: plan of the stage; its libraries are those that the version needs.
         work: folder for all results.
-        settings: of the gate.
         candidate: what to register.
-        champion_scores: manifest of the champion's scores; empty: those it was registered with.
 
     Raises:
         IntegrityError: the model changed after it was written.
@@ -352,7 +326,7 @@ def enter(
         if version is None:
             version = _register(client, plan, work, candidate)
         with versions.promotion_lock(client, candidate.name):
-            decision, against = _decide(client, settings, candidate, version, champion_scores)
+            decision, against = _decide(client, candidate, version)
             champion = versions.champion_of(client, candidate.name)
         is_champion = champion is not None and champion.version == version.version
         reason = decision.reason
@@ -375,11 +349,7 @@ def enter(
 
 
 def _decide(
-    client: MlflowClient,
-    settings: RegistrySettings,
-    candidate: Candidate,
-    version: RegisteredVersion,
-    champion_scores: str,
+    client: MlflowClient, candidate: Candidate, version: RegisteredVersion
 ) -> tuple[Decision, str]:
     """Make ``version`` champion if the gate says so, and keep the decision with it.
 
@@ -401,7 +371,7 @@ def _decide(
     else:
         if newer is None or int(newer.version) < int(number):
             versions.make_candidate(client, version)
-        decision, against = _compared(client, settings, candidate, champion_scores)
+        decision, against = _compared(client, candidate)
         client.update_model_version(name, number, candidate.page(version.uri, decision))
         for tag, value in decision_tags(decision, against).items():
             client.set_model_version_tag(name, number, tag, value)
@@ -413,46 +383,40 @@ def _decide(
 
 def decision_tags(decision: Decision, against: str) -> dict[str, str]:
     """Return what is kept with the version, except the verdict, which is written last."""
-    tasks = [task.model_dump() for task in decision.tasks]
-    parts = (decision.difference, decision.lower_bound, tasks)
-    kept = {
-        f"{DECISION_TAG}.{name}": json.dumps(part) for name, part in zip(_PARTS, parts, strict=True)
-    }
+    parts = _DECISION.dump_python(decision, include=set(_PARTS))
+    kept = {f"{DECISION_TAG}.{name}": json.dumps(part) for name, part in parts.items()}
     return kept | {DECISION_TAG: decision.reason, _AGAINST_TAG: against}
 
 
 def _kept(verdict: str, tags: Mapping[str, str]) -> Decision:
     """Return the decision that `decision_tags` has kept."""
-    parts = (json.loads(tags.get(f"{DECISION_TAG}.{name}", "null")) for name in _PARTS)
-    difference, lower_bound, tasks = parts
-    return Decision(
-        verdict=cast(results.Verdict, verdict),
-        reason=tags.get(DECISION_TAG, "it is the champion already"),
-        difference=difference,
-        lower_bound=lower_bound,
-        tasks=tuple(results.TaskDifference(**task) for task in tasks or ()),
-    )
+    parts = {name: json.loads(tags.get(f"{DECISION_TAG}.{name}", "null")) for name in _PARTS}
+    parts["tasks"] = tuple(parts["tasks"] or ())
+    reason = tags.get(DECISION_TAG, "it is the champion already")
+    return _DECISION.validate_python({**parts, "verdict": verdict, "reason": reason})
 
 
-def _compared(
-    client: MlflowClient, settings: RegistrySettings, candidate: Candidate, champion_scores: str
-) -> tuple[Decision, str]:
+def _compared(client: MlflowClient, candidate: Candidate) -> tuple[Decision, str]:
     """Return what the gate says, and the number of the version that it compared with, if any."""
+    settings, ours, over_seeds = candidate.settings, candidate.measured, candidate.over_seeds
     while True:
         champion = versions.champion_of(client, candidate.name)
         # If somebody deleted the champion, the one before it still counts.
         against = champion or versions.version_with(client, candidate.name, versions.PREVIOUS)
         if against is None:
-            decision = first_gate(settings, candidate.measured, candidate.over_seeds)
+            decision = first_gate(settings, ours, over_seeds)
         else:
-            theirs = _champion_measured(client, against, champion_scores)
+            theirs = _champion_measured(client, against, candidate.champion_scores)
             earlier = [
                 read_measured(client, version)
                 for version in versions.versions_of(client, candidate.name)
                 if version.version != against.version
-                and (version.tags.get(_VERDICT_TAG) in _PROMOTED or MOVED_TAG in version.tags)
+                and (
+                    version.tags.get(_VERDICT_TAG) in ("first", "promoted")
+                    or versions.MOVED_TAG in version.tags
+                )
             ]
-            decision = gate(settings, candidate.measured, theirs, candidate.over_seeds, earlier)
+            decision = gate(settings, ours, theirs, over_seeds, earlier)
         now = versions.champion_of(client, candidate.name)
         if (now and now.version) == (champion and champion.version):
             return decision, against.version if against else ""
@@ -485,13 +449,14 @@ def _register(
     client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
     client.log_batch(run_id, metrics=list(_scores(candidate, model.model_id)))
     try:
-        client.create_registered_model(name, description=model_page(name))
+        client.create_registered_model(name, description=_model_page(name))
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    about = {tag: model.tags[tag] for tag in ("recipe", "text") if tag in model.tags}
+    about = {tag: model.tags[tag] for tag in server.FROM_RUN if tag in model.tags}
     tags = candidate.tags(plan.key) | about
-    with _fluent_uri(storage.tracking_uri(work)):
+    # MLflow's registry in a database asks the server that the environment names for the model.
+    with patch.dict(os.environ, {storage.TRACKING_URI: storage.tracking_uri(work)}):
         made = client.create_model_version(
             name, model.model_uri, run_id, tags=tags, model_id=model.model_id
         )
@@ -518,13 +483,12 @@ def _scores(candidate: Candidate, model_id: str) -> Iterator[Metric]:
 def _source_run(client: MlflowClient, plan: StagePlan, work: str, candidate: Candidate) -> str:
     """Return the run that trained the candidate; one made for it if the server knows none."""
     trained = candidate.trained.rpartition("/")[0]
-    with suppress(ServerUnavailableError):
-        deque(send_left(work, trained), maxlen=0)  # what was logged while the server was away
-    noted = read_manifest(candidate.trained).result.get("mlflow_run_id")
-    for run_id in filter(None, (server.known_run_id(trained), noted)):
-        with versions.suppress_absent():
-            if client.get_run(run_id).info.lifecycle_stage == "active":
-                return str(run_id)
+    with suppress(errors.OutageError):
+        deque(run.send_left(work, trained), maxlen=0)  # logged while the server was away
+    noted = read_manifest(candidate.trained).result.get("mlflow_run_id") or ""
+    for run_id in (server.known_run_id(trained), noted):
+        if server.active_run(client, run_id):
+            return str(run_id)
     experiment, folder = server.experiment_id(client, work), plan.folder(work)
     for left in client.search_runs([experiment], f"tags.stage_folder = '{folder}'", max_results=1):
         return str(left.info.run_id)
@@ -532,20 +496,6 @@ def _source_run(client: MlflowClient, plan: StagePlan, work: str, candidate: Can
     made = client.create_run(experiment, run_name=name, tags={"stage_folder": folder})
     client.set_terminated(made.info.run_id)
     return str(made.info.run_id)
-
-
-@contextmanager
-def _fluent_uri(uri: str) -> Iterator[None]:
-    """Point MLflow's global functions at ``uri``, and back at what the environment says."""
-    before = os.environ.get(storage.TRACKING_URI)
-    mlflow.set_tracking_uri(uri)
-    try:
-        yield
-    finally:
-        mlflow.set_tracking_uri("")
-        os.environ.pop(storage.TRACKING_URI, None)
-        if before is not None:
-            os.environ[storage.TRACKING_URI] = before
 
 
 def _model_files(

@@ -1,4 +1,4 @@
-"""Registered versions: found by address, with their files, and moved to champion.
+"""Registered versions: found by address, listed, read with their files, and moved to champion.
 
 A version is self-contained: it has the model folder in Hugging Face's layout, the code that
 `mlflow.pyfunc` runs on it, and copies of every manifest before it, so that the work folder need not
@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -27,12 +27,9 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from albert_core.conversion.model_files import check_model
-from albert_core.stage import errors, storage
-from albert_core.stage.errors import RegistryError
+from albert_core.stage import errors, manifest, storage
 from albert_core.stage.lineage import SOURCE_FILES, Lineage, Result, place_in
-from albert_core.stage.manifest import MANIFEST, checked, digest_of, read_manifest
-from albert_core.stage.storage import TRACKING_URI, shown_tracking_uri, tracking_uri
-from albert_core.tracking.server import DIGEST_TAG, MODEL_ARTIFACT, REGISTRATION_TAG, open_client
+from albert_core.tracking import server
 
 CHAMPION, CANDIDATE, PREVIOUS = "champion", "candidate", "previous"
 """The best version; the newest that is not champion; the champion before the present one."""
@@ -43,17 +40,14 @@ DECISION_TAG = "decision"
 """Tag with the gate's reason. Tags named `decision.NAME` hold the other parts of the decision."""
 MOVED_TAG = "champion_by_hand"
 """Tag that says when and why a person made a version champion."""
-THREADS_TAG = "threads"
-"""Tag of versions whose code is safe in several threads; only some old ones lack it."""
-ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
-"""Codes of MLflow's errors for a model, version, alias or run that does not exist."""
-_DOWNLOADS = "registered_models"
-_SQLITE = "sqlite:///"
 CLAIM = "promotion_claim."
-"""What the key of a claim's tag begins with."""
+"""Prefix of the tags by which processes claim the promotion lock."""
 STALE_SECONDS = 90.0
 """A claim that is not renewed for so long belongs to a dead process."""
 _WAIT_SECONDS = 0.25
+_ROLLING_BACK_TAG = "rolling_back_to"
+"""Tag of the registered model: the version that a roll-back makes champion, until it is done."""
+_DOWNLOADS = "registered_models"
 
 log = logging.getLogger(__name__)
 
@@ -88,18 +82,19 @@ class RegisteredVersion:
 def open_registry(work: str) -> Iterator[MlflowClient]:
     """Give a client of the registry; MLflow's errors become `RegistryError`."""
     try:
-        yield open_client(work)
+        yield server.open_client(work)
     except MlflowException as error:
-        said = errors.explained(error) or f"{error}. Check {TRACKING_URI} and that its server runs."
+        advice = f"{error}. Check {storage.TRACKING_URI} and that its server runs."
         raise errors.RegistryError(
-            f"the registry at {shown_tracking_uri(work)} refuses or does not answer: {said}"
+            f"the registry at {storage.shown_tracking_uri(work)} refuses or does not answer: "
+            f"{errors.explained(error) or advice}"
         ) from error
 
 
 def has_registry(work: str) -> bool:
     """Return whether there is a registry to ask: a server that is named, or a file in ``work``."""
-    uri = tracking_uri(work)
-    return not uri.startswith(_SQLITE) or Path(uri.removeprefix(_SQLITE)).exists()
+    path = storage.tracking_uri(work).removeprefix(server.SQLITE)
+    return path == storage.tracking_uri(work) or Path(path).exists()
 
 
 def registered_versions(work: str) -> list[RegisteredVersion]:
@@ -117,9 +112,9 @@ def registered_versions(work: str) -> list[RegisteredVersion]:
 def versions_of(client: MlflowClient, name: str = "") -> list[RegisteredVersion]:
     """Return all versions of ``name``, or of all names, the newest first."""
     condition = f'name = "{name}"' if name else None
-    models = every(partial(client.search_registered_models, condition))
+    models = _every(partial(client.search_registered_models, condition))
     aliases = {model.name: model.aliases for model in models}
-    versions = list(every(partial(client.search_model_versions, condition)))
+    versions = list(_every(partial(client.search_model_versions, condition)))
     versions.sort(key=lambda version: (version.name, -int(version.version)))
     return [_described(version, aliases.get(version.name, {})) for version in versions]
 
@@ -141,7 +136,7 @@ def champion_of(client: MlflowClient, name: str) -> RegisteredVersion | None:
 
 def find_version(client: MlflowClient, name: str, key: str) -> RegisteredVersion | None:
     """Return the version of ``name`` that was registered under ``key``, if it is there."""
-    found = client.search_model_versions(f"tags.{REGISTRATION_TAG} = '{key}'")
+    found = client.search_model_versions(f"tags.{server.REGISTRATION_TAG} = '{key}'")
     ready = [int(each.version) for each in found if each.name == name and each.status == "READY"]
     return numbered_version(client, name, str(max(ready))) if ready else None
 
@@ -150,7 +145,7 @@ def champion_to_beat(name: str, pretraining: str, work: str) -> str:
     """Return ``models:/<name>/<version>`` of the champion; "" if there is none.
 
     Args:
-        name: of the registered model.
+        name: name of the registered model.
         pretraining: the candidate's manifest; "" too if the champion is of that pretraining.
         work: folder for all results.
 
@@ -162,7 +157,37 @@ def champion_to_beat(name: str, pretraining: str, work: str) -> str:
     if champion is None:
         return ""
     nearest = champion.tags.get("lineage.pretraining", "").partition(", ")[0]
-    return "" if nearest == read_manifest(pretraining).key else champion.uri
+    return "" if nearest == manifest.read_manifest(pretraining).key else champion.uri
+
+
+def _found(
+    get: Callable[[str, str], ModelVersion], name: str, which: str
+) -> RegisteredVersion | None:
+    with server.suppress_absent():
+        version = get(name, which)
+        return _described(version, dict.fromkeys(version.aliases, str(version.version)))
+    return None
+
+
+def _described(version: ModelVersion, aliases: Mapping[str, str]) -> RegisteredVersion:
+    """Return ``version``; ``aliases`` are those of all versions of its name, by the alias."""
+    number = str(version.version)  # a number from a database, text from a server
+    own = sorted(alias for alias, other in aliases.items() if str(other) == number)
+    return RegisteredVersion(
+        str(version.name), number, tuple(own), str(version.run_id), version.tags
+    )
+
+
+def _every(search: Callable[..., Any]) -> Iterator[Any]:
+    """Yield what is on every page of a search."""
+    page = search()
+    yield from page
+    while page.token:
+        page = search(page_token=page.token)
+        yield from page
+
+
+# Files of a version
 
 
 def model_folder_of(model_uri: str, work: str) -> str:
@@ -170,7 +195,7 @@ def model_folder_of(model_uri: str, work: str) -> str:
 
     Args:
         model_uri: ``models:/<name>@<alias>`` or ``models:/<name>/<version>``.
-        work: folder for all results; what must be downloaded is kept there.
+        work: folder for all results; files that must be downloaded are kept there.
 
     Raises:
         IntegrityError: a file changed after it was registered.
@@ -178,25 +203,18 @@ def model_folder_of(model_uri: str, work: str) -> str:
     """
     with open_registry(work) as client:
         version = _version_at(client, model_uri, work)
-        files = place_of_files(client, version)
-        folder = _local_copy(files, client.tracking_uri, work) / "artifacts" / MODEL_ARTIFACT
+        files = _place_of_files(client, version)
+        copy = _local_copy(files, client.tracking_uri, work)
+    folder = copy / "artifacts" / server.MODEL_ARTIFACT
     if not (folder / "config.json").exists():
         raise errors.RegistryError(
             f"{model_uri} holds no model folder in Hugging Face's layout in {files}: it was not "
             "registered by this project, or its files are gone. Put them back, or give another "
             "version or a folder."
         )
-    if digest := version.tags.get(DIGEST_TAG):
+    if digest := version.tags.get(server.DIGEST_TAG):
         check_model(str(folder), digest)
     return str(folder)
-
-
-def place_of_files(client: MlflowClient, version: RegisteredVersion) -> str:
-    """Return the URI of the folder that the files of ``version`` are in."""
-    place = client.get_model_version_download_uri(version.name, version.version)
-    if place.startswith("models:/"):
-        place = client.get_logged_model(place.removeprefix("models:/")).artifact_location
-    return place
 
 
 def read_version(model_uri: str, work: str) -> tuple[RegisteredVersion, Lineage]:
@@ -212,7 +230,7 @@ def read_version(model_uri: str, work: str) -> tuple[RegisteredVersion, Lineage]
     with open_registry(work) as client, tempfile.TemporaryDirectory() as scratch:
         version = _version_at(client, model_uri, work)
         folder = fetch(client, version, LINEAGE, scratch)
-        manifests = sorted(folder.rglob(MANIFEST)) if folder else []
+        manifests = sorted(folder.rglob(manifest.MANIFEST)) if folder else []
         results = [_result(path, version) for path in manifests]
     if not results:
         raise errors.RegistryError(
@@ -222,40 +240,6 @@ def read_version(model_uri: str, work: str) -> tuple[RegisteredVersion, Lineage]
     return version, Lineage(results)
 
 
-def fetch(client: MlflowClient, version: RegisteredVersion, path: str, scratch: str) -> Path | None:
-    """Return a file or folder of a version, or of its run, copied to ``scratch``; None without one.
-
-    Raises:
-        MlflowException: the registry or its files do not answer. An OSError likewise.
-    """
-    server = client.tracking_uri
-    for place in (place_of_files, _place_of_run):
-        with suppress_absent():
-            uri = f"{place(client, version)}/{path}"
-            beside = mlflow.artifacts.list_artifacts(uri.rpartition("/")[0], tracking_uri=server)
-            if PurePosixPath(path).name in {PurePosixPath(file.path).name for file in beside}:
-                return Path(_downloaded(uri, scratch, server))
-    return None
-
-
-def _downloaded(uri: str, folder: str, server: str) -> str:
-    return mlflow.artifacts.download_artifacts(uri, dst_path=folder, tracking_uri=server)
-
-
-def _place_of_run(client: MlflowClient, version: RegisteredVersion) -> str:
-    return str(client.get_run(version.mlflow_run_id).info.artifact_uri)
-
-
-@contextmanager
-def suppress_absent() -> Iterator[None]:
-    """Leave the block where MLflow does not know a run, a model or a file."""
-    try:
-        yield
-    except MlflowException as error:
-        if error.error_code not in ABSENT:
-            raise
-
-
 def write_lineage(lineage: Lineage, folder: Path) -> None:
     """Write copies of the manifests below ``folder``; with a corpus's, its list of source files."""
     for place, result in lineage.results.items():
@@ -263,7 +247,47 @@ def write_lineage(lineage: Lineage, folder: Path) -> None:
         copy = folder / place.replace("/", "-")
         copy.mkdir(parents=True)
         for uri in (result.uri, *([files] if storage.exists(files) else [])):
-            (copy / uri.rpartition("/")[2]).write_bytes(storage.read_bytes(checked(uri)))
+            (copy / uri.rpartition("/")[2]).write_bytes(storage.read_bytes(manifest.checked(uri)))
+
+
+def fetch(client: MlflowClient, version: RegisteredVersion, path: str, scratch: str) -> Path | None:
+    """Return a file or folder of a version, or of its run, copied to ``scratch``; None without one.
+
+    Raises:
+        MlflowException: the registry or its files do not answer. An OSError likewise.
+    """
+    tracking_uri, name = client.tracking_uri, Path(path).name
+    for place in (_place_of_files, _place_of_run):
+        with server.suppress_absent():
+            uri = f"{place(client, version)}/{path}"
+            folder = uri.rpartition("/")[0]
+            beside = mlflow.artifacts.list_artifacts(folder, tracking_uri=tracking_uri)
+            if name in {Path(file.path).name for file in beside}:
+                return _download(uri, scratch, tracking_uri)
+    return None
+
+
+def _place_of_files(client: MlflowClient, version: RegisteredVersion) -> str:
+    """Return the URI of the folder that the files of ``version`` are in."""
+    place = client.get_model_version_download_uri(version.name, version.version)
+    if place.startswith("models:/"):
+        place = client.get_logged_model(place.removeprefix("models:/")).artifact_location
+    return place
+
+
+def _place_of_run(client: MlflowClient, version: RegisteredVersion) -> str:
+    return str(client.get_run(version.mlflow_run_id).info.artifact_uri)
+
+
+def _download(uri: str, folder: str, tracking_uri: str) -> Path:
+    download = mlflow.artifacts.download_artifacts
+    return Path(download(uri, dst_path=folder, tracking_uri=tracking_uri))
+
+
+def _result(path: Path, version: RegisteredVersion) -> Result:
+    made, files = manifest.read_manifest(str(path)), path.with_name(SOURCE_FILES)
+    uri = version.made_of.get(f"{made.stage}/{made.key}", str(path))
+    return Result(uri, made, files.read_bytes() if files.exists() else None)
 
 
 def _version_at(client: MlflowClient, model_uri: str, work: str) -> RegisteredVersion:
@@ -273,52 +297,24 @@ def _version_at(client: MlflowClient, model_uri: str, work: str) -> RegisteredVe
         if found := get(client, name, alias or number):
             return found
     raise errors.RegistryError(
-        f"{model_uri} is not in the registry at {shown_tracking_uri(work)}: expected "
+        f"{model_uri} is not in the registry at {storage.shown_tracking_uri(work)}: expected "
         "models:/<name>@<alias> or models:/<name>/<version> of a registered model. Register one "
-        f"under this name first, or set {TRACKING_URI} to the registry that has it."
+        f"under this name first, or set {storage.TRACKING_URI} to the registry that has it."
     )
 
 
-def _found(
-    get: Callable[[str, str], ModelVersion], name: str, which: str
-) -> RegisteredVersion | None:
-    with suppress_absent():
-        version = get(name, which)
-        return _described(version, dict.fromkeys(version.aliases, str(version.version)))
-    return None
-
-
-def _described(version: ModelVersion, aliases: Mapping[str, str]) -> RegisteredVersion:
-    """Return ``version``; ``aliases`` are those of all versions of its name, by the alias."""
-    number = str(version.version)  # a number from a database, text from a server
-    own = sorted(alias for alias, other in aliases.items() if str(other) == number)
-    return RegisteredVersion(
-        str(version.name), number, tuple(own), str(version.run_id), version.tags
-    )
-
-
-def every(search: Callable[..., Any]) -> Iterator[Any]:
-    """Yield what is on every page of a search."""
-    token = None
-    while True:
-        page = search(page_token=token)
-        yield from page
-        if not (token := page.token):
-            return
-
-
-def _local_copy(files: str, server: str, work: str) -> Path:
+def _local_copy(files: str, tracking_uri: str, work: str) -> Path:
     """Return the folder ``files`` if it is on this machine, else its copy below ``work``."""
     if (local := _local_folder(files)) is not None:
         return local
     kept = storage.local_path(work) or Path(tempfile.gettempdir())
-    target = kept / _DOWNLOADS / digest_of(files)[:16]
+    target = kept / _DOWNLOADS / manifest.digest_of(files)[:16]
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            found = _downloaded(files, scratch, server)
+            found = _download(files, scratch, tracking_uri)
             with suppress(OSError):  # another process was faster
-                Path(found).replace(target)
+                found.replace(target)
     return target
 
 
@@ -327,10 +323,153 @@ def _local_folder(uri: str) -> Path | None:
     return path if path is not None and path.exists() else None
 
 
-def _result(path: Path, version: RegisteredVersion) -> Result:
-    manifest, files = read_manifest(str(path)), path.with_name(SOURCE_FILES)
-    uri = version.made_of.get(f"{manifest.stage}/{manifest.key}", str(path))
-    return Result(uri, manifest, files.read_bytes() if files.exists() else None)
+# What `albert models`, `promote` and `rollback` show and do
+
+
+def list_models(work: str) -> str:
+    """Return a line for each registered model: its name and its champion.
+
+    Args:
+        work: folder whose registry is meant where the environment names no server.
+
+    Raises:
+        RegistryError: the registry does not answer.
+    """
+    with open_registry(work) as client:
+        names = sorted(model.name for model in _every(client.search_registered_models))
+        champions = {name: champion_of(client, name) for name in names}
+    lines = [
+        f"{name:<32}" + (f"champion: version {found.version}" if found else "no champion")
+        for name, found in champions.items()
+    ]
+    return "\n".join(lines) or "none"
+
+
+def list_versions(name: str, work: str) -> str:
+    """Return a line for each version of ``name``, the newest first.
+
+    Raises:
+        RegistryError: there is none, or the registry does not answer.
+    """
+    with open_registry(work) as client:
+        found = _versions(client, name)
+    lines = [
+        f"{number:>4}  {', '.join(version.aliases) or '-':<20}"
+        f"{float(version.tags.get('score', 'nan')):>7.4f}  {_decision_of(version)}"
+        for number, version in found.items()
+    ]
+    return "\n".join([f"{'':>4}  {'alias':<20}{'score':>7}  decision", *lines])
+
+
+def explain_version(name: str, number: str, work: str) -> str:
+    """Return why a version of ``name`` is champion or not, task by task.
+
+    Raises:
+        RegistryError: there is no such version, or the registry does not answer.
+    """
+    with open_registry(work) as client:
+        version = _version(client, name, number)
+    lines = [f"{name}, version {number}: {_decision_of(version)}"]
+    against = version.tags.get(f"{DECISION_TAG}.against", "")
+    for task in json.loads(version.tags.get(f"{DECISION_TAG}.tasks", "[]")):
+        fell = "  fell" if task["fell"] else ""
+        lines.append(
+            f"  {task['task']:<12} {task['candidate']:.4f} against {task['champion']:.4f} of "
+            f"version {against}: {task['difference']:+.4f} [{task['low']:+.4f}, "
+            f"{task['high']:+.4f}]{fell}"
+        )
+    return "\n".join(lines)
+
+
+def promote_version(name: str, number: str, reason: str, work: str) -> str:
+    """Make a version champion because a person says so; return a sentence.
+
+    Raises:
+        RegistryError: there is no such version, it is champion already, no reason is given, or the
+            registry does not answer.
+    """
+    if not reason.strip():
+        raise errors.RegistryError(
+            f"{name}: give a reason for the promotion, which is kept with it"
+        )
+    with open_registry(work) as client:
+        version = _version(client, name, number)
+        with promotion_lock(client, name):
+            return _promote(client, version, reason)
+
+
+def roll_back_to(name: str, number: str | None, reason: str, work: str) -> str:
+    """Make the previous champion, or a version, champion again; return a sentence.
+
+    The present champion becomes the previous one, so that a second roll-back undoes the first.
+
+    Raises:
+        RegistryError: there is no previous champion, no such version, or the registry does not
+            answer.
+    """
+    with open_registry(work) as client:
+        _versions(client, name)
+        with promotion_lock(client, name):
+            version = _version(client, name, number or _version_before(client, name))
+            client.set_registered_model_tag(name, _ROLLING_BACK_TAG, version.version)
+            try:
+                return _promote(client, version, f"rolled back: {reason}")
+            finally:
+                client.delete_registered_model_tag(name, _ROLLING_BACK_TAG)
+
+
+def _version_before(client: MlflowClient, name: str) -> str:
+    """Return the number of the previous champion.
+
+    A roll-back that was killed may have moved only some aliases: then its version is returned.
+    """
+    champion, previous = champion_of(client, name), version_with(client, name, PREVIOUS)
+    begun = client.get_registered_model(name).tags.get(_ROLLING_BACK_TAG)
+    if begun and (champion is None or champion.version != begun):
+        return str(begun)
+    if previous is None:
+        raise errors.RegistryError(
+            f"{name} has no previous champion to roll back to; name a version with --to"
+        )
+    return previous.version
+
+
+def _promote(client: MlflowClient, version: RegisteredVersion, reason: str) -> str:
+    name, number = version.name, version.version
+    champion = champion_of(client, name)
+    if champion is not None and champion.version == number:
+        raise errors.RegistryError(f"version {number} of {name} is champion already")
+    instead = "" if champion is None else f" instead of version {champion.version}"
+    at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    client.set_model_version_tag(name, number, MOVED_TAG, f"{at}{instead}: {reason}")
+    make_champion(client, version)
+    return f"{name}: version {number} is champion{instead}"
+
+
+def _versions(client: MlflowClient, name: str) -> dict[str, RegisteredVersion]:
+    """Return the versions of ``name`` by number, the newest first."""
+    found = {version.version: version for version in versions_of(client, name)}
+    if not found:
+        raise errors.RegistryError(
+            f"there is no registered model {name!r}; `albert models` shows those there are"
+        )
+    return found
+
+
+def _version(client: MlflowClient, name: str, number: str) -> RegisteredVersion:
+    found = _versions(client, name)
+    if number not in found:
+        raise errors.RegistryError(
+            f"{name} has no version {number}; `albert models {name}` shows those there are"
+        )
+    return found[number]
+
+
+def _decision_of(version: RegisteredVersion) -> str:
+    verdict = version.tags.get(f"{DECISION_TAG}.verdict", "")
+    said = f"{verdict}: {version.tags[DECISION_TAG]}" if verdict else "not decided yet"
+    by_hand = version.tags.get(MOVED_TAG)
+    return said + (f"; champion by hand, {by_hand}" if by_hand else "")
 
 
 def make_candidate(client: MlflowClient, version: RegisteredVersion) -> None:
@@ -362,22 +501,25 @@ def promotion_lock(
     its writer reads, so its writer finds the first.
 
     Args:
-        client: of the registry.
-        name: of the registered model, which exists.
+        client: client of the registry.
+        name: name of the registered model, which exists.
         stale_seconds: how long another's claim may stand unrenewed before it is removed.
     """
     own, first_seen = CLAIM + uuid4().hex, dict[tuple[str, str], float]()
     is_over = threading.Event()
 
+    def claim() -> None:
+        client.set_registered_model_tag(name, own, uuid4().hex)
+
     def renew() -> None:
         while not is_over.wait(stale_seconds / 3):
             with suppress(MlflowException):  # an outage: the block will notice it too
-                client.set_registered_model_tag(name, own, uuid4().hex)
+                claim()
 
     renewing = threading.Thread(target=renew, name="promotion lock", daemon=True)
     try:
         while True:
-            client.set_registered_model_tag(name, own, uuid4().hex)
+            claim()
             now, tags = time.monotonic(), client.get_registered_model(name).tags
             others = {key for key in tags if key.startswith(CLAIM)} - {own}
             if not others:
@@ -399,187 +541,5 @@ def promotion_lock(
 
 
 def _withdraw(client: MlflowClient, name: str, claim: str) -> None:
-    with suppress_absent():
+    with server.suppress_absent():
         client.delete_registered_model_tag(name, claim)
-
-
-ROLLING_BACK_TAG = "rolling_back_to"
-"""Of the registered model: the version that a roll-back makes champion, until it is done."""
-FAULT = (
-    "answers wrongly where a server asks it from several threads. Register its fine-tuning again "
-    "with the present code (python -m albert_core.registry.register_finetuned), promote that "
-    "version, and restart its servers"
-)
-_WORD_TABLE_FILE = "code/albert_core/contract/word_table.py"
-_TASK_FILE = "artifacts/model/task.json"
-
-
-def list_models(work: str) -> str:
-    """Return a line for each registered model: its name and its champion.
-
-    Args:
-        work: folder whose registry is meant where the environment names no server.
-
-    Raises:
-        RegistryError: the registry does not answer.
-    """
-    with open_registry(work) as client:
-        lines = []
-        for name in sorted(model.name for model in every(client.search_registered_models)):
-            said = "no champion"
-            if champion := champion_of(client, name):
-                said = f"champion: version {champion.version}{_mark(client, champion)}"
-            lines.append(f"{name:<32}{said}")
-    return "\n".join(lines) or "none"
-
-
-def list_versions(name: str, work: str) -> str:
-    """Return a line for each version of ``name``, the newest first.
-
-    Raises:
-        RegistryError: there is none, or the registry does not answer.
-    """
-    with open_registry(work) as client:
-        lines = [
-            f"{version.version:>4}  {', '.join(version.aliases) or '-':<20}"
-            f"{float(version.tags.get('score', 'nan')):>7.4f}  {_decision_of(version)}"
-            f"{_mark(client, version)}"
-            for version in _versions(client, name).values()
-        ]
-    return "\n".join([f"{'':>4}  {'alias':<20}{'score':>7}  decision", *lines])
-
-
-def explain_version(name: str, number: str, work: str) -> str:
-    """Return why a version of ``name`` is champion or not, task by task.
-
-    Raises:
-        RegistryError: there is no such version, or the registry does not answer.
-    """
-    with open_registry(work) as client:
-        version = _version(client, name, number)
-        lines = [f"{name}, version {number}: {_decision_of(version)}{_mark(client, version)}"]
-    against = version.tags.get(f"{DECISION_TAG}.against", "")
-    for task in json.loads(version.tags.get(f"{DECISION_TAG}.tasks", "[]")):
-        fell = "  fell" if task["fell"] else ""
-        lines.append(
-            f"  {task['task']:<12} {task['candidate']:.4f} against {task['champion']:.4f} of "
-            f"version {against}: {task['difference']:+.4f} [{task['low']:+.4f}, "
-            f"{task['high']:+.4f}]{fell}"
-        )
-    return "\n".join(lines)
-
-
-def promote_version(name: str, number: str, reason: str, work: str) -> str:
-    """Make a version champion because a person says so; return a sentence.
-
-    Raises:
-        RegistryError: there is no such version, it is champion already, its code is wrong for
-            several threads, no reason is given, or the registry does not answer.
-    """
-    if not reason.strip():
-        raise RegistryError(f"{name}: give a reason for the promotion, which is kept with it")
-    with open_registry(work) as client:
-        version = _version(client, name, number)
-        with promotion_lock(client, name):
-            return _promote(client, version, reason)
-
-
-def roll_back_to(name: str, number: str | None, reason: str, work: str) -> str:
-    """Make the previous champion, or a version, champion again; return a sentence.
-
-    The present champion becomes the previous one, so that a second roll-back undoes the first.
-
-    Raises:
-        RegistryError: there is no previous champion, no such version, its code is wrong for
-            several threads, or the registry does not answer.
-    """
-    with open_registry(work) as client:
-        _versions(client, name)
-        with promotion_lock(client, name):
-            version = _version(client, name, number or _version_before(client, name))
-            client.set_registered_model_tag(name, ROLLING_BACK_TAG, version.version)
-            try:
-                return _promote(client, version, f"rolled back: {reason}")
-            finally:
-                client.delete_registered_model_tag(name, ROLLING_BACK_TAG)
-
-
-def _version_before(client: MlflowClient, name: str) -> str:
-    """Return the number of the previous champion.
-
-    After a roll-back that was killed the aliases may be half moved: then it is that one's.
-    """
-    champion = champion_of(client, name)
-    previous = version_with(client, name, PREVIOUS)
-    begun = client.get_registered_model(name).tags.get(ROLLING_BACK_TAG)
-    if begun and (champion is None or champion.version != begun):
-        return str(begun)
-    if previous is None:
-        raise RegistryError(
-            f"{name} has no previous champion to roll back to; name a version with --to"
-        )
-    return previous.version
-
-
-def _promote(client: MlflowClient, version: RegisteredVersion, reason: str) -> str:
-    name, number = version.name, version.version
-    champion = champion_of(client, name)
-    if champion is not None and champion.version == number:
-        raise RegistryError(f"version {number} of {name} is champion already")
-    if has_fault(client, version):
-        raise RegistryError(f"version {number} of {name} {FAULT}.")
-    instead = "" if champion is None else f" instead of version {champion.version}"
-    at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    client.set_model_version_tag(name, number, MOVED_TAG, f"{at}{instead}: {reason}")
-    make_champion(client, version)
-    return f"{name}: version {number} is champion{instead}"
-
-
-def has_fault(client: MlflowClient, version: RegisteredVersion) -> bool:
-    """Return whether ``version`` carries the word table without a lock, and uses it.
-
-    Raises:
-        MlflowException: the registry or its files do not answer. An OSError likewise.
-    """
-    if THREADS_TAG in version.tags:
-        return False
-    with tempfile.TemporaryDirectory() as scratch:
-        table = fetch(client, version, _WORD_TABLE_FILE, scratch)
-        if table is None or "threading.Lock" in table.read_text(encoding="utf-8"):
-            return False
-        task = fetch(client, version, _TASK_FILE, scratch)
-        return task is None or json.loads(task.read_text())["task"]["kind"] != "spans"
-
-
-def _mark(client: MlflowClient, version: RegisteredVersion) -> str:
-    """Return what is to be said of the code of ``version`` after a semicolon; "" if nothing is."""
-    try:
-        return f"; {FAULT}" if has_fault(client, version) else ""
-    except (MlflowException, OSError) as error:
-        return f"; its code can't be read now ({type(error).__name__})"
-
-
-def _versions(client: MlflowClient, name: str) -> dict[str, RegisteredVersion]:
-    """Return the versions of ``name`` by number, the newest first."""
-    found = {version.version: version for version in versions_of(client, name)}
-    if not found:
-        raise RegistryError(
-            f"there is no registered model {name!r}; `albert models` shows those there are"
-        )
-    return found
-
-
-def _version(client: MlflowClient, name: str, number: str) -> RegisteredVersion:
-    found = _versions(client, name)
-    if number not in found:
-        raise RegistryError(
-            f"{name} has no version {number}; `albert models {name}` shows those there are"
-        )
-    return found[number]
-
-
-def _decision_of(version: RegisteredVersion) -> str:
-    verdict = version.tags.get(f"{DECISION_TAG}.verdict", "")
-    said = f"{verdict}: {version.tags[DECISION_TAG]}" if verdict else "not decided yet"
-    by_hand = version.tags.get(MOVED_TAG)
-    return said + (f"; champion by hand, {by_hand}" if by_hand else "")

@@ -1,15 +1,19 @@
-"""A stage's run in MLflow: what it logs goes to disk first, and to the server in the background.
+"""The run of a stage in MLflow: logged to disk at once, and sent to the server in the background.
 
-Nothing here may stop or slow a training. A tracking server that is unavailable for a while gets
-what it missed later. If it is still unavailable at the end, the next run in the work folder sends
-the rest, or ``albert send-journals`` does.
+Nothing here may stop or slow a training. Each `TrackedRun` has a journal: a file with a line of
+JSON for each entry, of which the first, the header, names the run. A thread sends the entries. A
+server that is unavailable for a while gets what it missed later; if it is still unavailable at the
+end, the next run in the work folder sends the rest, or ``albert send-journals`` does.
 
-A run's latest metrics are at ``http://127.0.0.1:PORT/metrics`` if a port is given, where Prometheus
-reads them, so that a run waits for nobody. OpenTelemetry would need a collector to send to.
+The process holds a lock on its journal, which the system releases however the process ends. A
+journal without a lock was left behind, and any process may send it. Only the server knows what has
+arrived: it is asked for the points and parameters that it has, and these are not sent again. All
+other entries may arrive twice without harm. So a journal can always be sent again from its start.
+
+If a port is given, Prometheus reads a run's latest metrics at ``http://127.0.0.1:PORT/metrics``.
 
 MLflow's collectors measure the machine: processor, memory, disk, network, GPUs. MLflow's own thread
-that sends their numbers gives up when the server does not answer, so here they are points of the
-run's curves.
+gives up when the server does not answer, so here their numbers are points of the run's curves.
 """
 
 import atexit
@@ -32,7 +36,6 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from mlflow import MlflowClient, entities
-from mlflow.exceptions import MlflowException
 from mlflow.system_metrics.metrics.base_metrics_monitor import BaseMetricsMonitor
 from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
 from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
@@ -42,32 +45,43 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from albert_core.stage import credentials, errors, manifest, storage
 from albert_core.stage.log import note_ids
+from albert_core.stage.settings import whole_number
 from albert_core.tracking import server
-from albert_core.tracking.server import PARENT_TAG, Output, experiment_name, flat
 
-JOURNALS = "mlflow_journals"
-"""Folder in the work folder."""
-JOURNAL_TAG = "journal"
-"""Tag of a run, by which it is found if the answer with its id was lost."""
+PARENT_VARIABLE = "ALBERT_MLFLOW_PARENT"
+"""Environment variable with the id of the run in which a process's runs are nested."""
+TAGS_VARIABLE = "ALBERT_MLFLOW_TAGS"
+"""Environment variable with tags of all runs of a process, as JSON: "recipe", "model" (by name) and
+"text" are among them, if they are known, and make a run's name."""
+OPENING_SECONDS = 30.0
+"""How long to wait for the id of a run."""
+UNAVAILABLE_SECONDS = 10.0
+"""How long to wait at the end for entries that are not sent yet."""
+CLOSING_SECONDS = 50.0
+"""How much longer to wait if the server answers."""
+RETRY_SECONDS = 5.0
+"""Pause before the next attempt if the server does not answer."""
 SENT, LIVING, ELSEWHERE, DAMAGED = "sent", "living", "elsewhere", "damaged"
 """What became of a journal; see `send_left`."""
 
+_SECONDS_BETWEEN_SENDS = 1.0
+_JOURNALS = "mlflow_journals"
+"""Folder in the work folder."""
+_JOURNAL_TAG = "journal"
+"""Tag by which a run is found if the answer with its id was lost."""
 _MAX_ENTRIES = 1000
 """Entries in one call of ``log_batch``, which splits them further by MLflow's limits."""
 _RETRY_SECONDS = (1, 2, 4, 8, 16, 30, 30, 30, 30)
 """Pauses before the retries of an entry that fails while the server answers: the artifact store may
 be unavailable by itself."""
-_NOT_RETRIED = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED")
+_NOT_RETRIED = (*server.ABSENT, "PERMISSION_DENIED")
 _HEADER = {"server", "folder", "name", "tags", "time"}
 _NOT_BATCHED = {"artifact", "child", "dataset", "end", "model", "uses"}
+_PORT, _HOST = "ALBERT_METRICS_PORT", "ALBERT_METRICS_HOST"
 
 log = logging.getLogger("tracking")
 
 Entry = dict[str, Any]
-
-
-class ServerUnavailableError(Exception):
-    """The tracking server does not answer. Try again later."""
 
 
 class Journal:
@@ -93,7 +107,7 @@ class Journal:
         self._unsent: list[Entry] = []
         """Entries that were read and have not arrived."""
         self._position = 0
-        """In the file, after the last entry that was read."""
+        """Offset in the file after the last entry that was read."""
         self._points: set[tuple[str, int]] = set()
         """Name and step of each metric that the server has."""
         self._params: set[str] = set()
@@ -116,11 +130,11 @@ class Journal:
         journal = cls(work, path, file, is_left=False)
         try:
             journal.append(header)
+            hidden.rename(path)  # no other process sees it before it is locked and has its header
         except OSError:
             hidden.unlink()
-            file.close()
+            journal.close()
             raise
-        hidden.rename(path)  # no other process sees it before it is locked and has its header
         return journal
 
     @classmethod
@@ -171,7 +185,7 @@ class Journal:
         """Find the MLflow run of the stage's folder, or create it; once.
 
         Raises:
-            ServerUnavailableError: the server does not answer.
+            OutageError: the server does not answer.
         """
         if self.run_id:
             return
@@ -181,18 +195,18 @@ class Journal:
             experiment = server.experiment_id(client, self._work, header.get("experiment", ""))
             run = self._find(header, experiment)
             if run is None:
-                tags = {**header["tags"], JOURNAL_TAG: self.path.name}
+                tags = {**header["tags"], _JOURNAL_TAG: self.path.name}
                 made = client.create_run(experiment, header["time"], tags, header["name"])
                 run = self._find(header, experiment) or made
             self._resume(header["folder"], run)
         except Exception as error:
-            raise ServerUnavailableError(said(error)) from error
+            raise self._outage(error) from error
 
     def send(self) -> None:
         """Send the entries that are in the file.
 
         Raises:
-            ServerUnavailableError: the server does not answer. What arrived is not sent again.
+            OutageError: the server does not answer. What arrived is not sent again.
         """
         self.open()
         while unsent := self.read():
@@ -206,7 +220,7 @@ class Journal:
         """Count a lost entry; log the first."""
         self.num_lost += 1
         if self.num_lost == 1:
-            log.warning("%s (%s); the run goes on without it", where, said(error))
+            log.warning("%s (%s); the run goes on without it", where, _said(error))
 
     def remove(self) -> None:
         """Remove the file: everything has arrived."""
@@ -224,15 +238,9 @@ class Journal:
         but one are deleted.
         """
         client = self._client
-        if known := server.known_run_id(header["folder"]):
-            try:
-                run = client.get_run(known)
-                if run.info.lifecycle_stage == "active":
-                    return run
-            except MlflowException as error:
-                if error.error_code not in _NOT_RETRIED:
-                    raise
-        made_for_this = f"tags.{JOURNAL_TAG} = '{self.path.name}'"
+        if run := server.active_run(client, server.known_run_id(header["folder"])):
+            return run
+        made_for_this = f"tags.{_JOURNAL_TAG} = '{self.path.name}'"
         found = client.search_runs([experiment], made_for_this, order_by=["attributes.run_id"])
         for run in found[1:]:
             client.delete_run(run.info.run_id)
@@ -261,75 +269,86 @@ class Journal:
                 self._do(entries)
                 self._pauses = iter(_RETRY_SECONDS)
                 break
-            except ServerUnavailableError:
+            except errors.OutageError:
                 raise
-            except Exception as error:  # noqa: BLE001  whatever it is, the next entry is sent
-                self._check_server(error)
+            except Exception as error:  # whatever it is, the next entry is sent
+                if self._is_outage(error):
+                    raise self._outage(error) from error
                 if len(entries) > 1:
                     for entry in entries:
                         self._deliver([entry])
                     return
-                pause = next(self._pauses, 0) if _may_succeed(error) else 0
+                code = getattr(error, "error_code", None)
+                is_final = isinstance(error, FileNotFoundError) or code in _NOT_RETRIED
+                pause = 0 if is_final else next(self._pauses, 0)
                 if not pause:
-                    server = storage.shown_tracking_uri(self._work)
-                    self.note_lost(f"MLflow at {server} refuses an entry", error)
+                    where = storage.shown_tracking_uri(self._work)
+                    self.note_lost(f"MLflow at {where} refuses an entry", error)
                     break
                 time.sleep(pause)
         self.num_arrived += len(entries)
         del self._unsent[: len(entries)]
 
-    def _check_server(self, error: Exception) -> None:
-        """Raise ServerUnavailableError if the server does not answer, which explains ``error``.
-
-        Nor does it take anything, for now, where its database or its disk is full.
-        """
+    def _is_outage(self, error: Exception) -> bool:
+        """Return whether the server does not answer, or its database or disk is full."""
         try:
             self._client.search_experiments(max_results=1)
-            is_full = errors.lacks_room(error)
         except Exception:  # noqa: BLE001
-            is_full = True
-        if is_full:
-            raise ServerUnavailableError(said(error)) from error
+            return True
+        return errors.lacks_room(error)
+
+    def _outage(self, error: Exception) -> errors.OutageError:
+        return errors.OutageError(
+            f"MLflow at {storage.shown_tracking_uri(self._work)} does not answer ({_said(error)}). "
+            f"Start it, or set {storage.TRACKING_URI}; nothing is lost"
+        )
 
     def _do(self, entries: list[Entry]) -> None:
-        client, entry = self._client, entries[0]
-        if "dataset" in entry:
-            name, digest, source, context = entry["dataset"].values()
-            where = json.dumps({"uri": source})
-            dataset = entities.Dataset(*server.data_set(name, digest), "uri", where)
-            tags = [entities.InputTag("mlflow.data.context", context)]
-            client.log_inputs(self.run_id, [entities.DatasetInput(dataset, tags)])
-        elif "artifact" in entry:
-            server.upload(client, self.run_id, entry["artifact"], entry["artifact_folder"])
-        elif "model" in entry:
-            server.log_output(client, self.run_id, server.Output(**entry["model"]))
-        elif "uses" in entry:
-            experiment = client.get_run(self.run_id).info.experiment_id
-            if used := server.model_with(client, experiment, entry["uses"]):
-                client.log_inputs(self.run_id, models=[entities.LoggedModelInput(used.model_id)])
-        elif "child" in entry:
-            self._adopt(**entry["child"])
-        elif "end" not in entry:
-            self._log_values(entries)
-        elif not self._has_ended:
-            client.set_terminated(self.run_id, entry["end"], entry["time"])
-            self._has_ended = True
+        client = self._client
+        match entries[0]:
+            case {"dataset": {"name": name, "digest": digest, "source": uri, "context": context}}:
+                source = json.dumps({"uri": uri})
+                dataset = entities.Dataset(*server.data_set(name, digest), "uri", source)
+                tags = [entities.InputTag("mlflow.data.context", context)]
+                client.log_inputs(self.run_id, [entities.DatasetInput(dataset, tags)])
+            case {"artifact": uri, "artifact_folder": folder}:
+                server.upload(client, self.run_id, uri, folder)
+            case {"model": model}:
+                server.log_output(client, self.run_id, server.Output(**model))
+            case {"uses": digest}:
+                experiment = client.get_run(self.run_id).info.experiment_id
+                if used := server.model_with(client, experiment, digest):
+                    client.log_inputs(
+                        self.run_id, models=[entities.LoggedModelInput(used.model_id)]
+                    )
+            case {"child": child}:
+                self._adopt(**child)
+            case {"end": status, "time": moment}:
+                if not self._has_ended:
+                    client.set_terminated(self.run_id, status, moment)
+                self._has_ended = True
+            case _:
+                self._log_values(entries)
 
     def _log_values(self, entries: list[Entry]) -> None:
         """Send metrics and parameters that the server does not have, and tags."""
         points: dict[tuple[str, int], entities.Metric] = {}
-        values: dict[str, dict[str, str]] = {"params": {}, "tags": {}}
+        params: dict[str, str] = {}
+        tags: dict[str, str] = {}
         for entry in entries:
-            moment, step = entry["time"], entry.get("step", 0)
+            step = entry.get("step", 0)
             for name, value in entry.get("metrics", {}).items():
-                if (name, step) not in self._points and (name, step) not in points:
-                    points[name, step] = entities.Metric(name, value, moment, step)
-            for kind, of_kind in values.items():
-                of_kind.update(entry.get(kind, {}))
-        params = [entities.Param(*each) for each in values["params"].items()]
-        params = [param for param in params if param.key not in self._params]
-        tags = [entities.RunTag(*each) for each in values["tags"].items()]
-        self._client.log_batch(self.run_id, list(points.values()), params, tags)
+                if (name, step) not in self._points:
+                    point = entities.Metric(name, value, entry["time"], step)
+                    points.setdefault((name, step), point)
+            params |= entry.get("params", {})
+            tags |= entry.get("tags", {})
+        self._client.log_batch(
+            self.run_id,
+            list(points.values()),
+            [entities.Param(*each) for each in params.items() if each[0] not in self._params],
+            [entities.RunTag(*each) for each in tags.items()],
+        )
         self._points |= points.keys()
 
     def _adopt(self, stage: str, folder: str, run: str) -> None:
@@ -345,7 +364,7 @@ class Journal:
             is_living = LIVING in set(send_left(self._work, folder))
             child_id = server.known_run_id(folder) or run
             if is_living and not child_id:
-                raise ServerUnavailableError(f"another process has not sent the run of {folder}")
+                raise errors.OutageError(f"another process has not sent the run of {folder}")
         if not child_id:
             return  # that stage is not tracked
         client = self._client
@@ -365,8 +384,8 @@ def journal_folder(work: str) -> Path:
     """
     local = storage.local_path(work)
     if local is None:
-        return Path(tempfile.gettempdir(), f"albert-{manifest.digest_of(work)[:12]}", JOURNALS)
-    return local.absolute() / JOURNALS
+        return Path(tempfile.gettempdir(), f"albert-{manifest.digest_of(work)[:12]}", _JOURNALS)
+    return local.absolute() / _JOURNALS
 
 
 def journals_of(work: str, folder: str = "") -> list[Path]:
@@ -383,33 +402,32 @@ def send_left(work: str, folder: str = "", before: Path | None = None) -> Iterat
         before: a journal; it and later ones are left out.
 
     Yields:
-        For each journal: SENT; LIVING where another process or thread sends it, or just did; or
+        For each journal: SENT; LIVING where another process or thread sends it, or just did;
         ELSEWHERE where it is meant for another tracking server; or DAMAGED where its first line
         names no run, and it is set aside.
 
     Raises:
-        ServerUnavailableError: the server does not answer.
+        OutageError: the server does not answer. What did not arrive is kept.
     """
+    here = storage.shown_tracking_uri(work)
     for path in takewhile(lambda path: path != before, journals_of(work, folder)):
         journal = Journal.claim(work, path)
         if journal is None:
             yield LIVING
             continue
         with closing(journal):
-            entries = journal.read()
-            here = storage.shown_tracking_uri(work)
-            if entries and entries[0].get("server", here) != here:
+            header = next(iter(journal.read()), None)  # a power failure leaves an empty file
+            if header is not None and header.get("server", here) != here:
                 yield ELSEWHERE
-                continue
-            if entries and not entries[0].keys() >= _HEADER:
+            elif header is not None and not header.keys() >= _HEADER:
                 aside = path.replace(path.with_suffix(".damaged"))
                 log.warning("%s names no run: it is damaged, and set aside", aside)
                 yield DAMAGED
-                continue
-            if entries:  # a power failure leaves an empty file
-                journal.send()
-            journal.remove()
-        yield SENT
+            else:
+                if header is not None:
+                    journal.send()
+                journal.remove()
+                yield SENT
 
 
 def send_journals(work: str) -> str:
@@ -418,32 +436,19 @@ def send_journals(work: str) -> str:
     Raises:
         OutageError: the server does not answer. What did not arrive is kept.
     """
-    server = storage.shown_tracking_uri(work)
-    try:
-        found = Counter(send_left(work))
-    except ServerUnavailableError as error:
-        raise errors.OutageError(
-            f"MLflow at {server} does not answer ({error}). Start it, or set "
-            f"{storage.TRACKING_URI}; nothing is lost."
-        ) from error
+    found = Counter(send_left(work))
     damaged = f"{found[DAMAGED]} damaged and set aside, " if found[DAMAGED] else ""
     return (
         f"{found[SENT]} sent, {damaged}{found[LIVING]} of living processes, {found[ELSEWHERE]} "
-        f"for another server than {server}; they are in {journal_folder(work)}"
+        f"for another server than {storage.shown_tracking_uri(work)}; they are in "
+        f"{journal_folder(work)}"
     )
 
 
-def said(error: BaseException) -> str:
+def _said(error: BaseException) -> str:
     """Return an error's type and the first line of its message, without credentials."""
     reason = next(iter(credentials.redacted(str(error)).splitlines()), "")[:200]
     return f"{type(error).__name__}: {reason}"
-
-
-def _may_succeed(error: Exception) -> bool:
-    """Return whether a retry may succeed."""
-    if isinstance(error, MlflowException):
-        return error.error_code not in _NOT_RETRIED
-    return not isinstance(error, FileNotFoundError)
 
 
 def _parsed(line: bytes) -> Entry:
@@ -457,23 +462,6 @@ def _parsed(line: bytes) -> Entry:
 def _label(folder: str) -> str:
     """Return the stage and the key of a stage's folder, as part of a file's name."""
     return re.sub(r"[^\w.-]", "_", "-".join(folder.rstrip("/").split("/")[-2:]))
-
-
-PARENT_VARIABLE = "ALBERT_MLFLOW_PARENT"
-"""Environment variable with the id of the run that the runs of a process are nested in."""
-TAGS_VARIABLE = "ALBERT_MLFLOW_TAGS"
-"""Environment variable with tags of all runs of a process, as JSON: "recipe", "model" (by name) and
-"text" are among them, if they are known, and make a run's name."""
-OPENING_SECONDS = 30.0
-"""How long to wait for the id of a run."""
-UNAVAILABLE_SECONDS = 10.0
-"""How long to wait at the end for what is not sent yet."""
-CLOSING_SECONDS = 50.0
-"""How long to go on waiting if the server answers."""
-RETRY_SECONDS = 5.0
-"""Pause before the next try if the server does not answer."""
-
-_SECONDS_BETWEEN_SENDS = 1.0
 
 
 class TrackedRun:
@@ -504,7 +492,7 @@ class TrackedRun:
         tags = {**(tags or {}), **json.loads(os.environ.get(TAGS_VARIABLE) or "{}")}
         header = {
             "server": storage.shown_tracking_uri(work),
-            "experiment": experiment_name(),
+            "experiment": server.experiment_name(),
             "folder": self._folder,
             "name": run_name(name, tags, self.key, began),
             **({"time": int(began * 1000)} if began else {}),
@@ -513,7 +501,7 @@ class TrackedRun:
                 "stage": stage,
                 "mlflow.source.name": stage,
                 "mlflow.source.type": "JOB",
-                **({PARENT_TAG: parent} if parent else {}),
+                **({server.PARENT_TAG: parent} if parent else {}),
                 **tags,
             },
         }
@@ -552,7 +540,7 @@ class TrackedRun:
 
     def log_params(self, settings: Mapping[str, Any]) -> None:
         """Log settings, nested ones by their path. Values that are too long are cut."""
-        self._append({"params": flat(settings)})
+        self._append({"params": server.flat(settings)})
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log ``metrics`` of ``step``, except those that were logged before a resume."""
@@ -575,7 +563,7 @@ class TrackedRun:
         """Copy the file or folder at ``uri`` to ``artifact_folder`` of the run's files."""
         self._append({"artifact": uri, "artifact_folder": artifact_folder})
 
-    def log_model(self, output: Output) -> None:
+    def log_model(self, output: server.Output) -> None:
         """Log a model that the run made, by the URI and the digest of its files."""
         self._append({"model": asdict(output)})
 
@@ -607,10 +595,8 @@ class TrackedRun:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End the run: FINISHED, FAILED for an Exception, KILLED for a KeyboardInterrupt or so."""
-        if kind is None:
-            self.finish("FINISHED")
-        else:
-            self.finish("FAILED" if issubclass(kind, Exception) else "KILLED")
+        failed = "KILLED" if kind and not issubclass(kind, Exception) else "FAILED"
+        self.finish(failed if kind else "FINISHED")
 
     def end(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED, without waiting. Later calls do nothing.
@@ -645,10 +631,8 @@ class TrackedRun:
     @contextmanager
     def _timed(self) -> Iterator[None]:
         began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds += time.perf_counter() - began
+        yield
+        self.seconds += time.perf_counter() - began
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         with self._timed():
@@ -686,15 +670,11 @@ class TrackedRun:
 
     def _note_outage(self, error: Exception) -> None:
         self._tried_to_open.set()
-        if self._unavailable_since is not None:
-            return
-        self._unavailable_since = time.monotonic()
-        log.warning(
-            "MLflow at %s does not answer (%s); the run goes on, and what it logs waits in %s",
-            storage.shown_tracking_uri(self._work),
-            error if isinstance(error, ServerUnavailableError) else said(error),
-            self._journal.path,
-        )
+        if self._unavailable_since is None:
+            self._unavailable_since = time.monotonic()
+            what = error if isinstance(error, errors.OutageError) else _said(error)
+            where = self._journal.path
+            log.warning("%s; the run goes on, and what it logs waits in %s", what, where)
 
     def _note_answer(self) -> None:
         if self._unavailable_since is not None:
@@ -708,10 +688,6 @@ def run_name(name: str, tags: Mapping[str, str], key: str, began: float | None =
     about = " on ".join(tags[each] for each in ("model", "text") if each in tags)
     when = datetime.fromtimestamp(began or time.time(), UTC)
     return f"{name}: {about or key[:8]}, {when:%Y-%m-%d %H:%M}"
-
-
-PORT, HOST = "ALBERT_METRICS_PORT", "ALBERT_METRICS_HOST"
-_LOOPBACK = "127.0.0.1"
 
 
 class MetricsEndpoint:
@@ -735,17 +711,15 @@ class MetricsEndpoint:
         If the port is taken, a warning is logged and there is no endpoint: the run continues.
 
         Raises:
-            ConfigError: the port is no number.
+            ConfigError: the port is not a number.
         """
-        if not (text := os.environ.get(PORT)):
+        if not os.environ.get(_PORT):
             return None
-        if not text.isdecimal():
-            raise errors.ConfigError(f"{PORT}={text!r} must be a number, of a free port")
-        host = os.environ.get(HOST) or _LOOPBACK
+        port, host = whole_number(_PORT, 0), os.environ.get(_HOST) or "127.0.0.1"
         try:
-            return cls(host, int(text), run)
+            return cls(host, port, run)
         except OSError as error:
-            log.warning("no metrics at %s:%s (%s); the run continues without", host, text, error)
+            log.warning("no metrics at %s:%s (%s); the run continues without", host, port, error)
             return None
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -763,10 +737,6 @@ class MetricsEndpoint:
         self._thread.join()
 
 
-PREFIX = "system/"
-"""MLflow's pages show metrics with this prefix on a tab of their own."""
-
-
 class SystemMetrics:
     """Measures the machine on demand; the processor's load is the mean since the last time."""
 
@@ -777,10 +747,15 @@ class SystemMetrics:
         self.measure()
 
     def measure(self) -> dict[str, float]:
-        """Return the metrics of this moment, by MLflow's own names."""
+        """Return the metrics of this moment, by MLflow's own names below "system/".
+
+        MLflow's pages show metrics with this prefix on a tab of their own.
+        """
         found: dict[str, float] = {}
         for monitor in self._monitors:
             monitor.collect_metrics()
-            found.update(monitor.aggregate_metrics())
+            found |= {
+                f"system/{name}": value for name, value in monitor.aggregate_metrics().items()
+            }
             monitor.clear_metrics()
-        return {f"{PREFIX}{name}": float(value) for name, value in found.items()}
+        return found

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,14 +19,15 @@ from typing import Any, Literal
 
 from filelock import FileLock
 from mlflow import MlflowClient
-from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric
+from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Run
 from mlflow.exceptions import MlflowException
 
 from albert_core.stage import lineage, results, settings, storage
 from albert_core.stage.manifest import read_manifest
 
-EXPERIMENT, EXPERIMENT_NAME = "albert", "MLFLOW_EXPERIMENT_NAME"
-"""The experiment; and MLflow's own variable, which names another one."""
+SQLITE = "sqlite:///"
+ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+"""Codes of MLflow's errors for a model, version, alias, run or file that does not exist."""
 RUN_ID = "mlflow_run_id"
 """File in a stage's folder that has the id of its MLflow run."""
 PARENT_TAG = "mlflow.parentRunId"
@@ -40,7 +42,7 @@ CHECKPOINT = "checkpoint"
 _MAX_DIGEST_CHARACTERS = 36
 _TRACKED_MB = "ALBERT_TRACKED_MODEL_MB"
 _MAX_PARAM_CHARACTERS = 6000
-_FROM_RUN = ("recipe", "text")
+FROM_RUN = ("recipe", "text")
 """Tags of a run that its models have too."""
 _NOT_ALLOWED = str.maketrans(dict.fromkeys("/:.%\"'", "-"))
 """In a model's name."""
@@ -65,12 +67,27 @@ logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns 
 def open_client(work: str) -> MlflowClient:
     """Return a client of the tracking server and registry at `tracking_uri`."""
     uri = storage.tracking_uri(work)
-    registry_uri = os.environ.get("MLFLOW_REGISTRY_URI") or uri
-    path = uri.removeprefix("sqlite:///")
-    if path == uri:
-        return MlflowClient(uri, registry_uri)
-    create_database(Path(path))
-    return MlflowClient(uri, registry_uri)
+    if uri.startswith(SQLITE):
+        create_database(Path(uri.removeprefix(SQLITE)))
+    return MlflowClient(uri, os.environ.get("MLFLOW_REGISTRY_URI") or uri)
+
+
+@contextmanager
+def suppress_absent() -> Iterator[None]:
+    """Leave the block where MLflow does not know a run, a model, a version or a file."""
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code not in ABSENT:
+            raise
+
+
+def active_run(client: MlflowClient, run_id: str) -> Run | None:
+    """Return the run with this id; None if the id is empty, or there is no such run any more."""
+    with suppress_absent():
+        run = client.get_run(run_id) if run_id else None
+        return run if run and run.info.lifecycle_stage == "active" else None
+    return None
 
 
 def create_database(path: Path) -> None:
@@ -92,7 +109,7 @@ def create_database(path: Path) -> None:
 
 def experiment_name() -> str:
     """Return the name of the experiment of this process's runs."""
-    return os.environ.get(EXPERIMENT_NAME) or EXPERIMENT
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or "albert"
 
 
 def experiment_id(client: MlflowClient, work: str, name: str = "") -> str:
@@ -213,26 +230,21 @@ def log_output(client: MlflowClient, run_id: str, output: Output, key: str = "")
         key: of the registration that needs it for itself; empty: whatever model is there will do.
     """
     run = client.get_run(run_id)
-    about = {name: run.data.tags[name] for name in _FROM_RUN if name in run.data.tags}
     experiment = run.info.experiment_id
-    at = f"step-{output.step}" if output.kind == CHECKPOINT else ""
-    name = "-".join(filter(None, (about.get("recipe", "albert"), output.task, at)))
 
     def usable() -> list[LoggedModel]:
         condition = f"source_run_id = '{run_id}' and tags.{DIGEST_TAG} = '{output.digest}'"
         found = client.search_logged_models([experiment], condition)
         return [each for each in found if not key or each.tags.get(REGISTRATION_TAG, key) == key]
 
-    found = usable()
-    if not found:
-        client.create_logged_model(
-            experiment,
-            name.translate(_NOT_ALLOWED),
-            run_id,
-            about | {DIGEST_TAG: output.digest, "files": output.folder},
-            dict(output.params),
-            output.kind,
-        )
+    if not (found := usable()):
+        tags = {name: run.data.tags[name] for name in FROM_RUN if name in run.data.tags}
+        at = f"step-{output.step}" if output.kind == CHECKPOINT else ""
+        parts = filter(None, (tags.get("recipe", "albert"), output.task, at))
+        name = "-".join(parts).translate(_NOT_ALLOWED)
+        tags |= {DIGEST_TAG: output.digest, "files": output.folder}
+        params = dict(output.params)
+        client.create_logged_model(experiment, name, run_id, tags, params, output.kind)
         found = usable()
         for twin in found[1:] if not key else ():  # MLflow's client repeats a lost request
             client.delete_logged_model(twin.model_id)

@@ -1,7 +1,5 @@
 """Looking into the registry, promoting by hand and rolling back, as a person types it."""
 
-import inspect
-import json
 import os
 import signal
 from pathlib import Path
@@ -16,18 +14,14 @@ from albert_core.registry.versions import (
     CHAMPION,
     CLAIM,
     DECISION_TAG,
-    FAULT,
     PREVIOUS,
-    THREADS_TAG,
     RegisteredVersion,
-    has_fault,
     make_candidate,
     make_champion,
     numbered_version,
     registered_versions,
 )
 from albert_core.stage.results import TaskDifference
-from albert_core.text import tokenizer
 from albert_core.tracking.server import open_client
 from flows.commands.main import main
 
@@ -37,8 +31,6 @@ FELL = TaskDifference(
     task="rte", candidate=0.6, champion=0.7, difference=-0.1,
     low=-0.15, high=-0.05, num_clusters=277, best=0.7, fell=True,
 )  # fmt: skip
-WITH_LOCK = inspect.getsource(tokenizer)
-WITHOUT_LOCK = WITH_LOCK.replace("threading.Lock()", "nullcontext()")
 
 
 @pytest.fixture
@@ -74,18 +66,6 @@ def found(client: MlflowClient, number: str) -> RegisteredVersion:
     version = numbered_version(client, NAME, number)
     assert version is not None
     return version
-
-
-def add(client: MlflowClient, folder: Path, table: str, kind: str, **tags: str) -> str:
-    """Make a version with the files that decide whether it is right; return its number."""
-    files = {"artifacts/model/task.json": json.dumps({"task": {"kind": kind}})}
-    if table:
-        files["code/albert_core/contract/word_table.py"] = table
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).write_text(content)
-    made = client.create_model_version(NAME, str(folder), tags=tags)
-    return str(made.version)
 
 
 def type_in(work: str, *words: str) -> int:
@@ -216,65 +196,3 @@ def test_what_cannot_be_done_is_reported(
     assert type_in(lineup, *words) == 2
     assert message in capsys.readouterr().err
     assert aliases(lineup) == before
-
-
-# -- versions whose code is wrong for several threads
-
-
-@pytest.mark.parametrize(
-    ("table", "kind", "has"),
-    [
-        (WITHOUT_LOCK, "classification", True),
-        (WITHOUT_LOCK, "choice", True),
-        (WITHOUT_LOCK, "spans", False),  # the table is not asked
-        (WITH_LOCK, "classification", False),
-        ("", "pretrained", False),
-    ],
-)
-def test_the_code_that_a_version_carries_tells_whether_it_has_the_fault(
-    table: str, kind: str, has: bool, client: MlflowClient, tmp_path: Path
-) -> None:
-    number = add(client, tmp_path, table, kind)
-    assert has_fault(client, found(client, number)) is has
-
-
-def test_nothing_is_read_of_a_version_with_the_tag(
-    client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    number = add(client, tmp_path, WITHOUT_LOCK, "choice", **{THREADS_TAG: "right"})
-    monkeypatch.setattr("mlflow.artifacts.list_artifacts", None)
-    assert not has_fault(client, found(client, number))
-
-
-def test_a_version_with_the_fault_is_marked_and_not_made_champion(
-    client: MlflowClient,
-    work: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for alias, table in ((PREVIOUS, WITHOUT_LOCK), (CHAMPION, WITH_LOCK)):
-        number = add(client, tmp_path / alias, table, "classification")
-        client.set_registered_model_alias(NAME, alias, number)
-    before = client.get_registered_model(NAME)
-    for words in (("promote", NAME, "1", "--reason", "x"), ("rollback", NAME)):
-        assert type_in(work, *words) == 2
-        assert f"version 1 of {NAME} {FAULT}" in capsys.readouterr().err
-    after = client.get_registered_model(NAME)
-    assert (after.aliases, after.tags) == (before.aliases, before.tags)
-    assert "champion_by_hand" not in client.get_model_version(NAME, "1").tags
-
-    assert type_in(work, "models", NAME) == 0
-    _, second, first = capsys.readouterr().out.splitlines()
-    assert first.endswith(f"not decided yet; {FAULT}")
-    assert FAULT not in second
-    assert type_in(work, "models", NAME, "1") == 0
-    assert FAULT in capsys.readouterr().out
-
-    def away(*_: object, **__: object) -> None:
-        raise ConnectionError("the store does not answer")
-
-    monkeypatch.setattr("mlflow.artifacts.list_artifacts", away)
-    assert type_in(work, "models") == 0
-    said = capsys.readouterr().out
-    assert "champion: version 2; its code can't be read now (ConnectionError)" in said

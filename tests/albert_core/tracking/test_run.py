@@ -17,7 +17,6 @@ import pytest
 from mlflow import MlflowClient
 
 from albert_core.stage import errors, storage
-from albert_core.tracking import run as journal_module
 from albert_core.tracking import run as tracked_run_module
 from albert_core.tracking import server
 from albert_core.tracking.run import MetricsEndpoint, SystemMetrics, TrackedRun
@@ -122,7 +121,7 @@ def test_an_artifact_store_that_takes_nothing_for_a_while_gets_all_files(
         real(*given)
 
     monkeypatch.setattr(server, "upload", upload)
-    monkeypatch.setattr(journal_module, "_RETRY_SECONDS", (0.1,) * 4)
+    monkeypatch.setattr(tracked_run_module, "_RETRY_SECONDS", (0.1,) * 4)
     monkeypatch.setattr(tracked_run_module, "RETRY_SECONDS", 0.0)
     Path(work, "report.txt").write_text("all is well")
     folder = f"{work}/away-{type(error).__name__}"
@@ -228,7 +227,7 @@ def test_the_latest_metrics_are_shown_to_prometheus(
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
     monkeypatch.setenv("ALBERT_METRICS_PORT", "many")
-    with pytest.raises(errors.ConfigError, match="must be a number"):
+    with pytest.raises(errors.ConfigError, match="must be a whole number"):
         MetricsEndpoint.of_environment("abc")
     monkeypatch.delenv("ALBERT_METRICS_PORT")
     assert MetricsEndpoint.of_environment("abc") is None
