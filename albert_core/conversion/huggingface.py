@@ -72,6 +72,8 @@ OPTIONAL_PARTS = {
 """The modules that published weights may lack, and their names in messages."""
 _SETTINGS_KEY = "albert_core"
 """Field of config.json with our `ModelSettings`: Hugging Face cannot express every sharing mode."""
+_OURS_ALONE = ("sharing", "num_hidden_groups")
+"""Settings that Hugging Face has no field for, or one that means another number."""
 
 # Our modules, and their names in ALBERT, in BERT and, if it differs, in the release.
 _PROJECTION = "albert.encoder.embedding_hidden_mapping_in"
@@ -450,22 +452,17 @@ def _optional_part(name: str) -> str | None:
 # config.json
 
 
-def hf_config(
-    settings: ModelSettings, vocab_size: int, architecture: Architecture | None = None
-) -> dict[str, Any]:
+def hf_config(settings: ModelSettings, vocab_size: int) -> dict[str, Any]:
     """Return the config.json of a model: Hugging Face's fields, and our settings.
 
     Args:
         settings: the shape of the model.
         vocab_size: V.
-        architecture: whose fields; by default those of `architecture_of`.
     """
-    architecture = architecture or architecture_of(settings)
-    ours = settings.model_dump()
+    architecture, ours = architecture_of(settings), settings.model_dump()
     fields = {name: value for name, value in ours.items() if name != "sharing"}
     if architecture == "bert":
-        for albert_only in ("embedding_size", "num_hidden_groups", "inner_group_num"):
-            del fields[albert_only]
+        del fields["embedding_size"], fields["num_hidden_groups"], fields["inner_group_num"]
     else:
         num_groups = 1 + max(hf_groups(settings))
         fields |= {"num_hidden_groups": num_groups, "classifier_dropout_prob": 0.1}
@@ -488,7 +485,8 @@ def _read_hf_config(config: Mapping[str, Any], where: str) -> tuple[ModelSetting
     """Return the shape of the model that a config.json describes, and whose names it uses.
 
     Args:
-        config: the parsed config.json, ours or Hugging Face's.
+        config: the parsed config.json, ours or Hugging Face's. Of our settings only those count
+            that Hugging Face has no field for: the others may have been changed since.
         where: its URI, for messages.
 
     Raises:
@@ -502,25 +500,12 @@ def _read_hf_config(config: Mapping[str, Any], where: str) -> tuple[ModelSetting
             f"'albert' or 'bert' and {LAYER_NORM_EPSILON}. Give the folder of an ALBERT or BERT "
             "model."
         )
-    fields = ModelSettings.model_fields
-    if _SETTINGS_KEY in config:
-        ours = ModelSettings.read(config[_SETTINGS_KEY], f"{where}, {_SETTINGS_KEY}")
-        written = hf_config(ours, config.get("vocab_size", 0), architecture)
-        changed = [
-            name for name in fields if config.get(name, written.get(name)) != written.get(name)
-        ]
-        if not changed:
-            return ours, architecture
-        log.warning(
-            "%s: %s changed since %s was written, so Hugging Face's fields are read",
-            where,
-            ", ".join(changed),
-            _SETTINGS_KEY,
-        )
-    values = {**DEFAULTS[architecture], **config}
+    values, ours = {**DEFAULTS[architecture], **config}, config.get(_SETTINGS_KEY, {})
+    values |= {name: ours[name] for name in _OURS_ALONE if name in ours}
     if architecture == "bert":
         values["embedding_size"] = values.get("hidden_size", ModelSettings().hidden_size)
-    return ModelSettings.read({n: values[n] for n in fields if n in values}, where), architecture
+    fields = {name: values[name] for name in ModelSettings.model_fields if name in values}
+    return ModelSettings.read(fields, where), architecture
 
 
 # The tokenizer

@@ -104,7 +104,7 @@ def test_a_folder_has_the_vocabulary(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{}, BERT])
 def test_what_transformers_changed_in_our_configuration_counts(
-    changes: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    changes: dict[str, Any], tmp_path: Path
 ) -> None:
     save_model_folder(random_model(**changes), tiny_vocab(), str(tmp_path / "ours"))
     hf = AutoModelForPreTraining.from_pretrained(
@@ -114,7 +114,6 @@ def test_what_transformers_changed_in_our_configuration_counts(
     found = load_model(tmp_path / "theirs")
     assert found.encoder.settings.hidden_dropout_prob == 0.25
     assert_computes_the_same(found, hf)
-    assert "hidden_act, hidden_dropout_prob changed since albert_core was written" in caplog.text
 
 
 @pytest.mark.parametrize(
