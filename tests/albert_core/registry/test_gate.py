@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import ttest_ind
 
@@ -15,27 +13,16 @@ from albert_core.metrics import SHARE as MEAN
 from albert_core.metrics import jackknife
 from albert_core.registry.gate import Decision, Measured, first_gate, gate, power
 from albert_core.text.seeds import derive_seed
-from benchmarks.statistics import (
-    ALIKE,
-    GLUE,
-    RTE,
-    USUAL,
-    Shares,
-    SimulatedTask,
-    refreshed,
-    simulate,
-)
+from benchmarks.statistics import ALIKE, GLUE, RTE, USUAL, Shares, SimulatedTask, simulate
 
 SETTINGS = RegistrySettings()
 
 
-def measured(
-    scores: list[float], values: list[float], data: str = "data", constant: float = 0.5
-) -> Measured:
+def measured(scores: list[float], values: list[float]) -> Measured:
     """Return a model with these scores whose examples add these values to their mean."""
     each, number = np.array(values), len(values)
     without = (each.sum() - each) / max(number - 1, 1) - each.mean() + np.mean(scores)
-    return Measured(data, tuple(scores), without, np.full(number, 1 / number), constant)
+    return Measured("data", tuple(scores), without, np.full(number, 1 / number), constant=0.5)
 
 
 def around(score: float, num_seeds: int = 3, num_examples: int = 1000) -> Measured:
@@ -116,6 +103,8 @@ def test_no_task_may_fall_by_more_than_the_margin() -> None:
     assert decision.reason.endswith("; fell by more than 0.02: rte by 0.0500")
     assert [task.task for task in decision.tasks if task.fell] == ["rte"]
     assert gate(RegistrySettings(max_task_drop=0.06), ours, theirs).verdict == "promoted"
+    backwards = (dict(reversed(side.items())) for side in (ours, theirs))
+    assert gate(SETTINGS, *backwards) == decision
 
 
 def test_noise_in_a_small_task_is_no_fall() -> None:
@@ -136,11 +125,7 @@ def test_noise_in_a_small_task_is_no_fall() -> None:
         (around(0.9), None, "the champion was not scored on a"),
         (None, around(0.9), "the candidate was not scored on a, as the champion was"),
         (None, None, "no task was scored"),
-        (
-            around(0.9),
-            measured([0.5, 0.6], [0.5] * 1000, "other"),
-            "not scored on the same files of a in the same way",
-        ),
+        (around(0.9), replace(around(0.8), data="other"), "not scored on the same files of a in"),
         (around(0.9), around(0.8, num_examples=999), "not scored on the same files"),
         (around(0.9, 1), around(0.8), "a was fine-tuned with 1 seed; give at least 2"),
         (measured([1, 1], [1]), measured([0, 0], [0]), "a has 1 cluster of examples"),
@@ -161,35 +146,6 @@ def test_one_run_of_a_fine_tuned_model_is_all_there_is() -> None:
     assert gate(SETTINGS, better, worse, over_seeds=False).verdict == "promoted"
     assert gate(SETTINGS, worse, better, over_seeds=False).verdict == "refused"
     assert gate(SETTINGS, better, better, over_seeds=False).verdict == "refused"
-
-
-SHARE = st.floats(0, 1)
-MODELS = st.integers(2, 12).flatmap(
-    lambda number: st.tuples(
-        *[
-            st.builds(
-                measured,
-                st.lists(SHARE, min_size=2, max_size=4),
-                st.lists(SHARE, min_size=number, max_size=number),
-            )
-        ]
-        * 2
-    )
-)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.dictionaries(st.sampled_from("abc"), MODELS, min_size=1))
-def test_two_models_are_never_both_better(
-    pairs: dict[str, tuple[Measured, Measured]],
-) -> None:
-    ours, theirs = ({task: models[i] for task, models in pairs.items()} for i in (0, 1))
-    found, swapped = gate(SETTINGS, ours, theirs), gate(SETTINGS, theirs, ours)
-    assert not (found.is_promoted and swapped.is_promoted)
-    assume(found.verdict != "undecided")  # no two examples differ
-    assert found.difference == pytest.approx(-(swapped.difference or 0.0))
-    ours_backwards, theirs_backwards = (dict(reversed(side.items())) for side in (ours, theirs))
-    assert gate(SETTINGS, ours_backwards, theirs_backwards) == found
 
 
 @pytest.mark.parametrize(
@@ -242,11 +198,9 @@ def test_questions_about_one_article_count_as_few() -> None:
 def promoted_share(
     tasks: tuple[SimulatedTask, ...], num_seeds: int, gain: float, shares: Shares, number: int
 ) -> float:
-    promoted = 0
-    for i in range(number):
-        seed = derive_seed(1, "gate-test", num_seeds, i)
-        promoted += gate(SETTINGS, *simulate(tasks, num_seeds, gain, seed, shares)).is_promoted
-    return promoted / number
+    seeds = [derive_seed(1, "gate-test", num_seeds, i) for i in range(number)]
+    pairs = (simulate(tasks, num_seeds, gain, seed, shares) for seed in seeds)
+    return sum(gate(SETTINGS, *pair).is_promoted for pair in pairs) / number
 
 
 @pytest.mark.parametrize("shares", [USUAL, ALIKE])
@@ -259,15 +213,6 @@ def test_few_equal_candidates_are_promoted(num_seeds: int, shares: Shares) -> No
 def test_surely_better_candidates_are_promoted() -> None:
     assert promoted_share(GLUE, 3, 0.08, USUAL, 40) >= 0.95
     assert promoted_share(GLUE, 3, -0.01, USUAL, 40) <= 0.03
-
-
-def test_a_champion_that_is_scored_afresh_is_not_above_its_truth() -> None:
-    gains = dict.fromkeys(("cola", "mrpc", "rte"), 0.0)
-    kept, afresh = (
-        np.mean([refreshed(GLUE, gains, 10, is_now, seed)["above_truth"] for seed in range(4)])
-        for is_now in (False, True)
-    )
-    assert afresh < kept
 
 
 def test_what_the_gate_can_find_is_said_before_the_run() -> None:

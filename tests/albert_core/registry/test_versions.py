@@ -1,29 +1,28 @@
-"""Looking into the registry, promoting by hand and rolling back, as a person types it."""
+"""Listing versions, moving the champion as a person types it, and the lock made of tags."""
 
 import os
 import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
+from albert_core.registry import versions
 from albert_core.registry.gate import Decision
 from albert_core.registry.registration import decision_tags
-from albert_core.registry.versions import (
-    CANDIDATE,
-    CHAMPION,
-    CLAIM,
-    DECISION_TAG,
-    PREVIOUS,
-    RegisteredVersion,
-    make_candidate,
-    make_champion,
-    numbered_version,
-    registered_versions,
-)
+from albert_core.registry.versions import CANDIDATE, CHAMPION, CLAIM, PREVIOUS, promotion_lock
+from albert_core.stage import storage
 from albert_core.stage.results import TaskDifference
 from albert_core.tracking.server import open_client
 from flows.commands.main import main
+from tests.albert_core.made_scores import pretrained, scored
+from tests.mlflow_server import MlflowServer
+from tests.threads import at_once
 
 NAME = "albert it's"
 """A quote and a blank are allowed in a name, and are two more things to get wrong."""
@@ -51,21 +50,14 @@ def lineup(client: MlflowClient, work: str) -> str:
         ("0.8", Decision("promoted", "better than the champion")),
         ("0.75", Decision("refused", "fell by more than 0.02: rte", -0.1, -0.2, (FELL,))),
     ):
-        made = client.create_model_version(NAME, "/nowhere", tags={"score": score})
-        version = found(client, str(made.version))
-        make_candidate(client, version)
+        tags = decision_tags(decision, "2") | {"decision.verdict": decision.verdict}
+        made = client.create_model_version(NAME, "/nowhere", tags={"score": score} | tags)
+        version = versions.numbered_version(client, NAME, str(made.version))
+        assert version is not None
+        versions.make_candidate(client, version)
         if decision.is_promoted:
-            make_champion(client, version)
-        verdict = {f"{DECISION_TAG}.verdict": decision.verdict}
-        for tag, value in (decision_tags(decision, "2") | verdict).items():
-            client.set_model_version_tag(NAME, version.version, tag, value)
+            versions.make_champion(client, version)
     return work
-
-
-def found(client: MlflowClient, number: str) -> RegisteredVersion:
-    version = numbered_version(client, NAME, number)
-    assert version is not None
-    return version
 
 
 def type_in(work: str, *words: str) -> int:
@@ -92,7 +84,9 @@ def test_the_lists_have_aliases_scores_and_decisions(
     ]
     assert type_in(lineup, "models") == 0
     assert f"{NAME:<32}champion: version 2\n" in capsys.readouterr().out
-    assert [str(version) for version in registered_versions(lineup) if version.name == NAME] == [
+    assert [
+        str(version) for version in versions.registered_versions(lineup) if version.name == NAME
+    ] == [
         f"models:/{NAME}/3 @candidate",
         f"models:/{NAME}/2 @champion",
         f"models:/{NAME}/1 @previous",
@@ -118,7 +112,7 @@ def test_a_registry_that_is_empty_or_unavailable_is_reported(
     assert type_in(str(tmp_path), "models") == 75
     assert "refuses or does not answer" in capsys.readouterr().err
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert registered_versions(str(tmp_path)) == []
+    assert versions.registered_versions(str(tmp_path)) == []
     assert not list(tmp_path.iterdir())
 
 
@@ -173,7 +167,7 @@ def test_a_person_may_promote_for_a_reason(lineup: str) -> None:
     assert aliases(lineup) == {CHAMPION: "3", PREVIOUS: "2"}
     tags = open_client(lineup).get_model_version(NAME, "3").tags
     assert tags["champion_by_hand"].endswith("instead of version 2: rte does not matter to us")
-    assert tags[f"{DECISION_TAG}.verdict"] == "refused"
+    assert tags["decision.verdict"] == "refused"
 
 
 @pytest.mark.parametrize(
@@ -196,3 +190,92 @@ def test_what_cannot_be_done_is_reported(
     assert type_in(lineup, *words) == 2
     assert message in capsys.readouterr().err
     assert aliases(lineup) == before
+
+
+# -- the lock
+
+
+def claims(client: MlflowClient, name: str = NAME) -> list[str]:
+    return [key for key in client.get_registered_model(name).tags if key.startswith(CLAIM)]
+
+
+def test_only_one_at_a_time_is_inside_and_an_error_leaves_no_claim(
+    client: MlflowClient, work: str
+) -> None:
+    inside, found = 0, []
+
+    def decide() -> None:
+        nonlocal inside
+        with suppress(ZeroDivisionError), promotion_lock(open_client(work), NAME):
+            inside += 1
+            found.append((inside, len(claims(client)) >= 1))
+            time.sleep(0.05)
+            inside -= 1
+            raise ZeroDivisionError
+
+    at_once(decide, 3)
+    assert found == [(1, True)] * 3
+    assert claims(client) == []
+
+
+def test_the_claim_of_a_dead_process_is_removed(
+    client: MlflowClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.set_registered_model_tag(NAME, f"{CLAIM}000", "it died")
+    began = time.monotonic()
+    with promotion_lock(client, NAME, stale_seconds=0.5):
+        assert time.monotonic() - began >= 0.5
+    assert "removed the claim of a process that is gone" in caplog.text
+    assert claims(client) == []
+
+
+def test_who_decides_for_long_is_not_taken_for_dead(client: MlflowClient, work: str) -> None:
+    inside = threading.Event()
+    order: list[str] = []
+
+    def decide() -> None:
+        with promotion_lock(open_client(work), NAME, stale_seconds=0.6):
+            inside.set()
+            time.sleep(2)
+            order.append("first")
+
+    thread = threading.Thread(target=decide)
+    thread.start()
+    inside.wait()
+    with promotion_lock(client, NAME, stale_seconds=0.6):
+        order.append("second")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+@pytest.mark.long
+def test_of_registrations_at_the_same_time_the_best_ends_as_champion(
+    mlflow_server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
+    monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
+    work, name = str(tmp_path), "at-once"
+    recipe = f"{work}/recipe.json"
+    storage.write_bytes(recipe, f'{{"registry": {{"model_name": "{name}"}}}}'.encode())
+    started = []
+    for seed in range(2):
+        model = pretrained(work, seed)
+        command = [sys.executable, "-m", "albert_core.registry.register", f"--recipe={recipe}"]
+        command += [f"--pretraining={model}", f"--scores={scored(work, model, 0.5 + seed / 10)}"]
+        started.append(
+            subprocess.Popen([*command, f"--work={work}"], stdout=subprocess.PIPE, text=True)
+        )
+    texts = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], texts
+    client = open_client(work)
+    champion = client.get_model_version_by_alias(name, "champion")
+    assert champion.tags["score.sst-2"] == "0.6"
+    found = [client.get_model_version(name, str(number)) for number in (1, 2)]
+    verdicts = [version.tags["decision.verdict"] for version in found]
+    compared = [version.tags["decision.against"] for version in found]
+    assert verdicts.count("first") == compared.count("") == 1
+    for version, verdict, against in zip(found, verdicts, compared, strict=True):
+        if against:
+            better = version.tags["score"] > client.get_model_version(name, against).tags["score"]
+            assert verdict == ("promoted" if better else "refused")
+    assert not claims(client, name)
