@@ -52,7 +52,7 @@ from albert_core.text.tokenizer import SPIECE_MODEL, WORD_MARK, Tokenizer
 Architecture = Literal["albert", "bert"]
 """Hugging Face's model_type: the family of classes that reads the weights."""
 Naming = Architecture | Literal["release"]
-"""Whose names tensors have; "release" is google-research/albert, with dots for slashes."""
+"""Scheme of the tensors' names; "release" is google-research/albert, with dots for slashes."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "albert": {"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384},
     "bert": {
@@ -113,7 +113,7 @@ _IN_BLOCK = {
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 """Tensors of older versions of transformers that hold no weights."""
 _OLD_LEAVES = {".gamma": ".weight", ".beta": ".bias"}
-"""What published BERT weights still call the leaves of a layer norm."""
+"""Names of a layer norm's leaves in published BERT weights, and today's."""
 
 _SPECIAL_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 _SPECIAL_TOKENS = dict(zip(_SPECIAL_NAMES, SPECIAL_PIECES, strict=True))
@@ -127,7 +127,7 @@ def save_model_folder(model: AlbertForPretraining, tokenizer: Tokenizer, folder:
     """Write ``model`` and ``tokenizer`` to ``folder`` (a URI), for us and for `transformers`.
 
     Args:
-        model: on any device.
+        model: the model, on any device.
         tokenizer: the vocabulary that the model was trained with.
         folder: overwritten where it exists.
 
@@ -261,11 +261,11 @@ def architecture_of(settings: ModelSettings) -> Architecture:
 
 
 def hf_names(model: AlbertForPretraining, naming: Naming | None = None) -> dict[str, str]:
-    """Return their name of each tensor -> the name of our parameter.
+    """Return the other scheme's name of each tensor -> the name of our parameter.
 
     Args:
         model: any of our models.
-        naming: whose names; by default those of its `architecture_of`.
+        naming: scheme of the names; by default that of its `architecture_of`.
     """
     settings, own = model.encoder.settings, model.state_dict()
     naming = naming or architecture_of(settings)
@@ -311,7 +311,10 @@ def our_groups(settings: ModelSettings) -> list[int]:
 
 
 def hf_groups(settings: ModelSettings) -> list[int]:
-    """Return the group of each layer in Hugging Face's model: its own unless it shares as ours."""
+    """Return the group of each layer in Hugging Face's model.
+
+    Each layer is a group of its own, unless Hugging Face can share the layers as our model does.
+    """
     num_layers, num_groups = settings.num_hidden_layers, settings.num_hidden_groups
     groups = [int(layer / (num_layers / num_groups)) for layer in range(num_layers)]
     is_shared = settings.sharing == "all" and groups == our_groups(settings)
@@ -319,9 +322,10 @@ def hf_groups(settings: ModelSettings) -> list[int]:
 
 
 def to_hf_state(model: AlbertForPretraining) -> dict[str, Tensor]:
-    """Return the state of the class of Hugging Face, of its `architecture_of`, that ``model`` is.
+    """Return the state of Hugging Face's pretraining model that computes the same as ``model``.
 
-    The tensors are those of ``model``, not copies.
+    It has the names of the model's `architecture_of`. The tensors are those of ``model``, not
+    copies.
     """
     state = model.state_dict()
     identity = _identity(model.encoder.settings, architecture_of(model.encoder.settings))
@@ -340,17 +344,17 @@ def encoder_to_hf_state(encoder: AlbertModel) -> dict[str, Tensor]:
 def from_hf_state(
     state: Mapping[str, Tensor], settings: ModelSettings, where: str, naming: Naming
 ) -> dict[str, Tensor]:
-    """Return our tensors from the state of somebody else's model: at least the encoder.
+    """Return our tensors from the state of a model with other names: at least the encoder.
 
-    A head or pooler that is incomplete is left out, and so is, with a warning, what our model has
-    no place for.
+    An incomplete head or pooler is left out. Tensors that our model has no place for are left out
+    with a warning.
 
     Args:
         state: tensors by name, with or without the prefix of the base model; the tied decoder may
             be missing.
         settings: the shape of the model.
         where: the file the state came from, for messages.
-        naming: whose names the tensors have.
+        naming: scheme of the tensors' names.
 
     Returns:
         float32 tensors on the CPU by the names of our parameters; they share no memory with
@@ -398,7 +402,7 @@ def _canonical_state(state: Mapping[str, Tensor], encoder: str) -> dict[str, Ten
     """Return ``state`` by the names of today's pretraining class, without buffers.
 
     Args:
-        state: of any class.
+        state: tensors of any class by name.
         encoder: the prefix of the base model in the pretraining class, with its dot.
     """
     is_bare = "embeddings.word_embeddings.weight" in state  # written by a base model, without heads
@@ -482,11 +486,11 @@ def hf_config(settings: ModelSettings, vocab_size: int) -> dict[str, Any]:
 
 
 def _read_hf_config(config: Mapping[str, Any], where: str) -> tuple[ModelSettings, Architecture]:
-    """Return the shape of the model that a config.json describes, and whose names it uses.
+    """Return the shape and the architecture of the model that a config.json describes.
 
     Args:
         config: the parsed config.json, ours or Hugging Face's. Of our settings only those count
-            that Hugging Face has no field for: the others may have been changed since.
+            that Hugging Face has no field for; the others may have been changed since.
         where: its URI, for messages.
 
     Raises:
@@ -591,8 +595,8 @@ def _scored_pieces(proto: Any) -> list[tuple[str, float]]:
 def _normalizer(tokenizer: Tokenizer, charsmap: bytes) -> normalizers.Normalizer:
     """Return the rules of `normalise_for_pieces`, then those of the SentencePiece model.
 
-    What is removed from the front of a text becomes a space instead, because `Metaspace` puts a
-    word mark only before what stood at the front from the beginning.
+    Characters that are removed from the front of a text become a space instead, because `Metaspace`
+    puts a word mark only before the original front of the text.
     """
     combining, controls = _special_characters()
     normalize = tokenizer.processor.normalize

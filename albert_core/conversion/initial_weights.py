@@ -2,7 +2,7 @@
 
 The source is recognised by what is at its URI:
 
-* a pretraining run: its folder or its ``manifest.json``; the model it ended with is taken;
+* a pretraining run: its folder or its ``manifest.json``, for the model that it ended with;
 * a checkpoint of a run: ``checkpoints/step-00125000``;
 * a model folder in Hugging Face's layout, ALBERT or BERT, ours or theirs;
 * a release of google-research/albert: its folder, or the prefix of a checkpoint in it. The folder
@@ -62,7 +62,7 @@ _LEAVES = {
     "/output_bias": ".bias",
     "_embeddings": "_embeddings.weight",
 }
-"""How the names of a release's variables end, and those of torch's parameters."""
+"""Ending of a release's variable -> ending of the parameter in torch."""
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def load_initial_weights(
         uri: the source; see the module.
         settings: the model's shape. It may have more layers than the source, share less and have
             other dropouts.
-        vocabulary: what the model will read. If the source has its own, both must have the same
+        vocabulary: vocabulary of the new model. If the source has its own, both must have the same
             pieces.
 
     Raises:

@@ -24,9 +24,9 @@ MODEL_CONTENT = (CONFIG, WEIGHTS, "spiece.model", TOKENIZER_CONFIG)
 def model_digest(model_folder: str) -> str:
     """Return a digest of the model in ``model_folder``: the same wherever the folder is.
 
-    A look at finished work needs it, so in a result's folder the digests are those of its manifest;
-    any other file is read once per process. Before the model itself is used, `check_model` reads
-    everything.
+    The search for finished work needs it quickly, so in a result's folder the digests are those of
+    its manifest; any other file is read once per process. Before the model itself is used,
+    `check_model` reads everything.
 
     Raises:
         IntegrityError: a file is missing.

@@ -33,9 +33,9 @@ MIN_SEEDS = 2
 
 
 _SEED_SD, _DISAGREEMENT, _POWER, _WISHED = 0.01, 0.15, 0.8, 0.01
-"""What is supposed: the standard deviation between seeds (about that of GLUE's tasks of some
-thousand examples, Dodge et al. 2020), and the share of examples that two models answer unlike; the
-power, and the gain that is wished for."""
+"""Assumptions of `power`: the standard deviation between seeds (about that of GLUE's tasks of some
+thousand examples, Dodge et al. 2020), the share of examples that two models answer differently, the
+power, and the gain to find."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Measured:
 
 
 ByTask = Mapping[str, Measured]
-"""How a model does, by the tasks' names."""
+"""A model's scores, by the tasks' names."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,12 @@ def gate(
 
     Args:
         settings: the confidence and the margins.
-        candidate: what was measured.
-        champion: the same for the champion, on the same tasks.
+        candidate: the candidate's scores.
+        champion: the champion's scores, on the same tasks.
         over_seeds: whether the models will be fine-tuned again, so that seeds are noise; False if
             the weights that were scored are the models themselves.
-        earlier: champions before, as they were measured when they were registered. What is not of
-            the same examples as the candidate's is not looked at.
+        earlier: scores of earlier champions when they were registered. Those on other examples
+            than the candidate's are ignored.
 
     Returns:
         The decision; "undecided" if the scores can't be compared.
@@ -244,12 +244,12 @@ def _problem(candidate: ByTask, champion: ByTask, over_seeds: bool) -> str | Non
 
 
 def power(num_seeds: int, clusters: Mapping[str, int], confidence: float) -> str:
-    """Return what the gate can find, as a sentence, before anything is fine-tuned.
+    """Return a sentence about the gain that the gate can find, before anything is fine-tuned.
 
     Args:
         num_seeds: fine-tunings of each model on each task.
         clusters: how many independent clusters of examples dev has, by task; at least one task.
-        confidence: that the gate asks for.
+        confidence: the gate's confidence.
     """
     if num_seeds == 1:
         return (

@@ -38,8 +38,8 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
 
     Args:
         registry: settings.
-        finetuning: its manifest.
-        name: of the registered model; empty: registry.model_name and the task's name.
+        finetuning: manifest of the fine-tuning.
+        name: name of the registered model; empty: registry.model_name and the task's name.
         work: folder for all results.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A candidate becomes a version; the gate says whether it becomes champion; all of it is kept."""
+"""Register a candidate, ask the gate whether it becomes champion, and keep the decision."""
 
 import json
 import logging
@@ -79,7 +79,7 @@ log = logging.getLogger(lineage.REGISTRATION)
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A model to register: what it is, how it does, and what it was made of."""
+    """A model to register, its scores, and what it was made of."""
 
     name: str
     """Name of the registered model."""
@@ -122,7 +122,7 @@ class Candidate:
 
     @property
     def made_of(self) -> dict[str, str]:
-        """What it was made of and how, a short text each, in the order of the making."""
+        """Short texts about what it was made of and how, in the order of the making."""
         places = self.lineage.before(lineage.place_in(self.trained))
         made = [each.manifest for place, each in self.lineage.results.items() if place in places]
         return {name: said for manifest in made for name, said in _facts(manifest)}
@@ -148,7 +148,7 @@ class Candidate:
 
         Args:
             uri: models:/<name>/<version>.
-            decision: what the gate decided.
+            decision: decision of the gate.
         """
         rows = [
             f"| {name.replace('_', ' ')} | {results.in_cell(said)} |"
@@ -202,14 +202,14 @@ def _facts(made: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def read_scores(scores: str, digest: str) -> dict[str, Measured]:
-    """Return how the model with this digest does, by task.
+    """Return the scores of the model with this digest, by task.
 
     Scores of two pretrained models are comparable if the files of the task and the settings of the
     fine-tuning are the same, except the seed.
 
     Args:
         scores: manifest of a table of scores.
-        digest: of the model's files.
+        digest: digest of the model's files.
 
     Raises:
         IntegrityError: a manifest or the predictions are missing.
@@ -237,11 +237,11 @@ def read_scores(scores: str, digest: str) -> dict[str, Measured]:
 
 
 def measure(finetunings: Mapping[str, Manifest], data_of: Mapping[str, str]) -> dict[str, Measured]:
-    """Return how a model does on each task, from fine-tunings of it.
+    """Return a model's scores on each task, from fine-tunings of it.
 
     Args:
         finetunings: their manifests by URI, in any order; several of a task differ in their seed.
-        data_of: by the task's name, a digest of what makes its scores comparable.
+        data_of: task -> a digest of what makes its scores comparable.
 
     Raises:
         IntegrityError: a file is missing.
@@ -262,7 +262,7 @@ def measure(finetunings: Mapping[str, Manifest], data_of: Mapping[str, str]) -> 
 
 
 def _measure_run(uri: str, result: results.FinetuningResult, data: str) -> Measured:
-    """Return how one fine-tuning does in what counts in the paper's average.
+    """Return the scores of one fine-tuning in the metric that the paper's average uses.
 
     That is the mean of F1 and exact match for SQuAD, else the key metric.
     """
@@ -284,14 +284,14 @@ def _measure_run(uri: str, result: results.FinetuningResult, data: str) -> Measu
 
 
 def write_measured(measured: ByTask, folder: Path) -> None:
-    """Write to ``folder`` how a candidate does, which later candidates are compared with."""
+    """Write a candidate's scores to ``folder``, for the comparison with later candidates."""
     found = {task: asdict(each) for task, each in measured.items()}
     content = json.dumps(found, default=np.ndarray.tolist)
     (folder / _FILE).write_text(content, encoding="utf-8")
 
 
 def read_measured(client: MlflowClient, version: RegisteredVersion) -> dict[str, Measured]:
-    """Return what was written when ``version`` was registered; nothing if nothing was.
+    """Return the scores that were written when ``version`` was registered, if any.
 
     Raises:
         MlflowException: the registry or its files do not answer. An OSError likewise.
@@ -306,16 +306,15 @@ def read_measured(client: MlflowClient, version: RegisteredVersion) -> dict[str,
 
 
 def enter(plan: StagePlan, work: str, candidate: Candidate) -> str:
-    """Make a version of the candidate and perhaps champion, if not yet done; return the manifest.
+    """Register the candidate and make it champion if the gate says so; return the manifest.
 
-    What was decided is not decided again, whatever is champion by then, unless the candidate could
-    not be compared. A person may have moved the alias since, or a better model came: then the
-    manifest is written again, and says so.
+    A decision is final, whatever is champion by now, unless the candidate could not be compared. If
+    a person or a better model moved the alias since, the manifest is written again, and says so.
 
     Args:
         plan: plan of the stage; its libraries are those that the version needs.
         work: folder for all results.
-        candidate: what to register.
+        candidate: the model to register.
 
     Raises:
         IntegrityError: the model changed after it was written.
@@ -382,7 +381,7 @@ def _decide(
 
 
 def decision_tags(decision: Decision, against: str) -> dict[str, str]:
-    """Return what is kept with the version, except the verdict, which is written last."""
+    """Return the tags that keep a decision, except the verdict, which is written last."""
     parts = _DECISION.dump_python(decision, include=set(_PARTS))
     kept = {f"{DECISION_TAG}.{name}": json.dumps(part) for name, part in parts.items()}
     return kept | {DECISION_TAG: decision.reason, _AGAINST_TAG: against}
@@ -397,7 +396,7 @@ def _kept(verdict: str, tags: Mapping[str, str]) -> Decision:
 
 
 def _compared(client: MlflowClient, candidate: Candidate) -> tuple[Decision, str]:
-    """Return what the gate says, and the number of the version that it compared with, if any."""
+    """Return the gate's decision, and the number of the version that it compared with, if any."""
     settings, ours, over_seeds = candidate.settings, candidate.measured, candidate.over_seeds
     while True:
         champion = versions.champion_of(client, candidate.name)
@@ -468,7 +467,7 @@ def _register(
 
 
 def _scores(candidate: Candidate, model_id: str) -> Iterator[Metric]:
-    """Yield how the candidate does, at its step and on the dev sets that it was scored on."""
+    """Yield the candidate's scores, at its step and on the dev sets that it was scored on."""
     now, step = int(time.time() * 1000), candidate.output.step
     data = {}
     for result in candidate.lineage.of_stage(lineage.FINETUNING):
@@ -501,7 +500,7 @@ def _source_run(client: MlflowClient, plan: StagePlan, work: str, candidate: Can
 def _model_files(
     candidate: Candidate, libraries: Mapping[str, str], scratch: Path, run_id: str, model_id: str
 ) -> Path:
-    """Write what MLflow gets to ``scratch``: the model, the code that serves it, both flavours."""
+    """Write the files for MLflow below ``scratch``: the model and its code, with both flavours."""
     code = find_spec(candidate.served_by)
     assert code is not None
     assert code.origin is not None

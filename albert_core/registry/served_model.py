@@ -1,4 +1,4 @@
-"""What a registered model does when `mlflow.pyfunc` loads it.
+"""A registered pretrained model, as `mlflow.pyfunc` loads and serves it.
 
 This file travels with the model version: it needs transformers, torch and pandas, and nothing of
 this project.

@@ -1,4 +1,4 @@
-"""What a registered fine-tuned model does when `mlflow.pyfunc` loads it.
+"""A registered fine-tuned model, as `mlflow.pyfunc` loads and serves it.
 
 This file travels with the model version, and with it the modules of this project that it reaches.
 """

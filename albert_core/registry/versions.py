@@ -503,7 +503,7 @@ def promotion_lock(
     Args:
         client: client of the registry.
         name: name of the registered model, which exists.
-        stale_seconds: how long another's claim may stand unrenewed before it is removed.
+        stale_seconds: time without renewal after which another's claim is removed.
     """
     own, first_seen = CLAIM + uuid4().hex, dict[tuple[str, str], float]()
     is_over = threading.Event()

@@ -54,15 +54,15 @@ TAGS_VARIABLE = "ALBERT_MLFLOW_TAGS"
 """Environment variable with tags of all runs of a process, as JSON: "recipe", "model" (by name) and
 "text" are among them, if they are known, and make a run's name."""
 OPENING_SECONDS = 30.0
-"""How long to wait for the id of a run."""
+"""Longest wait for the id of a run."""
 UNAVAILABLE_SECONDS = 10.0
-"""How long to wait at the end for entries that are not sent yet."""
+"""Longest wait at the end for entries that are not sent yet."""
 CLOSING_SECONDS = 50.0
-"""How much longer to wait if the server answers."""
+"""Additional wait at the end if the server answers."""
 RETRY_SECONDS = 5.0
 """Pause before the next attempt if the server does not answer."""
 SENT, LIVING, ELSEWHERE, DAMAGED = "sent", "living", "elsewhere", "damaged"
-"""What became of a journal; see `send_left`."""
+"""Outcomes of `send_left`."""
 
 _SECONDS_BETWEEN_SENDS = 1.0
 _JOURNALS = "mlflow_journals"
@@ -89,7 +89,7 @@ class Journal:
 
     Args:
         work: folder for all results.
-        path: where the file is, or will be.
+        path: path of the file, now or once it has its header.
         file: the file, open and locked.
         is_left: whether the journal was begun by a process that no longer exists.
     """
@@ -357,7 +357,7 @@ class Journal:
         Args:
             stage: stage of the other run.
             folder: folder of that stage, which has the id of its run once its journal is sent.
-            run: that id as its manifest has it, or empty.
+            run: id of the run in that stage's manifest, or empty.
         """
         child_id = server.known_run_id(folder)
         if not child_id:
@@ -472,7 +472,7 @@ class TrackedRun:
     Args:
         work: folder for all results.
         folder: the stage's folder, where the id of its run is kept.
-        name: what the run does, for its name on MLflow's pages.
+        name: activity of the run, for its name on MLflow's pages.
         tags: further tags of the run.
         began: start of the run in seconds since 1970, if not now.
     """
@@ -486,7 +486,7 @@ class TrackedRun:
         began: float | None = None,
     ) -> None:
         self.seconds = 0.0
-        """How long the callers of this object had to wait for it."""
+        """Time that callers of this object have waited for it."""
         self._work, self._folder = work, storage.absolute(folder)
         parent, stage = os.environ.get(PARENT_VARIABLE), self._folder.split("/")[-2]
         tags = {**(tags or {}), **json.loads(os.environ.get(TAGS_VARIABLE) or "{}")}
@@ -583,7 +583,7 @@ class TrackedRun:
 
         Args:
             stage: name of the other stage.
-            folder: its folder, which has the id of its run.
+            folder: folder of that stage, which has the id of its run.
             run_id: id of its run, in case the folder does not have it.
         """
         child = {"stage": stage, "folder": storage.absolute(folder), "run": run_id or ""}

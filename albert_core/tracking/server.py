@@ -45,7 +45,7 @@ _MAX_PARAM_CHARACTERS = 6000
 FROM_RUN = ("recipe", "text")
 """Tags of a run that its models have too."""
 _NOT_ALLOWED = str.maketrans(dict.fromkeys("/:.%\"'", "-"))
-"""In a model's name."""
+"""Characters that a model's name can't have."""
 _NOT_OF_TOKENIZER = ("config.json", "model.safetensors", "task.json")
 _TASKS = {
     "PreTraining": ("fill-mask", "MaskedLM"),
@@ -53,7 +53,7 @@ _TASKS = {
     "QuestionAnswering": ("question-answering", "QuestionAnswering"),
     "MultipleChoice": ("multiple-choice", "MultipleChoice"),
 }
-"""What the model's class in config.json is for -> the pipeline's task, what its class is for."""
+"""Suffix of the model's class in config.json -> the pipeline's task, and suffix of its class."""
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 """With this tag MLflow's pages open on the training runs, not on traces of language models."""
 
@@ -119,9 +119,9 @@ def experiment_id(client: MlflowClient, work: str, name: str = "") -> str:
     ``work``.
 
     Args:
-        client: of the tracking server.
+        client: client of the tracking server.
         work: folder for all results.
-        name: of the experiment; empty: `experiment_name`.
+        name: name of the experiment; empty: `experiment_name`.
     """
     name = name or experiment_name()
     found = client.get_experiment_by_name(name)
@@ -183,10 +183,10 @@ class Output:
     step: int
     """Updates that made it."""
     task: str = ""
-    """That it was fine-tuned on."""
+    """Task that it was fine-tuned on."""
     params: Mapping[str, str] = field(default_factory=dict)
     measured: str = ""
-    """What the names of the run's metrics begin with that say how it does, at its step."""
+    """Prefix of the run's metrics that measure it, at its step."""
     data: tuple[str, str] | None = None
     """Name and digest of the data set that these are measured on."""
 
@@ -201,7 +201,7 @@ def output_of(manifest: str, digest: str) -> Output:
 
     Args:
         manifest: URI of the stage's manifest.
-        digest: of the model's files.
+        digest: digest of the model's files.
     """
     made = read_manifest(manifest)
     result = made.result_as(lineage.MODEL_RESULTS[made.stage])
@@ -224,10 +224,10 @@ def log_output(client: MlflowClient, run_id: str, output: Output, key: str = "")
     Called again, it completes what is there.
 
     Args:
-        client: of the tracking server.
+        client: client of the tracking server.
         run_id: the run that made it.
         output: the model.
-        key: of the registration that needs it for itself; empty: whatever model is there will do.
+        key: key of the registration that needs a model for itself; empty: any model will do.
     """
     run = client.get_run(run_id)
     experiment = run.info.experiment_id
@@ -312,7 +312,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _measured(client: MlflowClient, run_id: str, output: Output, model_id: str) -> Iterator[Metric]:
-    """Yield the run's points that say how the model does, as they are but for the links."""
+    """Yield the run's points that measure the model, linked to it and to their data set."""
     data = (None, None) if output.data is None else output.data
     for name in client.get_run(run_id).data.metrics:
         if name.startswith(output.measured):

@@ -103,8 +103,8 @@ def test_no_task_may_fall_by_more_than_the_margin() -> None:
     assert decision.reason.endswith("; fell by more than 0.02: rte by 0.0500")
     assert [task.task for task in decision.tasks if task.fell] == ["rte"]
     assert gate(RegistrySettings(max_task_drop=0.06), ours, theirs).verdict == "promoted"
-    backwards = (dict(reversed(side.items())) for side in (ours, theirs))
-    assert gate(SETTINGS, *backwards) == decision
+    ours, theirs = (dict(reversed(side.items())) for side in (ours, theirs))
+    assert gate(SETTINGS, ours, theirs) == decision
 
 
 def test_noise_in_a_small_task_is_no_fall() -> None:
