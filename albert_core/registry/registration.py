@@ -20,7 +20,6 @@ from unittest.mock import patch
 import numpy as np
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus, Metric
-from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import Array, Map
@@ -447,11 +446,8 @@ def _register(
         client.log_model_artifacts(model.model_id, str(files))
     client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
     client.log_batch(run_id, metrics=list(_scores(candidate, model.model_id)))
-    try:
+    with server.suppress_codes(server.EXISTS):
         client.create_registered_model(name, description=_model_page(name))
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
     about = {tag: model.tags[tag] for tag in server.FROM_RUN if tag in model.tags}
     tags = candidate.tags(plan.key) | about
     # MLflow's registry in a database asks the server that the environment names for the model.

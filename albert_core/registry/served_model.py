@@ -6,7 +6,7 @@ this project.
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers import AutoModelForPreTraining, AutoTokenizer
 
 MODEL_ARTIFACT = "model"
 """Name of the folder in Hugging Face's layout among the version's artifacts."""
+_TASKS = ("fill_mask", "embed", "sentence_order")
 _BATCH_SIZE = 32
 _IN_ORDER = 0
 
@@ -75,17 +76,16 @@ class AlbertPyfunc(PythonModel):
                 beyond the longest length.
         """
         options: dict[str, Any] = {"task": "fill_mask", "top_k": 5} | (params or {})
-        tasks: dict[str, Callable[[], pd.DataFrame]] = {
-            "fill_mask": lambda: self._fill_mask(_texts(model_input, "text"), options["top_k"]),
-            "embed": lambda: self._embed(_texts(model_input, "text")),
-            "sentence_order": lambda: self._sentence_order(
-                _texts(model_input, "text"), _texts(model_input, "text_b")
-            ),
-        }
-        if options["task"] not in tasks:
-            raise ValueError(f"task is {options['task']!r}, expected one of {', '.join(tasks)}")
+        task = options["task"]
+        if task not in _TASKS:
+            raise ValueError(f"task is {task!r}, expected one of {', '.join(_TASKS)}")
+        texts = _texts(model_input, "text")
         with torch.no_grad():
-            return tasks[options["task"]]()
+            if task == "fill_mask":
+                return self._fill_mask(texts, options["top_k"])
+            if task == "embed":
+                return self._embed(texts)
+            return self._sentence_order(texts, _texts(model_input, "text_b"))
 
     def _fill_mask(self, texts: list[str], top_k: int) -> pd.DataFrame:
         vocab_size = int(self.model.config.vocab_size)

@@ -163,7 +163,7 @@ def champion_to_beat(name: str, pretraining: str, work: str) -> str:
 def _found(
     get: Callable[[str, str], ModelVersion], name: str, which: str
 ) -> RegisteredVersion | None:
-    with server.suppress_absent():
+    with server.suppress_codes(*server.ABSENT):
         version = get(name, which)
         return _described(version, dict.fromkeys(version.aliases, str(version.version)))
     return None
@@ -258,7 +258,7 @@ def fetch(client: MlflowClient, version: RegisteredVersion, path: str, scratch: 
     """
     tracking_uri, name = client.tracking_uri, Path(path).name
     for place in (_place_of_files, _place_of_run):
-        with server.suppress_absent():
+        with server.suppress_codes(*server.ABSENT):
             uri = f"{place(client, version)}/{path}"
             folder = uri.rpartition("/")[0]
             beside = mlflow.artifacts.list_artifacts(folder, tracking_uri=tracking_uri)
@@ -541,5 +541,5 @@ def promotion_lock(
 
 
 def _withdraw(client: MlflowClient, name: str, claim: str) -> None:
-    with server.suppress_absent():
+    with server.suppress_codes(*server.ABSENT):
         client.delete_registered_model_tag(name, claim)

@@ -28,6 +28,7 @@ from albert_core.stage.manifest import read_manifest
 SQLITE = "sqlite:///"
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """Codes of MLflow's errors for a model, version, alias, run or file that does not exist."""
+EXISTS = "RESOURCE_ALREADY_EXISTS"
 RUN_ID = "mlflow_run_id"
 """File in a stage's folder that has the id of its MLflow run."""
 PARENT_TAG = "mlflow.parentRunId"
@@ -73,18 +74,18 @@ def open_client(work: str) -> MlflowClient:
 
 
 @contextmanager
-def suppress_absent() -> Iterator[None]:
-    """Leave the block where MLflow does not know a run, a model, a version or a file."""
+def suppress_codes(*codes: str) -> Iterator[None]:
+    """Suppress MLflow's errors with one of these codes."""
     try:
         yield
     except MlflowException as error:
-        if error.error_code not in ABSENT:
+        if error.error_code not in codes:
             raise
 
 
 def active_run(client: MlflowClient, run_id: str) -> Run | None:
     """Return the run with this id; None if the id is empty, or there is no such run any more."""
-    with suppress_absent():
+    with suppress_codes(*ABSENT):
         run = client.get_run(run_id) if run_id else None
         return run if run and run.info.lifecycle_stage == "active" else None
     return None
@@ -129,12 +130,9 @@ def experiment_id(client: MlflowClient, work: str, name: str = "") -> str:
         return str(found.experiment_id)
     is_server = storage.tracking_uri(work).startswith(("http:", "https:", "databricks"))
     place = None if is_server else storage.absolute(storage.join(work, "mlartifacts"))
-    try:
+    with suppress_codes(EXISTS):
         return str(client.create_experiment(name, place, _EXPERIMENT_TAGS))
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-        return experiment_id(client, work, name)  # another process was faster
+    return experiment_id(client, work, name)  # another process was faster
 
 
 def known_run_id(folder: str) -> str:

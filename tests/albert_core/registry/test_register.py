@@ -198,26 +198,20 @@ def test_the_version_is_self_contained_and_has_no_pickle(work: str) -> None:
 
 
 def test_a_fresh_process_without_this_project_computes_what_the_model_does(work: str) -> None:
-    ids = torch.randint(5, 200, (3, 20), generator=torch.Generator().manual_seed(0))
     program = f"""
-import json, sys, mlflow.artifacts, mlflow.pyfunc, mlflow.transformers, torch
+import json, sys, mlflow.artifacts, mlflow.pyfunc, mlflow.transformers
 from transformers import AlbertForPreTraining
 model = mlflow.pyfunc.load_model("models:/tiny@champion")
 assert "albert_core" not in sys.modules
-result = {{
+folder = mlflow.artifacts.download_artifacts("models:/tiny@champion")
+AlbertForPreTraining.from_pretrained(folder.rstrip("/") + "/artifacts/model")
+filled = mlflow.transformers.load_model("models:/tiny@champion")({SENTENCE!r}, top_k=3)
+print(json.dumps({{
     "masks": model.predict([{{"text": {SENTENCE!r}}}], params={{"top_k": 3}}).to_dict("records"),
     "example": list(model.predict(model.input_example)),
     "returned": model.metadata.signature.outputs.input_names(),
-}}
-filled = mlflow.transformers.load_model("models:/tiny@champion")({SENTENCE!r}, top_k=3)
-result["pipeline"] = [[each["token_str"], each["score"]] for each in filled]
-folder = mlflow.artifacts.download_artifacts("models:/tiny@champion")
-model = AlbertForPreTraining.from_pretrained(folder.rstrip("/") + "/artifacts/model").eval()
-ids = torch.tensor({ids.tolist()})
-with torch.no_grad():
-    output = model(ids, token_type_ids=(ids > 100).long())
-result["logits"] = [output.prediction_logits.tolist(), output.sop_logits.tolist()]
-print(json.dumps(result))
+    "pipeline": [[each["token_str"], each["score"]] for each in filled],
+}}))
 """
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{work}/mlflow.db"
@@ -230,10 +224,8 @@ print(json.dumps(result))
     model, tokenizer = load_model(folder).eval(), read_tokenizer(folder)
     [before], [after] = tokenizer.encode(["bado"]), tokenizer.encode(["kelu ra vo sa."])
     text = torch.tensor([[2, *before, 4, *after, 3]])
-    everywhere = torch.arange(20).expand(3, 20)
     with torch.no_grad():
         masked, _ = model(text, None, torch.zeros_like(text), (text[0] == 4).nonzero().T)
-        logits, order = model(ids, None, (ids > 100).long(), everywhere)
     best = masked[0, 0].softmax(-1).topk(3)
     pieces = [tokenizer.pieces[i] for i in best.indices.tolist()]
     assert [row["piece"] for row in found["masks"]] == pieces
@@ -242,8 +234,6 @@ print(json.dumps(result))
     assert [piece for piece, _ in found["pipeline"]] == [piece.lstrip("▁") for piece in pieces]
     assert [p for _, p in found["pipeline"]] == pytest.approx(probabilities, abs=1e-5)
     assert found["example"] == found["returned"] == ["row", "mask", "piece", "probability"]
-    for theirs, ours in zip(found["logits"], (logits, order), strict=True):
-        torch.testing.assert_close(torch.tensor(theirs), ours, rtol=0, atol=1e-5)
 
 
 def test_the_same_again_is_done_already(
@@ -256,9 +246,7 @@ def test_the_same_again_is_done_already(
     assert len(client.search_model_versions("name = 'tiny'")) == 1
 
 
-def test_the_searches_of_the_documentation_find_what_they_say(
-    work: str,
-) -> None:
+def test_the_searches_of_the_documentation_find_what_they_say(work: str) -> None:
     pretraining = pretrained(work, 8)
     folder = pretraining.rpartition("/")[0]
     with TrackedRun(work, folder, "pretraining", {"recipe": "tiny"}) as run:
