@@ -80,6 +80,8 @@ class Decision:
     """The mean over the tasks; None if nothing was compared."""
     lower_bound: float | None = None
     tasks: tuple[TaskDifference, ...] = ()
+    against: str = ""
+    """Number of the version that the candidate was compared with; empty if none."""
 
     @property
     def is_promoted(self) -> bool:

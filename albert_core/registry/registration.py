@@ -324,7 +324,7 @@ def enter(plan: StagePlan, work: str, candidate: Candidate) -> str:
         if version is None:
             version = _register(client, plan, work, candidate)
         with versions.promotion_lock(client, candidate.name):
-            decision, against = _decide(client, candidate, version)
+            decision = _decide(client, candidate, version)
             champion = versions.champion_of(client, candidate.name)
         is_champion = champion is not None and champion.version == version.version
         reason = decision.reason
@@ -337,7 +337,6 @@ def enter(plan: StagePlan, work: str, candidate: Candidate) -> str:
             version=version.version,
             alias=versions.CHAMPION if is_champion else None,
             **(vars(decision) | {"reason": reason}),
-            against=against,
             model_uri=version.uri,
             mlflow_run_id=version.mlflow_run_id,
         )
@@ -346,56 +345,52 @@ def enter(plan: StagePlan, work: str, candidate: Candidate) -> str:
     return plan.write(work, [], [], result)
 
 
-def _decide(
-    client: MlflowClient, candidate: Candidate, version: RegisteredVersion
-) -> tuple[Decision, str]:
-    """Make ``version`` champion if the gate says so, and keep the decision with it.
+def _decide(client: MlflowClient, candidate: Candidate, version: RegisteredVersion) -> Decision:
+    """Make ``version`` champion if the gate says so, keep the decision with it, and return it.
 
     The verdict is written last: without it, another process was killed on the way. The lock must
     be held: of several that set an alias which nobody has yet, MLflow refuses all but one.
-
-    Returns:
-        The decision, and the number of the version that it was compared with, if any.
     """
     name, number, tags = version.name, version.version, version.tags
-    against, verdict = tags.get(_AGAINST_TAG, ""), tags.get(_VERDICT_TAG, "undecided")
+    verdict = tags.get(_VERDICT_TAG, "undecided")
     if verdict != "undecided":
-        return _kept(verdict, tags), against
+        return _kept(verdict, tags)
     champion = versions.champion_of(client, name)
     newer = versions.version_with(client, name, versions.CANDIDATE)
     if champion is not None and champion.version == number:  # a process that was killed made it so
-        decision = _kept("promoted" if against else "first", tags)
+        decision = _kept("promoted" if tags.get(_AGAINST_TAG) else "first", tags)
         versions.make_champion(client, version)
     else:
         if newer is None or int(newer.version) < int(number):
             versions.make_candidate(client, version)
-        decision, against = _compared(client, candidate)
+        decision = _compared(client, candidate)
         client.update_model_version(name, number, candidate.page(version.uri, decision))
-        for tag, value in decision_tags(decision, against).items():
+        for tag, value in decision_tags(decision).items():
             client.set_model_version_tag(name, number, tag, value)
         if decision.is_promoted:
             versions.make_champion(client, version)
     client.set_model_version_tag(name, number, _VERDICT_TAG, decision.verdict)
-    return decision, against
+    return decision
 
 
-def decision_tags(decision: Decision, against: str) -> dict[str, str]:
+def decision_tags(decision: Decision) -> dict[str, str]:
     """Return the tags that keep a decision, except the verdict, which is written last."""
     parts = _DECISION.dump_python(decision, include=set(_PARTS))
     kept = {f"{DECISION_TAG}.{name}": json.dumps(part) for name, part in parts.items()}
-    return kept | {DECISION_TAG: decision.reason, _AGAINST_TAG: against}
+    return kept | {DECISION_TAG: decision.reason, _AGAINST_TAG: decision.against}
 
 
 def _kept(verdict: str, tags: Mapping[str, str]) -> Decision:
     """Return the decision that `decision_tags` has kept."""
     parts = {name: json.loads(tags.get(f"{DECISION_TAG}.{name}", "null")) for name in _PARTS}
     parts["tasks"] = tuple(parts["tasks"] or ())
+    parts["against"] = tags.get(_AGAINST_TAG, "")
     reason = tags.get(DECISION_TAG, "it is the champion already")
     return _DECISION.validate_python({**parts, "verdict": verdict, "reason": reason})
 
 
-def _compared(client: MlflowClient, candidate: Candidate) -> tuple[Decision, str]:
-    """Return the gate's decision, and the number of the version that it compared with, if any."""
+def _compared(client: MlflowClient, candidate: Candidate) -> Decision:
+    """Return the gate's decision about the candidate."""
     settings, ours, over_seeds = candidate.settings, candidate.measured, candidate.over_seeds
     while True:
         champion = versions.champion_of(client, candidate.name)
@@ -417,7 +412,7 @@ def _compared(client: MlflowClient, candidate: Candidate) -> tuple[Decision, str
             decision = gate(settings, ours, theirs, over_seeds, earlier)
         now = versions.champion_of(client, candidate.name)
         if (now and now.version) == (champion and champion.version):
-            return decision, against.version if against else ""
+            return replace(decision, against=against.version if against else "")
         # It took so long that another process took its turn.
 
 

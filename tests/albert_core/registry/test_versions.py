@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,9 @@ def lineup(client: MlflowClient, work: str) -> str:
         ("0.8", Decision("promoted", "better than the champion")),
         ("0.75", Decision("refused", "fell by more than 0.02: rte", -0.1, -0.2, (FELL,))),
     ):
-        tags = decision_tags(decision, "2") | {"decision.verdict": decision.verdict}
-        made = client.create_model_version(NAME, "/nowhere", tags={"score": score} | tags)
+        tags = decision_tags(replace(decision, against="2"))
+        tags |= {"score": score, "decision.verdict": decision.verdict}
+        made = client.create_model_version(NAME, "/nowhere", tags=tags)
         version = versions.numbered_version(client, NAME, str(made.version))
         assert version is not None
         versions.make_candidate(client, version)
