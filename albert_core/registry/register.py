@@ -22,6 +22,10 @@ from albert_core.stage.provenance import code_digest, library_versions
 SERVED_MODULE = "albert_core.registry.served_model"
 SERVED_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas")
 _SERVER_SECONDS = 3
+_ALIASES = (
+    "select alias from model_versions left join registered_model_aliases using (name, version) "
+    "where status = 'READY' and name = ? and version = ?"
+)
 
 log = logging.getLogger(lineage.REGISTRATION)
 
@@ -87,34 +91,23 @@ def find_done(registry: RegistrySettings, pretraining: str, scores: str, work: s
 def _aliases(registry: str, name: str, version: str) -> set[str] | None:
     """Return the aliases of a version that is ready; None if it is not there, or not known.
 
-    MLflow's client would take longer to import than the whole look at finished work.
+    MLflow's client would take longer to import than the whole search for finished work.
     """
     try:
         if registry.startswith("sqlite:///"):
-            return _aliases_in_database(registry.removeprefix("sqlite:///"), name, version)
+            path = quote(registry.removeprefix("sqlite:///"))
+            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+                rows = database.execute(_ALIASES, (name, version)).fetchall()
+            return {alias for (alias,) in rows} if rows else None
         if registry.startswith(("http://", "https://")):
-            return _aliases_on_server(registry, name, version)
+            query = urlencode({"name": name, "version": version})
+            url = f"{registry.rstrip('/')}/api/2.0/mlflow/model-versions/get?{query}"
+            with urlopen(url, timeout=_SERVER_SECONDS) as answer:  # noqa: S310 - http alone
+                found = json.load(answer)["model_version"]
+            return set(found.get("aliases", ())) if found["status"] == "READY" else None
     except (OSError, ValueError, LookupError, sqlite3.Error) as error:
         log.debug("%s does not say what is registered: %s", credentials.redacted(registry), error)
     return None
-
-
-def _aliases_in_database(path: str, name: str, version: str) -> set[str] | None:
-    query = (
-        "select alias from model_versions left join registered_model_aliases using (name, version) "
-        "where status = 'READY' and name = ? and version = ?"
-    )
-    with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)) as database:
-        rows = database.execute(query, (name, version)).fetchall()
-    return {alias for (alias,) in rows} if rows else None
-
-
-def _aliases_on_server(server: str, name: str, version: str) -> set[str] | None:
-    query = urlencode({"name": name, "version": version})
-    url = f"{server.rstrip('/')}/api/2.0/mlflow/model-versions/get?{query}"
-    with urlopen(url, timeout=_SERVER_SECONDS) as answer:  # noqa: S310 - http alone, see above
-        found = json.load(answer)["model_version"]
-    return set(found.get("aliases", ())) if found["status"] == "READY" else None
 
 
 def _plan(registry: RegistrySettings, pretraining: str, scores: str, work: str) -> StagePlan:
