@@ -37,7 +37,6 @@ from typing import Any, Literal
 import safetensors.torch
 import tokenizers
 import torch
-from safetensors import SafetensorError
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 
@@ -209,7 +208,7 @@ def read_model_folder(folder: str) -> tuple[dict[str, Tensor], ModelSettings, Ar
     settings, architecture = _read_hf_config(config, storage.join(folder, CONFIG))
     try:
         state = safetensors.torch.load(_read(folder, WEIGHTS))
-    except SafetensorError as error:
+    except safetensors.SafetensorError as error:
         raise IntegrityError(
             f"{storage.join(folder, WEIGHTS)} is damaged ({error}). Copy or write it again."
         ) from error

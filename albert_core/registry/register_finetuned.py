@@ -10,14 +10,11 @@ no advantage.
 from typing import Any
 
 from albert_core.config import RegistrySettings
-from albert_core.conversion.model_files import model_digest, read_task
+from albert_core.conversion import model_files
 from albert_core.registry.registration import Candidate, enter, measure
-from albert_core.stage.command import stage_main
-from albert_core.stage.lineage import REGISTRATION, model_folder_of, read_lineage
+from albert_core.stage import command, lineage, results, storage
 from albert_core.stage.manifest import StagePlan, digest_of, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
-from albert_core.stage.results import FinetuningResult
-from albert_core.stage.storage import shown_tracking_uri
 from albert_core.tracking.server import output_of
 
 _LIBRARIES = (
@@ -46,8 +43,8 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
         IntegrityError: a file is missing or damaged.
         RegistryError: the registry does not answer.
     """
-    scores, folder = read_manifest(finetuning), model_folder_of(finetuning)
-    result, task = scores.result_as(FinetuningResult), read_task(folder)["task"]
+    scores, folder = read_manifest(finetuning), lineage.model_folder_of(finetuning)
+    result, task = scores.result_as(results.FinetuningResult), model_files.read_task(folder)["task"]
     example = _EXAMPLES.get(task["kind"], {"text": _TEXT})
     if task["kind"] == "choice":
         example = example | {"options": [f"option {label}" for label in task["labels"]]}
@@ -57,22 +54,22 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
     candidate = Candidate(
         name=name or f"{registry.model_name}-{result.task}",
         trained=finetuning,
-        output=output_of(finetuning, model_digest(folder)),
+        output=output_of(finetuning, model_files.model_digest(folder)),
         measured=measure({finetuning: scores}, {result.task: data}),
         over_seeds=False,
         settings=registry,
-        lineage=read_lineage(finetuning),
+        lineage=lineage.read_lineage(finetuning),
         served_by=_SERVED_MODULE,
         kind=task["kind"],
         example=example,
     )
     plan = StagePlan(
-        stage=REGISTRATION,
+        stage=lineage.REGISTRATION,
         settings={"registry": registry.model_dump(), "name": candidate.name},
         inputs={
             "finetuning": digest_of([scores.key, scores.content]),
             "model": candidate.output.digest,
-            "registry": digest_of(shown_tracking_uri(work)),
+            "registry": digest_of(storage.shown_tracking_uri(work)),
         },
         code=digest_of([code_digest(__name__), code_digest(_SERVED_MODULE)])[:16],
         libraries=library_versions(*_LIBRARIES),
@@ -82,4 +79,4 @@ def run(registry: RegistrySettings, finetuning: str, name: str = "", work: str =
 
 
 if __name__ == "__main__":
-    stage_main(run)
+    command.stage_main(run)

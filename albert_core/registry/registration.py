@@ -21,8 +21,7 @@ import numpy as np
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus, Metric
 from mlflow.models import Model, ModelSignature
-from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
-from mlflow.types.schema import Array, Map
+from mlflow.types.schema import Array, ColSpec, DataType, Map, ParamSchema, ParamSpec, Schema
 from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 from pydantic import TypeAdapter
 
@@ -98,7 +97,7 @@ class Candidate:
     """The module that `mlflow.pyfunc` runs, one file that ends with `mlflow.models.set_model`. The
     modules of this project that it reaches go along."""
     kind: str
-    """ "pretrained", or the kind of the task that it was fine-tuned on."""
+    """Kind of the task that it was fine-tuned on, or "pretrained"; see `_COLUMNS`."""
     example: Mapping[str, Any]
     """A row of its input."""
 
