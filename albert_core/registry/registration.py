@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -48,10 +47,7 @@ _DECISION = TypeAdapter(Decision)
 _LONG, _DOUBLE, _STRING = DataType.long, DataType.double, DataType.string
 _TEXTS = {"text": _STRING, "text_b": _STRING}
 _COLUMNS: dict[str, tuple[Mapping[str, DataType | Array | Map], ...]] = {
-    "pretrained": (
-        _TEXTS,
-        {"row": _LONG, "mask": _LONG, "piece": _STRING, "probability": _DOUBLE},
-    ),
+    "pretrained": (_TEXTS, {"row": _LONG, "mask": _LONG, "piece": _STRING, "probability": _DOUBLE}),
     "classification": (
         _TEXTS,
         {"label": _STRING, "probability": _DOUBLE, "probabilities": Map(_DOUBLE)},
@@ -94,8 +90,8 @@ class Candidate:
     """Manifest of the champion's scores; empty: those it was registered with."""
     lineage: lineage.Lineage
     served_by: str
-    """The module that `mlflow.pyfunc` runs, one file that ends with `mlflow.models.set_model`. The
-    modules of this project that it reaches go along."""
+    """The module beside this one that `mlflow.pyfunc` runs: one file that ends with
+    `mlflow.models.set_model`. The modules of this project that it reaches go along."""
     kind: str
     """Kind of the task that it was fine-tuned on, or "pretrained"; see `_COLUMNS`."""
     example: Mapping[str, Any]
@@ -491,10 +487,8 @@ def _model_files(
     candidate: Candidate, libraries: Mapping[str, str], scratch: Path, run_id: str, model_id: str
 ) -> Path:
     """Write the files for MLflow below ``scratch``: the model and its code, with both flavours."""
-    code = find_spec(candidate.served_by)
-    assert code is not None
-    assert code.origin is not None
     files = scratch / "files"
+    code = Path(__file__).with_name(f"{candidate.served_by.rpartition('.')[2]}.py")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of MLflow about itself, on import and on type hints
         import mlflow.pyfunc
@@ -504,7 +498,7 @@ def _model_files(
             str(files),
             model_config={SHA256: {path.name: sha256_of(str(path)) for path in folder.iterdir()}},
             mlflow_model=Model(run_id=run_id, model_id=model_id),
-            python_model=code.origin,
+            python_model=str(code),
             artifacts={server.MODEL_ARTIFACT: str(folder)},
             code_paths=_copied_code(candidate.served_by, scratch / "code"),
             signature=candidate.signature,

@@ -89,9 +89,7 @@ def test_a_run_gives_the_model_it_ended_with(tmp_path: Path) -> None:
         start(tmp_path / "nowhere")
 
 
-def test_a_checkpoint_gives_its_weights_if_they_are_of_the_shape_it_records(
-    tmp_path: Path,
-) -> None:
+def test_a_checkpoint_gives_its_weights_if_they_are_of_the_shape_it_records(tmp_path: Path) -> None:
     model = random_model(seed=1)
     for step, sharing in ((7, "all"), (8, "none")):
         settings = {"model": tiny_settings(sharing=sharing).model_dump()}
@@ -179,9 +177,7 @@ def test_a_deeper_model_that_shares_in_as_many_groups_has_the_same_weights(
 
 @pytest.mark.parametrize("layers", [2, 7])
 @pytest.mark.parametrize(
-    "changes",
-    [{"inner_group_num": 2}, {"embedding_size": 16}],
-    ids=["inner blocks", "bert"],
+    "changes", [{"inner_group_num": 2}, {"embedding_size": 16}], ids=["inner blocks", "bert"]
 )
 def test_each_layer_of_a_model_that_does_not_share_is_followed_by_its_copies(
     changes: dict[str, Any], layers: int, tmp_path: Path
