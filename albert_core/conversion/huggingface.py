@@ -198,7 +198,7 @@ def split_model_folder(folder: str) -> tuple[AlbertModel, dict[str, Tensor]]:
 
 
 def read_model_folder(folder: str) -> tuple[dict[str, Tensor], ModelSettings, Architecture]:
-    """Return the tensors in ``folder`` by Hugging Face's names, and what config.json describes.
+    """Return the tensors in ``folder`` by Hugging Face's names, their shape and architecture.
 
     Raises:
         IntegrityError: a file is missing or damaged.

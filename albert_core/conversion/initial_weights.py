@@ -1,6 +1,6 @@
 """Weights to start from: a trained model of any source, in the shape of a new one.
 
-The source is recognised by what is at its URI:
+The source is recognised by the files at its URI:
 
 * a pretraining run: its folder or its ``manifest.json``, for the model that it ended with;
 * a checkpoint of a run: ``checkpoints/step-00125000``;

@@ -83,7 +83,7 @@ def read_task(folder: str) -> dict[str, Any]:
     """Return the content of the folder's task.json: "task" and "settings".
 
     Raises:
-        IntegrityError: it is missing, or is not what `save_finetuned` writes.
+        IntegrityError: it is missing, or `save_finetuned` did not write it.
     """
     uri = storage.join(folder, TASK)
     if not storage.exists(uri):

@@ -1,1 +1,1 @@
-"""Registered models: versions, the gate to champion, and what serves them."""
+"""Registered models: versions, the gate to champion, and the code that serves them."""

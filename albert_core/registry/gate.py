@@ -14,7 +14,7 @@ too little variance.
 A task may fall a little at each of many promotions, unseen. So no task may be surely below any
 earlier champion either, each looked at with a part of the risk (Bonferroni).
 
-`benchmarks/statistics.py` measures how often the gate errs, and what many refreshes do.
+`benchmarks/statistics.py` measures how often the gate errs, and the effect of many refreshes.
 """
 
 import math
@@ -43,7 +43,7 @@ class Measured:
     """The scores of a model on one task."""
 
     data: str
-    """A digest of what makes scores comparable: the files and how it was fine-tuned."""
+    """Digest of the files and the settings. Scores are comparable if it is the same."""
     scores: tuple[float, ...]
     """One of each fine-tuning, by seed; the better the higher."""
     without: Floats
@@ -216,7 +216,7 @@ def _difference(
 
 
 def _over_examples(ours: Measured, theirs: Measured) -> Spread | None:
-    """Return how the difference of two models varies with the examples; None: nobody knows."""
+    """Return how the difference of two models varies with the examples; None if that is unknown."""
     without = ours.without - theirs.without
     return Jackknife(ours.score - theirs.score, without, ours.shares).spread
 
@@ -240,7 +240,7 @@ def _problem(candidate: ByTask, champion: ByTask, over_seeds: bool) -> str | Non
         if not (_has_spread(ours, over_seeds) and _has_spread(theirs, over_seeds)):
             return (
                 f"{task} was fine-tuned with 1 seed; give at least {MIN_SEEDS} "
-                "(evaluation.num_seeds), without which nobody knows what a seed does"
+                "(evaluation.num_seeds), because one seed has no spread"
             )
     return None if candidate else "no task was scored"
 
@@ -255,8 +255,8 @@ def power(num_seeds: int, clusters: Mapping[str, int], confidence: float) -> str
     """
     if num_seeds == 1:
         return (
-            "with one seed (evaluation.num_seeds) the gate decides nothing: nobody knows what a "
-            "seed does. Give at least 2; 5 find smaller gains."
+            "with one seed (evaluation.num_seeds) the gate decides nothing, because one seed has "
+            "no spread. Give at least 2; 5 find smaller gains."
         )
     number = len(clusters)
     variance = 2 * number * _SEED_SD**2 / num_seeds

@@ -1,7 +1,7 @@
 """Stage: a pretrained model and its scores -> a version in the registry, perhaps champion.
 
-Its tags say what the version was made of, down to the corpus, how it scored, and what the gate
-decided.
+Its tags name everything that the version was made of, down to the corpus, its scores, and the
+decision of the gate.
 """
 
 import json
@@ -106,7 +106,7 @@ def _aliases(registry: str, name: str, version: str) -> set[str] | None:
                 found = json.load(answer)["model_version"]
             return set(found.get("aliases", ())) if found["status"] == "READY" else None
     except (OSError, ValueError, LookupError, sqlite3.Error) as error:
-        log.debug("%s does not say what is registered: %s", credentials.redacted(registry), error)
+        log.debug("%s does not list registered versions: %s", credentials.redacted(registry), error)
     return None
 
 

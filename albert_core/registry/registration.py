@@ -73,7 +73,7 @@ log = logging.getLogger(lineage.REGISTRATION)
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A model to register, its scores, and what it was made of."""
+    """A model to register, with its scores and its lineage."""
 
     name: str
     """Name of the registered model."""
@@ -122,7 +122,7 @@ class Candidate:
         return {name: said for manifest in made for name, said in _facts(manifest)}
 
     def tags(self, key: str) -> dict[str, str]:
-        """Return the tags of its version: what it is first, then what programs ask for.
+        """Return the tags of its version: those for people first, then those for programs.
 
         MLflow's pages sort them by name. Of the results it was made of, the nearest comes first.
         The held-out scores are among its metrics.
@@ -235,7 +235,7 @@ def measure(finetunings: Mapping[str, Manifest], data_of: Mapping[str, str]) -> 
 
     Args:
         finetunings: their manifests by URI, in any order; several of a task differ in their seed.
-        data_of: task -> a digest of what makes its scores comparable.
+        data_of: task -> `Measured.data`.
 
     Raises:
         IntegrityError: a file is missing.

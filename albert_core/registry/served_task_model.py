@@ -56,7 +56,7 @@ class FinetunedPyfunc(PythonModel):
         names = [name for name in COLUMNS[self.model.task.kind] if name in model_input]
         columns = [model_input[name].tolist() for name in names]
         rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
-        if not rows and len(model_input):  # so that what is missing is named
+        if not rows and len(model_input):  # the error names the missing columns
             rows = [{} for _ in range(len(model_input))]
         return pd.DataFrame(self.model.predict(rows))
 

@@ -179,7 +179,7 @@ def _described(version: ModelVersion, aliases: Mapping[str, str]) -> RegisteredV
 
 
 def _every(search: Callable[..., Any]) -> Iterator[Any]:
-    """Yield what is on every page of a search."""
+    """Yield the entries of every page of a search."""
     page = search()
     yield from page
     while page.token:

@@ -2,12 +2,12 @@
 
 Nothing here may stop or slow a training. Each `TrackedRun` has a journal: a file with a line of
 JSON for each entry, of which the first, the header, names the run. A thread sends the entries. A
-server that is unavailable for a while gets what it missed later; if it is still unavailable at the
+server that is unavailable for a while gets the entries later; if it is still unavailable at the
 end, the next run in the work folder sends the rest, or ``albert send-journals`` does.
 
 The process holds a lock on its journal, which the system releases however the process ends. A
-journal without a lock was left behind, and any process may send it. Only the server knows what has
-arrived: it is asked for the points and parameters that it has, and these are not sent again. All
+journal without a lock was left behind, and any process may send it. Only the server knows which
+entries have arrived: it is asked for its points and parameters, and these are not sent again. All
 other entries may arrive twice without harm. So a journal can always be sent again from its start.
 
 If a port is given, Prometheus reads a run's latest metrics at ``http://127.0.0.1:PORT/metrics``.
@@ -642,7 +642,7 @@ class TrackedRun:
                 self._journal.note_lost("MLflow's journal does not take an entry", error)
 
     def _send(self) -> None:
-        """Send this run's entries until all of it is sent; in between, what others left behind."""
+        """Send this run's entries until its end; in between, the journals that others left."""
         left = send_left(self._work)
         while not self._done.is_set():
             is_last = self._ended.is_set()
@@ -674,7 +674,7 @@ class TrackedRun:
             self._unavailable_since = time.monotonic()
             what = error if isinstance(error, errors.OutageError) else _said(error)
             where = self._journal.path
-            log.warning("%s; the run goes on, and what it logs waits in %s", what, where)
+            log.warning("%s; the run goes on, and its entries wait in %s", what, where)
 
     def _note_answer(self) -> None:
         if self._unavailable_since is not None:

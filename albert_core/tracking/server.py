@@ -60,7 +60,7 @@ _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 
 for _library in ("alembic", "mlflow"):
     logging.getLogger(_library).setLevel(logging.WARNING)
-# It prints the traceback of what it raises.
+# It prints the traceback of every error that it raises.
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns at every retry
 
@@ -219,7 +219,7 @@ def output_of(manifest: str, digest: str) -> Output:
 def log_output(client: MlflowClient, run_id: str, output: Output, key: str = "") -> LoggedModel:
     """Return the model that is an output of the run, with its parameters, metrics and data set.
 
-    Called again, it completes what is there.
+    Called again, it completes a model that is incomplete.
 
     Args:
         client: client of the tracking server.
