@@ -325,6 +325,14 @@ def _local_folder(uri: str) -> Path | None:
 
 # What `albert models`, `promote` and `rollback` show and do
 
+FAULT = (
+    "answers wrongly where a server asks it from several threads. Register its fine-tuning again "
+    "with the present code (python -m albert_core.registry.register_finetuned), promote that "
+    "version, and restart its servers"
+)
+_WORD_TABLE_FILE = "code/albert_core/contract/word_table.py"
+_TASK_FILE = "artifacts/model/task.json"
+
 
 def list_models(work: str) -> str:
     """Return a line for each registered model: its name and its champion.
@@ -338,10 +346,11 @@ def list_models(work: str) -> str:
     with open_registry(work) as client:
         names = sorted(model.name for model in _every(client.search_registered_models))
         champions = {name: champion_of(client, name) for name in names}
-    lines = [
-        f"{name:<32}" + (f"champion: version {found.version}" if found else "no champion")
-        for name, found in champions.items()
-    ]
+        lines = [
+            f"{name:<32}"
+            + (f"champion: version {c.version}{_mark(client, c)}" if c else "no champion")
+            for name, c in champions.items()
+        ]
     return "\n".join(lines) or "none"
 
 
@@ -352,12 +361,12 @@ def list_versions(name: str, work: str) -> str:
         RegistryError: there is none, or the registry does not answer.
     """
     with open_registry(work) as client:
-        found = _versions(client, name)
-    lines = [
-        f"{number:>4}  {', '.join(version.aliases) or '-':<20}"
-        f"{float(version.tags.get('score', 'nan')):>7.4f}  {_decision_of(version)}"
-        for number, version in found.items()
-    ]
+        lines = [
+            f"{number:>4}  {', '.join(version.aliases) or '-':<20}"
+            f"{float(version.tags.get('score', 'nan')):>7.4f}  {_decision_of(version)}"
+            f"{_mark(client, version)}"
+            for number, version in _versions(client, name).items()
+        ]
     return "\n".join([f"{'':>4}  {'alias':<20}{'score':>7}  decision", *lines])
 
 
@@ -369,7 +378,7 @@ def explain_version(name: str, number: str, work: str) -> str:
     """
     with open_registry(work) as client:
         version = _version(client, name, number)
-    lines = [f"{name}, version {number}: {_decision_of(version)}"]
+        lines = [f"{name}, version {number}: {_decision_of(version)}{_mark(client, version)}"]
     against = version.tags.get(f"{DECISION_TAG}.against", "")
     for task in json.loads(version.tags.get(f"{DECISION_TAG}.tasks", "[]")):
         fell = "  fell" if task["fell"] else ""
@@ -439,11 +448,35 @@ def _promote(client: MlflowClient, version: RegisteredVersion, reason: str) -> s
     champion = champion_of(client, name)
     if champion is not None and champion.version == number:
         raise errors.RegistryError(f"version {number} of {name} is champion already")
+    if has_fault(client, version):
+        raise errors.RegistryError(f"version {number} of {name} {FAULT}.")
     instead = "" if champion is None else f" instead of version {champion.version}"
     at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     client.set_model_version_tag(name, number, MOVED_TAG, f"{at}{instead}: {reason}")
     make_champion(client, version)
     return f"{name}: version {number} is champion{instead}"
+
+
+def has_fault(client: MlflowClient, version: RegisteredVersion) -> bool:
+    """Return whether ``version`` carries and uses the word table that had no lock.
+
+    Raises:
+        MlflowException: the registry or its files do not answer. An OSError likewise.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        table = fetch(client, version, _WORD_TABLE_FILE, scratch)
+        if table is None or "threading.Lock" in table.read_text(encoding="utf-8"):
+            return False
+        task = fetch(client, version, _TASK_FILE, scratch)
+        return task is None or json.loads(task.read_text())["task"]["kind"] != "spans"
+
+
+def _mark(client: MlflowClient, version: RegisteredVersion) -> str:
+    """Return what a person must know about the code of ``version``; "" if nothing."""
+    try:
+        return f"; {FAULT}" if has_fault(client, version) else ""
+    except (MlflowException, OSError) as error:
+        return f"; its code can't be read now ({type(error).__name__})"
 
 
 def _versions(client: MlflowClient, name: str) -> dict[str, RegisteredVersion]:
