@@ -512,8 +512,8 @@ def _dropped(texts: Sequence[str]) -> set[int]:
     """Return the numbers of the texts that are as alike to an earlier one as wanted."""
     bands = duplicates.bands_for(_WANTED)
     hashes = duplicates.band_hashes(duplicates.signatures(texts), *bands)
-    rows = np.repeat(np.arange(len(texts), dtype=np.uint32), bands[0])
-    later, _, earlier = duplicates.candidate_pairs([(0, rows, hashes.ravel())])[0]
+    rows = np.repeat(np.arange(len(texts)), bands[0])
+    later, earlier = duplicates.candidate_pairs(hashes.ravel(), rows)
     sets = list(duplicates.shingle_sets(texts))
     return {
         one

@@ -45,8 +45,9 @@ from benchmarks.harness import (
     table,
 )
 from pipelines.config import CleaningSettings, SourceSettings
-from pipelines.corpus.cleaning import normalise_text, reject_reasons
+from pipelines.corpus.cleaning import normalise_text
 from pipelines.corpus.duplicates import band_hashes, bands_for, signatures
+from pipelines.corpus.quality import Profile, reject_reason
 from pipelines.examples.tfrecord import tf_examples, write_tfrecord
 from pipelines.readers import wikipedia
 
@@ -138,7 +139,8 @@ def rules() -> Work:
     some, megabytes = texts(True)
 
     def work() -> float:
-        reject_reasons(some, settings)
+        for text in some:
+            reject_reason(Profile(text, settings.language), settings)
         return megabytes
 
     return work

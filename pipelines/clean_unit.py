@@ -20,8 +20,9 @@ from albert_core.stage.loaded_once import loaded_once
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, Document
 from pipelines.config import CleaningSettings, SourceSettings
+from pipelines.corpus import cut_by_size
 from pipelines.corpus.cleaning import content_hash, normalise_text
-from pipelines.corpus.duplicates import HASH_BYTES, NUM_BINS, cut_by_size, signatures
+from pipelines.corpus.duplicates import HASH_BYTES, NUM_BINS, signatures
 from pipelines.corpus.overlaps import NgramIndex, find_overlaps
 from pipelines.corpus.quality import Profile, reject_reason
 from pipelines.corpus.sentences import cut_long, split_sentences

@@ -23,27 +23,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import sentencepiece
 
-from albert_core.stage import storage
+from albert_core.stage import manifest, storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import IntegrityError, VocabularyError
 from albert_core.stage.lineage import VOCAB, place_in
-from albert_core.stage.manifest import (
-    MANIFEST,
-    Account,
-    Manifest,
-    StagePlan,
-    checked,
-    newest_manifest,
-    read_manifest,
-    scratch_folder,
-    shard_of,
-)
+from albert_core.stage.manifest import MANIFEST, Account, Manifest, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import CorpusResult, VocabularyResult
 from albert_core.text.records import MASK, NUM_SPECIAL, PAD, SPECIAL_PIECES, UNK
@@ -56,8 +47,48 @@ from albert_core.text.tokenizer import (
     num_needed_marks,
 )
 from pipelines.config import LARGEST_AUTO_SIZE, VocabularySettings
+from pipelines.corpus import cut_by_size
 from pipelines.engine import steps
 
+STAGE = VOCAB
+KEPT = "kept"
+"""In the settings of a result: the place of the vocabulary that was kept, for `lineage` too."""
+SPIECE_VOCAB = "spiece.vocab"
+REPORT = "vocab_report"
+"""Kind of the report's file."""
+USER_SYMBOLS = ["(", ")", '"', "-", ".", "\N{EN DASH}", "£", "€"]
+"""Pieces that are never part of another one. Given as a list: in the reference's flag, which is
+CSV, SentencePiece 0.2.3 reads the quote as the start of a field. Source: google-research/albert,
+README, "Sentencepiece"."""
+MAX_SENTENCE_BYTES = 4192
+"""SentencePiece skips longer lines silently, so they are counted here."""
+REPORT_MB = 5.0
+"""MB of text, at most, that the vocabulary is measured on."""
+_LARGEST_MEASURED_SHARE = 1 / 8
+_MORE_DOCUMENTS = 8
+"""So many times larger is the share of the documents than that of their sentences, at most."""
+_COUNTED_PER_SAMPLED = 10
+"""MB of text, for each one sampled, by which the sizes of the strata are estimated."""
+_SLACK = 1 + 1e-9
+"""By which a stratum may be larger than its part, for rounding."""
+_SCRIPT_CHARACTERS = 300
+"""Taken from the middle of a text, to know its script."""
+_RESERVED = re.compile("[\0\N{LOWER FIVE EIGHTHS BLOCK}]")
+"""SentencePiece skips lines with one of these too."""
+_LEAST_AUTO_SIZE = 1_000
+_POSITIONS = 1 << 63
+"""A document's id gives it a position in [0, this); the first ones are trained on, the last
+measured."""
+_TRAIN, _MEASURE = "train", "measure"
+_CHARACTERS, _MARKS_LOST = "characters", "marks_lost"
+_MANY_MARKS = 0.002
+"""Share of a text's characters. Hindi has 4 %, Japanese and Thai 5 to 10 %."""
+_LEFT_OUT = ("not_sampled", "blank", "too_long", "reserved_character")
+"""Why a sentence is not trained on."""
+_MANY_UNKNOWN, _TOO_MANY_UNKNOWN = 0.01, 0.1
+"""Shares of the characters from which there is a warning, and an error."""
+_REQUIRED = re.compile(r"required_chars.*?\d+ vs (\d+)")
+"""In SentencePiece's message: the pieces that the characters alone need."""
 NUM_LISTED = 12
 """Number of unknown characters that are named."""
 _LINES_PER_BATCH = 2000
@@ -66,6 +97,79 @@ _MORE_PIECES, _MORE_UNKNOWN = 1.25, 0.001
 vocabulary does not fit. One of 8,000 pieces trained on 2.5 MB of Wikipedia has 1.10 to 1.13 times
 the pieces on other articles and novels, with 0.000 to 0.013 % more unknown; 2.02 and 2.31 times on
 German and on source code, with 0.6 and 1.7 % more."""
+
+log = logging.getLogger(STAGE)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What every worker needs to know to sample."""
+
+    vocabulary: VocabularySettings
+    text_bytes: int
+    """About the size of the whole text, by which the shares are chosen."""
+    scratch: str
+    """Folder for the samples."""
+    train: bool = True
+    """Whether the sample is to train on as well, not only to measure on."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of each stratum, in a part of the text; empty until they are counted."""
+
+    @cached_property
+    def share(self) -> float:
+        """Share of the sentences to train on if it was the same in all strata, 0..1."""
+        return sample_share(self.vocabulary.sample_mb, self.text_bytes) * self.train
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """Share of the sentences to train on of each stratum that was counted, 0..1."""
+        scale = self.text_bytes / max(1, sum(self.sizes.values()))
+        sizes = {stratum: size * scale * self.train for stratum, size in self.sizes.items()}
+        sample_bytes = self.vocabulary.sample_mb * 1e6
+        return stratum_shares(sizes, sample_bytes, self.vocabulary.sampling_temperature)
+
+    @cached_property
+    def train_share(self) -> float:
+        """Share of the text to train on, 0..1."""
+        if not self.shares:
+            return self.share
+        drawn = sum(self.sizes[stratum] * share for stratum, share in self.shares.items())
+        return drawn / sum(self.sizes.values())
+
+    @cached_property
+    def measured_share(self) -> float:
+        """Share of the documents to measure on: `REPORT_MB` at most.
+
+        If all of the text is trained on, the vocabulary is measured on some of the same text.
+        """
+        share = sample_share(REPORT_MB, self.text_bytes)
+        return min(share, _LARGEST_MEASURED_SHARE) if 0 < self.share < 1 else share
+
+    def position_of(self, document_id: str) -> int:
+        """Return the document's place in [0, `_POSITIONS`)."""
+        return derive_seed(self.vocabulary.seed, "vocab-sample", document_id)
+
+    def is_counted(self, position: int) -> bool:
+        """Return whether the document is one of those by which strata are estimated."""
+        most = _COUNTED_PER_SAMPLED * self.vocabulary.sample_mb
+        return position < sample_share(most, self.text_bytes) * _POSITIONS
+
+    def is_measured(self, position: int) -> bool:
+        """Return whether the vocabulary is measured on the document."""
+        return position >= (1 - self.measured_share) * _POSITIONS
+
+    def may_be_used(self, position: int) -> bool:
+        """Return whether the document is measured on, or trained on if its stratum is small."""
+        largest = max([self.share, *self.shares.values()])
+        return self.is_measured(position) or position < largest * _MORE_DOCUMENTS * _POSITIONS
+
+    def share_trained(self, position: int, stratum: str) -> float:
+        """Return the share of the document's sentences to train on, 0..1."""
+        if self.share < 1 and self.is_measured(position):
+            return 0.0
+        share = self.shares.get(stratum, self.share)
+        of_documents = min(1.0, share * _MORE_DOCUMENTS)
+        return share / of_documents if position < of_documents * _POSITIONS else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,209 +217,6 @@ class VocabularyReport:
         return fit, gaps
 
 
-def measure(
-    tokenizer: Tokenizer, documents: Iterable[Sequence[str]], seen_in_training: bool
-) -> VocabularyReport:
-    """Return the report of ``tokenizer`` on ``documents``.
-
-    Args:
-        tokenizer: the vocabulary.
-        documents: the sentences of each, as `normalise_for_pieces` gives them.
-        seen_in_training: whether the vocabulary may have been trained on some of them.
-    """
-    opens_word = np.array([piece.startswith(WORD_MARK) for piece in tokenizer.pieces])
-    is_single = np.array([len(p.removeprefix(WORD_MARK)) <= 1 for p in tokenizer.pieces])
-    counts = np.zeros(len(tokenizer.pieces), np.int64)
-    characters: Counter[str] = Counter()
-    num_documents = num_bytes = num_unknown_words = 0
-    for number, batch in _batches(documents):
-        num_documents += number
-        if not batch:
-            continue
-        ids = np.concatenate(tokenizer.processor.encode(batch, out_type="numpy", num_threads=1))
-        num_bytes += sum(len(sentence.encode()) for sentence in batch)
-        counts += np.bincount(ids, minlength=len(counts))
-        word_of_piece = np.cumsum(opens_word[ids])
-        num_unknown_words += len(np.unique(word_of_piece[ids == UNK]))
-        for normalised in tokenizer.processor.normalize(batch):
-            characters.update(normalised)
-    del characters[WORD_MARK]
-    ordinary = tokenizer.pieces[NUM_SPECIAL:]
-    known = set("".join(ordinary))
-    unknown = [(c, number) for c, number in characters.items() if c not in known]
-    num_characters, num_unknown = characters.total(), sum(number for _, number in unknown)
-    num_pieces, num_words = int(counts.sum()), int(counts[opens_word].sum())
-    return VocabularyReport(
-        vocab_size=len(tokenizer.pieces),
-        num_documents=num_documents,
-        num_bytes=num_bytes,
-        num_words=num_words,
-        num_pieces=num_pieces,
-        seen_in_training=seen_in_training,
-        known_character_share=_share(num_characters - num_unknown, num_characters),
-        unknown_piece_share=_share(int(counts[UNK]), num_pieces),
-        unknown_word_share=_share(num_unknown_words, num_words),
-        pieces_per_word=_share(num_pieces, num_words),
-        bytes_per_piece=_share(num_bytes, num_pieces),
-        used_share=_share(int((counts[NUM_SPECIAL:] > 0).sum()), len(ordinary)),
-        single_character_share=_share(int(is_single[NUM_SPECIAL:].sum()), len(ordinary)),
-        single_character_piece_share=_share(int(counts[is_single].sum()), num_pieces),
-        unknown_characters=sorted(unknown, key=lambda each: (-each[1], each[0]))[:NUM_LISTED],
-    )
-
-
-def describe_misfit(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return in what a vocabulary fits a text too badly; empty if it fits.
-
-    Args:
-        then: the `VocabularyReport` on the text that it was trained for.
-        now: the same on another text.
-    """
-    unknown_then, unknown_now = (1 - each["known_character_share"] for each in (then, now))
-    found = []
-    if now["pieces_per_word"] > _MORE_PIECES * then["pieces_per_word"]:
-        found.append(
-            f"{now['pieces_per_word']:.2f} pieces a word, {then['pieces_per_word']:.2f} then"
-        )
-    if unknown_now - unknown_then > _MORE_UNKNOWN:
-        found.append(f"{unknown_now:.3%} of the characters unknown, {unknown_then:.3%} then")
-    return "; ".join(found)
-
-
-def _batches(documents: Iterable[Sequence[str]]) -> Iterator[tuple[int, list[str]]]:
-    """Yield numbers of documents, and all their sentences: about `_LINES_PER_BATCH`."""
-    num_documents, batch = 0, list[str]()
-    for sentences in documents:
-        num_documents += 1
-        batch += sentences
-        if len(batch) >= _LINES_PER_BATCH:
-            yield num_documents, batch
-            num_documents, batch = 0, []
-    yield num_documents, batch
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
-
-
-STAGE = VOCAB
-KEPT = "kept"
-"""In the settings of a result: the place of the vocabulary that was kept, for `lineage` too."""
-SPIECE_VOCAB = "spiece.vocab"
-REPORT = "vocab_report"
-"""Kind of the report's file."""
-USER_SYMBOLS = ["(", ")", '"', "-", ".", "\N{EN DASH}", "£", "€"]
-"""Pieces that are never part of another one. Given as a list: in the reference's flag, which is
-CSV, SentencePiece 0.2.3 reads the quote as the start of a field. Source: google-research/albert,
-README, "Sentencepiece"."""
-MAX_SENTENCE_BYTES = 4192
-"""SentencePiece skips longer lines silently, so they are counted here."""
-REPORT_MB = 5.0
-"""MB of text, at most, that the vocabulary is measured on."""
-_LARGEST_MEASURED_SHARE = 1 / 8
-_MORE_DOCUMENTS = 8
-"""So many times larger is the share of the documents than that of their sentences, at most."""
-_COUNTED_PER_SAMPLED = 10
-"""MB of text, for each one sampled, by which the sizes of the strata are estimated."""
-_SLACK = 1 + 1e-9
-"""By which a stratum may be larger than its part, for rounding."""
-_SCRIPT_CHARACTERS = 300
-"""Taken from the middle of a text, to know its script."""
-_RESERVED = re.compile("[\0\N{LOWER FIVE EIGHTHS BLOCK}]")
-"""SentencePiece skips lines with one of these too."""
-_LEAST_AUTO_SIZE = 1_000
-_POSITIONS = 1 << 63
-"""A document's id gives it a position in [0, this); the first ones are trained on, the last
-measured."""
-_TRAIN, _MEASURE = "train", "measure"
-_CHARACTERS, _MARKS_LOST = "characters", "marks_lost"
-_MANY_MARKS = 0.002
-"""Share of a text's characters. Hindi has 4 %, Japanese and Thai 5 to 10 %."""
-_LEFT_OUT = ("not_sampled", "blank", "too_long", "reserved_character")
-"""Why a sentence is not trained on."""
-
-log = logging.getLogger(STAGE)
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """What every worker needs to know to sample."""
-
-    vocabulary: VocabularySettings
-    text_bytes: int
-    """About the size of the whole text, by which the shares are chosen."""
-    scratch: str
-    """Folder for the samples."""
-    train: bool = True
-    """Whether the sample is to train on as well, not only to measure on."""
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of each stratum, in a part of the text; empty until they are counted."""
-
-    @cached_property
-    def takes_all(self) -> bool:
-        """Whether the whole text is trained on."""
-        return self.train and self.text_bytes <= self.vocabulary.sample_mb * 1e6
-
-    @cached_property
-    def shares(self) -> dict[str, float]:
-        """Share of the sentences of each stratum to train on, 0..1."""
-        if self.takes_all:
-            return {}
-        scale = self.text_bytes / max(1, sum(self.sizes.values()))
-        sizes = {stratum: size * scale for stratum, size in self.sizes.items()}
-        return stratum_shares(
-            sizes, self.vocabulary.sample_mb * 1e6, self.vocabulary.sampling_temperature
-        )
-
-    @cached_property
-    def train_share(self) -> float:
-        """Share of the text to train on, 0..1."""
-        if not self.train or self.takes_all:
-            return float(self.train)
-        drawn = sum(self.sizes[stratum] * share for stratum, share in self.shares.items())
-        return drawn / max(1, sum(self.sizes.values()))
-
-    @cached_property
-    def measured_share(self) -> float:
-        """Share of the documents to measure on: `REPORT_MB` at most.
-
-        Where all is trained on, the vocabulary is measured on some of the same text.
-        """
-        share = sample_share(REPORT_MB, self.text_bytes)
-        return min(share, _LARGEST_MEASURED_SHARE) if self.train and not self.takes_all else share
-
-    def position_of(self, document_id: str) -> int:
-        """Return the document's place in [0, `_POSITIONS`)."""
-        return derive_seed(self.vocabulary.seed, "vocab-sample", document_id)
-
-    def is_counted(self, position: int) -> bool:
-        """Return whether the document is one of those by which strata are estimated."""
-        most = _COUNTED_PER_SAMPLED * self.vocabulary.sample_mb
-        return position < sample_share(most, self.text_bytes) * _POSITIONS
-
-    def is_measured(self, position: int) -> bool:
-        """Return whether the vocabulary is measured on the document."""
-        return position >= (1 - self.measured_share) * _POSITIONS
-
-    @cached_property
-    def _share_of_all(self) -> float:
-        """Share of the sentences to train on if all strata had the same one."""
-        return sample_share(self.vocabulary.sample_mb, self.text_bytes)
-
-    def may_be_used(self, position: int) -> bool:
-        """Return whether the document is measured on, or trained on if its stratum is small."""
-        largest = max([self._share_of_all, *self.shares.values()]) * self.train
-        return self.is_measured(position) or position < largest * _MORE_DOCUMENTS * _POSITIONS
-
-    def share_trained(self, position: int, stratum: str) -> float:
-        """Return the share of the document's sentences to train on, 0..1."""
-        if not self.train or (self.is_measured(position) and not self.takes_all):
-            return 0.0
-        share = self.shares.get(stratum, self._share_of_all)
-        of_documents = min(1.0, share * _MORE_DOCUMENTS)
-        return share / of_documents if position < of_documents * _POSITIONS else 0.0
-
-
 def run(vocabulary: VocabularySettings, corpus: str, work: str) -> str:
     """Make the corpus's vocabulary, or take the one given or kept; return its manifest.
 
@@ -334,11 +235,11 @@ def run(vocabulary: VocabularySettings, corpus: str, work: str) -> str:
     if kept:
         log.info("%s: keeping %s; vocabulary.refresh = train makes another", STAGE, kept)
         [shard] = read_manifest(storage.join(kept, MANIFEST)).shards_of(SPIECE_MODEL)
-        model = storage.read_bytes(checked(storage.join(kept, shard.path)))
+        model = storage.read_bytes(manifest.checked(storage.join(kept, shard.path)))
     text_bytes = read_manifest(corpus).result_as(CorpusResult).text_bytes
-    with scratch_folder(plan.folder(work)) as scratch:
+    with manifest.scratch_folder(plan.folder(work)) as scratch:
         sampling = Sampling(vocabulary, text_bytes, scratch, train=not model)
-        if sampling.train and not sampling.takes_all:
+        if 0 < sampling.share < 1:
             what = f"{STAGE}: counting scripts"
             counted = each_shard(count_strata, sampling, corpus=corpus, what=what, scratch=scratch)
             sampling = replace(sampling, sizes=sum_of(counted))
@@ -414,7 +315,7 @@ def _trained_before(vocabulary: VocabularySettings, corpus: Manifest, work: str)
             and read_manifest(uri).result_as(CorpusResult).source == source
         )
 
-    newest = newest_manifest(storage.join(work, STAGE), is_of_this_recipe)
+    newest = manifest.newest_manifest(storage.join(work, STAGE), is_of_this_recipe)
     if newest is None or KEPT not in newest.settings:
         return newest
     return read_manifest(storage.join(work, newest.settings[KEPT], MANIFEST))
@@ -422,7 +323,7 @@ def _trained_before(vocabulary: VocabularySettings, corpus: Manifest, work: str)
 
 def _read_report(folder: str) -> dict[str, Any]:
     report: dict[str, Any] = json.loads(
-        storage.read_bytes(checked(storage.join(folder, "report.json")))
+        storage.read_bytes(manifest.checked(storage.join(folder, "report.json")))
     )
     return report
 
@@ -644,12 +545,6 @@ def _documents(files: Iterable[dict[str, str]], use: str) -> Iterator[list[str]]
         yield lines.pop().split("\t")[1:]
 
 
-_MANY_UNKNOWN, _TOO_MANY_UNKNOWN = 0.01, 0.1
-"""Shares of the characters from which there is a warning, and an error."""
-_REQUIRED = re.compile(r"required_chars.*?\d+ vs (\d+)")
-"""In SentencePiece's message: the pieces that the characters alone need."""
-
-
 def auto_size(text_bytes: int) -> int:
     """Return how many pieces a text of this size trains well: 4,000 of 16 MB.
 
@@ -756,7 +651,7 @@ def _write(
     for name, kind, num_rows, content in contents:
         uri = storage.join(folder, name)
         storage.write_bytes(uri, content)
-        shards.append(shard_of(uri, folder, kind, num_rows))
+        shards.append(manifest.shard_of(uri, folder, kind, num_rows))
     for line in report.lines():
         log.info("%s: %s", STAGE, line)
     result = VocabularyResult(
@@ -795,6 +690,80 @@ def _accounts(counts: Counter[str]) -> list[Account]:
             dropped={reason: counts[reason] for reason in _LEFT_OUT if counts[reason]},
         ),
     ]
+
+
+def measure(
+    tokenizer: Tokenizer, documents: Iterable[Sequence[str]], seen_in_training: bool
+) -> VocabularyReport:
+    """Return the report of ``tokenizer`` on ``documents``.
+
+    Args:
+        tokenizer: the vocabulary.
+        documents: the sentences of each, as `normalise_for_pieces` gives them.
+        seen_in_training: whether the vocabulary may have been trained on some of them.
+    """
+    opens_word = np.array([piece.startswith(WORD_MARK) for piece in tokenizer.pieces])
+    is_single = np.array([len(p.removeprefix(WORD_MARK)) <= 1 for p in tokenizer.pieces])
+    counts = np.zeros(len(tokenizer.pieces), np.int64)
+    characters: Counter[str] = Counter()
+    num_documents = num_bytes = num_unknown_words = 0
+    for some in cut_by_size(documents, len, _LINES_PER_BATCH):
+        num_documents += len(some)
+        batch = list(chain.from_iterable(some))
+        if not batch:
+            continue
+        ids = np.concatenate(tokenizer.processor.encode(batch, out_type="numpy", num_threads=1))
+        num_bytes += sum(len(sentence.encode()) for sentence in batch)
+        counts += np.bincount(ids, minlength=len(counts))
+        word_of_piece = np.cumsum(opens_word[ids])
+        num_unknown_words += len(np.unique(word_of_piece[ids == UNK]))
+        for normalised in tokenizer.processor.normalize(batch):
+            characters.update(normalised)
+    del characters[WORD_MARK]
+    ordinary = tokenizer.pieces[NUM_SPECIAL:]
+    known = set("".join(ordinary))
+    unknown = [(c, number) for c, number in characters.items() if c not in known]
+    num_characters, num_unknown = characters.total(), sum(number for _, number in unknown)
+    num_pieces, num_words = int(counts.sum()), int(counts[opens_word].sum())
+    return VocabularyReport(
+        vocab_size=len(tokenizer.pieces),
+        num_documents=num_documents,
+        num_bytes=num_bytes,
+        num_words=num_words,
+        num_pieces=num_pieces,
+        seen_in_training=seen_in_training,
+        known_character_share=_share(num_characters - num_unknown, num_characters),
+        unknown_piece_share=_share(int(counts[UNK]), num_pieces),
+        unknown_word_share=_share(num_unknown_words, num_words),
+        pieces_per_word=_share(num_pieces, num_words),
+        bytes_per_piece=_share(num_bytes, num_pieces),
+        used_share=_share(int((counts[NUM_SPECIAL:] > 0).sum()), len(ordinary)),
+        single_character_share=_share(int(is_single[NUM_SPECIAL:].sum()), len(ordinary)),
+        single_character_piece_share=_share(int(counts[is_single].sum()), num_pieces),
+        unknown_characters=sorted(unknown, key=lambda each: (-each[1], each[0]))[:NUM_LISTED],
+    )
+
+
+def describe_misfit(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return in what a vocabulary fits a text too badly; empty if it fits.
+
+    Args:
+        then: the `VocabularyReport` on the text that it was trained for.
+        now: the same on another text.
+    """
+    unknown_then, unknown_now = (1 - each["known_character_share"] for each in (then, now))
+    found = []
+    if now["pieces_per_word"] > _MORE_PIECES * then["pieces_per_word"]:
+        found.append(
+            f"{now['pieces_per_word']:.2f} pieces a word, {then['pieces_per_word']:.2f} then"
+        )
+    if unknown_now - unknown_then > _MORE_UNKNOWN:
+        found.append(f"{unknown_now:.3%} of the characters unknown, {unknown_then:.3%} then")
+    return "; ".join(found)
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from albert_core.text.records import (
     Ints,
 )
 from albert_core.text.seeds import UInt64s, derive_seed, random_bits, random_uniform
-from pipelines.corpus.duplicates import cut_by_size
+from pipelines.corpus import cut_by_size
 from pipelines.examples.pairs import LABEL, google_masks
 from pipelines.examples.tfrecord import TFExample, read_tfrecord
 

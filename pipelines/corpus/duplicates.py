@@ -24,17 +24,16 @@ Sources: Broder 1997 (MinHash); Li, Owen and Zhang 2012 (one permutation); Shriv
 "Optimal densification for fast and accurate minwise hashing" (empty bins).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from albert_core.text.records import Ints, ranges
 from albert_core.text.seeds import UInt64s, mix_bits, random_bits
-
-Item = TypeVar("Item")
+from pipelines.corpus import cut_by_size
 
 MAX_HASHED_BYTES = 64
 """A longer word is hashed by its first 64 bytes and its length; real words are shorter."""
@@ -118,26 +117,6 @@ def hash_ngrams(words: UInt64s, n: int) -> UInt64s:
 def batches(texts: Iterable[str]) -> Iterator[list[str]]:
     """Return the texts in lists of about BATCH_CHARACTERS; a long text is alone or comes last."""
     return cut_by_size(texts, len, BATCH_CHARACTERS)
-
-
-def cut_by_size(
-    items: Iterable[Item], size_of: Callable[[Item], int], size: int
-) -> Iterator[list[Item]]:
-    """Yield ``items`` in order, in lists that end with the item that fills them to ``size``.
-
-    >>> list(cut_by_size(["ab", "c", "def", "g"], len, 3))
-    [['ab', 'c'], ['def'], ['g']]
-    """
-    batch: list[Item] = []
-    filled = 0
-    for item in items:
-        batch.append(item)
-        filled += size_of(item)
-        if filled >= size:
-            yield batch
-            batch, filled = [], 0
-    if batch:
-        yield batch
 
 
 def find_words(texts: Sequence[str]) -> Words:

@@ -17,7 +17,7 @@ import string
 import unicodedata
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Final
 
 import justext
@@ -84,7 +84,8 @@ class Profile:
     def __init__(self, text: str, language: str) -> None:
         self.text, self.language = text, language
         self.data = text.encode()
-        self.num_lines = self.data.count(b"\n") + 1
+        self.lines = text.split("\n")
+        self.num_ellipses = _num_ellipses(text, self.data)
         self.is_latin = len(self.data) <= _LATIN_BYTES * len(text)
         """Most characters are ASCII."""
         self.most_foreign = len(self.data) - len(text)
@@ -115,18 +116,6 @@ class Profile:
             self.num_dense // _DENSE_CHARACTERS_PER_WORD,
         )
         """About as many as English needs: see `_DENSE_CHARACTERS_PER_WORD`."""
-
-    @cached_property
-    def lines(self) -> list[str]:
-        """The lines, which are paragraphs or sentences."""
-        return self.text.split("\n")
-
-    @cached_property
-    def num_ellipses(self) -> int:
-        """Number of ellipses; that of Chinese and Japanese prose (……) is none."""
-        if b"..." not in self.data and "…" not in self.text:
-            return 0
-        return sum(found[0] != "……" for found in _ELLIPSIS.finditer(self.text))
 
     @cached_property
     def detected(self) -> tuple[str, float]:
@@ -180,6 +169,13 @@ def reject_reason(profile: Profile, rules: CleaningSettings) -> str | None:
     return None
 
 
+def _num_ellipses(text: str, data: bytes) -> int:
+    """Return the number of ellipses; that of Chinese and Japanese prose (……) is none."""
+    if b"..." not in data and "…" not in text:
+        return 0
+    return sum(found[0] != "……" for found in _ELLIPSIS.finditer(text))
+
+
 def too_few_letters(profile: Profile, min_share: float) -> bool:
     """Fewer than ``min_share`` of the characters without white space are letters of any script.
 
@@ -208,7 +204,7 @@ MAX_BULLET_LINES: Final = 0.9
 MAX_ELLIPSIS_LINES: Final = 0.3
 MIN_ALPHABETIC_WORDS: Final = 0.8
 MIN_STOP_WORDS: Final = 2
-_NO_BULLET: Final = re.compile(r"\n(?!•|- |\* )")
+BULLETS: Final = ("•", "- ", "* ")
 _ELLIPSIS: Final = re.compile(r"\.{3,}|…+")
 _CUT_SHORT: Final = re.compile(r"(?:\.{3}|(?<!…)…)$", re.MULTILINE)
 STOP_WORDS: Final = {
@@ -255,15 +251,15 @@ def symbols(profile: Profile) -> bool:
 
 def bullet_lines(profile: Profile) -> bool:
     """More than 90 % of two lines or more begin with a bullet."""
-    enough = math.ceil((1 - MAX_BULLET_LINES) * profile.num_lines)
-    others = islice(_NO_BULLET.finditer(f"\n{profile.text}"), enough)
-    return profile.num_lines > 1 and sum(1 for _ in others) < enough
+    enough = math.ceil((1 - MAX_BULLET_LINES) * len(profile.lines))
+    others = islice((True for line in profile.lines if not line.startswith(BULLETS)), enough)
+    return len(profile.lines) > 1 and sum(others) < enough
 
 
 def ellipsis_lines(profile: Profile) -> bool:
     """More than 30 % of two lines or more end with an ellipsis."""
-    most = MAX_ELLIPSIS_LINES * profile.num_lines
-    if profile.num_lines == 1 or profile.num_ellipses <= most:
+    most = MAX_ELLIPSIS_LINES * len(profile.lines)
+    if len(profile.lines) == 1 or profile.num_ellipses <= most:
         return False
     return len(_CUT_SHORT.findall(profile.text)) > most
 
@@ -481,8 +477,8 @@ def c4_lines(profile: Profile) -> str | None:
 
 def _has_sentences(lines: Iterable[str]) -> bool:
     """Return whether the lines have MIN_SENTENCES; one without an end is none."""
-    ends = (end for line in lines for end in _SENTENCE_END.finditer(line))
-    return len(list(islice(ends, MIN_SENTENCES))) == MIN_SENTENCES
+    found = accumulate(len(_SENTENCE_END.findall(line)) for line in lines)
+    return any(number >= MIN_SENTENCES for number in found)
 
 
 RULES: Final[dict[str, tuple[Callable[[Profile], bool | str | None], ...]]] = {
