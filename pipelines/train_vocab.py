@@ -287,19 +287,16 @@ def _plan(vocabulary: VocabularySettings, corpus: str, given: bytes | None, work
     stays its vocabulary.
     """
     made_of = read_manifest(corpus)
-    plan = replace(
-        plan_of(vocabulary, given, corpus=made_of.content), input_manifests={"corpus": corpus}
-    )
+    plan = plan_of(vocabulary, given, corpus=made_of.content)
+    plan = replace(plan, input_manifests={"corpus": corpus})
     if given or vocabulary.refresh == "train" or plan.done(work):
         return plan
     trained = _trained_before(vocabulary, made_of, work)
     if trained is None:
         return plan
     [model] = trained.shards_of(SPIECE_MODEL)
-    kept = {KEPT: f"{STAGE}/{trained.key}"}
-    return replace(
-        plan, settings=plan.settings | kept, inputs=plan.inputs | {"model": model.sha256}
-    )
+    settings = plan.settings | {KEPT: f"{STAGE}/{trained.key}"}
+    return replace(plan, settings=settings, inputs=plan.inputs | {"model": model.sha256})
 
 
 def _trained_before(vocabulary: VocabularySettings, corpus: Manifest, work: str) -> Manifest | None:
@@ -322,9 +319,8 @@ def _trained_before(vocabulary: VocabularySettings, corpus: Manifest, work: str)
 
 
 def _read_report(folder: str) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads(
-        storage.read_bytes(manifest.checked(storage.join(folder, "report.json")))
-    )
+    uri = manifest.checked(storage.join(folder, "report.json"))
+    report: dict[str, Any] = json.loads(storage.read_bytes(uri))
     return report
 
 
@@ -366,20 +362,19 @@ def train_on_samples(
     """
     vocabulary, share = sampling.vocabulary, reports[0]["share"]
     counts = sum((Counter(report["counts"]) for report in reports), Counter[str]())
+    files = [report["files"] for report in reports]
     if not given:
         _require_sentences(counts, vocabulary)
-    files = [report["files"] for report in reports]
     model = given or train(
-        lambda: (sentence for document in _documents(files, _TRAIN) for sentence in document),
-        vocabulary,
-        sampling.text_bytes,
+        lambda: chain.from_iterable(_documents(files, _TRAIN)), vocabulary, sampling.text_bytes
     )
-    if counts[_MARKS_LOST] > _MANY_MARKS * counts[_CHARACTERS]:
+    marks_lost = counts[_MARKS_LOST] / max(1, counts[_CHARACTERS])
+    if marks_lost > _MANY_MARKS:
         log.warning(
             "%s: %.1f %% of the text's characters are marks that its scripts cannot do without, "
             "and pieces are made without them. Set vocabulary.keep_accents = true",
             STAGE,
-            100 * counts[_MARKS_LOST] / counts[_CHARACTERS],
+            100 * marks_lost,
         )
     use = _MEASURE if counts[_MEASURE] else _TRAIN
     report = measure(
@@ -454,14 +449,11 @@ def stratum_of(document_id: str, text: str) -> str:
     found: Counter[str] = Counter(LATIN=1)
     if not part.isascii():
         for character, number in Counter(part).items():
-            found[_script(character)] += number * character.isalpha()
+            # A script is the first word of a name, as in CYRILLIC SMALL LETTER A.
+            script = unicodedata.name(character, "").partition(" ")[0]
+            found[script] += number * character.isalpha()
     script, _ = max(found.items(), key=lambda each: (each[1], each[0]))
     return f"{folder if is_folder else ''}/{script}"
-
-
-def _script(character: str) -> str:
-    """Return the script of a letter: the first word of its name, as in CYRILLIC SMALL LETTER A."""
-    return unicodedata.name(character, "").partition(" ")[0]
 
 
 def sample_shard(documents: pa.Table, name: str, sampling: Sampling) -> dict[str, Any]:
@@ -675,20 +667,13 @@ def vocab_file(tokenizer: Tokenizer) -> bytes:
 
 def _accounts(counts: Counter[str]) -> list[Account]:
     """Return what became of the documents and of the sentences of those that were sampled."""
-    not_sampled = counts["documents"] - counts[_TRAIN]
+    documents, sampled, sentences = counts["documents"], counts[_TRAIN], counts["sentences"]
+    missing = {"not_sampled": documents - sampled} if documents > sampled else {}
+    left_out = {reason: counts[reason] for reason in _LEFT_OUT if counts[reason]}
+    kept = counts["sentences_kept"]
     return [
-        Account(
-            what="documents",
-            total=counts["documents"],
-            kept=counts[_TRAIN],
-            dropped={"not_sampled": not_sampled} if not_sampled else {},
-        ),
-        Account(
-            what="sampled sentences",
-            total=counts["sentences"],
-            kept=counts["sentences_kept"],
-            dropped={reason: counts[reason] for reason in _LEFT_OUT if counts[reason]},
-        ),
+        Account(what="documents", total=documents, kept=sampled, dropped=missing),
+        Account(what="sampled sentences", total=sentences, kept=kept, dropped=left_out),
     ]
 
 

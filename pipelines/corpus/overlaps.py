@@ -8,8 +8,9 @@ Source of the rule: Brown et al. 2020, "Language models are few-shot learners", 
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -73,9 +74,18 @@ def ngram_hashes(texts: Sequence[str], n: int = OVERLAP_WORDS) -> UInt64s:
     Returns:
         uint64 (T,), ascending, each once. A text of fewer than n words has none.
     """
-    found = [np.empty(0, np.uint64), *_ngrams(texts, n)]
-    hashes = np.sort(np.concatenate(found))  # np.unique is ten times slower
-    return hashes[np.diff(hashes, prepend=~hashes[:1]) != 0]
+    return _distinct(_ngrams(texts, n))
+
+
+def shared_ngrams(texts: Sequence[str], known: NgramIndex, n: int = OVERLAP_WORDS) -> UInt64s:
+    """Return those of ``known`` that occur in one of the texts: uint64, ascending, each once.
+
+    Args:
+        texts: D texts.
+        known: from `ngram_hashes` with the same n.
+        n: words in an n-gram.
+    """
+    return _distinct(ngrams[known.positions_in(ngrams)] for ngrams in _ngrams(texts, n))
 
 
 def find_overlaps(
@@ -88,19 +98,26 @@ def find_overlaps(
         known: the n-grams of the test texts, from `ngram_hashes` with the same n.
         n: words in a row that make an overlap.
     """
-    return [overlap for batch in batches(texts) for overlap in _find_overlaps(batch, known, n)]
+    overlaps: list[Overlap | None] = []
+    for batch in batches(texts):
+        words, offsets = hash_words(batch)
+        ngrams = hash_ngrams(words, n)
+        positions = known.positions_in(ngrams)
+        positions = positions[_within_a_text(len(ngrams), offsets, n)[positions]]
+        begins = np.searchsorted(positions, offsets).tolist()
+        for text, offset, (begin, end) in zip(batch, offsets[:-1], pairwise(begins), strict=True):
+            if begin == end:
+                overlaps.append(None)
+            else:
+                first = _words_of(text, positions[begin] - offset, n)
+                overlaps.append(Overlap(end - begin, first))
+    return overlaps
 
 
-def shared_ngrams(texts: Sequence[str], known: NgramIndex, n: int = OVERLAP_WORDS) -> UInt64s:
-    """Return those of ``known`` that occur in one of the texts: uint64, ascending, each once.
-
-    Args:
-        texts: D texts.
-        known: from `ngram_hashes` with the same n.
-        n: words in an n-gram.
-    """
-    found = [ngrams[known.positions_in(ngrams)] for ngrams in _ngrams(texts, n)]
-    return np.unique(np.concatenate([np.empty(0, np.uint64), *found]))
+def _distinct(hashes: Iterable[UInt64s]) -> UInt64s:
+    """Return all hashes, ascending, each once; np.unique is ten times slower."""
+    ordered = np.sort(np.concatenate([np.empty(0, np.uint64), *hashes]))
+    return ordered[np.diff(ordered, prepend=~ordered[:1]) != 0]
 
 
 def _ngrams(texts: Sequence[str], n: int) -> Iterator[UInt64s]:
@@ -109,6 +126,26 @@ def _ngrams(texts: Sequence[str], n: int) -> Iterator[UInt64s]:
         words, offsets = hash_words(batch)
         ngrams = hash_ngrams(words, n)
         yield ngrams[_within_a_text(len(ngrams), offsets, n)]
+
+
+def _within_a_text(num_ngrams: int, offsets: Ints, n: int) -> Bools:
+    """Return bool (num_ngrams,): whether the n-gram doesn't reach into the next text."""
+    within = np.ones(num_ngrams, bool)
+    for ahead in range(1, n):
+        crossing = offsets[1:-1] - ahead
+        within[crossing[(crossing >= 0) & (crossing < num_ngrams)]] = False
+    return within
+
+
+def _words_of(text: str, begin: int, n: int) -> str:
+    """Return ``n`` words from word ``begin`` on, with what stands between them."""
+    words = find_words([text])
+    first, last = words.begins[begin], words.ends[begin + n - 1]
+    return text.encode("utf-8", "surrogatepass")[first:last].decode("utf-8", "replace")
+
+
+def _leading(hashes: UInt64s, bits: int) -> Ints:
+    return (hashes >> np.uint64(64 - bits)).astype(np.int64)
 
 
 def strings_of(name: str, content: bytes) -> list[str]:
@@ -133,40 +170,6 @@ def strings_of(name: str, content: bytes) -> list[str]:
     return [string for string in strings if len(string) >= OVERLAP_WORDS]
 
 
-def _find_overlaps(texts: Sequence[str], known: NgramIndex, n: int) -> list[Overlap | None]:
-    words, offsets = hash_words(texts)
-    ngrams = hash_ngrams(words, n)
-    positions = known.positions_in(ngrams)
-    positions = positions[_within_a_text(len(ngrams), offsets, n)[positions]]
-    owners = np.searchsorted(offsets, positions, side="right") - 1
-    counts = np.bincount(owners, minlength=len(texts))
-    overlaps: list[Overlap | None] = [None] * len(texts)
-    for row, first in zip(*np.unique(owners, return_index=True), strict=True):
-        begin = positions[first] - offsets[row]
-        overlaps[row] = Overlap(int(counts[row]), _words_of(texts[row], int(begin), n))
-    return overlaps
-
-
-def _within_a_text(num_ngrams: int, offsets: Ints, n: int) -> Bools:
-    """Return bool (num_ngrams,): whether the n-gram doesn't reach into the next text."""
-    within = np.ones(num_ngrams, bool)
-    for ahead in range(1, n):
-        crossing = offsets[1:-1] - ahead
-        within[crossing[(crossing >= 0) & (crossing < num_ngrams)]] = False
-    return within
-
-
-def _words_of(text: str, begin: int, n: int) -> str:
-    """Return ``n`` words from word ``begin`` on, with what stands between them."""
-    words = find_words([text])
-    first, last = words.begins[begin], words.ends[begin + n - 1]
-    return text.encode("utf-8", "surrogatepass")[first:last].decode("utf-8", "replace")
-
-
-def _leading(hashes: UInt64s, bits: int) -> Ints:
-    return (hashes >> np.uint64(64 - bits)).astype(np.int64)
-
-
 def _json_values(name: str, text: str, declared: bool) -> list[Any]:
     """Return the JSON values of a file: one, or one a line; its text, if it is not JSON."""
     if not declared and not text.lstrip().startswith(("{", "[")):
@@ -176,18 +179,16 @@ def _json_values(name: str, text: str, declared: bool) -> list[Any]:
     except ValueError:
         if not declared:
             return [text]
-    lines = enumerate(text.splitlines(), start=1)
-    return [_json_value(name, number, line) for number, line in lines if line.strip()]
-
-
-def _json_value(name: str, number: int, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise SourceError(
-            f"{name} is called JSON, but neither the file nor its line {number} is: {error}. "
-            "Repair it, or give it another ending to take it as one text"
-        ) from error
+    values = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            values += [json.loads(line)] if line.strip() else []
+        except ValueError as error:
+            raise SourceError(
+                f"{name} is called JSON, but neither the file nor its line {number} is: {error}. "
+                "Repair it, or give it another ending to take it as one text"
+            ) from error
+    return values
 
 
 def _strings_in(value: Any) -> Iterator[str]:
@@ -267,9 +268,6 @@ def overlaps_of(part: Part, shared: NgramIndex, n: int) -> PartOverlaps:
         shared: the n-grams of the set's texts that stand in the corpus too.
         n: words in an n-gram.
     """
-    return PartOverlaps(part, find_overlaps(part.texts, shared, n), _num_long(part.texts, n))
-
-
-def _num_long(texts: Sequence[str], n: int) -> int:
-    """Return how many of the texts have at least ``n`` words."""
-    return sum(int((np.diff(hash_words(batch)[1]) >= n).sum()) for batch in batches(texts))
+    num_words = (np.diff(hash_words(batch)[1]) for batch in batches(part.texts))
+    num_long_enough = sum(int((each >= n).sum()) for each in num_words)
+    return PartOverlaps(part, find_overlaps(part.texts, shared, n), num_long_enough)

@@ -10,7 +10,7 @@ is cut, except before a lower-case letter (``"Oh!" cried she``).
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final
 
 import sentencex
@@ -108,20 +108,17 @@ def _best_end(text: str, low: int, high: int) -> int:
 
 def _cut(text: str, parts: Iterable[str], paragraph_ends: frozenset[int]) -> list[str]:
     """Return ``text`` cut where a part of it ends, unless a lower-case letter follows."""
-    sentences = []
-    begin = end = place = 0
+    cuts = [0]
+    end = place = 0
     for part in parts:
         if place in paragraph_ends:
             end = place
         if part[0].isupper() or end == place or not _LOWER_CASE.match(text, end):
-            if sentence := text[begin:end].strip():
-                sentences.append(sentence)
-            begin = end
+            cuts.append(end)
         end = place + len(part.rstrip())
         place += len(part)
-    if sentence := text[begin:].strip():
-        sentences.append(sentence)
-    return sentences
+    pieces = (text[begin:end].strip() for begin, end in pairwise([*cuts, len(text)]))
+    return list(filter(None, pieces))
 
 
 def _hidden(text: str, language: str) -> str:
@@ -143,7 +140,7 @@ def _instead(found: re.Match[str]) -> str:
     """Return what stands for a mark and the quotes that close behind it."""
     if found.lastgroup:
         return " "
-    return (found[0][0] + "!" * (len(found[0]) - 1)) if len(found[0]) > 1 else "!"
+    return found[0][0] + "!" * (len(found[0]) - 1) if len(found[0]) > 1 else "!"
 
 
 @cache
