@@ -5,14 +5,18 @@ import gzip
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from albert_core.stage.errors import AccountingError, SourceError
 from albert_core.stage.manifest import read_manifest
 from albert_core.text.records import Document
-from pipelines import clean_corpus
+from pipelines import clean_corpus, clean_unit
 from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.engine import runner
 from pipelines.readers import Unreadable, read_documents
@@ -287,3 +291,57 @@ def test_an_excluded_id_that_is_not_there_is_said(
     assert dropped(manifest) == {"excluded": 1}
     assert "excluded id 'no-file#1' belongs to no file of the source" in caplog.text
     assert "found 1 of 2 ids to leave out" in caplog.text
+
+
+# Which documents repeat
+
+
+def sent(
+    units: list[list[int]], num_partitions: int, first: int
+) -> dict[int, list[clean_corpus.Sent]]:
+    """Return by partition what parts send; equal numbers stand for equal documents."""
+    by_partition: dict[int, list[clean_corpus.Sent]] = {}
+    for number, documents in enumerate(units, start=first):
+        part = clean_unit.Part(number, "", "")
+        hashes = np.array([[n, 0] for n in documents], np.uint64).reshape(-1, 2)
+        for partition in range(num_partitions):
+            rows = np.flatnonzero(hashes[:, 0] % np.uint64(num_partitions) == partition)
+            some = clean_corpus.Sent(part, rows.astype(np.uint32), hashes[rows])
+            by_partition.setdefault(partition, []).append(some)
+    return by_partition
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 12), max_size=12), min_size=1, max_size=6),
+    st.integers(-3, 0),
+    st.randoms(),
+    st.integers(1, 20),
+)
+def test_of_equal_documents_the_first_is_kept_in_whichever_order_and_partitions_they_come(
+    units: list[list[int]], first: int, random: Random, num_partitions: int
+) -> None:
+    found = dict[tuple[int, int], bool]()
+    for partition, parts in sent(units, num_partitions, first).items():
+        random.shuffle(parts)
+        marks = list(clean_corpus.find_repeated((partition, parts), num_partitions))
+        assert [number for number, _ in marks] == list(range(first + len(units)))
+        for number, mark in marks:
+            assert mark.part.number == number
+            found |= {(number, row): part < 0 for part, _, row in mark.repeats.tolist()}
+    expected, before = {}, dict[int, int]()
+    for number, documents in enumerate(units, start=first):
+        for row, name in enumerate(documents):
+            if name in before and number >= 0:
+                expected[number, row] = before[name] < 0
+            before[name] = number
+    assert found == expected
+
+
+def test_documents_meet_in_a_band_once_and_not_themselves() -> None:
+    parts = [clean_unit.Part(number, "", "") for number in (-1, 0)]
+    rows, bands = np.array([0, 0, 1], np.uint32), np.array([[4], [4], [4]], np.uint64)
+    both = [clean_corpus.Sent(part, rows, bands) for part in parts]
+    [(number, mark)] = clean_corpus.find_repeated((clean_corpus.BAND, both), 1)
+    assert number == 0
+    assert mark.repeats.tolist() == [[-1, 0, 0], [-1, 1, 0], [-1, 0, 1], [0, 0, 1]]
+    assert mark.earlier_parts == {-1: parts[0], 0: parts[1]}

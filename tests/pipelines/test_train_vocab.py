@@ -5,7 +5,7 @@ import re
 import shutil
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from albert_core.text.records import DOCUMENT_SCHEMA
 from albert_core.text.tokenizer import Tokenizer
 from pipelines import train_vocab
 from pipelines.config import VocabularySettings
-from pipelines.train_vocab import Sampling, sample_share
-from tests.albert_core.tiny_vocab import tiny_sentences
+from pipelines.train_vocab import Sampling, VocabularyReport, describe_misfit, measure
+from tests.albert_core.tiny_vocab import tiny_sentences, tiny_vocab
 from tests.made_results import replace_in_manifest
 from tests.pipelines.conftest import write_corpus
 
@@ -36,6 +36,11 @@ REFERENCE_PIECES = [
 SMALL = VocabularySettings(vocab_size=120, num_threads=1)
 
 SENTENCES = "sampled sentences"
+
+
+def small(**settings: Any) -> VocabularySettings:
+    return SMALL.model_copy(update=settings)
+
 
 OF_THE_RUN = {1, 2, 4, 11, 16}
 """Fields of the trainer's settings that differ: input, model_prefix, vocab_size,
@@ -100,7 +105,7 @@ def model_of(texts: Texts, work: Path, settings: VocabularySettings, num_shards:
 
 
 def sampling_of(sample_mb: float, text_bytes: int) -> Sampling:
-    settings = SMALL.model_copy(update={"sample_mb": sample_mb})
+    settings = small(sample_mb=sample_mb)
     return Sampling(settings, text_bytes, scratch="", sizes={"/LATIN": text_bytes})
 
 
@@ -165,7 +170,7 @@ def test_text_is_lower_cased_and_stripped_of_accents_before_training(tmp_path: P
     lower = Tokenizer(model_of(texts, tmp_path, SMALL))
     assert "▁" in lower.pieces
     assert all(piece == piece.lower() and "á" not in piece for piece in lower.pieces[5:])
-    cased = Tokenizer(model_of(texts, tmp_path, SMALL.model_copy(update={"lower_case": False})))
+    cased = Tokenizer(model_of(texts, tmp_path, small(lower_case=False)))
     assert any(piece != piece.lower() for piece in cased.pieces[5:])
 
 
@@ -177,7 +182,7 @@ def test_marks_stay_if_they_are_to_and_a_warning_says_that_a_text_needs_them(
     assert not any("が" in piece or "ó" in piece for piece in without.pieces)
     assert re.search(r"[\d.]+ % of the text's characters are marks .*keep_accents", caplog.text)
     caplog.clear()
-    kept = Tokenizer(model_of(texts, tmp_path, SMALL.model_copy(update={"keep_accents": True})))
+    kept = Tokenizer(model_of(texts, tmp_path, small(keep_accents=True)))
     assert any("が" in piece for piece in kept.pieces)
     assert any("ó" in piece for piece in kept.pieces)
     assert "marks" not in caplog.text
@@ -185,7 +190,7 @@ def test_marks_stay_if_they_are_to_and_a_warning_says_that_a_text_needs_them(
 
 def test_the_share_sampled_is_the_largest_power_of_two_that_fits() -> None:
     for sample_mb, share in ((100, 1), (99.9, 0.5), (50, 0.5), (49, 0.25), (0.1, 2**-10)):
-        assert sample_share(sample_mb, 100_000_000) == share
+        assert train_vocab.sample_share(sample_mb, 100_000_000) == share
     for train_mb, train in ((100, 1), (32, 1 / 2), (60, 1 / 2)):
         sampling = sampling_of(train_mb, 64_000_000)
         assert (sampling.train_share, sampling.measured_share) == (train, 1 / 16)
@@ -223,16 +228,14 @@ def test_a_few_documents_in_another_script_are_known(tmp_path: Path) -> None:
     """Of forty documents one is in Greek letters; an eighth of the text is sampled."""
     greek = "\n".join(chr(0x3B1 + number) * 3 for number in range(24) if number != 17)
     texts = {**made_up(80), "greek": greek}
-    settings = SMALL.model_copy(update={"sample_mb": 0.008, "character_coverage": 1.0})
+    settings = small(sample_mb=0.008, character_coverage=1.0)
     tokenizer = Tokenizer(model_of(texts, tmp_path, settings))
     assert set(greek) - {"\n"} <= set("".join(tokenizer.pieces))
 
 
 def test_a_long_document_does_not_fill_the_sample(tmp_path: Path) -> None:
     sentences = "\n".join(tiny_sentences(400))
-    manifest, _ = made_of(
-        {**made_up(40), "long": sentences}, tmp_path, SMALL.model_copy(update={"sample_mb": 0.02})
-    )
+    manifest, _ = made_of({**made_up(40), "long": sentences}, tmp_path, small(sample_mb=0.02))
     assert manifest.account("documents").kept > 30
     drawn = manifest.account(SENTENCES)
     assert 100 < drawn.dropped["not_sampled"] < drawn.total
@@ -250,13 +253,13 @@ def test_a_smaller_sample_is_a_part_of_a_larger_one() -> None:
 
 def test_the_number_of_shards_does_not_change_the_vocabulary(tmp_path: Path) -> None:
     texts = made_up(60)
-    settings = SMALL.model_copy(update={"sample_mb": 0.02})
+    settings = small(sample_mb=0.02)
     one = model_of(texts, tmp_path / "one", settings, num_shards=1)
     assert model_of(texts, tmp_path / "five", settings, num_shards=5) == one
 
 
 def test_a_document_outside_the_sample_does_not_change_the_vocabulary(tmp_path: Path) -> None:
-    settings = SMALL.model_copy(update={"sample_mb": 0.02, "refresh": "train"})
+    settings = small(sample_mb=0.02, refresh="train")
     before, folder = made_of(made_up(60), tmp_path, settings)
     models = set()
     for name in ("new-1", "new-2", "new-3", "new-4"):
@@ -279,7 +282,7 @@ def test_every_document_and_sentence_is_accounted_for(tmp_path: Path) -> None:
     sentences = manifest.account(SENTENCES)
     assert sentences.total == 40 * 10 + 1 + 2 + 2
     assert sentences.dropped == {"too_long": 1, "reserved_character": 1, "blank": 2}
-    sampled, _ = made_of(texts, tmp_path, SMALL.model_copy(update={"sample_mb": 0.02}))
+    sampled, _ = made_of(texts, tmp_path, small(sample_mb=0.02))
     documents = sampled.account("documents")
     assert 0 < documents.kept < 43
     assert documents.dropped == {"not_sampled": 43 - documents.kept}
@@ -287,7 +290,7 @@ def test_every_document_and_sentence_is_accounted_for(tmp_path: Path) -> None:
 
 def test_sentencepiece_passes_over_what_is_counted_as_left_out() -> None:
     """A sentence of the longest length is trained on; one byte more and it is not."""
-    settings = SMALL.model_copy(update={"character_coverage": 1.0})
+    settings = small(character_coverage=1.0)
 
     def knows(sentence: str) -> bool:
         model = train_vocab.train(lambda: iter([*tiny_sentences(400), sentence]), settings, 10**6)
@@ -348,14 +351,14 @@ def test_a_vocabulary_that_knows_too_few_characters_is_refused(tmp_path: Path) -
 def test_a_sample_without_a_sentence_says_what_was_left_out_and_how_to_fill_it(
     texts: Texts, sample_mb: float, message: str, tmp_path: Path
 ) -> None:
-    settings = SMALL.model_copy(update={"sample_mb": sample_mb})
+    settings = small(sample_mb=sample_mb)
     with pytest.raises(VocabularyError, match=message):
         made_of(texts, tmp_path, settings)
     assert not list((tmp_path / "vocab").rglob("manifest.json"))
 
 
 def test_new_text_keeps_the_vocabulary_until_another_is_asked_for(tmp_path: Path) -> None:
-    asked = SMALL.model_copy(update={"refresh": "train"})
+    asked = small(refresh="train")
     first, folder = made_of(made_up(40), tmp_path)
     kept, its_folder = made_of(made_up(60), tmp_path)
     corpus = first.input_manifests["corpus"].rsplit("/", 3)[2]
@@ -383,7 +386,7 @@ def test_two_work_folders_with_the_same_history_have_the_same_vocabularies(tmp_p
 
 def test_the_vocabulary_of_another_source_or_of_other_settings_is_not_kept(tmp_path: Path) -> None:
     made_of(made_up(40), tmp_path)
-    larger, _ = made_of(made_up(60), tmp_path, SMALL.model_copy(update={"vocab_size": 121}))
+    larger, _ = made_of(made_up(60), tmp_path, small(vocab_size=121))
     corpus = Path(corpus_of(made_up(60), tmp_path))
     replace_in_manifest(corpus, "notes/**", "novels/**")
     elsewhere = read_manifest(train_vocab.run(SMALL, str(corpus), str(tmp_path)))
@@ -435,7 +438,7 @@ def test_another_content_of_the_given_model_is_another_result(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "can't be used"), (b"no model", r"no SentencePiece model"), (b"", "can't be used")],
+    [(None, "can't be used"), (b"no model", "SentencePiece model"), (b"", "can't be used")],
 )
 def test_a_given_model_that_is_none_is_refused(
     tmp_path: Path, content: bytes | None, message: str
@@ -458,8 +461,78 @@ def test_the_report_is_in_the_manifest_and_of_documents_aside_if_there_are_some(
     assert report["known_character_share"] == 1
     assert report["seen_in_training"]
     monkeypatch.setattr(train_vocab, "REPORT_MB", 0.01)
-    settings = SMALL.model_copy(update={"sample_mb": 0.02})
+    settings = small(sample_mb=0.02)
     manifest, folder = made_of(made_up(60), tmp_path, settings)
     report = json.loads((folder / "report.json").read_text())
     assert not report["seen_in_training"]
     assert 0 < report["num_documents"] <= 60 - manifest.account("documents").kept
+
+
+# The report
+
+
+def report_on(*sentences: str, tokenizer: Tokenizer | None = None) -> VocabularyReport:
+    return measure(tokenizer or tiny_vocab(), [sentences], seen_in_training=False)
+
+
+def test_on_its_own_text_all_is_known() -> None:
+    report = report_on(*tiny_sentences(2000))
+    assert report.known_character_share == 1
+    assert report.unknown_piece_share == report.unknown_word_share == 0
+    assert report.unknown_characters == []
+    assert report.used_share > 0.9
+
+
+def test_unknown_characters_are_counted_and_named() -> None:
+    report = report_on("ba ☃☃ be☃ bi", "bo Ω")
+    assert report.num_words == 6
+    assert report.unknown_word_share == pytest.approx(3 / 6)
+    assert report.known_character_share == pytest.approx(8 / 12)
+    assert report.unknown_characters == [("☃", 3), ("Ω", 1)]
+
+
+@pytest.mark.parametrize(
+    ("pieces_per_word", "known_share", "told"),
+    [
+        (1.4, 0.9995, ""),
+        (2.0, 0.9999, "2.00 pieces a word, 1.30 then"),
+        (1.4, 0.98, "2.000% of the characters unknown, 0.010% then"),
+    ],
+)
+def test_a_vocabulary_fits_until_words_fall_into_more_pieces_or_characters_are_unknown(
+    pieces_per_word: float, known_share: float, told: str
+) -> None:
+    then = {"pieces_per_word": 1.3, "known_character_share": 0.9999}
+    now = {"pieces_per_word": pieces_per_word, "known_character_share": known_share}
+    assert describe_misfit(then, now) == told
+
+
+def test_batches_and_documents_change_nothing_but_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sentences = tiny_sentences(100)
+    whole = measure(tiny_vocab(), [sentences], seen_in_training=False)
+    monkeypatch.setattr("pipelines.train_vocab._LINES_PER_BATCH", 7)
+    parts = measure(tiny_vocab(), [sentences[:30], [], sentences[30:]], seen_in_training=False)
+    assert parts.num_documents == 3
+    assert replace(parts, num_documents=1) == whole
+
+
+@pytest.mark.parametrize("sentences", [[], [""], ["", "☃"]])
+def test_any_text_has_a_report_with_shares_that_are_shares(sentences: list[str]) -> None:
+    report = report_on(*sentences)
+    values = asdict(report)
+    assert all(0 <= values[name] <= 1 for name in values if name.endswith("_share"))
+    assert json.loads(json.dumps(values))["num_pieces"] == report.num_pieces
+    assert len(report.lines()) == 2
+
+
+@needs_published
+def test_the_published_vocabulary_needs_little_more_than_a_piece_a_word() -> None:
+    report = report_on(
+        "the river follows the old bridge in the morning, and nobody knows why.",
+        tokenizer=Tokenizer(PUBLISHED.read_bytes()),
+    )
+    assert report.vocab_size == 30_000
+    assert report.pieces_per_word == pytest.approx(15 / 13)
+    assert report.unknown_piece_share == 0

@@ -11,30 +11,213 @@ from numpy.typing import NDArray
 
 from pipelines.corpus.cleaning import content_hash
 from pipelines.corpus.duplicates import (
+    BATCH_CHARACTERS,
     HASH_BYTES,
+    MAX_HASHED_BYTES,
     NUM_BINS,
     TARGET_RECALL,
     band_hashes,
     bands_for,
+    batches,
     candidate_pairs,
+    find_words,
+    hash_ngrams,
+    hash_words,
     jaccard,
-    partition_hashes,
     recall_of,
-    repeated_rows,
+    repetitions,
     shingle_sets,
     signatures,
 )
 
-UNITS = st.lists(st.lists(st.integers(0, 12), max_size=12), min_size=1, max_size=6)
-"""Units of documents; equal numbers stand for equal documents."""
+LETTERS = "abzAZ059éÉßñжЖωΩ한글شक"
+SEPARATORS = " \n\t.,;-_'\"\0\x7f\u00a0–“”…«»،।、。！😀€\ue000"
+ALONE = "日本語のカไก𠀀"
+TEXT = st.text(st.sampled_from(LETTERS + SEPARATORS + ALONE), max_size=60)
 
-BANDS = st.lists(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=8), min_size=1)
-"""Parts of documents of two band hashes."""
 
-Part = tuple[int, NDArray[np.uint32], NDArray[np.void]]
-BandPart = tuple[int, NDArray[np.uint32], NDArray[np.uint64]]
-Candidates = dict[int, tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.uint32]]]
-Pair = tuple[int, int, int, int]
+def words_of(text: str) -> list[str]:
+    """What find_words does, a character at a time."""
+    for character in SEPARATORS:
+        text = text.replace(character, " ")
+    for character in ALONE:
+        text = text.replace(character, f" {character} ")
+    return text.lower().split()
+
+
+def hashes_by_text(texts: list[str]) -> list[list[int]]:
+    hashes, offsets = hash_words(texts)
+    return [part.tolist() for part in np.split(hashes, offsets[1:-1])] if texts else []
+
+
+def hash_of(word: str) -> int:
+    (hashes,) = hashes_by_text([word])
+    (only,) = hashes
+    return only
+
+
+@given(st.lists(TEXT, max_size=6))
+def test_words_are_found_as_by_reading_a_character_at_a_time(texts: list[str]) -> None:
+    words = find_words(texts)
+    spans = zip(words.begins.tolist(), words.ends.tolist(), strict=True)
+    found = [words.buffer[begin:end].tobytes().decode() for begin, end in spans]
+    assert found == [word for text in texts for word in words_of(text)]
+    lengths = [len(words_of(text)) for text in texts]
+    assert words.offsets.tolist() == [0, *np.cumsum(lengths).tolist()]
+
+
+@given(st.lists(TEXT, max_size=6))
+def test_equal_words_and_only_they_have_equal_hashes(texts: list[str]) -> None:
+    hashes = [each for text in hashes_by_text(texts) for each in text]
+    words = [word for text in texts for word in words_of(text)]
+    assert len(set(hashes)) == len(set(words)) == len(set(zip(hashes, words, strict=True)))
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), max_size=6))
+def test_a_text_has_the_same_words_whatever_stands_round_it_in_the_batch(texts: list[str]) -> None:
+    assert hashes_by_text(texts) == [hashes_by_text([text])[0] for text in texts]
+    for text in texts:
+        words = find_words([text])
+        for begin, end in zip(words.begins.tolist(), words.ends.tolist(), strict=True):
+            assert text.encode()[begin:end].decode()
+
+
+def test_half_of_a_surrogate_pair_is_hashed_and_not_refused() -> None:
+    assert len(hashes_by_text(["a \ud83d b"])[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("The cat, the CAT!", "the cat THE cat"),
+        ("don't – “stop”…", "don t stop"),
+        ("ÉCOLE Ñandú", "école ñandú"),
+        ("ПРИВЕТ, Мир", "привет мир"),
+        ("ΑΘΗΝΑ", "αθηνα"),
+        ("ĐẠI HỌC", "đại học"),
+        ("日本語", "日 本 語"),
+        ("你好，世界。", "你好 世界"),
+    ],
+)
+def test_case_and_punctuation_are_no_matter(one: str, other: str) -> None:
+    assert hashes_by_text([one]) == hashes_by_text([other])
+
+
+@given(st.integers(0, MAX_HASHED_BYTES - 1), st.integers(1, MAX_HASHED_BYTES))
+def test_a_change_of_any_byte_changes_the_hash(place: int, length: int) -> None:
+    word = "a" * max(length, place + 1)
+    assert hash_of(word) != hash_of(word[:place] + "b" + word[place + 1 :])
+    assert hash_of(word) != hash_of(word + "a")
+
+
+def test_hashes_are_these_for_ever() -> None:
+    hashes, offsets = hash_words(["The cat", "Привет 日", "internationalization of 0123456789"])
+    assert offsets.tolist() == [0, 2, 4, 7]
+    assert hashes.tolist() == [
+        0xF9B90172A1A5E4AA,
+        0xC71DD355C1727009,
+        0xFEB7E729749BB7C9,
+        0xB05386E0F4B79D72,
+        0x44AC4934C6F04616,
+        0x727250B166FA0E11,
+        0x4D936FB3EF0F5CC7,
+    ]
+    the_cat = np.array([0xF9B90172A1A5E4AA, 0xC71DD355C1727009] * 2, np.uint64)
+    assert hash_ngrams(the_cat, 3).tolist() == [0xE6BA238AB00AAB37, 0x4BCC946BFA9C42FD]
+
+
+@given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 14))
+def test_equal_ngrams_and_only_they_have_equal_hashes(numbers: list[int], n: int) -> None:
+    words = np.array(numbers, np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    given = words.copy()
+    hashes = hash_ngrams(words, n).tolist()
+    assert (words == given).all()
+    grams = [tuple(numbers[i : i + n]) for i in range(len(numbers) - n + 1)]
+    assert len(hashes) == len(grams)
+    assert len(set(hashes)) == len(set(grams)) == len(set(zip(hashes, grams, strict=True)))
+
+
+@given(st.lists(st.integers(0, BATCH_CHARACTERS * 2), max_size=8))
+def test_batches_hold_every_text_in_order(lengths: list[int]) -> None:
+    texts = ["x" * length for length in lengths]
+    cut = list(batches(texts))
+    assert [text for batch in cut for text in batch] == texts
+    for batch in cut:
+        assert sum(map(len, batch[:-1])) < BATCH_CHARACTERS
+
+
+# Which documents repeat
+
+
+def halves(hashes: list[bytes]) -> NDArray[np.uint64]:
+    return np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
+
+
+def last_before(documents: Sequence[object]) -> dict[int, int]:
+    """Return the places of what occurred before, each with the last place where it did."""
+    return {
+        place: max(earlier)
+        for place, document in enumerate(documents)
+        if (earlier := [n for n, other in enumerate(documents[:place]) if other == document])
+    }
+
+
+@given(st.lists(st.integers(0, 12), max_size=40))
+def test_documents_repeat_that_are_equal_to_an_earlier_one(documents: list[int]) -> None:
+    later, earlier = repetitions(halves([content_hash(f"document {n}") for n in documents]))
+    assert (np.diff(later) > 0).all()
+    assert dict(zip(later.tolist(), earlier.tolist(), strict=True)) == last_before(documents)
+
+
+def test_hashes_that_differ_in_any_byte_are_different() -> None:
+    changed = np.full((HASH_BYTES + 1, HASH_BYTES), 7, np.uint8)
+    changed[range(HASH_BYTES), range(HASH_BYTES)] ^= 0x80
+    assert repetitions(changed.view("<u8"))[0].size == 0
+
+
+def test_a_million_hashes_take_a_few_seconds() -> None:
+    hashes = np.random.default_rng(0).integers(0, 2**63, (1_000_000, 2)).astype(np.uint64)
+    hashes[500_000:500_100] = hashes[:100]
+    begin = time.process_time()
+    later, earlier = repetitions(hashes)
+    assert time.process_time() - begin < 5
+    assert later.tolist() == list(range(500_000, 500_100))
+    assert earlier.tolist() == list(range(100))
+
+
+def pairs_by_hand(documents: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    holders: dict[int, list[int]] = {}
+    pairs: set[tuple[int, int]] = set()
+    for document, (a, b) in enumerate(documents):
+        for band in (a, b + 100):
+            before = holders.setdefault(band, [])
+            pairs |= {(document, other) for other in before[:1] + before[-1:]}
+            before.append(document)
+    return sorted(pairs)
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8))), st.integers(1, 3))
+def test_documents_are_compared_with_the_first_and_the_previous_of_each_band(
+    documents: list[tuple[int, int]], num_partitions: int
+) -> None:
+    bands = np.array([(a, b + 100) for a, b in documents], np.uint64).reshape(-1)
+    holders = np.repeat(np.arange(len(documents)), 2)
+    found: set[tuple[int, int]] = set()
+    for partition in range(num_partitions):
+        here = bands % np.uint64(num_partitions) == partition
+        later, earlier = candidate_pairs(bands[here], holders[here])
+        pairs = list(zip(later.tolist(), earlier.tolist(), strict=True))
+        assert pairs == sorted(set(pairs))
+        found |= set(pairs)
+    assert sorted(found) == pairs_by_hand(documents)
+
+
+def test_a_document_is_not_compared_with_itself() -> None:
+    later, earlier = candidate_pairs(np.array([5, 5, 5], np.uint64), np.array([0, 0, 1]))
+    assert (later.tolist(), earlier.tolist()) == ([1], [0])
+
+
+# How alike two texts are
 
 
 def near_repeated(texts: Sequence[str], similarity: float) -> dict[int, int]:
@@ -46,157 +229,15 @@ def near_repeated(texts: Sequence[str], similarity: float) -> dict[int, int]:
         texts: in order.
         similarity: Jaccard similarity of word 5-grams, 0..1, from which texts are alike.
     """
-    values = signatures(texts)
-    bands = band_hashes(values, *bands_for(similarity))
-    rows = np.repeat(np.arange(len(texts), dtype=np.uint32), bands.shape[1])
-    later, _, earlier = candidate_pairs([(0, rows, bands.ravel())])[0]
+    bands = band_hashes(signatures(texts), *bands_for(similarity))
+    rows = np.repeat(np.arange(len(texts)), bands.shape[1])
+    later, earlier = candidate_pairs(bands.ravel(), rows)
     sets = list(shingle_sets(texts))
     found: dict[int, int] = {}
     for text, like in zip(later.tolist(), earlier.tolist(), strict=True):
         if jaccard(sets[text], sets[like]) >= similarity:
             found.setdefault(text, like)
     return found
-
-
-def hashes_of(documents: list[int]) -> NDArray[np.void]:
-    return np.array([content_hash(f"document {n}") for n in documents], f"V{HASH_BYTES}")
-
-
-def parts_of(units: list[list[int]]) -> list[Part]:
-    return [
-        (number, np.arange(len(documents), dtype=np.uint32), hashes_of(documents))
-        for number, documents in enumerate(units)
-    ]
-
-
-def kept(units: list[list[int]], repeated: dict[int, NDArray[np.uint32]]) -> list[list[int]]:
-    return [
-        [document for row, document in enumerate(documents) if row not in repeated[number]]
-        for number, documents in enumerate(units)
-    ]
-
-
-def first_of_each(units: list[list[int]]) -> list[list[int]]:
-    first: list[list[int]] = []
-    for number, documents in enumerate(units):
-        earlier = {n for unit in units[:number] for n in unit}
-        first.append([n for n in dict.fromkeys(documents) if n not in earlier])
-    return first
-
-
-@given(UNITS, st.randoms(), st.integers(1, 20))
-def test_of_equal_documents_the_first_is_kept_in_whichever_order_and_partitions_they_come(
-    units: list[list[int]], random: Random, num_partitions: int
-) -> None:
-    found: dict[int, list[int]] = {number: [] for number in range(len(units))}
-    for partition in range(num_partitions):
-        parts = [
-            (number, *partition_hashes(hashes, num_partitions)[partition])
-            for number, _, hashes in parts_of(units)
-        ]
-        random.shuffle(parts)
-        repeated = repeated_rows(parts)
-        assert repeated.keys() == found.keys()
-        for number, rows in repeated.items():
-            assert (np.diff(rows.astype(int)) > 0).all()
-            found[number] += rows.tolist()
-    together = {number: np.array(rows, np.uint32) for number, rows in found.items()}
-    assert kept(units, together) == first_of_each(units)
-
-
-def test_hashes_that_differ_in_any_byte_are_different() -> None:
-    base = bytes(range(HASH_BYTES))
-    hashes = [base]
-    for i in range(HASH_BYTES):
-        changed = bytearray(base)
-        changed[i] ^= 0x80
-        hashes.append(bytes(changed))
-    packed = np.array(hashes, f"V{HASH_BYTES}")
-    assert repeated_rows([(0, np.arange(len(hashes), dtype=np.uint32), packed)])[0].size == 0
-
-
-def test_parts_of_earlier_corpora_come_first() -> None:
-    rows = np.arange(2, dtype=np.uint32)
-    parts = [
-        (0, rows, hashes_of([1, 2])),
-        (-3, rows, hashes_of([2, 3])),
-        (-1, rows, hashes_of([3, 4])),
-    ]
-    repeated = repeated_rows(parts)
-    assert {part: rows.tolist() for part, rows in repeated.items()} == {-3: [], -1: [0], 0: [1]}
-
-
-def test_without_parts_nothing_repeats() -> None:
-    assert repeated_rows([]) == {}
-    assert candidate_pairs([]) == {}
-    assert near_repeated([], 0.8) == {}
-
-
-def test_a_million_rows_in_a_thousand_parts_take_a_few_seconds() -> None:
-    values = np.random.default_rng(0).integers(0, 2**63, (1_000_000, 2))
-    values[500_000:500_100] = values[:100]
-    hashes = values.view(f"V{HASH_BYTES}").ravel()
-    rows = np.arange(1000, dtype=np.uint32)
-    parts = [(n, rows, hashes[n * 1000 : n * 1000 + 1000]) for n in range(1000)]
-    begin = time.process_time()
-    repeated = repeated_rows(parts)
-    assert time.process_time() - begin < 5
-    assert {n for n, found in repeated.items() if len(found)} == {500}
-
-
-def band_parts_of(documents: list[list[tuple[int, int]]]) -> list[BandPart]:
-    return [
-        (
-            number - 1,
-            np.repeat(np.arange(len(part), dtype=np.uint32), 2),
-            np.array([(a, b + 100) for a, b in part], np.uint64).reshape(-1),
-        )
-        for number, part in enumerate(documents)
-    ]
-
-
-def pairs_of(candidates: Candidates) -> set[Pair]:
-    return {
-        (part, *pair)
-        for part, columns in candidates.items()
-        for pair in zip(*(column.tolist() for column in columns), strict=True)
-    }
-
-
-def pairs_by_hand(documents: list[list[tuple[int, int]]]) -> set[Pair]:
-    holders: dict[int, list[tuple[int, int]]] = {}
-    pairs: set[Pair] = set()
-    for number, part in enumerate(documents):
-        for row, (a, b) in enumerate(part):
-            for band in (a, b + 100):
-                before = holders.setdefault(band, [])
-                for place in before[:1] + before[-1:]:
-                    pairs.add((number - 1, row, *place))
-                before.append((number - 1, row))
-    return pairs
-
-
-@given(BANDS, st.randoms(), st.integers(1, 3))
-def test_documents_are_compared_with_the_first_and_the_previous_of_each_band(
-    documents: list[list[tuple[int, int]]], random: Random, num_partitions: int
-) -> None:
-    parts = band_parts_of(documents)
-    random.shuffle(parts)
-    pairs: set[Pair] = set()
-    for partition in range(num_partitions):
-        there = [(bands % num_partitions == partition) for _, _, bands in parts]
-        some = [
-            (n, rows[here], bands[here])
-            for (n, rows, bands), here in zip(parts, there, strict=True)
-        ]
-        candidates = candidate_pairs(some)
-        assert candidates.keys() == {number for number, _, _ in parts}
-        pairs |= pairs_of(candidates)
-        for columns in candidates.values():
-            assert [column.dtype.name for column in columns] == ["uint32", "int64", "uint32"]
-            triples = list(zip(*(column.tolist() for column in columns), strict=True))
-            assert triples == sorted(set(triples))
-    assert pairs == pairs_by_hand(documents)
 
 
 def like_texts() -> list[str]:
@@ -263,10 +304,7 @@ def test_similarity_is_exact(texts: list[list[str]]) -> None:
         assert jaccard(one, other) == (len(a & b) / len(a | b) if a | b else 1)
 
 
-# How alike two texts are
-
 WORDS = st.lists(st.sampled_from("abcdef"), max_size=40)
-SIMILARITIES = [0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0]
 
 
 def text_of(random: Random, num_words: int) -> list[str]:
@@ -336,7 +374,7 @@ def test_texts_agree_in_a_bin_as_often_as_they_are_similar_also_for_short_texts(
         assert found.std() < 1.15 * (true * (1 - true) / NUM_BINS) ** 0.5
 
 
-@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("similarity", [0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0])
 def test_bands_fit_the_signature_and_reach_the_recall(similarity: float) -> None:
     bands, rows = bands_for(similarity)
     assert bands * rows <= NUM_BINS

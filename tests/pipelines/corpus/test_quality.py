@@ -1,30 +1,108 @@
+import gzip
+import json
 import re
+import socket
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.config import CleaningSettings
+from pipelines.corpus import quality
 from pipelines.corpus.cleaning import normalise_text
 from pipelines.corpus.quality import (
-    GROUP_RULES,
     MAX_DUPLICATE_NGRAMS,
     MAX_TOP_NGRAM,
     RULES,
-    failed_rule,
-    is_prose,
+    Profile,
+    detect_language,
     ngram_repetition,
-    profile_of,
+    reject_reason,
     too_few_letters,
 )
 
-ONE_BY_ONE = {rule.__name__: rule for rules in RULES.values() for rule in rules}
+CORPORA = Path(__file__).parents[4] / "shared/data/corpora"
+needs_corpora = pytest.mark.skipif(not CORPORA.exists(), reason=f"{CORPORA} is absent")
+FEW_RULES = CleaningSettings(
+    min_words=3, min_letter_share=0.6, max_word_characters=8.0, quality_rules=[]
+)
+RULE = {rule.__name__: rule for rules in RULES.values() for rule in rules}
 MENU = "Startseite Produkte Kontakt Warenkorb Anmelden Impressum Datenschutz Hilfe Versand Suche"
 PROSE = "The keeper of the lamp said that it was to be lit with care, and went to bed."
 FEW = st.sampled_from("aB é—字가 .1#\n")
 MIXED = st.text(FEW | st.characters(), max_size=60)
 NOT_DENSE = st.text(FEW | st.characters(max_codepoint=0xDFF), max_size=60)
 """But for 字 and 가: Thai, whose characters say more, begins after it."""
+SENTENCES = {
+    "en": "The keeper of the lighthouse lit the lamp and went down to the sea.",
+    "de": "Der Wächter des Leuchtturms zündete die Lampe an und ging hinunter zum Meer.",
+    "fr": "Le gardien du phare alluma la lampe et descendit vers la mer avec son chien.",
+    "es": "El guardián del faro encendió la lámpara y bajó al mar con su perro.",
+    "ru": "Смотритель маяка зажёг лампу и спустился к морю вместе с собакой.",
+    "ko": "등대지기는 등불을 켜고 개와 함께 바다로 내려갔다.",
+    "zh": "灯塔看守人点亮了灯，然后和他的狗一起下到海边。",
+    "ja": "灯台守は灯りをともし、犬と一緒に海へ降りていった。",
+}
+
+
+def reason_of(text: str, rules: CleaningSettings) -> str | None:
+    return reject_reason(Profile(text, rules.language), rules)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty"),
+        ("two words", "too_short"),
+        ("three good words", None),
+        ("longwords longwords longwords", "words_too_long"),
+        ("eightlet eightlet eightlet", None),
+        ("aaaaaa 1111 aaaaaa 2222", None),
+        ("aaaaa 1111 aaaaa 2222", "too_few_letters"),
+        ("1 2 3 4", "too_few_letters"),
+        ("größe größe größe", None),
+        ("слова слова слова", None),
+    ],
+)
+def test_a_text_is_dropped_for_a_reason(text: str, reason: str | None) -> None:
+    assert reason_of(text, FEW_RULES) == reason
+
+
+def test_texts_in_other_languages_are_dropped_last() -> None:
+    rules = FEW_RULES.model_copy(update={"keep_languages": ["en", "fr"]})
+    texts = [*(SENTENCES[language] for language in ("en", "fr", "de")), "zu kurz"]
+    reasons = [reason_of(text, rules) for text in texts]
+    assert reasons == [None, None, "other_language", "too_short"]
+
+
+def test_the_language_of_a_text_is_detected_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def detect(text: str) -> tuple[str, float]:
+        asked.append(text)
+        return detect_language(text)
+
+    monkeypatch.setattr(quality, "detect_language", detect)
+    profile = Profile("Mon 1 Tue 2 Wed 3 Thu 4", "en")
+    assert RULE["few_alphabetic_words"](profile)
+    assert RULE["no_stop_words"](profile)
+    assert profile.detected == detect_language(profile.text)
+    assert asked.count(profile.text) == 1
+
+
+@needs_corpora
+def test_letter_noise_is_dropped_by_default_and_novels_are_kept() -> None:
+    paths = sorted((CORPORA / "messy/random_letter_garbage").glob("*.txt"))
+    noise = [normalise_text(path.read_text(encoding="utf-8")) for path in paths]
+    assert [reason_of(text, CleaningSettings()) for text in noise] == ["no_stop_words"] * 2
+    with gzip.open(CORPORA / "novels.jsonl.gz", "rt", encoding="utf-8") as file:
+        novels = [normalise_text(json.loads(line)["text"]) for line in file]
+    assert [reason_of(text, CleaningSettings()) for text in novels] == [None] * 45
+
+
+# The rules
 
 
 def words(count: int) -> str:
@@ -76,8 +154,8 @@ def words(count: int) -> str:
     ],
 )
 def test_a_rule_drops_a_text_and_keeps_one_like_it(rule: str, dropped: str, kept: str) -> None:
-    assert ONE_BY_ONE[rule](profile_of(normalise_text(dropped, lines_are_sentences=True), "en"))
-    assert not ONE_BY_ONE[rule](profile_of(normalise_text(kept, lines_are_sentences=True), "en"))
+    assert RULE[rule](Profile(normalise_text(dropped, lines_are_sentences=True), "en"))
+    assert not RULE[rule](Profile(normalise_text(kept, lines_are_sentences=True), "en"))
 
 
 @pytest.mark.parametrize(
@@ -100,14 +178,14 @@ def test_a_rule_drops_a_text_and_keeps_one_like_it(rule: str, dropped: str, kept
 def test_c4_keeps_a_text_with_three_sentences_in_good_lines(
     reason: str, dropped: str, kept: str
 ) -> None:
-    rule = GROUP_RULES["c4"]
-    assert rule(profile_of(dropped, "en")) == reason
-    assert rule(profile_of(kept.strip(), "en")) is None
+    rules = CleaningSettings(min_words=0, min_letter_share=0, quality_rules=["c4"])
+    assert reason_of(dropped, rules) == reason
+    assert reason_of(kept.strip(), rules) is None
 
 
 @given(st.lists(st.sampled_from(["a", "bb", "ccc", "é", "dddd", "ee"]), min_size=1, max_size=60))
 def test_ngram_rules_agree_with_counting_one_by_one(text_words: list[str]) -> None:
-    assert ngram_repetition(profile_of(" ".join(text_words), "en")) == by_counting(text_words)
+    assert ngram_repetition(Profile(" ".join(text_words), "en")) == by_counting(text_words)
 
 
 def by_counting(text_words: list[str]) -> str | None:
@@ -129,7 +207,6 @@ def by_counting(text_words: list[str]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("group", RULES)
 @pytest.mark.parametrize(
     "text",
     [
@@ -139,14 +216,15 @@ def by_counting(text_words: list[str]) -> str | None:
         "Москва — столица России. Она стоит на реке Москве. В ней живёт много людей.",
     ],
 )
-def test_english_rules_drop_no_other_script(group: str, text: str) -> None:
-    assert failed_rule(profile_of(text, "en"), group) is None
+def test_english_rules_drop_no_other_script(text: str) -> None:
+    rules = CleaningSettings(min_words=0, quality_rules=["gopher", "gopher-repetition", "c4"])
+    assert reason_of(text, rules) is None
 
 
-def test_a_text_in_another_language_is_asked_for_its_own_stop_words() -> None:
+@pytest.mark.parametrize("language", ["en", "auto"])
+def test_a_text_in_another_language_is_asked_for_its_own_stop_words(language: str) -> None:
     german = "Die alte Lampe stand auf dem Tisch und der Wächter ging mit seinem Hund nach Hause."
-    assert failed_rule(profile_of(german, "en"), "gopher") is None
-    assert failed_rule(profile_of(german, "auto"), "gopher") is None
+    assert reason_of(german, CleaningSettings(min_words=0, language=language)) is None
 
 
 @given(MIXED)
@@ -154,11 +232,11 @@ def test_the_profile_counts_what_it_says(text: str) -> None:
     text = normalise_text(text)
     if not text:
         return
-    profile = profile_of(text, "en")
+    profile = Profile(text, "en")
     text_words = text.split()
     assert profile.num_characters == sum(map(len, text_words))
     assert profile.num_words >= len(text_words)
-    assert profile.num_lines == len(text.split("\n"))
+    assert profile.lines == text.split("\n")
     maybe = [c for c in text if not c.isspace() and (c.isalpha() or not c.isascii())]
     assert profile.most_letters == len(maybe)
     assert profile.most_alphabetic_words == sum(
@@ -181,6 +259,36 @@ def test_letters_of_every_script_count(text: str, min_share: float) -> None:
     text = normalise_text(text)  # which may repair what was no letter to one that is dense
     is_known = not re.search("[^\u0000-\u0dff—字가]", text)
     if text and is_known and abs(share_of_letters(text) - min_share) > 1e-9:
-        profile = profile_of(text, "en")
-        expected = share_of_letters(text) < min_share and not is_prose(profile)
+        profile = Profile(text, "en")
+        expected = share_of_letters(text) < min_share and not profile.is_prose
         assert too_few_letters(profile, min_share) == expected
+
+
+# Languages
+
+
+@pytest.mark.parametrize("language", SENTENCES)
+def test_a_sentence_is_enough_to_know_its_language(language: str) -> None:
+    detected, probability = detect_language(SENTENCES[language])
+    assert detected == language
+    assert 0 < probability <= 1
+
+
+@pytest.mark.parametrize("text", ["", " ", "123 456", "...\n!"])
+def test_a_text_without_letters_has_no_language(text: str) -> None:
+    assert detect_language(text) == ("und", 0.0)
+
+
+def test_the_middle_of_a_text_decides() -> None:
+    german = " ".join([SENTENCES["de"]] * 10)
+    text = f"{SENTENCES['en']}\n{german}\n{SENTENCES['en']}"
+    assert detect_language(text)[0] == "de"
+
+
+def test_no_connection_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assert detect_language(SENTENCES["fr"])[0] == "fr"
