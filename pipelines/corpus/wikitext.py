@@ -111,7 +111,7 @@ def plain_text(markup: str, left_out: Collection[str] = LEFT_OUT) -> str:
         text = _without_tables(text)
     text = _resolve_links(_EXTERNAL_LINK.sub(r"\1", _PLAIN_LINK.sub(r"\1", text)), left_out)
     if "<" in text:
-        text = _TAG.sub(_break_of, text)
+        text = _TAG.sub(lambda tag: "\n\n" if tag[1] else "", text)
     return _tidy(_without_quotes(text))
 
 
@@ -234,10 +234,6 @@ def _with_original(values: list[str]) -> str:
     return f"{english} ({', '.join(others)})" if others else english
 
 
-def _constant(text: str) -> Callable[[list[str]], str]:
-    return lambda _: text
-
-
 _INLINE: dict[str, Callable[[list[str]], str]] = {
     **dict.fromkeys(("lang", "langx", "langue", "abbrlink"), itemgetter(1)),
     **dict.fromkeys(("transl", "transliteration"), itemgetter(-1)),
@@ -255,11 +251,11 @@ _INLINE: dict[str, Callable[[list[str]], str]] = {
     **dict.fromkeys(("circa", "c.", "ca."), lambda values: f"c. {values[0]}"),
     "as of": lambda values: f"As of {' '.join(reversed(values[:3]))}",
     "frac": lambda values: "/".join(values[-2:]),
-    **dict.fromkeys(("'", "`"), _constant("'")),
-    **dict.fromkeys(("snd", "spnd", "spaced ndash", "spaced en dash"), _constant(" – ")),
-    **dict.fromkeys(("ndash", "–", "en dash"), _constant("–")),
-    **dict.fromkeys(("mdash", "—", "em dash"), _constant("—")),
-    **dict.fromkeys(("nbsp", "space", "spaces"), _constant(" ")),
+    **dict.fromkeys(("'", "`"), lambda _: "'"),
+    **dict.fromkeys(("snd", "spnd", "spaced ndash", "spaced en dash"), lambda _: " – "),
+    **dict.fromkeys(("ndash", "–", "en dash"), lambda _: "–"),
+    **dict.fromkeys(("mdash", "—", "em dash"), lambda _: "—"),
+    **dict.fromkeys(("nbsp", "space", "spaces"), lambda _: " "),
 }
 """What a template shows, from its unnamed values; nothing if there are too few."""
 
@@ -286,17 +282,11 @@ def _shows_nothing(target: str, left_out: Collection[str]) -> bool:
     """Return whether a link to ``target`` is a file, a category or the page in another language."""
     prefix, colon, _ = target.partition(":")
     prefix = prefix.strip()
-    if not colon or not prefix:
-        return False
-    return (
+    return bool(colon and prefix) and (
         prefix.lower().replace("_", " ") in left_out
         or _LANGUAGE.fullmatch(prefix) is not None
         or _MEDIA_ENDING.search(target) is not None
     )
-
-
-def _break_of(tag: re.Match[str]) -> str:
-    return "\n\n" if tag[1] else ""
 
 
 def _without_quotes(text: str) -> str:
@@ -325,8 +315,11 @@ def _tidy(text: str) -> str:
             text = text.replace(rest, "")
     text = text.replace("&nbsp;", " ").replace("\u00a0", " ").replace("\t", " ")
     text = _SPACES.sub(" ", _without_gaps(text))
-    text = "\n".join(_with_text(list(_lines(text))))
-    return _ENTITY.sub(_unescaped, text) if "&" in text else text
+    lines = [(level, line.strip()) for level, line in _lines(text) if _WORD_CHARACTER.search(line)]
+    text = "\n".join(_with_text(lines))
+    if "&" in text:
+        text = _ENTITY.sub(lambda found: html.unescape(found[0]).replace("\u00a0", " "), text)
+    return text
 
 
 def _without_gaps(text: str) -> str:
@@ -356,36 +349,28 @@ def _variant(match: re.Match[str]) -> str:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each line with words, and its level if it is a heading, else 0.
+    """Yield each line, and its level if it is a heading, else 0.
 
     Lines of one paragraph are joined: in wiki markup a single line break is a space.
     """
     paragraph: list[str] = []
-    for line in text.split("\n"):
+    for line in [*text.split("\n"), ""]:
         marker = line[:1]
         if marker and marker not in _LINE_MARKERS:
             paragraph.append(line)
             continue
-        if paragraph:
-            yield from _worded(0, " ".join(paragraph))
-            paragraph = []
+        yield 0, " ".join(paragraph)
+        paragraph = []
         if marker == "=" and (heading := _HEADING.match(line.rstrip())):
-            yield from _worded(len(heading[1]), heading[2])
+            yield len(heading[1]), heading[2]
         elif marker and not _OF_TABLE.match(line):
-            yield from _worded(0, line if marker in "={!" else line.lstrip(_LIST_MARKERS))
-    if paragraph:
-        yield from _worded(0, " ".join(paragraph))
+            yield 0, line if marker in "={!" else line.lstrip(_LIST_MARKERS)
 
 
 _LIST_MARKERS = " \t*#:;"
 _LINE_MARKERS = f"{_LIST_MARKERS}=|!{{"
 _OF_TABLE = re.compile(r"[ \t:*#;]*(?:\||\{\||!.*\|)")
 """Lines of a table that is not closed."""
-
-
-def _worded(level: int, line: str) -> Iterator[tuple[int, str]]:
-    if _WORD_CHARACTER.search(line):
-        yield level, line.strip()
 
 
 def _with_text(lines: list[tuple[int, str]]) -> list[str]:
@@ -397,7 +382,3 @@ def _with_text(lines: list[tuple[int, str]]) -> list[str]:
             kept.append(line)
             below = level
     return kept[::-1]
-
-
-def _unescaped(entity: re.Match[str]) -> str:
-    return html.unescape(entity[0]).replace("\u00a0", " ")

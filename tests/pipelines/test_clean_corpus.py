@@ -119,6 +119,17 @@ def test_rejected_documents_are_written_out_with_their_reason(clean: Clean, tmp_
     assert rejected[1]["text"] == "Too short."
 
 
+def test_every_record_is_kept_or_counted_by_the_reason_why_it_was_dropped(
+    clean: Clean, tmp_path: Path
+) -> None:
+    texts = [document(1), document(1).upper(), "Too short.", "12 34 56 78 " * 20]
+    source = write(tmp_path / "s.jsonl", *({"text": text} for text in texts), {"title": "no text"})
+    manifest = clean(source)
+    assert read_manifest(manifest).account("documents").total == 5
+    reasons = ("duplicate", "no_text_field", "too_few_letters", "too_short")
+    assert dropped(manifest) == dict.fromkeys(reasons, 1)
+
+
 def test_documents_with_the_same_id_get_ids_of_their_own(clean: Clean, tmp_path: Path) -> None:
     texts = [document(1), document(2), document(3)]
     source = write(tmp_path / "s.jsonl", *({"id": "same", "text": text} for text in texts))

@@ -1,6 +1,5 @@
 """The three text stages together, on real Beam workers."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from pipelines.config import CleaningSettings, SourceSettings
 from pipelines.examples.pairs import is_held_out
 from pipelines.examples.tfrecord import TFExample, read_tfrecord
 from pipelines.make_examples import unigram_nats
-from tests.generated_text import document, write_jsonl
+from tests.generated_text import write_jsonl
 from tests.pipelines.conftest import EXAMPLES, Made, make, rows_of
 
 pytestmark = pytest.mark.usefixtures("one_worker")
@@ -109,37 +108,6 @@ def test_a_file_that_was_only_touched_redoes_nothing(
     caplog.set_level("INFO")
     assert clean_corpus.run(settings, CleaningSettings(), work) == before
     assert "1 touched, with the same content (source.jsonl)" in caplog.text
-
-
-def test_repeated_unreadable_and_short_documents_are_counted_by_reason(
-    tmp_path: Path,
-) -> None:
-    lines = [
-        json.dumps({"id": "a", "text": document(1)}),
-        json.dumps({"id": "b", "text": document(1).upper()}),
-        json.dumps({"id": "c", "text": "Too short."}),
-        json.dumps({"id": "d", "text": "12 34 56 78 " * 20}),
-        json.dumps({"id": "e", "title": "no text"}),
-        "{broken",
-    ]
-    source = tmp_path / "source.jsonl"
-    source.write_text("\n".join(lines))
-    manifest = clean_corpus.run(
-        SourceSettings(uri=str(source)), CleaningSettings(), str(tmp_path / "work")
-    )
-    account = read_manifest(manifest).account("documents")
-    assert account.total == 6
-    assert account.kept == 1
-    assert account.dropped == {
-        "duplicate": 1,
-        "no_text_field": 1,
-        "not_json": 1,
-        "too_few_letters": 1,
-        "too_short": 1,
-    }
-    unreadable = Path(manifest).with_name("unreadable.jsonl").read_text().splitlines()
-    reasons = [json.loads(line)["reason"] for line in unreadable]
-    assert reasons == ["no_text_field", "not_json"]
 
 
 def test_a_corrupt_corpus_shard_is_refused(made: Made, tmp_path: Path) -> None:

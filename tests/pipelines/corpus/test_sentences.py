@@ -126,19 +126,6 @@ def test_an_unknown_language_is_split_by_general_rules() -> None:
     assert split_sentences("One thing. Another.", "no-such") == ["One thing.", "Another."]
 
 
-@given(PROSE, LANGUAGES)
-@settings(max_examples=200, deadline=None)
-def test_no_character_is_lost_and_no_sentence_is_empty_or_has_a_line_end(
-    text: str, language: str
-) -> None:
-    text = normalise_text(text)
-    sentences = split_sentences(text, language)
-    assert "".join("".join(sentences).split()) == "".join(text.split())
-    for sentence in sentences:
-        assert sentence == sentence.strip() != ""
-        assert "\n" not in sentence
-
-
 @given(st.lists(PROSE, max_size=4), LANGUAGES)
 @settings(max_examples=200, deadline=None)
 def test_a_text_is_split_as_its_paragraphs_are(paragraphs: list[str], language: str) -> None:
@@ -147,15 +134,17 @@ def test_a_text_is_split_as_its_paragraphs_are(paragraphs: list[str], language: 
     assert split_sentences(text, language) == alone
 
 
-@given(PROSE, st.integers(2, 30))
+@given(PROSE, LANGUAGES, st.integers(2, 30))
 @settings(max_examples=200, deadline=None)
-def test_a_long_sentence_is_cut_into_parts_of_bounded_length_that_have_all_of_it(
-    text: str, max_characters: int
+def test_no_character_is_lost_and_no_sentence_is_empty_or_longer_than_it_may_be(
+    text: str, language: str, max_characters: int
 ) -> None:
-    sentences = split_sentences(normalise_text(text), "en")
+    sentences = split_sentences(normalise_text(text), language)
     parts = list(cut_long(sentences, max_characters))
-    assert "".join("".join(parts).split()) == "".join("".join(sentences).split())
-    assert all(part == part.strip() != "" and len(part) <= max_characters for part in parts)
+    for each in (sentences, parts):
+        assert "".join("".join(each).split()) == "".join(normalise_text(text).split())
+        assert all(part == part.strip() != "" and "\n" not in part for part in each)
+    assert all(len(part) <= max_characters for part in parts)
 
 
 @pytest.mark.parametrize(

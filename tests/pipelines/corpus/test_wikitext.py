@@ -93,12 +93,6 @@ def test_a_template_with_any_values_gives_text(name: str, values: list[str]) -> 
     assert "{{" not in plain_text("{{" + "|".join([name, *values]) + "}}")
 
 
-@given(st.text(alphabet="abc. é中\n"))
-def test_text_without_markup_keeps_its_words(text: str) -> None:
-    words = "".join(character for character in text if character.isalpha())
-    assert "".join(filter(str.isalpha, plain_text(text))) == words
-
-
 @pytest.mark.parametrize("part", NESTED)
 @pytest.mark.parametrize("closing", ["", "mirrored"])
 def test_time_grows_with_the_text_only(part: str, closing: str) -> None:
