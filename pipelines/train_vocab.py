@@ -52,7 +52,7 @@ from pipelines.engine import steps
 
 STAGE = VOCAB
 KEPT = "kept"
-"""In the settings of a result: the place of the vocabulary that was kept, for `lineage` too."""
+"""Name in a result's settings for the place of the vocabulary that was kept; `lineage` reads it."""
 SPIECE_VOCAB = "spiece.vocab"
 REPORT = "vocab_report"
 """Kind of the report's file."""
@@ -66,35 +66,35 @@ REPORT_MB = 5.0
 """MB of text, at most, that the vocabulary is measured on."""
 _LARGEST_MEASURED_SHARE = 1 / 8
 _MORE_DOCUMENTS = 8
-"""So many times larger is the share of the documents than that of their sentences, at most."""
+"""The share of the documents is at most so many times that of their sentences."""
 _COUNTED_PER_SAMPLED = 10
-"""MB of text, for each one sampled, by which the sizes of the strata are estimated."""
+"""MB of text read to estimate the sizes of the strata, for each MB sampled."""
 _SLACK = 1 + 1e-9
-"""By which a stratum may be larger than its part, for rounding."""
+"""Rounding tolerance when a stratum is compared with its part of the sample."""
 _SCRIPT_CHARACTERS = 300
-"""Taken from the middle of a text, to know its script."""
+"""Number of characters from the middle of a text that decide its script."""
 _RESERVED = re.compile("[\0\N{LOWER FIVE EIGHTHS BLOCK}]")
-"""SentencePiece skips lines with one of these too."""
+"""SentencePiece also skips lines with one of these."""
 _LEAST_AUTO_SIZE = 1_000
 _POSITIONS = 1 << 63
-"""A document's id gives it a position in [0, this); the first ones are trained on, the last
-measured."""
+"""A document's id determines its position in [0, this). The vocabulary is trained on the first
+documents and measured on the last."""
 _TRAIN, _MEASURE = "train", "measure"
 _CHARACTERS, _MARKS_LOST = "characters", "marks_lost"
 _MANY_MARKS = 0.002
 """Share of a text's characters. Hindi has 4 %, Japanese and Thai 5 to 10 %."""
 _LEFT_OUT = ("not_sampled", "blank", "too_long", "reserved_character")
-"""Why a sentence is not trained on."""
+"""Reasons not to train on a sentence."""
 _MANY_UNKNOWN, _TOO_MANY_UNKNOWN = 0.01, 0.1
-"""Shares of the characters from which there is a warning, and an error."""
+"""Shares of unknown characters above which there is a warning, and an error."""
 _REQUIRED = re.compile(r"required_chars.*?\d+ vs (\d+)")
-"""In SentencePiece's message: the pieces that the characters alone need."""
+"""The part of SentencePiece's message with the number of pieces that the characters need."""
 NUM_LISTED = 12
-"""Number of unknown characters that are named."""
+"""Number of unknown characters that a report names."""
 _LINES_PER_BATCH = 2000
 _MORE_PIECES, _MORE_UNKNOWN = 1.25, 0.001
-"""Factor of the pieces a word, and share of the characters that became unknown, from which a
-vocabulary does not fit. One of 8,000 pieces trained on 2.5 MB of Wikipedia has 1.10 to 1.13 times
+"""A vocabulary does not fit if its pieces per word grew by this factor, or the share of unknown
+characters by this much. One of 8,000 pieces trained on 2.5 MB of Wikipedia has 1.10 to 1.13 times
 the pieces on other articles and novels, with 0.000 to 0.013 % more unknown; 2.02 and 2.31 times on
 German and on source code, with 0.6 and 1.7 % more."""
 
@@ -103,17 +103,17 @@ log = logging.getLogger(STAGE)
 
 @dataclass(frozen=True)
 class Sampling:
-    """What every worker needs to know to sample."""
+    """The settings and sizes that every worker needs to sample."""
 
     vocabulary: VocabularySettings
     text_bytes: int
-    """About the size of the whole text, by which the shares are chosen."""
+    """Approximate size of the whole text, which determines the shares."""
     scratch: str
     """Folder for the samples."""
     train: bool = True
-    """Whether the sample is to train on as well, not only to measure on."""
+    """Whether the sample is for training as well as for measuring."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of each stratum, in a part of the text; empty until they are counted."""
+    """Size of each stratum in a part of the text, in bytes; empty until it is counted."""
 
     @cached_property
     def share(self) -> float:
@@ -150,7 +150,7 @@ class Sampling:
         return derive_seed(self.vocabulary.seed, "vocab-sample", document_id)
 
     def is_counted(self, position: int) -> bool:
-        """Return whether the document is one of those by which strata are estimated."""
+        """Return whether the sizes of the strata are estimated from the document, among others."""
         most = _COUNTED_PER_SAMPLED * self.vocabulary.sample_mb
         return position < sample_share(most, self.text_bytes) * _POSITIONS
 
@@ -325,7 +325,7 @@ def _read_report(folder: str) -> dict[str, Any]:
 
 
 def given_model(vocabulary: VocabularySettings) -> bytes | None:
-    """Return the model that the settings name, after a look at it; None: one is to be trained.
+    """Return and check the model that the settings name; None if one is to be trained.
 
     Raises:
         VocabularyError: it can't be read, has other special pieces or another size.
@@ -387,7 +387,7 @@ def train_on_samples(
 
 
 def _require_known(report: VocabularyReport, trained: bool) -> None:
-    """Warn of a vocabulary that does not know the text's characters; refuse one trained so."""
+    """Warn if the vocabulary lacks characters of the text; refuse a trained one that lacks many."""
     unknown = 1 - report.known_character_share
     if unknown <= _MANY_UNKNOWN:
         return
@@ -498,7 +498,7 @@ def sample_shard(documents: pa.Table, name: str, sampling: Sampling) -> dict[str
 
 
 def _usable(sentences: Iterable[str], counts: Counter[str]) -> Iterator[str]:
-    """Yield the sentences that SentencePiece will not skip, and count those and the others."""
+    """Yield the sentences that SentencePiece does not skip, and count all by outcome."""
     for sentence in sentences:
         if not sentence or sentence.isspace():
             counts["blank"] += 1
@@ -523,7 +523,7 @@ def _require_sentences(counts: Counter[str], vocabulary: VocabularySettings) -> 
 
 
 def _documents(files: Iterable[dict[str, str]], use: str) -> Iterator[list[str]]:
-    """Yield the sentences of each document, in an order that the corpus's shards don't change."""
+    """Yield the sentences of each document, in an order that does not depend on the shards."""
     lines = [
         line
         for by_use in files
@@ -538,7 +538,7 @@ def _documents(files: Iterable[dict[str, str]], use: str) -> Iterator[list[str]]
 
 
 def auto_size(text_bytes: int) -> int:
-    """Return how many pieces a text of this size trains well: 4,000 of 16 MB.
+    """Return the number of pieces that a text of this size can train well: 4,000 for 16 MB.
 
     The number of different words grows about as the square root of the text (Heaps' law).
     """
@@ -666,7 +666,7 @@ def vocab_file(tokenizer: Tokenizer) -> bytes:
 
 
 def _accounts(counts: Counter[str]) -> list[Account]:
-    """Return what became of the documents and of the sentences of those that were sampled."""
+    """Return the accounts of the documents, and of the sentences of those that were sampled."""
     documents, sampled, sentences = counts["documents"], counts[_TRAIN], counts["sentences"]
     missing = {"not_sampled": documents - sampled} if documents > sampled else {}
     left_out = {reason: counts[reason] for reason in _LEFT_OUT if counts[reason]}
@@ -730,7 +730,7 @@ def measure(
 
 
 def describe_misfit(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return in what a vocabulary fits a text too badly; empty if it fits.
+    """Return the ways in which a vocabulary does not fit a text; empty if it fits.
 
     Args:
         then: the `VocabularyReport` on the text that it was trained for.

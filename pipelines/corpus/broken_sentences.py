@@ -1,12 +1,12 @@
-"""Pure: breaks English sentences in ways that are surely wrong, by words alone.
+"""Pure: make English sentences ungrammatical, by rules about words.
 
-No rule parses. Each looks at a few neighbouring words, and applies only where they leave no reading
-in which the changed sentence is right. Where that is in doubt the sentence is left alone. Of text
-in other languages, of lists and of code little or nothing is broken.
+The rules do not parse. Each looks at a few neighbouring words and applies only if the changed
+sentence is wrong under every reading; a doubtful sentence is left alone. Little or nothing of text
+in other languages, of lists and of code is changed.
 
-A model that knows only frequent words prefers the shorter sentence and the more frequent form. So
+A model that knows only word frequencies prefers the shorter sentence and the more frequent form. So
 some kinds drop a word and others add one, some write "is" for "be" and others "be" for "is": what
-such a model wins in one kind it loses in another.
+such a model gains on one kind it loses on another.
 """
 
 import re
@@ -49,7 +49,7 @@ _OTHER_FORM = _PLURAL_OF | _SINGULAR_OF
 _MODALS = _words("can could may might must should will would")
 _PREPOSITIONS = _words("at by for from in into of on with")
 _CLOSING = _words("are as at by for from has in into is of on or that was were which with")
-"""Words before which a noun phrase is at its end."""
+"""Words that end the noun phrase before them."""
 _CONJUNCTIONS = _words("although because if that unless until when whether while")
 _QUANTITIES = _words(
     "bunch couple few fraction handful host hundred lot lots majority million minority myriad "
@@ -69,7 +69,7 @@ _NOMINATIVE = {"him": "he", "me": "I", "them": "they", "us": "we"}
 
 
 class _Sentence:
-    """The words of a sentence; the first one in small letters, if only its first letter is not."""
+    """The words of a sentence; a first word with an initial capital is in lower case."""
 
     def __init__(self, sentence: str) -> None:
         self.words = sentence.split(" ")
@@ -79,7 +79,7 @@ class _Sentence:
             self.words[0] = first.lower()
 
     def __getitem__(self, place: int) -> str:
-        """Return the word at ``place``; empty if there is none."""
+        """Return the word at ``place``, or an empty string."""
         return self.words[place] if 0 <= place < len(self.words) else ""
 
     def bare(self, place: int) -> str:
@@ -119,7 +119,7 @@ _VOWEL = re.compile("(?:a[b-df-z]|i[b-z]|e[a-tvx-z]|o[b-mp-tv-z]|un[b-hj-z]|up)[
 
 
 def _article_of(word: str) -> str:
-    """Return a or an, as the word's first sound wants it; empty where letters do not tell."""
+    """Return a or an for the word's first sound; empty if the letters leave it open."""
     if _CONSONANT.fullmatch(word):
         return "a"
     return "an" if _VOWEL.fullmatch(word) else ""
@@ -148,7 +148,7 @@ def _this_and_these(of: _Sentence, i: int) -> str | None:
 
 
 def _pronoun_and_verb(of: _Sentence, i: int) -> str | None:
-    """Give a pronoun the verb of the other number."""
+    """Make a verb disagree in number with its pronoun."""
     pronoun, verb, before = of[i], of[i + 1], of[i - 1]
     if before in ("and", "of", "or", "nor"):
         return None
@@ -160,7 +160,7 @@ def _pronoun_and_verb(of: _Sentence, i: int) -> str | None:
 
 
 def _noun_and_verb(of: _Sentence, i: int) -> str | None:
-    """Give the noun of a clause's beginning the verb of the other number."""
+    """Make a verb disagree in number with the noun at the beginning of its clause."""
     noun, verb = of[i + 1], of[i + 2]
     if of[i] != "the" or (i and of[i - 1] not in _CONJUNCTIONS):
         return None
@@ -198,7 +198,7 @@ def _article_of_several(of: _Sentence, i: int) -> str | None:
 
 
 def _of_dropped(of: _Sentence, i: int) -> str | None:
-    """Drop "of" between two short noun phrases that no verb follows."""
+    """Drop "of" between two short noun phrases that are not followed by a verb."""
     end = i + 2
     is_wrong = (
         of[i] == "of"
@@ -252,21 +252,21 @@ def _to_added(of: _Sentence, i: int) -> str | None:
 
 
 def _the_added(of: _Sentence, i: int) -> str | None:
-    """Add "the" between a preposition and another word that takes its place."""
+    """Add "the" between a preposition and another determiner."""
     if of[i] in _PREPOSITIONS and of[i + 1] in ("an", "its", "their", "these", "this"):
         return of.changed(i + 1, 0, "the")
     return None
 
 
 def _infinitive_changed(of: _Sentence, i: int) -> str | None:
-    """Write is or has where a modal verb or "to" wants be or have; "May is" may be right."""
+    """Write is or has where a modal verb or "to" needs be or have; "May is" may be right."""
     if of[i + 1] in ("be", "have") and ((i > 0 and of[i] in _MODALS) or of[i] == "to"):
         return of.changed(i + 1, 1, "is" if of[i + 1] == "be" else "has")
     return None
 
 
 def _finite_changed(of: _Sentence, i: int) -> str | None:
-    """Write be where a sentence begins with a pronoun that wants is."""
+    """Write be where a sentence begins with a pronoun that needs is."""
     is_wrong = i == 0 and of[i] in ("he", "it", "she", "there", "this") and of[i + 1] == "is"
     return of.changed(i + 1, 1, "be") if is_wrong else None
 
@@ -292,7 +292,7 @@ _RULES: Mapping[str, tuple[Callable[[_Sentence, int], str | None], ...]] = {
 }
 _KIND_OF = {rule: rule.__name__.lstrip("_") for rules in _RULES.values() for rule in rules}
 KINDS: dict[str, str] = {_KIND_OF[rule]: of for of, rules in _RULES.items() for rule in rules}
-"""Each way to break a sentence, and the group that it belongs to."""
+"""The group of each way to break a sentence."""
 
 
 def broken(sentence: str, seed: int) -> dict[str, str]:
@@ -300,7 +300,7 @@ def broken(sentence: str, seed: int) -> dict[str, str]:
 
     Args:
         sentence: its words are separated by single blanks.
-        seed: decides, with the sentence, at which of several places.
+        seed: chooses, together with the sentence, one of several places.
     """
     of = _Sentence(sentence)
     found = {}

@@ -31,16 +31,16 @@ _WRAPPED: Final = re.compile(
     r"\n(?<=[^\n]{40}\n)"  # \n first: a fast search
     rf"(?:(?![\n\s*+\-|>#=.:]|\d+[.)])(?<![.!?:;]\n)|[ \t]*(?=[{_LOWER_CASE}])(?!\w{{1,4}}[.)]))"
 )
-"""A line end after a long line, before one that goes on: in lower case, or after no end of a
-sentence and with no mark of a list item."""
+"""A line end after a long line and before its continuation: a line in lower case, or one that is no
+list item and does not follow the end of a sentence."""
 LINE_ENDS: Final = frozenset("\r\x0b\x0c\x85\u2028\u2029")
 CONTROLS: Final = (
     frozenset(map(chr, [*range(9), *range(14, 32), *range(0x7F, 0xA0), *range(0x200B, 0x2010)]))
     | frozenset(map(chr, [*range(0x202A, 0x202F), *range(0xD800, 0xE000), 0xFEFF, 0xFFFD]))
 ) - LINE_ENDS
-"""Controls, zero widths, directions, lone surrogates and U+FFFD."""
+"""Controls, zero-width characters, direction marks, lone surrogates and U+FFFD."""
 JOINERS: Final = frozenset("\u200c\u200d")
-"""Zero widths that spell words in the scripts of Asia, from Arabic to Mongolian."""
+"""Zero-width characters that are part of the spelling in scripts from Arabic to Mongolian."""
 _STRAY_JOINER: Final = re.compile(
     "(?<![\u0600-\u1cff])[\u200c\u200d]|[\u200c\u200d](?![\u0600-\u1cff])"
 )
@@ -53,8 +53,8 @@ _ODD: Final = LINE_ENDS | CONTROLS | BLANKS
 def normalise_text(text: str, *, lines_are_sentences: bool = False) -> str:
     """Return ``text`` repaired (mojibake), NFC, without control characters and extra blanks.
 
-    Lines that were only wrapped are joined, unless ``lines_are_sentences``; paragraphs stay apart,
-    by one line end.
+    Wrapped lines are joined, unless ``lines_are_sentences``; paragraphs are separated by one line
+    end.
     """
     if text.isascii():
         odd = set(map(chr, text.encode().translate(None, _PRINTABLE_ASCII)))
@@ -74,7 +74,7 @@ def normalise_text(text: str, *, lines_are_sentences: bool = False) -> str:
 
 
 def _has_double_blank(text: str) -> bool:
-    """Return ``"  " in text``, which in long texts is three times as slow as counting here."""
+    """Return ``"  " in text``; for long texts three times as fast as that expression."""
     if len(text) < 4000:
         return "  " in text
     is_blank = np.frombuffer(text.encode(), np.uint8) == 0x20
@@ -82,7 +82,7 @@ def _has_double_blank(text: str) -> bool:
 
 
 def _without(text: str, odd: Iterable[str]) -> str:
-    """Return ``text`` with each character of ``odd`` made a line end or a blank, or removed."""
+    """Replace each character of ``odd`` by a line end, a blank or nothing."""
     for character in sorted(odd):
         if character == "\r":
             text = text.replace("\r\n", "\n")
@@ -98,7 +98,7 @@ def _without(text: str, odd: Iterable[str]) -> str:
 
 
 def content_hash(text: str) -> bytes:
-    """Return 16 bytes that are equal for texts with the same words, whatever case and layout.
+    """Return 16 bytes that are equal for texts with the same words in any case and layout.
 
     The text is normalised: its white space is single blanks and line ends, which count as the same.
     Not safe against deliberate collisions: xxh3 is not a cryptographic hash.
@@ -201,7 +201,7 @@ def repair_mojibake(text: str) -> Repaired:
 
 
 def _repaired_parts(text: str, suspects: Iterable[int]) -> Iterator[str]:
-    """Yield ``text`` in parts, the lines with a suspect position as ftfy repairs them."""
+    """Yield ``text`` in parts; lines with a suspect position are repaired by ftfy."""
     done = 0
     first_tag = text.find("<")
     for begin, end in _lines_with(text, suspects):
@@ -214,7 +214,7 @@ def _repaired_parts(text: str, suspects: Iterable[int]) -> Iterator[str]:
 
 
 def _lines_with(text: str, positions: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of the lines that hold the positions, which ascend; each line once."""
+    """Yield once the begin and end of each line with one of the ascending ``positions``."""
     end = 0
     for position in positions:
         if position >= end:
@@ -276,14 +276,13 @@ def _composing_codes() -> Iterator[int]:
     """Yield a superset of the characters that NFC changes or composes with the one before."""
     for code in range(0x10000):
         character = chr(code)
-        if unicodedata.combining(character) or 0x1160 <= code <= 0x11FF:  # Hangul vowels, finals
+        is_hangul = 0x1160 <= code <= 0x11FF  # vowels and finals
+        changes = unicodedata.normalize("NFC", character) != character
+        if unicodedata.combining(character) or is_hangul or changes:
             yield code
         parts = unicodedata.decomposition(character).split()
-        if parts and not parts[0].startswith("<"):
-            if unicodedata.normalize("NFC", character) != character:
-                yield code
-            if len(parts) == 2:
-                yield min(int(parts[1], 16), 0xFFFF)
+        if len(parts) == 2 and not parts[0].startswith("<"):
+            yield min(int(parts[1], 16), 0xFFFF)
 
 
 def _members(character_class: str) -> npt.NDArray[np.bool]:

@@ -11,10 +11,11 @@ is dropped when it is like any earlier one, even one that is dropped itself. So 
 depends on the order of the documents only: not on the cut into parts or partitions, nor on timing.
 
 Two texts are alike by the Jaccard similarity J of their sets of word 5-grams ("shingles").
-Signatures tell which texts to compare, and the sets of shingles whether they are alike: no text is
-dropped for another one that is less like it than wanted. A signature is a one-permutation MinHash:
-each shingle's hash chooses one of 128 bins and is ranked there, and each bin keeps its lowest rank.
-Two texts agree in a bin with probability J, and are compared if they agree in all bins of a band.
+Signatures select the texts to compare, and the sets of shingles decide whether they are alike: no
+text is dropped because of another that is less similar than wanted. A signature is a
+one-permutation MinHash: each shingle's hash chooses one of 128 bins and is ranked there, and each
+bin keeps its lowest rank. Two texts agree in a bin with probability J, and are compared if they
+agree in all bins of a band.
 
 A bin into which no shingle of a text fell takes the value of another bin: the first that isn't
 empty, in an order that is drawn once for each bin and is the same for every text. Such a bin agrees
@@ -35,11 +36,24 @@ from albert_core.text.records import Ints, ranges
 from albert_core.text.seeds import UInt64s, mix_bits, random_bits
 from pipelines.corpus import cut_by_size
 
+UInt32s = NDArray[np.uint32]
+
+HASH_BYTES = 16
+"""Length of the hash of a document's content."""
+NUM_BINS = 128
+SHINGLE_WORDS = 5
+"""A text of fewer words has one shingle: all its words."""
+TARGET_RECALL = 0.99
+"""Least probability that two texts of exactly the wanted similarity are compared."""
 MAX_HASHED_BYTES = 64
 """A longer word is hashed by its first 64 bytes and its length; real words are shorter."""
 BATCH_CHARACTERS = 1 << 19
 """The arrays of so much text fit in a processor's cache; larger batches are slower."""
 
+_EMPTY = np.uint32(0xFFFFFFFF)
+_BIN_BITS = 7
+_SEED = 0x5EED
+_BAND_BASE = np.uint64(0x9E3779B97F4A7C15)
 _PADDING = 16
 _LENGTH_STEP = np.uint64(0x9E3779B97F4A7C15)
 _NGRAM_BASE = 0xD6E8FEB86659FD93
@@ -70,9 +84,12 @@ _LOWERED = ((0xC0, 0x587), (0x1E00, 0x1FFF))
 """Code points with case pairs: Latin, Greek, Cyrillic, Armenian. All assigned long ago."""
 
 
+# The words of texts
+
+
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Where the words of a batch of texts are."""
+    """The places of the words in a batch of texts."""
 
     buffer: NDArray[np.uint8]
     """(N,) the texts in UTF-8, one after another, in lower case, 0 outside words."""
@@ -161,7 +178,7 @@ def _treat_non_ascii(buffer: NDArray[np.uint8]) -> Ints:
         separators = at[kinds == _SEPARATOR]
         for i in range(length):
             buffer[separators + i] = 0
-        if length < 4:
+        if length < 4:  # no letter of four bytes has a case here
             _lower(buffer, at, codes, length)
         alone = at[kinds == _WORD_BY_ITSELF]
         cuts += [alone, alone + length]
@@ -231,30 +248,14 @@ def _lower_table() -> NDArray[np.uint16]:
 
 
 _ASCII_TABLE = bytes(b if b > 0x7F or chr(b).isalnum() else 0 for b in range(256)).lower()
-"""What each byte becomes: separators 0, capitals small, the rest what it is."""
+"""Maps separators to 0 and capitals to small letters."""
 _KINDS = np.full(0x110000, _LETTER, np.uint8)
-for _kind, _spans_of in ((_SEPARATOR, _SEPARATORS), (_WORD_BY_ITSELF, _WORDS_BY_THEMSELVES)):
-    for _first, _last in _spans_of:
+for _kind, _ranges in ((_SEPARATOR, _SEPARATORS), (_WORD_BY_ITSELF, _WORDS_BY_THEMSELVES)):
+    for _first, _last in _ranges:
         _KINDS[_first : _last + 1] = _kind
 _LOWER = _lower_table()
 _NUM_BYTES = np.repeat(np.array([1, 2, 3, 4], np.uint8), [0xC0, 0x20, 0x10, 0x10])
 _MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
-
-
-UInt32s = NDArray[np.uint32]
-
-HASH_BYTES = 16
-"""Length of the hash of a document's content."""
-NUM_BINS = 128
-SHINGLE_WORDS = 5
-"""A text of fewer words has one shingle: all its words."""
-TARGET_RECALL = 0.99
-"""Least probability that two texts of just the wanted similarity are compared at all."""
-
-_EMPTY = np.uint32(0xFFFFFFFF)
-_BIN_BITS = 7
-_SEED = 0x5EED
-_BAND_BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 # Which documents repeat
@@ -399,7 +400,7 @@ def band_hashes(values: UInt32s, bands: int, rows: int) -> UInt64s:
 
 
 def shingle_sets(texts: Iterable[str]) -> Iterator[UInt64s]:
-    """Yield the distinct hashes of each text's shingles, ascending; none if it has no word."""
+    """Yield the distinct hashes of each text's shingles, ascending; none without words."""
     for batch in batches(texts):
         hashes, offsets = shingles(batch)
         yield from map(np.unique, np.split(hashes, offsets[1:-1]))

@@ -1,6 +1,6 @@
-"""Pure: which documents of a corpus and examples of a downstream set share words in a row.
+"""Pure: which documents of a corpus and examples of a downstream set share runs of words.
 
-A document that has 13 words in a row in common with a test text overlaps with it; case,
+A document overlaps with a test text if they have 13 consecutive words in common; case,
 punctuation and layout don't count. An example overlaps if one of its texts does; which texts it
 has depends on the kind of task.
 
@@ -27,7 +27,7 @@ from pipelines.corpus.duplicates import batches, find_words, hash_ngrams, hash_w
 Bools = NDArray[np.bool_]
 
 _FILTER_SLOTS = 16
-"""Slots of the filter for each n-gram: one in 16 others passes it."""
+"""Slots of the filter for each n-gram; one other n-gram in 16 passes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +47,19 @@ class NgramIndex:
     hashes: UInt64s
     """(T,) ascending, each once."""
     slots: Bools
-    """(2^k,) whether there is a hash that begins with these k bits. Mostly there is none, and this
-    look-up is ten times faster than a search."""
+    """(2^k,) whether a hash begins with these k bits. Most have none, and this look-up is ten times
+    faster than a search."""
 
     @classmethod
     def of(cls, hashes: UInt64s) -> "NgramIndex":
-        """Return the look-up of these hashes: uint64 (T,), ascending."""
+        """Return the index of ``hashes``: uint64 (T,), ascending."""
         bits = max(len(hashes) * _FILTER_SLOTS, 2).bit_length()
         slots = np.zeros(1 << bits, bool)
         slots[_leading(hashes, bits)] = True
         return cls(hashes, slots)
 
     def positions_in(self, ngrams: UInt64s) -> Ints:
-        """Return the places of those of ``ngrams`` that are here, ascending."""
+        """Return the places in ``ngrams`` of those that are in the index, ascending."""
         bits = len(self.slots).bit_length() - 1
         perhaps = np.flatnonzero(self.slots[_leading(ngrams, bits)])
         if not len(perhaps):
@@ -219,7 +219,7 @@ class PartOverlaps:
     overlaps: list[Overlap | None]
     """T."""
     num_long_enough: int
-    """Texts with as many words as an overlap needs; shorter ones can't be judged."""
+    """Number of texts with enough words to overlap; shorter ones can't be judged."""
 
     @property
     def of_example(self) -> Bools:

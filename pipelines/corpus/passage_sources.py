@@ -1,12 +1,12 @@
-"""Pure: from which part of a source is a passage? Passages and their labels, from documents' ids.
+"""Pure: a task that asks which part of the source a passage is from, made of documents' ids.
 
-An id is a path: folders, a file, a record in it. Documents that share the beginning of the path
-are from the same part of the source: a library, a site, an author's folder. The shortest
-beginnings that words can tell apart are the labels. Where no two parts are told apart by words, as
-in the numbered files of a dump, the documents themselves are the labels.
+An id is a path: folders, a file, a record in it. Documents whose paths begin alike are from the
+same part of the source: a library, a site, an author's folder. The labels are the shortest
+beginnings that differ in their words. If no two parts differ in their words, as in the numbered
+files of a dump, the documents themselves are the labels.
 
-All passages have the same number of words, and all labels as many passages, so that neither length
-nor frequency tells the label.
+All passages have the same number of words, and all labels the same number of passages, so that
+neither length nor frequency reveals the label.
 """
 
 import re
@@ -20,18 +20,17 @@ from albert_core.text.seeds import derive_seed
 from pipelines.config import TaskSettings
 
 _MIN_DOCUMENTS = 3
-"""Of a part of the source."""
+"""Least number of documents in a part of the source."""
 _MIN_DEV = 5
-"""Passages of a label in dev."""
+"""Least number of passages of a label in dev."""
 _MIN_SKILL = 0.4
-"""Of the way from chance to no error, what a bag of words must do for labels to be worth learning.
-"""
+"""Least accuracy of a bag of words for labels to be worth learning: 0 is chance, 1 no error."""
 _SEPARATOR = re.compile("[/#]")
 
 Passages = Mapping[str, Sequence[str]]
-"""Document's id -> its passages."""
+"""The passages of each document, by its id."""
 Split = tuple[list["Passage"], list["Passage"]]
-"""For train and for dev."""
+"""The passages for train and for dev."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class SourceTask:
-    """Passages to train on and to score, with as many of each label."""
+    """Passages to train on and to score, equally many of each label."""
 
     train: list[Passage]
     dev: list[Passage]
@@ -67,8 +66,7 @@ def passages_of(sentences: Sequence[str], num_words: int) -> Iterator[str]:
 def source_task(passages: Passages, task: TaskSettings) -> SourceTask | None:
     """Return the task; None if there are no two labels that words can tell apart."""
     for by_label in _labellings(passages, task):
-        made = _balanced(by_label, task)
-        if made is not None:
+        if made := _balanced(by_label, task):
             chance = 1 / len({row.source for row in made.dev})
             if made.word_accuracy >= chance + _MIN_SKILL * (1 - chance):
                 return made
@@ -94,7 +92,7 @@ def _labellings(passages: Passages, task: TaskSettings) -> Iterator[dict[str, Sp
 def _by_documents(label: str, names: list[str], passages: Passages, task: TaskSettings) -> Split:
     """Return the passages of some documents for train, and those of the others for dev.
 
-    Each document, the largest first, goes to the side that lacks most of its share.
+    Documents are assigned from the largest on, each to the side that lacks most passages.
     """
     total = sum(len(passages[name]) for name in names)
     lacking = [(1 - task.dev_share) * total, task.dev_share * total]
@@ -123,7 +121,7 @@ def _by_passages(name: str, texts: Sequence[str], task: TaskSettings) -> Split:
 
 
 def _balanced(by_label: Mapping[str, Split], task: TaskSettings) -> SourceTask | None:
-    """Return as many passages of each label, of so many labels that there are most in all."""
+    """Return equally many passages of each label; the number of labels maximises the total."""
     sizes = {
         label: int(min(len(train) / (1 - task.dev_share), len(dev) / task.dev_share))
         for label, (train, dev) in by_label.items()
@@ -145,20 +143,17 @@ def _balanced(by_label: Mapping[str, Split], task: TaskSettings) -> SourceTask |
 
 
 def _word_accuracy(train: Sequence[Passage], dev: Sequence[Passage]) -> float:
-    """Return the accuracy on dev of naive Bayes on words, every count one higher."""
+    """Return the accuracy on dev of naive Bayes on words, with add-one smoothing."""
     labels = {label: n for n, label in enumerate(sorted({row.source for row in train}))}
-    numbers: dict[str, int] = {}
-    for row in train:
-        for word in row.text.lower().split(" "):
-            numbers.setdefault(word, len(numbers))
+    words = {row: row.text.lower().split(" ") for row in [*train, *dev]}
+    vocabulary = dict.fromkeys(word for row in train for word in words[row])
+    numbers = {word: number for number, word in enumerate(vocabulary)}
     counts = np.ones((len(numbers), len(labels)))
     for row in train:
-        np.add.at(
-            counts, ([numbers[w] for w in row.text.lower().split(" ")], labels[row.source]), 1
-        )
+        np.add.at(counts, ([numbers[word] for word in words[row]], labels[row.source]), 1)
     weights = np.log(counts / counts.sum(0))
     right = 0
     for row in dev:
-        known = [numbers[w] for w in row.text.lower().split(" ") if w in numbers]
+        known = [numbers[word] for word in words[row] if word in numbers]
         right += int(weights[known].sum(0).argmax()) == labels[row.source]
     return right / len(dev)

@@ -124,7 +124,7 @@ class Profile:
 
     @cached_property
     def is_prose(self) -> bool:
-        """Whether enough of the words are frequent ones of a language, or it has no list.
+        """Whether enough words are frequent ones of a language, or its language has no list.
 
         Short texts, which are taken for another language, and dialects are also compared with the
         lists of the languages that are not their own.
@@ -217,17 +217,17 @@ STOP_WORDS: Final = {
     "pt": ("de", "que", "do", "da", "em", "para", "com", "os"),
 }
 """English: those of Gopher. Others: eight of the most frequent words of the language. Most texts
-have two of them; those that have not are asked for the many of `_frequent_words`."""
+have two of them; the others are compared with the longer lists of `_frequent_words`."""
 _LISTED_WORDS: Final = 300
-"""Taken of the list of a language other than the text's."""
+"""Number of words used from the list of a language that is not the text's own."""
 _LISTED_CHARACTERS: Final = 10_000
 """The part of a text, around its middle, in which listed words are counted."""
 _PUNCTUATION: Final = string.punctuation + "“”„«»‹›‘’—–…،؟।"
 MIN_LISTED_SHARE: Final = 0.22
-"""Least share of prose's words that are frequent in its language. Short prose has 0.23 and more,
-numbers counted; menus, lists of works and code have 0.21 at most."""
+"""Least share of the words of prose that are frequent in its language. Short prose has 0.23 and
+more, numbers counted; menus, lists of works and code have 0.21 at most."""
 MIN_RELATED_SHARE: Final = 0.16
-"""The same in any other language, of prose whose language is not sure, such as a dialect. Random
+"""The same in any other language, for prose whose language is uncertain, such as a dialect. Random
 letters have 0.15 at most."""
 MIN_LANGUAGE_PROBABILITY: Final = 0.5
 """Least probability with which a text counts as being in a language."""
@@ -290,8 +290,8 @@ def no_stop_words(profile: Profile) -> bool:
 def _frequent_words() -> dict[str, list[tuple[frozenset[str], frozenset[str]]]]:
     """Return by language the frequent words of jusText's lists, all and the most frequent.
 
-    A list has the language that it is detected as. Words that are always capitalised are left out:
-    names of months fill archives.
+    A list belongs to the language that it is detected as. Words that are always capitalised are
+    left out: the names of months fill archives.
     """
     lists = dict[str, list[tuple[frozenset[str], frozenset[str]]]]()
     for name in sorted(justext.get_stoplists()):
@@ -403,12 +403,12 @@ def _top_ngrams_possible(ngrams: _Ngrams) -> bool:
         for n, most in MAX_TOP_NGRAM.items()
     )
     ordered = np.sort((ngrams.hashes(2) >> np.uint64(32)).astype(np.uint32))
-    step = max(1, needed - 1)  # a hash that occurs ``needed`` times is also so far ahead
+    step = max(1, needed - 1)  # a hash that occurs ``needed`` times also stands ``step`` later
     return bool((ordered[step:] == ordered[:-step]).any())
 
 
 def _top_ngram_bytes(ngrams: _Ngrams, n: int) -> int:
-    """Return count x length of the most frequent n-gram, of several the longest; 0 if of none."""
+    """Return count x length of the most frequent n-gram, the longest of several; 0 for none."""
     hashes, lengths = ngrams.hashes(n), ngrams.lengths(n)
     _, first, counts = np.unique(hashes, return_index=True, return_counts=True)
     top = int(counts.max(initial=1))
@@ -417,8 +417,8 @@ def _top_ngram_bytes(ngrams: _Ngrams, n: int) -> int:
 
 def _duplicate_bytes(ngrams: _Ngrams, n: int) -> int:
     """Return the bytes in n-grams that occurred before, each counted once."""
-    # Sorted with the place in the low bits: in one of millions of texts of 3,000 words do two
-    # n-grams agree by chance in the other 44 bits.
+    # Sorted with the place in the low bits. Two n-grams agree by chance in the other 44 bits in one
+    # of millions of texts of 3,000 words.
     hashes = ngrams.hashes(n) & ~_PLACE_BITS
     ordered = np.sort(hashes | np.arange(len(hashes), dtype=np.uint64))
     is_repeat = (ordered[1:] ^ ordered[:-1]) <= _PLACE_BITS

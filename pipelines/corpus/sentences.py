@@ -1,10 +1,10 @@
 """Pure: the sentences of a text, by the rules of its language.
 
-sentencex knows full stops and abbreviations, but takes a quotation for one sentence. So what
-misleads it is hidden, one character for another: a full stop after an abbreviation that it does not
-know becomes a blank, and so does a quote that opens a sentence; one that closes after a full stop
-becomes an exclamation mark, and any other quote a letter. Where sentencex ends a sentence the text
-is cut, except before a lower-case letter (``"Oh!" cried she``).
+sentencex knows full stops and abbreviations, but treats a quotation as one sentence. Characters
+that mislead it are therefore replaced one for one: a full stop after an abbreviation that it does
+not know and a quote that opens a sentence by a blank, a quote that closes after a full stop by an
+exclamation mark, any other quote by a letter. The text is cut where sentencex ends a sentence,
+except before a lower-case letter (``"Oh!" cried she``).
 """
 
 import re
@@ -20,7 +20,7 @@ _QUOTES: Final = "'\"“”„‘‚`«»‹›「」『』《"
 _OPENING: Final = "\"'“„‘‚«»‹›「『("
 _CLOSING: Final = r""")\]"'“’”»«›‹」』"""
 _CLOSING_WITHOUT_BLANK: Final = "”」』"
-"""Closing quotes that no blank follows in Chinese and Japanese."""
+"""Closing quotes that are not followed by a blank in Chinese and Japanese."""
 _BLANK: Final = " \xa0\u202f"
 _LOWER_CASE: Final = re.compile(
     rf"[{_BLANK}{_OPENING}»›—–-]*[{''.join(filter(str.islower, map(chr, range(0x10000))))}]"
@@ -32,12 +32,12 @@ _BEST_ENDS: Final = (
     (", ", "，", "、", "، "),
     (" ",),
 )
-"""Where a long sentence is cut, best first."""
+"""Marks after which a long sentence is cut, best first."""
 _MAX_PARAGRAPH: Final = 50_000
 """Characters. In a paragraph of several hundred thousand sentencex misses sentences."""
 _BRACKET: Final = re.compile(r"\[(?!\d)")
-"""One that begins no reference. What is between brackets is one sentence for sentencex, up to any
-closing one."""
+"""A bracket that does not begin a reference. sentencex treats the text up to any closing bracket as
+one sentence."""
 _ABBREVIATIONS: Final = {
     "ar": "د أ م",
     "de": "Hr Hrn Fr S",
@@ -51,7 +51,7 @@ _ABBREVIATIONS: Final = {
         "др пр янв февр апр авг сент окт нояб дек"
     ),
 }
-"""Words that a full stop abbreviates in the middle of a sentence, beside those of sentencex."""
+"""Abbreviations that occur in the middle of a sentence and that sentencex does not know."""
 _WORDS: Final = {
     "de": "Art art",
     "en": "ark art con id ill may me miss no ore",
@@ -122,7 +122,7 @@ def _cut(text: str, parts: Iterable[str], paragraph_ends: frozenset[int]) -> lis
 
 
 def _hidden(text: str, language: str) -> str:
-    """Return ``text`` without what misleads sentencex, character for character."""
+    """Replace what misleads sentencex, character for character."""
     for mark in _ENDS:
         if mark in text:
             text = _after_mark(mark, language).sub(_instead, text)
@@ -137,7 +137,7 @@ def _hidden(text: str, language: str) -> str:
 
 
 def _instead(found: re.Match[str]) -> str:
-    """Return what stands for a mark and the quotes that close behind it."""
+    """Return the replacement of a mark and the quotes that close after it."""
     if found.lastgroup:
         return " "
     return found[0][0] + "!" * (len(found[0]) - 1) if len(found[0]) > 1 else "!"
@@ -145,9 +145,9 @@ def _instead(found: re.Match[str]) -> str:
 
 @cache
 def _after_mark(mark: str, language: str) -> re.Pattern[str]:
-    """Return what finds a mark that ends no sentence, as a group, or that surely ends one.
+    """Return the pattern of a mark that ends no sentence, as a group, or that surely ends one.
 
-    It begins with the mark itself, which makes the search fast.
+    The pattern begins with the mark, which makes the search fast.
     """
     kinds = [rf"[{_CLOSING}]+(?=\s|\Z)", rf"[{_CLOSING}]*[{_CLOSING_WITHOUT_BLANK}]"]
     if language == "fr":
@@ -167,11 +167,11 @@ def _after_mark(mark: str, language: str) -> re.Pattern[str]:
 
 
 def _word_before(words: Iterable[str], before: str) -> str:
-    """Return a pattern for what stands behind one of the words and a mark.
+    """Return a pattern that matches after one of the words and a mark.
 
     Args:
         words: patterns, all of a fixed width.
-        before: what may stand before the word, beside nothing.
+        before: characters that may precede the word.
     """
     return "(?:" + "|".join(f"(?<={word}.)(?<![^{before}]{word}.)" for word in words) + ")"
 

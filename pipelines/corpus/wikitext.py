@@ -1,11 +1,11 @@
 """Pure: wiki markup to plain text, one paragraph, heading or list item a line.
 
-`plain_text` scans for the pairs of MediaWiki (templates, tables, links, elements) and is made for
-whole dumps: its time grows with the length of the text and not with its nesting. mwparserfromhell,
-which makes a tree, takes ten times as long.
+`plain_text` scans for the pairs of MediaWiki (templates, tables, links, elements). Its time grows
+with the length of the text and not with its nesting, so that it can read whole dumps;
+mwparserfromhell, which builds a tree, takes ten times as long.
 
-Only its wiki knows what a template shows: templates are removed, except the few in `_INLINE` that
-carry words of a sentence.
+Only its own wiki knows the text of a template. Templates are therefore removed, except those in
+`_INLINE`, which contain words of a sentence.
 """
 
 import html
@@ -61,7 +61,7 @@ _TAG = re.compile(rf"</?(?:({_BLOCKS})|{_INLINES}|{_SILENT})(?:[\s/:][^<>]*)?>",
 _BRACES = (re.compile(r"\{\{+"), re.compile(r"\}\}+"))
 _BRACKETS = (re.compile(r"\[\["), re.compile(r"\]\]"))
 _PLAIN_LINK = re.compile(r"\[\[(?:[^\[\]|:\n]+\|)?([^\[\]|:\n]+)\]\]")
-"""Most links: no namespace, nothing inside. `_link` is for the others."""
+"""Most links: without a namespace and not nested. `_link` resolves the others."""
 _EXTERNAL_LINK = re.compile(
     r"\[(?:(?:https?:|ftps?:|ircs?:|git:|svn:|gopher:)?//|mailto:|news:)[^\s\[\]]*"
     r"[ \t]*([^\[\]\n]*)\]"
@@ -124,7 +124,7 @@ def _replace(text: str, ends: Ends, show: Callable[[str], str]) -> str:
     Args:
         text: any text; an end without its counterpart stays.
         ends: what opens and what closes; two characters or more each.
-        show: gets what is between two ends, without them.
+        show: takes the text between two ends.
     """
     parts, position = [], 0
     for begin, end in _outermost(text, ends):
@@ -257,7 +257,7 @@ _INLINE: dict[str, Callable[[list[str]], str]] = {
     **dict.fromkeys(("mdash", "—", "em dash"), lambda _: "—"),
     **dict.fromkeys(("nbsp", "space", "spaces"), lambda _: " "),
 }
-"""What a template shows, from its unnamed values; nothing if there are too few."""
+"""The text of a template, computed from its unnamed values; empty if there are too few."""
 
 
 # Links and tags
@@ -301,11 +301,11 @@ def _without_quotes(text: str) -> str:
 
 
 _LEFT_OVER = ("{{", "}}", "[[", "]]")
-"""Ends without their counterpart."""
+"""Ends that may remain without a counterpart."""
 
 
 def _tidy(text: str) -> str:
-    """Return ``text``, which has only markup of whole lines left, without that and its traces."""
+    """Remove the markup of whole lines, and what other removed markup left behind."""
     if "-{" in text:
         text = _VARIANTS.sub(_variant, text)
     if "__" in text:
@@ -323,7 +323,7 @@ def _tidy(text: str) -> str:
 
 
 def _without_gaps(text: str) -> str:
-    """Return ``text`` without the traces that removed templates leave in parentheses."""
+    """Close the gaps that removed templates leave in parentheses and before commas."""
     if "(" in text:
         text = _AFTER_OPENING.sub("(", _closed_up(text, _EMPTY_PARENTHESES, " ", ""))
         text = _closed_up(text, _CLOSING_AFTER_GAP, " ,;،؛", ")")
