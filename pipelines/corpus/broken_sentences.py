@@ -96,10 +96,6 @@ class _Sentence:
         return text[0].upper() + text[1:] if self.begins_large else text
 
 
-def _is_plain(word: str) -> bool:
-    return word.isascii() and word.isalpha() and word.islower()
-
-
 def _is_singular(word: str) -> bool:
     return word in _NOUNS or (word not in _NO_NOUNS and bool(_SINGULAR.fullmatch(word)))
 
@@ -214,9 +210,11 @@ def _of_dropped(of: _Sentence, i: int) -> str | None:
 def _to_dropped(of: _Sentence, i: int) -> str | None:
     """Drop "to" after an adjective that needs it."""
     before, after = of[i - 1], of.bare(i + 1)
-    is_infinitive = before in ("able", "unable", "supposed", "ought") and _is_plain(after)
-    is_infinitive |= before == "order" and of[i - 2] == "in" and _is_plain(after)
-    is_dative = after in ("the", "a", "an") and before in _NEED_TO
+    needs_verb = before in ("able", "unable", "supposed", "ought") or (
+        before == "order" and of[i - 2] == "in"
+    )
+    is_infinitive = needs_verb and re.fullmatch("[a-z]+", after) is not None
+    is_dative = before in _NEED_TO and after in ("the", "a", "an")
     return of.changed(i, 1) if of[i] == "to" and (is_infinitive or is_dative) else None
 
 

@@ -47,7 +47,12 @@ _STRAY_JOINER: Final = re.compile(
 BLANKS: Final = (
     frozenset(c for c in map(chr, range(0x10000)) if c.isspace()) - LINE_ENDS - CONTROLS
 ) - frozenset(" \n")
-_ODD: Final = LINE_ENDS | CONTROLS | BLANKS
+_REPLACEMENTS: Final = {
+    **dict.fromkeys(CONTROLS, ""),
+    **dict.fromkeys(BLANKS, " "),
+    **dict.fromkeys(LINE_ENDS, "\n"),
+}
+_ODD: Final = frozenset(_REPLACEMENTS)
 
 
 def normalise_text(text: str, *, lines_are_sentences: bool = False) -> str:
@@ -86,14 +91,10 @@ def _without(text: str, odd: Iterable[str]) -> str:
     for character in sorted(odd):
         if character == "\r":
             text = text.replace("\r\n", "\n")
-        if character in LINE_ENDS:
-            text = text.replace(character, "\n")
-        elif character in BLANKS:
-            text = text.replace(character, " ")
-        elif character in JOINERS:
+        if character in JOINERS:
             text = _STRAY_JOINER.sub("", text)
-        elif character in CONTROLS:
-            text = text.replace(character, "")
+        else:
+            text = text.replace(character, _REPLACEMENTS[character])
     return text
 
 
