@@ -295,13 +295,14 @@ def test_an_excluded_id_that_is_not_there_is_said(
 ) -> None:
     (tmp_path / "C#notes.txt").write_text(document(1))
     source = write_jsonl(tmp_path / "s.jsonl", range(4))
-    (tmp_path / "out").write_text("C#notes.txt\ns.jsonl#none\nno-file#1\n")
+    (tmp_path / "out").write_text("C#notes.txt\nC#notes.txt~0f\ns.jsonl#none\nno-file#1\n")
     manifest = clean(
         [str(source), str(tmp_path / "C#notes.txt")], excluded_ids=str(tmp_path / "out")
     )
     assert dropped(manifest) == {"excluded": 1}
     assert "excluded id 'no-file#1' belongs to no file of the source" in caplog.text
-    assert "found 1 of 2 ids to leave out" in caplog.text
+    assert caplog.text.count("belongs to no file") == 1
+    assert "found 1 of 3 ids to leave out" in caplog.text
 
 
 # Which documents repeat
