@@ -108,6 +108,18 @@ def test_a_sentence_that_is_too_long_is_cut_and_counted(
     assert read_manifest(manifest).result["num_sentences_cut"] == 1
 
 
+def test_a_text_is_split_by_the_rules_of_its_own_language(clean: Clean, tmp_path: Path) -> None:
+    sentences = [
+        "Die alte Brücke über den Bach wurde im 19. Jahrhundert von den Bauern des Dorfes gebaut.",
+        "Sie ist aus Holz und hält noch immer, aber das Geländer ist mit Moos bewachsen.",
+    ]
+    source = write(tmp_path / "s.jsonl", {"text": " ".join(sentences)})
+    [row] = rows(clean(source, language="auto"))
+    assert row["text"].split("\n") == sentences
+    [row] = rows(clean(source, language="en"))
+    assert row["text"].split("\n") != sentences
+
+
 def test_rejected_documents_are_written_out_with_their_reason(clean: Clean, tmp_path: Path) -> None:
     texts = [document(1), document(1), "Too short."]
     source = write(tmp_path / "s.jsonl", *({"id": str(n), "text": t} for n, t in enumerate(texts)))
@@ -182,6 +194,9 @@ def test_overlap_with_a_test_set_is_dropped_and_in_the_ledger(clean: Clean, tmp_
     [line] = Path(manifest).with_name("test_overlaps.jsonl").read_text().splitlines()
     assert json.loads(line)["document"] not in ids(manifest)
     assert json.loads(line)["num_ngrams"] == 5
+    kept = clean(source, test_texts=[str(tmp_path / "*.tsv.gz")], min_test_overlaps=6)
+    assert dropped(kept) == {}
+    assert not json.loads(Path(kept).with_name("test_overlaps.jsonl").read_text())["dropped"]
     (tmp_path / "few.txt").write_text("Only four words here.")
     with pytest.raises(SourceError, match=r"few.txt, of cleaning.test_texts, has no 13 words"):
         clean(source, test_texts=[str(tmp_path / "few.txt")])
