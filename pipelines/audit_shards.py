@@ -22,7 +22,7 @@ def run(examples: str, work: str) -> str:
     plan = _plan(examples)
     if done := plan.find(work):
         return done
-    from pipelines.audit.audit_examples import audit, table_of
+    from pipelines.audit import audit, table_of
 
     shards, failed, num_checks = [], [], 0
     if sum(shard.num_bytes for shard in read_manifest(examples).shards) > _MOST_BYTES:

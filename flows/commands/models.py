@@ -176,7 +176,7 @@ def audit(
     The exit status is 0 if all is within bounds, 1 if something is not, and 2 if there is nothing
     to audit.
     """
-    from pipelines.audit import audit_examples as audits
+    from pipelines import audit as audits
 
     panels = {each.name: getattr(each, "rich_help_panel", None) for each in context.command.params}
     expected = {name: given for name, given in context.params.items() if panels[name] == _PANEL}

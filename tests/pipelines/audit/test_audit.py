@@ -18,8 +18,8 @@ from albert_core.stage.results import AuditResult
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS
 from flows.commands.main import main
-from pipelines import audit_shards, clean_corpus, make_examples, train_vocab
-from pipelines.audit import audit_examples
+from pipelines import audit, audit_shards, clean_corpus, make_examples, train_vocab
+from pipelines.audit import rows_of_batch
 from pipelines.audit.checks import (
     ALARM,
     OPENS_WORD,
@@ -30,7 +30,6 @@ from pipelines.audit.checks import (
     fault_of,
     judge,
     measure,
-    rows_of_batch,
     tails,
 )
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings, VocabularySettings
@@ -102,7 +101,7 @@ def copy(tiny: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def findings_of(path: Path | str, sample: int = 400, **options: Any) -> list[Finding]:
-    return audit_examples.audit([str(path)], sample=sample, **options)
+    return audit.audit([str(path)], sample=sample, **options)
 
 
 def failed(findings: list[Finding]) -> set[str]:
@@ -184,8 +183,8 @@ def test_what_is_found_does_not_depend_on_the_batches(
     good: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = findings_of(good.folder)
-    monkeypatch.setattr("pipelines.audit.checks._ROWS_PER_BATCH", 97)
-    monkeypatch.setattr("pipelines.audit.checks._RECORDS_PER_BATCH", 53)
+    monkeypatch.setattr("pipelines.audit._ROWS_PER_BATCH", 97)
+    monkeypatch.setattr("pipelines.audit._RECORDS_PER_BATCH", 53)
     cut = findings_of(good.folder)
     changed = [a.check for a, b in zip(whole, cut, strict=True) if a != b]
     # Neighbours are counted in each batch.
