@@ -1,9 +1,9 @@
-"""Which share of each downstream dev and test set the pretraining corpus contains.
+"""Stage: the share of each downstream dev and test set that the pretraining corpus contains.
 
 An example overlaps if one of its texts shares 13 words in a row with a document of the corpus;
-case, punctuation and layout don't count. A text of fewer words can't be judged: the manifest says
-how many there are. Source of the rule: Brown et al. 2020, "Language models are few-shot
-learners", appendix C.
+case, punctuation and layout do not count. Shorter texts cannot be judged; the manifest counts them.
+
+Source: Brown et al. 2020, "Language models are few-shot learners", appendix C.
 """
 
 import logging
@@ -14,55 +14,29 @@ import numpy as np
 import pyarrow as pa
 
 from albert_core.config import EvaluationSettings
-from albert_core.stage import storage
+from albert_core.stage import manifest, storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import TaskError
+from albert_core.stage.lineage import CONTAMINATION as STAGE
 from albert_core.stage.loaded_once import loaded_once
-from albert_core.stage.manifest import (
-    Account,
-    StagePlan,
-    digest_of,
-    read_manifest,
-    scratch_folder,
-    shard_of,
-)
+from albert_core.stage.manifest import Account, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest
 from albert_core.stage.results import ContaminationResult
-from albert_core.tasks.catalogue import (
-    SCORED_WITH,
-    TASKS,
-    TaskFiles,
-    find_files,
-    generated_tasks,
-    own_files,
-    read_examples,
-)
+from albert_core.tasks import catalogue
+from albert_core.tasks.catalogue import TaskFiles
 from albert_core.tasks.examples import Split
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.seeds import UInt64s
 from pipelines.config import ContaminationSettings
-from pipelines.corpus.overlaps import (
-    NgramIndex,
-    PartOverlaps,
-    ngram_hashes,
-    overlaps_of,
-    parts_of,
-    shared_ngrams,
-)
+from pipelines.corpus import overlaps
+from pipelines.corpus.overlaps import NgramIndex, PartOverlaps, parts_of
 
-STAGE = "contamination"
 OVERLAPS = "overlaps"
 """Kind of the one shard."""
 SCORED_SPLITS: tuple[Split, ...] = ("dev", "test")
 _SCHEMA = pa.schema(
-    [
-        ("task", pa.string()),
-        ("split", pa.string()),
-        ("id", pa.string()),
-        ("part", pa.string()),
-        ("num_ngrams", pa.uint32()),
-        ("first", pa.string()),
-    ]
+    [(name, pa.string()) for name in ("task", "split", "id", "part")]
+    + [("num_ngrams", pa.uint32()), ("first", pa.string())]
 )
 """One text of one example that overlaps.
 
@@ -91,7 +65,7 @@ def run(
         evaluation: which tasks, and the user's own.
         corpus: URI of the corpus's manifest.
         task_folder: see `albert_core.tasks.catalogue.find_files`; tasks without files there are
-            left out.
+            skipped.
         work: folder for all results.
 
     Returns:
@@ -108,18 +82,18 @@ def run(
         return done
     num_words = contamination.ngram_words
     sets = {
-        (name, split): read_examples(files, split)
+        (name, split): catalogue.read_examples(files, split)
         for name, files in tasks.items()
         for split in SCORED_SPLITS
         if split in files.splits
     }
     texts = (text for each in sets.values() for part in parts_of(each) for text in part.texts)
-    with scratch_folder(plan.folder(work)) as scratch:
+    with manifest.scratch_folder(plan.folder(work)) as scratch:
         shared, num_documents = _find_ngrams(corpus, texts, num_words, scratch)
     result = ContaminationResult(ngram_words=num_words, shares={}, parts={}, num_examples={})
     rows: list[dict[str, Any]] = []
     for (name, split), examples in sets.items():
-        found = [overlaps_of(part, shared, num_words) for part in parts_of(examples)]
+        found = [overlaps.overlaps_of(part, shared, num_words) for part in parts_of(examples)]
         share = float(np.any([each.of_example for each in found], axis=0).mean())
         result.shares.setdefault(name, {})[split] = share
         result.num_examples.setdefault(name, {})[split] = len(examples)
@@ -133,7 +107,7 @@ def run(
         total=sum(shard.num_rows for shard in read_manifest(corpus).shards_of("documents")),
         kept=num_documents,
     )
-    shard = shard_of(uri, plan.folder(work), OVERLAPS, len(rows))
+    shard = manifest.shard_of(uri, plan.folder(work), OVERLAPS, len(rows))
     return plan.write(work, [shard], [documents], result)
 
 
@@ -166,15 +140,16 @@ def _plan(
 
 def _tasks_in(task_folder: str, evaluation: EvaluationSettings) -> dict[str, TaskFiles]:
     """Return the tasks asked for that have a dev or test split, by name."""
-    known = [find_files(task, task_folder) for task in TASKS.values()] if task_folder else []
-    generated = generated_tasks(task_folder)
-    own = [own_files(settings) for settings in [*generated, *evaluation.own_tasks]]
+    tasks = catalogue.TASKS.values() if task_folder else ()
+    known = [catalogue.find_files(task, task_folder) for task in tasks]
+    generated = catalogue.generated_tasks(task_folder)
+    own = [catalogue.own_files(settings) for settings in [*generated, *evaluation.own_tasks]]
     wanted = set(evaluation.tasks)
     found = {
         files.task.name: files
         for files in [*known, *own]
         if not files.splits.keys().isdisjoint(SCORED_SPLITS)
-        and (not wanted or {files.task.name, SCORED_WITH.get(files.task.name)} & wanted)
+        and (not wanted or {files.task.name, catalogue.SCORED_WITH.get(files.task.name)} & wanted)
     }
     if not found:
         raise TaskError(
@@ -188,7 +163,7 @@ def _digest(files: TaskFiles) -> str:
     """Return a digest of what is read: examples, and a task's own columns."""
     splits = [split for split in SCORED_SPLITS if split in files.splits]
     own = files.own.model_dump() if files.own else None
-    return digest_of([files.digest(*splits), own])
+    return manifest.digest_of([files.digest(*splits), own])
 
 
 def _rows(name: str, split: str, ids: list[str], found: PartOverlaps) -> Iterator[dict[str, Any]]:
@@ -196,14 +171,8 @@ def _rows(name: str, split: str, ids: list[str], found: PartOverlaps) -> Iterato
     for example in np.flatnonzero(found.of_example):
         overlap = found.overlaps[found.part.text_of[example]]
         assert overlap is not None
-        yield {
-            "task": name,
-            "split": split,
-            "id": ids[example],
-            "part": found.part.name,
-            "num_ngrams": overlap.num_ngrams,
-            "first": overlap.first,
-        }
+        values = name, split, ids[example], found.part.name, overlap.num_ngrams, overlap.first
+        yield dict(zip(_SCHEMA.names, values, strict=True))
 
 
 def _find_ngrams(
@@ -220,11 +189,9 @@ def _find_ngrams(
     from pipelines.engine.runner import each_shard
 
     wanted = storage.join(scratch, "wanted.arrow")
-    _write_ngrams(ngram_hashes(list(texts), num_words), wanted)
-    what = "contamination"
-    reports = each_shard(
-        _search_shard, wanted, num_words, scratch, corpus=corpus, what=what, scratch=scratch
-    )
+    _write_ngrams(overlaps.ngram_hashes(list(texts), num_words), wanted)
+    arguments = wanted, num_words, scratch
+    reports = each_shard(_search_shard, *arguments, corpus=corpus, what=STAGE, scratch=scratch)
     found = [_read_ngrams(report["found"]) for report in reports]
     ngrams = np.unique(np.concatenate([np.empty(0, np.uint64), *found]))
     return NgramIndex.of(ngrams), sum(report["documents"] for report in reports)
@@ -236,7 +203,7 @@ def _search_shard(
     """Write the wanted n-grams that are in one shard."""
     texts = documents["text"].to_pylist()
     uri = storage.join(scratch, "found", f"{name}.arrow")
-    _write_ngrams(shared_ngrams(texts, _look_up(wanted), num_words), uri)
+    _write_ngrams(overlaps.shared_ngrams(texts, _look_up(wanted), num_words), uri)
     return {"found": uri, "documents": len(texts)}
 
 
@@ -245,8 +212,7 @@ def _write_ngrams(ngrams: UInt64s, uri: str) -> None:
 
 
 def _read_ngrams(uri: str) -> UInt64s:
-    ngrams: UInt64s = read_arrow(uri)["ngram"].to_numpy()
-    return ngrams
+    return np.asarray(read_arrow(uri)["ngram"])
 
 
 @loaded_once

@@ -1,4 +1,4 @@
-"""Stage 3: clean documents to example shards, globally shuffled, in Arrow.
+"""Stage: clean documents to example shards, globally shuffled, in Arrow.
 
 Each corpus shard becomes a part: its examples, in the order of their places in the shuffle. Each
 example shard is what all parts have between two places. Only names travel through Beam: one for
@@ -11,37 +11,28 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import chain
 from operator import add
 from typing import Any
 
 import numpy as np
 
+from albert_core.stage import manifest as manifests
 from albert_core.stage import storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import AccountingError, SourceError
 from albert_core.stage.lineage import EXAMPLES, write_made_with
-from albert_core.stage.manifest import (
-    Account,
-    Manifest,
-    Shard,
-    StagePlan,
-    check_shard,
-    digest_of,
-    read_manifest,
-    scratch_folder,
-    shard_of,
-)
+from albert_core.stage.manifest import Account, Manifest, Shard, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest, library_versions
 from albert_core.stage.results import CorpusResult, ExamplesResult, VocabularyResult
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import NUM_SPECIAL_IN_PAIR, Ints
 from albert_core.text.tokenizer import SPIECE_MODEL, Tokenizer
 from pipelines.config import ExampleSettings
-from pipelines.engine import steps
-from pipelines.engine.work_notes import Progress, report_done, warn
+from pipelines.engine import steps, work_notes
 from pipelines.examples import part as example_part
 from pipelines.examples.pairs import ALONE, BORROWED, NO_OTHER, TRUNCATED, length_only_accuracy
-from pipelines.examples.part import HELD_OUT, KINDS, TRAIN, PartTally, merged, read_tally
+from pipelines.examples.part import HELD_OUT, KINDS, TRAIN, PartTally
 from pipelines.examples.tfrecord import tf_examples, write_tfrecord
 
 STAGE = EXAMPLES
@@ -73,17 +64,15 @@ class ExamplePlan:
     part_list: str
     """Where the URIs of all parts will be."""
     vocab_folder: str
-    lower_case: bool
-    keep_accents: bool
+    tokenizer_settings: tuple[bool, ...]
+    """As `Tokenizer.load` takes them."""
     num_shards: dict[str, int]
     """Kind -> number of shards."""
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer; each process reads it once."""
-        split_digit_commas = self.settings.fidelity == "google"
-        how = (self.lower_case, split_digit_commas, self.keep_accents)
-        return example_part.load_tokenizer(self.vocab_folder, *how)
+        return example_part.load_tokenizer(self.vocab_folder, *self.tokenizer_settings)
 
     @property
     def shards(self) -> dict[str, tuple[str, int]]:
@@ -111,14 +100,14 @@ def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
     parts = _parts(plan, made_of, examples, work)
     to_make = [shard.num_bytes for uri, shard in parts if not example_part.is_made(uri)]
     log.info("%s: %d of %d parts to make", STAGE, len(to_make), len(parts))
-    with scratch_folder(folder) as scratch:
+    with manifests.scratch_folder(folder) as scratch:
         num_shards = _num_shards(made_of, examples)
         corpus_folder = corpus.rpartition("/")[0]
         example_plan = example_plan_of(examples, vocab, folder, scratch, num_shards, corpus_folder)
-        progress = Progress(STAGE, example_plan.notes, sum(to_make))
-        chain = [steps.each("MakePart", _make_part, example_plan), *cutting_steps(example_plan)]
-        reports = run_pipeline("MakeExamples", chain, parts, scratch, progress)
-    tally = reduce(add, (read_tally(uri) for uri, _ in parts))
+        progress = work_notes.Progress(STAGE, example_plan.notes, sum(to_make))
+        made = [steps.each("MakePart", _make_part, example_plan), *cutting_steps(example_plan)]
+        reports = run_pipeline("MakeExamples", made, parts, scratch, progress)
+    tally = reduce(add, (example_part.read_tally(uri) for uri, _ in parts))
     own_parts = storage.join(folder, PARTS)
     shared = (uri for uri, _ in parts if not uri.startswith(f"{own_parts}/"))
     write_made_with(shared, work, folder)
@@ -160,7 +149,7 @@ def _pieces_digest(vocab: Manifest) -> str:
     """Return a digest of what splits text into pieces, without the report on it."""
     [model] = vocab.shards_of(SPIECE_MODEL)
     result = vocab.result_as(VocabularyResult)
-    return digest_of([model.sha256, result.lower_case, result.keep_accents])
+    return manifests.digest_of([model.sha256, result.lower_case, result.keep_accents])
 
 
 def example_plan_of(
@@ -175,7 +164,8 @@ def example_plan_of(
     manifest, vocab_folder = read_manifest(vocab), vocab.rpartition("/")[0]
     result = manifest.result_as(VocabularyResult)
     for shard in manifest.shards:
-        check_shard(shard, vocab_folder)
+        manifests.check_shard(shard, vocab_folder)
+    is_google = examples.fidelity == "google"
     return ExamplePlan(
         settings=examples,
         corpus_folder=corpus_folder,
@@ -183,8 +173,7 @@ def example_plan_of(
         notes=storage.join(scratch, "notes"),
         part_list=storage.join(scratch, "parts.json"),
         vocab_folder=vocab_folder,
-        lower_case=result.lower_case,
-        keep_accents=result.keep_accents,
+        tokenizer_settings=(result.lower_case, is_google, result.keep_accents),
         num_shards=num_shards,
     )
 
@@ -219,7 +208,7 @@ def _parts(
     ]
 
     def place(shard: Shard) -> str:
-        name = f"{digest_of([shard.sha256, *common])[:32]}.arrow"
+        name = f"{manifests.digest_of([shard.sha256, *common])[:32]}.arrow"
         shared = storage.join(work, PARTS, name)
         is_shared = settings.keep_parts or example_part.is_made(shared)
         return shared if is_shared else storage.join(plan.folder(work), PARTS, name)
@@ -243,16 +232,14 @@ def _make_part(part: tuple[str, Shard], plan: ExamplePlan) -> str:
     uri, shard = part
     is_made = example_part.is_made(uri)
     if is_made and (damaged := example_part.damage(uri)):
-        warn(plan.notes, f"{damaged}; the part is made again")
+        work_notes.warn(plan.notes, f"{damaged}; the part is made again")
         is_made = False
     if not is_made:
-        check_shard(shard, plan.corpus_folder)
+        manifests.check_shard(shard, plan.corpus_folder)
         documents = read_arrow(storage.join(plan.corpus_folder, shard.path))
         example_part.write_part(documents, uri, plan.settings, plan.tokenizer)
-        name, num_documents = uri.rpartition("/")[2], documents.num_rows
-        report_done(
-            plan.notes, name, num_bytes=shard.num_bytes, num_documents=num_documents, num_files=1
-        )
+        done = {"num_bytes": shard.num_bytes, "num_documents": documents.num_rows, "num_files": 1}
+        work_notes.report_done(plan.notes, uri.rpartition("/")[2], **done)
     for account in accounts_of(example_part.read_tally(uri).counts):
         steps.count(STAGE, account)
     return uri
@@ -269,21 +256,18 @@ def _write_shard(name: str, plan: ExamplePlan) -> tuple[str, dict[str, Any]]:
     kind, number = plan.shards[name]
     total = plan.num_shards[kind]
     low, high = (-(-_NUM_PLACES * k // total) for k in (number, number + 1))
-    batches = [
-        batch
-        for part in example_part.read_part_list(plan.part_list)
-        for batch in example_part.rows_between(part, kind, low, high - 1)
-    ]
-    rows = merged(batches, example_part.example_schema(settings))
+    parts = example_part.read_part_list(plan.part_list)
+    slices = (example_part.rows_between(part, kind, low, high - 1) for part in parts)
+    batches = list(chain.from_iterable(slices))
+    rows = example_part.merged(batches, example_part.example_schema(settings))
     uri = storage.join(plan.folder, name)
+    files = {f"{uri}.arrow": kind}
     write_arrow(rows, f"{uri}.arrow", settings.compression)
-    shards = [shard_of(f"{uri}.arrow", plan.folder, kind, rows.num_rows)]
     if settings.tfrecord:
-        records = tf_examples(
-            rows, settings.max_seq_length, settings.max_predictions, plan.tokenizer.starts_word
-        )
-        write_tfrecord(records, f"{uri}.tfrecord")
-        shards.append(shard_of(f"{uri}.tfrecord", plan.folder, f"{kind}_tfrecord", rows.num_rows))
+        sizes = settings.max_seq_length, settings.max_predictions
+        write_tfrecord(tf_examples(rows, *sizes, plan.tokenizer.starts_word), f"{uri}.tfrecord")
+        files[f"{uri}.tfrecord"] = f"{kind}_tfrecord"
+    shards = [manifests.shard_of(u, plan.folder, k, rows.num_rows) for u, k in files.items()]
     labels = rows["masked_lm_labels"].combine_chunks().values.to_numpy()
     report = {
         "shards": [shard.model_dump() for shard in shards],
@@ -297,9 +281,9 @@ def _write_shard(name: str, plan: ExamplePlan) -> tuple[str, dict[str, Any]]:
 
 
 def _check_nothing_is_lost(
-    plan: ExamplePlan, num_documents: int, shards: list[Shard], tally: PartTally
+    plan: ExamplePlan, shards: list[Shard], equations: list[tuple[str, int, int]]
 ) -> None:
-    """Raise AccountingError unless what was written is what the parts and the corpus have."""
+    """Raise AccountingError unless all files were written and each expected number was found."""
     endings = ("arrow", "tfrecord") if plan.settings.tfrecord else ("arrow",)
     expected = Counter(f"{name}.{ending}" for name in plan.shards for ending in endings)
     found = Counter(shard.path for shard in shards)
@@ -309,19 +293,11 @@ def _check_nothing_is_lost(
             f"{sorted((expected - found).elements())[:5]}, too many "
             f"{sorted((found - expected).elements())[:5]}. {_DEFECT}"
         )
-    equations = [("documents", num_documents, tally.counts["documents"])]
-    for kind, num_rows in _num_rows(shards).items():
-        equations.append((f"{kind} examples", tally.num_rows[kind], num_rows))
     for what, num_expected, num_found in equations:
         if num_found != num_expected:
             raise AccountingError(
                 f"expected {num_expected:,} {what}, found {num_found:,}. {_DEFECT}"
             )
-
-
-def _num_rows(shards: list[Shard]) -> dict[str, int]:
-    """Return the examples of each kind."""
-    return {kind: sum(s.num_rows for s in shards if s.kind == kind) for kind in KINDS}
 
 
 def finish(
@@ -347,20 +323,21 @@ def finish(
         AccountingError: documents or examples are missing, or there are too many.
     """
     shards = [Shard(**shard) for report in reports for shard in report["shards"]]
-    _check_nothing_is_lost(example_plan, num_documents, shards, tally)
-    rows, counts = _num_rows(shards), tally.counts
+    counts, accounts = tally.counts, accounts_of(tally.counts)
+    rows = {kind: sum(s.num_rows for s in shards if s.kind == kind) for kind in KINDS}
+    num_rows = sum(rows.values())
+    num_pieces = sum(report["num_pieces"] for report in reports)
+    equations = [
+        ("documents", num_documents, counts["documents"]),
+        *((f"{kind} examples", tally.num_rows[kind], rows[kind]) for kind in KINDS),
+        ("pieces", accounts[1].kept + NUM_SPECIAL_IN_PAIR * num_rows, num_pieces),
+    ]
+    _check_nothing_is_lost(example_plan, shards, equations)
     if not all(rows.values()):
         raise SourceError(
             f"the corpus gives {rows[TRAIN]} training and {rows[HELD_OUT]} held-out examples from "
             f"{counts['documents']} documents; both must be at least 1. Give more text, or raise "
             "examples.held_out_share."
-        )
-    num_rows = sum(rows.values())
-    num_pieces = sum(report["num_pieces"] for report in reports)
-    accounts = accounts_of(counts)
-    if accounts[1].kept != num_pieces - NUM_SPECIAL_IN_PAIR * num_rows:
-        raise AccountingError(
-            f"{accounts[1]}, but the shards have {num_pieces:,} in {num_rows:,} rows. {_DEFECT}"
         )
     settings = ExampleSettings(**plan.settings)
     labels = np.sum([r["labels"] for r in reports if "labels" in r], axis=0)
@@ -391,19 +368,12 @@ def accounts_of(counts: Counter[str]) -> list[Account]:
     # Text borrowed from another document is in examples of its own document too.
     num_pieces = counts["pieces"] + counts[BORROWED]
     dropped = +Counter(last_sentence_alone=counts[ALONE], truncated=counts[TRUNCATED])
+    with_pair = counts["documents"] - without_pair
+    no_pair = +Counter(no_two_sentences=without_pair)
+    kept = num_pieces - dropped.total()
     return [
-        Account(
-            what="documents",
-            total=counts["documents"],
-            kept=counts["documents"] - without_pair,
-            dropped=+Counter(no_two_sentences=without_pair),
-        ),
-        Account(
-            what="pieces, all copies",
-            total=num_pieces,
-            kept=num_pieces - dropped.total(),
-            dropped=dropped,
-        ),
+        Account(what="documents", total=counts["documents"], kept=with_pair, dropped=no_pair),
+        Account(what="pieces, all copies", total=num_pieces, kept=kept, dropped=dropped),
     ]
 
 

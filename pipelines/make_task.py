@@ -1,8 +1,8 @@
-"""What a model is measured on when there is no public task: made from held-out documents.
+"""Stage: held-out documents to minimal pairs and a fine-tuning task, where no public task fits.
 
-Minimal pairs, each a sentence and the same one broken, which need no training; and a task to
-fine-tune on: which part of the source is a passage from? Sentences that occur twice, or in a
-document that the model was pretrained on, are in neither.
+A minimal pair is a sentence and the same one broken; pairs need no training. The task asks which
+part of the source a passage is from. Sentences that occur twice, or in a document that the model
+was pretrained on, are in neither.
 """
 
 import json
@@ -12,17 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from albert_core.stage import storage
+from albert_core.stage import manifest, storage
 from albert_core.stage.command import stage_main
 from albert_core.stage.errors import SourceError
-from albert_core.stage.manifest import (
-    Account,
-    Shard,
-    StagePlan,
-    check_shard,
-    read_manifest,
-    shard_of,
-)
+from albert_core.stage.lineage import TASK as STAGE
+from albert_core.stage.manifest import Account, Shard, StagePlan, read_manifest
 from albert_core.stage.provenance import code_digest
 from albert_core.stage.results import PASSAGE_SOURCE, TaskResult
 from albert_core.tasks.minimal_pairs import OWN_FOLDER
@@ -30,10 +24,9 @@ from albert_core.text.arrow_files import read_arrow
 from albert_core.text.seeds import derive_seed
 from pipelines.config import ExampleSettings, TaskSettings
 from pipelines.corpus.broken_sentences import KINDS, broken
-from pipelines.corpus.passage_sources import Passage, passages_of, source_task
+from pipelines.corpus.passage_sources import passages_of, source_task
 from pipelines.examples.pairs import is_held_out
 
-STAGE = "task"
 PAIRS_FILE = f"{OWN_FOLDER}/generated.jsonl"
 MIN_PAIRS = 20
 """Of a kind: the score of fewer says nothing."""
@@ -50,7 +43,17 @@ class Pair:
     kind: str
     """How it was broken, a key of `KINDS`."""
     document: str
-    """Its id."""
+    """Id of the document of ``good``."""
+
+    def line(self) -> dict[str, str]:
+        """Return the pair as the files of minimal pairs have it."""
+        return {
+            "sentence_good": self.good,
+            "sentence_bad": self.bad,
+            "UID": self.kind,
+            "linguistics_term": KINDS[self.kind],
+            "document": self.document,
+        }
 
 
 def run(task: TaskSettings, examples: str, corpus: str, work: str) -> str:
@@ -68,10 +71,7 @@ def run(task: TaskSettings, examples: str, corpus: str, work: str) -> str:
     once = {sentence: name for name, sentences in documents.items() for sentence in sentences}
     pairs, dropped = minimal_pairs(once, task)
     dropped["repeated"] = total - len(once)
-    passages = {
-        name: list(passages_of(sentences, task.passage_words))
-        for name, sentences in documents.items()
-    }
+    passages = {n: list(passages_of(each, task.passage_words)) for n, each in documents.items()}
     made = source_task(passages, task)
     rows = {"train": made.train, "dev": made.dev} if made else {}
     if not pairs and not made:
@@ -81,7 +81,12 @@ def run(task: TaskSettings, examples: str, corpus: str, work: str) -> str:
             "more text, or set evaluation.task_folder or evaluation.own_tasks."
         )
     folder = plan.folder(work)
-    shards = list(_written(folder, pairs, rows))
+    files = {PAIRS_FILE: ("pairs", [pair.line() for pair in pairs])}
+    files |= {
+        f"{PASSAGE_SOURCE}/{split}.jsonl": (split, list(map(asdict, passages_in)))
+        for split, passages_in in rows.items()
+    }
+    shards = list(_written(folder, files))
     num_passages, num_rows = sum(map(len, passages.values())), sum(map(len, rows.values()))
     accounts = [
         Account(what="held-out sentences", total=total, kept=len(pairs), dropped=+dropped),
@@ -108,16 +113,14 @@ def find_done(task: TaskSettings, examples: str, corpus: str, work: str) -> str 
 
 
 def _plan(task: TaskSettings, examples: str, corpus: str) -> StagePlan:
+    inputs = {"examples": examples, "corpus": corpus}
     return StagePlan(
         stage=STAGE,
         settings=task.model_dump(),
-        inputs={
-            "examples": read_manifest(examples).content,
-            "corpus": read_manifest(corpus).content,
-        },
+        inputs={name: read_manifest(uri).content for name, uri in inputs.items()},
         code=code_digest(__name__),
         libraries={},
-        input_manifests={"examples": examples, "corpus": corpus},
+        input_manifests=inputs,
     )
 
 
@@ -152,7 +155,7 @@ def _texts(corpus: str) -> Iterator[tuple[str, str]]:
     """Yield the id and the text of each document."""
     folder = corpus.rpartition("/")[0]
     for shard in read_manifest(corpus).shards_of("documents"):
-        check_shard(shard, folder)
+        manifest.check_shard(shard, folder)
         table = read_arrow(storage.join(folder, shard.path))
         yield from zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True)
 
@@ -187,7 +190,7 @@ def minimal_pairs(
     pairs: dict[str, list[Pair]] = {}
     left = dict(ways)
     for kind in sorted(of_kind, key=lambda kind: (len(of_kind[kind]), kind)):
-        chosen = [sentence for sentence in of_kind[kind] if sentence in left][: task.max_pairs]
+        chosen = [good for good in of_kind[kind] if good in left][: task.max_pairs]
         if len(chosen) >= MIN_PAIRS:
             pairs[kind] = [
                 Pair(good, left.pop(good)[kind], kind, sentences[good]) for good in chosen
@@ -197,38 +200,24 @@ def minimal_pairs(
     return [pair for kind in KINDS for pair in pairs.get(kind, [])], dropped
 
 
-def _written(folder: str, pairs: list[Pair], rows: Mapping[str, list[Passage]]) -> Iterator[Shard]:
-    """Write the files that are not empty."""
-    rows_of_pairs = [
-        {
-            "sentence_good": pair.good,
-            "sentence_bad": pair.bad,
-            "UID": pair.kind,
-            "linguistics_term": KINDS[pair.kind],
-            "document": pair.document,
-        }
-        for pair in pairs
-    ]
-    files: list[tuple[str, str, list[dict[str, Any]]]] = [
-        (PAIRS_FILE, "pairs", rows_of_pairs),
-        *((f"{PASSAGE_SOURCE}/{n}.jsonl", n, list(map(asdict, each))) for n, each in rows.items()),
-    ]
-    for path, kind, lines in files:
+def _written(folder: str, files: Mapping[str, tuple[str, list[dict[str, Any]]]]) -> Iterator[Shard]:
+    """Write the files, path -> kind and lines, that are not empty."""
+    for path, (kind, lines) in files.items():
         if lines:
             uri = storage.join(folder, path)
             text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
             storage.write_bytes(uri, text.encode())
-            yield shard_of(uri, folder, kind, len(lines))
+            yield manifest.shard_of(uri, folder, kind, len(lines))
 
 
 def _log(result: TaskResult) -> None:
     pairs = ", ".join(f"{kind} {number}" for kind, number in result.num_pairs.items())
     log.info("%s: minimal pairs: %s", STAGE, pairs or "none; no rule for English applies often")
-    told = "no task to fine-tune on: words do not tell parts of the source apart"
-    if result.word_accuracy is not None:
-        told = f"passages of {len(result.sources)} parts of the source; a bag of words finds "
-        told += f"{result.word_accuracy:.3f} of them"
-    log.info("%s: %s", STAGE, told)
+    if result.word_accuracy is None:
+        log.info("%s: no task to fine-tune on: words do not tell parts of the source apart", STAGE)
+    else:
+        told = "%s: passages of %d parts of the source; a bag of words finds %.3f of them"
+        log.info(told, STAGE, len(result.sources), result.word_accuracy)
 
 
 if __name__ == "__main__":

@@ -25,36 +25,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from albert_core.stage import lineage as graph
+from albert_core.stage import manifest as manifests
 from albert_core.stage import storage
 from albert_core.stage.command import NO_RESULT, stage_main
 from albert_core.stage.errors import ConfigError, IntegrityError, SourceError
-from albert_core.stage.lineage import (
-    CORPUS,
-    EXAMPLES,
-    PRETRAINING,
-    SOURCE_FILES,
-    TASK,
-    VOCAB,
-    Lineage,
-    Result,
-    place_in,
-    read_work,
-)
-from albert_core.stage.manifest import (
-    DAMAGED,
-    MANIFEST,
-    Manifest,
-    check_shard,
-    digest_of,
-    read_manifest,
-    sealed,
-    unsealed,
-)
+from albert_core.stage.lineage import CORPUS, EXAMPLES, SOURCE_FILES, TASK, VOCAB, place_in
+from albert_core.stage.manifest import MANIFEST, Manifest, read_manifest
 from albert_core.text.arrow_files import open_arrow
 from pipelines.clean_unit import UNIT_DONE, ids_of
 from pipelines.config import ExampleSettings
 from pipelines.examples.pairs import is_held_out
-from pipelines.source_files import SourceFile, read_excluded_ids, read_files
+from pipelines.source_files import read_excluded_ids, read_files
 
 NOTHING_REMOVED = NO_RESULT
 VERSIONS = "registered_versions"
@@ -123,7 +105,7 @@ def run(work: str, corpus: str, examples: str, purge: str = "no") -> str:
     removed = find_removed(work, corpus)
     if not len(removed.documents) and not len(removed.files):
         return _nothing()
-    lineage = read_work(work)
+    lineage = graph.read_work(work)
     made_of = read_manifest(examples).input_manifests[CORPUS]
     current = {place_in(uri) for uri in (corpus, made_of, examples)}
     checked = [_check(uri, removed) for uri in (corpus, examples)]
@@ -136,14 +118,14 @@ def run(work: str, corpus: str, examples: str, purge: str = "no") -> str:
         "in_no_shard_of": checked,
         "earlier_results_with_them": holding,
         "purged": purge == "yes",
-        "models_made_of_them": _made_of(holding, PRETRAINING, lineage),
+        "models_made_of_them": _made_of(holding, graph.PRETRAINING, lineage),
         "vocabularies_made_of_them": _made_of(holding, VOCAB, lineage),
     }
     if purge == "yes":
         _write(work, receipt | {"purged": False})  # a purge that is killed leaves a receipt too
         for uri in holding:
             _delete(uri)
-        receipt["left_after_purge"] = _holding(work, removed, current, read_work(work))
+        receipt["left_after_purge"] = _holding(work, removed, current, graph.read_work(work))
     uri = _write(work, receipt)
     became = "were deleted" if purge == "yes" else "still hold some (--purge=yes deletes them)"
     log.info(
@@ -200,16 +182,17 @@ def _changes(work: str, corpus: str) -> Changes:
     """
     folder = _folder_of(corpus)
     now = read_files(storage.join(folder, SOURCE_FILES))
-    earlier = {uri: files for uri, files in _file_lists(work) if _name_of(uri) != _name_of(folder)}
+    others = {*storage.list_names(storage.join(work, CORPUS))} - {_name_of(folder)}
+    lists = (storage.join(work, CORPUS, name, SOURCE_FILES) for name in sorted(others))
+    earlier = {_folder_of(uri): read_files(uri) for uri in lists if storage.exists(uri)}
     now_at = {file.uri: file for file in now} | {file.name: file for file in now}
     listed = {file.uri: file for files in earlier.values() for file in files}
-    changes = Changes(
-        sorted(
-            uri
-            for uri, file in listed.items()
-            if not {uri, file.name} & now_at.keys() and not storage.exists(uri)
-        )
+    gone = (
+        uri
+        for uri, file in listed.items()
+        if not {uri, file.name} & now_at.keys() and not storage.exists(uri)
     )
+    changes = Changes(sorted(gone))
     versions = [
         (uri, file, current)
         for uri, files in [*earlier.items(), (folder, now)]
@@ -228,18 +211,10 @@ def _changes(work: str, corpus: str) -> Changes:
     return changes
 
 
-def _file_lists(work: str) -> Iterator[tuple[str, list[SourceFile]]]:
-    """Yield each corpus folder that has a list of its source files, and the list."""
-    for name in storage.list_names(storage.join(work, CORPUS)):
-        folder = storage.join(work, CORPUS, name)
-        if storage.exists(storage.join(folder, SOURCE_FILES)):
-            yield folder, read_files(storage.join(folder, SOURCE_FILES))
-
-
 def _excluded_ids(corpus: Manifest) -> list[str]:
     uri = corpus.settings["cleaning"]["excluded_ids"]
     ids = read_excluded_ids(uri)
-    if digest_of(ids) != corpus.inputs["excluded_ids"]:
+    if manifests.digest_of(ids) != corpus.inputs["excluded_ids"]:
         raise SourceError(
             f"cleaning.excluded_ids {uri!r} changed after the corpus was made. Refresh it first."
         )
@@ -265,7 +240,7 @@ def _check(manifest_uri: str, removed: Removed) -> dict[str, Any]:
     """Search every file; a TFRecord shard has the rows of its Arrow twin and no ids."""
     folder, manifest = _folder_of(manifest_uri), read_manifest(manifest_uri)
     for shard in manifest.shards:
-        check_shard(shard, folder)
+        manifests.check_shard(shard, folder)
     for uri in _files_below(folder):
         if _holds(uri, removed):
             raise IntegrityError(
@@ -281,7 +256,7 @@ def _check(manifest_uri: str, removed: Removed) -> dict[str, Any]:
     }
 
 
-def _holding(work: str, removed: Removed, current: set[str], lineage: Lineage) -> list[str]:
+def _holding(work: str, removed: Removed, current: set[str], lineage: graph.Lineage) -> list[str]:
     """Return the results in which a removed document is or may be, in the order of deletion.
 
     Args:
@@ -352,7 +327,7 @@ def _has_lone_tfrecord(files: list[str]) -> bool:
     return any(f"{each}.arrow" not in files for each in records)
 
 
-def _may_be_made_of(sources: set[str], task: str, lineage: Lineage) -> bool:
+def _may_be_made_of(sources: set[str], task: str, lineage: graph.Lineage) -> bool:
     """Return whether a task may have sentences of these places, or of what is gone.
 
     It names no ids; nothing is known of an unfinished one.
@@ -366,7 +341,7 @@ def _may_be_made_of(sources: set[str], task: str, lineage: Lineage) -> bool:
     )
 
 
-def _made_of(holding: Iterable[str], stage: str, lineage: Lineage) -> list[str]:
+def _made_of(holding: Iterable[str], stage: str, lineage: graph.Lineage) -> list[str]:
     """Return the manifests of a stage that were made of ``holding`` or continue such a one."""
     sources = set(map(_place, holding))
     found = []
@@ -379,7 +354,7 @@ def _made_of(holding: Iterable[str], stage: str, lineage: Lineage) -> list[str]:
 
 def _delete(uri: str) -> None:
     """Delete a result: first what makes it complete, last what tells that it must go."""
-    if _name_of(uri) == DAMAGED:
+    if _name_of(uri) == manifests.DAMAGED:
         storage.remove(uri)
         return
     if _is_temporary(_name_of(uri)):
@@ -396,17 +371,17 @@ def _delete(uri: str) -> None:
 def _write(work: str, receipt: dict[str, Any]) -> str:
     """Write the receipt, unless there is one that says the same or that nothing was left."""
     contents = sorted(checked["content"] for checked in receipt["in_no_shard_of"])
-    name = digest_of([receipt["documents"], receipt["files"], contents])[:16]
+    name = manifests.digest_of([receipt["documents"], receipt["files"], contents])[:16]
     uri = storage.join(work, "receipts", f"removal-{name}.json")
     if storage.exists(uri):
-        before = unsealed(uri)
+        before = manifests.unsealed(uri)
         before.pop("written")
         before.pop(VERSIONS, None)
         is_clean = before.get("left_after_purge") == []
         if before == receipt or (is_clean and not receipt["earlier_results_with_them"]):
             return uri
     written = {"written": datetime.now(UTC).isoformat(timespec="seconds"), **receipt}
-    storage.write_bytes(uri, sealed(written))
+    storage.write_bytes(uri, manifests.sealed(written))
     return uri
 
 
@@ -444,7 +419,7 @@ def _files_below(folder: str, *, temporary: bool = False) -> list[str]:
 def _is_temporary(path: str) -> bool:
     """Return whether ``path`` is, or is in, a temporary file or folder, or what was set aside."""
     return any(
-        part == DAMAGED
+        part == manifests.DAMAGED
         or part.startswith(".scratch-")
         or (part.startswith(".") and part.endswith(".tmp"))
         for part in path.split("/")
@@ -512,7 +487,7 @@ class Occurrence:
     """Of the shard, among all rows of its kind."""
 
 
-def find_document(document_id: str, lineage: Lineage) -> list[Occurrence]:
+def find_document(document_id: str, lineage: graph.Lineage) -> list[Occurrence]:
     """Return where the document is in the corpora and the examples, by searching them.
 
     Raises:
@@ -541,7 +516,7 @@ def _rows(document_id: str, uri: str) -> list[int]:
     return sorted(rows)
 
 
-def may_be_in_task(document_id: str, task: Result, lineage: Lineage) -> bool:
+def may_be_in_task(document_id: str, task: graph.Result, lineage: graph.Lineage) -> bool:
     """Return whether a generated task may have sentences of a document that its corpus has.
 
     It takes sentences of those that its examples hold out.

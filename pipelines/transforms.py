@@ -11,7 +11,7 @@ workers see, and stays there. A worker holds one group of documents at a time.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -29,7 +29,7 @@ from albert_core.stage.manifest import Account, StagePlan
 from albert_core.text.arrow_files import read_arrow, write_arrow
 from albert_core.text.records import DOCUMENT_SCHEMA, Document
 from albert_core.text.seeds import derive_seed
-from pipelines import make_examples, train_vocab
+from pipelines import make_examples, source_files, train_vocab
 from pipelines.clean_corpus import clean_steps
 from pipelines.clean_unit import CleaningJob, Unit
 from pipelines.config import CleaningSettings, ExampleSettings, SourceSettings, VocabularySettings
@@ -37,16 +37,9 @@ from pipelines.engine import steps
 from pipelines.engine.steps import as_transform
 from pipelines.examples import part as example_part
 from pipelines.examples.part import HELD_OUT, TRAIN
-from pipelines.make_examples import ExamplePlan, accounts_of, example_plan_of
+from pipelines.make_examples import ExamplePlan
 from pipelines.readers import Unreadable, read_documents
-from pipelines.source_files import SourceFile, SourceRange, files_of, ranges_of, with_format
-from pipelines.train_vocab import (
-    Sampling,
-    count_strata,
-    sample_shard,
-    sum_of,
-    train_on_samples,
-)
+from pipelines.train_vocab import Sampling
 
 _NUM_PARTITIONS = 4
 """In which the hashes of documents are exchanged."""
@@ -56,7 +49,16 @@ _MAX_BATCHES = 256
 Group = tuple[int, Iterable[Document]]
 
 
-class ReadDocuments(beam.PTransform[Any, Any]):
+@dataclass(eq=False)
+class _Transform(beam.PTransform[Any, Any]):
+    """A transform with its arguments as fields."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+
+@dataclass(eq=False)
+class ReadDocuments(_Transform):
     """Reads the documents of files in any format: PBegin -> PCollection[Document].
 
     What can't be read is counted by reason and left out.
@@ -69,23 +71,25 @@ class ReadDocuments(beam.PTransform[Any, Any]):
         SourceError: there is no such file.
     """
 
-    def __init__(self, source: str | list[str] | SourceSettings) -> None:
-        super().__init__()
-        self.source = SourceSettings(uri=source) if isinstance(source, str | list) else source
+    source: str | list[str] | SourceSettings
 
     def expand(self, begin: PBegin) -> PCollection[Document]:
         """List the files here; the workers read ranges of them."""
-        files = files_of(self.source).files
+        source = self.source
+        if not isinstance(source, SourceSettings):
+            source = SourceSettings(uri=source)
+        files = source_files.files_of(source).files
         some = [files[first::_MAX_BATCHES] for first in range(min(_MAX_BATCHES, len(files)))]
         chain = [
-            steps.each_to_many("Cut", _cut, self.source),
+            steps.each_to_many("Cut", _cut, source),
             steps.deal("Deal"),
-            steps.each_to_many("Read", _read, self.source),
+            steps.each_to_many("Read", _read, source),
         ]
         return begin | "Files" >> beam.Create(some) | "Documents" >> as_transform(chain)
 
 
-class CleanDocuments(beam.PTransform[Any, Any]):
+@dataclass(eq=False)
+class CleanDocuments(_Transform):
     """Repairs texts, drops what is not worth training on: PCollection[Document] -> the same.
 
     A text that it gives has one sentence a line. Of documents with the same words, the one in the
@@ -99,10 +103,11 @@ class CleanDocuments(beam.PTransform[Any, Any]):
         ConfigError: a setting is of the stage only.
     """
 
-    def __init__(self, cleaning: CleaningSettings | None = None, num_groups: int = 16) -> None:
-        super().__init__()
-        self.cleaning = cleaning or CleaningSettings()
-        self.num_groups = num_groups
+    cleaning: CleaningSettings = field(default_factory=CleaningSettings)
+    num_groups: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("known_corpora", "test_texts", "excluded_ids"):
             if getattr(self.cleaning, name):
                 raise ConfigError(
@@ -123,7 +128,8 @@ class CleanDocuments(beam.PTransform[Any, Any]):
         return documents | "Cleaned" >> as_transform(chain)
 
 
-class TrainVocabulary(beam.PTransform[Any, Any]):
+@dataclass(eq=False)
+class TrainVocabulary(_Transform):
     """Trains a SentencePiece vocabulary: PCollection[Document] -> PCollection[str].
 
     It gives one URI, that of the vocabulary's manifest, which `MakeExamples` of a later pipeline
@@ -139,19 +145,18 @@ class TrainVocabulary(beam.PTransform[Any, Any]):
         VocabularyError: the model that the settings name can't be used.
     """
 
-    def __init__(
-        self, vocabulary: VocabularySettings, work: str, text_bytes: int, num_groups: int = 16
-    ) -> None:
-        super().__init__()
-        self.vocabulary = vocabulary
-        self.work = storage.absolute(work)
-        self.text_bytes = text_bytes
-        self.num_groups = num_groups
-        self.given = train_vocab.given_model(vocabulary)
+    vocabulary: VocabularySettings
+    work: str
+    text_bytes: int
+    num_groups: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.given = train_vocab.given_model(self.vocabulary)
 
     def expand(self, documents: PCollection[Document]) -> PCollection[str]:
         """Write the samples of each group, bring their names together, train."""
-        scratch = _scratch(documents)
+        scratch, work = _scratch(documents), storage.absolute(self.work)
         sampling = Sampling(self.vocabulary, self.text_bytes, scratch, train=not self.given)
         stage = train_vocab.plan_of(self.vocabulary, self.given, documents=uuid4().hex)
         chain = [
@@ -162,12 +167,13 @@ class TrainVocabulary(beam.PTransform[Any, Any]):
             steps.deal("Deal"),
             steps.each("Sample", _sample),
             steps.gather("Together"),
-            steps.each("Train", train_on_samples, sampling, stage, self.work, self.given),
+            steps.each("Train", train_vocab.train_on_samples, sampling, stage, work, self.given),
         ]
         return documents | "Trained" >> as_transform(chain)
 
 
-class MakeExamples(beam.PTransform[Any, Any]):
+@dataclass(eq=False)
+class MakeExamples(_Transform):
     """Makes masked segment pairs: PCollection[Document] -> PCollection[str], URIs of parts.
 
     A part has the examples of a group of documents in the order of the global shuffle;
@@ -179,21 +185,21 @@ class MakeExamples(beam.PTransform[Any, Any]):
         num_groups: so many that a group fits into a worker's memory.
     """
 
-    def __init__(self, examples: ExampleSettings, vocab: str, num_groups: int = 16) -> None:
-        super().__init__()
-        self.examples = examples
-        self.vocab = vocab
-        self.num_groups = num_groups
+    examples: ExampleSettings
+    vocab: str
+    num_groups: int = 16
 
     def expand(self, documents: PCollection[Document]) -> PCollection[str]:
         """Make the part of each group."""
         scratch = _scratch(documents)
-        plan = example_plan_of(self.examples, self.vocab, scratch, scratch, num_shards={})
+        where = scratch, scratch
+        plan = make_examples.example_plan_of(self.examples, self.vocab, *where, num_shards={})
         chain = [*_grouping(self.num_groups), steps.each("MakePart", _make_part, plan)]
         return documents | "Made" >> as_transform(chain)
 
 
-class WriteExamples(beam.PTransform[Any, Any]):
+@dataclass(eq=False)
+class WriteExamples(_Transform):
     """Writes shuffled shards and their manifest: PCollection[str] -> PCollection[str].
 
     It takes the URIs that `MakeExamples` gives, and gives one: that of the manifest, on which
@@ -207,30 +213,24 @@ class WriteExamples(beam.PTransform[Any, Any]):
         num_held_out_shards: of held-out examples.
     """
 
-    def __init__(
-        self,
-        examples: ExampleSettings,
-        vocab: str,
-        work: str,
-        num_shards: int = 1,
-        num_held_out_shards: int = 1,
-    ) -> None:
-        super().__init__()
-        self.examples = examples
-        self.vocab = vocab
-        self.work = storage.absolute(work)
-        self.num_shards = {TRAIN: num_shards, HELD_OUT: num_held_out_shards}
+    examples: ExampleSettings
+    vocab: str
+    work: str
+    num_shards: int = 1
+    num_held_out_shards: int = 1
 
     def expand(self, parts: PCollection[str]) -> PCollection[str]:
         """Cut the shards out of the parts, then write what all of them have."""
         # The documents are known to this pipeline only: a result of its own each time.
         stage = make_examples.plan_of(self.examples, self.vocab, documents=uuid4().hex)
-        folder, scratch = stage.folder(self.work), _scratch(parts)
-        plan = example_plan_of(self.examples, self.vocab, folder, scratch, self.num_shards)
+        work = storage.absolute(self.work)
+        num_shards = {TRAIN: self.num_shards, HELD_OUT: self.num_held_out_shards}
+        where = stage.folder(work), _scratch(parts)
+        plan = make_examples.example_plan_of(self.examples, self.vocab, *where, num_shards)
         chain = [
             *make_examples.cutting_steps(plan),
             steps.gather("Together"),
-            steps.each("WriteManifest", _write_manifest, stage, plan, self.work),
+            steps.each("WriteManifest", _write_manifest, stage, plan, work),
         ]
         return parts | "Written" >> as_transform(chain)
 
@@ -251,12 +251,14 @@ def _scratch(collection: PCollection[Any]) -> str:
     return storage.join(storage.absolute(options.temp_location), f"albert-{uuid4().hex}")
 
 
-def _cut(files: list[SourceFile], source: SourceSettings) -> Iterator[SourceRange]:
+def _cut(
+    files: list[source_files.SourceFile], source: SourceSettings
+) -> Iterator[source_files.SourceRange]:
     for file in files:
-        yield from ranges_of(with_format(file, source))
+        yield from source_files.ranges_of(source_files.with_format(file, source))
 
 
-def _read(part: SourceRange, source: SourceSettings) -> Iterator[Document]:
+def _read(part: source_files.SourceRange, source: SourceSettings) -> Iterator[Document]:
     file = part.file
     for record in read_documents(file.uri, file.name, source, file.format, part.begin, part.end):
         if isinstance(record, Unreadable):
@@ -299,7 +301,7 @@ def _hold(group: Group, sampling: Sampling) -> tuple[int, dict[str, int]]:
     number, documents = group
     table = _table_of(documents)
     write_arrow(table, _held(number, sampling))
-    return number, count_strata(table, "", sampling)
+    return number, train_vocab.count_strata(table, "", sampling)
 
 
 def _held(number: int, sampling: Sampling) -> str:
@@ -309,20 +311,20 @@ def _held(number: int, sampling: Sampling) -> str:
 def _with_shares(
     counted: list[tuple[int, dict[str, int]]], sampling: Sampling
 ) -> Iterator[tuple[int, Sampling]]:
-    sized = replace(sampling, sizes=sum_of(sizes for _, sizes in counted))
+    sized = replace(sampling, sizes=train_vocab.sum_of(sizes for _, sizes in counted))
     return ((number, sized) for number, _ in counted)
 
 
 def _sample(numbered: tuple[int, Sampling]) -> dict[str, Any]:
     number, sampling = numbered
-    return sample_shard(read_arrow(_held(number, sampling)), f"{number:05d}", sampling)
+    return train_vocab.sample_shard(read_arrow(_held(number, sampling)), f"{number:05d}", sampling)
 
 
 def _make_part(group: Group, plan: ExamplePlan) -> str:
     number, documents = group
     uri = storage.join(plan.folder, f"{number:05d}.arrow")
     example_part.write_part(_table_of(documents), uri, plan.settings, plan.tokenizer)
-    for account in accounts_of(example_part.read_tally(uri).counts):
+    for account in make_examples.accounts_of(example_part.read_tally(uri).counts):
         steps.count(EXAMPLES, account)
     return uri
 

@@ -26,7 +26,7 @@ from scipy.stats import binom, binomtest, fisher_exact, kstwo, poisson
 
 from albert_core.stage.results import Objective
 from albert_core.stage.settings import Settings
-from albert_core.text.masking import MASK_SHARE, RANDOM_SHARE, mask_examples
+from albert_core.text.masking import MASK_SHARE, RANDOM_SHARE
 from albert_core.text.records import (
     CLS,
     MASK,
@@ -39,7 +39,7 @@ from albert_core.text.records import (
     Ints,
 )
 from albert_core.text.seeds import UInt64s, derive_seed, random_bits, random_uniform
-from pipelines.examples.pairs import LABEL, google_masks
+from pipelines.examples.pairs import LABEL, MASK_BY
 
 ALARM = 2e-5
 """Probability below which a check of random draws fails. An audit of correct examples has at most
@@ -354,10 +354,8 @@ def _draw_masks(rows: Rows, opens: Bools, expected: Expected) -> tuple[Bools, In
     opens_word = np.arange(NUM_SPECIAL + 2) > NUM_SPECIAL
     seeds = random_bits(rows.hashes, 0)
     rules = expected.masked_lm_prob, expected.max_ngram, expected.prediction_limit
-    if expected.fidelity == "google":
-        masked = google_masks(pieces, rows.lengths, opens_word, seeds, *rules)
-    else:
-        masked = mask_examples(pieces, rows.lengths, rows.b_starts, opens_word, seeds, *rules)
+    mask = MASK_BY[expected.fidelity]
+    masked = mask(pieces, rows.lengths, rows.b_starts, opens_word, seeds, *rules)
     where = np.repeat(rows.starts, masked.num_predictions) + masked.positions
     return np.bincount(where, minlength=len(pieces)) > 0, masked.num_predictions
 

@@ -1,7 +1,7 @@
 """Pure: which documents are held out, and the sentences of many documents to segment pairs.
 
 A chunk is a run of whole sentences that fills an example; it is cut between two sentences into
-two parts, which become segment a and segment b. The objective decides what is learnt from them:
+two parts, which become segment a and segment b. The objective decides what is learned from them:
 
 sop   in half of the pairs the two parts change places;
 nsp   in half of the pairs segment b is text of another document instead, and the second part
@@ -16,27 +16,38 @@ The sentence that did not fit is longer than most, and begins the next chunk. If
 packed from the front, the first part would therefore be the longer one, and a model could tell the
 order from the lengths alone. So each document, in each copy, is packed from an end that is drawn.
 
+`google_pairs` and `google_masks` do what google-research/albert does instead, accidents included:
+
+- a shorter length is drawn for a document, not for an example;
+- a chunk ends after the sentence that overshoots; the excess is cut off and lost;
+- a chunk of one sentence is paired with text of a random document and labelled 1, also for sop;
+- an example has at most 20 predictions unless the settings say otherwise, however long it is;
+- words and n-grams continue across [SEP]; an n-gram that does not fit is shortened, one that
+  overlaps another is skipped;
+- a random replacement may be any piece, also a special one.
+
+Only their seeds are this project's, so that neither other documents nor workers change the draws.
+
 Sources: section 3.1 of the ALBERT paper (sentence-order prediction); Devlin et al. 2019, section
-3.1 (nsp). `google_fidelity` does what google-research/albert does instead.
+3.1 (nsp); create_pretraining_data.py in google-research/albert.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_core.text.masking import MASK_SHARE, Masked, span_length_weights
+from albert_core.stage.results import Objective
+from albert_core.text.masking import MASK_SHARE, Masked, mask_examples, span_length_weights
 from albert_core.text.records import CLS, MASK, NUM_SPECIAL_IN_PAIR, SEP, Ints, SmallInts, ranges
 from albert_core.text.seeds import UInt64s, random_bits, random_uniform, share_of
 from pipelines.config import ExampleSettings
-
-Objective = Literal["sop", "nsp", "none"]
 
 ALONE, TRUNCATED, BORROWED, NO_OTHER = "alone", "truncated", "borrowed", "no_other_document"
 """What is counted: pieces of last sentences that have no other to be paired with; pieces cut off;
@@ -113,12 +124,8 @@ class SegmentPairs:
 
 def join_pairs(parts: Sequence[SegmentPairs]) -> SegmentPairs:
     """Return the pairs of all ``parts``, one after the other."""
-    return SegmentPairs(
-        *(
-            np.concatenate([getattr(part, field.name) for part in parts])
-            for field in fields(SegmentPairs)
-        )
-    )
+    names = [field.name for field in fields(SegmentPairs)]
+    return SegmentPairs(*(np.concatenate([getattr(p, name) for p in parts]) for name in names))
 
 
 def cut_into_pairs(
@@ -178,36 +185,31 @@ def cut_into_pairs(
         )
     parts = bounds[begin], bounds[cut], bounds[second], bounds[second_stop]
     swapped = drawn & (objective == "sop")
-    first_second = np.stack(_truncate(*parts, key, max_num_pieces))
-    start_a, end_a, start_b, end_b = np.where(swapped, first_second[[2, 3, 0, 1]], first_second)
-    pairs = SegmentPairs(
-        key=key,
-        document=_small(documents[index]),
-        start_a=_small(start_a),
-        end_a=_small(end_a),
-        start_b=_small(start_b),
-        end_b=_small(end_b),
-        label=(swapped | elsewhere).astype(np.uint8),
-        first_sentence=_small(begin),
-        last_sentence=_small(stop - 1),
-        other_document=_small(other),
-        other_first_sentence=_small(np.where(elsewhere, second, -1)),
-        other_last_sentence=_small(np.where(elsewhere, second_stop - 1, -1)),
+    segments = np.stack(_truncate(*parts, key, max_num_pieces))
+    pairs = _pairs_of(
+        key,
+        documents[index],
+        *np.where(swapped, segments[[2, 3, 0, 1]], segments),
+        swapped | elsewhere,
+        begin,
+        stop - 1,
+        other,
+        np.where(elsewhere, second, -1),
+        np.where(elsewhere, second_stop - 1, -1),
     )
-    whole = int((parts[1] - parts[0] + parts[3] - parts[2]).sum())
-    counts = Counter(
-        {
-            ALONE: num_alone,
-            TRUNCATED: whole - pairs.num_pieces,
-            BORROWED: int((parts[3] - parts[2])[elsewhere].sum()),
-            NO_OTHER: int(drawn.sum()) if objective == "nsp" and not enough else 0,
-        }
+    num_borrowed = int((parts[3] - parts[2])[elsewhere].sum())
+    num_cut = int((parts[1] - parts[0] + parts[3] - parts[2]).sum()) - pairs.num_pieces
+    num_without = int(drawn.sum()) if objective == "nsp" and not enough else 0
+    return pairs, Counter(
+        {ALONE: num_alone, TRUNCATED: num_cut, BORROWED: num_borrowed, NO_OTHER: num_without}
     )
-    return pairs, counts
 
 
-def _small(values: NDArray[Any]) -> SmallInts:
-    return values.astype(np.int32)
+def _pairs_of(key: UInt64s, *columns: NDArray[Any]) -> SegmentPairs:
+    """Return pairs in the dtypes of `SegmentPairs`, whose other fields are ``columns``."""
+    small: list[Any] = [column.astype(np.int32) for column in columns]
+    small[5] = small[5].astype(np.uint8)  # the label
+    return SegmentPairs(key, *small)
 
 
 def _by_sentence(
@@ -440,23 +442,13 @@ def length_only_accuracy(train: Ints, held_out: Ints) -> float:
     return float(right.sum() / held_out.sum())
 
 
+# As google-research/albert does
+
+
 _TRIES_TO_DIFFER = 10
 """How often another document is drawn until it differs from the pair's own."""
-
-
-@dataclass(slots=True)
-class _Pair:
-    """One pair; pieces and sentences are numbered as in `Sentences`, and the fields as there."""
-
-    document: int
-    a: tuple[int, int]
-    b: tuple[int, int]
-    label: int
-    first: int
-    stop: int
-    other: int = -1
-    other_first: int = -1
-    other_stop: int = 0
+_Span = tuple[int, int]
+"""The first piece, and the one after the last."""
 
 
 def google_pairs(
@@ -469,40 +461,30 @@ def google_pairs(
 ) -> tuple[SegmentPairs, Counter[str]]:
     """Cut documents into chunks, and each chunk into two segments, as google-research/albert does.
 
-    Arguments and results are those of `pairs.cut_into_pairs`.
+    Arguments and results are those of `cut_into_pairs`.
     """
-    maker = _PairMaker(sentences, documents.tolist(), max_num_pieces, objective)
-    pairs: list[_Pair] = []
+    maker = _GooglePairs(sentences, documents.tolist(), max_num_pieces, objective)
+    rows: list[tuple[int, ...]] = []
     for document, key in zip(documents.tolist(), keys.tolist(), strict=True):
         random = Random(key)  # noqa: S311
         target = max_num_pieces
         if random.random() < short_seq_prob:
             target = _randint(random, 2, max_num_pieces)
-        maker.cut(document, random, target, pairs)
-    rows = [
-        (p.document, *p.a, *p.b, p.label, p.first, p.stop, p.other, p.other_first, p.other_stop)
-        for p in pairs
-    ]
-    columns: list[Any] = list(np.array(rows, np.int32).reshape(-1, 11).T)
-    document, first_sentence = columns[0], columns[6]
-    columns[5] = columns[5].astype(np.uint8)
-    for stop in (7, 10):  # from one past the last sentence to the last one
-        columns[stop] -= 1
+        rows += maker.cut(document, random, target)
+    document, *columns = np.array(rows, np.int64).reshape(-1, 11).T
     key_of = np.zeros(len(sentences.first), np.uint64)
     key_of[documents] = keys
-    key = random_bits(key_of[document], first_sentence - sentences.first[document])
-    made = SegmentPairs(key, *columns)
-    borrowed = sum(
-        maker.bounds[pair.other_stop] - maker.bounds[pair.other_first]
-        for pair in pairs
-        if pair.other >= 0
-    )
-    whole = int(sentences.num_pieces(documents).sum()) + borrowed
-    counts = Counter({ALONE: 0, TRUNCATED: whole - made.num_pieces, BORROWED: borrowed})
-    return made, counts
+    key = random_bits(key_of[document], columns[5] - sentences.first[document])
+    pairs = _pairs_of(key, document, *columns)
+    first, last = pairs.other_first_sentence, pairs.other_last_sentence
+    is_borrowed = first >= 0
+    num_borrowed = (sentences.bounds[last + 1] - sentences.bounds[first])[is_borrowed].sum()
+    whole = int(sentences.num_pieces(documents).sum() + num_borrowed)
+    counts = {ALONE: 0, TRUNCATED: whole - pairs.num_pieces, BORROWED: int(num_borrowed)}
+    return pairs, Counter(counts)
 
 
-class _PairMaker:
+class _GooglePairs:
     """Cuts one document after the other."""
 
     def __init__(
@@ -514,38 +496,38 @@ class _PairMaker:
         self.max_num_pieces = max_num_pieces
         self.objective = objective
 
-    def cut(self, document: int, random: Random, target: int, pairs: list[_Pair]) -> None:
-        """Append the pairs of ``document``."""
+    def cut(self, document: int, random: Random, target: int) -> Iterator[tuple[int, ...]]:
+        """Yield the pairs of ``document``: the fields of `SegmentPairs` but the key."""
         bounds, begin, end = self.bounds, self.first[document], self.first[document + 1]
         while begin < end:
-            stop = min(end, bisect_left(bounds, bounds[begin] + target, begin + 1, end + 1))
-            middle = begin + 1
-            if stop - begin > 1:
-                middle = _randint(random, begin + 1, stop - 1)
-            a, b = (bounds[begin], bounds[middle]), (bounds[middle], bounds[stop])
-            pair = _Pair(document, a, b, 0, begin, stop)
-            if stop - begin == 1 or (self.objective == "nsp" and random.random() < 0.5):
-                self._borrow(pair, middle, random, target)
+            stop = self._reached(begin, end, bounds[begin] + target)
+            is_alone = stop - begin == 1
+            middle = begin + 1 if is_alone else _randint(random, begin + 1, stop - 1)
+            a, b, label = (bounds[begin], bounds[middle]), (bounds[middle], bounds[stop]), 0
+            other = -1, -1, -1
+            if is_alone or (self.objective == "nsp" and random.random() < 0.5):
+                other = self._borrow(document, random, target - (a[1] - a[0]))
+                b, label = (bounds[other[1]], bounds[other[2] + 1]), int(self.objective != "none")
+                stop = middle  # the second part goes back to the next chunk
             elif self.objective == "sop" and random.random() < 0.5:
-                pair.a, pair.b, pair.label = b, a, 1
-            pair.a, pair.b = _cut_one_by_one(pair.a, pair.b, self.max_num_pieces, random)
-            pairs.append(pair)
-            begin = pair.stop
+                a, b, label = b, a, 1
+            a, b = _cut_one_by_one(a, b, self.max_num_pieces, random)
+            yield document, *a, *b, label, begin, stop - 1, *other
+            begin = stop
 
-    def _borrow(self, pair: _Pair, middle: int, random: Random, target: int) -> None:
-        """Make segment b text of another document; its own text goes back to the next chunk."""
+    def _borrow(self, document: int, random: Random, wanted: int) -> tuple[int, int, int]:
+        """Draw another document and its sentences: the first and the last one."""
         for _ in range(_TRIES_TO_DIFFER):
-            pair.other = self.able[_randint(random, 0, len(self.able) - 1)]
-            if pair.other != pair.document:
+            other = self.able[_randint(random, 0, len(self.able) - 1)]
+            if other != document:
                 break
-        bounds, end = self.bounds, self.first[pair.other + 1]
-        begin = _randint(random, self.first[pair.other], end - 1)
-        wanted = bounds[begin] + target - (pair.a[1] - pair.a[0])
-        stop = min(end, bisect_left(bounds, wanted, begin + 1, end + 1))
-        pair.b = bounds[begin], bounds[stop]
-        pair.other_first, pair.other_stop = begin, stop
-        pair.stop = middle
-        pair.label = int(self.objective != "none")
+        end = self.first[other + 1]
+        begin = _randint(random, self.first[other], end - 1)
+        return other, begin, self._reached(begin, end, self.bounds[begin] + wanted) - 1
+
+    def _reached(self, begin: int, end: int, piece: int) -> int:
+        """Return where sentences from ``begin`` on, at least one, reach ``piece`` or ``end``."""
+        return min(end, bisect_left(self.bounds, piece, begin + 1, end + 1))
 
 
 def _randint(random: Random, low: int, high: int) -> int:
@@ -553,9 +535,7 @@ def _randint(random: Random, low: int, high: int) -> int:
     return low + int(random.random() * (high - low + 1))
 
 
-def _cut_one_by_one(
-    a: tuple[int, int], b: tuple[int, int], max_num_pieces: int, random: Random
-) -> tuple[tuple[int, int], tuple[int, int]]:
+def _cut_one_by_one(a: _Span, b: _Span, max_num_pieces: int, random: Random) -> tuple[_Span, _Span]:
     """Cut pieces one by one from the longer segment (b if equal), at a random end."""
     ends = [*a, *b]
     for _ in range(ends[1] - ends[0] + ends[3] - ends[2] - max_num_pieces):
@@ -570,6 +550,7 @@ def _cut_one_by_one(
 def google_masks(
     input_ids: NDArray[np.integer],
     lengths: Ints,
+    _segment_b_starts: Ints,
     opens_word: NDArray[np.bool_],
     seeds: UInt64s,
     masked_lm_prob: float,
@@ -578,18 +559,8 @@ def google_masks(
 ) -> Masked:
     """Mask R examples laid end to end, as google-research/albert does.
 
-    Args:
-        input_ids: (T,), each example [CLS] a [SEP] b [SEP].
-        lengths: int64 (R,), pieces of each example; they sum to T.
-        opens_word: bool (V,), whether each piece of the vocabulary opens a word.
-        seeds: uint64 (R,); an example's masks depend only on its seed and pieces.
-        masked_lm_prob: share of the pieces to predict, including special ones, 0..1.
-        max_ngram: words in the longest span.
-        max_predictions: most predictions in an example.
-
-    Returns:
-        The masked examples. Each has min(max_predictions, round(masked_lm_prob * length))
-        predictions, at least 1, unless no n-gram left fits.
+    Arguments are those of `mask_examples`. Each example gets min(max_predictions,
+    round(masked_lm_prob * length)) predictions, at least 1, unless no n-gram left fits.
     """
     cumulative = np.cumsum(span_length_weights(max_ngram)).tolist()
     result = input_ids.astype(np.int64)
@@ -609,12 +580,7 @@ def google_masks(
         begin += length
     per_row, where = np.array(num_predictions, np.int64), np.array(positions, np.int64)
     starts = np.repeat(np.cumsum(lengths) - lengths, per_row)
-    return Masked(
-        input_ids=result,
-        positions=where,
-        labels=input_ids[starts + where].astype(np.int64),
-        num_predictions=per_row,
-    )
+    return Masked(result, where, input_ids[starts + where].astype(np.int64), per_row)
 
 
 def words_of(ids: NDArray[np.integer], opens_word: NDArray[np.bool_]) -> list[list[int]]:
@@ -664,3 +630,8 @@ def _replacement(piece: int, vocab_size: int, random: Random) -> int:
     if random.random() < 0.5:
         return piece
     return _randint(random, 0, vocab_size - 1)
+
+
+CUT_BY = {"paper": cut_into_pairs, "google": google_pairs}
+MASK_BY: dict[str, Callable[..., Masked]] = {"paper": mask_examples, "google": google_masks}
+"""The fidelity of the settings -> what cuts documents into pairs, and what masks examples."""

@@ -1,9 +1,8 @@
 """One corpus shard to its part: its examples, masked, in the order of the global shuffle.
 
-An example's place in the shuffle is drawn under its own key, so that each part can be sorted by
-itself, before its rows are made, and the shards are cut out of all parts by binary search. A part
-depends on its corpus shard, the vocabulary and the settings only: parts that did not change are not
-made again.
+An example's place in the shuffle is drawn under its own key. So each part is sorted by itself,
+before its rows are made, and the shards are cut out of all parts by binary search. A part depends
+only on its corpus shard, the vocabulary and the settings: unchanged parts are not made again.
 """
 
 import json
@@ -19,21 +18,19 @@ from numpy.typing import NDArray
 
 from albert_core.stage import storage
 from albert_core.stage.loaded_once import loaded_once
-from albert_core.text.arrow_files import open_arrow, read_arrow, write_arrow
-from albert_core.text.masking import Masked, mask_examples
+from albert_core.text.arrow_files import open_arrow
 from albert_core.text.records import CLS, EXAMPLE_SCHEMA, OTHER_DOCUMENT_FIELDS, SEP, Ints, ranges
 from albert_core.text.seeds import UInt64s, derive_seed, random_bits
 from albert_core.text.tokenizer import Tokenizer
 from pipelines.config import ExampleSettings
 from pipelines.engine import work_notes
 from pipelines.examples.pairs import (
+    CUT_BY,
+    MASK_BY,
     SegmentPairs,
     Sentences,
     assemble,
     count_lengths,
-    cut_into_pairs,
-    google_masks,
-    google_pairs,
     is_held_out,
     join_pairs,
 )
@@ -50,8 +47,6 @@ _MASKS, _SHUFFLE = 1 << 32, 2 << 32
 """What a draw under a pair's key is for, besides those in `pairs`."""
 _ORDERS = b"orders-"
 """Metadata of a part's schema: this and a kind -> where its batches begin in the shuffle."""
-_COUNTS, _NUM_ROWS, _LENGTHS, _UNIGRAMS = "counts", "num_rows", "pair_lengths", "unigrams"
-"""A tally: two facts in a part's note, and the column of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +119,13 @@ def make_rows(
     """
     seeds = [derive_seed(settings.seed, "examples", name) for name in text.ids]
     keys = np.array(seeds, np.uint64)
-    cut = google_pairs if settings.fidelity == "google" else cut_into_pairs
     counts: Counter[str] = Counter()
     rows = {}
     for kind in KINDS:
         documents = np.flatnonzero(held_out == (kind == HELD_OUT))
         parts = []
         for copy in range(settings.dupe_factor if kind == TRAIN else 1):
-            pairs, counted = cut(
+            pairs, counted = CUT_BY[settings.fidelity](
                 text.sentences,
                 documents,
                 random_bits(keys[documents], copy),
@@ -178,7 +172,16 @@ def record_batches(
         block = slice(begin, begin + size)
         pairs = rows.pairs.take(block)
         input_ids, lengths, b_starts = assemble(pieces, pairs)
-        masked = _mask(input_ids, lengths, b_starts, pairs.key, settings, opens_word)
+        masked = MASK_BY[settings.fidelity](
+            input_ids,
+            lengths,
+            b_starts,
+            opens_word,
+            random_bits(pairs.key, _MASKS),
+            settings.masked_lm_prob,
+            settings.max_ngram,
+            settings.max_predictions,
+        )
         columns = [
             _lists(masked.input_ids, lengths),
             pa.array(b_starts.astype(np.uint16)),
@@ -211,27 +214,26 @@ def write_part(
 ) -> None:
     """Write the examples of one corpus shard to ``uri``, each kind in the order of the shuffle.
 
-    The metadata of the schema says where each record batch begins in the shuffle. The tally is kept
-    apart, because a part is opened for each shard and its tally only once. A note on all files is
-    written last: it makes the part complete.
+    The metadata of the schema says where each record batch begins in the shuffle. The note on the
+    part, which has its tally, is written last: it makes the part complete.
     """
     text = encode_documents(documents, tokenizer)
     held_out = np.array([is_held_out(name, settings) for name in text.ids], bool)
     rows, counts = make_rows(text, held_out, settings)
     step = rows_per_batch(settings)
-    num_rows = Counter({kind: len(rows[kind].pairs) for kind in KINDS})
-    unigrams = _unigrams(text, held_out, tokenizer.vocab_size)
-    write_arrow(pa.table({_UNIGRAMS: unigrams}), _tally_uri(uri))
     orders = {_ORDERS + k.encode(): rows[k].order[::step].tobytes() for k in KINDS}
     schema = part_schema(settings).with_metadata(orders)
     with storage.open_atomic(uri) as file, pa.ipc.new_file(file, schema) as writer:
         for kind in KINDS:
             for batch in record_batches(text, rows[kind], settings, tokenizer.starts_word):
                 writer.write_batch(batch)
-    names = [each.rpartition("/")[2] for each in (uri, _tally_uri(uri))]
-    lengths = [count_lengths(rows[kind].pairs).tolist() for kind in KINDS]
-    facts = {_COUNTS: counts, _NUM_ROWS: num_rows, _LENGTHS: lengths}
-    work_notes.write_note(_note_uri(uri), names, facts)
+    tally = {
+        "counts": counts,
+        "num_rows": {kind: len(rows[kind].pairs) for kind in KINDS},
+        "unigrams": _unigrams(text, held_out, tokenizer.vocab_size).tolist(),
+        "pair_lengths": [count_lengths(rows[kind].pairs).tolist() for kind in KINDS],
+    }
+    work_notes.write_note(_note_uri(uri), [uri.rpartition("/")[2]], tally)
 
 
 def is_made(uri: str) -> bool:
@@ -269,9 +271,9 @@ class PartTally:
 
 def read_tally(uri: str) -> PartTally:
     """Return the tally of the part at ``uri``."""
-    facts, table = work_notes.read_facts(_note_uri(uri)), read_arrow(_tally_uri(uri))
-    counts, num_rows = (Counter(facts[name]) for name in (_COUNTS, _NUM_ROWS))
-    return PartTally(counts, num_rows, table[_UNIGRAMS].to_numpy(), np.array(facts[_LENGTHS]))
+    tally = work_notes.read_facts(_note_uri(uri))
+    counts, num_rows = Counter(tally["counts"]), Counter(tally["num_rows"])
+    return PartTally(counts, num_rows, *map(np.array, (tally["unigrams"], tally["pair_lengths"])))
 
 
 def write_part_list(parts: Iterable[str], uri: str) -> None:
@@ -341,10 +343,6 @@ def part_schema(settings: ExampleSettings) -> pa.Schema:
     return example_schema(settings).append(pa.field(ORDER, pa.uint64()))
 
 
-def _tally_uri(uri: str) -> str:
-    return f"{uri.removesuffix('.arrow')}.tally.arrow"
-
-
 def _note_uri(uri: str) -> str:
     return f"{uri.removesuffix('.arrow')}.json"
 
@@ -360,21 +358,6 @@ def _unigrams(text: Text, held_out: NDArray[np.bool_], vocab_size: int) -> Ints:
         block = sentences.pieces[begin : begin + _PIECES_PER_BLOCK]
         counts += np.bincount(block, minlength=vocab_size)
     return counts.astype(np.int64)
-
-
-def _mask(
-    input_ids: NDArray[Any],
-    lengths: Ints,
-    b_starts: Ints,
-    keys: UInt64s,
-    settings: ExampleSettings,
-    opens_word: NDArray[np.bool_],
-) -> Masked:
-    seeds = random_bits(keys, _MASKS)
-    how_many = settings.masked_lm_prob, settings.max_ngram, settings.max_predictions
-    if settings.fidelity == "google":
-        return google_masks(input_ids, lengths, opens_word, seeds, *how_many)
-    return mask_examples(input_ids, lengths, b_starts, opens_word, seeds, *how_many)
 
 
 def _lists(values: NDArray[Any], lengths: Ints) -> pa.ListArray:

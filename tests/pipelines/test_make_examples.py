@@ -212,12 +212,12 @@ def test_parts_that_are_not_to_be_kept_are_never_another_runs(make: Make, tmp_pa
     make(*tables[:2])
     parts = tmp_path / "work" / "parts"
     before = sorted(parts.iterdir())
-    assert len(before) == 6  # each part, its tally and the note on both
+    assert len(before) == 4  # each part and the note on it
     make(*tables, keep_parts=False)
     assert sorted(parts.iterdir()) == before
 
 
-@pytest.mark.parametrize("ending", [".arrow", ".tally.arrow", ".json"])
+@pytest.mark.parametrize("ending", [".arrow", ".json"])
 def test_a_part_with_a_flipped_bit_is_made_again_and_that_is_said(
     ending: str, tmp_path: Path, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:

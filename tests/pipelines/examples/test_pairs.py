@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from albert_core.stage.results import Objective
 from albert_core.text.masking import Masked, span_length_weights
 from albert_core.text.records import CLS, MASK, NUM_SPECIAL, SEP
 from albert_core.text.seeds import random_bits
@@ -17,7 +18,6 @@ from pipelines.examples.pairs import (
     BORROWED,
     NO_OTHER,
     TRUNCATED,
-    Objective,
     SegmentPairs,
     Sentences,
     assemble,
@@ -271,6 +271,7 @@ def mask(ids: NDArray[np.int64], max_predictions: int = 77, seed: int = 1) -> Ma
     return google_masks(
         ids.ravel(),
         np.full(len(ids), ids.shape[1]),
+        np.zeros(0, np.int64),
         OPENS_WORD,
         random_bits(seed, np.arange(len(ids))),
         0.15,
