@@ -124,7 +124,12 @@ class _Audit:
             paths = [self.folder]
             with self._noting(uri):
                 self.manifest = read_manifest(uri)
-        recorded = self.manifest.input_manifests if self.manifest else {}
+        recorded: dict[str, str] = {}
+        self.said: dict[str, Any] = {"fidelity": "unknown"}
+        """What the manifest says of how the examples were made."""
+        if self.manifest is not None:
+            recorded = self.manifest.input_manifests
+            self.said = self.manifest.settings | self.manifest.result
         self.files = [file for path in paths for file in self._files_at(path)]
         self.tokenizer = self._find_tokenizer(vocab, recorded.get("vocab", ""))
         with self._noting(uri):
@@ -132,9 +137,7 @@ class _Audit:
         self.corpus = self._find_corpus(corpus, recorded.get("corpus", ""))
         """URIs of the corpus' shards."""
         self.tally = Tally(expected, self.tokenizer.starts_word if self.tokenizer else None)
-        """Counts over all shards but TFRecord shards that have an Arrow shard beside them."""
-        self.of_twins: Counter[str] = Counter()
-        """Rows, and faults of the format, of those."""
+        """Counts of all shards; of TFRecord twins of Arrow shards, only faults of the format."""
         self.rows: dict[str, int] = {}
         """URI -> rows."""
         self.contents: dict[tuple[str, bool], int] = {}
@@ -186,10 +189,8 @@ class _Audit:
                 if storage.exists(made_by):
                     result = read_manifest(made_by).result_as(VocabularyResult)
                     lower_case, keep_accents = result.lower_case, result.keep_accents
-                split = (
-                    self.manifest is not None and self.manifest.result.get("fidelity") == "google"
-                )
-                return Tokenizer(storage.read_bytes(model), lower_case, split, keep_accents)
+                is_google = self.said.get("fidelity") == "google"
+                return Tokenizer(storage.read_bytes(model), lower_case, is_google, keep_accents)
         return None
 
     def _find_corpus(self, named: str, recorded: str) -> list[str]:
@@ -209,10 +210,8 @@ class _Audit:
         Raises:
             ConfigError: what the manifest says is impossible.
         """
-        said: dict[str, Any] = {"fidelity": "unknown"}
-        if self.manifest is not None:
-            said = self.manifest.settings | self.manifest.result
-        values = {name: said[name] for name in Expected.model_fields if said.get(name) is not None}
+        found = {name: self.said.get(name) for name in Expected.model_fields}
+        values = {name: value for name, value in found.items() if value is not None}
         if self.tokenizer is not None:
             values["vocab_size"] = self.tokenizer.vocab_size
         return Expected.read({**values, **given}, MANIFEST)
@@ -235,7 +234,7 @@ class _Audit:
             content ^= int(np.bitwise_xor.reduce(random_bits(rows.hashes, numbers)))
             num_rows += len(rows)
             if is_twin:
-                self.of_twins.update({"rows": len(rows), **rows.faults})
+                self.tally.counts.update(rows.faults)
                 continue
             sound = checks.measure(rows, self.tally)
             for hashes in (sound.documents, sound.others):
@@ -271,8 +270,8 @@ class _Audit:
         yield self._judge_sizes()
         if self.tally.counts["rows"]:
             yield from checks.judge(self.tally)
-        if self.of_twins:
-            yield from self._judge_twins()
+        if any((stem, True) in self.contents for stem, is_arrow in self.contents if not is_arrow):
+            yield self._judge_twins()
         yield from self._judge_documents()
         yield self._judge_truth()
 
@@ -300,36 +299,26 @@ class _Audit:
             yield f"{file.uri} is of an unknown kind, {file.kind!r}"
 
     def _judge_sizes(self) -> Finding:
-        """Rows go to shards by their hash; the least likely size is told."""
-        of_kind = Counter[str]()
-        num_shards = Counter[str]()
-        read = [(self.rows[file.uri], file.kind) for file in self.files if file.uri in self.rows]
-        for size, kind in read:
-            of_kind[kind] += size
-            num_shards[kind] += 1
+        """Rows go to shards by their hash; the least likely size is reported."""
+        sizes: defaultdict[str, list[int]] = defaultdict(list)
+        for file in self.files:
+            if file.uri in self.rows:
+                sizes[file.kind].append(self.rows[file.uri])
         found = [
-            (
-                checks.tails(size, of_kind[kind], 1 / num_shards[kind]),
-                f"{kind}: {size:,} of {of_kind[kind]:,}",
-            )
-            for size, kind in read
+            (checks.tails(n, sum(of_kind), 1 / len(of_kind)), f"{kind}: {n:,} of {sum(of_kind):,}")
+            for kind, of_kind in sizes.items()
+            for n in of_kind
         ]
         probability, said = min(found, default=(1.0, "no shard"))
         return checks.by_chance("shard sizes", said, "evenly spread", probability * len(found))
 
-    def _judge_twins(self) -> Iterator[Finding]:
-        """Judge TFRecord shards that have an Arrow shard beside them."""
-        for check in ("padding", "segment ids"):
-            total = self.of_twins["rows"]
-            yield checks.none_of(
-                f"TFRecord {check}", self.of_twins[check], total, f"rows of wrong {check}"
-            )
+    def _judge_twins(self) -> Finding:
+        """Compare TFRecord shards with the Arrow shards of the same examples."""
         contents = self.contents
         stems = sorted(stem for stem, is_arrow in contents if not is_arrow)
-        of_records = {stem: contents[stem, False] for stem in stems}
-        differ = [s for s in stems if contents.get((s, True), of_records[s]) != of_records[s]]
+        differ = [s for s in stems if contents.get((s, True)) not in (None, contents[s, False])]
         found = f"{len(differ)} of {len(stems)} TFRecord shards differ: {differ[:3]}"
-        yield Finding("Arrow and TFRecord", found, "the same examples", not differ)
+        return Finding("Arrow and TFRecord", found, "the same examples", not differ)
 
     def _judge_documents(self) -> Iterator[Finding]:
         if not self.documents:

@@ -43,7 +43,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_core.stage.results import Objective
 from albert_core.text.masking import MASK_SHARE, Masked, mask_examples, span_length_weights
 from albert_core.text.records import CLS, MASK, NUM_SPECIAL_IN_PAIR, SEP, Ints, SmallInts, ranges
 from albert_core.text.seeds import UInt64s, random_bits, random_uniform, share_of
@@ -129,12 +128,7 @@ def join_pairs(parts: Sequence[SegmentPairs]) -> SegmentPairs:
 
 
 def cut_into_pairs(
-    sentences: Sentences,
-    documents: Ints,
-    keys: UInt64s,
-    max_num_pieces: int,
-    short_seq_prob: float,
-    objective: Objective,
+    sentences: Sentences, documents: Ints, keys: UInt64s, settings: ExampleSettings
 ) -> tuple[SegmentPairs, Counter[str]]:
     """Cut documents into chunks, and each chunk into two segments.
 
@@ -143,15 +137,15 @@ def cut_into_pairs(
         documents: (D,) numbers of those to cut; borrowed segments b come from them too.
         keys: uint64 (D,), one for each document and copy. A document's pairs depend on no other
             randomness and, apart from borrowed segments b, on no other document.
-        max_num_pieces: pieces of both segments in the longest example.
-        short_seq_prob: probability that a chunk aims at a length drawn from 2..max_num_pieces.
-        objective: what becomes of a chunk's second part.
+        settings: of the stage; a chunk aims at max_num_pieces or, with probability short_seq_prob,
+            at a length drawn from 2..max_num_pieces.
 
     Returns:
         The pairs, and what was counted: see `ALONE`.
     """
+    max_num_pieces, objective = settings.max_num_pieces, settings.objective
     first, end = sentences.first[documents], sentences.first[documents + 1]
-    key, target = _by_sentence(sentences, first, end, keys, max_num_pieces, short_seq_prob)
+    key, target = _by_sentence(sentences, first, end, keys, settings)
     drawn = random_uniform(key, LABEL) < 0.5
     middle = random_uniform(key, _MIDDLE)
     enough = np.count_nonzero(end > first) > 1
@@ -213,26 +207,20 @@ def _pairs_of(key: UInt64s, *columns: NDArray[Any]) -> SegmentPairs:
 
 
 def _by_sentence(
-    sentences: Sentences,
-    first: Ints,
-    end: Ints,
-    keys: UInt64s,
-    max_num_pieces: int,
-    short_seq_prob: float,
+    sentences: Sentences, first: Ints, end: Ints, keys: UInt64s, settings: ExampleSettings
 ) -> tuple[UInt64s, Ints]:
     """Return the key (n,) and target length (n,) of the chunk that a sentence would begin.
 
     A chunk's draws depend on its first sentence, so that all can be made before any chunk is.
     """
     key = np.zeros(len(sentences.bounds) - 1, np.uint64)
-    numbers = ranges(first, end - first)
-    key[numbers] = random_bits(
-        np.repeat(keys, end - first), numbers - np.repeat(first, end - first)
-    )
-    target = np.full(len(key), max_num_pieces)
-    short = np.flatnonzero(random_uniform(key, _SHORT) < short_seq_prob)
+    lengths = end - first
+    numbers = ranges(first, lengths)
+    key[numbers] = random_bits(np.repeat(keys, lengths), numbers - np.repeat(first, lengths))
+    target = np.full(len(key), settings.max_num_pieces)
+    short = np.flatnonzero(random_uniform(key, _SHORT) < settings.short_seq_prob)
     draw = random_uniform(key[short], _TARGET)
-    target[short] = 2 + (draw * (max_num_pieces - 1)).astype(np.int64)
+    target[short] = 2 + (draw * (settings.max_num_pieces - 1)).astype(np.int64)
     return key, target
 
 
@@ -452,24 +440,19 @@ _Span = tuple[int, int]
 
 
 def google_pairs(
-    sentences: Sentences,
-    documents: Ints,
-    keys: UInt64s,
-    max_num_pieces: int,
-    short_seq_prob: float,
-    objective: Objective,
+    sentences: Sentences, documents: Ints, keys: UInt64s, settings: ExampleSettings
 ) -> tuple[SegmentPairs, Counter[str]]:
     """Cut documents into chunks, and each chunk into two segments, as google-research/albert does.
 
     Arguments and results are those of `cut_into_pairs`.
     """
-    maker = _GooglePairs(sentences, documents.tolist(), max_num_pieces, objective)
+    maker = _GooglePairs(sentences, documents.tolist(), settings)
     rows: list[tuple[int, ...]] = []
     for document, key in zip(documents.tolist(), keys.tolist(), strict=True):
         random = Random(key)  # noqa: S311
-        target = max_num_pieces
-        if random.random() < short_seq_prob:
-            target = _randint(random, 2, max_num_pieces)
+        target = settings.max_num_pieces
+        if random.random() < settings.short_seq_prob:
+            target = _randint(random, 2, target)
         rows += maker.cut(document, random, target)
     document, *columns = np.array(rows, np.int64).reshape(-1, 11).T
     key_of = np.zeros(len(sentences.first), np.uint64)
@@ -488,13 +471,12 @@ class _GooglePairs:
     """Cuts one document after the other."""
 
     def __init__(
-        self, sentences: Sentences, documents: list[int], max_num_pieces: int, objective: Objective
+        self, sentences: Sentences, documents: list[int], settings: ExampleSettings
     ) -> None:
         self.bounds: list[int] = sentences.bounds.tolist()
         self.first: list[int] = sentences.first.tolist()
         self.able = [d for d in documents if self.first[d] < self.first[d + 1]]
-        self.max_num_pieces = max_num_pieces
-        self.objective = objective
+        self.max_num_pieces, self.objective = settings.max_num_pieces, settings.objective
 
     def cut(self, document: int, random: Random, target: int) -> Iterator[tuple[int, ...]]:
         """Yield the pairs of ``document``: the fields of `SegmentPairs` but the key."""

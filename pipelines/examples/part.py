@@ -119,20 +119,15 @@ def make_rows(
     """
     seeds = [derive_seed(settings.seed, "examples", name) for name in text.ids]
     keys = np.array(seeds, np.uint64)
+    cut = CUT_BY[settings.fidelity]
     counts: Counter[str] = Counter()
     rows = {}
     for kind in KINDS:
         documents = np.flatnonzero(held_out == (kind == HELD_OUT))
         parts = []
         for copy in range(settings.dupe_factor if kind == TRAIN else 1):
-            pairs, counted = CUT_BY[settings.fidelity](
-                text.sentences,
-                documents,
-                random_bits(keys[documents], copy),
-                settings.max_num_pieces,
-                settings.short_seq_prob,
-                settings.objective,
-            )
+            cut_keys = random_bits(keys[documents], copy)
+            pairs, counted = cut(text.sentences, documents, cut_keys, settings)
             parts.append(pairs)
             counts.update(counted)
             counts["pieces"] += int(text.sentences.num_pieces(documents).sum())

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from albert_core.stage import storage
 from albert_core.stage.errors import SourceError
-from albert_core.text.records import NUM_SPECIAL
+from albert_core.text.records import EXAMPLE_SCHEMA, NUM_SPECIAL
 
 _CRC_MASK_DELTA = 0xA282EAD8
 
@@ -130,13 +130,7 @@ def tf_examples(
         yield from _serialise(batch, max_seq_length, max_predictions, boundary)
 
 
-_COLUMNS = [
-    "input_ids",
-    "segment_b_start",
-    "masked_lm_positions",
-    "masked_lm_labels",
-    "sentence_order_label",
-]
+_COLUMNS = EXAMPLE_SCHEMA.names[:5]
 
 
 def _serialise(
@@ -152,20 +146,21 @@ def _serialise(
     segments = is_piece & (np.arange(max_seq_length) >= b_start)
     order = rows["sentence_order_label"].to_numpy().astype(np.uint8)[:, None]
     # The features are in the order of their names, as protobuf serialises deterministically.
-    ids_entries = _varint_entries("input_ids", ids)
-    mask_entries = _rows_of(_byte_entries("input_mask", is_piece.view(np.uint8)))
-    labels_entries = _varint_entries("masked_lm_ids", labels)
-    positions_entries = _varint_entries("masked_lm_positions", positions)
-    last_entries = _rows_of(
-        _float_entries("masked_lm_weights", is_prediction),
-        _byte_entries("next_sentence_labels", order),
-        _byte_entries("segment_ids", segments.view(np.uint8)),
-        _byte_entries("token_boundary", token_boundary),
+    last = (
+        ("masked_lm_weights", _FLOAT_LIST, is_prediction.astype("<f4").view(np.uint8)),
+        ("next_sentence_labels", _INT64_LIST, order),
+        ("segment_ids", _INT64_LIST, segments.view(np.uint8)),
+        ("token_boundary", _INT64_LIST, token_boundary),
     )
-    for entries in zip(
-        ids_entries, mask_entries, labels_entries, positions_entries, last_entries, strict=True
-    ):
-        content = b"".join(entries)
+    entries = (
+        _varint_entries("input_ids", ids),
+        _rows_of(_fixed_entries("input_mask", _INT64_LIST, is_piece.view(np.uint8))),
+        _varint_entries("masked_lm_ids", labels),
+        _varint_entries("masked_lm_positions", positions),
+        _rows_of(*(_fixed_entries(*each) for each in last)),
+    )
+    for entries_of_row in zip(*entries, strict=True):
+        content = b"".join(entries_of_row)
         yield _header(1, len(content)) + content
 
 
@@ -209,21 +204,10 @@ def _varint_entries(name: str, values: Integers) -> list[bytes]:
     ]
 
 
-def _byte_entries(name: str, values: Bytes) -> Bytes:
-    """Return (R, N + header) the entries of values (R, N) below 128: varints of one byte."""
-    header = _entry_header(name, _INT64_LIST, values.shape[1])
-    return np.hstack([_repeated(header, len(values)), values])
-
-
-def _float_entries(name: str, values: NDArray[np.bool_]) -> Bytes:
-    """Return (R, 4 N + header) the entries of 1.0 and 0.0."""
-    content = values.astype("<f4").view(np.uint8)
-    header = _entry_header(name, _FLOAT_LIST, content.shape[1])
-    return np.hstack([_repeated(header, len(values)), content])
-
-
-def _repeated(header: bytes, count: int) -> Bytes:
-    return np.tile(np.frombuffer(header, np.uint8), (count, 1))
+def _fixed_entries(name: str, kind: int, content: Bytes) -> Bytes:
+    """Return (R, N + header) the entries of the bytes (R, N) of floats, or of values below 128."""
+    header = np.frombuffer(_entry_header(name, kind, content.shape[1]), np.uint8)
+    return np.hstack([np.tile(header, (len(content), 1)), content])
 
 
 def _rows_of(*entries: Bytes) -> list[bytes]:

@@ -421,11 +421,11 @@ FAULTS: dict[str, tuple[str, Plant]] = {
     ),
     "half a shard": ("shard sizes", halve),
     "a padding mask not 0 (Megatron)": (
-        "TFRecord padding",
+        "padding",
         feature("input_mask", lambda masks: [mask or 5 for mask in masks]),
     ),
     "segment ids of padding": (
-        "TFRecord segment ids",
+        "segment ids",
         feature("segment_ids", lambda ids: [int(n >= ids.index(1)) for n in range(len(ids))]),
     ),
     "other records than rows": (

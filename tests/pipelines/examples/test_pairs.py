@@ -1,7 +1,8 @@
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from albert_core.stage.results import Objective
 from albert_core.text.masking import Masked, span_length_weights
 from albert_core.text.records import CLS, MASK, NUM_SPECIAL, SEP
 from albert_core.text.seeds import random_bits
+from pipelines.config import ExampleSettings
 from pipelines.examples.pairs import (
     ALONE,
     BORROWED,
+    CUT_BY,
     NO_OTHER,
     TRUNCATED,
     SegmentPairs,
@@ -24,7 +27,6 @@ from pipelines.examples.pairs import (
     count_lengths,
     cut_into_pairs,
     google_masks,
-    google_pairs,
     join_pairs,
     length_only_accuracy,
     try_ngrams,
@@ -46,18 +48,27 @@ def sentences_of(*documents: list[int]) -> Sentences:
     return Sentences(np.arange(bounds[-1], dtype=np.int32), bounds, first)
 
 
+def rules(max_num_pieces: int, short: float = 0.1, objective: Objective = "sop") -> ExampleSettings:
+    return ExampleSettings(
+        max_seq_length=max_num_pieces + 3, short_seq_prob=short, objective=objective
+    )
+
+
 def cut_all(
     documents: list[list[int]],
     seed: int,
     max_num_pieces: int,
     short: float = 0.1,
     objective: Objective = "sop",
-    by: Callable[..., tuple[SegmentPairs, Counter[str]]] = cut_into_pairs,
+    by: str = "paper",
 ) -> tuple[SegmentPairs, Counter[str]]:
     """Return the pairs of all ``documents``, cut by these rules or by google's."""
     numbers = np.arange(len(documents))
-    keys = random_bits(seed, numbers)
-    return by(sentences_of(*documents), numbers, keys, max_num_pieces, short, objective)
+    settings = rules(max_num_pieces, short, objective)
+    return CUT_BY[by](sentences_of(*documents), numbers, random_bits(seed, numbers), settings)
+
+
+google_cut = partial(cut_all, by="google")
 
 
 def cut(lengths: list[int], seed: int, max_num_pieces: int, short: float = 0.1) -> SegmentPairs:
@@ -74,17 +85,22 @@ def first_and_second(pairs: SegmentPairs) -> tuple[list[tuple[int, int]], list[t
     return first, second
 
 
-@given(DOCUMENTS, SEEDS, SIZES, OBJECTIVES)
-def test_both_segments_have_pieces_and_fit_and_every_piece_is_kept_or_counted(
-    documents: list[list[int]], seed: int, max_num_pieces: int, objective: Objective
+@pytest.mark.parametrize("by", CUT_BY)
+@given(documents=DOCUMENTS, seed=SEEDS, max_num_pieces=SIZES, objective=OBJECTIVES)
+def test_pairs_fit_and_every_piece_is_kept_or_counted(
+    by: str, documents: list[list[int]], seed: int, max_num_pieces: int, objective: Objective
 ) -> None:
-    pairs, counts = cut_all(documents, seed, max_num_pieces, objective=objective)
+    pairs, counts = cut_all(documents, seed, max_num_pieces, objective=objective, by=by)
     total = sum(map(sum, documents)) + counts[BORROWED]
     assert pairs.num_pieces + counts[ALONE] + counts[TRUNCATED] == total
     sizes_a, sizes_b = pairs.end_a - pairs.start_a, pairs.end_b - pairs.start_b
-    assert (sizes_a > 0).all()
-    assert (sizes_b > 0).all()
     assert (sizes_a + sizes_b <= max_num_pieces).all()
+    if by == "paper":
+        assert (np.minimum(sizes_a, sizes_b) > 0).all()
+    else:  # every sentence is in a pair
+        assert counts[ALONE] == 0
+        used = (pairs.last_sentence - pairs.first_sentence + 1).sum()
+        assert used == sum(map(len, documents))
 
 
 @given(LENGTHS, SEEDS)
@@ -112,13 +128,12 @@ def test_a_document_is_cut_the_same_whatever_stands_beside_it(
     numbers = np.arange(len(documents))
     keys = random_bits(seed, numbers)
     sentences = sentences_of(*documents)
-    together = cut_into_pairs(sentences, numbers, keys, 61, 0.1, "sop")
-    alone = [
-        cut_into_pairs(sentences, numbers[[i]], keys[[i]], 61, 0.1, "sop") for i in numbers.tolist()
-    ]
+    together = cut_into_pairs(sentences, numbers, keys, rules(61))
+    alone = [cut_into_pairs(sentences, numbers[[i]], keys[[i]], rules(61)) for i in numbers]
     joined = join_pairs([pairs for pairs, _ in alone])
-    for field in SegmentPairs.__dataclass_fields__:
-        np.testing.assert_array_equal(getattr(joined, field), getattr(together[0], field))
+    for field in fields(SegmentPairs):
+        name = field.name
+        np.testing.assert_array_equal(getattr(joined, name), getattr(together[0], name))
     assert sum((counts for _, counts in alone), Counter()) == +together[1]
 
 
@@ -195,7 +210,7 @@ def test_the_cut_falls_on_every_sentence_alike() -> None:
 
 
 @given(st.lists(st.lists(st.integers(1, 30), min_size=2, max_size=30), min_size=2, max_size=5))
-def test_a_borrowed_segment_is_whole_sentences_of_another_document(
+def test_a_borrowed_segment_is_whole_sentences_of_another_document_and_what_it_replaces_follows(
     documents: list[list[int]],
 ) -> None:
     pairs, _ = cut_all(documents, 1, 61, objective="nsp")
@@ -208,16 +223,9 @@ def test_a_borrowed_segment_is_whole_sentences_of_another_document(
     own = np.searchsorted(sentences.first, borrowed.other_first_sentence, side="right") - 1
     assert (own == borrowed.other_document).all()
     assert (borrowed.other_last_sentence < sentences.first[borrowed.other_document + 1]).all()
-
-
-@given(DOCUMENTS, SEEDS)
-def test_what_a_borrowed_segment_replaces_comes_in_the_next_pair(
-    documents: list[list[int]], seed: int
-) -> None:
-    pairs, _ = cut_all(documents, seed, 61, objective="nsp")
-    for document in range(len(documents)):
-        own = pairs.take(np.flatnonzero(pairs.document == document))
-        assert (own.last_sentence[:-1] + 1 == own.first_sentence[1:]).all()
+    for document in range(len(documents)):  # the second part comes in the next pair
+        of_one = pairs.take(np.flatnonzero(pairs.document == document))
+        assert (of_one.last_sentence[:-1] + 1 == of_one.first_sentence[1:]).all()
 
 
 def test_a_document_that_has_no_other_keeps_its_pairs_in_order() -> None:
@@ -229,21 +237,10 @@ def test_a_document_that_has_no_other_keeps_its_pairs_in_order() -> None:
 
 def test_a_swapped_pair_begins_with_the_later_part() -> None:
     pieces = np.array([*range(10, 20), CLS, SEP], np.uint16)
-    small = np.zeros(2, np.int32)
-    pairs = SegmentPairs(
-        key=np.zeros(2, np.uint64),
-        document=small,
-        start_a=np.array([2, 5], np.int32),
-        end_a=np.array([5, 6], np.int32),
-        start_b=np.array([0, 6], np.int32),
-        end_b=np.array([2, 10], np.int32),
-        label=np.array([1, 0], np.uint8),
-        first_sentence=small,
-        last_sentence=small,
-        other_document=small,
-        other_first_sentence=small,
-        other_last_sentence=small,
-    )
+    ends = {"start_a": [2, 5], "end_a": [5, 6], "start_b": [0, 6], "end_b": [2, 10]}
+    columns: dict[str, Any] = {field.name: np.zeros(2, np.int32) for field in fields(SegmentPairs)}
+    columns |= {name: np.array(values, np.int32) for name, values in ends.items()}
+    pairs = SegmentPairs(**columns)
     input_ids, lengths, b_starts = assemble(pieces, pairs)
     assert input_ids.tolist() == [
         *[CLS, 12, 13, 14, SEP, 10, 11, SEP],
@@ -264,9 +261,6 @@ OPENS_WORD = np.arange(1000) % 2 == 0
 """Pieces with even ids open a word."""
 
 
-google_cut = partial(cut_all, by=google_pairs)
-
-
 def mask(ids: NDArray[np.int64], max_predictions: int = 77, seed: int = 1) -> Masked:
     return google_masks(
         ids.ravel(),
@@ -285,19 +279,6 @@ def rows(number: int, length: int) -> NDArray[np.int64]:
     ids = np.full((number, length), NUM_SPECIAL + 1)  # 6 opens a word
     ids[:, 0], ids[:, length // 2], ids[:, -1] = CLS, SEP, SEP
     return ids
-
-
-@given(DOCUMENTS, SEEDS, SIZES, OBJECTIVES)
-def test_pairs_fit_every_sentence_is_in_one_and_every_piece_is_counted(
-    documents: list[list[int]], seed: int, max_num_pieces: int, objective: Objective
-) -> None:
-    pairs, counts = google_cut(documents, seed, max_num_pieces, objective=objective)
-    total = sum(map(sum, documents)) + counts[BORROWED]
-    assert (pairs.num_pieces + counts[TRUNCATED], counts[ALONE]) == (total, 0)
-    sizes_a, sizes_b = pairs.end_a - pairs.start_a, pairs.end_b - pairs.start_b
-    assert (sizes_a + sizes_b <= max_num_pieces).all()
-    used = sum((pairs.last_sentence - pairs.first_sentence + 1).tolist())
-    assert used == sum(map(len, documents))
 
 
 def test_a_chunk_overshoots_and_loses_what_is_too_much() -> None:
