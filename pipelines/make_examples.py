@@ -329,7 +329,7 @@ def finish(
     num_pieces = sum(report["num_pieces"] for report in reports)
     equations = [
         ("documents", num_documents, counts["documents"]),
-        *((f"{kind} examples", tally.num_rows[kind], rows[kind]) for kind in KINDS),
+        *((f"{kind} examples", tally.num_rows(kind), rows[kind]) for kind in KINDS),
         ("pieces", accounts[1].kept + NUM_SPECIAL_IN_PAIR * num_rows, num_pieces),
     ]
     _check_nothing_is_lost(example_plan, shards, equations)
@@ -342,9 +342,7 @@ def finish(
     settings = ExampleSettings(**plan.settings)
     labels = np.sum([r["labels"] for r in reports if "labels" in r], axis=0)
     result = ExamplesResult(
-        objective=settings.objective,
-        fidelity=settings.fidelity,
-        max_seq_length=settings.max_seq_length,
+        **settings.model_dump(include={"objective", "fidelity", "max_seq_length"}),
         max_predictions=settings.max_predictions,
         num_documents_held_out=counts["documents_held_out"],
         num_train=rows[TRAIN],

@@ -1,20 +1,21 @@
-"""Receipt for documents that were removed: what they are, and that no current result holds them.
+"""Stage: the receipt for removed documents, which proves that no current result holds them.
 
     python -m pipelines.removal --recipe=R --work=W --corpus=MANIFEST --examples=MANIFEST \
         [--purge=yes]
 
-Removed are the documents of source files that are gone, those that a changed file no longer has,
-and those in ``cleaning.excluded_ids``. What only other settings leave out, such as a smaller
-sample of the files or stricter rules, is not removed. Which files there were is known from the
-lists in the corpora of the work folder.
+A document is removed if its source file is gone, if its changed file no longer has it, or if it is
+in ``cleaning.excluded_ids``. Documents that only other settings leave out, such as a smaller sample
+of the files or stricter rules, are not removed. The lists in the corpora of the work folder tell
+which files there were.
 
 Everything below the work folder that holds text is searched: corpora, examples, tasks, cleaned
-units and parts. With ``--purge=yes`` what holds a removed document is deleted, except
-vocabularies and models, which are named.
+units and parts. With ``--purge=yes`` results that hold a removed document are deleted, but not
+vocabularies and models: the receipt names those.
 """
 
 import json
 import logging
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -47,6 +48,8 @@ _REPEATED_ID = "~[0-9a-f]{8}$"
 _HOLDERS = (EXAMPLES, "parts", "units", CORPUS)
 """Folders with text and ids, in the order of deletion: the lists that tell which files there were
 are deleted last."""
+_TEMPORARY = re.compile(rf"(?:^|/)(?:{manifests.DAMAGED}|\.scratch-[^/]*|\.[^/]*\.tmp)(?=/|$)")
+"""Temporary files, scratch folders, folders of damaged results, and everything in them."""
 
 log = logging.getLogger("removal")
 
@@ -110,7 +113,7 @@ def run(work: str, corpus: str, examples: str, purge: str = "no") -> str:
     current = {place_in(uri) for uri in (corpus, made_of, examples)}
     checked = [_check(uri, removed) for uri in (corpus, examples)]
     holding = _holding(work, removed, current, lineage)
-    if not len(removed.documents) and all(_is_temporary(_name_of(uri)) for uri in holding):
+    if not len(removed.documents) and all(_TEMPORARY.search(_name_of(uri)) for uri in holding):
         return _nothing()
     receipt = {
         "documents": removed.documents.to_pylist(),
@@ -230,7 +233,7 @@ def _ids_in_folders(sources: Mapping[str, set[str]]) -> pa.Array:
 
 def _ids_below(folder: str, sources: pa.Array) -> Iterator[pa.Array]:
     """Yield the ids of documents of the files ``sources``, as the documents gave them."""
-    for batch in (batch for uri in _files_below(folder) for batch in _batches_of(uri)):
+    for batch in (batch for uri in _finished_below(folder) for batch in _batches_of(uri)):
         if "source" in batch.schema.names:
             is_wanted = pc.is_in(_text(batch, "source"), sources)
             yield pc.unique(_without_ending(_text(batch, "id").filter(is_wanted)))
@@ -241,7 +244,7 @@ def _check(manifest_uri: str, removed: Removed) -> dict[str, Any]:
     folder, manifest = _folder_of(manifest_uri), read_manifest(manifest_uri)
     for shard in manifest.shards:
         manifests.check_shard(shard, folder)
-    for uri in _files_below(folder):
+    for uri in _finished_below(folder):
         if _holds(uri, removed):
             raise IntegrityError(
                 f"{uri} holds a removed document. This is a defect of the stage "
@@ -265,18 +268,18 @@ def _holding(work: str, removed: Removed, current: set[str], lineage: graph.Line
         current: places of the current results.
         lineage: the results.
     """
+    entries = {stage: _entries_in(storage.join(work, stage)) for stage in (TASK, *_HOLDERS, VOCAB)}
+    temporary = [uri for _, unfinished in entries.values() for uri in unfinished]
     found: list[str] = []
     for stage in _HOLDERS:
-        for uri, files in _results_in(work, stage).items():
+        for uri, files in entries[stage][0].items():
             if _place(uri) in current:  # its shards hold none; a list beside them may
                 found += [file for file in files if _holds(file, removed)]
             elif any(_holds(file, removed) for file in files) or _has_lone_tfrecord(files):
                 found.append(uri)
-    entries = storage.list_folder(storage.join(work, TASK))
-    places = [f"{TASK}/{_name_of(e['name'])}" for e in entries if e["type"] == "directory"]
     sources = set(map(_place, found))
-    tasks = [storage.join(work, p) for p in places if _may_be_made_of(sources, p, lineage)]
-    return [*_temporary_in(work), *tasks, *found]
+    tasks = [uri for uri, files in entries[TASK][0].items() if files != [uri]]
+    return [*temporary, *(t for t in tasks if _may_be_made_of(sources, t, lineage)), *found]
 
 
 def _holds(uri: str, removed: Removed) -> bool:
@@ -328,13 +331,14 @@ def _has_lone_tfrecord(files: list[str]) -> bool:
 
 
 def _may_be_made_of(sources: set[str], task: str, lineage: graph.Lineage) -> bool:
-    """Return whether a task may have sentences of these places, or of what is gone.
+    """Return whether the task at a URI may have sentences of these places, or of deleted results.
 
-    It names no ids; nothing is known of an unfinished one.
+    A task names no ids; nothing is known of an unfinished one.
     """
-    if task not in lineage.results:
+    made = lineage.results.get(_place(task))
+    if made is None:
         return True
-    inputs = {place_in(uri): uri for uri in lineage.results[task].manifest.input_manifests.values()}
+    inputs = {place_in(uri): uri for uri in made.manifest.input_manifests.values()}
     return any(
         place in sources or not (place in lineage.results or storage.exists(uri))
         for place, uri in inputs.items()
@@ -354,15 +358,12 @@ def _made_of(holding: Iterable[str], stage: str, lineage: graph.Lineage) -> list
 
 def _delete(uri: str) -> None:
     """Delete a result: first what makes it complete, last what tells that it must go."""
-    if _name_of(uri) == manifests.DAMAGED:
-        storage.remove(uri)
-        return
-    if _is_temporary(_name_of(uri)):
+    if _TEMPORARY.search(_name_of(uri)) and _name_of(uri) != manifests.DAMAGED:
         storage.remove_abandoned(_folder_of(uri))
         return
     for name in (MANIFEST, UNIT_DONE):
         storage.remove(storage.join(uri, name))
-    for file in _files_below(uri):
+    for file in _finished_below(uri):
         if _name_of(file) != SOURCE_FILES:
             storage.remove(file)
     storage.remove(uri)
@@ -385,45 +386,34 @@ def _write(work: str, receipt: dict[str, Any]) -> str:
     return uri
 
 
-def _results_in(work: str, stage: str) -> dict[str, list[str]]:
-    """Return the folders and files right below a stage's folder, each with the files in it."""
-    folder = storage.join(work, stage)
+def _entries_in(folder: str) -> tuple[dict[str, list[str]], list[str]]:
+    """Return what is below a stage's folder.
+
+    Returns:
+        The folders and files right below it, each with its finished files; and what is `_TEMPORARY`
+        at any depth, which may hold any text.
+    """
     results: dict[str, list[str]] = defaultdict(list)
-    for uri in _files_below(folder):
-        first = uri.removeprefix(folder).lstrip("/").partition("/")[0]
-        results[storage.join(folder, first)].append(uri)
-    return results
+    temporary: dict[str, None] = {}
+    for file in _files_below(folder):
+        path = file.removeprefix(folder).lstrip("/")
+        if found := _TEMPORARY.search(path):
+            temporary[storage.join(folder, path[: found.end()])] = None
+        else:
+            results[storage.join(folder, path.partition("/")[0])].append(file)
+    return results, list(temporary)
 
 
-def _temporary_in(work: str) -> list[str]:
-    """Return temporary files and scratch folders, which may hold any text."""
-    found: dict[str, None] = {}
-    for stage in (TASK, *_HOLDERS, VOCAB):
-        folder = storage.join(work, stage)
-        for file in _files_below(folder, temporary=True):
-            parts = file.removeprefix(folder).lstrip("/").split("/")
-            end = next(i for i, part in enumerate(parts, 1) if _is_temporary(part))
-            found[storage.join(folder, *parts[:end])] = None
-    return list(found)
+def _finished_below(folder: str) -> list[str]:
+    return [file for file in _files_below(folder) if not _TEMPORARY.search(file[len(folder) :])]
 
 
-def _files_below(folder: str, *, temporary: bool = False) -> list[str]:
-    """Return all files below ``folder``, or itself; only finished or only temporary ones."""
+def _files_below(folder: str) -> list[str]:
+    """Return all files below ``folder``, or itself."""
     fs, path = storage.filesystem(folder)
     fs.invalidate_cache()
     inner = (str(file).removeprefix(path).lstrip("/") for file in fs.find(path))
-    files = [storage.join(folder, each) if each else folder for each in inner]
-    return [file for file in sorted(files) if _is_temporary(file[len(folder) :]) == temporary]
-
-
-def _is_temporary(path: str) -> bool:
-    """Return whether ``path`` is, or is in, a temporary file or folder, or what was set aside."""
-    return any(
-        part == manifests.DAMAGED
-        or part.startswith(".scratch-")
-        or (part.startswith(".") and part.endswith(".tmp"))
-        for part in path.split("/")
-    )
+    return sorted(storage.join(folder, each) if each else folder for each in inner)
 
 
 def _name_of(uri: str) -> str:

@@ -67,8 +67,6 @@ class Rows:
     pairs: SegmentPairs
     copy: NDArray[np.uint16]
     """(R,)"""
-    order: UInt64s
-    """(R,) ascending."""
 
 
 @loaded_once
@@ -143,9 +141,13 @@ def make_rows(
 def _shuffled(copies: list[SegmentPairs]) -> Rows:
     pairs = join_pairs(copies)
     copy = np.repeat(np.arange(len(copies), dtype=np.uint16), [len(part) for part in copies])
-    order = random_bits(pairs.key, _SHUFFLE)
-    places = np.argsort(order, kind="stable")
-    return Rows(pairs.take(places), copy[places], order[places])
+    places = np.argsort(_order(pairs), kind="stable")
+    return Rows(pairs.take(places), copy[places])
+
+
+def _order(pairs: SegmentPairs) -> UInt64s:
+    """Return (R,) the places of pairs in the shuffle."""
+    return random_bits(pairs.key, _SHUFFLE)
 
 
 def record_batches(
@@ -195,7 +197,7 @@ def record_batches(
                 pa.array(line[pairs.other_first_sentence].astype(np.uint32), mask=same),
                 pa.array(line[pairs.other_last_sentence].astype(np.uint32), mask=same),
             ]
-        columns.append(pa.array(rows.order[block]))
+        columns.append(pa.array(_order(pairs)))
         yield pa.record_batch(columns, schema=part_schema(settings))
 
 
@@ -216,7 +218,7 @@ def write_part(
     held_out = np.array([is_held_out(name, settings) for name in text.ids], bool)
     rows, counts = make_rows(text, held_out, settings)
     step = rows_per_batch(settings)
-    orders = {_ORDERS + k.encode(): rows[k].order[::step].tobytes() for k in KINDS}
+    orders = {_ORDERS + k.encode(): _order(rows[k].pairs)[::step].tobytes() for k in KINDS}
     schema = part_schema(settings).with_metadata(orders)
     with storage.open_atomic(uri) as file, pa.ipc.new_file(file, schema) as writer:
         for kind in KINDS:
@@ -224,7 +226,6 @@ def write_part(
                 writer.write_batch(batch)
     tally = {
         "counts": counts,
-        "num_rows": {kind: len(rows[kind].pairs) for kind in KINDS},
         "unigrams": _unigrams(text, held_out, tokenizer.vocab_size).tolist(),
         "pair_lengths": [count_lengths(rows[kind].pairs).tolist() for kind in KINDS],
     }
@@ -247,8 +248,6 @@ class PartTally:
 
     counts: Counter[str]
     """Documents and pieces of all copies: in all, and by what became of them."""
-    num_rows: Counter[str]
-    """Kind -> examples."""
     unigrams: Ints
     """(V,) how often each piece occurs in one copy of the training documents."""
     pair_lengths: Ints
@@ -256,19 +255,19 @@ class PartTally:
 
     def __add__(self, other: "PartTally") -> "PartTally":
         """Return the tally of both."""
-        return PartTally(
-            self.counts + other.counts,
-            self.num_rows + other.num_rows,
-            self.unigrams + other.unigrams,
-            self.pair_lengths + other.pair_lengths,
-        )
+        counts, unigrams = self.counts + other.counts, self.unigrams + other.unigrams
+        return PartTally(counts, unigrams, self.pair_lengths + other.pair_lengths)
+
+    def num_rows(self, kind: str) -> int:
+        """Return the number of examples of ``kind``."""
+        return int(self.pair_lengths[KINDS.index(kind)].sum())
 
 
 def read_tally(uri: str) -> PartTally:
     """Return the tally of the part at ``uri``."""
     tally = work_notes.read_facts(_note_uri(uri))
-    counts, num_rows = Counter(tally["counts"]), Counter(tally["num_rows"])
-    return PartTally(counts, num_rows, *map(np.array, (tally["unigrams"], tally["pair_lengths"])))
+    unigrams, pair_lengths = np.array(tally["unigrams"]), np.array(tally["pair_lengths"])
+    return PartTally(Counter(tally["counts"]), unigrams, pair_lengths)
 
 
 def write_part_list(parts: Iterable[str], uri: str) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from albert_core.stage.errors import SourceError
 from albert_core.text.records import CLS, EXAMPLE_SCHEMA, NUM_SPECIAL, SEP, UNK
@@ -75,26 +73,11 @@ def by_protobuf(row: dict[str, Any], max_seq_length: int, max_predictions: int) 
     return bytes(example.SerializeToString(deterministic=True))
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 2**32), min_size=1, max_size=5))
-def test_the_bytes_are_those_of_protobuf(seeds: list[int]) -> None:
-    rows = [row(seed) for seed in seeds]
-    made = list(tf_examples(table(rows), S, P, OPENS_WORD))
-    assert made == [by_protobuf(values, S, P) for values in rows]
-
-
-def test_more_rows_than_one_batch_keep_their_order() -> None:
+def test_the_bytes_are_those_of_protobuf_for_rows_in_many_batches_slices_and_chunks() -> None:
     rows = [row(seed) for seed in range(1100)]
-    made = list(tf_examples(table(rows), S, P, OPENS_WORD))
-    assert made[::100] == [by_protobuf(values, S, P) for values in rows[::100]]
-    assert len(made) == 1100
-
-
-def test_rows_that_are_sliced_and_in_chunks_are_read_as_they_are() -> None:
-    rows = [row(seed) for seed in range(8)]
-    chunked = pa.concat_tables([table(rows[:5]), table(rows[5:])]).slice(3, 4)
+    chunked = pa.concat_tables([table(rows[:5]), table(rows[5:])]).slice(3)
     made = list(tf_examples(chunked, S, P, OPENS_WORD))
-    assert made == [by_protobuf(values, S, P) for values in rows[3:7]]
+    assert made == [by_protobuf(values, S, P) for values in rows[3:]]
 
 
 @pytest.mark.parametrize(("length", "predictions"), [(6, P), (S, 3)])
@@ -141,39 +124,22 @@ def test_tensorflow_reads_the_records_with_the_reference_s_features(tmp_path: Pa
 # Files
 
 
-@settings(deadline=None)
-@given(st.lists(st.binary(max_size=300)))
-def test_records_come_back_as_they_were(
-    tmp_path_factory: pytest.TempPathFactory, records: list[bytes]
-) -> None:
-    uri = str(tmp_path_factory.mktemp("records") / "x.tfrecord")
-    write_tfrecord(records, uri)
-    assert list(read_tfrecord(uri)) == records
+def test_records_come_back_as_they_were_in_golden_framing(tmp_path: Path) -> None:
+    uri = str(tmp_path / "x")
+    write_tfrecord([b"albert", b""], uri)
+    assert Path(uri).read_bytes().hex() == GOLDEN_FRAMING
+    assert list(read_tfrecord(uri)) == [b"albert", b""]
 
 
-def test_golden_framing(tmp_path: Path) -> None:
-    write_tfrecord([b"albert", b""], str(tmp_path / "x"))
-    assert (tmp_path / "x").read_bytes().hex() == GOLDEN_FRAMING
-
-
-@pytest.mark.parametrize("byte", [0, 9, 13, 21])
-def test_a_changed_byte_is_noticed(tmp_path: Path, byte: int) -> None:
+def test_a_changed_byte_or_a_file_that_was_cut_off_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "x"
     write_tfrecord([b"some record"], str(path))
-    content = bytearray(path.read_bytes())
-    content[byte] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="does not fit its checksum"):
-        list(read_tfrecord(str(path)))
-
-
-def test_a_file_that_was_cut_off_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    write_tfrecord([b"some record"], str(path))
-    for size in (3, 11, 20, 26):
-        (tmp_path / "cut").write_bytes(path.read_bytes()[:size])
+    content = path.read_bytes()
+    flipped = [content[:n] + bytes([content[n] ^ 1]) + content[n + 1 :] for n in (0, 9, 13, 24)]
+    for damaged in [*flipped, *(content[:size] for size in (3, 11, 20, 26))]:
+        path.write_bytes(damaged)
         with pytest.raises(ValueError, match="does not fit its checksum"):
-            list(read_tfrecord(str(tmp_path / "cut")))
+            list(read_tfrecord(str(path)))
 
 
 GOLDEN_FRAMING = "06000000000000007369d537616c62657274c27fa806000000000000000029039807d8ea82a2"
