@@ -1,4 +1,4 @@
-"""Stage: example shards to what the auditor, who did not write them, found in them."""
+"""Stage: example shards to the findings of an auditor that did not write them."""
 
 import logging
 
@@ -12,13 +12,13 @@ from albert_core.stage.results import AuditResult
 STAGE = AUDIT
 FINDINGS = "findings.txt"
 _MOST_BYTES = 4_000_000_000
-"""Of shards that are audited here: the auditor reads all of them, some 30 MB a second."""
+"""Largest shards, in all, that the stage audits: the auditor reads about 30 MB a second."""
 
 log = logging.getLogger(STAGE)
 
 
 def run(examples: str, work: str) -> str:
-    """Audit the examples; return the manifest of what was found. A failed check is no error."""
+    """Audit the examples; return the manifest of the findings. A failed check is no error."""
     plan = _plan(examples)
     if done := plan.find(work):
         return done

@@ -32,7 +32,7 @@ from pipelines.corpus import overlaps
 from pipelines.corpus.overlaps import NgramIndex, PartOverlaps, parts_of
 
 OVERLAPS = "overlaps"
-"""Kind of the one shard."""
+"""Kind of the only shard."""
 SCORED_SPLITS: tuple[Split, ...] = ("dev", "test")
 _SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("task", "split", "id", "part")]
@@ -160,7 +160,7 @@ def _tasks_in(task_folder: str, evaluation: EvaluationSettings) -> dict[str, Tas
 
 
 def _digest(files: TaskFiles) -> str:
-    """Return a digest of what is read: examples, and a task's own columns."""
+    """Return a digest of a task's examples and, if it is the user's own, of its columns."""
     splits = [split for split in SCORED_SPLITS if split in files.splits]
     own = files.own.model_dump() if files.own else None
     return manifest.digest_of([files.digest(*splits), own])
@@ -182,7 +182,7 @@ def _find_ngrams(
 
     Args:
         corpus: URI of its manifest.
-        texts: of the downstream sets.
+        texts: texts of the downstream sets.
         num_words: words in an n-gram.
         scratch: a folder that the workers can write to.
     """

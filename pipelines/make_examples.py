@@ -41,7 +41,7 @@ _LIBRARIES = ("numpy", "pyarrow", "sentencepiece")
 _ARROW_BYTES_PER_TEXT_BYTE = 0.6
 """A piece takes 2 bytes and stands for about 4 bytes of text; the rest is masks and ids."""
 _NUM_PLACES = 1 << 64
-"""Places in the shuffle."""
+"""Number of places in the shuffle."""
 _NOT_IN_PARTS = {"tfrecord", "shard_mb", "compression", "keep_parts"}
 """Settings that parts do not depend on."""
 _DEFECT = (
@@ -60,12 +60,12 @@ class ExamplePlan:
     corpus_folder: str
     folder: str
     notes: str
-    """Folder of the workers' notes of what is done."""
+    """Folder of the workers' notes on their progress."""
     part_list: str
-    """Where the URIs of all parts will be."""
+    """File that will list the URIs of all parts."""
     vocab_folder: str
     tokenizer_settings: tuple[bool, ...]
-    """As `Tokenizer.load` takes them."""
+    """Arguments of `Tokenizer.load`."""
     num_shards: dict[str, int]
     """Kind -> number of shards."""
 
@@ -131,8 +131,8 @@ def plan_of(examples: ExampleSettings, vocab: str, **inputs: str) -> StagePlan:
     """Return what examples depend on.
 
     Args:
-        examples: settings.
-        vocab: the vocabulary's manifest.
+        examples: settings of the stage.
+        vocab: manifest of the vocabulary.
         inputs: name of each other input -> digest of its content.
     """
     return StagePlan(
@@ -146,7 +146,7 @@ def plan_of(examples: ExampleSettings, vocab: str, **inputs: str) -> StagePlan:
 
 
 def _pieces_digest(vocab: Manifest) -> str:
-    """Return a digest of what splits text into pieces, without the report on it."""
+    """Return a digest of the model and the normalisation, without the vocabulary's report."""
     [model] = vocab.shards_of(SPIECE_MODEL)
     result = vocab.result_as(VocabularyResult)
     return manifests.digest_of([model.sha256, result.lower_case, result.keep_accents])
@@ -160,7 +160,7 @@ def example_plan_of(
     num_shards: dict[str, int],
     corpus_folder: str = "",
 ) -> ExamplePlan:
-    """Return the plan of shards in ``folder``, after a look at the vocabulary's files."""
+    """Return the plan of shards in ``folder``, after checking the vocabulary's files."""
     manifest, vocab_folder = read_manifest(vocab), vocab.rpartition("/")[0]
     result = manifest.result_as(VocabularyResult)
     for shard in manifest.shards:
@@ -228,7 +228,7 @@ def _num_shards(corpus: Manifest, settings: ExampleSettings) -> dict[str, int]:
 
 
 def _make_part(part: tuple[str, Shard], plan: ExamplePlan) -> str:
-    """Make one part, unless it is there undamaged; return its URI."""
+    """Make one part, unless it exists undamaged; return its URI."""
     uri, shard = part
     is_made = example_part.is_made(uri)
     if is_made and (damaged := example_part.damage(uri)):
@@ -311,12 +311,12 @@ def finish(
     """Check that nothing was lost, write the manifest and return its URI.
 
     Args:
-        plan: of the stage.
+        plan: plan of the stage.
         work: folder for all results.
-        example_plan: by which the shards were made.
-        num_documents: that the parts must have.
-        reports: of all shards, as `cutting_steps` give them.
-        tally: of all parts.
+        example_plan: plan by which the shards were made.
+        num_documents: documents that the parts must have.
+        reports: reports on all shards, from the `cutting_steps`.
+        tally: sum over all parts.
 
     Raises:
         SourceError: there are no training or no held-out examples.

@@ -29,7 +29,7 @@ from pipelines.examples.pairs import is_held_out
 
 PAIRS_FILE = f"{OWN_FOLDER}/generated.jsonl"
 MIN_PAIRS = 20
-"""Of a kind: the score of fewer says nothing."""
+"""Fewest pairs of a kind: the score of fewer says nothing."""
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Pair:
     good: str
     bad: str
     kind: str
-    """How it was broken, a key of `KINDS`."""
+    """How ``bad`` was broken, a key of `KINDS`."""
     document: str
     """Id of the document of ``good``."""
 

@@ -41,7 +41,7 @@ from pipelines.source_files import read_excluded_ids, read_files
 
 NOTHING_REMOVED = NO_RESULT
 VERSIONS = "registered_versions"
-"""What `flows.commands.provenance` adds to a receipt."""
+"""Field that `flows.commands.provenance` adds to a receipt."""
 ID_COLUMNS = ("id", "document_id", "other_document_id")
 _REPEATED_ID = "~[0-9a-f]{8}$"
 """How a document's id ends when an earlier document has the same one; see `ids_of`."""
@@ -56,7 +56,7 @@ log = logging.getLogger("removal")
 
 @dataclass(frozen=True)
 class Removed:
-    """What to search for."""
+    """Removed documents and files, which are searched for."""
 
     files: pa.Array
     """URIs of source files that are gone."""
@@ -153,10 +153,10 @@ def _nothing() -> str:
 
 
 def find_removed(work: str, corpus: str) -> Removed:
-    """Return what the lists of ``work``'s corpora name and the source no longer has.
+    """Return what the corpora of ``work`` list and the source no longer has.
 
-    Of a changed file those documents are removed that an earlier corpus has, and no corpus of the
-    current version of the file.
+    A document of a changed file is removed if an earlier corpus has it and no corpus of the file's
+    current version does.
 
     Args:
         work: folder of all results.
@@ -264,9 +264,9 @@ def _holding(work: str, removed: Removed, current: set[str], lineage: graph.Line
 
     Args:
         work: folder of all results.
-        removed: what to search for.
+        removed: documents and files to search for.
         current: places of the current results.
-        lineage: the results.
+        lineage: graph of all results.
     """
     entries = {stage: _entries_in(storage.join(work, stage)) for stage in (TASK, *_HOLDERS, VOCAB)}
     temporary = [uri for _, unfinished in entries.values() for uri in unfinished]
@@ -346,7 +346,7 @@ def _may_be_made_of(sources: set[str], task: str, lineage: graph.Lineage) -> boo
 
 
 def _made_of(holding: Iterable[str], stage: str, lineage: graph.Lineage) -> list[str]:
-    """Return the manifests of a stage that were made of ``holding`` or continue such a one."""
+    """Return the manifests of a stage that were made of ``holding``, or continue such a model."""
     sources = set(map(_place, holding))
     found = []
     for result in lineage.of_stage(stage):  # each comes after those that it continues
@@ -357,7 +357,7 @@ def _made_of(holding: Iterable[str], stage: str, lineage: graph.Lineage) -> list
 
 
 def _delete(uri: str) -> None:
-    """Delete a result: first what makes it complete, last what tells that it must go."""
+    """Delete a result: its manifest first, and last the list that tells why it must go."""
     if _TEMPORARY.search(_name_of(uri)) and _name_of(uri) != manifests.DAMAGED:
         storage.remove_abandoned(_folder_of(uri))
         return
@@ -370,7 +370,7 @@ def _delete(uri: str) -> None:
 
 
 def _write(work: str, receipt: dict[str, Any]) -> str:
-    """Write the receipt, unless there is one that says the same or that nothing was left."""
+    """Write the receipt, unless an existing one says the same, or that nothing was left."""
     contents = sorted(checked["content"] for checked in receipt["in_no_shard_of"])
     name = manifests.digest_of([receipt["documents"], receipt["files"], contents])[:16]
     uri = storage.join(work, "receipts", f"removal-{name}.json")
@@ -449,7 +449,7 @@ def _text(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _without_ending(ids: pa.Array) -> pa.Array:
-    """Return the ids as their documents gave them, without `_REPEATED_ID`."""
+    """Return the ids without `_REPEATED_ID`, as the documents gave them."""
     return pc.replace_substring_regex(ids, _REPEATED_ID, "")
 
 
@@ -467,14 +467,14 @@ class Occurrence:
     """Rows of one shard that have text of a document."""
 
     place: str
-    """Of the result: stage and key."""
+    """Stage and key of the result."""
     uri: str
     kind: str
-    """Of the shard."""
+    """Kind of the shard."""
     rows: list[int]
-    """In the shard, from 0."""
+    """Numbers of the rows in the shard, from 0."""
     first_row: int
-    """Of the shard, among all rows of its kind."""
+    """Number of the shard's first row among all rows of its kind."""
 
 
 def find_document(document_id: str, lineage: graph.Lineage) -> list[Occurrence]:

@@ -42,9 +42,9 @@ from pipelines.readers import Unreadable, read_documents
 from pipelines.train_vocab import Sampling
 
 _NUM_PARTITIONS = 4
-"""In which the hashes of documents are exchanged."""
+"""Partitions in which hashes of documents are exchanged."""
 _MAX_BATCHES = 256
-"""That file names travel in: Dask's runner makes a task of each."""
+"""Most batches of file names: Dask's runner makes a task of each."""
 
 Group = tuple[int, Iterable[Document]]
 
@@ -61,7 +61,7 @@ class _Transform(beam.PTransform[Any, Any]):
 class ReadDocuments(_Transform):
     """Reads the documents of files in any format: PBegin -> PCollection[Document].
 
-    What can't be read is counted by reason and left out.
+    Unreadable records are counted by reason and skipped.
 
     Args:
         source: a file, folder or glob on any file system that fsspec knows, or several; or the
@@ -90,17 +90,17 @@ class ReadDocuments(_Transform):
 
 @dataclass(eq=False)
 class CleanDocuments(_Transform):
-    """Repairs texts, drops what is not worth training on: PCollection[Document] -> the same.
+    """Repairs texts and drops unsuitable ones: PCollection[Document] -> PCollection[Document].
 
     A text that it gives has one sentence a line. Of documents with the same words, the one in the
     first group stays.
 
     Args:
-        cleaning: settings. Those that name files, such as ``excluded_ids``, are of the stage only.
-        num_groups: so many that a group fits into a worker's memory.
+        cleaning: settings. Those that name files, such as ``excluded_ids``, are for the stage only.
+        num_groups: number of groups; each must fit into a worker's memory.
 
     Raises:
-        ConfigError: a setting is of the stage only.
+        ConfigError: a setting is for the stage only.
     """
 
     cleaning: CleaningSettings = field(default_factory=CleaningSettings)
@@ -138,8 +138,8 @@ class TrainVocabulary(_Transform):
     Args:
         vocabulary: settings.
         work: folder for results; the files go to ``vocab/KEY/`` below it.
-        text_bytes: about the size of the text, by which the share to sample is chosen.
-        num_groups: so many that a group fits into a worker's memory.
+        text_bytes: approximate size of the text, which determines the share to sample.
+        num_groups: number of groups; each must fit into a worker's memory.
 
     Raises:
         VocabularyError: the model that the settings name can't be used.
@@ -182,7 +182,7 @@ class MakeExamples(_Transform):
     Args:
         examples: settings.
         vocab: URI of the vocabulary's manifest.
-        num_groups: so many that a group fits into a worker's memory.
+        num_groups: number of groups; each must fit into a worker's memory.
     """
 
     examples: ExampleSettings
@@ -241,7 +241,7 @@ def _grouping(num_groups: int) -> list[steps.Step]:
 
 
 def _scratch(collection: PCollection[Any]) -> str:
-    """Return a folder that no other transform has."""
+    """Return a folder of the transform's own."""
     options = collection.pipeline.options.view_as(GoogleCloudOptions)
     if not options.temp_location:
         raise ConfigError(
@@ -274,7 +274,7 @@ def _group_of(document: Document, num_groups: int) -> tuple[int, Document]:
 
 
 def _in_order(documents: Iterable[Document]) -> list[Document]:
-    """Return the documents of a group, which every runner gives in another order."""
+    """Return a group's documents in one order; each runner delivers them in another."""
     return sorted(documents, key=lambda document: (document.id, document.text))
 
 
@@ -297,7 +297,7 @@ def _table_of(documents: Iterable[Document]) -> pa.Table:
 
 
 def _hold(group: Group, sampling: Sampling) -> tuple[int, dict[str, int]]:
-    """Write the documents, which are read when the strata of all groups are counted."""
+    """Write the documents; they are read once the strata of all groups are counted."""
     number, documents = group
     table = _table_of(documents)
     write_arrow(table, _held(number, sampling))

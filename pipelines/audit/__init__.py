@@ -63,7 +63,7 @@ class File:
 
     @property
     def stem(self) -> str:
-        """The part of the name that Arrow and TFRecord shards of the same examples share."""
+        """Beginning of the name, which Arrow and TFRecord shards of the same examples share."""
         return self.uri.rpartition("/")[2].partition(".")[0]
 
 
@@ -116,7 +116,7 @@ class _Audit:
         self.sample = sample or None
         """Rows to look up in the corpus; None: all."""
         self.faults: dict[str, str] = {}
-        """URI of what exists but cannot be read -> why."""
+        """URI of an unreadable file -> the reason."""
         self.manifest: Manifest | None = None
         self.folder = storage.absolute(paths[0]).removesuffix(f"/{MANIFEST}").rstrip("/")
         uri = storage.join(self.folder, MANIFEST)
@@ -126,7 +126,7 @@ class _Audit:
                 self.manifest = read_manifest(uri)
         recorded: dict[str, str] = {}
         self.said: dict[str, Any] = {"fidelity": "unknown"}
-        """What the manifest says of how the examples were made."""
+        """Settings and result in the manifest, which say how the examples were made."""
         if self.manifest is not None:
             recorded = self.manifest.input_manifests
             self.said = self.manifest.settings | self.manifest.result
@@ -153,7 +153,7 @@ class _Audit:
 
     @contextmanager
     def _noting(self, where: str) -> Iterator[None]:
-        """Note in ``faults`` what cannot be read, instead of raising it.
+        """Note errors in ``faults`` instead of raising them.
 
         Libraries promise nothing about damaged bytes: a KeyError, a MemoryError or one of their
         own.
@@ -205,7 +205,7 @@ class _Audit:
         return [storage.join(uri.rpartition("/")[0], shard.path) for shard in shards]
 
     def _expected(self, given: Mapping[str, Any]) -> Expected:
-        """Return what is ``given``, else what the manifest says, else the defaults.
+        """Return the expectations given, else those of the manifest, else the defaults.
 
         Raises:
             ConfigError: what the manifest says is impossible.

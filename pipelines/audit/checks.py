@@ -115,7 +115,7 @@ class Rows:
         return self._hashed("other_document_id", hash_of)
 
     def keys(self, seed: int) -> UInt64s | None:
-        """(R,) of document, copy and first sentence, on which a pair's draws under ``seed`` depend.
+        """(R,) hash of document, copy and first sentence, on which a pair's draws depend.
 
         None if the documents are not known.
         """
@@ -150,7 +150,7 @@ class Rows:
 
     @cached_property
     def hashes(self) -> UInt64s:
-        """(R,) of everything in a row that both formats hold."""
+        """(R,) hash of all that both formats hold of a row."""
         hashes = np.add.reduceat(random_bits(self.ids.astype(np.uint64), self.at), self.starts)
         places = self.positions.astype(np.uint64)
         np.add.at(hashes, self.row_of_prediction, random_bits(places, self.labels + (1 << 40)))
@@ -198,8 +198,7 @@ class Expected(Settings):
     max_ngram: int = Field(default=3, ge=1, le=MAX_RUN - 1)
     objective: Objective = "sop"
     fidelity: Literal["paper", "google", "unknown"] = "paper"
-    """Whose rules they follow; unknown: those of some other program, so that no masks can be drawn
-    to compare with."""
+    """Whose rules they follow; for an unknown program no masks can be drawn to compare with."""
     vocab_size: int | None = Field(default=None, ge=1, le=MAX_VOCAB_SIZE)
     seed: int | None = None
     """Seed of this project's examples, from which their labels are known too."""
@@ -430,7 +429,7 @@ _RULES = {
     "random pieces: special": ("replaced", "random pieces are special"),
     "whole words": ("words", "words masked in part"),
 }
-"""Strict rules: name of the check -> the count of its total, and what its own count counts."""
+"""Strict rules: check -> name of the count that is its total, and description of violations."""
 
 
 def judge(tally: Tally) -> list[Finding]:
@@ -456,17 +455,16 @@ def drawn(
 
 
 def tails(number: float, total: float, low: float, high: float | None = None) -> float:
-    """Return the probability of so many of ``total``, or more unlikely ones, at a share.
+    """Return the two-sided probability of ``number`` or a less likely one, of ``total``.
 
-    It is twice the smaller tail, and may exceed 1. A share between ``low`` and ``high`` gives at
-    least as much.
+    It is twice the smaller tail of a share between ``low`` and ``high``, and may exceed 1.
     """
     high = low if high is None else high
     return 2.0 * float(min(binom.cdf(number, total, low), binom.sf(number - 1, total, high)))
 
 
 def by_chance(check: str, said: str, expected: str, probability: float) -> Finding:
-    """Return the finding of what is drawn, given the probability of such a deviation."""
+    """Return the finding of a random draw, given the probability of such a deviation."""
     said = f"{said} (p = {min(1, probability):.2g})"
     return Finding(check, said, expected, bool(probability >= ALARM))
 
@@ -600,7 +598,7 @@ def _tell_tale(check: str, what: str, of_labels: Floats, slack: float) -> Findin
 
 
 def _alike(check: str, counted: Floats, slack: float) -> Finding:
-    """Return whether four shares, (4, 2) numbers and totals, are draws of the same one."""
+    """Return whether four shares, (4, 2) numbers and totals, are draws of one share."""
     if not counted[:, 1].all():
         return Finding(check, "one label only", "", None)
     intervals = [

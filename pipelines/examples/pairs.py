@@ -49,13 +49,13 @@ from albert_core.text.seeds import UInt64s, random_bits, random_uniform, share_o
 from pipelines.config import ExampleSettings
 
 ALONE, TRUNCATED, BORROWED, NO_OTHER = "alone", "truncated", "borrowed", "no_other_document"
-"""What is counted: pieces of last sentences that have no other to be paired with; pieces cut off;
-pieces of segments b from other documents, which are used a second time; pairs for which there was
-no other document. Documents' pieces + borrowed = pieces in pairs + alone + truncated."""
+"""Counts: pieces of last sentences without another to be paired with; pieces cut off; pieces of
+segments b from other documents, which are used a second time; pairs for which there was no other
+document. Documents' pieces + borrowed = pieces in pairs + alone + truncated."""
 
 _SHORT, _TARGET, _MIDDLE, LABEL = range(4)
 _FRONT_OF_FIRST, _FRONT_OF_SECOND, _ODD, _DOCUMENT, _SENTENCE, _END = range(4, 10)
-"""What a draw under a pair's key is for; masks and the shuffle have their own keys."""
+"""Purposes of the draws under a pair's key; masks and the shuffle have keys of their own."""
 
 
 def is_held_out(document_id: str, settings: ExampleSettings) -> bool:
@@ -133,12 +133,12 @@ def cut_into_pairs(
     """Cut documents into chunks, and each chunk into two segments.
 
     Args:
-        sentences: of all documents.
-        documents: (D,) numbers of those to cut; borrowed segments b come from them too.
+        sentences: sentences of all documents.
+        documents: (D,) numbers of the documents to cut; borrowed segments b come from them too.
         keys: uint64 (D,), one for each document and copy. A document's pairs depend on no other
             randomness and, apart from borrowed segments b, on no other document.
-        settings: of the stage; a chunk aims at max_num_pieces or, with probability short_seq_prob,
-            at a length drawn from 2..max_num_pieces.
+        settings: settings of the stage. A chunk aims at max_num_pieces or, with probability
+            short_seq_prob, at a length drawn from 2..max_num_pieces.
 
     Returns:
         The pairs, and what was counted: see `ALONE`.
@@ -434,9 +434,9 @@ def length_only_accuracy(train: Ints, held_out: Ints) -> float:
 
 
 _TRIES_TO_DIFFER = 10
-"""How often another document is drawn until it differs from the pair's own."""
+"""Attempts to draw a document other than the pair's own."""
 _Span = tuple[int, int]
-"""The first piece, and the one after the last."""
+"""First piece, and one past the last."""
 
 
 def google_pairs(
@@ -616,4 +616,4 @@ def _replacement(piece: int, vocab_size: int, random: Random) -> int:
 
 CUT_BY = {"paper": cut_into_pairs, "google": google_pairs}
 MASK_BY: dict[str, Callable[..., Masked]] = {"paper": mask_examples, "google": google_masks}
-"""The fidelity of the settings -> what cuts documents into pairs, and what masks examples."""
+"""Functions that cut documents into pairs, and that mask examples, by the settings' fidelity."""

@@ -38,13 +38,13 @@ from pipelines.examples.pairs import (
 TRAIN, HELD_OUT = "train", "held_out"
 KINDS = (TRAIN, HELD_OUT)
 ORDER = "order"
-"""The column by which a part is sorted: the place in the shuffle, of 2**64."""
+"""Column by which a part is sorted: the place in the shuffle, 0..2**64 - 1."""
 _BYTES_PER_CALL = 1 << 21
-"""Text that is encoded in one call: enough for SentencePiece, and it fits the cache."""
+"""Bytes of text encoded in one call: enough for SentencePiece, and they fit the cache."""
 _PIECES_PER_BLOCK = 1 << 18
-"""About as many as are masked together and make a record batch; they fit the cache."""
+"""Pieces, roughly, that are masked together and make a record batch; they fit the cache."""
 _MASKS, _SHUFFLE = 1 << 32, 2 << 32
-"""What a draw under a pair's key is for, besides those in `pairs`."""
+"""Purposes of further draws under a pair's key, besides those in `pairs`."""
 _ORDERS = b"orders-"
 """Metadata of a part's schema: this and a kind -> where its batches begin in the shuffle."""
 
@@ -111,9 +111,9 @@ def make_rows(
     Held-out documents have one copy only, because they are evaluated once.
 
     Args:
-        text: of one corpus shard.
+        text: text of one corpus shard.
         held_out: bool (D,), which documents are kept from training.
-        settings: of the stage.
+        settings: settings of the stage.
     """
     seeds = [derive_seed(settings.seed, "examples", name) for name in text.ids]
     keys = np.array(seeds, np.uint64)
@@ -156,9 +156,9 @@ def record_batches(
     """Yield ``rows`` as masked examples, with their place in the shuffle.
 
     Args:
-        text: that the pairs are cut from.
-        rows: of one kind.
-        settings: of the stage.
+        text: text that the pairs are cut from.
+        rows: pairs of one kind.
+        settings: settings of the stage.
         opens_word: bool (V,), whether each piece of the vocabulary opens a word.
     """
     pieces = np.append(text.sentences.pieces, [CLS, SEP]).astype(np.uint16)
@@ -233,12 +233,12 @@ def write_part(
 
 
 def is_made(uri: str) -> bool:
-    """Return whether the part at ``uri`` was written to its end."""
+    """Return whether the part at ``uri`` is complete."""
     return storage.exists(_note_uri(uri))
 
 
 def damage(uri: str) -> str | None:
-    """Return what is wrong with the part at ``uri``, which is made; None if nothing is."""
+    """Return how the finished part at ``uri`` is damaged; None if it is as written."""
     return work_notes.damage(_note_uri(uri))
 
 

@@ -85,22 +85,18 @@ class Shards:
     folder: Path
     corpus: str
     vocab: str
-    max_seq_length: int
 
     @classmethod
     def of(cls, examples: str, corpus: str, vocab: str) -> "Shards":
-        length = read_manifest(examples).settings["max_seq_length"]
-        return cls(Path(examples).parent, corpus, vocab, length)
+        return cls(Path(examples).parent, corpus, vocab)
+
+    @property
+    def max_seq_length(self) -> int:
+        return int(self.manifest.settings["max_seq_length"])
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self.vocab.rpartition("/")[0])
-
-    @property
-    def middle_half(self) -> tuple[int, int]:
-        """The first id of the middle half of the vocabulary, and the one after it."""
-        size = self.tokenizer.vocab_size
-        return size // 4, size - size // 4
 
     @cached_property
     def files(self) -> dict[str, bytes]:
@@ -144,10 +140,14 @@ class Shards:
         records = tf_examples(rows, length, length, self.tokenizer.starts_word)
         write_tfrecord(records, str(path.with_suffix(".tfrecord")))
 
-    def spoil_records(self, fault: Callable[[dict[str, Any]], None]) -> None:
-        """Apply ``fault`` to the features of each record to train on."""
+    def spoil_records(self, name: str, fault: Callable[[list[int]], list[int]]) -> None:
+        """Apply ``fault`` to a feature of each record to train on."""
         for path in self.paths("train_tfrecord"):
-            records = [spoiled_record(record, fault) for record in read_tfrecord(str(path))]
+            examples = [TFExample.FromString(record) for record in read_tfrecord(str(path))]
+            for example in examples:
+                values = example.features.feature[name].int64_list.value
+                values[:] = fault(list(values))
+            records = (example.SerializeToString(deterministic=True) for example in examples)
             write_tfrecord(records, str(path))
         self.sign()
 
@@ -171,18 +171,7 @@ class Shards:
         return [replace(row, ids=i, positions=p, labels=n) for row, i, p, n in parts]
 
 
-def spoiled_record(record: bytes, fault: Callable[[dict[str, Any]], None]) -> bytes:
-    """Return a record whose lists of numbers ``fault`` has changed, all in a dict by their name."""
-    example = TFExample.FromString(record)
-    lists = {
-        name: (feature.float_list if name.endswith("weights") else feature.int64_list).value
-        for name, feature in example.features.feature.items()
-    }
-    values = {name: list(found) for name, found in lists.items()}
-    fault(values)
-    for name, found in lists.items():
-        found[:] = values[name]
-    return bytes(example.SerializeToString(deterministic=True))
+Plant = Callable[[Shards], None]
 
 
 # Changes of a row
@@ -218,20 +207,23 @@ def masked_by_rows(_: Shards, row: Row, random: Random) -> Row:
 
 def with_special_masked(_: Shards, row: Row, random: Random) -> Row:
     at = random.choice([0, row.b_start - 1, len(row.ids) - 1])
-    ids = row.ids.copy()
-    label, ids[at] = ids[at], MASK
-    order = np.argsort(np.append(row.positions, at))
-    positions, labels = np.append(row.positions, at), np.append(row.labels, label)
-    return replace(row, ids=ids, positions=positions[order], labels=labels[order])
+    positions, labels = np.append(row.positions, at), np.append(row.labels, row.ids[at])
+    order = np.argsort(positions)
+    masked = with_piece(row, at, MASK)
+    return replace(masked, positions=positions[order], labels=labels[order])
 
 
-def with_replaced(row: Row, draw: Callable[[], int]) -> Row:
-    """Return ``row`` with other random pieces."""
-    ids = row.ids.copy()
-    for position, label in zip(row.positions, row.labels, strict=True):
-        if ids[position] not in (MASK, label):
-            ids[position] = draw()
-    return replace(row, ids=ids)
+def with_replaced(low: float, high: float) -> Plant:
+    """Return a fault: random pieces are drawn from a part of the vocabulary, its ends in 0..1."""
+
+    def replace_pieces(good: Shards, row: Row, random: Random) -> Row:
+        bounds = [round(good.tokenizer.vocab_size * end) for end in (low, high)]
+        became = row.ids[row.positions]
+        is_random = (became != MASK) & (became != row.labels)
+        drawn_pieces = [random.randrange(*bounds) for _ in row.positions]
+        return with_piece(row, row.positions[is_random], np.array(drawn_pieces)[is_random])
+
+    return drawn(replace_pieces)
 
 
 def with_lost(_: Shards, row: Row, random: Random) -> Row:
@@ -246,7 +238,7 @@ def swapped(row: Row) -> Row:
     return replace(laid_out(row, row.b, row.a), order=1 - row.order)
 
 
-def with_piece(row: Row, at: Any, piece: int) -> Row:
+def with_piece(row: Row, at: Any, piece: Any) -> Row:
     ids = row.ids.copy()
     ids[at] = piece
     return replace(row, ids=ids)
@@ -288,9 +280,6 @@ def halve(good: Shards) -> None:
     good.sign()
 
 
-Plant = Callable[[Shards], None]
-
-
 def rows_by(change: Callable[[Shards, Rows], Rows]) -> Plant:
     """Return a fault of all rows of a shard together."""
     return lambda good: good.spoil_rows(lambda rows: change(good, rows))
@@ -314,11 +303,9 @@ def drawn(
     return rows_by(apply)
 
 
-def feature(name: str, change: Callable[[list[Any]], list[Any]]) -> Plant:
+def feature(name: str, change: Callable[[list[int]], list[int]]) -> Plant:
     """Return a fault of a feature of each record."""
-    return lambda good: good.spoil_records(
-        lambda values: values.update({name: change(values[name])})
-    )
+    return lambda good: good.spoil_records(name, change)
 
 
 FAULTS: dict[str, tuple[str, Plant]] = {
@@ -362,19 +349,14 @@ FAULTS: dict[str, tuple[str, Plant]] = {
     "5 % of the predictions lost": ("mask share: predictions", drawn(with_lost)),
     "rows that are one word (transformers)": ("mask share: excess", drawn(masked_by_rows)),
     "[CLS] and [SEP] masked (ModernBERT)": ("special pieces", drawn(with_special_masked, 0.2)),
-    "special random pieces (ALBERT)": (
-        "random pieces: special",
-        drawn(lambda g, r, d: with_replaced(r, lambda: d.randrange(g.tokenizer.vocab_size))),
-    ),
+    "special random pieces (ALBERT)": ("random pieces: special", with_replaced(0, 1)),
     "random pieces below a number (ModernBERT: the batch's highest)": (
         "random pieces: evenly",
-        drawn(
-            lambda g, r, d: with_replaced(r, lambda: d.randrange(5, g.tokenizer.vocab_size // 2))
-        ),
+        with_replaced(0.02, 0.5),
     ),
     "random pieces of half of the vocabulary, around its middle": (
         "random pieces: evenly",
-        drawn(lambda g, r, d: with_replaced(r, lambda: d.randrange(*g.middle_half))),
+        with_replaced(0.25, 0.75),
     ),
     "only [MASK] (transformers)": ("80/10/10", each(lambda row: with_masks(row, row.positions))),
     "single pieces masked": (

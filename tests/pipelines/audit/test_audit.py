@@ -206,7 +206,7 @@ def test_a_planted_fault_is_named(fault: str, good: Shards, tmp_path: Path) -> N
 def test_shards_signed_again_but_not_spoiled_pass(good: Shards, tmp_path: Path) -> None:
     copied = good.copied(tmp_path / "copied")
     copied.spoil_rows(lambda rows: rows)
-    copied.spoil_records(lambda values: None)
+    copied.spoil_records("input_ids", lambda values: values)
     assert failed(findings_of(copied.folder)) == set()
 
 
