@@ -37,7 +37,8 @@ from pipelines.examples.tfrecord import tf_examples, write_tfrecord
 
 STAGE = EXAMPLES
 PARTS = "parts"
-_LIBRARIES = ("numpy", "pyarrow", "sentencepiece")
+NOTES, PART_LIST = "notes", "parts.json"
+"""In the scratch folder: the workers' notes on their progress, and the URIs of all parts."""
 _ARROW_BYTES_PER_TEXT_BYTE = 0.6
 """A piece takes 2 bytes and stands for about 4 bytes of text; the rest is masks and ids."""
 _NUM_PLACES = 1 << 64
@@ -57,12 +58,10 @@ class ExamplePlan:
     """What every worker needs to know to make examples."""
 
     settings: ExampleSettings
-    corpus_folder: str
     folder: str
-    notes: str
-    """Folder of the workers' notes on their progress."""
-    part_list: str
-    """File that will list the URIs of all parts."""
+    """Folder of the shards."""
+    scratch: str
+    """Folder with `NOTES` and `PART_LIST`."""
     vocab_folder: str
     tokenizer_settings: tuple[bool, ...]
     """Arguments of `Tokenizer.load`."""
@@ -102,10 +101,10 @@ def run(examples: ExampleSettings, corpus: str, vocab: str, work: str) -> str:
     log.info("%s: %d of %d parts to make", STAGE, len(to_make), len(parts))
     with manifests.scratch_folder(folder) as scratch:
         num_shards = _num_shards(made_of, examples)
-        corpus_folder = corpus.rpartition("/")[0]
-        example_plan = example_plan_of(examples, vocab, folder, scratch, num_shards, corpus_folder)
-        progress = work_notes.Progress(STAGE, example_plan.notes, sum(to_make))
-        made = [steps.each("MakePart", _make_part, example_plan), *cutting_steps(example_plan)]
+        example_plan = example_plan_of(examples, vocab, folder, scratch, num_shards)
+        progress = work_notes.Progress(STAGE, storage.join(scratch, NOTES), sum(to_make))
+        make = steps.each("MakePart", _make_part, example_plan, corpus.rpartition("/")[0])
+        made = [make, *cutting_steps(example_plan)]
         reports = run_pipeline("MakeExamples", made, parts, scratch, progress)
     tally = reduce(add, (example_part.read_tally(uri) for uri, _ in parts))
     own_parts = storage.join(folder, PARTS)
@@ -140,7 +139,7 @@ def plan_of(examples: ExampleSettings, vocab: str, **inputs: str) -> StagePlan:
         settings=examples.model_dump(exclude={"keep_parts"}),
         inputs={**inputs, "vocab": _pieces_digest(read_manifest(vocab))},
         code=code_digest(__name__),
-        libraries=library_versions(*_LIBRARIES),
+        libraries=library_versions("numpy", "pyarrow", "sentencepiece"),
         input_manifests={"vocab": vocab},
     )
 
@@ -153,12 +152,7 @@ def _pieces_digest(vocab: Manifest) -> str:
 
 
 def example_plan_of(
-    examples: ExampleSettings,
-    vocab: str,
-    folder: str,
-    scratch: str,
-    num_shards: dict[str, int],
-    corpus_folder: str = "",
+    examples: ExampleSettings, vocab: str, folder: str, scratch: str, num_shards: dict[str, int]
 ) -> ExamplePlan:
     """Return the plan of shards in ``folder``, after checking the vocabulary's files."""
     manifest, vocab_folder = read_manifest(vocab), vocab.rpartition("/")[0]
@@ -166,16 +160,8 @@ def example_plan_of(
     for shard in manifest.shards:
         manifests.check_shard(shard, vocab_folder)
     is_google = examples.fidelity == "google"
-    return ExamplePlan(
-        settings=examples,
-        corpus_folder=corpus_folder,
-        folder=folder,
-        notes=storage.join(scratch, "notes"),
-        part_list=storage.join(scratch, "parts.json"),
-        vocab_folder=vocab_folder,
-        tokenizer_settings=(result.lower_case, is_google, result.keep_accents),
-        num_shards=num_shards,
-    )
+    how = result.lower_case, is_google, result.keep_accents
+    return ExamplePlan(examples, folder, scratch, vocab_folder, how, num_shards)
 
 
 def cutting_steps(plan: ExamplePlan) -> list[steps.Step]:
@@ -227,19 +213,19 @@ def _num_shards(corpus: Manifest, settings: ExampleSettings) -> dict[str, int]:
     }
 
 
-def _make_part(part: tuple[str, Shard], plan: ExamplePlan) -> str:
+def _make_part(part: tuple[str, Shard], plan: ExamplePlan, corpus_folder: str) -> str:
     """Make one part, unless it exists undamaged; return its URI."""
-    uri, shard = part
+    (uri, shard), notes = part, storage.join(plan.scratch, NOTES)
     is_made = example_part.is_made(uri)
     if is_made and (damaged := example_part.damage(uri)):
-        work_notes.warn(plan.notes, f"{damaged}; the part is made again")
+        work_notes.warn(notes, f"{damaged}; the part is made again")
         is_made = False
     if not is_made:
-        manifests.check_shard(shard, plan.corpus_folder)
-        documents = read_arrow(storage.join(plan.corpus_folder, shard.path))
+        manifests.check_shard(shard, corpus_folder)
+        documents = read_arrow(storage.join(corpus_folder, shard.path))
         example_part.write_part(documents, uri, plan.settings, plan.tokenizer)
         done = {"num_bytes": shard.num_bytes, "num_documents": documents.num_rows, "num_files": 1}
-        work_notes.report_done(plan.notes, uri.rpartition("/")[2], **done)
+        work_notes.report_done(notes, uri.rpartition("/")[2], **done)
     for account in accounts_of(example_part.read_tally(uri).counts):
         steps.count(STAGE, account)
     return uri
@@ -247,7 +233,7 @@ def _make_part(part: tuple[str, Shard], plan: ExamplePlan) -> str:
 
 def _each_shard(parts: list[str], plan: ExamplePlan) -> list[str]:
     """Write the list of all parts once; return the names of the shards."""
-    example_part.write_part_list(parts, plan.part_list)
+    example_part.write_part_list(parts, storage.join(plan.scratch, PART_LIST))
     return list(plan.shards)
 
 
@@ -256,7 +242,7 @@ def _write_shard(name: str, plan: ExamplePlan) -> tuple[str, dict[str, Any]]:
     kind, number = plan.shards[name]
     total = plan.num_shards[kind]
     low, high = (-(-_NUM_PLACES * k // total) for k in (number, number + 1))
-    parts = example_part.read_part_list(plan.part_list)
+    parts = example_part.read_part_list(storage.join(plan.scratch, PART_LIST))
     slices = (example_part.rows_between(part, kind, low, high - 1) for part in parts)
     batches = list(chain.from_iterable(slices))
     rows = example_part.merged(batches, example_part.example_schema(settings))

@@ -11,7 +11,7 @@ workers see, and stays there. A worker holds one group of documents at a time.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -49,7 +49,7 @@ _MAX_BATCHES = 256
 Group = tuple[int, Iterable[Document]]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Transform(beam.PTransform[Any, Any]):
     """A transform with its arguments as fields."""
 
@@ -57,7 +57,7 @@ class _Transform(beam.PTransform[Any, Any]):
         super().__init__()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ReadDocuments(_Transform):
     """Reads the documents of files in any format: PBegin -> PCollection[Document].
 
@@ -88,7 +88,7 @@ class ReadDocuments(_Transform):
         return begin | "Files" >> beam.Create(some) | "Documents" >> as_transform(chain)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class CleanDocuments(_Transform):
     """Repairs texts and drops unsuitable ones: PCollection[Document] -> PCollection[Document].
 
@@ -103,22 +103,20 @@ class CleanDocuments(_Transform):
         ConfigError: a setting is for the stage only.
     """
 
-    cleaning: CleaningSettings = field(default_factory=CleaningSettings)
+    cleaning: CleaningSettings | None = None
     num_groups: int = 16
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def expand(self, documents: PCollection[Document]) -> PCollection[Document]:
+        """Clean group by group as the stage does, and read the shards back."""
+        cleaning = self.cleaning or CleaningSettings()
         for name in ("known_corpora", "test_texts", "excluded_ids"):
-            if getattr(self.cleaning, name):
+            if getattr(cleaning, name):
                 raise ConfigError(
                     f"CleanDocuments can't follow cleaning.{name}, which the stage clean_corpus "
                     "prepares. Leave it out, and drop those documents before."
                 )
-
-    def expand(self, documents: PCollection[Document]) -> PCollection[Document]:
-        """Clean group by group as the stage does, and read the shards back."""
         scratch = _scratch(documents)
-        job = CleaningJob(SourceSettings(), self.cleaning, "", storage.join(scratch, "notes"))
+        job = CleaningJob(SourceSettings(), cleaning, "", storage.join(scratch, "notes"))
         chain = [
             *_grouping(self.num_groups),
             steps.each("AsUnit", _as_unit, scratch),
@@ -128,7 +126,7 @@ class CleanDocuments(_Transform):
         return documents | "Cleaned" >> as_transform(chain)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class TrainVocabulary(_Transform):
     """Trains a SentencePiece vocabulary: PCollection[Document] -> PCollection[str].
 
@@ -150,15 +148,12 @@ class TrainVocabulary(_Transform):
     text_bytes: int
     num_groups: int = 16
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.given = train_vocab.given_model(self.vocabulary)
-
     def expand(self, documents: PCollection[Document]) -> PCollection[str]:
         """Write the samples of each group, bring their names together, train."""
         scratch, work = _scratch(documents), storage.absolute(self.work)
-        sampling = Sampling(self.vocabulary, self.text_bytes, scratch, train=not self.given)
-        stage = train_vocab.plan_of(self.vocabulary, self.given, documents=uuid4().hex)
+        given = train_vocab.given_model(self.vocabulary)
+        sampling = Sampling(self.vocabulary, self.text_bytes, scratch, train=not given)
+        stage = train_vocab.plan_of(self.vocabulary, given, documents=uuid4().hex)
         chain = [
             *_grouping(self.num_groups),
             steps.each("Hold", _hold, sampling),
@@ -167,12 +162,12 @@ class TrainVocabulary(_Transform):
             steps.deal("Deal"),
             steps.each("Sample", _sample),
             steps.gather("Together"),
-            steps.each("Train", train_vocab.train_on_samples, sampling, stage, work, self.given),
+            steps.each("Train", train_vocab.train_on_samples, sampling, stage, work, given),
         ]
         return documents | "Trained" >> as_transform(chain)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class MakeExamples(_Transform):
     """Makes masked segment pairs: PCollection[Document] -> PCollection[str], URIs of parts.
 
@@ -198,7 +193,7 @@ class MakeExamples(_Transform):
         return documents | "Made" >> as_transform(chain)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class WriteExamples(_Transform):
     """Writes shuffled shards and their manifest: PCollection[str] -> PCollection[str].
 
@@ -332,7 +327,7 @@ def _make_part(group: Group, plan: ExamplePlan) -> str:
 def _write_manifest(
     named: list[tuple[str, dict[str, Any]]], stage: StagePlan, plan: ExamplePlan, work: str
 ) -> str:
-    parts = example_part.read_part_list(plan.part_list)
+    parts = example_part.read_part_list(storage.join(plan.scratch, make_examples.PART_LIST))
     tally = reduce(add, map(example_part.read_tally, parts))
     reports = [report for _, report in sorted(named, key=lambda each: each[0])]
     return make_examples.finish(stage, work, plan, tally.counts["documents"], reports, tally)

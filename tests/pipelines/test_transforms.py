@@ -175,8 +175,9 @@ def test_what_a_transform_cannot_do_is_refused_when_the_pipeline_is_built(
     texts_of_others = beam.Create(["no document"]).with_output_types(str)
     with pytest.raises(TypeCheckError, match="Document"):
         _ = pipeline() | texts_of_others | CleanDocuments()
+    excluding = CleaningSettings(excluded_ids="ids.txt")
     with pytest.raises(ConfigError, match=r"can't follow cleaning.excluded_ids, .* the stage"):
-        CleanDocuments(CleaningSettings(excluded_ids="ids.txt"))
+        _ = pipeline() | beam.Create(texts([1])) | CleanDocuments(excluding)
     with pytest.raises(SourceError, match="has no file"):
         _ = pipeline() | ReadDocuments(str(tmp_path / "nothing"))
     nowhere = beam.Pipeline(FnApiRunner(), PipelineOptions([]))
