@@ -133,7 +133,7 @@ class Rows:
     @cached_property
     def chosen(self) -> Bools:
         """(T,) whether a piece is to be predicted."""
-        return np.bincount(self.where, minlength=len(self.ids)) > 0
+        return _marked(len(self.ids), self.where)
 
     @cached_property
     def unmasked(self) -> Ints:
@@ -145,8 +145,8 @@ class Rows:
     @cached_property
     def special(self) -> Bools:
         """(T,) whether the layout has [CLS] or [SEP] there."""
-        ends = np.stack([self.b_starts, self.lengths])[:, self.row_of] - 1
-        return (self.at == 0) | (self.at == ends).any(axis=0)
+        ends = np.stack([np.ones_like(self.lengths), self.b_starts, self.lengths])
+        return _marked(len(self.ids), self.starts + ends - 1)
 
     @cached_property
     def hashes(self) -> UInt64s:
@@ -178,6 +178,13 @@ def _int64(column: pa.Array) -> Ints:
 def _lists(column: pa.Array) -> tuple[Ints, Ints]:
     """Return the values of lists end to end, and the length of each (R,)."""
     return _int64(column.flatten()), _int64(pc.list_value_length(column))
+
+
+def _marked(size: int, places: Ints) -> Bools:
+    """Return (size,) whether a number is one of ``places``."""
+    marked = np.zeros(size, bool)
+    marked[places] = True
+    return marked
 
 
 def hash_of(name: str) -> int:
@@ -356,7 +363,7 @@ def _draw_masks(rows: Rows, opens: Bools, expected: Expected) -> tuple[Bools, In
     mask = MASK_BY[expected.fidelity]
     masked = mask(pieces, rows.lengths, rows.b_starts, opens_word, seeds, *rules)
     where = np.repeat(rows.starts, masked.num_predictions) + masked.positions
-    return np.bincount(where, minlength=len(pieces)) > 0, masked.num_predictions
+    return _marked(len(pieces), where), masked.num_predictions
 
 
 def _word_runs(opens: Bools, special: Bools, chosen: Bools) -> Ints:
