@@ -7,7 +7,6 @@ so its chunks have no randomness: ours draw none either.
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -42,21 +41,14 @@ EXACT = ["examples", "real pieces", "pieces lost", "masked in all", "share trunc
 Statistics = dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One example, as a record shows it."""
+Record = dict[str, Any]
+"""One example, by the columns of EXAMPLE_SCHEMA."""
 
-    input_ids: NDArray[Any]
-    segment_b_start: int
-    positions: NDArray[Any]
-    labels: NDArray[Any]
-    label: int
 
-    @property
-    def unmasked(self) -> NDArray[Any]:
-        pieces = self.input_ids.copy()
-        pieces[self.positions] = self.labels
-        return pieces
+def unmasked(record: Record) -> NDArray[Any]:
+    pieces = np.array(record["input_ids"])
+    pieces[np.array(record["masked_lm_positions"], np.int64)] = record["masked_lm_labels"]
+    return pieces
 
 
 @cache
@@ -80,13 +72,12 @@ def reference_records() -> list[Record]:
     """The reference's own examples."""
     lines = (REFERENCE / "ref_small_p77.jsonl").read_text(encoding="utf-8").splitlines()
     return [
-        Record(
-            np.array(row["input_ids"]),
-            row["segment_ids"].index(1),
-            np.array(row["masked_lm_positions"]),
-            np.array(row["masked_lm_ids"]),
-            int(row["is_random_next"]),
-        )
+        row
+        | {
+            "segment_b_start": row["segment_ids"].index(1),
+            "masked_lm_labels": row["masked_lm_ids"],
+            "sentence_order_label": int(row["is_random_next"]),
+        }
         for row in map(json.loads, lines)
     ]
 
@@ -117,19 +108,19 @@ def words(number: int) -> str:
 
 def record_statistics(records: Sequence[Record]) -> Statistics:
     """Return what the records alone show."""
-    lengths = np.array([len(record.input_ids) for record in records])
-    length_a = np.array([record.segment_b_start - 2 for record in records])
-    masked = np.array([len(record.positions) for record in records])
+    lengths = np.array([len(record["input_ids"]) for record in records])
+    length_a = np.array([record["segment_b_start"] - 2 for record in records])
+    masked = np.array([len(record["masked_lm_positions"]) for record in records])
     kinds: Counter[str] = Counter()
     runs: Counter[int] = Counter()
     num_words = 0
     for record in records:
-        made = record.input_ids[record.positions]
+        made = np.array(record["input_ids"])[record["masked_lm_positions"]]
         kinds["[MASK]"] += int((made == MASK).sum())
-        kinds["kept piece"] += int((made == record.labels).sum())
-        of_words = words_of(record.unmasked, tokenizer().starts_word)
+        kinds["kept piece"] += int((made == np.array(record["masked_lm_labels"])).sum())
+        of_words = words_of(unmasked(record), tokenizer().starts_word)
         num_words += len(of_words)
-        runs.update(runs_of(of_words, set(record.positions.tolist())))
+        runs.update(runs_of(of_words, set(record["masked_lm_positions"])))
     total, num_runs = int(masked.sum()), runs.total()
     kinds["random piece"] = total - kinds.total()
     longer = sum(count for length, count in runs.items() if length >= 5)
@@ -139,7 +130,7 @@ def record_statistics(records: Sequence[Record]) -> Statistics:
         "mean length": float(lengths.mean()),
         "pad fraction": 1 - lengths.sum() / (len(records) * 512),
         "share shorter than 512": float((lengths < 512).mean()),
-        "label 1": float(np.mean([record.label for record in records])),
+        "label 1": float(np.mean([record["sentence_order_label"] for record in records])),
         "mean length of a": float(length_a.mean()),
         "mean length of b": float((lengths - length_a - 3).mean()),
         "masked in all": total,
@@ -165,17 +156,8 @@ def our_statistics(settings: ExampleSettings) -> Statistics:
     text = reference_text()
     rows, counts = make_rows(text, np.zeros(len(text.ids), bool), settings)
     pairs = rows[TRAIN].pairs
-    records = [
-        Record(
-            np.array(row["input_ids"]),
-            row["segment_b_start"],
-            np.array(row["masked_lm_positions"], np.int64),
-            np.array(row["masked_lm_labels"]),
-            row["sentence_order_label"],
-        )
-        for batch in record_batches(text, rows[TRAIN], settings, tokenizer().starts_word)
-        for row in batch.to_pylist()
-    ]
+    batches = record_batches(text, rows[TRAIN], settings, tokenizer().starts_word)
+    records = [row for batch in batches for row in batch.to_pylist()]
     return {
         **record_statistics(records),
         "share truncated": share_truncated(text, pairs),
@@ -200,9 +182,9 @@ def ngram_statistics(records: Sequence[Record], seed: int) -> Statistics:
     drawn, accepted, others = (Counter[Any]() for _ in range(3))
     cumulative = np.cumsum(span_length_weights(3)).tolist()
     for number, record in enumerate(records):
-        of_words = words_of(record.unmasked, tokenizer().starts_word)
+        of_words = words_of(unmasked(record), tokenizer().starts_word)
         first_pieces = {word[0] for word in of_words}
-        budget = min(77, max(1, round(0.15 * len(record.input_ids))))
+        budget = min(77, max(1, round(0.15 * len(record["input_ids"]))))
         tried = try_ngrams(of_words, budget, cumulative, Random(f"{seed} {number}"))
         for num_drawn, span, is_taken in tried:
             drawn[num_drawn] += 1
@@ -241,7 +223,7 @@ def test_the_statistics_are_the_reference_s_within_the_sampling_error() -> None:
 def test_the_pieces_are_those_of_the_reference() -> None:
     theirs = np.zeros(30_000, np.int64)
     for record in reference_records():
-        theirs += np.bincount(record.unmasked, minlength=30_000)
+        theirs += np.bincount(unmasked(record), minlength=30_000)
     have = np.bincount(reference_text().sentences.pieces, minlength=30_000)
     theirs[[CLS, SEP]] = 0
     assert (theirs <= have).all()

@@ -165,27 +165,22 @@ def test_a_current_result_that_is_damaged_or_holds_a_removed_document_gets_no_re
         removal.run(after.work, after.corpus, after.examples)
 
 
-def test_tasks_of_removed_documents_are_purged_and_others_stay(before: Made) -> None:
-    old = task_of(before)
+def test_tasks_that_may_hold_removed_text_are_found_and_purged_and_others_stay(
+    before: Made,
+) -> None:
+    of_removed, of_unknown = task_of(before), task_of(before, max_pairs=50)
     after = without_first(before)
-    new = task_of(after)
-    assert str(old.parent) in purged(after)["earlier_results_with_them"]
-    assert not old.parent.exists()
+    inputs = read_manifest(str(of_unknown)).input_manifests
+    replace_in_manifest(of_unknown, inputs["corpus"], "/no/where/m.json")
+    new, unfinished = task_of(after), task_of(after, max_pairs=1000)
+    unfinished.unlink()
+    found = {of_removed.parent, of_unknown.parent, unfinished.parent}
+    assert set(map(str, found)) <= set(purged(after)["earlier_results_with_them"])
+    assert not any(folder.exists() for folder in found)
     assert new.exists()
 
 
-def test_a_task_whose_corpus_is_gone_or_that_is_unfinished_may_hold_anything(before: Made) -> None:
-    task = task_of(before)
-    after = without_first(before)
-    inputs = read_manifest(str(task)).input_manifests
-    replace_in_manifest(task, inputs["corpus"], "/no/where/m.json")
-    unfinished = task_of(after, max_pairs=1000)
-    unfinished.unlink()
-    found = receipt_of(after)["earlier_results_with_them"]
-    assert {str(task.parent), str(unfinished.parent)} <= set(found)
-
-
-def test_of_documents_with_the_same_id_the_excluded_one_leaves_the_units_too(
+def test_of_documents_with_the_same_id_only_those_removed_leave_the_units(
     before: Made, tmp_path: Path
 ) -> None:
     write_texts(before.source / "7.jsonl", [("same", document(500)), ("same", document(501))])
@@ -196,15 +191,10 @@ def test_of_documents_with_the_same_id_the_excluded_one_leaves_the_units_too(
     assert purged(after)["documents"] == [renamed]
     assert has_text_of(500, after.work)
     assert not has_text_of(501, after.work)
-
-
-def test_a_repeated_id_of_a_removed_file_is_named_once_and_its_texts_go(before: Made) -> None:
-    write_texts(before.source / "7.jsonl", [("same", document(500)), ("same", document(501))])
-    remake(before)
     (before.source / "7.jsonl").unlink()
     after = remake(before)
     assert purged(after)["documents"] == ["7.jsonl#same"]
-    assert not has_text_of(501, after.work)
+    assert not has_text_of(500, after.work)
 
 
 def test_documents_that_were_only_ever_dropped_are_removed_with_their_file(before: Made) -> None:
